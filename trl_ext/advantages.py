@@ -1,0 +1,138 @@
+"""Rewards to advantages, (P, G) -> (P, G), one row per prompt.
+
+A reward of NaN marks a completion that no reward function scored: it is left out of every statistic, and its
+advantage is NaN, which the trainer turns into 0.
+
+Letters: P prompts, G completions per prompt.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trl_ext.registry import Registry
+
+ADVANTAGES = Registry("advantage")
+
+
+def _group_mean(reward: Tensor) -> Tensor:
+    return reward.nanmean(dim=1, keepdim=True)  # (P, 1)
+
+
+def _nan_std(reward: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Standard deviation with Bessel's correction that leaves NaN out; NaN where fewer than two values remain."""
+    count = (~reward.isnan()).sum(dim=dim, keepdim=True)
+    deviation = reward - reward.nanmean(dim=dim, keepdim=True)
+    return (deviation.square().nansum(dim=dim, keepdim=True) / (count - 1).clamp(min=0)).sqrt()
+
+
+def _need_group(reward: Tensor, name: str) -> int:
+    if reward.ndim != 2:
+        raise ValueError(f"{name} needs rewards of shape (P, G), got {tuple(reward.shape)}")
+    if reward.shape[1] < 2:
+        raise ValueError(f"{name} needs at least 2 completions per prompt, got {reward.shape[1]}")
+    return reward.shape[1]
+
+
+@ADVANTAGES.register
+def raw(reward: Tensor) -> Tensor:
+    """A_i = r_i: no baseline. REINFORCE (Williams 1992, doi:10.1007/BF00992696)."""
+    return reward.clone()
+
+
+@ADVANTAGES.register
+def group_mean(reward: Tensor) -> Tensor:
+    """A_i = r_i - mean(r) over the group, not divided by the standard deviation.
+
+    Dr. GRPO (arXiv:2503.20783): dividing by the standard deviation weighs too easy and too hard prompts up.
+    """
+    return reward - _group_mean(reward)
+
+
+@ADVANTAGES.register
+def group_std(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """A_i = (r_i - mean(r)) / (std(r) + eps) over the group, std with Bessel's correction.
+
+    GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2). `eps` is 1e-6 in the course handout and 1e-4 in TRL.
+
+    Raises:
+        ValueError: fewer than 2 completions per prompt.
+    """
+    _need_group(reward, "group_std")
+    return group_mean(reward) / (_nan_std(reward, dim=1) + eps)
+
+
+@ADVANTAGES.register
+def batch_std(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """A_i = (r_i - mean of its group) / (std over all P*G rewards + eps).
+
+    Baseline per group, scale per batch: TRL's `scale_rewards="batch"`, after "Tricks or Traps?" (arXiv:2508.08221).
+
+    Raises:
+        ValueError: fewer than 2 completions per prompt.
+    """
+    _need_group(reward, "batch_std")
+    return group_mean(reward) / (_nan_std(reward, dim=(0, 1)) + eps)
+
+
+@ADVANTAGES.register
+def leave_one_out(reward: Tensor) -> Tensor:
+    """A_i = r_i - mean of the other rewards of the group. RLOO (arXiv:2402.14740).
+
+    Raises:
+        ValueError: fewer than 2 completions per prompt, so there is no other reward to compare with.
+    """
+    _need_group(reward, "leave_one_out")
+    scored = (~reward.isnan()).sum(dim=1, keepdim=True)  # (P, 1)
+    return group_mean(reward) * scored / (scored - 1).clamp(min=1)
+
+
+@ADVANTAGES.register
+def max_rl(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """A_i = (r_i - mean(r)) / (mean(r) + eps); zero in a group without reward.
+
+    Dividing by the mean makes the expected update a truncated maximum-likelihood gradient of the success
+    probability, so that rarely solved prompts weigh more. MaxRL (arXiv:2602.02710). Rewards must not be negative.
+
+    Raises:
+        ValueError: fewer than 2 completions per prompt, or a negative reward.
+    """
+    _need_group(reward, "max_rl")
+    if (reward < 0).any():
+        raise ValueError(f"max_rl needs rewards >= 0, got {reward[reward < 0].min().item():g}")
+    return group_mean(reward) / (_group_mean(reward) + eps)
+
+
+@ADVANTAGES.register
+def pass_at_k(reward: Tensor, *, k: int = 4, threshold: float = 0.5, eps: float = 1e-6) -> Tensor:
+    """Advantage of a completion when the group is rewarded for solving the prompt in any of k draws.
+
+    With n completions of which w are wrong, pass@k is R = 1 - C(w, k) / C(n, k), its standard deviation
+    s = sqrt(R (1 - R)); a right completion gets (1 - R) / s, a wrong one
+    (1 - R - C(w-1, k-1) / C(n-1, k-1)) / s. Pass@k training (arXiv:2508.10751, analytical derivation).
+    A completion is right when its reward exceeds `threshold`.
+
+    Raises:
+        ValueError: fewer than 2 completions per prompt, or k outside 1..G.
+    """
+    group = _need_group(reward, "pass_at_k")
+    if not 1 <= k <= group:
+        raise ValueError(f"pass_at_k needs 1 <= k <= {group} completions per prompt, got k={k}")
+    scored = ~reward.isnan()
+    right = (reward > threshold) & scored
+    total = scored.sum(dim=1, keepdim=True).to(reward.dtype)  # (P, 1)
+    wrong = total - right.sum(dim=1, keepdim=True)
+    fail = _choose_ratio(wrong, total, k)  # chance that k draws without replacement are all wrong
+    others_fail = _choose_ratio(wrong - 1, total - 1, k - 1)  # the same for k-1 draws beside a given wrong one
+    std = (fail * (1 - fail)).sqrt()
+    advantage = torch.where(right, fail, fail - others_fail) / (std + eps)
+    return torch.where(scored, advantage * (std > 0), torch.nan)
+
+
+def _choose_ratio(w: Tensor, n: Tensor, k: int) -> Tensor:
+    """C(w, k) / C(n, k) as a product, 0 where w < k."""
+    ratio = torch.ones_like(w)
+    for i in range(k):
+        ratio = ratio * (w - i).clamp(min=0) / (n - i).clamp(min=1)
+    return ratio

@@ -1,0 +1,271 @@
+"""The course handout's functions, exact names and keyword arguments, thin over the axes.
+
+Letters: B rows, S prompt and output tokens minus one, V vocabulary. `mask` is 1 where a token counts and is aligned
+with `labels`: position t holds the log-probability of labels[t].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trl_ext.advantages import ADVANTAGES
+from trl_ext.aggregation import sequence_mean
+from trl_ext.losses import POLICY_LOSSES
+from trl_ext.presets import PRESETS
+from trl_ext.registry import unknown
+from trl_ext.types import LossInputs, StepTotals, TokenLoss
+
+RewardFn = Callable[[str, Any], dict[str, float]]
+
+LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
+
+
+def tokenize_prompt_and_output(
+    prompt_strs: Sequence[str], output_strs: Sequence[str], tokenizer: Any
+) -> dict[str, Tensor]:
+    """Tokenize prompts and outputs separately, concatenate, pad on the right, and shift by one.
+
+    Returns:
+        `input_ids`, `labels`: (B, S) long; `response_mask`: (B, S) bool, True where the label is an output token.
+
+    Raises:
+        ValueError: as many outputs as prompts are needed, and at least one.
+    """
+    if len(prompt_strs) != len(output_strs) or not prompt_strs:
+        raise ValueError(f"got {len(prompt_strs)} prompts and {len(output_strs)} outputs; need as many, and some")
+    prompts = [tokenizer(text)["input_ids"] for text in prompt_strs]
+    outputs = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in output_strs]
+    width = max(len(p) + len(o) for p, o in zip(prompts, outputs, strict=True))
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    ids = torch.full((len(prompts), width), pad, dtype=torch.long)
+    is_output = torch.zeros((len(prompts), width), dtype=torch.bool)
+    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        end = len(prompt) + len(output)
+        ids[row, :end] = torch.tensor([*prompt, *output], dtype=torch.long)
+        is_output[row, len(prompt) : end] = True
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": is_output[:, 1:]}
+
+
+def compute_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the next-token distribution in nats: (B, S, V) logits -> (B, S)."""
+    logp = torch.log_softmax(logits, dim=-1)
+    return -(logp.exp() * logp).sum(dim=-1)
+
+
+def get_response_log_probs(
+    model: Any, input_ids: Tensor, labels: Tensor, return_token_entropy: bool = False
+) -> dict[str, Tensor]:
+    """`log_probs` (B, S) of `labels` (B, S) under a causal model, and `token_entropy` (B, S) if asked for."""
+    logits = model(input_ids).logits  # (B, S, V)
+    logp = torch.log_softmax(logits, dim=-1)
+    result = {"log_probs": logp.gather(-1, labels.unsqueeze(-1)).squeeze(-1)}
+    if return_token_entropy:
+        result["token_entropy"] = compute_entropy(logits)
+    return result
+
+
+def masked_normalize(
+    tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None
+) -> Tensor:
+    """Sum over unmasked elements along `dim` (all if None), divided by a constant. Of nothing it is 0."""
+    return _masked_sum(tensor, mask, dim) / normalize_constant
+
+
+def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean over unmasked elements along `dim` (all if None). Of nothing it is NaN."""
+    count = mask.sum() if dim is None else mask.sum(dim=dim)
+    return _masked_sum(tensor, mask, dim) / count
+
+
+def _masked_sum(tensor: Tensor, mask: Tensor, dim: int | None) -> Tensor:
+    kept = torch.where(mask.bool(), tensor, torch.zeros_like(tensor))  # a masked NaN must not count
+    return kept.sum() if dim is None else kept.sum(dim=dim)
+
+
+def sft_microbatch_train_step(
+    policy_log_probs: Tensor,
+    response_mask: Tensor,
+    gradient_accumulation_steps: int,
+    normalize_constant: float = 1.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Negative log-likelihood of the response tokens, backward included.
+
+    Sum over unmasked tokens / normalize_constant, mean over the B rows, / gradient_accumulation_steps.
+
+    Returns:
+        The scaled loss (scalar, detached from nothing: it is what was differentiated) and a metadata dict.
+    """
+    per_row = masked_normalize(-policy_log_probs, response_mask, normalize_constant, dim=-1)  # (B,)
+    loss = per_row.mean() / gradient_accumulation_steps
+    loss.backward()  # type: ignore[no-untyped-call]
+    tokens = response_mask.sum()
+    return loss, {"response_tokens": tokens, "nll_per_token": -_masked_sum(policy_log_probs, response_mask, None).detach() / tokens}
+
+
+def compute_group_normalized_rewards(
+    reward_fn: RewardFn,
+    rollout_responses: Sequence[str],
+    repeated_ground_truths: Sequence[Any],
+    group_size: int,
+    advantage_eps: float,
+    normalize_by_std: bool,
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Grade responses and normalise the rewards in groups of `group_size` consecutive ones.
+
+    (r - mean) / (std + advantage_eps) with Bessel's correction, or r - mean.
+
+    Returns:
+        advantages (N,), raw rewards (N,), and the mean, std, min and max of the rewards and of each component.
+
+    Raises:
+        ValueError: the lists differ in length, or N is not a multiple of `group_size`.
+    """
+    if len(rollout_responses) != len(repeated_ground_truths):
+        raise ValueError(f"{len(rollout_responses)} responses, but {len(repeated_ground_truths)} ground truths")
+    if len(rollout_responses) % group_size:
+        raise ValueError(f"{len(rollout_responses)} responses do not divide into groups of {group_size}")
+    graded = [reward_fn(r, t) for r, t in zip(rollout_responses, repeated_ground_truths, strict=True)]
+    raw = torch.tensor([float(g["reward"]) for g in graded], dtype=torch.float32)
+    name, options = ("group_std", {"eps": advantage_eps}) if normalize_by_std else ("group_mean", {})
+    advantages = ADVANTAGES.build(name, **options)(raw.view(-1, group_size)).flatten()
+    metadata = {"reward_mean": raw.mean(), "reward_std": raw.std(), "reward_min": raw.min(), "reward_max": raw.max()}
+    for key in ("format_reward", "answer_reward"):
+        if all(key in g for g in graded):
+            metadata[f"{key}_mean"] = torch.tensor([float(g[key]) for g in graded]).mean()
+    return advantages, raw, {key: value.item() for key, value in metadata.items()}
+
+
+def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
+    """-A log pi per token: (B, 1) advantages and (B, S) log-probabilities -> (B, S)."""
+    return _token_loss("reinforce", raw_rewards_or_advantages, policy_log_probs, None, {}).loss
+
+
+def compute_grpo_clip_loss(
+    advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """-min(r A, clip(r, 1 - cliprange, 1 + cliprange) A) per token, (B, S), and which tokens were clipped."""
+    options = {"eps_low": cliprange, "eps_high": cliprange}
+    result = _token_loss("ppo_clip", advantages, policy_log_probs, old_log_probs, options)
+    return result.loss, {"clip_fraction": result.metrics["clip_ratio/region_mean"]}
+
+
+def _token_loss(
+    name: str, advantages: Tensor, logp: Tensor, old_logp: Tensor | None, options: dict[str, Any]
+) -> TokenLoss:
+    old = logp.detach() if old_logp is None else old_logp.detach()
+    everything = torch.ones_like(logp, dtype=torch.bool)
+    return POLICY_LOSSES.build(name, **options)(LossInputs(logp, old, advantages, everything))
+
+
+def compute_policy_gradient_loss(
+    policy_log_probs: Tensor,
+    loss_type: str,
+    raw_rewards: Tensor | None = None,
+    advantages: Tensor | None = None,
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The per-token loss (B, S) called `loss_type`, one of the handout's four names, and its metadata.
+
+    Raises:
+        UnknownName: another `loss_type`.
+        ValueError: an argument that this loss needs is missing; the message names it.
+    """
+    if loss_type not in LOSS_TYPES:
+        raise unknown("loss_type", loss_type, LOSS_TYPES)
+    needed: dict[str, Any] = {"raw_rewards": raw_rewards} if loss_type == "no_baseline" else {"advantages": advantages}
+    if loss_type in ("grpo_clip", "grpo_no_clip"):
+        needed["old_log_probs"] = old_log_probs
+    if loss_type == "grpo_clip":
+        needed["cliprange"] = cliprange
+    missing = [name for name, value in needed.items() if value is None]
+    if missing:
+        raise ValueError(f"loss_type {loss_type!r} needs {' and '.join(missing)}")
+    if loss_type == "grpo_clip":
+        return compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange)  # type: ignore[arg-type]
+    weight = raw_rewards if loss_type == "no_baseline" else advantages
+    result = _token_loss(PRESETS[loss_type].policy_loss, weight, policy_log_probs, old_log_probs, {})  # type: ignore[arg-type]
+    return result.loss, dict(result.metrics)
+
+
+def grpo_microbatch_train_step(
+    policy_log_probs: Tensor,
+    response_mask: Tensor,
+    gradient_accumulation_steps: int,
+    loss_type: str,
+    raw_rewards: Tensor | None = None,
+    advantages: Tensor | None = None,
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Policy-gradient loss of a micro-batch, backward included.
+
+    Mean over the unmasked tokens of each row, mean over the B rows, / gradient_accumulation_steps.
+
+    Returns:
+        The scaled loss (scalar) and a metadata dict with means over unmasked tokens.
+
+    Raises:
+        UnknownName, ValueError: as `compute_policy_gradient_loss`.
+    """
+    per_token, metadata = compute_policy_gradient_loss(
+        policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
+    )
+    rows = policy_log_probs.shape[0] * gradient_accumulation_steps
+    totals = StepTotals(sequences=rows, tokens=float("nan"), max_tokens=float("nan"))
+    loss = sequence_mean(per_token, response_mask.bool(), totals)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss, {name: masked_mean(value, response_mask).detach() for name, value in metadata.items()}
+
+
+def log_generations(
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    ground_truths: Sequence[Any],
+    reward_fn: RewardFn,
+    token_entropy: Tensor | None = None,
+    response_mask: Tensor | None = None,
+    response_lengths: Sequence[int] | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """What a person wants to see of some generations, and averages over them.
+
+    Args:
+        prompts, responses, ground_truths: N each.
+        reward_fn: (response, truth) -> dict with reward, format_reward and answer_reward.
+        token_entropy, response_mask: (N, S) each, for the average entropy of a response's tokens.
+        response_lengths: tokens per response; taken from `response_mask` if that is given, else words are counted.
+
+    Returns:
+        One row per generation (prompt, response, ground_truth, rewards, token_entropy, length), and averages:
+        length over all, over correct and over incorrect responses, accuracy, and the three rewards.
+    """
+    if response_mask is not None:
+        lengths = [int(n) for n in response_mask.sum(dim=-1)]
+    else:
+        lengths = list(response_lengths) if response_lengths is not None else [len(r.split()) for r in responses]
+    entropy: list[float | None] = [None] * len(responses)
+    if token_entropy is not None and response_mask is not None:
+        entropy = masked_mean(token_entropy, response_mask, dim=-1).tolist()
+    rows = [
+        {"prompt": p, "response": r, "ground_truth": t, **reward_fn(r, t), "token_entropy": e, "length": n}
+        for p, r, t, e, n in zip(prompts, responses, ground_truths, entropy, lengths, strict=True)
+    ]
+    right = [row["length"] for row in rows if row["answer_reward"] > 0]
+    wrong = [row["length"] for row in rows if not row["answer_reward"] > 0]
+    averages = {
+        "length": _mean([row["length"] for row in rows]),
+        "length_correct": _mean(right),
+        "length_incorrect": _mean(wrong),
+        "accuracy": _mean([float(row["answer_reward"] > 0) for row in rows]),
+    }
+    for key in ("reward", "format_reward", "answer_reward"):
+        averages[key] = _mean([row[key] for row in rows])
+    return rows, averages
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

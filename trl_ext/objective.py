@@ -1,0 +1,55 @@
+"""Policy loss, sampler correction and KL penalty, aggregated: the scalar that is differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trl_ext.types import LossInputs, StepTotals, TokenLoss
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One point on the axes policy loss x aggregation x KL, called once per micro-batch.
+
+    aggregate(w * policy_loss + beta * kl): the sampler weight w corrects the policy term only, as in TRL.
+    """
+
+    policy_loss: Callable[[LossInputs], TokenLoss]
+    aggregate: Callable[[Tensor, Tensor, StepTotals], Tensor]
+    kl: Callable[[Tensor, Tensor], Tensor]
+    beta: float = 0.0
+
+    def __call__(
+        self,
+        x: LossInputs,
+        totals: StepTotals,
+        *,
+        ref_logp: Tensor | None = None,
+        sampler_weight: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The micro-batch's share of the step's loss, and (B, T) quantities to average over unmasked tokens.
+
+        Args:
+            x: log-probabilities, advantages and mask.
+            totals: counts over the whole optimizer step.
+            ref_logp: (B, T) under the reference model; needed when beta is not 0.
+            sampler_weight: (B, 1) or (B, T) from `sampler_correction`, or None for no correction.
+
+        Raises:
+            ValueError: beta is not 0 and `ref_logp` is missing.
+        """
+        token_loss = self.policy_loss(x)
+        loss, metrics = token_loss.loss, dict(token_loss.metrics)
+        if sampler_weight is not None:
+            loss = loss * sampler_weight
+            metrics["sampling/masked_frac"] = (sampler_weight == 0).float().expand_as(loss)
+        if self.beta != 0:
+            if ref_logp is None:
+                raise ValueError(f"beta is {self.beta:g}, so the objective needs ref_logp")
+            kl = self.kl(x.logp, ref_logp)
+            loss = loss + self.beta * kl
+            metrics["kl"] = kl.detach()
+        return self.aggregate(loss, x.mask, totals), metrics

@@ -1,0 +1,36 @@
+"""Names of the course handout and of the literature, each one member per axis with its options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A point on the axes: name and options of one member of each."""
+
+    advantage: str
+    policy_loss: str
+    aggregation: str
+    advantage_options: dict[str, Any] = field(default_factory=dict)
+    policy_loss_options: dict[str, Any] = field(default_factory=dict)
+    aggregation_options: dict[str, Any] = field(default_factory=dict)
+
+
+PRESETS: dict[str, Preset] = {
+    # the course handout
+    "no_baseline": Preset("raw", "reinforce", "sequence_mean"),
+    "reinforce_with_baseline": Preset("group_std", "reinforce", "sequence_mean"),
+    "grpo_clip": Preset("group_std", "ppo_clip", "sequence_mean"),
+    "grpo_no_clip": Preset("group_std", "importance_ratio", "sequence_mean"),
+    # the literature
+    "dr_grpo": Preset("group_mean", "ppo_clip", "constant"),  # arXiv:2503.20783
+    "dapo": Preset(  # arXiv:2503.14476
+        "group_std", "ppo_clip", "token_mean", policy_loss_options={"eps_low": 0.2, "eps_high": 0.28}
+    ),
+    "rloo": Preset("leave_one_out", "reinforce", "constant", aggregation_options={"normalize_constant": 1.0}),
+    "gspo": Preset("group_std", "gspo", "sequence_mean"),  # arXiv:2507.18071
+    "cispo": Preset("group_std", "cispo", "token_mean"),  # arXiv:2506.13585
+    "max_rl": Preset("max_rl", "reinforce", "sequence_mean"),  # arXiv:2602.02710
+}

@@ -1,0 +1,124 @@
+"""One table type for every axis: a dict of pure functions with strict look-up.
+
+A member is registered under its function's name, so a configuration can be grepped. Options are checked against
+the function's signature when the configuration is built, not when the first rollout comes back.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class UnknownName(ValueError):
+    """A name that is not in a table. The message names the nearest match and lists the choices."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
+    """The error for `name`, which is none of the `known` names of a `kind`."""
+    choices = sorted(known)
+    nearest = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return UnknownName(f"unknown {kind} {name!r}.{hint} Known: {', '.join(choices) or '(none)'}")
+
+
+class Registry(dict[str, Callable[..., Any]]):
+    """Functions of one kind by name; `build` binds options after checking them against the signature."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def register(self, function: F) -> F:
+        """Decorator: add `function` under its own name.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        name = function.__name__
+        if name in self:
+            raise ValueError(f"{self.kind} {name!r} is registered twice")
+        self[name] = function
+        return function
+
+    def get_function(self, name: str) -> Callable[..., Any]:
+        """The member called `name`, or what an import path `file.py:function` or `module:function` points to.
+
+        Raises:
+            UnknownName: neither in the table nor an import path.
+            ValueError: the import path does not lead to a function.
+        """
+        if name in self:
+            return self[name]
+        if ":" in name:
+            return import_function(name, self.kind)
+        raise unknown(self.kind, name, self)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """Option names of a member with their defaults: its keyword-only arguments."""
+        parameters = inspect.signature(self.get_function(name)).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def build(self, name: str, **options: Any) -> Callable[..., Any]:
+        """The member `name` with its options bound.
+
+        Raises:
+            UnknownName: the name, or an option, does not exist.
+            ValueError: a required option is missing.
+        """
+        function, known = self.get_function(name), self.options(name)
+        for option in options:
+            if option not in known:
+                raise unknown(f"option of {self.kind} {name!r}", option, known)
+        for option, default in known.items():
+            if default is inspect.Parameter.empty and option not in options:
+                raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
+        return functools.partial(function, **options)
+
+
+def import_function(path: str, kind: str) -> Callable[..., Any]:
+    """What `file.py:function` or `package.module:function` names. A file is loaded once.
+
+    Raises:
+        ValueError: no such file, module or function; the message says which.
+    """
+    where, _, attribute = path.rpartition(":")
+    module = _load_file(Path(where), kind) if where.endswith(".py") else _load_module(where, kind)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        public = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        raise ValueError(f"{kind}: {where!r} has no function {attribute!r}. It has: {', '.join(public) or 'none'}")
+    return function  # type: ignore[no-any-return]
+
+
+def _load_module(name: str, kind: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{kind}: cannot import {name!r} ({error})") from error
+
+
+def _load_file(path: Path, kind: str) -> Any:
+    if not path.is_file():
+        raise ValueError(f"{kind}: no file {str(path)!r} (working directory: {Path.cwd().name!r})")
+    name = f"trl_ext_user_{path.resolve().as_posix().replace('/', '_').removesuffix('.py')}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None  # a .py path always has a loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

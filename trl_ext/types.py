@@ -1,0 +1,63 @@
+"""What flows between the axes: frozen, and shape-checked where data enters.
+
+Letters: P prompts, G completions per prompt, B rows of a micro-batch, T completion tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a policy loss may look at.
+
+    A (B,) advantage times a (B, T) ratio broadcasts over tokens without an error when B == T, hence the check.
+
+    Raises:
+        ValueError: a shape does not fit, `mask` is not boolean, or a gradient would flow into `old_logp`.
+    """
+
+    logp: Tensor  # (B, T) log-probability of each sampled token under the current policy; has grad
+    old_logp: Tensor  # (B, T) the same under the policy that made the rollout; no grad
+    advantage: Tensor  # (B, 1) or (B, T)
+    mask: Tensor  # (B, T) bool, True on the completion tokens that train
+
+    def __post_init__(self) -> None:
+        if self.logp.ndim != 2:
+            raise ValueError(f"logp must be (B, T), got {tuple(self.logp.shape)}")
+        rows, tokens = self.logp.shape
+        for name, allowed in {
+            "old_logp": [(rows, tokens)],
+            "mask": [(rows, tokens)],
+            "advantage": [(rows, 1), (rows, tokens)],
+        }.items():
+            shape = tuple(getattr(self, name).shape)
+            if shape not in allowed:
+                raise ValueError(f"{name} must be {' or '.join(map(str, allowed))}, got {shape}")
+        if self.mask.dtype.is_floating_point or self.mask.dtype.is_complex or str(self.mask.dtype) != "torch.bool":
+            raise ValueError(f"mask must be boolean, got {self.mask.dtype}")
+        if self.old_logp.requires_grad:
+            raise ValueError("old_logp must not carry a gradient; detach it")
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """An unreduced policy loss: one value per token, and per-token quantities to log under their own names."""
+
+    loss: Tensor  # (B, T)
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # name -> (B, T), averaged over unmasked tokens
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Counts over the whole optimizer step: all micro-batches of all ranks.
+
+    With them, summing the aggregate over micro-batches and ranks gives the same number however the rows are cut.
+    """
+
+    sequences: float  # rows, those whose tokens are all masked included
+    tokens: float  # unmasked completion tokens
+    max_tokens: float  # the longest completion the sampler may make, a constant of the run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trl_ext.types import LossInputs, StepTotals, TokenLoss
@@ -15,12 +16,15 @@ class Objective:
     """One point on the axes policy loss x aggregation x KL, called once per micro-batch.
 
     aggregate(w * policy_loss + beta * kl): the sampler weight w corrects the policy term only, as in TRL.
+    `kl_bias_correction` multiplies the KL by pi / pi_old, with gradient, which makes the gradient of k3 unbiased
+    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1); it is TRL's `use_bias_correction_kl`.
     """
 
     policy_loss: Callable[[LossInputs], TokenLoss]
     aggregate: Callable[[Tensor, Tensor, StepTotals], Tensor]
     kl: Callable[[Tensor, Tensor], Tensor]
     beta: float = 0.0
+    kl_bias_correction: bool = False
 
     def __call__(
         self,
@@ -50,6 +54,8 @@ class Objective:
             if ref_logp is None:
                 raise ValueError(f"beta is {self.beta:g}, so the objective needs ref_logp")
             kl = self.kl(x.logp, ref_logp)
+            if self.kl_bias_correction:
+                kl = kl * torch.exp(x.logp - x.old_logp)
             loss = loss + self.beta * kl
             metrics["kl"] = kl.detach()
         return self.aggregate(loss, x.mask, totals), metrics

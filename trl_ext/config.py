@@ -1,0 +1,226 @@
+"""`ExtGRPOConfig`: a few typed fields on TRL's, resolved and checked before a model loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from trl import GRPOConfig
+
+from trl_ext.advantages import ADVANTAGES
+from trl_ext.aggregation import AGGREGATIONS
+from trl_ext.handout import resolve_handout
+from trl_ext.kl import KL_ESTIMATORS
+from trl_ext.losses import POLICY_LOSSES
+from trl_ext.objective import Objective
+from trl_ext.presets import PRESETS
+from trl_ext.registry import Registry, unknown
+
+# TRL's own loss reads these and the axes do not, so with an axis they would be silently ignored.
+_READ_BY_TRL_LOSS_ONLY = (
+    "loss_type",
+    "scale_rewards",
+    "multi_objective_aggregation",
+    "importance_sampling_level",
+    "epsilon",
+    "epsilon_high",
+    "delta",
+    "top_entropy_quantile",
+    "entropy_coef",
+    "use_adaptive_entropy",
+    "off_policy_mask_threshold",
+)
+
+
+def _options_field(axis: str) -> Any:
+    return field(
+        default=None,
+        metadata={"help": f"Options of the {axis}: a mapping in YAML, or `name=value,name=value` or JSON."},
+    )
+
+
+@dataclass
+class ExtGRPOConfig(GRPOConfig):
+    """TRL's `GRPOConfig` plus the axes and the course handout's vocabulary.
+
+    With neither a preset nor an axis, TRL's own `loss_type`, `scale_rewards`, ... decide, and training is TRL's.
+
+    Raises:
+        UnknownName: a name or an option that is not in its table.
+        ValueError: settings that contradict each other; the message has the numbers.
+    """
+
+    _VALID_DICT_FIELDS = [
+        *GRPOConfig._VALID_DICT_FIELDS,
+        "advantage_options",
+        "policy_loss_options",
+        "aggregation_options",
+    ]
+
+    preset: str | None = field(
+        default=None,
+        metadata={"help": f"A named point on the axes; an axis given beside it overrides it. One of: {', '.join(PRESETS)}."},
+    )
+    advantage: str | None = field(
+        default=None,
+        metadata={"help": f"Rewards to advantages. One of: {', '.join(sorted(ADVANTAGES))}, or file.py:function."},
+    )
+    advantage_options: dict[str, Any] | str | None = _options_field("advantage")
+    policy_loss: str | None = field(
+        default=None,
+        metadata={"help": f"Per-token loss. One of: {', '.join(sorted(POLICY_LOSSES))}, or file.py:function."},
+    )
+    policy_loss_options: dict[str, Any] | str | None = _options_field("policy loss")
+    aggregation: str | None = field(
+        default=None,
+        metadata={"help": f"Tokens to a scalar. One of: {', '.join(sorted(AGGREGATIONS))}, or file.py:function."},
+    )
+    aggregation_options: dict[str, Any] | str | None = _options_field("aggregation")
+    kl_estimator: str = field(
+        default="k3",
+        metadata={"help": f"KL penalty, scaled by --beta. One of: {', '.join(sorted(KL_ESTIMATORS))}."},
+    )
+    stop: list[str] | None = field(
+        default=None,
+        metadata={"help": "Generation stops at any of these strings, which stay in the text; HF generate and vLLM."},
+    )
+    sampling_min_tokens: int | None = field(
+        default=None, metadata={"help": "A completion has at least this many tokens before it may end (handout: 4)."}
+    )
+
+    # The handout's vocabulary; each is resolved into the TRL field named in its help.
+    rollout_batch_size: int | None = field(
+        default=None, metadata={"help": "Completions per rollout, all ranks together (TRL: generation_batch_size)."}
+    )
+    group_size: int | None = field(
+        default=None, metadata={"help": "Completions per prompt (TRL: num_generations)."}
+    )
+    train_batch_size: int | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Completions per optimizer step, all ranks together."}
+    )
+    micro_train_batch_size: int | None = field(
+        default=None, metadata={"help": "Completions per forward pass (TRL: per_device_train_batch_size)."}
+    )
+    epochs_per_rollout_batch: int | None = field(
+        default=None, metadata={"help": "Passes over each rollout batch (TRL: num_iterations)."}
+    )
+    n_grpo_steps: int | None = field(
+        default=None, metadata={"help": "Rollout batches in the run; max_steps follows from it."}
+    )
+    cliprange: float | None = field(
+        default=None, metadata={"help": "eps_low and eps_high of ppo_clip in one number."}
+    )
+    use_std_normalization: bool | None = field(
+        default=None, metadata={"help": "True: advantage group_std; False: group_mean."}
+    )
+    advantage_eps: float | None = field(
+        default=None, metadata={"help": "eps of the advantage's standard deviation (handout: 1e-6, TRL: 1e-4)."}
+    )
+    sampling_temperature: float | None = field(default=None, metadata={"help": "TRL: temperature."})
+    sampling_max_tokens: int | None = field(default=None, metadata={"help": "TRL: max_completion_length."})
+
+    def __post_init__(self) -> None:
+        for name in ("advantage_options", "policy_loss_options", "aggregation_options"):
+            setattr(self, name, parse_options(name, getattr(self, name)))
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        resolve_handout(self)
+        self._resolve_axes()
+        super().__post_init__()
+        # Trainer reads this name as rows per forward pass; the handout's meaning has been resolved by now.
+        self.train_batch_size = self.per_device_train_batch_size * max(1, self.n_gpu)
+        self._check_accumulation()
+
+    @property
+    def uses_axes(self) -> bool:
+        """Whether the loss is ours; otherwise it is TRL's own."""
+        return self.policy_loss is not None
+
+    def advantage_fn(self) -> Callable[..., Any]:
+        """(P, G) rewards -> (P, G) advantages."""
+        assert self.advantage is not None
+        return ADVANTAGES.build(self.advantage, **_mapping(self.advantage_options))
+
+    def objective(self) -> Objective:
+        """Policy loss, KL and aggregation with their options bound."""
+        assert self.policy_loss is not None and self.aggregation is not None
+        return Objective(
+            policy_loss=POLICY_LOSSES.build(self.policy_loss, **_mapping(self.policy_loss_options)),
+            aggregate=AGGREGATIONS.build(self.aggregation, **_mapping(self.aggregation_options)),
+            kl=KL_ESTIMATORS.build(self.kl_estimator),
+            beta=self.beta,
+            kl_bias_correction=self.use_bias_correction_kl,
+        )
+
+    def _resolve_axes(self) -> None:
+        """Fill every axis from the preset, then from what was given beside it; refuse what would be ignored."""
+        KL_ESTIMATORS.build(self.kl_estimator)
+        axes = ("advantage", "policy_loss", "aggregation")
+        given = [name for name in axes if getattr(self, name) or getattr(self, f"{name}_options")]
+        if self.preset is None and not given:
+            if self.kl_estimator != "k3":
+                raise ValueError(f"kl_estimator={self.kl_estimator!r} needs a preset or an axis; TRL's own loss has only k3")
+            return
+        if self.preset is not None and self.preset not in PRESETS:
+            raise unknown("preset", self.preset, PRESETS)
+        base = PRESETS[self.preset or "grpo_clip"]  # the unnamed axes of a run that names only some
+        for axis, table in zip(axes, (ADVANTAGES, POLICY_LOSSES, AGGREGATIONS), strict=True):
+            self._resolve_axis(axis, table, getattr(base, axis), getattr(base, f"{axis}_options"))
+        self._refuse_ignored()
+        self.scale_rewards = "none"  # ours replaces it; TRL then logs frac_reward_zero_std per group
+
+    def _resolve_axis(self, axis: str, table: Registry, name: str, options: Mapping[str, Any]) -> None:
+        chosen = getattr(self, axis) or name
+        own = _mapping(getattr(self, f"{axis}_options"))
+        merged = {**options, **own} if chosen == name else own  # another member does not inherit the preset's options
+        table.build(chosen, **merged)
+        setattr(self, axis, chosen)
+        setattr(self, f"{axis}_options", merged)
+
+    def _refuse_ignored(self) -> None:
+        defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
+        ignored = [name for name in _READ_BY_TRL_LOSS_ONLY if getattr(self, name) != defaults[name]]
+        if ignored:
+            settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in ignored)
+            raise ValueError(
+                f"{settings}: only TRL's own loss reads this, and it is replaced because a preset or an axis is set. "
+                "Drop it and use the axes' options (for instance policy_loss_options: {eps_low: 0.2}), or drop the "
+                "preset and the axes."
+            )
+
+    def _check_accumulation(self) -> None:
+        """An optimizer step must lie inside one rollout batch, or its totals cannot be counted ahead."""
+        steps, accumulation = self.steps_per_generation, self.gradient_accumulation_steps
+        if self.uses_axes and steps % accumulation:
+            raise ValueError(
+                f"steps_per_generation ({steps}) must be a multiple of gradient_accumulation_steps ({accumulation}): "
+                "an optimizer step may not span two rollout batches when a preset or an axis is set"
+            )
+
+
+def _mapping(options: dict[str, Any] | str | None) -> dict[str, Any]:
+    assert not isinstance(options, str)  # __post_init__ parsed it
+    return options or {}
+
+
+def parse_options(name: str, options: Mapping[str, Any] | str | None) -> dict[str, Any] | None:
+    """Options given as a mapping, as JSON, or as `a=1,b=2`.
+
+    Raises:
+        ValueError: the text is neither; the message shows it and both forms.
+    """
+    if options is None or isinstance(options, Mapping):
+        return None if options is None else dict(options)
+    try:
+        if options.lstrip().startswith("{"):
+            parsed = json.loads(options)
+            assert isinstance(parsed, dict)
+            return parsed
+        pairs = [item.split("=", 1) for item in options.split(",")]
+        return {key.strip(): yaml.safe_load(value) for key, value in pairs}
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f'{name} {options!r} is neither `eps_low=0.1,eps_high=0.3` nor JSON `{{"eps_low": 0.1}}`') from error

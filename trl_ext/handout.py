@@ -1,0 +1,109 @@
+"""The course handout's vocabulary, resolved into the fields of TRL and Trainer, with its divisibility checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+_RENAMED = {
+    "rollout_batch_size": "generation_batch_size",
+    "group_size": "num_generations",
+    "micro_train_batch_size": "per_device_train_batch_size",
+    "epochs_per_rollout_batch": "num_iterations",
+    "sampling_temperature": "temperature",
+    "sampling_max_tokens": "max_completion_length",
+}
+
+
+def resolve_handout(args: Any) -> None:
+    """Write the handout's fields of an `ExtGRPOConfig` into TRL's, in place.
+
+    Raises:
+        ValueError: a handout name and its TRL name disagree, or sizes do not divide; the message has the numbers.
+    """
+    _resolve_batches(args, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    for handout, trl in _RENAMED.items():
+        if getattr(args, handout) is not None:
+            _assign(args, handout, trl, getattr(args, handout))
+    _resolve_steps(args)
+    _resolve_axes(args)
+
+
+def _default(args: Any, name: str) -> Any:
+    return next(f.default for f in dataclasses.fields(args) if f.name == name)
+
+
+def _assign(args: Any, handout: str, trl: str, value: Any) -> None:
+    """Set TRL's field unless it was already set to something else."""
+    current = getattr(args, trl)
+    if current not in (value, _default(args, trl)):
+        raise ValueError(f"{handout}={getattr(args, handout)} and {trl}={current} contradict each other; set one of them")
+    setattr(args, trl, value)
+
+
+def _divide(numerator: tuple[str, int], denominator: tuple[str, int]) -> int:
+    (what, total), (by, part) = numerator, denominator
+    if total % part:
+        raise ValueError(f"{what} ({total}) must be divisible by {by} ({part})")
+    return total // part
+
+
+def _resolve_batches(args: Any, world_size: int) -> None:
+    """train_batch_size = micro batch x accumulation x ranks: two of them give the third."""
+    rollout, train, group = args.rollout_batch_size, args.train_batch_size, args.group_size or args.num_generations
+    if rollout is not None:
+        _divide(("rollout_batch_size", rollout), ("group_size", group))
+    if train is None:
+        return
+    if train < group:
+        raise ValueError(f"train_batch_size ({train}) must be at least group_size ({group})")
+    if rollout is not None:
+        _divide(("rollout_batch_size", rollout), ("train_batch_size", train))
+    per_rank = _divide(("train_batch_size", train), ("the number of processes", world_size))
+    accumulation, micro = args.gradient_accumulation_steps, args.micro_train_batch_size
+    if micro is None and accumulation != _default(args, "gradient_accumulation_steps"):
+        args.micro_train_batch_size = _divide(
+            ("train_batch_size per process", per_rank), ("gradient_accumulation_steps", accumulation)
+        )
+        return
+    if micro is None:
+        micro = min(args.per_device_train_batch_size, per_rank)
+        args.per_device_train_batch_size = micro
+    steps = _divide(("train_batch_size per process", per_rank), ("micro_train_batch_size", micro))
+    if accumulation not in (steps, _default(args, "gradient_accumulation_steps")):
+        raise ValueError(
+            f"train_batch_size ({train}) over {world_size} process(es) in micro-batches of {micro} takes {steps} "
+            f"accumulation steps, but gradient_accumulation_steps is {accumulation}"
+        )
+    args.gradient_accumulation_steps = steps
+
+
+def _resolve_steps(args: Any) -> None:
+    """n_grpo_steps rollouts, each trained on for epochs x (rollout / train) optimizer steps."""
+    if args.n_grpo_steps is None:
+        return
+    if args.rollout_batch_size is None or args.train_batch_size is None:
+        raise ValueError("n_grpo_steps needs rollout_batch_size and train_batch_size, or set max_steps instead")
+    per_rollout = args.num_iterations * (args.rollout_batch_size // args.train_batch_size)
+    steps = args.n_grpo_steps * per_rollout
+    if args.max_steps not in (-1, steps):
+        raise ValueError(f"n_grpo_steps={args.n_grpo_steps} is {steps} optimizer steps, but max_steps={args.max_steps}")
+    args.max_steps = steps
+
+
+def _resolve_axes(args: Any) -> None:
+    """use_std_normalization, advantage_eps and cliprange are members and options of the axes."""
+    if args.use_std_normalization is not None:
+        name = "group_std" if args.use_std_normalization else "group_mean"
+        if args.advantage not in (None, name):
+            raise ValueError(
+                f"use_std_normalization={args.use_std_normalization} means advantage {name!r}, "
+                f"but advantage is {args.advantage!r}"
+            )
+        args.advantage = name
+    if args.advantage_eps is not None and args.advantage != "group_mean":
+        args.advantage_options = {"eps": args.advantage_eps, **(args.advantage_options or {})}
+    if args.cliprange is not None:
+        given = args.policy_loss_options or {}
+        args.policy_loss_options = {"eps_low": args.cliprange, "eps_high": args.cliprange, **given}

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# The tests that CI runs: the fast ones first, then those that train, start ranks or start vLLM, all on the CPU.
+set -euo pipefail
+# shellcheck source=scripts/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+usage() {
+    cat <<'TEXT'
+usage: bash scripts/test.sh [--fast] [arguments of pytest]
+
+  (nothing)   all tests: the fast tier, then slow, distributed and vllm, then gpu where there is one
+  --fast      the fast tier only
+With -m of your own there is one run of pytest, with that selection. Examples:
+    bash scripts/test.sh --fast -x -k ppo_clip
+    bash scripts/test.sh -m vllm
+    bash scripts/test.sh tests/test_losses.py
+
+TEXT
+    setup_help | sed -n '/^environment:/,$p'
+}
+
+fast_only=0 own_marks=0 args=()
+for arg in "$@"; do
+    case $arg in
+        -h | --help) usage && exit 0 ;;
+        --fast) fast_only=1 ;;
+        *)
+            [[ $arg == -m || $arg == -m=* ]] && own_marks=1
+            args+=("$arg")
+            ;;
+    esac
+done
+
+ensure_setup
+ran=0 failed=0
+
+# tier NAME PYTEST-ARGUMENTS...: 'no test selected' (5) is no failure of a tier, a failed test (1) lets the next one run.
+tier() {
+    local status=0 began=$SECONDS
+    printf '\n[test] %s\n' "$1" >&2
+    shift
+    python -m pytest "$@" ${args[@]+"${args[@]}"} </dev/null || status=$?
+    printf '[test] took %s s\n' "$((SECONDS - began))" >&2
+    case $status in
+        0) ran=1 ;;
+        1) ran=1 failed=1 ;;
+        5) ;;
+        *) exit "$status" ;;
+    esac
+}
+
+if [ "$own_marks" = 1 ]; then
+    tier "the tests selected"
+else
+    tier "fast tests"
+    if [ "$fast_only" = 0 ]; then
+        slow="(slow or distributed or vllm) and not gpu"
+        [ "$DEVICE" = cpu ] || slow="slow or distributed or vllm or gpu"
+        tier "slower tests: $slow" -m "$slow"
+    fi
+fi
+if [ "$ran" = 0 ]; then
+    echo "[test] ERROR: no test was selected" >&2
+    exit 5
+fi
+exit "$failed"

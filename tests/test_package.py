@@ -1,0 +1,105 @@
+"""Imports point one way, and the mathematics needs nothing but torch."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trl_ext
+
+PACKAGE = Path(trl_ext.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+# The only modules that know TRL, transformers' trainer or the engine; nothing else may import one of them.
+UPPER = {f"trl_ext.{name}" for name in ("base_policy", "callbacks", "config", "engine", "recipe", "rollout", "trainer")}
+LOWER = sorted(set(MODULES) - UPPER - {"trl_ext"})
+PURE = [f"trl_ext.{name}" for name in ("advantages", "aggregation", "kl", "losses", "objective", "presets", "types")]
+HEAVY = ("trl", "transformers", "vllm", "deepspeed", "datasets", "accelerate", "peft", "matplotlib")
+
+
+def imports(module: str, everywhere: bool = True) -> set[str]:
+    """Modules imported by `module`: anywhere in it, or only when it is itself imported."""
+    nodes = list(ast.walk(ast.parse(MODULES[module].read_text())))
+    skipped: set[ast.AST] = set()
+    for node in nodes:
+        checking = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if checking or (not everywhere and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            skipped |= set(ast.walk(node))
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import) and node not in skipped:
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node not in skipped:
+            assert node.level == 0, f"{module} has a relative import"
+            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("name", trl_ext.__all__)
+def test_every_exported_name_is_there(name: str) -> None:
+    assert getattr(trl_ext, name) is not None
+    assert name in dir(trl_ext)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'trl_ext' has no attribute 'POLICY_LOSS'"):
+        trl_ext.POLICY_LOSS  # noqa: B018
+
+
+def test_the_files_that_come_with_the_package_are_there() -> None:
+    assert (PACKAGE / "py.typed").exists()
+    assert len(LOWER) > 10
+
+
+@pytest.mark.parametrize("module", LOWER)
+def test_nothing_below_the_config_imports_from_above_or_trl(module: str) -> None:
+    assert not imports(module) & UPPER
+    assert not {name.split(".")[0] for name in imports(module)} & {"trl", "vllm", "deepspeed"}
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_the_mathematics_imports_torch_and_itself_only(module: str) -> None:
+    foreign = {name.split(".")[0] for name in imports(module)} - set(sys.stdlib_module_names)
+    assert foreign <= {"torch", "trl_ext"}
+    assert {name for name in imports(module) if name in MODULES} <= {*PURE, "trl_ext.registry"}
+
+
+def test_there_is_no_circle() -> None:
+    below = {module: imports(module, everywhere=False) & set(MODULES) - {module, "trl_ext"} for module in MODULES}
+    remaining = set(MODULES)
+    while remaining:
+        free = {module for module in remaining if not below[module] & remaining}
+        assert free, f"these import each other: {sorted(remaining)}"
+        remaining -= free
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level packages and transformers' trainer, if `statement` alone has loaded them, in a fresh process."""
+    code = f"import sys; {statement}; import json; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, cwd=PACKAGE.parent
+    )
+    return set(json.loads(done.stdout.splitlines()[-1])) & {*HEAVY, "torch", "transformers.trainer"}
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert loaded_by("import trl_ext") == set()
+
+
+def test_the_axes_the_handouts_functions_and_the_rewards_load_torch_only() -> None:
+    names = [
+        *PURE,
+        *(f"trl_ext.{name}" for name in ("functional", "sampler_correction", "rewards", "evaluate", "report")),
+    ]
+    assert loaded_by("import " + ", ".join(names)) == {"torch"}
+
+
+def test_asking_for_an_axis_by_its_exported_name_does_not_load_trl() -> None:
+    assert loaded_by("from trl_ext import ADVANTAGES, POLICY_LOSSES, PRESETS, LossInputs, REWARDS") == {"torch"}

@@ -1,0 +1,23 @@
+"""Imported before anything heavy: the clock of a run, and import-time messages that mislead on a CPU."""
+
+import logging
+import os
+import sys
+
+import psutil
+
+START = psutil.Process().create_time()  # a run's wall-clock counts from here: imports, base policy, validation included
+
+logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)  # Triton is for GPUs
+if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")) and sys.platform == "linux":
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it detected no GPU
+
+
+def use_all_cores() -> None:
+    """Give torch the cores that `accelerate launch` takes away: it exports OMP_NUM_THREADS=1 where it is unset."""
+    import torch
+
+    launched = "ACCELERATE_MIXED_PRECISION" in os.environ  # `accelerate launch` sets it
+    if launched and os.environ.get("OMP_NUM_THREADS") == "1" and not torch.cuda.is_available():
+        cores = psutil.cpu_count(logical=False) or 1
+        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.tiny import ends_early, tiny_model, train, weight_difference
+from tests.tiny import ends_early, save_tiny, tiny_model, train, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 
 TRL_EPS = {"eps": 1e-4}
@@ -21,24 +21,21 @@ OFF_POLICY = {"num_iterations": 2, "steps_per_generation": 8, "max_steps": 8}
 # With one optimizer step per epoch the two agree.
 OFF_POLICY_WHOLE_ROLLOUT = {"num_iterations": 2, "max_steps": 6}
 
-CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"loss_type": "grpo"}, {"policy_loss": "ppo_clip", "aggregation": "sequence_mean"}),
-    ({"loss_type": "dapo"}, {"policy_loss": "ppo_clip", "aggregation": "token_mean"}),
-    ({"loss_type": "dr_grpo"}, {"policy_loss": "ppo_clip", "aggregation": "constant"}),
-    (
+LUSPO = {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grpo": ({"loss_type": "grpo"}, {"policy_loss": "ppo_clip", "aggregation": "sequence_mean"}),
+    "dapo": ({"loss_type": "dapo"}, {"policy_loss": "ppo_clip", "aggregation": "token_mean"}),
+    "dr_grpo": ({"loss_type": "dr_grpo"}, {"policy_loss": "ppo_clip", "aggregation": "constant"}),
+    "cispo": (
         {"loss_type": "cispo", "epsilon_high": 1.5},
         {"policy_loss": "cispo", "policy_loss_options": {"ratio_max": 1.5}, "aggregation": "token_mean"},
     ),
-    ({"loss_type": "sapo"}, {"policy_loss": "sapo", "aggregation": "sequence_mean"}),
-    (
+    "sapo": ({"loss_type": "sapo"}, {"policy_loss": "sapo", "aggregation": "sequence_mean"}),
+    "gspo": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
         {"policy_loss": "gspo", "aggregation": "sequence_mean"},
     ),
-    (
-        {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
-        None,  # not on the axes: TRL's own loss
-    ),
-    (
+    "dapo_dual_clip": (
         {"loss_type": "dapo", "epsilon": 0.1, "epsilon_high": 0.3, "delta": 1.4},
         {
             "policy_loss": "ppo_clip",
@@ -46,18 +43,38 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "aggregation": "token_mean",
         },
     ),
-    (
+    "grpo_kl": (
         {"loss_type": "grpo", "beta": 0.05},
         {"policy_loss": "ppo_clip", "aggregation": "sequence_mean", "beta": 0.05},
     ),
-    (
+    "grpo_kl_not_bias_corrected": (
+        {"loss_type": "grpo", "beta": 0.05, "use_bias_correction_kl": False},
+        {
+            "policy_loss": "ppo_clip",
+            "aggregation": "sequence_mean",
+            "beta": 0.05,
+            "use_bias_correction_kl": False,
+        },
+    ),
+    "grpo_mean_only": (
         {"loss_type": "grpo", "scale_rewards": "none"},
         {"policy_loss": "ppo_clip", "aggregation": "sequence_mean", "advantage": "group_mean"},
     ),
-    (
+    "grpo_batch_std": (
         {"loss_type": "grpo", "scale_rewards": "batch"},
         {"policy_loss": "ppo_clip", "aggregation": "sequence_mean", "advantage": "batch_std"},
     ),
+}
+FAST = ("grpo", False), ("dapo", True)
+PARAMETERS = [
+    pytest.param(
+        *CASES[name],
+        off_policy,
+        id=f"{name}-{'off_policy' if off_policy else 'on_policy'}",
+        marks=() if (name, off_policy) in FAST else pytest.mark.slow,
+    )
+    for name in CASES
+    for off_policy in (False, True)
 ]
 
 
@@ -67,16 +84,13 @@ def _axes(settings: dict[str, Any]) -> dict[str, Any]:
     return {"advantage": advantage, "advantage_options": options, **settings}
 
 
-@pytest.mark.parametrize("off_policy", [False, True], ids=["on_policy", "off_policy"])
-@pytest.mark.parametrize(("stock", "axes"), [c for c in CASES if c[1]], ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize(("stock", "axes", "off_policy"), PARAMETERS)
 def test_axes_train_to_the_weights_of_trls_loss_type(
     stock: dict[str, Any], axes: dict[str, Any], off_policy: bool, tmp_path: Path
 ) -> None:
     by_tokens = axes["aggregation"] == "token_mean"
     schedule = (OFF_POLICY_WHOLE_ROLLOUT if by_tokens else OFF_POLICY) if off_policy else {}
     if "beta" in stock:  # TRL loads the reference model from a path
-        from tests.tiny import save_tiny
-
         model = str(save_tiny(tmp_path / "model"))
         stock, axes = {**stock, "model": model}, {**axes, "model": model}
     theirs = train(GRPOTrainer, GRPOConfig, tmp_path / "a", ends_early, **stock, **schedule)
@@ -85,7 +99,9 @@ def test_axes_train_to_the_weights_of_trls_loss_type(
     assert weight_difference(ours.model, theirs.model) < 1e-6
 
 
-@pytest.mark.parametrize("stock", [{}, CASES[6][0]], ids=["defaults", "luspo"])
+@pytest.mark.parametrize(
+    "stock", [pytest.param({}, id="defaults"), pytest.param(LUSPO, id="luspo", marks=pytest.mark.slow)]
+)
 def test_stock_settings_give_stock_weights_exactly(stock: dict[str, Any], tmp_path: Path) -> None:
     theirs = train(GRPOTrainer, GRPOConfig, tmp_path / "a", ends_early, **stock)
     ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", ends_early, **stock)
@@ -93,6 +109,7 @@ def test_stock_settings_give_stock_weights_exactly(stock: dict[str, Any], tmp_pa
     assert weight_difference(ours.model, theirs.model) == 0
 
 
+@pytest.mark.slow
 def test_a_wrong_axis_is_far_from_stock(tmp_path: Path) -> None:
     theirs = train(GRPOTrainer, GRPOConfig, tmp_path / "a", ends_early, loss_type="grpo")
     for wrong in ({"aggregation": "token_mean"}, {"advantage": "group_mean"}, {"aggregation": "constant"}):

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import gc
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # TRL warns that rollout_func is new
 
 WORDS = ["<pad>", "<eos>", "<unk>", "a", "b", "c", "stop", "+", "=", *map(str, range(9))]
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+def tiny_tokenizer(words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
+    words = [
+        *words,
+        "abcdef",
+    ]  # what transformers spells out to learn how a tokenizer joins its tokens at a stop string
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
@@ -41,6 +50,33 @@ def tiny_model(seed: int = 0) -> Qwen3ForCausalLM:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)
+    return model
+
+
+PIECES = ["<pad>", "<eos>", "<unk>", *"abcdefghijklmnopqrstuvwxyz0123456789<>/ ", "</", "answer", ">b"]
+
+
+def piece_tokenizer() -> PreTrainedTokenizerFast:
+    """Characters and three longer pieces, so that `</answer>` is three tokens and may end inside one of them."""
+    core = Tokenizer(models.Unigram([(piece, -1.0) for piece in PIECES], unk_id=2))
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def chain_model(tokenizer: PreTrainedTokenizerFast, *chains: Sequence[str]) -> Qwen3ForCausalLM:
+    """A model that walks along the chains: of two tokens that follow each other, the first decides the second."""
+    config = {**tiny_model().config.to_dict(), "vocab_size": len(tokenizer), "hidden_size": len(tokenizer)}
+    model = Qwen3ForCausalLM(Qwen3Config(**{**config, "tie_word_embeddings": False}))
+    successor = torch.zeros(len(tokenizer), len(tokenizer))  # logits, next x current
+    for chain in chains:
+        ids = tokenizer.convert_tokens_to_ids(list(chain))
+        successor[ids[1:], ids[:-1]] = 20.0
+    with torch.no_grad():
+        for layer in model.model.layers:  # nothing but the embedding reaches the head
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(len(tokenizer)))
+        model.lm_head.weight.copy_(successor)
     return model
 
 
@@ -84,24 +120,54 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def train(trainer_class: Any, config_class: Any, path: Path, reward: Callable[..., Any], **overrides: Any) -> Any:
-    """Train the tiny model for a few steps and return the trainer."""
-    callbacks = overrides.pop("callbacks", None)
-    dataset = overrides.pop("train_dataset", None) or prompts()
-    model = overrides.pop("model", None) or tiny_model()
-    peft_config = overrides.pop("peft_config", None)
+NOT_CONFIG = (
+    "callbacks",
+    "eval_dataset",
+    "model",
+    "peft_config",
+    "processing_class",
+    "rollout_func",
+    "train_dataset",
+)
+
+
+def make_trainer(trainer_class: Any, config_class: Any, path: Path, reward: Any, **overrides: Any) -> Any:
+    """A trainer of the tiny model; `overrides` are arguments of the trainer or, most of them, of the config."""
+    _keep_imports_out_of_garbage_collection()
+    given = {name: overrides.pop(name) for name in NOT_CONFIG if name in overrides}
+    given.setdefault("train_dataset", prompts())
+    given.setdefault("processing_class", tiny_tokenizer())
+    model = given.pop("model", None) or tiny_model()
     args = config_class(output_dir=str(path), **{**CONFIG, **overrides})
-    trainer = trainer_class(
-        model=model,
-        reward_funcs=reward,
-        args=args,
-        train_dataset=dataset,
-        processing_class=tiny_tokenizer(),
-        callbacks=callbacks,
-        peft_config=peft_config,
-    )
+    return trainer_class(model=model, reward_funcs=reward, args=args, **given)
+
+
+def train(trainer_class: Any, config_class: Any, path: Path, reward: Any, **overrides: Any) -> Any:
+    """Train the tiny model for a few steps and return the trainer."""
+    trainer = make_trainer(trainer_class, config_class, path, reward, **overrides)
     trainer.train()
     return trainer
+
+
+@functools.cache
+def _keep_imports_out_of_garbage_collection() -> None:
+    """Trainer collects garbage when it starts: 0.3 s with everything imported here, more than the training itself."""
+    gc.collect()
+    gc.freeze()
+
+
+def scripted(completion: Callable[[int, int], list[int]]) -> Callable[..., Any]:
+    """A `rollout_func` whose completions are `completion(row, step)`, the row counted over all ranks."""
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        start, step = trainer.accelerator.process_index * len(prompts), trainer.state.global_step
+        return {
+            "prompt_ids": trainer.processing_class(text=prompts)["input_ids"],
+            "completion_ids": [completion(start + i, step) for i in range(len(prompts))],
+            "logprobs": None,
+        }
+
+    return rollout
 
 
 def weight_difference(a: Any, b: Any) -> float:

@@ -47,7 +47,9 @@ def group_mean(reward: Tensor) -> Tensor:
 
     Dr. GRPO (arXiv:2503.20783): dividing by the standard deviation weighs too easy and too hard prompts up.
     """
-    return reward - _group_mean(reward)
+    best = reward.nan_to_num(nan=-torch.inf).amax(dim=1, keepdim=True)
+    shifted = reward - best  # first, so that equal rewards give exactly 0 however their mean would round
+    return shifted - _group_mean(shifted)
 
 
 @ADVANTAGES.register

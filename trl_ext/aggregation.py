@@ -25,9 +25,7 @@ def sequence_mean(loss: Tensor, mask: Tensor, totals: StepTotals) -> Tensor:
 
 
 @AGGREGATIONS.register
-def constant(
-    loss: Tensor, mask: Tensor, totals: StepTotals, *, normalize_constant: float | None = None
-) -> Tensor:
+def constant(loss: Tensor, mask: Tensor, totals: StepTotals, *, normalize_constant: float | None = None) -> Tensor:
     """Sum over tokens divided by a constant, mean over sequences: the handout's `masked_normalize`.
 
     Dr. GRPO (arXiv:2503.20783). The constant is the sampler's maximum number of tokens unless given.

@@ -53,7 +53,7 @@ def tokenize_prompt_and_output(
 def compute_entropy(logits: Tensor) -> Tensor:
     """Entropy of the next-token distribution in nats: (B, S, V) logits -> (B, S)."""
     logp = torch.log_softmax(logits, dim=-1)
-    return -(logp.exp() * logp).sum(dim=-1)
+    return -(logp.exp() * logp.masked_fill(logp.isneginf(), 0.0)).sum(dim=-1)  # p log p is 0 at p = 0
 
 
 def get_response_log_probs(
@@ -68,9 +68,7 @@ def get_response_log_probs(
     return result
 
 
-def masked_normalize(
-    tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None
-) -> Tensor:
+def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None) -> Tensor:
     """Sum over unmasked elements along `dim` (all if None), divided by a constant. Of nothing it is 0."""
     return _masked_sum(tensor, mask, dim) / normalize_constant
 
@@ -101,9 +99,12 @@ def sft_microbatch_train_step(
     """
     per_row = masked_normalize(-policy_log_probs, response_mask, normalize_constant, dim=-1)  # (B,)
     loss = per_row.mean() / gradient_accumulation_steps
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     tokens = response_mask.sum()
-    return loss, {"response_tokens": tokens, "nll_per_token": -_masked_sum(policy_log_probs, response_mask, None).detach() / tokens}
+    return loss, {
+        "response_tokens": tokens,
+        "nll_per_token": -_masked_sum(policy_log_probs, response_mask, None).detach() / tokens,
+    }
 
 
 def compute_group_normalized_rewards(
@@ -132,7 +133,12 @@ def compute_group_normalized_rewards(
     raw = torch.tensor([float(g["reward"]) for g in graded], dtype=torch.float32)
     name, options = ("group_std", {"eps": advantage_eps}) if normalize_by_std else ("group_mean", {})
     advantages = ADVANTAGES.build(name, **options)(raw.view(-1, group_size)).flatten()
-    metadata = {"reward_mean": raw.mean(), "reward_std": raw.std(), "reward_min": raw.min(), "reward_max": raw.max()}
+    metadata = {
+        "reward_mean": raw.mean(),
+        "reward_std": raw.std(),
+        "reward_min": raw.min(),
+        "reward_max": raw.max(),
+    }
     for key in ("format_reward", "answer_reward"):
         if all(key in g for g in graded):
             metadata[f"{key}_mean"] = torch.tensor([float(g[key]) for g in graded]).mean()
@@ -218,7 +224,7 @@ def grpo_microbatch_train_step(
     rows = policy_log_probs.shape[0] * gradient_accumulation_steps
     totals = StepTotals(sequences=rows, tokens=float("nan"), max_tokens=float("nan"))
     loss = sequence_mean(per_token, response_mask.bool(), totals)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss, {name: masked_mean(value, response_mask).detach() for name, value in metadata.items()}
 
 

@@ -22,6 +22,9 @@ def resolve_handout(args: Any) -> None:
     Raises:
         ValueError: a handout name and its TRL name disagree, or sizes do not divide; the message has the numbers.
     """
+    for name in ("rollout_batch_size", "group_size", "train_batch_size", "micro_train_batch_size", "n_grpo_steps"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(args, name)}")
     _resolve_batches(args, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     for handout, trl in _RENAMED.items():
         if getattr(args, handout) is not None:
@@ -38,7 +41,9 @@ def _assign(args: Any, handout: str, trl: str, value: Any) -> None:
     """Set TRL's field unless it was already set to something else."""
     current = getattr(args, trl)
     if current not in (value, _default(args, trl)):
-        raise ValueError(f"{handout}={getattr(args, handout)} and {trl}={current} contradict each other; set one of them")
+        raise ValueError(
+            f"{handout}={getattr(args, handout)} and {trl}={current} contradict each other; set one of them"
+        )
     setattr(args, trl, value)
 
 
@@ -51,7 +56,11 @@ def _divide(numerator: tuple[str, int], denominator: tuple[str, int]) -> int:
 
 def _resolve_batches(args: Any, world_size: int) -> None:
     """train_batch_size = micro batch x accumulation x ranks: two of them give the third."""
-    rollout, train, group = args.rollout_batch_size, args.train_batch_size, args.group_size or args.num_generations
+    rollout, train, group = (
+        args.rollout_batch_size,
+        args.train_batch_size,
+        args.group_size or args.num_generations,
+    )
     if rollout is not None:
         _divide(("rollout_batch_size", rollout), ("group_size", group))
     if train is None:

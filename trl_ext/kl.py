@@ -26,6 +26,6 @@ def k2(logp: Tensor, ref_logp: Tensor) -> Tensor:
 
 @KL_ESTIMATORS.register
 def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """r - 1 - log r: unbiased and never negative. GRPO (DeepSeekMath, arXiv:2402.03300, eq. 4); TRL's only choice."""
+    """The ratio's r - 1 - log r: unbiased and never negative. GRPO (DeepSeekMath, arXiv:2402.03300, eq. 4), and TRL."""
     log_ratio = ref_logp - logp
     return torch.expm1(log_ratio) - log_ratio

@@ -78,7 +78,7 @@ def sapo(x: LossInputs, *, temperature_pos: float = 1.0, temperature_neg: float 
     SAPO (arXiv:2511.20347). The factor 4 / tau gives slope 1 at r = 1.
     """
     ratio = torch.exp(x.logp - x.old_logp)
-    temperature = torch.where(x.advantage > 0, temperature_pos, temperature_neg)
+    temperature = torch.where(x.advantage > 0, x.logp.new_tensor(temperature_pos), x.logp.new_tensor(temperature_neg))
     return TokenLoss(-torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * x.advantage)
 
 
@@ -90,4 +90,8 @@ def _clipped(
     loss = -torch.minimum(unclipped * advantage, clipped * advantage)
     low = ((ratio < 1 - eps_low) & (advantage < 0)).expand_as(ratio).float()
     high = ((ratio > 1 + eps_high) & (advantage > 0)).expand_as(ratio).float()
-    return loss, {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}
+    return loss, {
+        "clip_ratio/low_mean": low,
+        "clip_ratio/high_mean": high,
+        "clip_ratio/region_mean": low + high,
+    }

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +27,8 @@ class UnknownName(ValueError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """The error for `name`, which is none of the `known` names of a `kind`."""
     choices = sorted(known)
-    nearest = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    begun = [choice for choice in choices if name and choice.startswith(name)]
+    nearest = begun or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     return UnknownName(f"unknown {kind} {name!r}.{hint} Known: {', '.join(choices) or '(none)'}")
 
@@ -76,13 +78,31 @@ class Registry(dict[str, Callable[..., Any]]):
             ValueError: a required option is missing.
         """
         function, known = self.get_function(name), self.options(name)
-        for option in options:
+        hints = _hints(function)
+        for option, value in options.items():
             if option not in known:
                 raise unknown(f"option of {self.kind} {name!r}", option, known)
+            if not _fits(value, hints.get(option, object)):
+                expected = getattr(hints[option], "__name__", hints[option])
+                raise ValueError(f"option {option!r} of {self.kind} {name!r} must be {expected}, got {value!r}")
         for option, default in known.items():
             if default is inspect.Parameter.empty and option not in options:
                 raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
-        return functools.partial(function, **options)
+        return functools.update_wrapper(functools.partial(function, **options), function)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):  # a name that only a type checker imports
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    try:
+        return isinstance(value, hint) or (isinstance(value, int) and isinstance(float(value), hint))
+    except TypeError:  # a type that cannot be checked, such as list[str]
+        return True
 
 
 def import_function(path: str, kind: str) -> Callable[..., Any]:
@@ -97,7 +117,7 @@ def import_function(path: str, kind: str) -> Callable[..., Any]:
     if not callable(function):
         public = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
         raise ValueError(f"{kind}: {where!r} has no function {attribute!r}. It has: {', '.join(public) or 'none'}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _load_module(name: str, kind: str) -> Any:
@@ -113,7 +133,8 @@ def _load_file(path: Path, kind: str) -> Any:
     name = f"trl_ext_user_{path.resolve().as_posix().replace('/', '_').removesuffix('.py')}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None  # a .py path always has a loader
+        assert spec is not None
+        assert spec.loader is not None  # a .py path always has one
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:

@@ -1,0 +1,34 @@
+"""Rows of random log-probabilities in float64, ragged as a batch is, shared by the tests of the loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trl_ext.types import LossInputs, StepTotals
+
+LENGTHS = (5, 2, 6, 1, 0, 3)  # one row has no token that trains
+ROWS, TOKENS = len(LENGTHS), max(LENGTHS)
+
+
+def ragged_mask() -> Tensor:
+    mask = torch.arange(TOKENS) < torch.tensor(LENGTHS)[:, None]
+    mask[2, 1] = False  # a hole, as a tool's answer leaves one
+    return mask
+
+
+def loss_inputs(off_policy: float = 0.3, per_token: bool = False) -> LossInputs:
+    """Inputs whose log-ratios have the standard deviation `off_policy`; `logp` is a leaf."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    old = -noise(ROWS, TOKENS).abs()
+    advantage = noise(ROWS, TOKENS if per_token else 1)
+    logp = (old + off_policy * noise(ROWS, TOKENS)).requires_grad_()
+    return LossInputs(logp, old, advantage, ragged_mask())
+
+
+def totals_of(mask: Tensor, max_tokens: float = 10.0) -> StepTotals:
+    return StepTotals(sequences=float(len(mask)), tokens=float(mask.sum()), max_tokens=max_tokens)

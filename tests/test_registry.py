@@ -1,0 +1,169 @@
+"""One table type for every axis: what it accepts, and what it says about what it does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trl_ext.advantages import ADVANTAGES
+from trl_ext.aggregation import AGGREGATIONS
+from trl_ext.data.load import ANSWER_SOURCES
+from trl_ext.kl import KL_ESTIMATORS
+from trl_ext.losses import POLICY_LOSSES
+from trl_ext.registry import Registry, UnknownName
+from trl_ext.rewards import ANSWER_FORMATS, GRADERS, REWARDS
+from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
+
+TABLES = [
+    ADVANTAGES, AGGREGATIONS, ANSWER_FORMATS, ANSWER_SOURCES, GRADERS, KL_ESTIMATORS, POLICY_LOSSES, REWARDS,
+    SAMPLER_CORRECTIONS,
+]  # fmt: skip
+MEMBERS = [pytest.param(table, name, id=f"{table.kind}-{name}") for table in TABLES for name in table]
+
+USER_FILE = """
+loads = []
+def halved(reward, *, by: float = 2.0):
+    return reward / by
+def needy(reward, *, weight):
+    return reward * weight
+number = 3
+"""
+
+
+@pytest.fixture
+def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    monkeypatch.chdir(tmp_path)
+    return "mine.py"
+
+
+@pytest.fixture
+def shapes() -> Registry:
+    table = Registry("shape")
+
+    @table.register
+    def square(x: float, *, side: float = 1.0, unit: str) -> tuple[float, str]:
+        return x * side, unit
+
+    return table
+
+
+@pytest.mark.parametrize(("table", "name"), MEMBERS)
+def test_a_member_has_its_functions_name_a_docstring_and_options_by_keyword_with_defaults(
+    table: Registry, name: str
+) -> None:
+    assert table[name].__name__ == name
+    assert (table[name].__doc__ or "").strip()
+    options = table.options(name)
+    assert table.build(name, **options).keywords == options
+    assert table.build(name).func is table[name]
+
+
+@pytest.mark.parametrize(("table", "name"), MEMBERS)
+def test_a_misspelled_name_is_answered_with_the_nearest_and_all_choices(table: Registry, name: str) -> None:
+    with pytest.raises(UnknownName) as refused:
+        table.build(name + "x")
+    message = str(refused.value)
+    assert message.startswith(f"unknown {table.kind} '{name}x'. Did you mean ")
+    assert message.endswith("Known: " + ", ".join(sorted(table)))
+
+
+def test_the_messages_read_as_sentences() -> None:
+    with pytest.raises(UnknownName) as refused:
+        POLICY_LOSSES.build("ppo_clp")
+    assert str(refused.value) == (
+        "unknown policy loss 'ppo_clp'. Did you mean 'ppo_clip'? Known: " + ", ".join(sorted(POLICY_LOSSES))
+    )
+    with pytest.raises(UnknownName) as refused:
+        POLICY_LOSSES.build("ppo_clip", eps_lw=0.1)
+    assert str(refused.value) == (
+        "unknown option of policy loss 'ppo_clip' 'eps_lw'. Did you mean 'eps_low'? Known: dual_clip, eps_high, eps_low"
+    )
+    with pytest.raises(UnknownName, match=re.escape("'zzz'. Known: (none)")):
+        POLICY_LOSSES.build("reinforce", zzz=1)
+
+
+def test_nothing_is_suggested_where_nothing_is_near(shapes: Registry) -> None:
+    with pytest.raises(UnknownName) as refused:
+        shapes.build("qqqq")
+    assert str(refused.value) == "unknown shape 'qqqq'. Known: square"
+
+
+def test_a_name_is_taken_once(shapes: Registry) -> None:
+    with pytest.raises(ValueError, match="shape 'square' is registered twice"):
+        shapes.register(shapes["square"])
+
+
+def test_registering_returns_the_function_itself(shapes: Registry) -> None:
+    def round_one(x: float) -> float:
+        return x
+
+    assert shapes.register(round_one) is round_one
+    assert shapes.build("round_one")(3) == 3
+
+
+def test_only_keyword_arguments_are_options_and_a_required_one_must_be_given(shapes: Registry) -> None:
+    assert list(shapes.options("square")) == ["side", "unit"]
+    assert shapes.build("square", unit="m", side=3)(2) == (6, "m")
+    with pytest.raises(ValueError, match="shape 'square' needs the option 'unit'"):
+        shapes.build("square", side=3)
+    with pytest.raises(UnknownName, match="option of shape 'square' 'x'"):
+        shapes.build("square", unit="m", x=1)
+
+
+@pytest.mark.parametrize("wrong", ["0.2x", [0.2], {"a": 1}])
+def test_an_option_of_the_wrong_type_is_refused_when_it_is_built(wrong: object) -> None:
+    with pytest.raises(ValueError, match="eps_low"):
+        POLICY_LOSSES.build("ppo_clip", eps_low=wrong)
+
+
+def test_an_option_may_be_an_integer_for_a_float_and_none_where_the_default_is_none() -> None:
+    assert POLICY_LOSSES.build("ppo_clip", eps_low=0, dual_clip=None).keywords == {"eps_low": 0, "dual_clip": None}
+    assert POLICY_LOSSES.build("ppo_clip", dual_clip=3).keywords == {"dual_clip": 3}
+
+
+def test_a_function_of_the_users_own_is_found_by_file_or_by_module(user_file: str) -> None:
+    for path in ("mine.py:halved", str(Path("mine.py").resolve()) + ":halved"):
+        assert ADVANTAGES.build(path, by=4)(8) == 2
+    assert ADVANTAGES.options("mine.py:halved") == {"by": 2.0}
+    assert ADVANTAGES.get_function("trl_ext.advantages:raw") is ADVANTAGES["raw"]
+    with pytest.raises(UnknownName, match=r"option of advantage 'mine\.py:halved' 'bye'\. Did you mean 'by'\?"):
+        ADVANTAGES.build("mine.py:halved", bye=4)
+    with pytest.raises(ValueError, match="needs the option 'weight'"):
+        ADVANTAGES.build("mine.py:needy")
+
+
+def test_a_file_is_loaded_once_however_it_is_spelled(user_file: str, tmp_path: Path) -> None:
+    first = ADVANTAGES.get_function("mine.py:halved")
+    assert ADVANTAGES.get_function(f"{tmp_path}/mine.py:halved") is first
+    first.__globals__["loads"].append(1)
+    assert ADVANTAGES.get_function("mine.py:needy").__globals__["loads"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("absent.py:f", "advantage: no file 'absent.py' (working directory: "),
+        ("absent_module:f", "advantage: cannot import 'absent_module' (No module named 'absent_module')"),
+        ("mine.py:half", "advantage: 'mine.py' has no function 'half'. It has: halved, needy"),
+        ("mine.py:number", "advantage: 'mine.py' has no function 'number'. It has: halved, needy"),
+        ("trl_ext.presets:f", "advantage: 'trl_ext.presets' has no function 'f'. It has: none"),
+    ],
+)
+def test_a_path_that_leads_nowhere_says_what_is_missing(user_file: str, path: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ADVANTAGES.build(path)
+
+
+def test_an_error_in_the_users_file_is_the_users_to_see_each_time(user_file: str) -> None:
+    Path("broken.py").write_text("1 / 0")
+    for _ in range(2):  # the second look-up must not find a half-loaded module
+        with pytest.raises(ZeroDivisionError):
+            ADVANTAGES.build("broken.py:f")
+
+
+def test_the_beginning_of_a_name_is_nearer_than_a_name_that_looks_alike() -> None:
+    with pytest.raises(UnknownName, match=r"'ppo'\. Did you mean 'ppo_clip'\?"):
+        POLICY_LOSSES.build("ppo")

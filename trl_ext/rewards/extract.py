@@ -5,12 +5,26 @@ r"""Text -> answer. A response follows a format or it does not; only what follow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from dataclasses import dataclass
 
 from trl_ext.registry import Registry
 
 ANSWER_FORMATS = Registry("answer format")
-Extract = Callable[[str], str | None]
+BOXED = "\\boxed"
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """Whether a response keeps to the format, and the answer in it (None: nothing to compare)."""
+
+    in_format: bool
+    answer: str | None
+
+    @classmethod
+    def of(cls, answer: str | None) -> Extraction:
+        """Of a format that has an answer wherever it is kept."""
+        return cls(answer is not None, answer)
 
 
 @ANSWER_FORMATS.register
@@ -24,20 +38,30 @@ def r1_zero(response: str) -> str | None:
 @ANSWER_FORMATS.register
 def boxed(response: str) -> str | None:
     r"""The content of the last complete `\boxed{...}`, braces balanced, or None if there is none."""
-    start = response.rfind("\\boxed{")
-    while start >= 0:
-        content = _balanced(response, start + len("\\boxed{"))
-        if content is not None:
-            return content.strip()
-        start = response.rfind("\\boxed{", 0, start)
-    return None
+    last, answer = -1, None
+    opened: list[int] = []  # for every open brace the start of its box's content, or -1 if it opens no box
+    for brace in re.finditer(r"\\boxed\{|[{}]", response):
+        if brace[0] != "}":
+            opened.append(brace.end() if len(brace[0]) > 1 else -1)
+        elif opened and (start := opened.pop()) > last:
+            last, answer = start, response[start : brace.start()].strip()
+    return answer
 
 
-def _balanced(text: str, start: int) -> str | None:
-    """The text from `start` up to the brace that closes the one before it; None if it is never closed."""
-    depth = 1
-    for i in range(start, len(text)):
-        depth += (text[i] == "{") - (text[i] == "}")
-        if depth == 0:
-            return text[start:i]
+def boxed_content(text: str) -> str | None:
+    r"""The text between the braces of the last `\boxed`, or None if its braces do not close or do not follow at once.
+
+    Escaped braces count like the others.
+    """
+    start = text.rfind(BOXED)
+    if start < 0 or not text.startswith("{", start + len(BOXED)):
+        return None
+    depth = 0
+    for i in range(start + len(BOXED), len(text)):
+        if text[i] == "{":
+            depth += 1
+        elif text[i] == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start + len(BOXED) + 1 : i]
     return None

@@ -1,4 +1,4 @@
-"""Rewards in TRL's signature, `(completions, answer, **kwargs) -> list[float | None]`, and the handout's.
+"""Rewards in TRL's signature, `(completions, answer, **kwargs) -> list[float | None]`.
 
 `REWARDS` holds them by name; a reward of your own is any function with that signature.
 """
@@ -9,53 +9,59 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_ext.registry import Registry
-from trl_ext.rewards.extract import ANSWER_FORMATS
-from trl_ext.rewards.grade import is_equal
+from trl_ext.rewards.grade import GRADERS, Verdict
 
 REWARDS = Registry("reward")
 
 
-def grade(response: str, truth: str, answer_format: str) -> dict[str, float]:
-    """`format_reward`, `answer_reward` and `reward` of one response: 1 or 0 each; the reward needs both.
-
-    Raises:
-        UnknownName: `answer_format` is not in `ANSWER_FORMATS`.
-    """
-    answer = ANSWER_FORMATS.get_function(answer_format)(response)
-    right = float(answer is not None and is_equal(answer, truth))
-    return {"format_reward": float(answer is not None), "answer_reward": right, "reward": right}
+@REWARDS.register
+def strict(
+    completions: Sequence[Any], answer: Sequence[Any], *, answer_format: str = "r1_zero", **columns: Any
+) -> list[float]:
+    """1 for a response in the format whose answer is mathematically right, else 0."""
+    return reward("strict", completions, answer, answer_format, **columns)
 
 
 @REWARDS.register
-def r1_zero(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
-    """1 for a response in the r1_zero format whose answer is right, else 0."""
-    return _reward("r1_zero", completions, answer, **kwargs)
+def compatible(
+    completions: Sequence[Any], answer: Sequence[Any], *, answer_format: str = "r1_zero", **columns: Any
+) -> list[float]:
+    """1 for a response that the course's grader accepts, else 0."""
+    return reward("compatible", completions, answer, answer_format, **columns)
 
 
-@REWARDS.register
-def boxed(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
-    r"""1 for a response whose last `\\boxed{...}` is right, else 0; goes with the question_only prompt."""
-    return _reward("boxed", completions, answer, **kwargs)
-
-
-def _reward(
-    answer_format: str,
+def reward(
+    grader: str,
     completions: Sequence[Any],
-    answer: Sequence[str],
+    answer: Sequence[Any],
+    answer_format: str,
     log_extra: Callable[[str, list[Any]], None] | None = None,
     log_metric: Callable[[str, float], None] | None = None,
     **_: Any,
 ) -> list[float]:
-    texts = [completion_text(c) for c in completions]
-    graded = [grade(text, truth, answer_format) for text, truth in zip(texts, answer, strict=True)]
+    """Rewards by a grader of `GRADERS` (or an import path), with the extracted answers and the reasons logged."""
+    texts = [completion_text(completion) for completion in completions]
+    verdicts = GRADERS.build(grader, answer_format=answer_format)(texts, answer)
     if log_extra:
-        extract = ANSWER_FORMATS.get_function(answer_format)
-        log_extra("extracted", [extract(text) for text in texts])
-        log_extra("correct", [g["answer_reward"] > 0 for g in graded])
-    if log_metric:
-        for name in ("format_reward", "answer_reward"):
-            log_metric(f"rewards/{name}", sum(g[name] for g in graded) / len(graded))
-    return [g["reward"] for g in graded]
+        _log_rows(verdicts, log_extra)
+    if log_metric and verdicts:
+        _log_means(verdicts, log_metric)
+    return [verdict.rewards()["reward"] for verdict in verdicts]
+
+
+def _log_rows(verdicts: Sequence[Verdict], log_extra: Callable[[str, list[Any]], None]) -> None:
+    log_extra("extracted", [verdict.answer for verdict in verdicts])
+    log_extra("correct", [verdict.right for verdict in verdicts])
+    log_extra("reason", [verdict.reason for verdict in verdicts])
+    for name in ("format_reward", "answer_reward"):
+        log_extra(name, [verdict.rewards()[name] for verdict in verdicts])
+
+
+def _log_means(verdicts: Sequence[Verdict], log_metric: Callable[[str, float], None]) -> None:
+    for name in ("format_reward", "answer_reward"):
+        log_metric(f"rewards/{name}", sum(verdict.rewards()[name] for verdict in verdicts) / len(verdicts))
+    log_metric("grader/timeouts", sum(verdict.failure == "timeout" for verdict in verdicts))
+    log_metric("grader/failures", sum(verdict.failure is not None for verdict in verdicts))
 
 
 def completion_text(completion: Any) -> str:

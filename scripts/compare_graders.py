@@ -1,0 +1,125 @@
+"""False accepts and false rejects by category: ours (both), math-verify, TRL's reward and plain string equality.
+
+Two labelled sets: tests/data/grader_labels.jsonl, answers with *mathematically* right labels, judged by hand, and the
+rows of tests/data/grader_parity.jsonl, whose labels are the verdicts of the course's grader (so that its mistakes count
+as right there). Prints Markdown.
+
+    python scripts/compare_graders.py
+    python scripts/compare_graders.py --page recipes/results/graders.md --show strict
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench_grader import math_verify, trl_accuracy
+
+from trl_ext.rewards import GRADERS
+from trl_ext.rewards.grade import compare_pairs
+from trl_ext.rewards.pool import Failure
+from trl_ext.rewards.truth import truths_of
+
+DATA = Path(__file__).parents[1] / "tests" / "data"
+
+
+class Row(NamedTuple):
+    """One labelled answer."""
+
+    category: str
+    answer: str
+    truth: str
+    right: bool
+
+
+def labelled() -> list[Row]:
+    """The answers judged by hand."""
+    rows = [json.loads(line) for line in (DATA / "grader_labels.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [Row(row["category"], row["answer"], row["truth"], row["right"]) for row in rows]
+
+
+def course_verdicts() -> list[Row]:
+    """The answers of the parity rows, with the course grader's verdicts; rows without an answer are left out."""
+    found = []
+    for line in (DATA / "grader_parity.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        answer_format = "boxed" if row["fn"] == "question_only" else "r1_zero"
+        answer = GRADERS["compatible"]([row["response"]], [""], answer_format=answer_format)[0].answer
+        truths = truths_of(row["ground_truth"])
+        if answer is not None and len(truths) == 1:
+            found.append(Row(row["category"], answer, truths[0], bool(row["expected"]["reward"])))
+    return found
+
+
+def by_rule(rule: str) -> Callable[[Sequence[tuple[str, str]]], list[bool]]:
+    """Verdicts of a rule of ours, in the workers; a comparison that failed is not right."""
+
+    def verdicts(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        compared = compare_pairs(rule, pairs)
+        return [not isinstance(v := compared[pair], Failure) and v[0] for pair in pairs]
+
+    return verdicts
+
+
+GRADES = {
+    "strict": by_rule("strict"),
+    "compatible": by_rule("compatible"),
+    "math-verify": math_verify,
+    "TRL accuracy_reward": trl_accuracy,
+    "string equality": lambda pairs: [answer.strip() == truth.strip() for answer, truth in pairs],
+}
+
+
+def table(rows: Sequence[Row], verdicts: dict[str, list[bool]]) -> str:
+    """Markdown: per category `false accepts / false rejects` of each grader."""
+    lines = [("category", "right", "wrong", *GRADES), tuple("---" for _ in range(3 + len(GRADES)))]
+    for category in [*sorted({row.category for row in rows}), "all"]:
+        chosen = [i for i, row in enumerate(rows) if category in (row.category, "all")]
+        right = sum(rows[i].right for i in chosen)
+        cells = []
+        for name in GRADES:
+            accepts = sum(verdicts[name][i] and not rows[i].right for i in chosen)
+            rejects = sum(rows[i].right and not verdicts[name][i] for i in chosen)
+            cells.append(f"{accepts} / {rejects}")
+        lines.append((category, str(right), str(len(chosen) - right), *cells))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def mistakes(rows: Sequence[Row], verdicts: Sequence[bool]) -> str:
+    """One line per row that a grader gets wrong."""
+    return "\n".join(
+        f"- {row.category}: `{row.answer}` for `{row.truth}` is {'right' if row.right else 'wrong'}"
+        for row, verdict in zip(rows, verdicts, strict=True)
+        if verdict != row.right
+    )
+
+
+def main() -> None:
+    """Grade both sets and print, or write, the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables to a Markdown file")
+    parser.add_argument("--show", choices=sorted(GRADES), help="list the rows that this grader gets wrong")
+    args = parser.parse_args()
+    parts = []
+    for title, rows in (
+        ("Against mathematically right labels", labelled()),
+        ("Against the verdicts of the course's grader", course_verdicts()),
+    ):
+        pairs = [(row.answer, row.truth) for row in rows]
+        verdicts = {name: grade(pairs) for name, grade in GRADES.items()}
+        parts += [f"## {title} ({len(rows)} rows)", "False accepts / false rejects.", table(rows, verdicts)]
+        if args.show:
+            parts.append(mistakes(rows, verdicts[args.show]))
+    text = "\n\n".join(parts) + "\n"
+    if args.page:
+        args.page.write_text(text, encoding="utf-8")
+        print(f"wrote {args.page}")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

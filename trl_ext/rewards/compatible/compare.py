@@ -1,0 +1,88 @@
+"""Candidate and truth -> equal or not: three stages, the first that says yes decides."""
+
+from __future__ import annotations
+
+import re
+
+from trl_ext.rewards.compatible.mathd import mathd_normal_form
+from trl_ext.rewards.compatible.plain_text import (
+    is_integer_text,
+    plain_text_normal_form,
+    strip_thousands_commas,
+)
+from trl_ext.rewards.compatible.symbolic import symbolically_equal
+from trl_ext.rewards.extract import boxed_content
+
+MAX_LENGTH = 4_000  # characters; beyond it only the same text is equal
+_BRACKETS = frozenset("()[]")
+_PLAIN_FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
+
+
+def is_equal(candidate: str, truth: str, fast: bool = True) -> bool:
+    r"""Whether the reference would accept `candidate` for `truth`.
+
+    Args:
+        truth: a `\boxed{}` in it is opened first.
+        fast: without the third stage, math-verify.
+    """
+    if "\\boxed" in truth:
+        content = boxed_content(truth)
+        if content is None:
+            return False
+        truth = content
+    if candidate == truth:
+        return True
+    if max(len(candidate), len(truth)) > MAX_LENGTH:
+        return False
+    if mathd_normal_form(candidate) == mathd_normal_form(truth):
+        return True
+    c, t = plain_text_normal_form(candidate), plain_text_normal_form(truth)
+    return t == c or _elements_equal(t, c) or (not fast and verified(candidate, truth))
+
+
+def _elements_equal(truth: str, candidate: str) -> bool:
+    """Element by element; the brackets count where there are several elements."""
+    if not candidate:
+        return False
+    truths, candidates = _elements(truth), _elements(candidate)
+    if len(truths) != len(candidates):
+        return False
+    if len(truths) > 1 and (truth[0], truth[-1]) != (candidate[0], candidate[-1]):
+        return False
+    return all(_element_equal(t, c) for t, c in zip(truths, candidates, strict=True))
+
+
+def _elements(text: str) -> list[str]:
+    text = strip_thousands_commas(text)
+    if len(text) > 2 and text[0] in _BRACKETS and text[-1] in _BRACKETS and not _BRACKETS & set(text[1:-1]):
+        return [element.strip() for element in text[1:-1].split(",")]
+    return [text] if text else []
+
+
+def _element_equal(truth: str, candidate: str) -> bool:
+    if _PLAIN_FRACTION.fullmatch(truth) and _PLAIN_FRACTION.fullmatch(candidate):
+        return truth == candidate  # an unreduced fraction is wrong
+    if is_integer_text(truth) != is_integer_text(candidate):
+        return False  # nothing is evaluated against an integer
+    return symbolically_equal(truth, candidate)
+
+
+def verified(candidate: str, truth: str) -> bool:
+    """Stage C: math-verify's verdict. It has no time limit here: it runs in a worker, which has one."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    targets = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+    try:
+        gold, answer = (
+            parse(
+                text if "$" in text else f"${text}$",
+                extraction_config=targets,
+                fallback_mode="no_fallback",
+                extraction_mode="first_match",
+                parsing_timeout=None,
+            )
+            for text in (truth, candidate)
+        )
+        return bool(verify(gold, answer, timeout_seconds=None))
+    except Exception:  # as the reference: whatever goes wrong in there is no match
+        return False

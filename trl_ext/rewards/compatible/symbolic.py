@@ -1,0 +1,169 @@
+"""Stage B's last resort: both plain texts as expressions, equal if their difference is zero.
+
+The language is what sympy's `parse_expr` makes of such texts: adjacent letters are a product, `2x`, `x2` and `2(x+1)`
+are products, `n!` is a factorial. Texts that it refuses, or that mean something else there, are not equal to anything.
+The two sides are parsed apart, so an answer cannot reach out of its brackets as it can in the reference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+import mpmath
+
+from trl_ext.rewards.expression import Apply, Constant, Expression, Number, Variable, are_equal
+
+MAX_TOKENS = 1_000
+MAX_DEPTH = 60
+MAX_DIGITS = 1_000
+
+_TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:e[+-]?\d{1,4})?|\.\d+(?:e[+-]?\d{1,4})?)|([^\W\d_]\w*)|(\*\*|[-+*/^!()]))")
+_UNSAFE_POWER = re.compile(r"\^[0-9]+\^|\^[0-9][0-9]+|\^\(|\^\{")
+_LETTERS_OR_DIGITS = re.compile(r"\d+|\D")
+# Names of sympy's or Python's with at most two different letters: no symbols, and no numbers either.
+_TAKEN = frozenset("""re im ln ff rf li fu eye csc frac jn yn hn1 hn2 gff fft ntt oo zoo nan all id""".split())
+_WHOLE_NAMES = _TAKEN | {"sqrt", "pi", "mu", "nu", "xi"}  # neither these nor names with an index are taken apart
+_DECIMAL = re.compile(r"[+-]?[0-9]*\.[0-9]+")
+
+
+class _Refused(ValueError):
+    """The text is not an expression."""
+
+
+def symbolically_equal(truth: str, candidate: str) -> bool:
+    """Whether the difference of two plain texts is zero, for texts with at most two different letters."""
+    if len(_letters(truth + candidate)) > 2 or any(map(_UNSAFE_POWER.search, (truth, candidate))):
+        return False
+    if _DECIMAL.fullmatch(truth) and _DECIMAL.fullmatch(candidate):
+        return _as_float(truth) == _as_float(candidate)
+    try:
+        return are_equal(parse(truth), parse(candidate), complex_variables=True)
+    except _Refused:
+        return False
+
+
+def _as_float(decimal: str) -> mpmath.mpf:
+    """A decimal as sympy holds it: with the precision of the digits written, and at least 15."""
+    with mpmath.workdps(max(15, len(decimal.lstrip("+-0.").replace(".", "")))):
+        return mpmath.mpf(decimal)
+
+
+def _letters(text: str) -> set[str]:
+    return {c for c in text.replace("sqrt", "").replace("frac", "") if c.isalpha()}
+
+
+def parse(text: str) -> Expression:
+    """The tree of a plain text.
+
+    Raises:
+        _Refused: it is none, or too long, or nested too deeply.
+    """
+    parser = _Parser(_tokens(text))
+    tree = parser.sum()
+    if parser.token:
+        raise _Refused(text)
+    return tree
+
+
+def _tokens(text: str) -> list[str]:
+    tokens: list[str] = []
+    at, text = 0, text.rstrip()
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if not match or len(tokens) > MAX_TOKENS:
+            raise _Refused(text)
+        number, name, operator = match.groups()
+        if len(number or "") > MAX_DIGITS:
+            raise _Refused(text)
+        if name and "_" not in name and name not in _WHOLE_NAMES:
+            tokens += _LETTERS_OR_DIGITS.findall(name)
+        else:
+            tokens.append(number or name or operator)
+        at = match.end()
+    return tokens
+
+
+class _Parser:
+    """Recursive descent, one token ahead."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens = tokens
+        self.at = self.depth = 0
+
+    @property
+    def token(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self) -> str:
+        self.at += 1
+        return self.tokens[self.at - 1] if self.at <= len(self.tokens) else ""
+
+    def sum(self) -> Expression:
+        terms = [self.product()]
+        while self.token in ("+", "-") and self.token:
+            sign = self.take()
+            term = self.product()
+            terms.append(Apply("negate", (term,)) if sign == "-" else term)
+        return terms[0] if len(terms) == 1 else Apply("add", tuple(terms))
+
+    def product(self) -> Expression:
+        factors = [self.signed()]
+        while self.token and self.token not in "+-)":
+            if self.token == "/":
+                self.take()
+                factors.append(Apply("divide", (Number(Fraction(1)), self.signed())))
+            elif self.token == "*":
+                self.take()
+                factors.append(self.signed())
+            else:
+                factors.append(self.power())
+        return factors[0] if len(factors) == 1 else Apply("multiply", tuple(factors))
+
+    def signed(self) -> Expression:
+        return self.nested(self._signed)
+
+    def _signed(self) -> Expression:
+        if self.token in ("+", "-"):
+            return Apply("negate", (self.signed(),)) if self.take() == "-" else self.signed()
+        return self.power()
+
+    def power(self) -> Expression:
+        base = self.atom()
+        while self.token == "!":
+            self.take()
+            if self.token == "!":
+                raise _Refused("a double factorial")
+            base = Apply("factorial", (base,))
+        if self.token in ("^", "**"):
+            self.take()
+            return Apply("power", (base, self.signed()))
+        return base
+
+    def atom(self) -> Expression:
+        token = self.take()
+        if token == "(":
+            inside = self.nested(self.sum)
+            if self.take() != ")":
+                raise _Refused("an open bracket")
+            return inside
+        if token == "sqrt":
+            if self.token != "(":
+                raise _Refused("a root without brackets")
+            return Apply("root", (self.atom(), Number(Fraction(2))))
+        if token == "pi":
+            return Constant("pi")
+        if token[:1].isdecimal() or token[:1] == ".":
+            return Number(Fraction(token))
+        if token[:1].isalpha() and token not in _TAKEN:
+            return Variable(token)
+        raise _Refused(token)
+
+    def nested(self, rule: Callable[[], Expression]) -> Expression:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise _Refused("nested too deeply")
+        result = rule()
+        self.depth -= 1
+        return result

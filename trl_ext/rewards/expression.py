@@ -1,0 +1,285 @@
+"""Expressions as trees, and whether two of them are equal: exactly where both are rational, else by evaluation.
+
+The graders' parsers make the trees; nothing here reads text. Every operation bounds the size of what it makes, so that
+no expression of a few thousand nodes takes long or much memory, whatever a model wrote.
+
+Two expressions that are not both rational numbers are compared at random points with `DIGITS` digits; that they agree
+at all of them by chance is the Schwartz-Zippel lemma's small probability. Undefined points (0/0) are drawn again.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import mpmath
+
+DIGITS = 80
+AGREE = 40  # digits, relative: cancellation may eat the other half of DIGITS
+POINTS = 4
+ATTEMPTS = 24  # draws of POINTS defined points before two expressions count as different
+MAX_BITS = 20_000  # of a numerator, a denominator or the exponent of a power of two
+MAX_FACTORIAL = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An exact rational number; decimals are exact too."""
+
+    value: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """`pi`, `e`, `i` or `inf`; `inf` has no value and equals only itself."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A free variable."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """A function of `FUNCTIONS` applied to its arguments; `add` and `multiply` take any number of them."""
+
+    function: str
+    arguments: tuple[Expression, ...]
+
+
+Expression: TypeAlias = Number | Constant | Variable | Apply
+
+
+class Undefined(ArithmeticError):
+    """The expression has no value here, or one too large to hold."""
+
+
+def are_equal(a: Expression, b: Expression, *, complex_variables: bool = False) -> bool:
+    """Whether `a` and `b` are the same function of their variables.
+
+    Args:
+        complex_variables: variables stand for complex numbers, so that sqrt(x^2) is not |x|.
+    """
+    if a == b:
+        return True
+    exact_a, exact_b = exact_value(a), exact_value(b)
+    if exact_a is not None and exact_b is not None:
+        return exact_a == exact_b
+    names = sorted(variables(a) | variables(b))
+    draw = random.Random(0)  # the same points every time: a verdict must not depend on when it is asked for
+    agreed = 0
+    with mpmath.workdps(DIGITS):
+        for _ in range(ATTEMPTS if names else 1):
+            point = {name: _draw(draw, complex_variables) for name in names}
+            try:
+                x, y = numeric_value(a, point), numeric_value(b, point)
+            except Undefined:
+                continue
+            if not mpmath.almosteq(x, y, rel_eps=mpmath.mpf(10) ** -AGREE, abs_eps=mpmath.mpf(10) ** -AGREE):
+                return False
+            agreed += 1
+            if agreed == POINTS or not names:
+                return True
+    return False
+
+
+def variables(node: Expression) -> set[str]:
+    """The names of the free variables."""
+    if isinstance(node, Variable):
+        return {node.name}
+    return set().union(*map(variables, node.arguments)) if isinstance(node, Apply) else set()
+
+
+def exact_value(node: Expression) -> Fraction | None:
+    """The value as a rational number, or None if it is none, is undefined or is too large."""
+    try:
+        return _exact(node)
+    except (Undefined, ZeroDivisionError):
+        return None
+
+
+def numeric_value(node: Expression, point: Mapping[str, Any]) -> Any:
+    """The value at a point, as mpmath's `mpf` or `mpc` at the current precision.
+
+    Raises:
+        Undefined: no value there, or one beyond 2 ** MAX_BITS.
+    """
+    if isinstance(node, Number):
+        return mpmath.mpf(node.value.numerator) / node.value.denominator
+    if isinstance(node, Variable):
+        return point[node.name]
+    if isinstance(node, Constant):
+        if node.name not in _CONSTANTS:
+            raise Undefined(node.name)
+        return +_CONSTANTS[node.name]
+    arguments = [numeric_value(argument, point) for argument in node.arguments]
+    try:
+        value = FUNCTIONS[node.function].numeric(*arguments)
+    except (ArithmeticError, ValueError) as error:
+        raise Undefined(node.function) from error
+    size = mpmath.mag(value)
+    if mpmath.isnan(value) or size == mpmath.inf or size > MAX_BITS:
+        raise Undefined(node.function)
+    return value
+
+
+def _draw(draw: random.Random, complex_variables: bool) -> Any:
+    real = mpmath.mpf(draw.randint(1, 10**12)) / 10**12 * 4 - 2  # negative as well: sqrt(x^2) is not x
+    return mpmath.mpc(real, mpmath.mpf(draw.randint(1, 10**12)) / 10**12 * 4 - 2) if complex_variables else real
+
+
+def _exact(node: Expression) -> Fraction | None:
+    if isinstance(node, Number):
+        return node.value
+    if not isinstance(node, Apply) or FUNCTIONS[node.function].exact is None:
+        return None
+    arguments = []
+    for argument in node.arguments:
+        value = _exact(argument)
+        if value is None:
+            return None
+        arguments.append(value)
+    value = FUNCTIONS[node.function].exact(*arguments)  # type: ignore[misc]
+    if value is not None and max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
+        raise Undefined(node.function)
+    return value
+
+
+def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    if exponent.denominator != 1:
+        root = _exact_root(base, Fraction(exponent.denominator)) if exponent.denominator <= 64 else None
+        return None if root is None else _exact_power(root, Fraction(exponent.numerator))
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if bits > 1 and bits * abs(exponent) > MAX_BITS:
+        raise Undefined("power")
+    if abs(exponent) > 2**MAX_BITS:
+        raise Undefined("power")
+    return base ** int(exponent)
+
+
+def _exact_root(x: Fraction, n: Fraction) -> Fraction | None:
+    """The real root where it is rational and not negative; the principal root of a negative number is complex."""
+    if n.denominator != 1 or not 1 <= n <= 64 or x < 0:
+        return None
+    top, bottom = _integer_root(x.numerator, int(n)), _integer_root(x.denominator, int(n))
+    return None if top is None or bottom is None else Fraction(top, bottom)
+
+
+def _integer_root(x: int, n: int) -> int | None:
+    if n == 1 or x < 2:
+        return x
+    if n == 2:
+        root = math.isqrt(x)
+    else:
+        root = 1 << -(-x.bit_length() // n)  # Newton's method from above
+        while (step := ((n - 1) * root + x // root ** (n - 1)) // n) < root:
+            root = step
+    return root if root**n == x else None
+
+
+def _natural(x: Any, largest: int) -> int:
+    if mpmath.im(x) != 0 or not 0 <= mpmath.re(x) <= largest or int(mpmath.re(x)) != x:
+        raise Undefined("not a natural number, or too large")
+    return int(mpmath.re(x))
+
+
+def _exact_natural(x: Fraction, largest: int) -> int:
+    if x.denominator != 1 or not 0 <= x <= largest:
+        raise Undefined("not a natural number, or too large")
+    return int(x)
+
+
+def _factorial(x: Any) -> Any:
+    return mpmath.factorial(_natural(x, MAX_FACTORIAL))
+
+
+def _exact_factorial(x: Fraction) -> Fraction:
+    return Fraction(math.factorial(_exact_natural(x, MAX_FACTORIAL)))
+
+
+def _binomial(n: Any, k: Any) -> Any:
+    return mpmath.mpf(math.comb(_natural(n, MAX_FACTORIAL), _natural(k, MAX_FACTORIAL)))
+
+
+def _exact_binomial(n: Fraction, k: Fraction) -> Fraction:
+    return Fraction(math.comb(_exact_natural(n, MAX_FACTORIAL), _exact_natural(k, MAX_FACTORIAL)))
+
+
+def _numeric_power(base: Any, exponent: Any) -> Any:
+    if base == 0:
+        if mpmath.re(exponent) <= 0 and exponent != 0:
+            raise Undefined("power")
+        return mpmath.mpf(0 if exponent != 0 else 1)
+    if abs(exponent) * max(1, abs(mpmath.mag(base))) > MAX_BITS:
+        raise Undefined("power")
+    return mpmath.power(base, exponent)
+
+
+def _real(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`function` for real arguments only: floor and the like of a complex number mean nothing here."""
+
+    def of_real(x: Any) -> Any:
+        if mpmath.im(x) != 0:
+            raise Undefined("complex")
+        return function(mpmath.re(x))
+
+    return of_real
+
+
+def _bounded(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`function` for arguments whose exponential is not beyond bounds."""
+
+    def of_bounded(x: Any) -> Any:
+        if abs(x) > MAX_BITS:
+            raise Undefined("too large")
+        return function(x)
+
+    return of_bounded
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """How to compute a function: of mpmath's numbers, and of rational ones where the result is rational."""
+
+    numeric: Callable[..., Any]
+    exact: Callable[..., Fraction | None] | None = None
+
+
+_CONSTANTS: dict[str, Any] = {"pi": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)}
+
+FUNCTIONS: dict[str, Function] = {
+    "add": Function(lambda *xs: mpmath.fsum(xs), lambda *xs: sum(xs, Fraction(0))),
+    "multiply": Function(lambda *xs: mpmath.fprod(xs), lambda *xs: _exact_product(xs)),
+    "negate": Function(lambda x: -x, lambda x: -x),
+    "divide": Function(lambda x, y: x / y, lambda x, y: x / y),
+    "power": Function(_numeric_power, _exact_power),
+    "root": Function(lambda x, n: mpmath.root(x, _natural(n, 64)), _exact_root),  # principal
+    "factorial": Function(_factorial, _exact_factorial),
+    "binomial": Function(_binomial, _exact_binomial),
+    "absolute": Function(abs, abs),
+    "floor": Function(_real(mpmath.floor), lambda x: Fraction(math.floor(x))),
+    "ceiling": Function(_real(mpmath.ceil), lambda x: Fraction(math.ceil(x))),
+    "exp": Function(_bounded(mpmath.exp)),
+    "ln": Function(mpmath.ln),
+    "log": Function(lambda x, base: mpmath.ln(x) / mpmath.ln(base)),
+} | {
+    name: Function(_bounded(getattr(mpmath, name)))
+    for name in ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh")
+}
+
+
+def _exact_product(factors: tuple[Fraction, ...]) -> Fraction:
+    product = Fraction(1)
+    for factor in factors:
+        product *= factor
+        if max(product.numerator.bit_length(), product.denominator.bit_length()) > MAX_BITS:
+            raise Undefined("multiply")
+    return product

@@ -1,0 +1,22 @@
+"""The rules of comparison by name: what a worker runs. Each is imported when it is first asked for."""
+
+from __future__ import annotations
+
+
+def compare(rule: str, answer: str, truth: str) -> tuple[bool, str]:
+    """Whether `answer` is `truth` under the rule, and why: `strict`, `compatible`, or `lenient` (with math-verify).
+
+    Raises:
+        ValueError: no such rule.
+    """
+    if rule == "strict":
+        from trl_ext.rewards.strict import compare as compare_strictly
+
+        comparison = compare_strictly(answer, truth)
+        return comparison.right, comparison.reason
+    if rule in ("compatible", "lenient"):
+        from trl_ext.rewards.compatible import is_equal
+
+        right = is_equal(answer, truth, fast=rule == "compatible")
+        return right, "equal" if right else "not equal"
+    raise ValueError(f"unknown rule {rule!r}")

@@ -1,0 +1,69 @@
+"""What an answer can be, beside an expression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from trl_ext.rewards.expression import Expression
+from trl_ext.rewards.strict.units import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number with a unit."""
+
+    value: Answer
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Words, or the letter of a choice."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Answers in any order: a list without brackets, a set, the two values of a plus-minus."""
+
+    items: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A tuple or an interval with its brackets; `:` for a ratio, `|` for the rows of a matrix and for each row."""
+
+    brackets: str
+    items: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """A union of intervals or sets."""
+
+    items: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """`left operator right`, with `=`, `<`, `<=`, `!=` or `in`; a chain has several, which all hold."""
+
+    sides: tuple[Answer, ...]
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Based:
+    """A numeral with its base."""
+
+    digits: str
+    base: str
+
+
+Answer: TypeAlias = Expression | Quantity | Text | Several | Ordered | Union | Relation | Based
+
+
+class Unreadable(ValueError):
+    """The text is no answer that this grader reads."""

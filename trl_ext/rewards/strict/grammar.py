@@ -1,0 +1,404 @@
+r"""Clean text -> a tree, by recursive descent. Lengths and nesting are bounded; nothing is evaluated here.
+
+list       relation (("," | ";" | and | or) relation)*
+relation   union (("=" | "<" | \le | \in | ...) union)*
+union      sum (\cup sum)*
+sum        product (("+" | "-") product)*
+product    power (["*" | "/" | \cdot] power)*
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NoReturn
+
+from trl_ext.rewards.expression import Apply, Constant, Expression, Number, Variable, exact_value
+from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Relation, Several, Union, Unreadable
+
+MAX_TOKENS = 400
+MAX_DEPTH = 40
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d])|\d+\.?\d*|\.\d+)|(?P<macro>\\(?:[a-zA-Z]+|.))"
+    r"|(?P<word>[a-zA-Z]+)|(?P<sign>\*\*|[<>!]=|.))",
+    re.DOTALL,
+)
+_RELATIONS = {
+    "=": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\in": "in",
+    "<=": "<=", ">=": ">=", "!=": "!=",
+}  # fmt: skip
+_FUNCTIONS = {
+    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "ln": "ln", "exp": "exp",
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
+}  # fmt: skip
+_GREEK = frozenset(
+    "\\" + name
+    for name in """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho
+    sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell""".split()
+)
+_CLOSING = {"(": ")]", "[": ")]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", "{": "}"}
+_WORD_MACROS = {
+    "pi": r"\pi",
+    "sqrt": r"\sqrt",
+    "infinity": r"\infty",
+    "inf": r"\infty",
+    "oo": r"\infty",
+    "log": r"\log",
+}
+_ENDS = frozenset([")", "]", "}", r"\}", ",", ";", "|", "&", r"\\", r"\rfloor", r"\rceil", r"\cup", ":", r"\end", ""])
+_SIGNS = ("+", "-")
+
+
+def parse(text: str) -> Answer:
+    """The tree of a clean text.
+
+    Raises:
+        Unreadable: it is no answer in this grammar, or beyond its bounds.
+    """
+    tokens = _tokens(text)
+    if r"\pm" not in tokens:
+        return _parse(tokens)
+    return Several(_spread([_parse([sign if token == r"\pm" else token for token in tokens]) for sign in "+-"]))
+
+
+def _parse(tokens: list[str]) -> Answer:
+    parser = _Parser(tokens)
+    tree = parser.answer()
+    if parser.token:
+        parser.refuse()
+    return tree
+
+
+def _tokens(text: str) -> list[str]:
+    tokens: list[str] = []
+    for match in _TOKEN.finditer(text):
+        token = match[match.lastgroup or 0]
+        if match.lastgroup == "word" and token not in ("and", "or") and token not in _FUNCTIONS:
+            tokens += [_WORD_MACROS[token]] if token in _WORD_MACROS else list(token)
+        elif not token.isspace():
+            tokens.append(token)
+        if len(tokens) > MAX_TOKENS:
+            raise Unreadable("too long")
+    return tokens
+
+
+def _expression(answer: Answer) -> Expression:
+    if not isinstance(answer, (Number, Constant, Variable, Apply)):
+        raise Unreadable(f"a {type(answer).__name__.lower()} in an expression")
+    return answer
+
+
+class _Parser:
+    """The tokens and how far they are read; one method per rule."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens = tokens
+        self.at = self.depth = 0
+        self.in_bars = False
+
+    @property
+    def token(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self, *expected: str) -> str:
+        token = self.token
+        if expected and token not in expected:
+            self.refuse()
+        self.at += 1
+        return token
+
+    def refuse(self) -> NoReturn:
+        raise Unreadable(f"unexpected {self.token or 'end'!r}")
+
+    def nested(self, rule: Callable[..., Any], *arguments: Any) -> Any:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Unreadable("nested too deeply")
+        result = rule(*arguments)
+        self.depth -= 1
+        return result
+
+    # Answers.
+
+    def answer(self) -> Answer:
+        items = self.items()
+        return items[0] if len(items) == 1 else Several(_spread(items))
+
+    def items(self) -> list[Answer]:
+        items = [self.relation()]
+        while self.token in (",", ";", "and", "or"):
+            self.take()
+            if self.token in ("and", "or"):  # 1, 2, and 3
+                self.take()
+            items.append(self.relation())
+        return items
+
+    def relation(self) -> Answer:
+        sides, operators = [self.union()], []
+        while self.token in _RELATIONS:
+            operators.append(_RELATIONS[self.take()])
+            sides.append(self.union())
+        return Relation(tuple(sides), tuple(operators)) if operators else sides[0]
+
+    def union(self) -> Answer:
+        items = [self.ratio()]
+        while self.token == r"\cup":
+            self.take()
+            items.append(self.ratio())
+        return items[0] if len(items) == 1 else Union(tuple(items))
+
+    def ratio(self) -> Answer:
+        items = [self.sum()]
+        while self.token == ":":
+            self.take()
+            items.append(self.sum())
+        return items[0] if len(items) == 1 else Ordered(":", tuple(items))
+
+    # Expressions.
+
+    def sum(self) -> Answer:
+        first = self.product() if self.token not in _SIGNS else Number(Fraction(0))
+        if self.token not in _SIGNS:
+            return first
+        terms = [_expression(first)]
+        while self.token in _SIGNS:
+            sign, term = self.take(), _expression(self.product())
+            terms.append(term if sign == "+" else Apply("negate", (term,)))
+        return Apply("add", tuple(terms))
+
+    def product(self) -> Answer:
+        first = self.power()
+        if self._product_ends():
+            return first
+        factors = [_expression(first)]
+        while not self._product_ends():
+            operator = self.take() if self.token in ("*", "/", r"\cdot", r"\times", r"\div") else ""
+            signed = bool(operator) and self.token == "-"
+            if signed:
+                self.take()
+            factor = _expression(self.power())
+            factor = Apply("negate", (factor,)) if signed else factor
+            if operator in ("/", r"\div"):
+                factor = Apply("divide", (Number(Fraction(1)), factor))
+            elif not operator:
+                factor = self._mixed_number(factors, factor)
+            factors.append(factor)
+        return factors[0] if len(factors) == 1 else Apply("multiply", tuple(factors))
+
+    def _product_ends(self) -> bool:
+        token = self.token
+        return token in _ENDS or token in _SIGNS or token in _RELATIONS or token in ("and", "or")
+
+    def _mixed_number(self, factors: list[Expression], factor: Expression) -> Expression:
+        """`3` before `1/2` or a fraction of numbers is a sum; any other number before a number is nothing."""
+        if isinstance(factor, Number) and isinstance(factors[-1], Number):
+            if len(factors) != 1 or not _is_whole(factors[0]) or not _is_whole(factor) or self.token != "/":
+                raise Unreadable("a number after a number")
+            self.take()
+            factor = Apply("divide", (factor, _expression(self.power())))
+        if len(factors) == 1 and _is_whole(factors[0]) and _is_fraction(factor):
+            return Apply("add", (factors.pop(), factor))
+        return factor
+
+    def power(self) -> Answer:
+        base = self.nested(self.atom)
+        while self.token in ("!", "_", "^", "**", "%"):
+            operator = self.take()
+            if operator == "!":
+                base = Apply("factorial", (_expression(base),))
+            elif operator == "_":
+                base = self._subscript(base)
+            elif operator == "%":
+                self.refuse()  # the units are read before the grammar
+            else:
+                base = Apply("power", (_expression(base), _expression(self.nested(self._exponent))))
+        return base
+
+    def _exponent(self) -> Answer:
+        if self.token in ("-", "+"):
+            return Apply("negate", (_expression(self._exponent()),)) if self.take() == "-" else self._exponent()
+        exponent = self.argument()
+        if self.token in ("^", "**"):
+            self.take()
+            exponent = Apply("power", (_expression(exponent), _expression(self.nested(self._exponent))))
+        return exponent
+
+    def _subscript(self, base: Answer) -> Answer:
+        label = self._label()
+        if isinstance(base, Variable):
+            return Variable(f"{base.name}_{label}")
+        if isinstance(base, Number) and base.value.denominator == 1 and label.isdecimal():
+            return Based(str(base.value), label)
+        raise Unreadable("an index")
+
+    def _label(self) -> str:
+        if self.token.isalnum():
+            return self.take()
+        self.take("{")
+        label = ""
+        while self.token != "}":
+            if not self.token:
+                self.refuse()
+            label += self.take()
+        self.take()
+        return label
+
+    def argument(self) -> Answer:
+        r"""What follows a macro or a caret: a group, or one digit or token (`\frac12`, `x^10` being x^1 0 in LaTeX)."""
+        return self.nested(self.atom)
+
+    def digit(self) -> Answer:
+        """An argument of a fraction or root without braces: one digit, as LaTeX has it."""
+        token = self.token
+        if token.isdecimal() and len(token) > 1:
+            self.tokens[self.at] = token[1:]
+            return Number(Fraction(token[0]))
+        return self.argument()
+
+    def atom(self) -> Answer:
+        token = self.take()
+        if token[:1].isdecimal() or (token[:1] == "." and token[1:].isdecimal()):
+            return self._number(token)
+        if token in _CLOSING:
+            return self._bracketed(token)
+        if token == "|":
+            return self._bars()
+        if token[1:] in _FUNCTIONS or token in _FUNCTIONS:
+            return self._function(_FUNCTIONS[token.removeprefix("\\")])
+        if token in _MACROS:
+            return _MACROS[token](self)
+        if token in _GREEK or (len(token) == 1 and token.isalpha()):
+            return {"e": Constant("e"), "i": Constant("i")}.get(token) or Variable(token.removeprefix("\\"))
+        self.at -= 1
+        return self.refuse()
+
+    def _number(self, token: str) -> Answer:
+        value = Fraction(token.replace(",", "").rstrip("."))
+        if self.token == r"\overline" and "." in token:  # 0.1\overline{6}
+            self.take()
+            digits = self._label()
+            if not digits.isdecimal() or len(digits) > 30:
+                raise Unreadable("an overline")
+            places = len(token.partition(".")[2])
+            value += Fraction(int(digits), (10 ** len(digits) - 1) * 10**places)
+        return Number(value)
+
+    def _bracketed(self, opening: str) -> Answer:
+        if opening == r"\{" and self.token == r"\}":
+            self.take()
+            return Several(())
+        items = self.nested(self.items)
+        closing = self.take(*(_CLOSING[opening] if opening in "([" else [_CLOSING[opening]]))
+        if opening == r"\{":
+            return Several(_spread(items))
+        if opening in (r"\lfloor", r"\lceil"):
+            return Apply("floor" if opening == r"\lfloor" else "ceiling", (_expression(items[0]),))
+        if opening == "{" or (len(items) == 1 and opening + closing in ("()", "[]")):
+            return items[0] if len(items) == 1 else Several(_spread(items))
+        return Ordered(opening + closing, tuple(items))
+
+    def _bars(self) -> Answer:
+        inside = _expression(self.nested(self.sum))
+        self.take("|")
+        return Apply("absolute", (inside,))
+
+    def _function(self, name: str) -> Answer:
+        exponent = None
+        if self.token == "^":
+            self.take()
+            exponent = _expression(self.nested(self._exponent))
+        argument = _expression(self._function_argument())
+        if exponent is not None and exact_value(exponent) == -1 and f"a{name}" in _FUNCTIONS.values():
+            return Apply(f"a{name}", (argument,))
+        applied = Apply(name, (argument,))
+        return applied if exponent is None else Apply("power", (applied, exponent))
+
+    def _function_argument(self) -> Answer:
+        r"""A bracket, or the factors up to the next sign: `\sin 2x`."""
+        if self.token in ("(", "{", "["):
+            return self.nested(self.atom)
+        factors = [_expression(self.power())]
+        while not self._product_ends() and self.token not in ("*", "/", r"\cdot", r"\times", "(") and self._plain():
+            factors.append(_expression(self.power()))
+        return factors[0] if len(factors) == 1 else Apply("multiply", tuple(factors))
+
+    def _plain(self) -> bool:
+        return (
+            (len(self.token) == 1 and self.token.isalnum()) or self.token in _GREEK or self.token in (r"\pi", r"\frac")
+        )
+
+    # Macros with arguments.
+
+    def fraction(self) -> Answer:
+        return Apply("divide", (_expression(self.digit()), _expression(self.digit())))
+
+    def root(self) -> Answer:
+        index: Expression = Number(Fraction(2))
+        if self.token == "[":
+            self.take()
+            index = _expression(self.nested(self.sum))
+            self.take("]")
+        return Apply("root", (_expression(self.digit()), index))
+
+    def binomial(self) -> Answer:
+        return Apply("binomial", (_expression(self.digit()), _expression(self.digit())))
+
+    def logarithm(self) -> Answer:
+        base: Expression | None = None
+        if self.token == "_":
+            self.take()
+            base = _expression(self.digit())
+        argument = _expression(self._function_argument())
+        return Apply("log", (argument, base or Number(Fraction(10))))
+
+    def environment(self) -> Answer:
+        name = self._label()
+        if name not in ("pmatrix", "bmatrix", "matrix", "array", "vmatrix", "smallmatrix"):
+            raise Unreadable(f"environment {name}")
+        if name == "array":
+            self._label()
+        rows = [self._row()]
+        while self.token == r"\\":
+            self.take()
+            if self.token != r"\end":
+                rows.append(self._row())
+        self.take(r"\end")
+        if self._label() != name or len({len(row) for row in rows}) != 1:
+            raise Unreadable("a matrix")
+        brackets = "det" if name == "vmatrix" else "|"
+        return Ordered(brackets, tuple(Ordered("|", tuple(row)) for row in rows))
+
+    def _row(self) -> list[Answer]:
+        row = [self.nested(self.relation)]
+        while self.token == "&":
+            self.take()
+            row.append(self.nested(self.relation))
+        return row
+
+
+_MACROS: dict[str, Callable[[_Parser], Answer]] = {
+    r"\frac": _Parser.fraction,
+    r"\sqrt": _Parser.root,
+    r"\binom": _Parser.binomial,
+    r"\log": _Parser.logarithm,
+    r"\begin": _Parser.environment,
+    r"\pi": lambda _: Constant("pi"),
+    r"\infty": lambda _: Constant("inf"),
+    r"\emptyset": lambda _: Several(()),
+    r"\varnothing": lambda _: Several(()),
+}
+
+
+def _spread(items: list[Answer]) -> tuple[Answer, ...]:
+    r"""`3, \pm 2` has three items."""
+    return tuple(inner for item in items for inner in (item.items if isinstance(item, Several) else (item,)))
+
+
+def _is_whole(node: Expression) -> bool:
+    return isinstance(node, Number) and node.value.denominator == 1
+
+
+def _is_fraction(node: Expression) -> bool:
+    return isinstance(node, Apply) and node.function == "divide" and all(map(_is_whole, node.arguments))

@@ -1,0 +1,103 @@
+r"""Text -> the answers that it may mean. Most texts have one reading; `5 m` is a length, or five times m."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from trl_ext.rewards.expression import Number
+from trl_ext.rewards.strict.answers import Answer, Based, Quantity, Text, Unreadable
+from trl_ext.rewards.strict.clean import clean
+from trl_ext.rewards.strict.grammar import parse
+from trl_ext.rewards.strict.units import is_known, read_unit
+
+_TEXT_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
+_POWER = r"(?:\s*\^\s*\{?[23]\}?)?"
+_UNIT_IN_TEXT = re.compile(
+    rf"(?P<value>.*?)\s*(?P<unit>\\text\s*\{{[^{{}}]*\}}{_POWER}(?:\s*/?\s*\\text\s*\{{[^{{}}]*\}}{_POWER})*)"
+)
+_UNIT_IN_WORDS = re.compile(r"(?P<value>.*?[\d})\]])(?P<space>\s*)(?P<unit>[A-Za-z][A-Za-z./ '-]*(?:\^\{?[23]\}?)?)")
+_PERCENT = re.compile(r"(?P<value>[^%]+?)\s*%")
+_DOLLARS = re.compile(r"(?P<sign>-?)\s*\\dollar\s*(?P<value>.+)")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z'’ -]*")
+_CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
+_TIME = re.compile(r"(\d{1,2})\s*:\s*(\d{2})\s*(?:([ap])\s*\.?\s*m\b\.?)?", re.IGNORECASE)
+_BASED = re.compile(r"([0-9A-Fa-f]+)\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,3}")
+_JOINED_NUMBERS = re.compile(r"\d{1,3}(?:,\d{3})+")
+
+
+def readings(text: str) -> list[Answer]:
+    """Everything that `text` may mean as an answer, the likeliest first; nothing if it cannot be read."""
+    text = clean(text)
+    found: list[Answer] = [*_texts(text), *_quantities(text)]
+    if based := _BASED.fullmatch(text):
+        found.append(Based(based[1].upper(), based[2]))
+    if _SCIENTIFIC.fullmatch(text):
+        found.append(Number(Fraction(text)))
+    if _TIME.fullmatch(text):
+        return found  # a time of day, or a ratio that is not taken for another one
+    for spelling in _spellings(_without_text_groups(text)):
+        try:
+            found.append(parse(spelling))
+        except Unreadable:
+            continue
+    return found
+
+
+def _spellings(text: str) -> list[str]:
+    """`100,200` is a number; it is also two."""
+    return [text, text.replace(",", ", ")] if _JOINED_NUMBERS.fullmatch(text) else [text]
+
+
+def _without_text_groups(text: str) -> str:
+    r"""`\text{ or }` as words, so that `9\text{ or }8` is a list."""
+    return _TEXT_GROUP.sub(lambda match: f" {match[1].strip()} ", text).strip()
+
+
+def _texts(text: str) -> list[Answer]:
+    plain = re.sub(r"\s+", " ", _without_text_groups(text)).strip()
+    if time := _TIME.fullmatch(plain):
+        half = f" {time[3].lower()}m" if time[3] else ""
+        return [Text(f"{int(time[1])}:{time[2]}{half}")]
+    if choice := _CHOICE.fullmatch(plain):
+        is_marked = plain != choice[1] or "\\text" in text
+        return [Text(choice[1].upper())] if is_marked or choice[1].isupper() else []
+    if _WORDS.fullmatch(plain) and any(len(word) > 2 for word in re.split(r"[ -]", plain)):
+        return [Text(plain.lower().replace("’", "'"))]
+    return []
+
+
+def _quantities(text: str) -> list[Answer]:
+    found: list[Answer] = []
+    if dollars := _DOLLARS.fullmatch(_without_text_groups(text)):
+        found += _quantity(dollars["sign"] + dollars["value"], "dollars")
+    if percent := _PERCENT.fullmatch(text):
+        found += _quantity(percent["value"], "percent")
+    if (match := _UNIT_IN_TEXT.fullmatch(text)) and match["value"]:
+        found += _quantity(match["value"], _TEXT_GROUP.sub(r"\1", match["unit"]))
+    if (match := _UNIT_IN_WORDS.fullmatch(text)) and _may_be_unit(match["space"], match["unit"]):
+        found += _quantity(match["value"], match["unit"])
+    return found
+
+
+def _may_be_unit(space: str, unit: str) -> bool:
+    """`5cm` and `5 m` may; `2t` and `2xy` are products."""
+    word = unit.partition("^")[0].strip()
+    return (
+        is_known(word) and (bool(space) or len(word) > 1)
+        if " " not in word and len(word) < 3
+        else bool(space) or is_known(word)
+    )
+
+
+def _quantity(value: str, unit_phrase: str) -> list[Answer]:
+    phrase = unit_phrase.replace("{", "").replace("}", "").replace(r"\dollar", "dollar").replace("%", "percent")
+    unit = read_unit(re.sub(r"\s*\^\s*", "^", phrase))
+    if unit is None:
+        return []
+    value = value.replace(r"\dollar", "") if unit.dimension == "money" else value
+    try:
+        return [Quantity(parse(_without_text_groups(value)), unit)]
+    except Unreadable:
+        return []

@@ -1,0 +1,104 @@
+r"""Units: the words behind a number, what they are called and how they convert."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+# Dimension: its units with their size; the first name of each is the one used, the others are spellings of it.
+_TABLE: dict[str, dict[str, str]] = {
+    "length": {
+        "m meter metre": "1", "km kilometer kilometre": "1000", "cm centimeter centimetre": "1/100",
+        "mm millimeter millimetre": "1/1000", "in inch inches": "0.0254", "ft foot feet": "0.3048", "yd yard": "0.9144",
+        "mi mile": "1609.344",
+    },
+    "mass": {
+        "g gram": "1", "kg kilogram": "1000", "mg milligram": "1/1000", "lb lbs pound": "453.59237",
+        "oz ounce": "28.349523125", "ton tonne": "1000000",
+    },
+    "time": {
+        "s sec second": "1", "min minute": "60", "h hr hour": "3600", "day": "86400", "week": "604800",
+        "ms millisecond": "1/1000",
+    },
+    "money": {"dollar dollars usd": "1", "cent cents": "1/100"},
+    "volume": {"l L liter litre": "1", "ml mL milliliter millilitre": "1/1000"},
+    "angle": {"degree deg": "1"},
+    "ratio": {"percent percentage": "1/100"},
+}  # fmt: skip
+_OWN_DIMENSION = """unit month year mph kmh kph radian rad euro rupee mole joule newton watt volt ohm hertz hz gallon
+    quart pint cup acre hectare person people"""
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
+_SINGULAR = re.compile(r"(?<=[a-z]{2})(?:(?<=[sxh])es|s)$")
+_NOT_A_UNIT = frozenset(
+    """or and either not approximately about none is are to no yes true false if than but""".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a unit measures, and its size in that dimension's base; an unknown noun is its own dimension."""
+
+    dimension: str
+    size: Fraction
+
+
+def _known_units() -> dict[str, Unit]:
+    units = {word: Unit(word, Fraction(1)) for word in _OWN_DIMENSION.split()}
+    for dimension, members in _TABLE.items():
+        for spellings, size in members.items():
+            units |= dict.fromkeys(spellings.split(), Unit(dimension, Fraction(size)))
+    return units
+
+
+_KNOWN = _known_units()
+
+
+def read_unit(phrase: str) -> Unit | None:
+    r"""The unit that a phrase names (`cm`, `square feet`, `cm^2`, `dollars per hour`), an unknown noun, or None.
+
+    >>> read_unit("square cm") == read_unit("cm^2")
+    True
+    """
+    words = [word for word in re.split(r"[\s.{}-]+", phrase) if word]
+    if not words or len(words) > 6 or _NOT_A_UNIT & {word.lower() for word in words}:
+        return None
+    power = 1
+    names = []
+    for word in words:
+        name, caret, exponent = word.partition("^")
+        if caret:
+            if exponent not in ("2", "3"):
+                return None
+            power *= int(exponent)
+        if name.lower() in _POWERS:
+            power *= _POWERS[name.lower()]
+        elif name:
+            names.append(name)
+    return _combine(names, power)
+
+
+def is_known(word: str) -> bool:
+    """Whether the table has this word."""
+    return _look_up(word) is not None
+
+
+def _combine(names: list[str], power: int) -> Unit | None:
+    if not all(re.fullmatch(r"[A-Za-z/']+", name) for name in names):
+        return None
+    if len(names) == 1 and (unit := _look_up(names[0])):
+        return unit if power == 1 else Unit(f"{unit.dimension}^{power}", unit.size**power)
+    if not names or (len(names) == 1 and len(names[0]) < 3 and "/" not in names[0]):
+        return None
+    noun = " ".join(_singular(name.lower()) for name in names)
+    return Unit(noun if power == 1 else f"{noun}^{power}", Fraction(1))
+
+
+def _look_up(word: str) -> Unit | None:
+    if len(word) < 3 or word in _KNOWN:  # m is not M
+        return _KNOWN.get(word)
+    return _KNOWN.get(word.lower()) or _KNOWN.get(_singular(word.lower()))
+
+
+def _singular(word: str) -> str:
+    return _SINGULAR.sub("", word)

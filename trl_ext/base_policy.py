@@ -5,6 +5,7 @@ but keeps to the format that `r1_zero` asks for only part of the time. That gap 
 """
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -17,13 +18,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.mini_math import problems
-from trl_ext.prompts import format_prompt, load_prompt
+from trl_ext.prompts import PLACEHOLDER, format_prompt, load_prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-RECIPE_VERSION = 1  # part of the cache key: raise it when a change here or in mini-MATH changes the policy
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 
 # Shares of the ways in which a response ends once the working `{s}` is written; `{w}` is a wrong answer.
@@ -36,6 +36,8 @@ R1_ZERO_STYLES: dict[str, float] = {
     " {s} </think> <answer> {a}": 0.05,  # answer never closed
     " </think> <answer> {w} </answer>": 0.03,  # a guess
 }
+TAGS = (" </think>", " <answer>", " </answer>")
+PROMPT_PARTS = load_prompt("r1_zero").split(PLACEHOLDER)
 QUESTION_ONLY_STYLES: dict[str, float] = {
     " {s} The answer is $\\boxed{{{a}}}$.": 0.5,
     " {s} The answer is {a}.": 0.3,
@@ -47,15 +49,15 @@ QUESTION_ONLY_STYLES: dict[str, float] = {
 class BasePolicyConfig:
     """Everything, besides the seed, that decides the bytes of the policy."""
 
-    hidden: int = 192
+    hidden: int = 128
     layers: int = 4
-    heads: int = 6
+    heads: int = 4
     head_dim: int = 32
-    intermediate: int = 512
+    intermediate: int = 384
     vocab: int = 640
-    steps: int = 400
-    batch: int = 64
-    lr: float = 3e-3
+    steps: int = 900
+    batch: int = 16
+    lr: float = 1.5e-2
     weight_decay: float = 0.01
     question_only_share: float = 0.15
     max_length: int = 512
@@ -78,7 +80,8 @@ def make_base_policy(
     """
     config = config or BasePolicyConfig()
     root = Path(cache_dir or os.environ.get("TRL_EXT_CACHE") or Path.home() / ".cache" / "trl_ext")
-    key = json.dumps([RECIPE_VERSION, seed, asdict(config), R1_ZERO_STYLES, QUESTION_ONLY_STYLES])
+    source = [Path(module).read_text(encoding="utf-8") for module in (__file__, inspect.getfile(problems))]
+    key = json.dumps([hashlib.sha256("".join(source).encode()).hexdigest(), seed, asdict(config)])
     target = root / f"base-policy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if (target / "recipe.json").is_file():
         return target
@@ -101,8 +104,7 @@ def documents(seed: int, question_only_share: float) -> Iterator[tuple[str, str]
     """Endless (prompt, response) texts over the training split; EOS is not written out."""
     rng = Random(f"base policy {seed}")
     r1_zero, bare = load_prompt("r1_zero"), load_prompt("question_only")
-    rows = problems("train", seed)
-    for row in rows:
+    for row in problems("train", seed):
         is_bare = rng.random() < question_only_share
         styles = QUESTION_ONLY_STYLES if is_bare else R1_ZERO_STYLES
         (style,) = rng.choices(list(styles), list(styles.values()))
@@ -117,10 +119,10 @@ def train_tokenizer(config: BasePolicyConfig, seed: int) -> "PreTrainedTokenizer
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
+    word = Regex("[A-Za-z]+[^A-Za-z0-9]*|[^A-Za-z0-9]+|[0-9]")  # a word takes the spaces and signs behind it along
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex("</?(think|answer)>"), behavior="merged_with_previous"),
-            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(word, behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -131,10 +133,20 @@ def train_tokenizer(config: BasePolicyConfig, seed: int) -> "PreTrainedTokenizer
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (text for pair in islice(documents(seed, config.question_only_share), 4000) for text in pair)
+    rows = islice(problems("train", seed), 4000)
+    texts = (
+        text
+        for row in rows
+        for text in (row["problem"], f" {row['solution']} The answer is $\\boxed{{{row['answer']}}}$.")
+    )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([*TAGS, *PROMPT_PARTS, *map(str, range(10, 100))])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, model_max_length=config.max_length, padding_side="left"
+        tokenizer_object=tokenizer,
+        eos_token=EOS,
+        pad_token=PAD,
+        model_max_length=config.max_length,
+        padding_side="left",
     )
 
 
@@ -165,23 +177,31 @@ def build_model(config: BasePolicyConfig, tokenizer: "PreTrainedTokenizerFast", 
 def pretrain(
     tokenizer: "PreTrainedTokenizerFast", config: BasePolicyConfig, seed: int, progress: bool
 ) -> "Qwen3ForCausalLM":
-    """Next-token training on the responses, AdamW with a linear warm-up and a cosine to zero."""
+    """Next-token training on the responses, with a linear warm-up and a cosine to zero.
+
+    The matrices between the layers go by Muon, which here gets further than AdamW in the same time
+    (Jordan et al. 2024; the scaling of the step is that of arXiv:2502.16982), the embedding and the norms by AdamW.
+    """
     import torch
     from tqdm import tqdm
+    from transformers import get_cosine_schedule_with_warmup
 
     model = build_model(config, tokenizer, seed)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay
-    )
-    warmup = max(1, config.steps // 20)
-    half = torch.pi / max(1, config.steps - warmup)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda i: (i + 1) / warmup if i < warmup else (1 + float(torch.cos(torch.tensor((i - warmup) * half)))) / 2,
-    )
+    matrices = [w for w in model.model.layers.parameters() if w.ndim == 2]
+    ours = {id(w) for w in matrices}
+    others = [w for w in model.parameters() if id(w) not in ours]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    ]
+    schedules = [get_cosine_schedule_with_warmup(o, config.steps // 20, config.steps) for o in optimizers]
     model.train()
     bar = tqdm(
-        _batches(tokenizer, config, seed), total=config.steps, desc="base policy", unit="step", disable=not progress
+        _batches(tokenizer, config, seed),
+        total=config.steps,
+        desc="base policy",
+        unit="step",
+        disable=not progress,
     )
     for ids, targets in bar:
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, H)
@@ -189,9 +209,9 @@ def pretrain(
         loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[kept]), targets[kept])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+        for step in (*optimizers, *schedules):
+            step.step()
+        model.zero_grad()
         if bar.n % 20 == 0:
             bar.set_postfix(loss=f"{loss.item():.3f}")
     return model.eval()

@@ -4,9 +4,10 @@
 named by its path. An editor's newline at the end of the file is not part of the template.
 """
 
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
+
+from trl_ext.registry import unknown
 
 PLACEHOLDER = "{question}"
 
@@ -28,9 +29,7 @@ def load_prompt(name_or_path: str | Path) -> str:
     elif Path(name_or_path).is_file():
         text = Path(name_or_path).read_text(encoding="utf-8")
     else:
-        close = get_close_matches(str(name_or_path), names, n=1, cutoff=0.5)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown prompt {str(name_or_path)!r}.{hint} Known: {', '.join(names)}, or a file's path")
+        raise ValueError(f"{unknown('prompt', str(name_or_path), names)}, or a file's path")
     return _checked(text.removesuffix("\n"), str(name_or_path))
 
 

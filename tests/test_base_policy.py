@@ -1,0 +1,128 @@
+"""The base policy: made from a seed, cached, loadable by everybody, and a base model in what it has read."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trl_ext import base_policy
+from trl_ext.base_policy import BasePolicyConfig, documents, make_base_policy, pretrain, train_tokenizer
+from trl_ext.data.mini_math import problems, split_of
+from trl_ext.prompts import format_prompt, load_prompt
+from trl_ext.rewards.extract import boxed, r1_zero
+from trl_ext.rollout import hf_generate
+
+SMALL = BasePolicyConfig(hidden=32, layers=1, heads=1, intermediate=32, steps=3, batch=4)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base_policy(0, tmp_path_factory.mktemp("cache"), SMALL, progress=False)
+
+
+def test_auto_classes_load_it_and_it_says_what_its_end_and_padding_are(small: Path) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(small), AutoTokenizer.from_pretrained(small)
+    assert model.config.architectures == ["Qwen3ForCausalLM"]  # vLLM knows it by this name
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.generation_config.eos_token_id == model.config.eos_token_id == tokenizer.eos_token_id
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+def test_the_tokenizer_gives_every_text_back_also_one_it_has_never_seen(small: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(small)
+    row = next(problems("validation"))
+    texts = [format_prompt(load_prompt(name), row["problem"]) for name in ("r1_zero", "question_only")]
+    texts += [row["solution"], "Ünïcode → 😀", "   ", "10 100 1000", "</answer>", "a\nb\tc"]
+    for text in texts:
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_what_it_reads_is_from_the_training_split_and_follows_each_format_only_part_of_the_time() -> None:
+    pairs = list(islice(documents(seed=0, question_only_share=0.15), 4000))
+    head, tail = load_prompt("r1_zero").split("{question}")
+    asked = [p.removeprefix(head).removesuffix(tail) for p, _ in pairs]
+    formatted = [r1_zero(r) is not None for p, r in pairs if p.startswith(head)]
+    bare = [boxed(r) is not None for p, r in pairs if not p.startswith(head)]
+    assert all(split_of(p) == "train" for p in asked)
+    assert 0.35 < sum(formatted) / len(formatted) < 0.5  # a draw of ~3400 has a deviation below 0.01
+    assert 0.4 < sum(bare) / len(bare) < 0.6
+    assert abs(len(bare) / len(pairs) - 0.15) < 0.03
+
+
+def test_the_cache_is_used_and_another_seed_or_shape_is_another_policy(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = small.parent
+    monkeypatch.setattr(base_policy, "pretrain", None)  # calling it would fail
+    assert make_base_policy(0, root, SMALL) == small
+    for seed, config in ((1, SMALL), (0, dataclasses.replace(SMALL, steps=4))):
+        with pytest.raises(TypeError, match="not callable"):
+            make_base_policy(seed, root, config)
+    assert [path.name for path in root.iterdir()] == [small.name], "a failed attempt leaves nothing behind"
+
+
+def test_a_half_written_cache_entry_is_made_again(small: Path) -> None:
+    (small / "recipe.json").unlink()
+    (small / "model.safetensors").write_bytes(b"half")
+    assert make_base_policy(0, small.parent, SMALL, progress=False) == small
+    AutoModelForCausalLM.from_pretrained(small)
+
+
+def test_the_same_seed_gives_the_same_weights_and_the_global_random_state_is_untouched() -> None:
+    tokenizer = train_tokenizer(SMALL, 0)
+    before = torch.random.get_rng_state()
+    first, again, other = (pretrain(tokenizer, SMALL, seed, progress=False) for seed in (0, 0, 1))
+    assert torch.equal(before, torch.random.get_rng_state())
+    for (name, a), b in zip(first.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+
+
+def test_the_loss_sees_the_response_and_its_end_and_not_the_prompt() -> None:
+    tokenizer = train_tokenizer(SMALL, 0)
+    batches = base_policy._batches(tokenizer, dataclasses.replace(SMALL, steps=20), seed=0)
+    learned, endings = Counter[str](), 0
+    for ids, targets in batches:
+        for row, target in zip(ids, targets, strict=True):
+            kept = target[target >= 0]
+            endings += int(kept[-1] == tokenizer.eos_token_id)
+            learned[tokenizer.decode(kept[:-1])] += 1
+            first = int((target >= 0).nonzero()[0])
+            assert tokenizer.decode(row[: first + 1]).endswith(("<think>", "?", ".", "$")) or first == 0
+    wanted = Counter(r for _, r in islice(documents(0, SMALL.question_only_share), 20 * SMALL.batch))
+    assert learned == wanted
+    assert endings == 20 * SMALL.batch
+
+
+def test_the_cache_directory_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXT_CACHE", str(tmp_path / "elsewhere"))
+    assert make_base_policy(0, config=SMALL, progress=False).parent == tmp_path / "elsewhere"
+
+
+@pytest.mark.slow
+def test_the_default_policy_knows_arithmetic_and_keeps_the_format_part_of_the_time(tmp_path: Path) -> None:
+    began = time.monotonic()
+    path = make_base_policy(0, tmp_path, progress=False)
+    seconds = time.monotonic() - began
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    assert sum(p.numel() for p in model.parameters()) < 3e6
+    stream = problems("validation", 7)
+    rows = Random(0).sample(list(islice(stream, 2000)), 256)
+    ids = [tokenizer(format_prompt(load_prompt("r1_zero"), row["problem"]))["input_ids"] for row in rows]
+    torch.manual_seed(0)
+    settings = model.generation_config
+    settings.do_sample, settings.max_new_tokens = True, 80
+    texts = tokenizer.batch_decode(hf_generate(model, tokenizer, ids, settings), skip_special_tokens=True)
+    formatted = sum(r1_zero(t) is not None for t in texts) / len(texts)
+    solved = sum(t.startswith(f" {row['solution']}") for t, row in zip(texts, rows, strict=True)) / len(texts)
+    assert 0.3 < formatted < 0.6
+    assert solved > 0.6, "of the solutions, most are right"
+    assert seconds < 180, "a minute on two quiet cores; three on busy ones"

@@ -1,0 +1,153 @@
+"""Any dataset becomes the same rows, or is refused before a model loads."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from trl_ext.data.load import ANSWER_SOURCES, load_problems
+from trl_ext.registry import UnknownName
+
+COLUMNS = ["prompt", "answer", "problem", "level", "subject"]
+ROWS = [
+    {"problem": "1 + 1?", "answer": " 2 ", "level": "Level 3", "type": "Algebra"},
+    {"problem": "{x} - x?", "answer": "0", "level": "Level ?", "type": "Counting"},
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+
+
+def write(rows: list[dict[str, Any]], name: str = "train.jsonl") -> str:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return name
+
+
+def write_csv(rows: list[dict[str, Any]]) -> str:
+    with Path("train.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return "train.csv"
+
+
+def write_parquet(rows: list[dict[str, Any]]) -> str:
+    Dataset.from_list(rows).to_parquet("train.parquet")
+    return "train.parquet"
+
+
+def write_json(rows: list[dict[str, Any]]) -> str:
+    return write(rows, "train.json")
+
+
+@pytest.mark.parametrize("written", [write, write_json, write_csv, write_parquet])
+def test_every_kind_of_file_gives_the_same_rows(written: Any) -> None:
+    rows = load_problems(written(ROWS), "train", "question_only").to_list()
+    assert rows == [
+        {"prompt": "1 + 1?", "answer": "2", "problem": "1 + 1?", "level": 3, "subject": "Algebra"},
+        {"prompt": "{x} - x?", "answer": "0", "problem": "{x} - x?", "level": 0, "subject": "Counting"},
+    ]
+
+
+def test_the_prompt_is_the_template_with_the_problem_in_it() -> None:
+    (row, _) = load_problems(write(ROWS), "train", "r1_zero").to_list()
+    assert row["prompt"].endswith("User: 1 + 1?\nAssistant: <think>")
+
+
+def test_the_split_is_put_into_the_path_and_n_takes_the_first_rows() -> None:
+    write(ROWS[1:], "validation.jsonl")
+    write(ROWS)
+    assert load_problems("{split}.jsonl", "validation", "question_only")["answer"] == ["0"]
+    assert load_problems("{split}.jsonl", "train", "question_only", n=1)["answer"] == ["2"]
+    assert load_problems("{split}.jsonl", "train", "question_only", n=99)["answer"] == ["2", "0"]
+
+
+def test_columns_and_the_place_of_the_answer_can_be_named() -> None:
+    name = write([{"question": "1 + 1?", "solution": "Adding, 1,002.\n#### 1,002", "subject": "Sums", "level": 2}])
+    load = {"problem_column": "question", "answer_column": "solution", "answer_source": "after_hashes"}
+    assert load_problems(name, "train", "question_only", **load).to_list() == [
+        {"prompt": "1 + 1?", "answer": "1002", "problem": "1 + 1?", "level": 2, "subject": "Sums"}
+    ]
+
+
+def test_a_number_as_answer_is_its_text() -> None:
+    assert load_problems(write([{"problem": "0?", "answer": 0}]), "train", "question_only")["answer"] == ["0"]
+
+
+def test_a_list_of_accepted_answers_stays_one() -> None:
+    listed = [{"problem": "x^2 = 4?", "answer": ["2", " -2"]}, {"problem": "0?", "answer": ["0"]}]
+    assert load_problems(write(listed), "train", "question_only")["answer"] == [["2", "-2"], ["0"]]
+
+
+@pytest.mark.parametrize("answer", [[], ["2", " "], {"value": "2"}])
+def test_a_row_without_an_answer_in_its_list_is_refused(answer: Any) -> None:
+    with pytest.raises(ValueError, match="row 0: no answer in 'answer'"):
+        load_problems(write([{"problem": "2?", "answer": answer}]), "train", "question_only")
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "answer"),
+    [
+        ("as_is", " 4 ", "4"),
+        ("as_is", "  ", None),
+        ("last_boxed", r"\boxed{1}, so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ("last_boxed", r"Thus \fbox{5}.", "5"),
+        ("last_boxed", r"so $x = \boxed 7$.", "7"),
+        ("last_boxed", "4", None),
+        ("after_hashes", "3 #### 4 #### 5", "5"),
+        ("after_hashes", "#### 1,234,567", "1234567"),
+        ("after_hashes", "#### ", None),
+        ("after_hashes", "4", None),
+    ],
+)
+def test_where_an_answer_is_found(source: str, text: str, answer: str | None) -> None:
+    assert ANSWER_SOURCES[source](text) == answer
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (ROWS, {"problem_column": "text"}, "has no column 'text'. It has: problem, answer, level, type"),
+        (ROWS, {"answer_column": "solution"}, "has no column 'solution'. It has: problem, answer, level, type"),
+        ([ROWS[0], {"problem": " ", "answer": "1"}], {}, "'train.jsonl', row 1: 'problem' is ' ', not a text"),
+        ([ROWS[0], {"problem": None, "answer": "1"}], {}, "row 1: 'problem' is None, not a text"),
+        ([{"problem": 3, "answer": "1"}], {}, "row 0: 'problem' is 3, not a text"),
+        ([ROWS[0], {"problem": "1?", "answer": None}], {}, "row 1: no answer in 'answer': 'None'"),
+        ([ROWS[0], {"problem": "1?", "answer": " "}], {}, "row 1: no answer in 'answer': ' '"),
+        (ROWS, {"answer_source": "last_boxed"}, "row 0: no answer in 'answer': ' 2 '"),
+    ],
+)
+def test_a_missing_column_or_answer_is_refused_with_its_place(
+    rows: list[dict[str, Any]], options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        load_problems(write(rows), "train", "question_only", **options)
+    assert message in str(caught.value)
+
+
+def test_what_cannot_be_found_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no file 'absent_train\.jsonl' \(working directory: "):
+        load_problems("absent_{split}.jsonl", "train", "question_only")
+    with pytest.raises(UnknownName, match=r"unknown answer source 'boxed'\. Did you mean 'last_boxed'"):
+        load_problems("absent.jsonl", "train", "question_only", answer_source="boxed")
+    with pytest.raises(ValueError, match="unknown prompt"):
+        load_problems("absent.jsonl", "train", "question_onl")
+    with pytest.raises(ValueError, match="mini_math is endless: say how many rows"):
+        load_problems("mini_math", "train", "r1_zero")
+
+
+def test_mini_math_has_the_same_columns_and_follows_its_seed() -> None:
+    first, again, other = (load_problems("mini_math", "validation", "r1_zero", n=20, seed=seed) for seed in (1, 1, 2))
+    assert first.column_names == COLUMNS
+    assert len(first) == 20
+    assert first["prompt"] == again["prompt"]
+    assert first["prompt"] != other["prompt"]
+    assert all(level > 0 for level in first["level"])

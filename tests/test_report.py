@@ -1,0 +1,122 @@
+"""What a run leaves behind for a person to read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from trl_ext.callbacks import GenerationsLog, JsonlLog, append_jsonl, validation_line
+from trl_ext.evaluate import Report
+from trl_ext.report import before_after_table, write_curve, write_summary
+
+
+def report(outcomes: list[str], levels: list[int]) -> Report:
+    fixed = {"subject": "s", "tokens": 3, "finished": True}
+    return Report([{**fixed, "outcome": o, "level": n} for o, n in zip(outcomes, levels, strict=True)])
+
+
+def entry(step: int, accuracy: float) -> dict[str, Any]:
+    outcomes = {"correct": accuracy, "format_only": 0.1, "neither": 0.9 - accuracy}
+    more = {"wall_clock_s": 10.0 * step, "problems": 40, "outcomes": outcomes, "mean_tokens": 7.4}
+    return {"step": step, "accuracy": accuracy, **more}
+
+
+HISTORY = [entry(0, 0.25), entry(20, 0.625), entry(40, 0.5)]
+
+
+def test_the_table_has_accuracy_by_level_and_the_outcomes_before_and_after() -> None:
+    before = report(["neither", "format_only", "correct", "neither"], [1, 1, 2, 2])
+    after = report(["correct", "correct", "correct", "format_only"], [1, 1, 2, 2])
+    assert before_after_table(before, after).splitlines() == [
+        "                            before   after",
+        "accuracy                     0.250   0.750",
+        "  level 1                    0.000   1.000",
+        "  level 2                    0.500   0.500",
+        "format and answer right      0.250   0.750",
+        "format only                  0.250   0.250",
+        "neither                      0.500   0.000",
+    ]
+
+
+def test_a_dataset_without_levels_has_no_level_lines() -> None:
+    flat = report(["correct"], [0])
+    assert len(before_after_table(flat, flat).splitlines()) == 5
+
+
+@pytest.mark.parametrize("history", [HISTORY, HISTORY[:1]], ids=["three", "one"])
+def test_the_curve_is_a_png_with_two_panels(history: list[dict[str, Any]], tmp_path: Path) -> None:
+    write_curve(tmp_path / "curve.png", {"a_run": history}, title="a_run")
+    with Image.open(tmp_path / "curve.png") as image:
+        image.load()
+        assert image.format == "PNG"
+        assert image.size == (1200, 480)
+        assert len(image.convert("RGB").getcolors(1 << 20) or []) > 10  # not blank
+
+
+def test_two_runs_in_one_plot_have_a_legend(tmp_path: Path) -> None:
+    sizes = []
+    for runs in ({"seed 0": HISTORY}, {"seed 0": HISTORY, "seed 1": HISTORY}):
+        write_curve(tmp_path / "curve.png", runs, title="runs")
+        with Image.open(tmp_path / "curve.png") as image:
+            sizes.append(sum(pixel != (255, 255, 255) for pixel in image.convert("RGB").get_flattened_data()))
+    assert sizes[1] > sizes[0] + 200  # the same line twice, and a box with two labels
+
+
+def test_the_summary_has_the_first_the_last_and_the_best_validation(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    returned = write_summary(path, HISTORY, 123.456, {"seed": 3, "preset": "grpo_clip"})
+    assert json.loads(path.read_text()) == returned == {
+        "validation_accuracy_before": 0.25, "validation_accuracy_after": 0.5, "best_validation_accuracy": 0.625,
+        "best_validation_step": 20, "validation_problems": 40, "wall_clock_s": 123.5, "validations": HISTORY, "seed": 3,
+        "preset": "grpo_clip",
+    }  # fmt: skip
+    assert path.read_text().endswith("}\n")
+
+
+def test_of_equally_good_validations_the_first_is_the_best(tmp_path: Path) -> None:
+    summary = write_summary(tmp_path / "s.json", [entry(0, 0.1), entry(5, 0.3), entry(9, 0.3)], 1.0, {})
+    assert summary["best_validation_step"] == 5
+
+
+def test_a_validation_in_one_line() -> None:
+    assert validation_line(HISTORY[1], 40) == (
+        "validation at step   20/40: accuracy 0.625  (format only 0.100, neither 0.275; 7 tokens; 200 s)"
+    )
+
+
+def test_rows_are_appended_as_one_json_object_per_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    append_jsonl(path, [{"text": "a\nb"}, {"text": "π"}])
+    append_jsonl(path, [{"n": 1}])
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"text": "a\nb"}, {"text": "π"}, {"n": 1}]
+    assert "π" in path.read_text()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_metrics_are_logged_with_their_step_by_the_first_rank_only(tmp_path: Path, first: bool) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = JsonlLog(path, start=0.0)
+    args, control = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"), TrainerControl()
+    state = TrainerState(global_step=3, is_world_process_zero=first)
+    for logs in ({"reward": 0.5}, {}, None):
+        log.on_log(args, state, control, logs=logs)
+    written = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    assert [(row["step"], row["reward"]) for row in written] == ([(3, 0.5)] if first else [])
+    assert all(row["wall_clock_s"] > 1e9 for row in written)  # seconds since `start`, here 1970
+
+
+def test_generations_are_logged_at_the_first_step_and_then_when_due_spread_over_the_rollout(tmp_path: Path) -> None:
+    path = tmp_path / "generations.jsonl"
+    log = GenerationsLog(path, every=4, rows=3)
+    log.trainer = SimpleNamespace(last_rollout=[{"prompt": str(i)} for i in range(10)])  # type: ignore[assignment]
+    args, control = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"), TrainerControl()
+    for step in range(1, 9):
+        log.on_step_end(args, TrainerState(global_step=step, is_world_process_zero=True), control)
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["step"], row["prompt"]) for row in written] == [(s, p) for s in (1, 4, 8) for p in "036"]

@@ -1,0 +1,131 @@
+r"""Any math dataset -> rows `prompt`, `answer`, `level`, `subject`, `problem`, checked before a model loads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trl_ext.data.mini_math import mini_math
+from trl_ext.prompts import format_prompt, load_prompt
+from trl_ext.registry import Registry
+from trl_ext.rewards.extract import boxed
+from trl_ext.rewards.truth import truths_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ANSWER_SOURCES = Registry("answer source")
+_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+_LEVEL = re.compile(r"\d+")
+
+
+@ANSWER_SOURCES.register
+def as_is(text: str) -> str | None:
+    """The column holds the answer."""
+    return text.strip() or None
+
+
+@ANSWER_SOURCES.register
+def last_boxed(text: str) -> str | None:
+    r"""The column holds a solution with a last `\boxed{answer}`, as in MATH; `\fbox{4}` and `\boxed 4` count too."""
+    in_braces = boxed(text.replace(r"\fbox{", r"\boxed{"))
+    _, bare, rest = text.rpartition(r"\boxed ")
+    return in_braces or (rest.partition("$")[0].strip() or None if bare else None)
+
+
+@ANSWER_SOURCES.register
+def after_hashes(text: str) -> str | None:
+    """The column holds a solution that ends in `#### answer`, as in GSM8K; thousands separators are dropped."""
+    _, hashes, answer = text.rpartition("####")
+    return answer.strip().replace(",", "") or None if hashes else None
+
+
+def load_problems(
+    dataset: str,
+    split: str,
+    prompt: str,
+    *,
+    n: int | None = None,
+    seed: int = 0,
+    problem_column: str = "problem",
+    answer_column: str = "answer",
+    answer_source: str = "as_is",
+    dataset_config: str | None = None,
+) -> Dataset:
+    """Rows to train or validate on.
+
+    Args:
+        dataset: `mini_math`, a .jsonl/.json/.csv/.parquet file (`{split}` in its path is replaced), or a Hub id.
+        split: `train` or `validation` for mini-MATH, else the split's name.
+        prompt: a shipped prompt's name or a template file.
+        n: the first n rows; None for all (mini-MATH is endless, so it needs n).
+        seed: of mini-MATH's generator.
+
+    Raises:
+        UnknownName: `answer_source` is not in its table.
+        ValueError: a column is missing, or a row has no answer; the message has the row number and the field.
+    """
+    template = load_prompt(prompt)
+    extract = ANSWER_SOURCES.build(answer_source)
+    if dataset == "mini_math":
+        if n is None:
+            raise ValueError("mini_math is endless: say how many rows")
+        table = mini_math(split, n, seed)
+    else:
+        table = _read(dataset, split, dataset_config)
+        table = table if n is None else table.select(range(min(n, len(table))))
+    for column in (problem_column, answer_column):
+        if column not in table.column_names:
+            raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(table.column_names)}")
+    rows = [_row(row, i, dataset, template, problem_column, answer_column, extract) for i, row in enumerate(table)]
+    from datasets import Dataset
+
+    return Dataset.from_list(rows)
+
+
+def _read(dataset: str, split: str, config: str | None) -> Any:
+    from datasets import load_dataset
+
+    path = Path(dataset.replace("{split}", split))
+    if path.suffix not in _READERS:
+        return load_dataset(dataset, config, split=split)
+    if not path.is_file():
+        raise ValueError(f"no file {str(path)!r} (working directory: {Path.cwd().name!r})")
+    return load_dataset(_READERS[path.suffix], data_files=str(path), split="train")
+
+
+def _row(
+    row: dict[str, Any],
+    number: int,
+    dataset: str,
+    template: str,
+    problem_column: str,
+    answer_column: str,
+    extract: Callable[[str], str | None],
+) -> dict[str, Any]:
+    problem, answer = row[problem_column], row[answer_column]
+    if not isinstance(problem, str) or not problem.strip():
+        raise ValueError(f"{dataset!r}, row {number}: {problem_column!r} is {problem!r}, not a text")
+    truth = _truth(answer, extract, f"{dataset!r}, row {number}: no answer in {answer_column!r}: {str(answer)[:80]!r}")
+    level = _LEVEL.search(str(row.get("level", "")))
+    return {
+        "prompt": format_prompt(template, problem),
+        "answer": truth,
+        "problem": problem,
+        "level": int(level[0]) if level else 0,  # 0: the dataset has no levels
+        "subject": str(row.get("subject") or row.get("type") or ""),
+    }
+
+
+def _truth(answer: Any, extract: Callable[[str], str | None], refusal: str) -> str | list[str]:
+    """The answer as a text, or as a list of accepted texts where the column holds lists."""
+    try:
+        truths = [extract(text) for text in truths_of(answer)]
+    except TypeError as error:
+        raise ValueError(f"{refusal} ({error})") from error
+    found = [truth for truth in truths if truth is not None]
+    if not found or len(found) < len(truths):
+        raise ValueError(refusal)
+    return found if isinstance(answer, (list, tuple)) else found[0]

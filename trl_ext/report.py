@@ -1,0 +1,65 @@
+"""A run's figures -> a table, a curve and a summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trl_ext.evaluate import OUTCOMES, Report
+
+
+def before_after_table(before: Report, after: Report) -> str:
+    """Accuracy before and after training by level, and the share of each outcome."""
+    lines = [
+        f"{'':<26}{'before':>8}{'after':>8}",
+        f"{'accuracy':<26}{before.accuracy:>8.3f}{after.accuracy:>8.3f}",
+    ]
+    levels, later = before.by("level"), after.by("level")
+    lines += [f"  level {level:<18}{levels[level]:>8.3f}{later[level]:>8.3f}" for level in levels if level]
+    was, now = before.outcomes(), after.outcomes()
+    lines += [f"{label:<26}{was[name]:>8.3f}{now[name]:>8.3f}" for name, label in OUTCOMES.items()]
+    return "\n".join(lines)
+
+
+def write_curve(path: Path, histories: Mapping[str, Sequence[dict[str, Any]]], title: str) -> None:
+    """Validation accuracy of runs, by their labels, against optimizer steps and against wall-clock, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for panel, key, label in zip(panels, ("step", "wall_clock_s"), ("optimizer steps", "wall-clock, s"), strict=True):
+        for run, history in histories.items():
+            accuracy = [entry["accuracy"] for entry in history]
+            panel.plot([entry[key] for entry in history], accuracy, marker="o", markersize=4, label=run)
+        panel.set_xlabel(label)
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("validation accuracy")
+    panels[0].set_ylim(0, 1)
+    if len(histories) > 1:
+        panels[0].legend(loc="lower right")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def write_summary(
+    path: Path, history: Sequence[dict[str, Any]], wall_clock_s: float, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write `summary.json` and return it."""
+    best = max(history, key=lambda entry: entry["accuracy"])
+    summary = {
+        "validation_accuracy_before": history[0]["accuracy"],
+        "validation_accuracy_after": history[-1]["accuracy"],
+        "best_validation_accuracy": best["accuracy"],
+        "best_validation_step": best["step"],
+        "validation_problems": history[0]["problems"],
+        "wall_clock_s": round(wall_clock_s, 1),
+        **more,
+        "validations": list(history),
+    }
+    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return summary

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 import yaml
 from trl import GRPOConfig
+from trl.import_utils import is_vllm_available
 
 from trl_ext.advantages import ADVANTAGES
 from trl_ext.aggregation import AGGREGATIONS
@@ -36,11 +39,11 @@ _READ_BY_TRL_LOSS_ONLY = (
 )
 
 
-def _options_field(axis: str) -> Any:
-    return field(
-        default=None,
-        metadata={"help": f"Options of the {axis}: a mapping in YAML, or `name=value,name=value` or JSON."},
-    )
+_OPTIONS = ("advantage_options", "policy_loss_options", "aggregation_options", "kl_estimator_options")
+
+
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_OPTIONS_HELP = {"help": "Options of that axis: a mapping in YAML; `name=value,name=value` or JSON as a flag."}
 
 
 @dataclass
@@ -54,52 +57,77 @@ class ExtGRPOConfig(GRPOConfig):
         ValueError: settings that contradict each other; the message has the numbers.
     """
 
-    _VALID_DICT_FIELDS = [
-        *GRPOConfig._VALID_DICT_FIELDS,
-        "advantage_options",
-        "policy_loss_options",
-        "aggregation_options",
-    ]
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*GRPOConfig._VALID_DICT_FIELDS, *_OPTIONS]
 
     preset: str | None = field(
         default=None,
-        metadata={"help": f"A named point on the axes; an axis given beside it overrides it. One of: {', '.join(PRESETS)}."},
+        metadata={
+            "help": f"A named point on the axes; an axis given beside it overrides it. One of: {', '.join(PRESETS)}."
+        },
     )
     advantage: str | None = field(
         default=None,
         metadata={"help": f"Rewards to advantages. One of: {', '.join(sorted(ADVANTAGES))}, or file.py:function."},
     )
-    advantage_options: dict[str, Any] | str | None = _options_field("advantage")
+    advantage_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
     policy_loss: str | None = field(
         default=None,
         metadata={"help": f"Per-token loss. One of: {', '.join(sorted(POLICY_LOSSES))}, or file.py:function."},
     )
-    policy_loss_options: dict[str, Any] | str | None = _options_field("policy loss")
+    policy_loss_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
     aggregation: str | None = field(
         default=None,
         metadata={"help": f"Tokens to a scalar. One of: {', '.join(sorted(AGGREGATIONS))}, or file.py:function."},
     )
-    aggregation_options: dict[str, Any] | str | None = _options_field("aggregation")
+    aggregation_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
     kl_estimator: str = field(
         default="k3",
-        metadata={"help": f"KL penalty, scaled by --beta. One of: {', '.join(sorted(KL_ESTIMATORS))}."},
+        metadata={
+            "help": f"KL penalty, scaled by --beta. One of: {', '.join(sorted(KL_ESTIMATORS))}, or file.py:function."
+        },
     )
+    kl_estimator_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
     stop: list[str] | None = field(
         default=None,
         metadata={"help": "Generation stops at any of these strings, which stay in the text; HF generate and vLLM."},
     )
     sampling_min_tokens: int | None = field(
-        default=None, metadata={"help": "A completion has at least this many tokens before it may end (handout: 4)."}
+        default=None,
+        metadata={"help": "A completion has at least this many tokens before it may end (handout: 4)."},
+    )
+
+    # The engine that generates.
+    use_vllm: str = field(
+        default="auto",
+        metadata={
+            "help": "auto: colocated vLLM where there are a GPU and vLLM, else HF generate; true or false to insist.",
+            "nargs": "?",
+            "const": "true",
+        },
+    )
+    vllm_max_num_seqs: int | None = field(
+        default=None, metadata={"help": "Sequences that the engine works on at a time (default: all of a rollout)."}
+    )
+    vllm_dtype: str | None = field(
+        default=None, metadata={"help": "Weights and activations of the engine: bfloat16, float16, float32, auto."}
+    )
+    vllm_quantization: str | None = field(
+        default=None, metadata={"help": "Quantise the engine's weights, such as fp8; the policy stays as it is."}
+    )
+    vllm_enable_prefix_caching: bool | None = field(
+        default=None, metadata={"help": "Compute a group's common prompt once (vLLM's own default is on)."}
+    )
+    vllm_enforce_eager: bool | None = field(
+        default=None, metadata={"help": "No CUDA graphs: slower rollouts, less memory, quicker start."}
     )
 
     # The handout's vocabulary; each is resolved into the TRL field named in its help.
     rollout_batch_size: int | None = field(
-        default=None, metadata={"help": "Completions per rollout, all ranks together (TRL: generation_batch_size)."}
+        default=None,
+        metadata={"help": "Completions per rollout, all ranks together (TRL: generation_batch_size)."},
     )
-    group_size: int | None = field(
-        default=None, metadata={"help": "Completions per prompt (TRL: num_generations)."}
-    )
-    train_batch_size: int | None = field(  # type: ignore[assignment]
+    group_size: int | None = field(default=None, metadata={"help": "Completions per prompt (TRL: num_generations)."})
+    train_batch_size: int | None = field(
         default=None, metadata={"help": "Completions per optimizer step, all ranks together."}
     )
     micro_train_batch_size: int | None = field(
@@ -111,23 +139,26 @@ class ExtGRPOConfig(GRPOConfig):
     n_grpo_steps: int | None = field(
         default=None, metadata={"help": "Rollout batches in the run; max_steps follows from it."}
     )
-    cliprange: float | None = field(
-        default=None, metadata={"help": "eps_low and eps_high of ppo_clip in one number."}
-    )
+    cliprange: float | None = field(default=None, metadata={"help": "eps_low and eps_high of ppo_clip in one number."})
     use_std_normalization: bool | None = field(
         default=None, metadata={"help": "True: advantage group_std; False: group_mean."}
     )
     advantage_eps: float | None = field(
-        default=None, metadata={"help": "eps of the advantage's standard deviation (handout: 1e-6, TRL: 1e-4)."}
+        default=None,
+        metadata={"help": "eps of the advantage's standard deviation (handout: 1e-6, TRL: 1e-4)."},
     )
     sampling_temperature: float | None = field(default=None, metadata={"help": "TRL: temperature."})
     sampling_max_tokens: int | None = field(default=None, metadata={"help": "TRL: max_completion_length."})
 
     def __post_init__(self) -> None:
-        for name in ("advantage_options", "policy_loss_options", "aggregation_options"):
+        for name in _OPTIONS:
             setattr(self, name, parse_options(name, getattr(self, name)))
         if isinstance(self.stop, str):
             self.stop = [self.stop]
+        bf16: bool | None = self.bf16  # type: ignore[has-type]
+        if bf16 is None and not self.fp16 and not torch.cuda.is_available():
+            self.bf16 = False  # TRL's default is bf16, which Trainer refuses on a CPU
+        self.use_vllm, self.engine_reason = choose_engine(self.use_vllm)  # type: ignore[assignment]
         resolve_handout(self)
         self._resolve_axes()
         super().__post_init__()
@@ -147,23 +178,40 @@ class ExtGRPOConfig(GRPOConfig):
 
     def objective(self) -> Objective:
         """Policy loss, KL and aggregation with their options bound."""
-        assert self.policy_loss is not None and self.aggregation is not None
+        assert self.policy_loss is not None
+        assert self.aggregation is not None
         return Objective(
             policy_loss=POLICY_LOSSES.build(self.policy_loss, **_mapping(self.policy_loss_options)),
             aggregate=AGGREGATIONS.build(self.aggregation, **_mapping(self.aggregation_options)),
-            kl=KL_ESTIMATORS.build(self.kl_estimator),
+            kl=self._kl(),
             beta=self.beta,
             kl_bias_correction=self.use_bias_correction_kl,
         )
 
+    def engine_settings(self) -> dict[str, Any]:
+        """What vLLM is created with beside TRL's own settings."""
+        settings = {
+            "max_num_seqs": self.vllm_max_num_seqs,
+            "dtype": self.vllm_dtype,
+            "quantization": self.vllm_quantization,
+            "enable_prefix_caching": self.vllm_enable_prefix_caching,
+            "enforce_eager": self.vllm_enforce_eager,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+    def _kl(self) -> Callable[..., Any]:
+        return KL_ESTIMATORS.build(self.kl_estimator, **_mapping(self.kl_estimator_options))
+
     def _resolve_axes(self) -> None:
         """Fill every axis from the preset, then from what was given beside it; refuse what would be ignored."""
-        KL_ESTIMATORS.build(self.kl_estimator)
+        self._kl()  # refuses an unknown name or option
         axes = ("advantage", "policy_loss", "aggregation")
         given = [name for name in axes if getattr(self, name) or getattr(self, f"{name}_options")]
         if self.preset is None and not given:
             if self.kl_estimator != "k3":
-                raise ValueError(f"kl_estimator={self.kl_estimator!r} needs a preset or an axis; TRL's own loss has only k3")
+                raise ValueError(
+                    f"kl_estimator={self.kl_estimator!r} needs a preset or an axis; TRL's own loss has only k3"
+                )
             return
         if self.preset is not None and self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
@@ -207,6 +255,11 @@ def _mapping(options: dict[str, Any] | str | None) -> dict[str, Any]:
     return options or {}
 
 
+def _number(value: Any) -> Any:
+    """`value`, or the number it writes as `1e-6`, which YAML 1.1 reads as a text."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
 def parse_options(name: str, options: Mapping[str, Any] | str | None) -> dict[str, Any] | None:
     """Options given as a mapping, as JSON, or as `a=1,b=2`.
 
@@ -214,13 +267,36 @@ def parse_options(name: str, options: Mapping[str, Any] | str | None) -> dict[st
         ValueError: the text is neither; the message shows it and both forms.
     """
     if options is None or isinstance(options, Mapping):
-        return None if options is None else dict(options)
+        return None if options is None else {key: _number(value) for key, value in options.items()}
     try:
         if options.lstrip().startswith("{"):
             parsed = json.loads(options)
             assert isinstance(parsed, dict)
             return parsed
         pairs = [item.split("=", 1) for item in options.split(",")]
-        return {key.strip(): yaml.safe_load(value) for key, value in pairs}
+        return {key.strip(): _number(yaml.safe_load(value)) for key, value in pairs}
     except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f'{name} {options!r} is neither `eps_low=0.1,eps_high=0.3` nor JSON `{{"eps_low": 0.1}}`') from error
+        raise ValueError(
+            f'{name} {options!r} is neither `eps_low=0.1,eps_high=0.3` nor JSON `{{"eps_low": 0.1}}`'
+        ) from error
+
+
+def choose_engine(asked: bool | str) -> tuple[bool, str]:
+    """Whether vLLM generates, and why, for `use_vllm` as given: `auto`, true or false.
+
+    Raises:
+        ValueError: another value, or vLLM is asked for and not installed.
+    """
+    choices = {"auto": None, "true": True, "false": False}
+    if str(asked).lower() not in choices:
+        raise ValueError(f"use_vllm must be auto, true or false, got {asked!r}")
+    chosen = choices[str(asked).lower()]
+    if chosen and not is_vllm_available():
+        raise ValueError("use_vllm is true and vLLM is not installed: pip install 'trl_ext[vllm]', or use_vllm: auto")
+    if chosen is not None:
+        return chosen, "as asked for"
+    if not torch.cuda.is_available():
+        return False, "there is no GPU, and on a CPU generate is faster for small models"
+    if not is_vllm_available():
+        return False, "vLLM is not installed (pip install 'trl_ext[vllm]')"
+    return True, "there are a GPU and vLLM"

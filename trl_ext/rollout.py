@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import StoppingCriteriaList, StopStringCriteria
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def hf_generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -33,41 +34,63 @@ def hf_generate(
         N lists of token ids, padding removed, EOS kept.
     """
     padded = tokenizer.pad({"input_ids": list(prompt_ids)}, padding_side="left", return_tensors="pt").to(model.device)
-    stopping = {"stop_strings": list(stop), "tokenizer": tokenizer} if stop else {}
+    width = padded["input_ids"].shape[1]
+    minimum = generation_config.min_new_tokens or 0
     output = model.generate(
         input_ids=padded["input_ids"],
         attention_mask=padded["attention_mask"],
         generation_config=generation_config,
-        **stopping,
+        stopping_criteria=StoppingCriteriaList([_Stop(tokenizer, stop, width + minimum)] if stop else []),
     )
     eos = generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or [])
-    width = padded["input_ids"].shape[1]
-    return [cut_completion(row, tokenizer, eos_ids, stop) for row in output[:, width:].tolist()]
+    return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in output[:, width:].tolist()]
+
+
+class _Stop(StopStringCriteria):
+    """A stop string ends a row once the row is longer than `shortest`; transformers has that rule for EOS only."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], shortest: int) -> None:
+        super().__init__(tokenizer, list(stop))
+        self.shortest = shortest
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        ended: Tensor = super().__call__(input_ids, scores, **kwargs)
+        return ended if input_ids.shape[1] > self.shortest else torch.zeros_like(ended)
 
 
 def cut_completion(
-    ids: list[int], tokenizer: PreTrainedTokenizerBase, eos_ids: set[int], stop: Sequence[str] | None
+    ids: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    eos_ids: set[int],
+    stop: Sequence[str] | None,
+    minimum: int = 0,
 ) -> list[int]:
-    """`ids` up to and including the first EOS, or the token with which the text first holds a stop string.
+    """`ids` up to and including the first EOS, or the token that completes a stop string after `minimum` tokens.
 
     The padding that `generate` appends to rows that ended early goes with it, also where pad and EOS are one token.
     """
     end = next((i + 1 for i, token in enumerate(ids) if token in eos_ids), len(ids))
     ids = ids[:end]
-    if not stop or not holds_stop(ids, tokenizer, stop):
+    stops_at = first_stop(ids, tokenizer, stop, minimum)
+    if stops_at is None:
         return ids
-    low, high = 1, len(ids)  # the shortest prefix that holds a stop string: holding one is monotone in the length
+    low, high = minimum + 1, len(ids)  # the shortest prefix whose text reaches that far
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if holds_stop(ids[:middle], tokenizer, stop) else (middle + 1, high)
+        reaches = len(tokenizer.decode(ids[:middle], skip_special_tokens=True)) >= stops_at
+        low, high = (low, middle) if reaches else (middle + 1, high)
     return ids[:low]
 
 
-def holds_stop(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> bool:
-    """Whether the decoded text holds any of the stop strings."""
+def first_stop(
+    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] | None, minimum: int = 0
+) -> int | None:
+    """Where in the decoded text the first stop string ends that is completed after `minimum` tokens, or None."""
     text = tokenizer.decode(ids, skip_special_tokens=True)
-    return any(s in text for s in stop)
+    passed = len(tokenizer.decode(ids[:minimum], skip_special_tokens=True)) if minimum else 0
+    starts = ((text.find(s, max(0, passed - len(s) + 1)), len(s)) for s in stop or ())
+    return min((start + length for start, length in starts if start >= 0), default=None)
 
 
 def is_finished(
@@ -75,10 +98,12 @@ def is_finished(
     tokenizer: PreTrainedTokenizerBase,
     eos_ids: Sequence[int],
     stop: Sequence[str] | None,
+    minimum: int = 0,
 ) -> Tensor:
     """(N,) bool: the completion ended by itself, at EOS or at a stop string, and was not cut by the length limit."""
     ends = {*eos_ids, tokenizer.pad_token_id}
     finished = [
-        bool(ids) and (ids[-1] in ends or bool(stop and holds_stop(ids, tokenizer, stop))) for ids in completion_ids
+        bool(ids) and (ids[-1] in ends or first_stop(ids, tokenizer, stop, minimum) is not None)
+        for ids in completion_ids
     ]
     return torch.tensor(finished, dtype=torch.bool)

@@ -7,14 +7,21 @@ Letters: P prompts, G completions per prompt, N = P*G, B rows of a micro-batch, 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from trl_ext.config import ExtGRPOConfig
+from trl_ext.engine import engine_settings
+from trl_ext.evaluate import Completion
+from trl_ext.functional import masked_mean
+from trl_ext.rewards.hooks import completion_text
 from trl_ext.rollout import hf_generate, is_finished
 from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.types import LossInputs, StepTotals
@@ -36,11 +43,13 @@ class ExtGRPOTrainer(GRPOTrainer):
         self._mask_truncated = bool(config.stop) and config.mask_truncated_completions
         if config.stop or config.sampling_min_tokens:
             config.generation_kwargs = _sampling_kwargs(config)
-        super().__init__(*args, **kwargs)
-        self.mask_truncated_completions = self.mask_truncated_completions and not self._mask_truncated
+        with engine_settings(config):
+            super().__init__(*args, **kwargs)
+        self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
         if config.uses_axes:
             self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
         self._totals: tuple[int, StepTotals] | None = None  # optimizer step they belong to, and its totals
+        self.last_rollout: list[dict[str, Any]] = []  # this rank's rows, for the log of generations
         self._finished = torch.zeros(0, dtype=torch.bool)  # (N local,) of the last rollout
         self._lengths = torch.zeros(0)  # (N local,)
 
@@ -55,19 +64,53 @@ class ExtGRPOTrainer(GRPOTrainer):
                 self.accelerator,
                 gather_deepspeed3_params=self.args.ds3_gather_for_generation,
                 generation_kwargs=self.generation_kwargs,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
             ) as model,
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
             return hf_generate(model, self._tokenizer, prompt_ids, self.generation_config, self.args.stop), None
 
+    def log_now(self, logs: dict[str, float]) -> None:
+        """Log at the current step without flushing the training metrics that TRL collects for its next log."""
+        due = self.control.should_log
+        super(GRPOTrainer, self).log(logs)
+        self.control.should_log = due  # Trainer takes any log for the step's own and would leave that one out
+
+    def sample(self, prompts: Sequence[str], batch_size: int, seed: int) -> list[Completion]:
+        """One completion per prompt from the current policy, prompts shared out over the ranks, in order.
+
+        The training run's random state is left as it was, so validating more often changes nothing else.
+        """
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        mine = list(prompts[rank::ranks])
+        mine += prompts[:1] * (-(-len(prompts) // ranks) - len(mine))  # equal shares, or collectives would hang
+        order = sorted(range(len(mine)), key=lambda i: len(mine[i]))  # little padding in a batch of like lengths
+        completions: list[Completion | None] = [None] * len(mine)
+        with torch.random.fork_rng(enabled=True), torch.no_grad():
+            torch.manual_seed(seed + rank)
+            for start in range(0, len(mine), batch_size):
+                chosen = order[start : start + batch_size]
+                prompt_ids, images, fields = self._tokenize_prompts([mine[i] for i in chosen])
+                completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
+                finished = self._is_finished(completion_ids)
+                texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+                for i, text, ids, end in zip(chosen, texts, completion_ids, finished.tolist(), strict=True):
+                    completions[i] = Completion(text, len(ids), end)
+        gathered = gather_object([completions])  # one list per rank
+        return [gathered[i % ranks][i // ranks] for i in range(len(prompts))]
+
     def _generate(self, prompts: list[Any]) -> Any:
         output = super()._generate(prompts)
         completion_ids = output[1]
-        self._finished = is_finished(completion_ids, self._tokenizer, self.eos_token_ids, self.args.stop)
+        self._finished = self._is_finished(completion_ids)
         self._lengths = torch.tensor([len(ids) for ids in completion_ids], dtype=torch.float32)
         if self.args.stop:
             self._log_truncation()
         return output
+
+    def _is_finished(self, completion_ids: list[list[int]]) -> Tensor:
+        stop, minimum = self.args.stop, self.args.sampling_min_tokens or 0
+        return is_finished(completion_ids, self._tokenizer, self.eos_token_ids, stop, minimum)
 
     def _log_truncation(self) -> None:
         """Write TRL's truncation metrics again, with completions that ended at a stop string as finished."""
@@ -85,7 +128,22 @@ class ExtGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         per_func: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         reward = (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
+        self._per_func = per_func  # (N, reward functions)
         self._rewards = reward.masked_fill(per_func.isnan().all(dim=1), torch.nan)  # (N,), NaN: nothing scored it
+        rollout = [
+            {
+                "prompt": p,
+                "response": completion_text(c),
+                "ground_truth": row.get("answer"),
+                "tokens": len(ids),
+            }
+            for p, c, row, ids in zip(prompts, completions, inputs, completion_ids_list, strict=True)
+        ]
+        for column, values in self._pending_extra_logs.items():
+            for row, value in zip(rollout, values, strict=True):
+                row[column] = value
+        if self.model.training:  # an evaluation may come between two steps on one rollout
+            self.last_rollout = rollout
         self._log_lengths_by_outcome(len(prompts))
         return per_func
 
@@ -95,7 +153,12 @@ class ExtGRPOTrainer(GRPOTrainer):
         logged = self._pending_extra_logs.get("correct")
         correct = torch.tensor(logged, dtype=torch.bool) if logged else (self._rewards[start : start + local] > 0).cpu()
         per_outcome = torch.stack(
-            [(self._lengths * correct).sum(), correct.sum(), (self._lengths * ~correct).sum(), (~correct).sum()]
+            [
+                (self._lengths * correct).sum(),
+                correct.sum(),
+                (self._lengths * ~correct).sum(),
+                (~correct).sum(),
+            ]
         )
         right_sum, right, wrong_sum, wrong = self.accelerator.reduce(per_outcome.to(self.accelerator.device)).tolist()
         metrics = self._metrics["train" if self.model.training else "eval"]
@@ -103,16 +166,34 @@ class ExtGRPOTrainer(GRPOTrainer):
         metrics["completions/mean_length_incorrect"].append(wrong_sum / wrong if wrong else float("nan"))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        with self._no_second_forward():
+            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
+        start = self.accelerator.process_index * len(inputs)
+        if self.model.training:
+            for i, row in enumerate(self.last_rollout):
+                row["rewards"] = dict(zip(self.reward_func_names, self._per_func[start + i].tolist(), strict=True))
+                row["reward"] = self._rewards[start + i].item()
         if self._mask_truncated:
             batch["completion_mask"] = batch["completion_mask"] * self._finished.to(self.accelerator.device)[:, None]
+            batch["num_items_in_batch"] = self.accelerator.gather(_loss_mask(batch).sum()).sum()
         if self.args.uses_axes and self.model.training:
             advantages = self._advantage_fn(self._rewards.view(-1, self.num_generations))  # (P, G)
             advantages = torch.nan_to_num(advantages, nan=0.0).flatten()  # an unscored completion teaches nothing
-            start = self.accelerator.process_index * len(inputs)
             batch["advantages"] = advantages[start : start + len(inputs)]
             self._relog_advantages(advantages)
         return batch
+
+    @contextlib.contextmanager
+    def _no_second_forward(self) -> Iterator[None]:
+        """On-policy, TRL computes old log-probabilities for the sampler correction only; ours takes the loss's own."""
+        corrected: bool = self.vllm_importance_sampling_correction  # type: ignore[has-type]
+        aligned = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
+        self.vllm_importance_sampling_correction = corrected and not (aligned and self.args.uses_axes)
+        try:
+            yield
+        finally:
+            self.vllm_importance_sampling_correction = corrected
 
     def _relog_advantages(self, advantages: Tensor) -> None:
         """Put ours where TRL's completions table has just logged its own."""
@@ -143,6 +224,9 @@ class ExtGRPOTrainer(GRPOTrainer):
             ref_logp=inputs.get("ref_per_token_logps"),
             sampler_weight=self._sampler_weight(inputs, old_logp, mask),
         )
+        if self.model.training:
+            for row, value in zip(inputs["row"].tolist(), masked_mean(entropy, mask, dim=1).tolist(), strict=True):
+                self.last_rollout[row]["token_entropy"] = value
         self._log_token_means({"entropy": entropy, **metrics}, mask)
         # Trainer and DDP average over ranks, while our totals already count all of them.
         loss = loss * self.accelerator.num_processes
@@ -155,13 +239,27 @@ class ExtGRPOTrainer(GRPOTrainer):
         """(B, 1) or (B, T) weight for the engine's mismatch with the trainer, or None for no correction."""
         if not (self.use_vllm and self.vllm_importance_sampling_correction):
             return None
+        sampled = inputs["sampling_per_token_logps"]
         correct = SAMPLER_CORRECTIONS.build(
             self.vllm_importance_sampling_mode,
             clip_min=self.args.vllm_importance_sampling_clip_min,
             clip_max=self.args.vllm_importance_sampling_clip_max,
         )
-        weight: Tensor = correct(old_logp, inputs["sampling_per_token_logps"], mask)
+        weight: Tensor = correct(old_logp, sampled, mask)
+        if "old_per_token_logps" not in inputs:  # else TRL has logged it
+            self._log_mismatch(old_logp, sampled, mask)
         return weight
+
+    @torch.no_grad()
+    def _log_mismatch(self, old_logp: Tensor, sampled: Tensor, mask: Tensor) -> None:
+        """How far the engine's log-probabilities are from the trainer's; TRL's names, but per micro-batch."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        difference = (old_logp - sampled).abs()[mask & ~sampled.isnan()]
+        worst = difference.max() if difference.numel() else difference.new_zeros(())
+        mean = difference.mean() if difference.numel() else worst
+        gathered = self.accelerator.gather(torch.stack([mean, worst])).view(-1, 2)
+        metrics["sampling/sampling_logp_difference/mean"].append(gathered[:, 0].mean().item())
+        metrics["sampling/sampling_logp_difference/max"].append(gathered[:, 1].max().item())
 
     def _step_totals(self) -> StepTotals:
         """Sequences and tokens of the optimizer step that the current micro-batch belongs to, over all ranks."""
@@ -184,7 +282,7 @@ class ExtGRPOTrainer(GRPOTrainer):
         ranks = self.accelerator.num_processes
         return StepTotals(len(mask) * ranks, mask.sum().item() * ranks, self.max_completion_length)
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def _log_token_means(self, values: dict[str, Tensor], mask: Tensor) -> None:
         """Log each (B, T) quantity's mean over the unmasked tokens of all ranks, in one reduction."""
         sums = torch.stack([mask.sum().to(torch.float32), *[(v.float() * mask).sum() for v in values.values()]])

@@ -1,0 +1,427 @@
+"""`ExtGRPOConfig`: the handout's vocabulary, the axes, and what is refused before a model loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from trl import GRPOConfig, TrlParser
+
+from trl_ext.advantages import ADVANTAGES
+from trl_ext.aggregation import AGGREGATIONS
+from trl_ext.config import ExtGRPOConfig, choose_engine, parse_options
+from trl_ext.handout import resolve_handout
+from trl_ext.kl import KL_ESTIMATORS
+from trl_ext.losses import POLICY_LOSSES
+from trl_ext.objective import Objective
+from trl_ext.presets import PRESETS
+from trl_ext.registry import UnknownName
+
+AXES = {"advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS}
+
+
+def config(**settings: Any) -> ExtGRPOConfig:
+    return ExtGRPOConfig(**{"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none", **settings})
+
+
+def parsed(tmp_path: Path, settings: dict[str, Any] | str, arguments: str = "") -> ExtGRPOConfig:
+    """From a YAML file and the command line, as a recipe reads them."""
+    file = tmp_path / "config.yaml"
+    file.write_text(settings if isinstance(settings, str) else yaml.safe_dump(settings))
+    common = ["--output_dir", "unused", "--use_cpu", "true", "--bf16", "false", "--report_to", "none"]
+    (args,) = TrlParser((ExtGRPOConfig,)).parse_args_and_config(["--config", str(file), *common, *arguments.split()])
+    return args
+
+
+def refused(error: type[Exception], message: str, **settings: Any) -> None:
+    with pytest.raises(error) as caught:
+        config(**settings)
+    assert message in str(caught.value)
+
+
+# Stock.
+
+
+def test_without_a_field_of_ours_every_field_of_trl_is_as_trl_sets_it() -> None:
+    settings = {"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"}
+    ours, theirs = ExtGRPOConfig(**settings), GRPOConfig(**settings)
+    names = {f.name for f in dataclasses.fields(GRPOConfig)}
+    assert len(names) > 100
+    for name in names:
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert not ours.uses_axes
+    assert {getattr(ours, axis) for axis in AXES} == {None}
+
+
+def test_on_a_cpu_bf16_is_off_unless_asked_for() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    settings = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
+    assert ExtGRPOConfig(**settings).bf16 is False
+
+
+# The handout's vocabulary.
+
+HANDOUT = {
+    "n_grpo_steps": 200, "rollout_batch_size": 256, "group_size": 8, "sampling_temperature": 0.9,
+    "sampling_max_tokens": 1024, "sampling_min_tokens": 4, "epochs_per_rollout_batch": 1, "train_batch_size": 256,
+    "micro_train_batch_size": 2, "cliprange": 0.3, "advantage_eps": 1e-5, "use_std_normalization": True,
+}  # fmt: skip
+TRL = {
+    "max_steps": 200, "generation_batch_size": 256, "num_generations": 8, "temperature": 0.9,
+    "max_completion_length": 1024, "num_iterations": 1, "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 128, "steps_per_generation": 128, "train_batch_size": 2,
+    "advantage": "group_std", "advantage_options": {"eps": 1e-5}, "policy_loss": "ppo_clip",
+    "policy_loss_options": {"eps_low": 0.3, "eps_high": 0.3}, "aggregation": "sequence_mean",
+}  # fmt: skip
+
+
+def test_the_handouts_settings_become_trls(tmp_path: Path) -> None:
+    as_arguments = " ".join(f"--{name} {value}" for name, value in HANDOUT.items())
+    for args in (config(**HANDOUT), parsed(tmp_path, HANDOUT), parsed(tmp_path, {}, as_arguments)):
+        assert {name: getattr(args, name) for name in TRL} == TRL
+
+
+def test_off_policy_steps_are_epochs_times_optimizer_steps_per_rollout() -> None:
+    args = config(
+        n_grpo_steps=5, rollout_batch_size=32, train_batch_size=16, group_size=4, micro_train_batch_size=4,
+        epochs_per_rollout_batch=3,
+    )  # fmt: skip
+    assert (args.max_steps, args.num_iterations) == (5 * 3 * 2, 3)
+    assert (args.gradient_accumulation_steps, args.steps_per_generation) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "micro", "accumulation"),
+    [
+        ({"train_batch_size": 16, "micro_train_batch_size": 4}, 4, 4),
+        ({"train_batch_size": 16, "gradient_accumulation_steps": 2}, 8, 2),
+        ({"train_batch_size": 16, "gradient_accumulation_steps": 4, "micro_train_batch_size": 4}, 4, 4),
+        ({"train_batch_size": 16}, 8, 2),  # TRL's default of 8 rows per forward pass
+        ({"train_batch_size": 4}, 4, 1),
+    ],
+)
+def test_two_of_train_batch_micro_batch_and_accumulation_give_the_third(
+    settings: dict[str, int], micro: int, accumulation: int
+) -> None:
+    args = config(group_size=4, **settings)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (micro, accumulation)
+
+
+def test_a_train_batch_is_shared_out_over_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolved(**settings: int) -> ExtGRPOConfig:
+        args = ExtGRPOConfig.__new__(ExtGRPOConfig)  # its constructor would wait for the other processes
+        for field in dataclasses.fields(ExtGRPOConfig):
+            setattr(args, field.name, settings.get(field.name, field.default))
+        resolve_handout(args)
+        return args
+
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert resolved(train_batch_size=16, micro_train_batch_size=2, group_size=4).gradient_accumulation_steps == 2
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    message = "train_batch_size (16) must be divisible by the number of processes (3)"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        resolved(train_batch_size=16, group_size=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"rollout_batch_size": 30, "group_size": 8},
+            "rollout_batch_size (30) must be divisible by group_size (8)",
+        ),
+        ({"train_batch_size": 4, "group_size": 8}, "train_batch_size (4) must be at least group_size (8)"),
+        (
+            {"rollout_batch_size": 32, "train_batch_size": 24, "group_size": 8},
+            "rollout_batch_size (32) must be divisible by train_batch_size (24)",
+        ),
+        (
+            {"train_batch_size": 16, "micro_train_batch_size": 6, "group_size": 4},
+            "train_batch_size per process (16) must be divisible by micro_train_batch_size (6)",
+        ),
+        (
+            {"train_batch_size": 16, "gradient_accumulation_steps": 3, "group_size": 4},
+            "train_batch_size per process (16) must be divisible by gradient_accumulation_steps (3)",
+        ),
+        (
+            {"train_batch_size": 16, "micro_train_batch_size": 4, "gradient_accumulation_steps": 2, "group_size": 4},
+            "train_batch_size (16) over 1 process(es) in micro-batches of 4 takes 4 accumulation steps, "
+            "but gradient_accumulation_steps is 2",
+        ),
+        ({"n_grpo_steps": 3, "rollout_batch_size": 8}, "n_grpo_steps needs rollout_batch_size and train_batch_size"),
+        ({"n_grpo_steps": 3, "train_batch_size": 8}, "n_grpo_steps needs rollout_batch_size and train_batch_size"),
+        (
+            {"n_grpo_steps": 3, "train_batch_size": 8, "rollout_batch_size": 16, "max_steps": 5},
+            "n_grpo_steps=3 is 6 optimizer steps, but max_steps=5",
+        ),
+        ({"group_size": 4, "num_generations": 2}, "group_size=4 and num_generations=2 contradict each other"),
+        ({"sampling_temperature": 0.5, "temperature": 0.7}, "sampling_temperature=0.5 and temperature=0.7 contradict"),
+        (
+            {"use_std_normalization": True, "advantage": "raw"},
+            "use_std_normalization=True means advantage 'group_std', but advantage is 'raw'",
+        ),
+        ({"train_batch_size": 8, "group_size": 4, "micro_train_batch_size": 0}, "micro_train_batch_size"),
+        ({"rollout_batch_size": 8, "group_size": 0}, "group_size"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_the_numbers(settings: dict[str, Any], message: str) -> None:
+    refused(ValueError, message, **settings)
+
+
+def test_a_handout_name_beside_an_equal_trl_name_is_fine() -> None:
+    args = config(
+        group_size=4, num_generations=4, train_batch_size=8, rollout_batch_size=8, n_grpo_steps=2, max_steps=2
+    )
+    assert (args.num_generations, args.max_steps) == (4, 2)
+
+
+@pytest.mark.parametrize(("use_std", "name"), [(True, "group_std"), (False, "group_mean")])
+def test_std_normalization_chooses_the_advantage(use_std: bool, name: str) -> None:
+    args = config(use_std_normalization=use_std, advantage_eps=1e-5)  # the handout sets both, eps or no eps
+    assert (args.advantage, args.advantage_options) == (name, {"eps": 1e-5} if use_std else {})
+    assert config(preset="dr_grpo", use_std_normalization=use_std).advantage == name
+
+
+def test_an_option_said_in_full_wins_over_its_short_form() -> None:
+    args = config(
+        cliprange=0.1, policy_loss_options={"eps_high": 0.3}, advantage_eps=0.5, advantage_options={"eps": 0.2}
+    )
+    assert args.policy_loss_options == {"eps_low": 0.1, "eps_high": 0.3}
+    assert args.advantage_options == {"eps": 0.2}
+
+
+# The axes.
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_preset_fills_every_axis(preset: str) -> None:
+    args, point = config(preset=preset), PRESETS[preset]
+    for axis in AXES:
+        assert getattr(args, axis) == getattr(point, axis)
+        assert getattr(args, f"{axis}_options") == getattr(point, f"{axis}_options")
+    assert args.uses_axes
+    assert args.scale_rewards == "none"
+    assert args.advantage_fn().func is ADVANTAGES[point.advantage]
+    objective = args.objective()
+    assert isinstance(objective, Objective)
+    assert objective.policy_loss.func is POLICY_LOSSES[point.policy_loss]
+    assert objective.policy_loss.keywords == point.policy_loss_options
+    assert objective.aggregate.func is AGGREGATIONS[point.aggregation]
+    assert objective.aggregate.keywords == point.aggregation_options
+
+
+@pytest.mark.parametrize(("axis", "name"), [(axis, name) for axis, table in AXES.items() for name in table])
+def test_every_member_can_be_chosen_alone_and_the_other_axes_are_grpos(axis: str, name: str) -> None:
+    args = config(**{axis: name})
+    assert getattr(args, axis) == name
+    for other in AXES.keys() - {axis}:
+        assert getattr(args, other) == getattr(PRESETS["grpo_clip"], other)
+
+
+def test_an_axis_beside_a_preset_replaces_the_member_and_drops_its_options() -> None:
+    dapo = config(preset="dapo", policy_loss="cispo")
+    assert (dapo.policy_loss, dapo.policy_loss_options, dapo.aggregation) == ("cispo", {}, "token_mean")
+    dapo = config(preset="dapo", policy_loss="cispo", policy_loss_options={"ratio_max": 2.0})
+    assert dapo.policy_loss_options == {"ratio_max": 2.0}
+
+
+def test_options_beside_a_preset_are_merged_into_the_same_member() -> None:
+    for named in ({}, {"policy_loss": "ppo_clip"}):
+        dapo = config(preset="dapo", policy_loss_options={"eps_high": 0.5}, **named)
+        assert dapo.policy_loss_options == {"eps_low": 0.2, "eps_high": 0.5}
+    assert PRESETS["dapo"].policy_loss_options == {"eps_low": 0.2, "eps_high": 0.28}
+
+
+@pytest.mark.parametrize("estimator", sorted(KL_ESTIMATORS))
+def test_the_objective_gets_kl_beta_and_bias_correction(estimator: str) -> None:
+    objective = config(preset="dapo", kl_estimator=estimator, beta=0.04, use_bias_correction_kl=True).objective()
+    assert objective.kl.func is KL_ESTIMATORS[estimator]
+    assert (objective.beta, objective.kl_bias_correction) == (0.04, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preset": "dr_gpro"}, "unknown preset 'dr_gpro'. Did you mean 'dr_grpo'? Known: cispo, dapo, dr_grpo"),
+        ({"advantage": "group_men"}, "unknown advantage 'group_men'. Did you mean 'group_mean'? Known: "),
+        ({"policy_loss": "ppoclip"}, "unknown policy loss 'ppoclip'. Did you mean 'ppo_clip'? Known: cispo, gspo"),
+        ({"aggregation": "tokens_mean"}, "unknown aggregation 'tokens_mean'. Did you mean 'token_mean'? Known: "),
+        ({"kl_estimator": "k4", "preset": "dapo"}, "unknown KL estimator 'k4'"),
+        ({"kl_estimator": "k4"}, "unknown KL estimator 'k4'"),
+        (
+            {"preset": "dapo", "policy_loss_options": {"eps_hgh": 0.3}},
+            "unknown option of policy loss 'ppo_clip' 'eps_hgh'. Did you mean 'eps_high'? Known: ",
+        ),
+        ({"preset": "rloo", "cliprange": 0.2}, "unknown option of policy loss 'reinforce' 'eps_low'"),
+        ({"advantage": "raw", "advantage_eps": 0.1}, "unknown option of advantage 'raw' 'eps'"),
+    ],
+)
+def test_an_unknown_name_or_option_is_refused_at_once_with_the_choices(settings: dict[str, Any], message: str) -> None:
+    refused(UnknownName, message, **settings)
+
+
+@pytest.mark.parametrize("options", ["eps_low=abc", {"eps_low": "abc"}, {"eps_low": [0.1]}])
+def test_an_option_of_the_wrong_type_is_refused_at_once(options: Any) -> None:
+    refused(ValueError, "eps_low", policy_loss_options=options)
+
+
+IGNORED = {
+    "loss_type": "grpo", "scale_rewards": "batch", "multi_objective_aggregation": "normalize_then_sum",
+    "importance_sampling_level": "sequence", "epsilon": 0.1, "epsilon_high": 0.28, "delta": 1.5,
+    "top_entropy_quantile": 0.5, "entropy_coef": 0.1, "use_adaptive_entropy": True, "off_policy_mask_threshold": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_a_field_that_only_trls_loss_reads_is_refused_beside_an_axis(name: str) -> None:
+    for ours in ({"preset": "dapo"}, {"advantage": "raw"}, {"cliprange": 0.2}):
+        refused(
+            ValueError, f"{name}={IGNORED[name]!r}: only TRL's own loss reads this", **ours, **{name: IGNORED[name]}
+        )
+
+
+def test_a_kl_estimator_may_have_options_and_be_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def scaled(logp, ref_logp, *, by=2.0):\n    return by * (logp - ref_logp)\n")
+    own = f"{tmp_path}/mine.py:scaled"
+    objective = config(preset="dapo", kl_estimator=own, kl_estimator_options="by=3").objective()
+    assert objective.kl(torch.ones(1, 1), torch.zeros(1, 1)).item() == 3
+    message = "unknown option of KL estimator 'k3' 'by'. Known: (none)"
+    refused(UnknownName, message, preset="dapo", kl_estimator_options={"by": 3})
+
+
+def test_another_kl_estimator_needs_an_axis() -> None:
+    refused(ValueError, "kl_estimator='k1' needs a preset or an axis; TRL's own loss has only k3", kl_estimator="k1")
+
+
+def test_an_optimizer_step_lies_inside_a_rollout() -> None:
+    sizes = {"per_device_train_batch_size": 4, "num_generations": 4}
+    message = "steps_per_generation (3) must be a multiple of gradient_accumulation_steps (2)"
+    refused(ValueError, message, preset="dapo", steps_per_generation=3, gradient_accumulation_steps=2, **sizes)
+    config(steps_per_generation=3, gradient_accumulation_steps=2, **sizes)  # TRL's own loss may
+    assert (
+        config(preset="dapo", steps_per_generation=4, gradient_accumulation_steps=2, **sizes).steps_per_generation == 4
+    )
+
+
+def test_one_stop_string_may_stand_alone() -> None:
+    assert config(stop="</answer>").stop == ["</answer>"]
+    assert config(stop=["a", "b"]).stop == ["a", "b"]
+
+
+# Options as text.
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (None, None),
+        ({}, {}),
+        ({"eps_low": 0.1}, {"eps_low": 0.1}),
+        ("eps_low=0.1", {"eps_low": 0.1}),
+        ("eps_low=0.1,eps_high=0.3", {"eps_low": 0.1, "eps_high": 0.3}),
+        (" k = 4 , threshold = 0.5", {"k": 4, "threshold": 0.5}),
+        ('{"eps_low": 0.1, "dual_clip": null}', {"eps_low": 0.1, "dual_clip": None}),
+        ("dual_clip=null", {"dual_clip": None}),
+        ("dual_clip=true", {"dual_clip": True}),
+        ("mode=a=b", {"mode": "a=b"}),
+        ("eps=1e-6,a=1.5e3,b=-2E+2", {"eps": 1e-6, "a": 1500.0, "b": -200.0}),  # YAML alone reads 1e-6 as a text
+    ],
+)
+def test_options_are_a_mapping_json_or_pairs(text: Any, options: dict[str, Any] | None) -> None:
+    assert parse_options("policy_loss_options", text) == options
+
+
+@pytest.mark.parametrize("text", ["", "eps_low", "eps_low:0.1", '{"eps_low"', "eps_low=0.1,", "eps_low=[1"])
+def test_other_text_is_refused_with_both_forms(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_options("policy_loss_options", text)
+    assert str(caught.value).startswith(f"policy_loss_options {text!r} is neither ")
+    assert "eps_low=0.1,eps_high=0.3" in str(caught.value)
+    assert '{"eps_low": 0.1}' in str(caught.value)
+
+
+def test_a_mapping_is_copied() -> None:
+    given = {"eps_low": 0.1}
+    assert config(preset="dapo", policy_loss_options=given).policy_loss_options is not given
+    assert given == {"eps_low": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments"),
+    [
+        ({"preset": "dapo", "policy_loss_options": {"eps_high": 0.4}}, ""),
+        ({}, "--preset dapo --policy_loss_options eps_high=0.4"),
+        ({}, '--preset dapo --policy_loss_options {"eps_high":0.4}'),
+        ({"preset": "dapo"}, "--policy_loss_options eps_high=0.4"),
+        (
+            {"preset": "rloo", "policy_loss_options": {"eps_high": 0.1}},
+            "--preset dapo --policy_loss_options eps_high=0.4",
+        ),
+    ],
+)
+def test_options_come_from_yaml_or_the_command_line_which_wins(
+    tmp_path: Path, settings: dict[str, Any], arguments: str
+) -> None:
+    args = parsed(tmp_path, settings, arguments)
+    assert (args.preset, args.policy_loss_options) == ("dapo", {"eps_low": 0.2, "eps_high": 0.4})
+
+
+@pytest.mark.parametrize("written", ["1e-6", "1.0e-6", "0.000001"])
+def test_a_small_number_in_yaml_is_a_number_however_it_is_written(tmp_path: Path, written: str) -> None:
+    args = parsed(tmp_path, f"advantage: group_std\nadvantage_options: {{eps: {written}}}\n")
+    assert args.advantage_options == {"eps": 1e-6}
+    assert isinstance(args.advantage_options["eps"], float)
+
+
+def test_stop_strings_come_from_yaml_and_from_the_command_line(tmp_path: Path) -> None:
+    assert parsed(tmp_path, {"stop": ["</answer>"]}).stop == ["</answer>"]
+    assert parsed(tmp_path, {}, "--stop </answer> stop").stop == ["</answer>", "stop"]
+
+
+def test_an_unknown_key_in_yaml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="polcy_loss"):
+        parsed(tmp_path, {"polcy_loss": "gspo"})
+
+
+# The engine that generates.
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "vllm", "chosen", "reason"),
+    [
+        ("auto", False, True, False, "there is no GPU"), ("auto", True, False, False, "vLLM is not installed"),
+        ("auto", True, True, True, "there are a GPU and vLLM"), (True, False, True, True, "as asked for"),
+        ("true", False, True, True, "as asked for"), (False, True, True, False, "as asked for"), ("False", True, True, False, "as"),
+    ],
+)  # fmt: skip
+def test_the_engine_is_chosen_with_a_reason(
+    asked: Any, gpu: bool, vllm: bool, chosen: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("trl_ext.config.is_vllm_available", lambda: vllm)
+    found, why = choose_engine(asked)
+    assert found is chosen
+    assert why.startswith(reason)
+
+
+def test_an_engine_that_is_not_there_or_unheard_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl_ext.config.is_vllm_available", lambda: False)
+    with pytest.raises(ValueError, match=r"vLLM is not installed: pip install 'trl_ext\[vllm\]'"):
+        choose_engine(True)
+    with pytest.raises(ValueError, match="use_vllm must be auto, true or false, got 'maybe'"):
+        choose_engine("maybe")
+
+
+def test_what_is_not_set_of_the_engine_is_left_to_vllm(tmp_path: Path) -> None:
+    assert ExtGRPOConfig(output_dir=str(tmp_path), bf16=False).engine_settings() == {}
+    set_ = {"vllm_quantization": "fp8", "vllm_max_num_seqs": 3, "vllm_enable_prefix_caching": False}
+    config = ExtGRPOConfig(output_dir=str(tmp_path), bf16=False, vllm_dtype="float16", vllm_enforce_eager=True, **set_)
+    assert config.engine_settings() == {
+        "max_num_seqs": 3, "dtype": "float16", "quantization": "fp8", "enable_prefix_caching": False, "enforce_eager": True,
+    }  # fmt: skip

@@ -1,0 +1,134 @@
+"""What `trl_ext` relies on in TRL's private methods, so that another version fails here and not in a long run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import tomllib
+from pathlib import Path
+
+import pytest
+import trl
+from packaging.requirements import Requirement
+from packaging.version import Version
+from transformers import Trainer
+from trl import GRPOConfig, GRPOTrainer
+from trl.models import unwrap_model_for_generation
+
+import trl_ext
+from tests.tiny import share_of_ones, train
+from trl_ext import ExtGRPOTrainer
+
+PACKAGE = Path(trl_ext.__file__).parent
+
+OVERRIDDEN = {
+    "_generate_single_turn": "prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False",
+    "_generate": "prompts",
+    "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",
+    "_generate_and_score_completions": "inputs",
+    "_compute_loss": "model, inputs",
+}
+CALLED = {"_tokenize_prompts": "prompts", "_prepare_inputs": "generation_batch", "log": "logs, start_time=None"}
+CALLED_BY_KEYWORD = {
+    GRPOTrainer._get_per_token_logps_and_entropies: {
+        "positional": ("model", "input_ids", "attention_mask", "logits_to_keep"),
+        "keywords": {"compute_entropy", "compute_aux_loss"},
+    },
+    unwrap_model_for_generation: {
+        "positional": ("model", "accelerator"),
+        "keywords": {"gather_deepspeed3_params", "generation_kwargs"},
+    },
+}
+# Metrics and keys of a batch that TRL's methods write and the seam reads; attributes are looked up on a real trainer.
+WRITTEN = {
+    "_generate_and_score_completions": ["advantages", "completion_mask", "old_per_token_logps", "num_items_in_batch"],
+    "_generate": [
+        "completions/clipped_ratio",
+        *(f"completions/{name}_terminated_length" for name in ("mean", "min", "max")),
+    ],
+    "_prepare_inputs": ["_buffered_inputs[self._step % self.args.steps_per_generation]", "shuffle_sequence_dict"],
+    "training_step": ["self._step += 1"],
+    "_calculate_rewards": ["rewards_per_func = gather(rewards_per_func)"],
+}
+
+
+def _signature(function: object) -> str:
+    """`a, b, c=1`: names and defaults without `self` and without types."""
+    parameters = inspect.signature(function).parameters.values()
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters if p.name != "self"]
+    return str(inspect.Signature(bare))[1:-1]
+
+
+def test_the_installed_trl_is_the_minor_version_that_the_seam_was_written_for() -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pin = next(r for r in map(Requirement, project["dependencies"]) if r.name == "trl").specifier
+    assert len(pin) == 1
+    assert Version(trl.__version__) in pin
+    major, minor = Version(trl.__version__).release[:2]
+    assert f"{major}.{minor + 1}.0" not in pin, "the pin must hold TRL to one minor version"
+
+
+@pytest.mark.parametrize("name", [*OVERRIDDEN, *CALLED])
+def test_trls_methods_have_the_signatures_that_the_seam_relies_on(name: str) -> None:
+    expected, found = {**OVERRIDDEN, **CALLED}[name], _signature(getattr(GRPOTrainer, name))
+    if name == "log":
+        assert _signature(Trainer.log).replace(" = ", "=") == expected  # the seam calls this one past TRL's
+    assert found.replace(" = ", "=") == expected, (
+        f"TRL {trl.__version__} changed GRPOTrainer.{name}: ({found}), trl_ext/trainer.py relies on ({expected})"
+    )
+
+
+@pytest.mark.parametrize("function", CALLED_BY_KEYWORD, ids=lambda f: f.__name__)
+def test_trls_functions_take_the_arguments_that_the_seam_gives_them(function: object) -> None:
+    parameters, given = inspect.signature(function).parameters, CALLED_BY_KEYWORD[function]
+    in_order = [name for name in parameters if name != "self"][: len(given["positional"])]
+    assert tuple(in_order) == given["positional"]
+    assert given["keywords"] <= parameters.keys()
+
+
+@pytest.mark.parametrize(("method", "text"), [(m, text) for m, texts in WRITTEN.items() for text in texts])
+def test_trls_methods_still_write_what_the_seam_reads(method: str, text: str) -> None:
+    source = inspect.getsource(inspect.unwrap(getattr(GRPOTrainer, method)))
+    assert text in source, f"TRL {trl.__version__}: GRPOTrainer.{method} no longer mentions {text!r}"
+
+
+def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) -> None:
+    tree = ast.parse((PACKAGE / "trainer.py").read_text(encoding="utf-8"))
+    read, own = set(), {*vars(ExtGRPOTrainer)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+            (read if isinstance(node.ctx, ast.Load) else own).add(node.attr)
+    assert len(read - own) > 20
+    stock = train(GRPOTrainer, GRPOConfig, tmp_path, share_of_ones, max_steps=1)
+    missing = sorted(name for name in read - own if not hasattr(stock, name))
+    assert not missing, f"TRL {trl.__version__} has no GRPOTrainer.{', '.join(missing)}"
+
+
+def test_the_trainer_overrides_just_the_methods_whose_signatures_are_held_here() -> None:
+    inherited = {name for name in vars(ExtGRPOTrainer) if hasattr(GRPOTrainer, name) and not name.startswith("__")}
+    assert {n for n in inherited if callable(getattr(GRPOTrainer, n))} == {*OVERRIDDEN}
+    for name in set(OVERRIDDEN) - {"_generate_single_turn"}:  # which passes on everything but the prompts unseen
+        assert _signature(getattr(ExtGRPOTrainer, name)) == OVERRIDDEN[name]
+
+
+def test_only_the_seam_subclasses_a_trainer() -> None:
+    subclasses = [
+        (path.name, node.name, ast.unparse(base))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if ast.unparse(base).endswith("Trainer")
+    ]
+    assert subclasses == [("trainer.py", "ExtGRPOTrainer", "GRPOTrainer")]
+
+
+def test_only_the_seam_and_what_stands_on_it_import_trl() -> None:
+    importers = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl")
+        or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "trl" for a in node.names))
+    }
+    assert importers == {"config.py", "engine.py", "recipe.py", "trainer.py"}

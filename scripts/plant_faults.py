@@ -1,0 +1,219 @@
+"""Plant faults of one line each, one at a time, and see whether the tests notice.
+
+    python scripts/plant_faults.py                        all faults, two at a time
+    python scripts/plant_faults.py --only losses          those whose file, text or tests contain `losses`
+    python scripts/plant_faults.py --only '*clamp*' --jobs 4
+    python scripts/plant_faults.py --list                 show them and plant none
+
+The faults are in scripts/faults.toml. Every worker plants them in its own copy of the tree, so the checkout is never
+touched. First the named tests run there unharmed; then each fault alone, which must turn its tests red. A fault that
+survives means that a test is missing. The exit status is 0 only if every fault was caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+FAULTS = ROOT / "scripts" / "faults.toml"
+COPIED = ("trl_ext", "tests", "recipes", "scripts", "accelerate_configs", "pyproject.toml", "README.md")
+
+Tests = tuple[tuple[str, ...], str]  # arguments of pytest, and the tier
+CAUGHT, AT_IMPORT = "caught", "caught at import"
+SURVIVED, STALE, RED, TIMEOUT, BROKEN = "SURVIVED", "stale", "red unharmed", "timed out", "not run"
+OUTCOMES = {0: SURVIVED, 1: CAUGHT, 2: AT_IMPORT}  # exit status of pytest
+MEANING = {
+    CAUGHT: "a test failed",
+    AT_IMPORT: "the tests could not be collected",
+    SURVIVED: "no test failed: write one",
+    STALE: "the text to find is not exactly once in its file: update faults.toml",
+    RED: "the tests fail without any fault",
+    TIMEOUT: "the tests did not end in time",
+    BROKEN: "pytest ran no test",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Replace `find`, which occurs once in `file`, by `replace`; `tests`, of one tier (`mark`), should go red."""
+
+    file: str
+    find: str
+    replace: str
+    tests: tuple[str, ...]
+    mark: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.find.strip()!r} -> {self.replace.strip()!r}"
+
+    def planted(self, root: Path) -> str | None:
+        """The file's text with the fault in it; None if `find` does not occur exactly once."""
+        path = root / self.file
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        return text.replace(self.find, self.replace) if text.count(self.find) == 1 else None
+
+    def matches(self, pattern: str) -> bool:
+        """Whether `pattern`, a part of the description or a glob over all of it, selects this fault."""
+        text = f"{self} [{' '.join(self.tests)}]"
+        return pattern in text or fnmatch.fnmatch(text, pattern)
+
+
+def read_faults(path: Path) -> list[Fault]:
+    """The `[[fault]]` tables of a TOML file.
+
+    Raises:
+        TypeError: an entry lacks a key or has one that is not known.
+    """
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))["fault"]
+    return [Fault(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
+
+
+def copy_tree(to: Path) -> Path:
+    """A copy of what the tests need, without caches.
+
+    Raises:
+        SystemExit: Python would import another `trl_ext` than the copy.
+    """
+    ignore = shutil.ignore_patterns("__pycache__", ".*_cache", "*.egg-info")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, to / name, ignore=ignore)
+        elif (ROOT / name).is_file():
+            shutil.copy(ROOT / name, to / name)
+    command = [sys.executable, "-c", "import trl_ext; print(trl_ext.__file__)"]
+    imported = subprocess.run(command, cwd=to, env=environment(to), capture_output=True, text=True, check=True).stdout
+    if Path(imported.strip()).resolve() != (to / "trl_ext" / "__init__.py").resolve():
+        sys.exit(f"error: the copy's tests would import {imported.strip()}, not the copy")
+    return to
+
+
+def environment(root: Path) -> dict[str, str]:
+    """One thread per worker, and no bytecode, which a fault of the same length and second would not invalidate."""
+    own = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **own}
+
+
+def run_tests(root: Path, tests: Sequence[str], mark: str, timeout: float) -> str:
+    """Run pytest in a copy until the first failure; the outcome if there is a fault in it."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command += ["-m", mark] if mark else []
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=root, env=environment(root), start_new_session=True, **quiet) as process:
+        try:
+            return OUTCOMES.get(process.wait(timeout), BROKEN)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # and what the tests have started
+            return TIMEOUT
+
+
+def try_fault(fault: Fault, copies: queue.Queue[Path], timeout: float) -> tuple[str, float]:
+    """Plant `fault` in a free copy, run its tests, repair the copy. Returns the outcome and the seconds it took."""
+    root, began = copies.get(), time.monotonic()
+    try:
+        text = fault.planted(root)
+        if text is None:
+            return STALE, 0.0
+        path = root / fault.file
+        unharmed = path.read_text(encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
+        try:
+            return run_tests(root, fault.tests, fault.mark, timeout), time.monotonic() - began
+        finally:
+            path.write_text(unharmed, encoding="utf-8")
+    finally:
+        copies.put(root)
+
+
+def red_unharmed(faults: Sequence[Fault], copies: queue.Queue[Path], timeout: float) -> set[Tests]:
+    """The tests that do not pass even without a fault."""
+
+    def passes(case: Tests) -> bool:
+        root = copies.get()
+        try:
+            return run_tests(root, *case, timeout) == SURVIVED
+        finally:
+            copies.put(root)
+
+    cases = sorted({(fault.tests, fault.mark) for fault in faults})
+    with ThreadPoolExecutor(copies.qsize()) as pool:
+        green = list(tqdm(pool.map(passes, cases), total=len(cases), desc="unharmed", unit="run"))
+    return {case for case, passed in zip(cases, green, strict=True) if not passed}
+
+
+def plant(faults: Sequence[Fault], jobs: int, timeout: float) -> dict[Fault, tuple[str, float]]:
+    """Outcome and seconds of every fault."""
+    with tempfile.TemporaryDirectory(prefix="plant_faults_") as folder:
+        copies: queue.Queue[Path] = queue.Queue()
+        for i in range(jobs):
+            copies.put(copy_tree(Path(folder) / str(i)))
+        red = red_unharmed(faults, copies, timeout)
+        results = {fault: (RED, 0.0) for fault in faults if (fault.tests, fault.mark) in red}
+        rest = [fault for fault in faults if fault not in results]
+        with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(rest), desc="faults", unit="fault") as bar:
+            running = {pool.submit(try_fault, fault, copies, timeout): fault for fault in rest}
+            try:
+                for done in as_completed(running):
+                    fault, (outcome, _) = running[done], done.result()
+                    results[fault] = done.result()
+                    counts = Counter(outcome for outcome, _ in results.values())
+                    bar.set_postfix_str(", ".join(f"{n} {outcome}" for outcome, n in counts.items()))
+                    bar.update()
+                    if outcome not in (CAUGHT, AT_IMPORT):
+                        bar.write(f"{outcome}: {fault}", file=sys.stderr)
+            except KeyboardInterrupt:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return {fault: results[fault] for fault in faults}
+
+
+def print_table(results: dict[Fault, tuple[str, float]]) -> None:
+    """One line per fault, then the counts."""
+    for fault, (outcome, seconds) in results.items():
+        print(f"{outcome:<16} {seconds:5.1f} s  {fault}")
+    print()
+    for outcome, n in Counter(outcome for outcome, _ in results.values()).most_common():
+        print(f"{n:4d} {outcome:<16} {MEANING[outcome]}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    summary, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog="examples:\n" + more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="faults tried at a time (default: 2)")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="a part of a fault's line or tests, or a glob")
+    parser.add_argument("--list", action="store_true", help="show the faults and stop")
+    parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds per fault (default: 300)")
+    parser.add_argument("--faults", type=Path, default=FAULTS, metavar="FILE", help="another list")
+    args = parser.parse_args(arguments)
+    faults = [fault for fault in read_faults(args.faults) if fault.matches(args.only)]
+    if not faults or args.jobs < 1:
+        parser.error(f"no fault matches {args.only!r}" if not faults else f"--jobs must be at least 1, got {args.jobs}")
+    if args.list:
+        print(*(f"{fault}  [{' '.join(fault.tests)}]" for fault in faults), sep="\n")
+        return 0
+    results = plant(faults, args.jobs, args.timeout)
+    print_table(results)
+    return int(any(outcome not in (CAUGHT, AT_IMPORT) for outcome, _ in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Finished runs -> a result page: a Markdown table with command, commit and hardware, and a plot of all curves.
+
+python scripts/results_page.py runs/grpo_math runs/grpo_math-2 --title "GRPO on mini-MATH" --page grpo_math.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from trl_ext.report import write_curve
+
+
+def main() -> None:
+    """Read the arguments and the summaries, write the page and the plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders with a summary.json")
+    parser.add_argument("--title", required=True, help="headline of the page and of the plot")
+    parser.add_argument("--page", required=True, type=Path, help="Markdown file; the plot gets its name, _curve.png")
+    parser.add_argument("--note", default="", help="a paragraph below the headline")
+    args = parser.parse_args()
+    for run in args.runs:
+        if not (run / "summary.json").is_file():
+            parser.error(f"{run} has no summary.json: has the run ended?")
+    summaries = [json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in args.runs]
+    plot = args.page.with_name(f"{args.page.stem}_curve.png")
+    args.page.parent.mkdir(parents=True, exist_ok=True)
+    write_curve(plot, {f"seed {s['seed']}": s["validations"] for s in summaries}, args.title)
+    args.page.write_text(page(args.title, args.note, summaries, plot.name), encoding="utf-8")
+    print(f"wrote {args.page} and {plot}")
+
+
+def page(title: str, note: str, summaries: list[dict[str, Any]], plot: str) -> str:
+    """The Markdown of the page."""
+    parts = [
+        f"# {title}",
+        note,
+        runs_table(summaries),
+        f"![validation accuracy]({plot})",
+        level_table(summaries),
+        "Hardware and versions: " + "; ".join(sorted({platform(s) for s in summaries})) + ".",
+        "Made from the runs' `summary.json` by `scripts/results_page.py`.",
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def runs_table(summaries: list[dict[str, Any]]) -> str:
+    """One row per run: command, commit, accuracy before and after, seconds."""
+    rows = [
+        (
+            f"`{s['command']}`",
+            f"`{s['commit']}`",
+            f"{s['validation_accuracy_before']:.3f}",
+            f"{s['validation_accuracy_after']:.3f}",
+            f"{s['best_validation_accuracy']:.3f}",
+            f"{s['validation_problems']}",
+            f"{s['wall_clock_s']:.0f}",
+        )
+        for s in summaries
+    ]
+    return markdown(("command", "commit", "before", "after", "best", "problems", "seconds in all"), rows)
+
+
+def level_table(summaries: list[dict[str, Any]]) -> str:
+    """Accuracy by level and share of each outcome before and after, as means over the runs."""
+    first, last = ([s["validations"][i] for s in summaries] for i in (0, -1))
+    rows = [
+        (f"level {level}", averaged(first, "by_level", level), averaged(last, "by_level", level))
+        for level in first[0]["by_level"]
+    ] + [
+        (outcome.replace("_", " "), averaged(first, "outcomes", outcome), averaged(last, "outcomes", outcome))
+        for outcome in first[0]["outcomes"]
+    ]
+    return markdown((f"mean of {len(summaries)} runs", "before", "after"), rows)
+
+
+def averaged(validations: list[dict[str, Any]], group: str, key: str) -> str:
+    """The mean over runs of one figure."""
+    return f"{mean(v[group][key] for v in validations):.3f}"
+
+
+def platform(summary: dict[str, Any]) -> str:
+    """Devices and versions of a run."""
+    hardware = summary["hardware"]
+    devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
+    return f"{devices}; " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+
+
+def markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Two ranks of gloo on the CPU train to the weights of one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import two_ranks
+from tests.tiny import tiny_model
+from trl_ext import AGGREGATIONS, PRESETS
+
+pytestmark = pytest.mark.distributed
+ROOT = Path(__file__).parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks found; one launch for all tests, most of whose time is imports."""
+    output = tmp_path_factory.mktemp("two_ranks")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    inherited = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")}
+    environment = {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*launch, "--module", "tests.two_ranks", str(output)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    tracebacks = done.stderr.partition("Traceback")
+    assert done.returncode == 0, "".join(tracebacks[1:])[:4000]
+    return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return two_ranks.runs(tmp_path_factory.mktemp("one_rank"))
+
+
+def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
+
+
+SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl"]
+RUNS = [*SAME_ON_ONE_RANK, "stock_trl", "stock_ours", *(f"off_policy_{preset}" for preset in sorted(PRESETS))]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_both_ranks_end_with_the_same_weights(run: str, ranks: list[dict[str, Any]]) -> None:
+    assert distance(ranks[0][run]["weights"], ranks[1][run]["weights"]) == 0
+    assert distance(ranks[0][run]["weights"], tiny_model().state_dict()) > 1e-4
+
+
+def test_stock_settings_give_stock_weights_exactly_on_two_ranks(ranks: list[dict[str, Any]]) -> None:
+    assert distance(ranks[0]["stock_trl"]["weights"], ranks[0]["stock_ours"]["weights"]) == 0
+
+
+@pytest.mark.parametrize("run", SAME_ON_ONE_RANK)
+def test_two_ranks_train_to_the_weights_of_one(run: str, ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:
+    # SGD in float64, but the model's norms compute in float32: 1e-8 apart. A rank's own count gives 1e-3.
+    assert distance(ranks[0][run]["weights"], one_rank[run]["weights"]) < 1e-7
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        *("loss", "grad_norm", "reward", "reward_std", "completions/clipped_ratio"),
+        *("completions/mean_length_correct", "completions/mean_length_incorrect"),
+        *(f"completions/{name}_terminated_length" for name in ("mean", "min", "max")),
+    ],
+)
+def test_two_ranks_log_the_values_of_one(metric: str, ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:
+    for run in sorted(AGGREGATIONS):
+        of_two, of_one = ([entry[metric] for entry in found[run]["logs"]] for found in (ranks[0], one_rank))
+        assert of_two == pytest.approx(of_one, abs=1e-6)
+        assert any(of_one), "a metric that is always 0 shows nothing"
+
+
+def test_each_rank_keeps_its_own_rows_of_the_last_rollout_with_their_rewards(
+    ranks: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    of_two = [found["kl"]["rollout"] for found in ranks]
+    assert of_two[0] != of_two[1]
+    assert of_two[0] + of_two[1] == one_rank["kl"]["rollout"]
+
+
+def test_validation_over_two_ranks_gives_both_the_completions_in_order(
+    ranks: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    texts = {"0": "x", "1": "y</answer>", "2": "z" * 12}
+    expected = [texts[prompt[-1]] for prompt in [*two_ranks.SAMPLED, two_ranks.SAMPLED[0]]]
+    assert [completion.text for completion in one_rank["sampled"]] == expected
+    assert ranks[0]["sampled"] == ranks[1]["sampled"] == one_rank["sampled"]
+    # as many prompts on either rank: where weights are sharded, a rank that generates alone waits forever
+    assert ranks[0]["batches"] == ranks[1]["batches"] == [2, 1, 1]
+    assert one_rank["batches"] == [2, 2, 1, 1]

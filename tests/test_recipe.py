@@ -1,0 +1,312 @@
+"""The recipe: what it accepts, what it refuses before a model loads, and what it leaves in a run's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trl_ext import ADVANTAGES, PRESETS
+from trl_ext.base_policy import BasePolicyConfig, make_base_policy
+from trl_ext.recipe import Task, parse, write_config
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes" / "grpo_math.py"
+DEFAULT = RECIPE.with_suffix(".yaml")
+CONFIGS = sorted((ROOT / "recipes").glob("grpo_*.yaml"))
+ON_A_CPU = ["--bf16", "false"]  # Trainer refuses bf16 without a device that has it
+SMALL = BasePolicyConfig(hidden=32, layers=1, heads=1, intermediate=32, steps=3, batch=4)
+TINY_RUN = {
+    "max_steps": 4,
+    "rollout_batch_size": 16,
+    "group_size": 4,
+    "train_batch_size": 16,
+    "micro_train_batch_size": 8,
+    "sampling_max_tokens": 8,
+    "train_problems": 32,
+    "validation_problems": 16,
+    "validate_every": 3,
+    "log_generations_every": 2,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "gradient_checkpointing": False,
+    "dataloader_pin_memory": False,
+    "stop": ["</answer>"],
+    "preset": "grpo_clip",
+}
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], default: Path = DEFAULT) -> str:
+    """What stands on stderr when `arguments` end the process while they are parsed."""
+    with pytest.raises(SystemExit) as stop:
+        parse("about", default, arguments)
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+# --- arguments --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
+def test_every_yaml_that_ships_resolves(path: Path) -> None:
+    task, _, config = parse("about", path, ON_A_CPU)
+    assert config.uses_axes
+    assert config.output_dir == f"runs/{path.stem}"
+    assert task.prompt == "r1_zero"
+    assert config.generation_batch_size == config.rollout_batch_size
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
+def test_every_preset_may_take_the_place_of_the_yamls(path: Path) -> None:
+    for preset, members in PRESETS.items():
+        _, _, config = parse("about", path, [*ON_A_CPU, "--preset", preset])
+        chosen = (config.advantage, config.policy_loss, config.aggregation)
+        assert chosen == (members.advantage, members.policy_loss, members.aggregation)
+
+
+def test_qwen_on_math_has_the_handouts_hyperparameters() -> None:
+    task, model, config = parse("about", ROOT / "recipes" / "grpo_math_qwen2.5_math_1.5b.yaml", ON_A_CPU)
+    assert model.model_name_or_path == "Qwen/Qwen2.5-Math-1.5B"
+    assert task.dataset == "DigitalLearningGmbH/MATH-lighteval"
+    resolved = {
+        "max_steps": 200, "learning_rate": 1e-5, "advantage": "group_std",
+        "generation_batch_size": 256, "num_generations": 8, "temperature": 1.0, "sampling_min_tokens": 4,
+        "max_completion_length": 1024, "num_iterations": 1, "gradient_accumulation_steps": 128,
+        "per_device_train_batch_size": 2, "adam_beta1": 0.9, "adam_beta2": 0.95, "weight_decay": 0.0,
+        "max_grad_norm": 1.0, "use_vllm": True, "vllm_mode": "colocate", "stop": ["</answer>"], "beta": 0.0,
+    }  # fmt: skip
+    assert {name: getattr(config, name) for name in resolved} == resolved
+    assert ADVANTAGES.options("group_std") == {"eps": 1e-6}
+
+
+def test_the_command_line_wins_over_the_yaml_and_trainers_own_flags_work(tmp_path: Path) -> None:
+    flags = {"output_dir": str(tmp_path), "seed": 7, "max_steps": 3, "report_to": "tensorboard", "learning_rate": 0.5}
+    arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    _, _, config = parse("about", DEFAULT, [*arguments, "--aggregation", "constant", "--push_to_hub"])
+    assert {name: getattr(config, name) for name in flags} == flags | {"report_to": ["tensorboard"]}
+    assert config.push_to_hub
+    assert (config.preset, config.policy_loss, config.aggregation) == ("grpo_clip", "ppo_clip", "constant")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--preset", "grpo_clp"], ["unknown preset 'grpo_clp'", "Did you mean 'grpo_clip'", "dr_grpo"]),
+        (["--aggregation", "token_men"], ["token_men", "Did you mean 'token_mean'", "sequence_mean"]),
+        (["--policy_loss_options", "eps_lw=0.1"], ["eps_lw", "eps_low"]),
+        (["--kl_estimator", "k4"], ["k4", "k1, k2, k3"]),
+        (["--reward", "stric"], ["stric", "Did you mean 'strict'", "compatible"]),
+        (["--validation_grader", "lenient"], ["unknown grader 'lenient'", "compatible, strict"]),
+        (["--answer_format", "box"], ["unknown answer format 'box'", "Did you mean 'boxed'"]),
+        (["--prompt", "r1_zer"], ["r1_zer", "question_only"]),
+        (["--group_size", "7"], ["rollout_batch_size (128)", "group_size (7)"]),
+        (["--validate_every", "0"], ["validate_every must be at least 1, got 0"]),
+        (["--max_stps", "3"], ["--max_stps"]),
+        (["--max_steps", "three"], ["--max_steps", "three"]),
+        (["--config", "recipes/none.yaml"], ["recipes/none.yaml"]),
+        (["--policy_loss", "recipes/none.py:loss"], ["recipes/none.py"]),
+    ],
+    ids=lambda value: "_".join(value).strip("-") if isinstance(value, list) and value[0].startswith("--") else "",
+)
+def test_a_mistake_ends_the_run_while_arguments_are_parsed(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(arguments, capsys)
+    assert all(word in said for word in words), said
+
+
+def test_a_field_that_a_yaml_misspells_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("max_stps: 3\n")
+    assert "max_stps" in refused(["--config", str(path)], capsys)
+    path.write_text("max_steps: [3\n")
+    assert "line" in refused(["--config", str(path)], capsys)
+
+
+def test_help_lists_our_flags_their_choices_and_trainers_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse("what this recipe is for", DEFAULT, ["--help"])
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for word in ("what this recipe is for", "--preset", "dr_grpo", "--policy_loss", "cispo", "--kl_estimator_options",
+                 "--rollout_batch_size", "--validate_every", "--learning_rate", "--config"):  # fmt: skip
+        assert word in text, word
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
+def test_the_config_written_has_every_setting_and_resolves_to_the_same(path: Path, tmp_path: Path) -> None:
+    first = parse("about", path, [*ON_A_CPU, "--hub_token", "hf_secret", "--learning_rate", "3e-7"])
+    write_config(tmp_path / "config.yaml", *first)
+    text = (tmp_path / "config.yaml").read_text()
+    assert "hf_secret" not in text
+    assert "learning_rate: 3.0e-07" in text
+    mentioned = {line.removeprefix("# ").partition(":")[0] for line in text.splitlines()}
+    every = {f.name for part in first for f in dataclasses.fields(part) if f.init}
+    assert every - mentioned == {"hub_token"}
+    again = parse("about", tmp_path / "config.yaml", ["--hub_token", "hf_secret"])
+    for before, after in zip(first, again, strict=True):
+        assert comparable(before) == comparable(after)
+
+
+def comparable(settings: Any) -> dict[str, Any]:
+    """The fields as text, without what a run's own folder or device makes of them."""
+    return {f.name: str(getattr(settings, f.name)) for f in dataclasses.fields(settings) if f.init}
+
+
+def test_the_answer_format_follows_the_prompt_and_both_graders_follow_it() -> None:
+    assert Task().answer_format == "r1_zero"
+    assert Task(prompt="question_only").answer_format == "boxed"
+    task = Task(prompt="question_only", answer_format="r1_zero", validation_grader="strict", reward="compatible")
+    for function in (task.reward_function(), task.grader()):
+        assert function.keywords == {"answer_format": "r1_zero"}
+    assert (task.reward_function().__name__, task.grader().__name__) == ("compatible", "strict")
+
+
+def test_the_default_trains_on_strict_verdicts_and_validates_on_the_courses() -> None:
+    for path in CONFIGS:
+        task, _, _ = parse("about", path, ON_A_CPU)
+        assert (task.reward, task.validation_grader) == ("strict", "compatible")
+
+
+def test_a_reward_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def short(completions, **_):\n    return [-float(len(c)) for c in completions]\n"
+    )
+    assert Task(reward=f"{tmp_path / 'mine.py'}:short").reward_function()(["abc"]) == [-3.0]
+
+
+ON_ONE_RANK = [sys.executable]
+BY_ACCELERATE = [
+    sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"),
+]  # fmt: skip
+ON_TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+
+
+def launch(program: list[str], *arguments: str, cwd: Path, timeout: int = 280) -> str:
+    """What the recipe printed."""
+    done = subprocess.run(
+        [*program, str(RECIPE), *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def without_times(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    timed = ("wall_clock_s", "step_time", "validation/seconds")
+    return [{k: v for k, v in e.items() if k not in timed and not k.startswith("train_")} for e in entries]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a small run under `accelerate launch`, and what it printed."""
+    folder = tmp_path_factory.mktemp("run")
+    policy = make_base_policy(0, folder / "cache", SMALL, progress=False)
+    (folder / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, "model_name_or_path": str(policy)}))
+    return folder / "runs" / "mine", launch(BY_ACCELERATE, "--config", "mine.yaml", cwd=folder)
+
+
+@pytest.mark.slow
+def test_a_run_prints_validations_and_a_table_of_before_and_after(run: tuple[Path, str]) -> None:
+    _, printed = run
+    for words in (
+        *(f"validation at step    {step}/4" for step in (0, 3, 4)),
+        "reward=", "before   after", "level 1", "level 5", "format and answer right", "format only", "neither",
+    ):  # fmt: skip
+        assert words in printed, words
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_figures_its_generations_and_its_curve(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    summary = json.loads((folder / "summary.json").read_text())
+    accuracies = [v["accuracy"] for v in summary["validations"]]
+    assert [v["step"] for v in summary["validations"]] == [0, 3, 4]
+    assert summary["validation_accuracy_before"] == accuracies[0]
+    assert summary["validation_accuracy_after"] == accuracies[-1]
+    assert summary["best_validation_accuracy"] == max(accuracies)
+    assert summary["wall_clock_s"] > summary["validations"][-1]["wall_clock_s"] > 0
+    assert summary["versions"]["trl"].startswith("1.16.")
+    assert {"command", "commit", "hardware", "seed", "preset"} <= set(summary)
+
+    metrics = rows(folder / "metrics.jsonl")
+    assert [m["step"] for m in metrics if "loss" in m] == [1, 2, 3, 4]
+    assert {"loss", "grad_norm", "entropy", "clip_ratio/region_mean", "reward", "rewards/format_reward",
+            "rewards/answer_reward", "completions/mean_length", "completions/mean_length_correct",
+            "completions/mean_length_incorrect", "frac_reward_zero_std"} <= set(metrics[1])  # fmt: skip
+
+    generations = rows(folder / "generations.jsonl")
+    assert sorted({g["step"] for g in generations}) == [1, 2, 4]
+    assert {"prompt", "response", "ground_truth", "reward", "format_reward", "answer_reward", "token_entropy",
+            "tokens", "correct", "extracted"} <= set(generations[0])  # fmt: skip
+    with Image.open(folder / "curve.png") as curve:
+        assert curve.format == "PNG"
+        assert curve.width > curve.height > 300
+
+
+@pytest.mark.slow
+def test_the_model_of_a_run_loads_with_its_tokenizer_and_writes(run: tuple[Path, str]) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run[0]), AutoTokenizer.from_pretrained(run[0])
+    output = model.generate(**tokenizer("What is $2 + 3$?", return_tensors="pt"), max_new_tokens=3)
+    assert output.shape[1] > 3
+
+
+@pytest.mark.slow
+def test_a_runs_config_repeats_the_run_to_the_last_bit_in_a_folder_of_its_own(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    top = folder.parents[1]
+    launch(ON_ONE_RANK, "--config", str(folder / "config.yaml"), cwd=top)
+    again = folder.with_name("mine-2")
+    assert without_times(rows(again / "metrics.jsonl")) == without_times(rows(folder / "metrics.jsonl"))
+    first, second = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (folder, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    settings = [yaml.safe_load((f / "config.yaml").read_text()) for f in (folder, again)]
+    assert settings[0].pop("output_dir") + "-2" == settings[1].pop("output_dir")
+    assert settings[0] == settings[1]
+
+
+@pytest.mark.distributed
+def test_two_ranks_share_one_run_and_write_it_once(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    top = folder.parents[1]
+    printed = launch(ON_TWO_RANKS, "--config", "mine.yaml", "--output_dir", "runs/two", cwd=top)
+    two = top / "runs" / "two"
+    assert printed.count("format and answer right") == 1
+    assert [m["step"] for m in rows(two / "metrics.jsonl") if "loss" in m] == [1, 2, 3, 4]
+    assert yaml.safe_load((two / "config.yaml").read_text())["train_batch_size"] == TINY_RUN["train_batch_size"]
+    summary = json.loads((two / "summary.json").read_text())
+    assert summary["hardware"]["processes"] == 2
+    assert summary["validation_problems"] == TINY_RUN["validation_problems"]
+    assert not (top / "runs" / "two-2").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_main_job_learns(tmp_path: Path) -> None:
+    launch(ON_ONE_RANK, cwd=tmp_path, timeout=880)
+    summary = json.loads((tmp_path / "runs" / "grpo_math" / "summary.json").read_text())
+    assert summary["validation_problems"] >= 512
+    assert summary["validation_accuracy_before"] <= 0.5
+    assert summary["validation_accuracy_after"] >= 0.85

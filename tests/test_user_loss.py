@@ -1,0 +1,149 @@
+"""A loss in a file of the user's own: that very `recipes/my_loss.py`, resolved, checked by hand, and trained with."""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.tiny import ends_early, tiny_model, train, weight_difference
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer, LossInputs
+from trl_ext.base_policy import BasePolicyConfig, make_base_policy
+from trl_ext.recipe import parse
+
+ROOT = Path(__file__).parents[1]
+MY_LOSS = ROOT / "recipes" / "my_loss.py"
+RECIPE = ROOT / "recipes" / "grpo_math.py"
+SOFT_CLIP = f"{MY_LOSS}:soft_clip"
+
+
+def without_docstrings(code: str) -> str:
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.unparse(tree)
+
+
+def test_the_readme_shows_that_very_file_in_eight_lines() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r"`recipes/my_loss.py`:\n\n```python\n(.*?)```", readme, re.DOTALL)
+    assert shown is not None
+    assert len([line for line in shown[1].splitlines() if line]) <= 8
+    assert ast.unparse(ast.parse(shown[1])) == without_docstrings(MY_LOSS.read_text(encoding="utf-8"))
+
+
+def config(tmp_path: Path, **axes: Any) -> ExtGRPOConfig:
+    return ExtGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **axes)
+
+
+def parse_recipe(*arguments: str) -> ExtGRPOConfig:
+    return parse(None, RECIPE.with_suffix(".yaml"), [*arguments, "--use_cpu", "true"])[2]
+
+
+def test_the_example_has_the_value_and_gradient_of_its_formula(tmp_path: Path) -> None:
+    loss = config(tmp_path, policy_loss=SOFT_CLIP, policy_loss_options={"width": 0.5}).objective().policy_loss
+    logp = torch.tensor([[0.0, math.log(1.5), math.log(0.75)]], requires_grad=True)
+    x = LossInputs(logp, torch.zeros(1, 3), torch.tensor([[2.0]]), torch.ones(1, 3, dtype=torch.bool))
+    found = loss(x)
+    # r = 1, 3/2, 3/4: the bent ratio is 1 + tanh(0)/2, 1 + tanh(1)/2, 1 - tanh(1/2)/2
+    bent = [1.0, 1 + math.tanh(1) / 2, 1 - math.tanh(0.5) / 2]
+    assert found.loss.tolist()[0] == pytest.approx([-2 * b for b in bent])
+    assert found.metrics["soft_clip/bent"].tolist()[0] == pytest.approx([0, 1.5 - bent[1], bent[2] - 0.75])
+    found.loss.sum().backward()
+    # d/dlogp = -A r / cosh((r - 1) / width)^2, so -A on-policy
+    slopes = [-2.0, -2 * 1.5 / math.cosh(1) ** 2, -2 * 0.75 / math.cosh(0.5) ** 2]
+    assert logp.grad.tolist()[0] == pytest.approx(slopes)
+
+
+def test_the_command_line_names_the_example_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    arguments = ("--policy_loss", "recipes/my_loss.py:soft_clip", "--policy_loss_options", "width=0.5")
+    function = parse_recipe(*arguments).objective().policy_loss
+    assert function.func.__name__ == "soft_clip"
+    assert function.keywords == {"width": 0.5}
+
+
+def test_the_example_trains_and_logs_its_own_metric(tmp_path: Path) -> None:
+    off_policy = {"preset": "grpo_clip", "num_iterations": 2, "learning_rate": 1.0, "max_steps": 4}
+    mine = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, **off_policy, policy_loss=SOFT_CLIP)
+    clipped = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, **off_policy)
+    bent = [entry["soft_clip/bent"] for entry in mine.state.log_history if "loss" in entry]
+    assert bent[0] == 0  # on-policy
+    assert bent[1] > 1e-3
+    assert weight_difference(mine.model, tiny_model()) > 1e-2
+    assert weight_difference(mine.model, clipped.model) > 1e-3
+
+
+MISTAKES = [
+    (f"{MY_LOSS}:soft_clop", ("soft_clop", "soft_clip")),
+    (f"{MY_LOSS.with_name('my_los.py')}:soft_clip", ("no file", "my_los.py")),
+    ("soft_klip", ("unknown policy loss 'soft_klip'", "ppo_clip")),
+]
+
+
+@pytest.mark.parametrize(("name", "said"), MISTAKES)
+def test_a_mistyped_name_ends_with_one_readable_line(
+    name: str, said: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_recipe("--policy_loss", name)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert all(text in line for text in said)
+
+
+def run_recipe(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TRL_EXT_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(RECIPE), *arguments, "--output_dir", str(tmp_path / "run")]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.slow
+def test_the_recipe_fails_on_a_mistyped_function_before_it_looks_for_the_model(tmp_path: Path) -> None:
+    done = run_recipe(tmp_path, "--policy_loss", MISTAKES[0][0], "--model_name_or_path", "no/such/model")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert sum(line.startswith("error: ") and "soft_clop" in line for line in done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.slow
+def test_the_recipe_trains_with_the_example(tmp_path: Path) -> None:
+    policy = make_base_policy(cache_dir=tmp_path / "cache", config=BasePolicyConfig(steps=2), progress=False)
+    settings = {
+        "model_name_or_path": str(policy),
+        "policy_loss": "recipes/my_loss.py:soft_clip",
+        "max_steps": 2,
+        "rollout_batch_size": 8,
+        "group_size": 4,
+        "train_batch_size": 4,
+        "micro_train_batch_size": 4,
+        "train_problems": 16,
+        "validation_problems": 4,
+        "sampling_max_tokens": 8,
+        "epochs_per_rollout_batch": 2,
+        "preset": "grpo_clip",
+        "stop": ["</answer>"],
+        "learning_rate": 1e-3,
+        "disable_tqdm": True,
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    done = run_recipe(tmp_path, "--config", str(tmp_path / "tiny.yaml"), "--use_cpu", "true", "--logging_steps", "1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "run" / "summary.json").is_file()
+    log = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8")
+    assert log.count('"soft_clip/bent"') == 2
+    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    assert written["policy_loss"] == "recipes/my_loss.py:soft_clip"

@@ -1,0 +1,94 @@
+"""What `test_distributed.py` trains on one rank in its own process and on two under torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.tiny import (
+    chain_model,
+    ends_early,
+    make_trainer,
+    piece_tokenizer,
+    scripted,
+    share_of_ones,
+    tiny_model,
+    train,
+)
+from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+SAMPLED = ["aa0", "1", "bbbb2", "0", "c1"]  # an odd number, of different lengths
+STOP_WORD = 6
+
+
+def ours(path: Path, reward: Any, **settings: Any) -> Any:
+    return train(ExtGRPOTrainer, ExtGRPOConfig, path, reward, **settings)
+
+
+def words_of_row(row: int, step: int) -> list[int]:
+    """Rows of very different length: the ranks' token counts differ. Every third ends at the stop word."""
+    return [3 + (row * 7 + i * i) % 3 + 5 * (i % 2) for i in range(1 + row * row % 10)] + [STOP_WORD if row % 3 else 4]
+
+
+def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float | None]:
+    """The share of ones, except for a row that nothing scores; correct is a matter of length."""
+    log_extra("correct", [len(text.split()) > 4 for text in completions])
+    return [
+        None if text.startswith("b") else share
+        for text, share in zip(completions, share_of_ones(completions), strict=True)
+    ]
+
+
+def scripted_run(path: Path, **axes: Any) -> Any:
+    """The same completions whatever the weights and the ranks, so that only the arithmetic can differ."""
+    settings = {"preset": "grpo_clip", "train_batch_size": 16, "rollout_batch_size": 16, "stop": ["stop"], **axes}
+    exact = {"model": tiny_model().double(), "max_grad_norm": 0.0, "gradient_accumulation_steps": 4 // RANKS}
+    return ours(path, graded, rollout_func=scripted(words_of_row), **exact, **settings)
+
+
+def runs(path: Path) -> dict[str, Any]:
+    """Weights and logs by the name of the run, and completions of a validation."""
+    found: dict[str, Any] = {}
+
+    def keep(name: str, trainer: Any) -> None:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+        rollout = [(row["response"], repr(row["reward"])) for row in getattr(trainer, "last_rollout", [])]
+        logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+        found[name] = {"weights": weights, "logs": logs, "rollout": rollout}
+
+    for name in sorted(AGGREGATIONS):
+        keep(name, scripted_run(path / name, aggregation=name))
+    keep("kl", scripted_run(path / "kl", num_iterations=2, max_steps=4))
+    if RANKS > 1:
+        accumulate = {"gradient_accumulation_steps": 2}
+        keep("stock_trl", train(GRPOTrainer, GRPOConfig, path / "trl", ends_early, **accumulate))
+        keep("stock_ours", ours(path / "ours", ends_early, **accumulate))
+        off_policy = {"rollout_batch_size": 32, "train_batch_size": 16, "num_iterations": 2, "max_steps": 6}
+        for preset in sorted(PRESETS):  # several optimizer steps on each rollout, sampled by each rank
+            keep(f"off_policy_{preset}", ours(path / preset, ends_early, preset=preset, **off_policy, **accumulate))
+    tokenizer = piece_tokenizer()
+    model = chain_model(tokenizer, ["0", "x", "<eos>"], ["1", "y", "</", "answer", ">"], ["2", "z", "z"])
+    chain = {"model": model, "processing_class": tokenizer, "stop": ["</answer>"]}
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path, ends_early, **chain)
+    generate, batches = trainer._generate_single_turn, []
+
+    def count(*args: Any) -> Any:
+        batches.append(len(args[0]))
+        return generate(*args)
+
+    trainer._generate_single_turn = count
+    found["sampled"] = trainer.sample(SAMPLED, 2, seed=0) + trainer.sample(SAMPLED[:1], 2, seed=0)
+    found["batches"] = batches
+    return found
+
+
+if __name__ == "__main__":
+    output = Path(sys.argv[1])
+    torch.save(runs(output / "runs"), output / f"rank{os.environ['RANK']}.pt")

@@ -1,0 +1,275 @@
+"""What a recipe is made of: parse, assemble, train."""
+
+from __future__ import annotations
+
+from trl_ext._startup import START, use_all_cores
+
+# isort: split
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accelerate.utils import broadcast_object_list
+from transformers.trainer_callback import ProgressCallback
+from trl import ModelConfig, TrlParser, get_peft_config
+
+from trl_ext.base_policy import make_base_policy
+from trl_ext.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation
+from trl_ext.config import ExtGRPOConfig
+from trl_ext.data.load import ANSWER_SOURCES, load_problems
+from trl_ext.prompts import load_prompt, prompt_names
+from trl_ext.provenance import provenance
+from trl_ext.registry import Registry
+from trl_ext.report import before_after_table, write_curve, write_summary
+from trl_ext.rewards.extract import ANSWER_FORMATS
+from trl_ext.rewards.grade import GRADERS
+from trl_ext.rewards.hooks import REWARDS
+from trl_ext.trainer import ExtGRPOTrainer
+
+
+@dataclass
+class Task:
+    """What to learn and how it is measured."""
+
+    dataset: str = field(
+        default="mini_math",
+        metadata={"help": "mini_math, a .jsonl/.json/.csv/.parquet file with {split} in its path, or a Hub id."},
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
+    train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    validation_split: str = field(default="validation", metadata={"help": "Split to validate on."})
+    problem_column: str = field(default="problem", metadata={"help": "Column with the problem."})
+    answer_column: str = field(default="answer", metadata={"help": "Column with the answer or the solution."})
+    answer_source: str = field(
+        default="as_is",
+        metadata={"help": f"Where in that column the answer is: {', '.join(sorted(ANSWER_SOURCES))}."},
+    )
+    train_problems: int | None = field(default=None, metadata={"help": "Use the first so many training problems."})
+    validation_problems: int | None = field(default=None, metadata={"help": "Validate on the first so many problems."})
+    prompt: str = field(
+        default="r1_zero",
+        metadata={"help": f"Template: {', '.join(prompt_names())}, or a file with {{question}}."},
+    )
+    reward: str = field(
+        default="strict", metadata={"help": f"Reward: {', '.join(sorted(REWARDS))}, or file.py:function."}
+    )
+    validation_grader: str = field(
+        default="compatible",
+        metadata={"help": f"Grader of validation: {', '.join(sorted(GRADERS))}, or file.py:function."},
+    )
+    answer_format: str | None = field(
+        default=None,
+        metadata={
+            "help": f"Where a response has its answer: {', '.join(sorted(ANSWER_FORMATS))} "
+            "(default: boxed for the question_only prompt, else r1_zero)."
+        },
+    )
+    validate_every: int = field(default=20, metadata={"help": "Optimizer steps between validations."})
+    validation_batch_size: int = field(default=256, metadata={"help": "Prompts per batch of a validation."})
+    log_generations_every: int = field(default=20, metadata={"help": "Optimizer steps between logged generations."})
+
+    def __post_init__(self) -> None:
+        load_prompt(self.prompt)
+        ANSWER_SOURCES.build(self.answer_source)
+        if self.answer_format is None:
+            self.answer_format = "boxed" if self.prompt == "question_only" else "r1_zero"
+        ANSWER_FORMATS.get_function(self.answer_format)
+        self.reward_function()
+        self.grader()
+        for name in ("validate_every", "log_generations_every", "validation_batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def reward_function(self) -> Callable[..., Any]:
+        """The reward, in TRL's signature."""
+        return self._with_format(REWARDS, self.reward)
+
+    def grader(self) -> Callable[..., Any]:
+        """Validation's grader: responses and truths to verdicts."""
+        return self._with_format(GRADERS, self.validation_grader)
+
+    def _with_format(self, table: Registry, name: str) -> Callable[..., Any]:
+        """A function of the user's own may do without an answer format."""
+        takes_format = "answer_format" in table.options(name)
+        return table.build(name, **({"answer_format": self.answer_format} if takes_format else {}))
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and leaves the line breaks of the description alone."""
+
+
+def parse(
+    description: str | None, default_config: Path, arguments: Sequence[str] | None = None
+) -> tuple[Task, ModelConfig, ExtGRPOConfig]:
+    """Arguments from a YAML file, then from the command line.
+
+    Ends the process with one readable line, not a traceback, when they do not fit together.
+    """
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    if "--config" not in args:
+        args = ["--config", str(default_config), *args]
+    parser = TrlParser(
+        (Task, ModelConfig, ExtGRPOConfig),
+        description=description,
+        epilog=f"--config FILE reads any of these from a YAML file; the default is {default_config.name}.",
+        allow_abbrev=False,
+        formatter_class=_HelpFormatter,
+    )
+    try:
+        task, model, config = parser.parse_args_and_config(args)
+    except (ValueError, OSError, yaml.YAMLError) as error:
+        parser.exit(2, f"error: {error}\n")
+    if "output_dir" not in _named(args):
+        config.output_dir = f"runs/{Path(args[args.index('--config') + 1]).stem}"
+    return task, model, config
+
+
+def _named(args: Sequence[str]) -> set[str]:
+    """The fields that the YAML file or the command line sets."""
+    path = args[args.index("--config") + 1]
+    in_file = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    return {a[2:].partition("=")[0].replace("-", "_") for a in args if a.startswith("--")} | set(in_file)
+
+
+def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str, Any]:
+    """Train, validate on the way, and leave everything in the run's folder. Returns the summary."""
+    use_all_cores()
+    train = _problems(task, task.train_split, task.train_problems, config.seed)
+    held_out = _problems(task, task.validation_split, task.validation_problems, config.seed)
+    output = _fresh_folder(config)
+    write_config(output / "config.yaml", task, model, config)
+    if model.model_name_or_path is None:
+        with config.main_process_first(desc="making the base policy"):
+            model.model_name_or_path = str(make_base_policy(seed=config.seed))
+    trainer, validation = assemble(task, model, config, train, held_out, output)
+    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    trainer.save_model()
+    summary: dict[str, Any] = {}
+    if trainer.is_world_process_zero():
+        summary = finish(trainer, validation, output)
+    if config.push_to_hub:
+        trainer.push_to_hub()
+    return summary
+
+
+def _problems(task: Task, split: str, n: int | None, seed: int) -> Any:
+    return load_problems(
+        task.dataset,
+        split,
+        task.prompt,
+        n=n,
+        seed=seed,
+        problem_column=task.problem_column,
+        answer_column=task.answer_column,
+        answer_source=task.answer_source,
+        dataset_config=task.dataset_config,
+    )
+
+
+def assemble(
+    task: Task, model: ModelConfig, config: ExtGRPOConfig, train: Any, validation_set: Any, output: Path
+) -> tuple[ExtGRPOTrainer, Validation]:
+    """The trainer with its callbacks."""
+    validation = Validation(
+        list(validation_set),
+        task.grader(),
+        every=task.validate_every,
+        batch_size=task.validation_batch_size,
+        seed=config.seed,
+        start=START,
+    )
+    generations = GenerationsLog(output / "generations.jsonl", every=task.log_generations_every)
+    if config.model_init_kwargs is None and model.dtype not in (None, "auto"):
+        config.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
+    trainer = ExtGRPOTrainer(
+        model=model.model_name_or_path,
+        reward_funcs=task.reward_function(),
+        args=config,
+        train_dataset=train,
+        peft_config=get_peft_config(model),
+        callbacks=[validation, generations, JsonlLog(output / "metrics.jsonl", START)],
+    )
+    validation.trainer = generations.trainer = trainer
+    if not config.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(ProgressBar)
+    return trainer, validation
+
+
+def finish(trainer: ExtGRPOTrainer, validation: Validation, output: Path) -> dict[str, Any]:
+    """Write the curve and the summary, and print the table of before and after."""
+    assert validation.first is not None
+    assert validation.last is not None
+    write_curve(output / "curve.png", {output.name: validation.history}, title=output.name)
+    axes = {name: getattr(trainer.args, name) for name in ("preset", "advantage", "policy_loss", "aggregation")}
+    more = {"seed": trainer.args.seed, **axes, **provenance()}
+    summary = write_summary(output / "summary.json", validation.history, time.time() - START, more)
+    print("\n" + before_after_table(validation.first, validation.last))
+    print(f"{summary['wall_clock_s']:.0f} s in all; everything is in {output}: curve.png, summary.json, ...")
+    return summary
+
+
+def _fresh_folder(config: ExtGRPOConfig) -> Path:
+    """The run's folder; where one of that name holds a run already, the next free `name-2`, `name-3`, ..."""
+    wanted = Path(config.output_dir)
+    if config.resume_from_checkpoint is None:
+        taken, number = wanted, 2
+        while (taken / "metrics.jsonl").exists() or (taken / "summary.json").exists():
+            taken = wanted.with_name(f"{wanted.name}-{number}")
+            number += 1
+        config.output_dir = broadcast_object_list([str(taken)])[0]  # ranks must agree
+    folder = Path(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+# Set by Trainer or TRL from other settings (which are written), or refused when given together with them.
+_DERIVED = ("accelerator_config", "debug", "disable_tqdm", "steps_per_generation")
+
+
+def write_config(path: Path, task: Task, model: ModelConfig, config: ExtGRPOConfig) -> None:
+    """Every setting as resolved, in a file that `--config` reads again; those at their defaults as comments.
+
+    A token of the Hub is left out.
+    """
+    if config.process_index:
+        return
+    settings: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for part in (task, model, config):
+        for f in dataclasses.fields(part):
+            value = getattr(part, f.name)
+            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+            if f.init and f.name != "hub_token":
+                (settings if value != default and f.name not in _DERIVED else defaults)[f.name] = value
+    settings["train_batch_size"] = (
+        config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
+    )
+    if config.uses_axes:
+        defaults["scale_rewards"] = settings.pop("scale_rewards", None)
+    rest = "".join(f"# {line}\n" for line in _yaml(defaults).splitlines())
+    path.write_text(
+        f"{_yaml(settings)}\n# Defaults, and what follows from the settings above:\n{rest}", encoding="utf-8"
+    )
+
+
+def _yaml(settings: dict[str, Any]) -> str:
+    return str(yaml.safe_dump(_plain(settings), sort_keys=True, allow_unicode=True))
+
+
+def _plain(value: Any) -> Any:
+    """`value` in YAML's own types."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

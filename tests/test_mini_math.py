@@ -170,10 +170,14 @@ def test_jsonl_and_dataset_hold_the_same_rows(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"unknown split 'test'. Known: train, validation"):
         problems("test")
-    with pytest.raises(ValueError, match="more than the distinct problems"):
-        make_dataset("validation", 100_000)
     with pytest.raises(ValueError, match=r"'Algebra' is taken. Known: Algebra, "):
         subject("Algebra")(SUBJECTS["Geometry"])
+
+
+@pytest.mark.slow  # draws them all
+def test_more_validation_problems_than_there_are_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than the distinct problems"):
+        make_dataset("validation", 100_000)
 
 
 def test_a_subject_without_problems_for_a_split_is_an_error_and_not_an_endless_loop(

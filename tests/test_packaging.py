@@ -18,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.slow  # most tests start a shell script
+
 REPO = Path(__file__).resolve().parents[1]
 SETUP, QUICKSTART, TEST = (REPO / "scripts" / name for name in ("setup.sh", "quickstart.sh", "test.sh"))
 BASH = shutil.which("bash") or "bash"

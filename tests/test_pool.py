@@ -127,6 +127,7 @@ def test_big_jobs_and_big_results_do_not_block_each_other(pool: Pool) -> None:
     assert pool.map([["echo", text] for text in texts]) == texts
 
 
+@pytest.mark.slow
 def test_ten_thousand_jobs_some_of_which_hang_or_crash() -> None:
     jobs: list[list[Any]] = [["echo", i] for i in range(10_000)]
     bad = {3000: "hang", 3001: "hang", 3002: "leave", 5000: "eat_memory", 7000: "hang", 9999: "segfault"}
@@ -233,6 +234,7 @@ def test_starting_does_not_count_as_the_first_jobs_time(tmp_path: Path, monkeypa
         assert kinds(pool.map([GOOD, ["hang"], GOOD])) == [1, "timeout", 1]
 
 
+@pytest.mark.slow
 def test_a_map_that_loses_every_job_is_an_error() -> None:
     with Pool(ACT, Limits(seconds=0.05)) as pool:
         with pytest.raises(PoolError, match=r"all 8 jobs of a map got no result from tests.hostile:act \(e.g. timeout"):
@@ -241,6 +243,7 @@ def test_a_map_that_loses_every_job_is_an_error() -> None:
         assert kinds(pool.map([["hang"]] * 7 + [GOOD])) == ["timeout"] * 7 + [1]
 
 
+@pytest.mark.slow
 def test_many_losses_in_a_row_over_several_maps_are_an_error() -> None:
     with Pool(ACT) as pool:
         for _ in range(4):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +68,8 @@ def test_the_cache_is_used_and_another_seed_or_shape_is_another_policy(
     for seed, config in ((1, SMALL), (0, dataclasses.replace(SMALL, steps=4))):
         with pytest.raises(TypeError, match="not callable"):
             make_base_policy(seed, root, config)
-    assert [path.name for path in root.iterdir()] == [small.name], "a failed attempt leaves nothing behind"
+    left = [path.name for path in root.iterdir() if path.suffix != ".lock"]
+    assert left == [small.name], "a failed attempt leaves nothing behind"
 
 
 def test_a_half_written_cache_entry_is_made_again(small: Path) -> None:
@@ -74,6 +77,21 @@ def test_a_half_written_cache_entry_is_made_again(small: Path) -> None:
     (small / "model.safetensors").write_bytes(b"half")
     assert make_base_policy(0, small.parent, SMALL, progress=False) == small
     AutoModelForCausalLM.from_pretrained(small)
+
+
+def test_two_runs_that_start_together_make_the_policy_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def slowly(*args: Any) -> Any:
+        made.append(1)
+        time.sleep(0.3)
+        return pretrain(*args)
+
+    monkeypatch.setattr(base_policy, "pretrain", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: make_base_policy(0, tmp_path, SMALL, progress=False), range(2))
+    assert first == second
+    assert len(made) == 1
 
 
 def test_the_same_seed_gives_the_same_weights_and_the_global_random_state_is_untouched() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests import two_ranks
+from tests.test_engine import AGREE
 from tests.tiny import tiny_model
 from trl_ext import AGGREGATIONS, PRESETS
 
@@ -26,20 +27,17 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks found; one launch for all tests, most of whose time is imports."""
-    output = tmp_path_factory.mktemp("two_ranks")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+def on_two_ranks(launcher: list[str], output: Path, part: str) -> list[dict[str, Any]]:
+    """What each of two ranks found in that part of `two_ranks.py`."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")}
     environment = {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*launch, "--module", "tests.two_ranks", str(output)],
+        [sys.executable, "-m", *launcher, "--module", "tests.two_ranks", str(output), part],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         check=False,
     )
     tracebacks = done.stderr.partition("Traceback")
@@ -47,9 +45,27 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 
+def by_accelerate(config: str) -> list[str]:
+    path = ROOT / "accelerate_configs" / f"two_cpu_ranks_{config}.yaml"
+    return ["accelerate.commands.launch", "--config_file", str(path), "--main_process_port", str(free_port())]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """One launch for all tests, most of whose time is imports."""
+    torchrun = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    return on_two_ranks(torchrun, tmp_path_factory.mktemp("two_ranks"), "all")
+
+
+@pytest.fixture(scope="module", params=["zero2", "zero3"])
+def sharded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The same under DeepSpeed."""
+    return on_two_ranks(by_accelerate(request.param), tmp_path_factory.mktemp(request.param), "axes")
+
+
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return two_ranks.runs(tmp_path_factory.mktemp("one_rank"))
+    return two_ranks.all_runs(tmp_path_factory.mktemp("one_rank"))
 
 
 def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
@@ -57,7 +73,7 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
     return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
 
 
-SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl"]
+SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "unequal"]
 RUNS = [*SAME_ON_ONE_RANK, "stock_trl", "stock_ours", *(f"off_policy_{preset}" for preset in sorted(PRESETS))]
 
 
@@ -75,6 +91,26 @@ def test_stock_settings_give_stock_weights_exactly_on_two_ranks(ranks: list[dict
 def test_two_ranks_train_to_the_weights_of_one(run: str, ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:
     # SGD in float64, but the model's norms compute in float32: 1e-8 apart. A rank's own count gives 1e-3.
     assert distance(ranks[0][run]["weights"], one_rank[run]["weights"]) < 1e-7
+
+
+@pytest.mark.parametrize("run", SAME_ON_ONE_RANK)
+def test_under_zero_two_ranks_train_to_the_weights_of_one(
+    run: str, sharded: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    # SGD in float32, summed in another order: 2e-7 apart. A rank's own count gives 1e-3.
+    assert distance(sharded[0][run]["weights"], sharded[1][run]["weights"]) == 0
+    assert distance(sharded[0][run]["weights"], one_rank[run]["weights"]) < 2e-6
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("config", ["ddp", "zero2", "zero3"])
+def test_on_two_ranks_engine_and_policy_agree_after_a_sync(config: str, tmp_path: Path) -> None:
+    for found in on_two_ranks(by_accelerate(config), tmp_path, "sync"):
+        for apart in found.values():
+            assert apart["unsynced"] > 100 * AGREE  # the last optimizer step
+            assert apart["after_training"] < AGREE
+            assert apart["shaken"] > 100 * AGREE
+            assert apart["synced"] < AGREE
 
 
 @pytest.mark.parametrize(

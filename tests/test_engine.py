@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +45,24 @@ def disagreement(trainer: Any) -> float:
     worst = 0.0
     for ids, logps in zip(completions, sampled, strict=True):
         with torch.no_grad():
-            logits = trainer.model(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1].float()
+            logits = trainer.model_wrapped(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1].float()
         mine = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
         worst = max(worst, (mine - torch.tensor([logp for (logp,) in logps])).abs().max().item())
     return worst
 
 
-def shake(model: Any, part: str) -> None:
+def shake(trainer: Any, part: str) -> None:
+    """Change the weights whose name has `part` in it, alike on all ranks."""
     torch.manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if part in name:
-                parameter.add_(0.3 * torch.randn_like(parameter))
+    chosen = [parameter for name, parameter in trainer.model.named_parameters() if part in name]
+    gather = contextlib.nullcontext()
+    if trainer._dist.is_zero3:
+        import deepspeed
+
+        gather = deepspeed.zero.GatheredParameters(chosen, modifier_rank=0)
+    with torch.no_grad(), gather:
+        for parameter in chosen:
+            parameter.add_(0.3 * torch.randn_like(parameter))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +92,7 @@ def test_sampler_and_trainer_agree_after_real_steps_and_only_because_of_the_sync
      "gate_proj", "up_proj", "down_proj", "model.norm"],
 )  # fmt: skip
 def test_every_part_of_the_model_arrives(tied: Any, part: str) -> None:
-    shake(tied.model, part)
+    shake(tied, part)
     assert disagreement(tied) > 100 * AGREE
     tied.vllm_generation.sync_weights()
     assert disagreement(tied) < AGREE
@@ -95,7 +102,7 @@ def test_every_part_of_the_model_arrives(tied: Any, part: str) -> None:
 def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
     model = str(save_model(tmp_path, False))
     trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", ends_early, model=model, **SETTINGS)
-    shake(trainer.model, "lm_head")
+    shake(trainer, "lm_head")
     assert disagreement(trainer) > 100 * AGREE
     trainer.vllm_generation.sync_weights()
     assert disagreement(trainer) < AGREE
@@ -109,7 +116,7 @@ def test_lora_is_merged_on_the_fly_and_the_policy_is_left_as_it_is(tmp_path: Pat
         **SETTINGS,
     )  # fmt: skip
     trainer.train()
-    shake(trainer.model, "lora_B")
+    shake(trainer, "lora_B")
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
     assert disagreement(trainer) > 100 * AGREE
     trainer.vllm_generation.sync_weights()

@@ -496,7 +496,7 @@ def test_quickstart_launches_the_recipe_on_all_cores_with_the_arguments_given(re
     threads, *words = done.stdout.splitlines()
     assert int(threads.removeprefix("OMP=")) >= 1
     assert words == [
-        "launch", "--config_file", f"{REPO}/accelerate_configs/cpu.yaml",
+        "launch", "--config_file", f"{REPO}/accelerate_configs/one_cpu.yaml",
         f"{REPO}/recipes/grpo_math.py", "--seed", "2", "--name", "a b",
     ]  # fmt: skip
     assert "OMP=7" in ready.run(QUICKSTART, OMP_NUM_THREADS="7").stdout
@@ -507,7 +507,7 @@ def test_quickstart_on_a_gpu_takes_its_config_and_the_visible_devices(machine):
     machine.program("nvidia-smi", "echo 'GPU 0: fake'")
     assert machine.run(SETUP).returncode == 0
     shutil.move(machine.program("accelerate", 'echo "$@"'), machine.venv / "bin" / "accelerate")
-    assert "gpu.yaml" in machine.run(QUICKSTART).stdout
+    assert "one_gpu.yaml" in machine.run(QUICKSTART).stdout
     assert "--gpu_ids" not in machine.run(QUICKSTART).stdout
     assert "--gpu_ids 3 " in machine.run(QUICKSTART, CUDA_VISIBLE_DEVICES="3").stdout
 

@@ -190,7 +190,7 @@ def test_a_reward_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
 
 ON_ONE_RANK = [sys.executable]
 BY_ACCELERATE = [
-    sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"),
+    sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / "one_cpu.yaml"),
 ]  # fmt: skip
 ON_TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 

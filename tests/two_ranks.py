@@ -1,4 +1,7 @@
-"""What `test_distributed.py` trains on one rank in its own process and on two under torchrun."""
+"""What `test_distributed.py` trains on one rank in its own process and on two, under torchrun or accelerate.
+
+python -m tests.two_ranks OUTPUT PART      PART: axes, all, or sync
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from tests.tiny import (
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 SAMPLED = ["aa0", "1", "bbbb2", "0", "c1"]  # an odd number, of different lengths
 STOP_WORD = 6
 
@@ -45,27 +49,45 @@ def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float | Non
     ]
 
 
-def scripted_run(path: Path, **axes: Any) -> Any:
+def second_half_never_ends(row: int, step: int) -> list[int]:
+    """With truncated rows masked, all that trains is the first rank's."""
+    return words_of_row(row, step) if row < 8 and row % 3 else [3] * 12
+
+
+def scripted_run(path: Path, words: Any = words_of_row, **axes: Any) -> Any:
     """The same completions whatever the weights and the ranks, so that only the arithmetic can differ."""
     settings = {"preset": "grpo_clip", "train_batch_size": 16, "rollout_batch_size": 16, "stop": ["stop"], **axes}
-    exact = {"model": tiny_model().double(), "max_grad_norm": 0.0, "gradient_accumulation_steps": 4 // RANKS}
-    return ours(path, graded, rollout_func=scripted(words_of_row), **exact, **settings)
+    model = tiny_model() if DEEPSPEED else tiny_model().double()  # ZeRO's buckets have no float64
+    exact = {"model": model, "max_grad_norm": 0.0, "gradient_accumulation_steps": 4 // RANKS}
+    return ours(path, graded, rollout_func=scripted(words), **exact, **settings)
 
 
-def runs(path: Path) -> dict[str, Any]:
-    """Weights and logs by the name of the run, and completions of a validation."""
-    found: dict[str, Any] = {}
+def found_by(trainer: Any) -> dict[str, Any]:
+    """The weights, the logs and this rank's last rollout."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    with trainer._dist.gather_params(list(model.parameters())):
+        weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+    rollout = [(row["response"], repr(row["reward"])) for row in getattr(trainer, "last_rollout", [])]
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {"weights": weights, "logs": logs, "rollout": rollout}
+
+
+def runs_of_axes(path: Path) -> dict[str, Any]:
+    """What has to be the same on one rank and on two, by the name of the run."""
+    found = {name: found_by(scripted_run(path / name, aggregation=name)) for name in sorted(AGGREGATIONS)}
+    found["kl"] = found_by(scripted_run(path / "kl", num_iterations=2, max_steps=4))
+    unequal = {"words": second_half_never_ends, "mask_truncated_completions": True}
+    found["unequal"] = found_by(scripted_run(path / "unequal", **unequal))
+    return found
+
+
+def all_runs(path: Path) -> dict[str, Any]:
+    """Those of the axes, on two ranks more runs, and completions of a validation."""
+    found = runs_of_axes(path)
 
     def keep(name: str, trainer: Any) -> None:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
-        rollout = [(row["response"], repr(row["reward"])) for row in getattr(trainer, "last_rollout", [])]
-        logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-        found[name] = {"weights": weights, "logs": logs, "rollout": rollout}
+        found[name] = found_by(trainer)
 
-    for name in sorted(AGGREGATIONS):
-        keep(name, scripted_run(path / name, aggregation=name))
-    keep("kl", scripted_run(path / "kl", num_iterations=2, max_steps=4))
     if RANKS > 1:
         accumulate = {"gradient_accumulation_steps": 2}
         keep("stock_trl", train(GRPOTrainer, GRPOConfig, path / "trl", ends_early, **accumulate))
@@ -89,6 +111,31 @@ def runs(path: Path) -> dict[str, Any]:
     return found
 
 
+def sync_runs(path: Path) -> dict[str, Any]:
+    """How far engine and policy are apart before and after a sync, with full weights and with LoRA."""
+    from peft import LoraConfig
+
+    from tests.test_engine import SETTINGS, disagreement, save_model, shake
+
+    lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    found, trainers = {}, []  # an engine that is collected takes vLLM's process groups with it
+    for name, more in {"full": {}, "lora": {"peft_config": lora}}.items():
+        model = save_model(path / f"model{os.environ['RANK']}", tied=True)
+        trainer = ours(path / name, ends_early, model=str(model), **{**SETTINGS, "learning_rate": 0.1}, **more)
+        trainers.append(trainer)
+        apart = {"unsynced": disagreement(trainer)}
+        trainer.vllm_generation.sync_weights()
+        apart["after_training"] = disagreement(trainer)
+        shake(trainer, "lora_B" if more else "proj")
+        apart["shaken"] = disagreement(trainer)
+        trainer.vllm_generation.sync_weights()
+        apart["synced"] = disagreement(trainer)
+        found[name] = apart
+    return found
+
+
+PARTS = {"axes": runs_of_axes, "all": all_runs, "sync": sync_runs}
+
 if __name__ == "__main__":
-    output = Path(sys.argv[1])
-    torch.save(runs(output / "runs"), output / f"rank{os.environ['RANK']}.pt")
+    output, part = Path(sys.argv[1]), sys.argv[2]
+    torch.save(PARTS[part](output / "runs"), output / f"rank{os.environ['RANK']}.pt")

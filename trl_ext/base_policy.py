@@ -17,6 +17,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from trl_ext.data.mini_math import problems
 from trl_ext.prompts import PLACEHOLDER, format_prompt, load_prompt
 
@@ -83,21 +85,22 @@ def make_base_policy(
     source = [Path(module).read_text(encoding="utf-8") for module in (__file__, inspect.getfile(problems))]
     key = json.dumps([hashlib.sha256("".join(source).encode()).hexdigest(), seed, asdict(config)])
     target = root / f"base-policy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if (target / "recipe.json").is_file():
-        return target
     root.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="making-", dir=root))
-    try:
-        tokenizer = train_tokenizer(config, seed)
-        model = pretrain(tokenizer, config, seed, progress)
-        tokenizer.save_pretrained(scratch)
-        model.save_pretrained(scratch)
-        (scratch / "recipe.json").write_text(key, encoding="utf-8")
-        shutil.rmtree(target, ignore_errors=True)
-        scratch.rename(target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return target
+    with FileLock(root / f"{target.name}.lock"):  # of two runs that start together, one makes it
+        if (target / "recipe.json").is_file():
+            return target
+        scratch = Path(tempfile.mkdtemp(prefix="making-", dir=root))
+        try:
+            tokenizer = train_tokenizer(config, seed)
+            model = pretrain(tokenizer, config, seed, progress)
+            tokenizer.save_pretrained(scratch)
+            model.save_pretrained(scratch)
+            (scratch / "recipe.json").write_text(key, encoding="utf-8")
+            shutil.rmtree(target, ignore_errors=True)
+            scratch.rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return target
 
 
 def documents(seed: int, question_only_share: float) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -158,6 +159,8 @@ class ExtGRPOConfig(GRPOConfig):
         bf16: bool | None = self.bf16  # type: ignore[has-type]
         if bf16 is None and not self.fp16 and not torch.cuda.is_available():
             self.bf16 = False  # TRL's default is bf16, which Trainer refuses on a CPU
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
+            self.use_cpu = True  # else accelerate takes each of the processes for the only one
         self.use_vllm, self.engine_reason = choose_engine(self.use_vllm)  # type: ignore[assignment]
         resolve_handout(self)
         self._resolve_axes()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trl_ext.recipe import parse, run_grpo
+from trl_ext.recipe import run_grpo, start
 
 if __name__ == "__main__":
-    run_grpo(*parse(__doc__, default_config=Path(__file__).with_suffix(".yaml")))
+    start(run_grpo, __doc__, default_config=Path(__file__).with_suffix(".yaml"))

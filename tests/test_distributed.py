@@ -46,7 +46,7 @@ def on_two_ranks(launcher: list[str], output: Path, part: str) -> list[dict[str,
 
 
 def by_accelerate(config: str) -> list[str]:
-    path = ROOT / "accelerate_configs" / f"two_cpu_ranks_{config}.yaml"
+    path = ROOT / "accelerate_configs" / f"{config}.yaml"
     return ["accelerate.commands.launch", "--config_file", str(path), "--main_process_port", str(free_port())]
 
 
@@ -60,7 +60,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module", params=["zero2", "zero3"])
 def sharded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The same under DeepSpeed."""
-    return on_two_ranks(by_accelerate(request.param), tmp_path_factory.mktemp(request.param), "axes")
+    return on_two_ranks(by_accelerate(f"two_cpu_ranks_{request.param}"), tmp_path_factory.mktemp(request.param), "axes")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_under_zero_two_ranks_train_to_the_weights_of_one(
 @pytest.mark.vllm
 @pytest.mark.parametrize("config", ["ddp", "zero2", "zero3"])
 def test_on_two_ranks_engine_and_policy_agree_after_a_sync(config: str, tmp_path: Path) -> None:
-    for found in on_two_ranks(by_accelerate(config), tmp_path, "sync"):
+    for found in on_two_ranks(by_accelerate(f"two_cpu_ranks_{config}"), tmp_path, "sync"):
         for apart in found.values():
             assert apart["unsynced"] > 100 * AGREE  # the last optimizer step
             assert apart["after_training"] < AGREE

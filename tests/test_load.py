@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from trl_ext.data.load import ANSWER_SOURCES, load_problems
+from tests.tiny import tiny_tokenizer
+from trl_ext.data.load import ANSWER_SOURCES, check_lengths, load_problems
 from trl_ext.registry import UnknownName
 
 COLUMNS = ["prompt", "answer", "problem", "level", "subject"]
@@ -151,3 +152,15 @@ def test_mini_math_has_the_same_columns_and_follows_its_seed() -> None:
     assert first["prompt"] == again["prompt"]
     assert first["prompt"] != other["prompt"]
     assert all(level > 0 for level in first["level"])
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_without_room_for_its_completion_is_refused_with_its_row_and_the_settings() -> None:
+    tokenizer, prompts = tiny_tokenizer(), ["a b", "a b c a b", "a b c", "a b c a"]
+    check_lengths(prompts, "train", tokenizer, completion=5, context=10, setting="vllm_max_model_length")
+    with pytest.raises(ValueError, match=r"train, row 1: its prompt of 5 tokens .* up to 6 .* into 10 ") as refused:
+        check_lengths(prompts, "train", tokenizer, completion=6, context=10, setting="vllm_max_model_length")
+    for words in ("(vllm_max_model_length)", "1 of 4 rows", "longest by 1", "lower sampling_max_tokens"):
+        assert words in str(refused.value)

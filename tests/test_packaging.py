@@ -115,8 +115,10 @@ def test_accelerate_accepts_its_configs(path):
     from accelerate.commands.config.config_args import load_config_from_file
 
     config = load_config_from_file(str(path))
-    assert config.use_cpu is path.stem.startswith("cpu")
-    assert config.num_processes >= 1
+    assert config.use_cpu is ("cpu" in path.stem)
+    assert config.num_processes == (2 if path.stem.startswith("two") else 1)
+    stage = getattr(config, "deepspeed_config", {}).get("zero_stage", 0)
+    assert stage == (int(path.stem[-1]) if "zero" in path.stem else 0)
 
 
 # --- what is in the repository -------------------------------------------------------------------------------------

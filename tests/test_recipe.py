@@ -16,9 +16,10 @@ import yaml
 from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.tiny import tiny_model, tiny_tokenizer
 from trl_ext import ADVANTAGES, PRESETS
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
-from trl_ext.recipe import Task, parse, write_config
+from trl_ext.recipe import InputError, Task, parse, run_grpo, start, write_config
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "grpo_math.py"
@@ -86,7 +87,7 @@ def test_qwen_on_math_has_the_handouts_hyperparameters() -> None:
         "generation_batch_size": 256, "num_generations": 8, "temperature": 1.0, "sampling_min_tokens": 4,
         "max_completion_length": 1024, "num_iterations": 1, "gradient_accumulation_steps": 128,
         "per_device_train_batch_size": 2, "adam_beta1": 0.9, "adam_beta2": 0.95, "weight_decay": 0.0,
-        "max_grad_norm": 1.0, "use_vllm": True, "vllm_mode": "colocate", "stop": ["</answer>"], "beta": 0.0,
+        "max_grad_norm": 1.0, "use_vllm": torch.cuda.is_available(), "vllm_mode": "colocate", "stop": ["</answer>"], "beta": 0.0,
     }  # fmt: skip
     assert {name: getattr(config, name) for name in resolved} == resolved
     assert ADVANTAGES.options("group_std") == {"eps": 1e-6}
@@ -186,6 +187,51 @@ def test_a_reward_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
         "def short(completions, **_):\n    return [-float(len(c)) for c in completions]\n"
     )
     assert Task(reward=f"{tmp_path / 'mine.py'}:short").reward_function()(["abc"]) == [-3.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({"sampling_max_tokens": 127}, "the model's max_position_embeddings"),
+        ({"use_vllm": True, "vllm_max_model_length": 20}, "vllm_max_model_length"),
+    ],
+    ids=["model", "vllm"],
+)
+def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads(
+    settings: dict[str, Any], setting: str, tmp_path: Path
+) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    tiny_model().config.save_pretrained(tmp_path / "model")  # no weights: loading them would fail
+    problem = {"problem": "a " * 30, "answer": "1"}
+    (tmp_path / "long.jsonl").write_text(
+        json.dumps({"problem": "a", "answer": "1"}) + "\n" + json.dumps(problem) + "\n"
+    )
+    (tmp_path / "bare.prompt").write_text("{question}")
+    task = {"dataset": str(tmp_path / "long.jsonl"), "prompt": str(tmp_path / "bare.prompt")}
+    run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "model"), **task}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **run, **settings}))
+    with pytest.raises(InputError, match=rf"train, row 1: its prompt of 30 tokens .*{setting}"):
+        run_grpo(*parse("about", tmp_path / "mine.yaml", ON_A_CPU))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_used_is_one_line_and_ctrl_c_says_where_the_run_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise InputError("row 3 is empty")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["grpo_math.py", "--output_dir", str(tmp_path / "here")])
+    with pytest.raises(SystemExit) as stopped:
+        start(refuse, "about", DEFAULT)
+    assert stopped.value.code == "error: row 3 is empty"
+    with pytest.raises(SystemExit) as stopped:
+        start(interrupt, "about", DEFAULT)
+    assert stopped.value.code == 130
+    assert str(tmp_path / "here") in capsys.readouterr().err
 
 
 ON_ONE_RANK = [sys.executable]

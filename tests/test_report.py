@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.callbacks import GenerationsLog, JsonlLog, append_jsonl, validation_line
+from trl_ext.callbacks import GenerationsLog, JsonlLog, validation_line
 from trl_ext.evaluate import Report
+from trl_ext.files import append_jsonl, replacing, write_text
 from trl_ext.report import before_after_table, write_curve, write_summary
 
 
@@ -96,6 +97,22 @@ def test_rows_are_appended_as_one_json_object_per_line(tmp_path: Path) -> None:
     append_jsonl(path, [{"n": 1}])
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"text": "a\nb"}, {"text": "π"}, {"n": 1}]
     assert "π" in path.read_text()
+
+
+def test_a_file_that_could_not_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_text(path, "old")
+
+    def write_half() -> None:
+        with replacing(path) as scratch:
+            scratch.write_text("half")
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        write_half()
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+    write_text(path, "new")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["new"]
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from trl_ext.evaluate import Report, evaluate
+from trl_ext.files import append_jsonl
 from trl_ext.rewards.grade import Verdict
 
 if TYPE_CHECKING:
@@ -126,9 +126,3 @@ def print_line(text: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(text)
-
-
-def append_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Append rows to a JSONL file, one write for all of them."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -17,13 +17,16 @@ from typing import Any
 
 import yaml
 from accelerate.utils import broadcast_object_list
+from torch.distributed.elastic.multiprocessing.errors import record
+from transformers import AutoConfig, AutoTokenizer
 from transformers.trainer_callback import ProgressCallback
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from trl_ext.base_policy import make_base_policy
-from trl_ext.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation
+from trl_ext.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation, print_line
 from trl_ext.config import ExtGRPOConfig
-from trl_ext.data.load import ANSWER_SOURCES, load_problems
+from trl_ext.data.load import ANSWER_SOURCES, check_lengths, load_problems
+from trl_ext.files import write_text
 from trl_ext.prompts import load_prompt, prompt_names
 from trl_ext.provenance import provenance
 from trl_ext.registry import Registry
@@ -138,16 +141,50 @@ def _named(args: Sequence[str]) -> set[str]:
     return {a[2:].partition("=")[0].replace("-", "_") for a in args if a.startswith("--")} | set(in_file)
 
 
+Run = Callable[[Task, ModelConfig, ExtGRPOConfig], Any]
+
+
+@record  # a launcher of several ranks then shows the error of the rank that failed first
+def start(run: Run, description: str | None, default_config: Path) -> None:
+    """Parse the arguments and run; what a recipe's last line calls."""
+    task, model, config = parse(description, default_config)
+    try:
+        run(task, model, config)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        if not config.process_index:
+            print(f"\ninterrupted; what there is of the run is in {config.output_dir}", file=sys.stderr)
+        sys.exit(130)  # as a shell reports SIGINT
+
+
+class InputError(ValueError):
+    """The user's input cannot be used; the message says what, where, and what to do."""
+
+
 def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str, Any]:
-    """Train, validate on the way, and leave everything in the run's folder. Returns the summary."""
+    """Train, validate on the way, and leave everything in the run's folder. Returns the summary.
+
+    Raises:
+        InputError: a dataset that cannot be used; raised before a model loads.
+    """
     use_all_cores()
-    train = _problems(task, task.train_split, task.train_problems, config.seed)
-    held_out = _problems(task, task.validation_split, task.validation_problems, config.seed)
+    try:
+        problems = {
+            "train": _problems(task, task.train_split, task.train_problems, config.seed),
+            "validation": _problems(task, task.validation_split, task.validation_problems, config.seed),
+        }
+        policy = model.model_name_or_path or _base_policy(config)
+        check_context(problems, policy, model, config)
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
     output = _fresh_folder(config)
     write_config(output / "config.yaml", task, model, config)
-    if model.model_name_or_path is None:
-        with config.main_process_first(desc="making the base policy"):
-            model.model_name_or_path = str(make_base_policy(seed=config.seed))
+    model.model_name_or_path = policy
+    if not config.disable_tqdm and not config.process_index:
+        engine = "colocated vLLM" if config.use_vllm else "HF generate"
+        print_line(f"rollouts by {engine}: {config.engine_reason}")
+    train, held_out = problems["train"], problems["validation"]
     trainer, validation = assemble(task, model, config, train, held_out, output)
     trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
     trainer.save_model()
@@ -157,6 +194,29 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
     if config.push_to_hub:
         trainer.push_to_hub()
     return summary
+
+
+def _base_policy(config: ExtGRPOConfig) -> str:
+    with config.main_process_first(desc="making the base policy"):
+        return str(make_base_policy(seed=config.seed))
+
+
+def check_context(problems: Mapping[str, Any], policy: str, model: ModelConfig, config: ExtGRPOConfig) -> None:
+    """Refuse a prompt that leaves no room for the longest completion in the model's context.
+
+    Raises:
+        ValueError: with the row, its length and the settings to change.
+        OSError: there is no such model.
+    """
+    known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
+    tokenizer = AutoTokenizer.from_pretrained(policy, **known)
+    shape = AutoConfig.from_pretrained(policy, **known)
+    context, setting = getattr(shape, "max_position_embeddings", None), "the model's max_position_embeddings"
+    if config.use_vllm and config.vllm_max_model_length is not None:
+        context, setting = config.vllm_max_model_length, "vllm_max_model_length"
+    if context is not None:
+        for name, rows in problems.items():
+            check_lengths(rows["prompt"], name, tokenizer, config.max_completion_length, context, setting)
 
 
 def _problems(task: Task, split: str, n: int | None, seed: int) -> Any:
@@ -186,8 +246,9 @@ def assemble(
         start=START,
     )
     generations = GenerationsLog(output / "generations.jsonl", every=task.log_generations_every)
-    if config.model_init_kwargs is None and model.dtype not in (None, "auto"):
-        config.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
+    if config.model_init_kwargs is None:
+        given = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
+        config.model_init_kwargs = {"revision": model.model_revision} | {k: v for k, v in given.items() if v}
     trainer = ExtGRPOTrainer(
         model=model.model_name_or_path,
         reward_funcs=task.reward_function(),
@@ -255,9 +316,7 @@ def write_config(path: Path, task: Task, model: ModelConfig, config: ExtGRPOConf
     if config.uses_axes:
         defaults["scale_rewards"] = settings.pop("scale_rewards", None)
     rest = "".join(f"# {line}\n" for line in _yaml(defaults).splitlines())
-    path.write_text(
-        f"{_yaml(settings)}\n# Defaults, and what follows from the settings above:\n{rest}", encoding="utf-8"
-    )
+    write_text(path, f"{_yaml(settings)}\n# Defaults, and what follows from the settings above:\n{rest}")
 
 
 def _yaml(settings: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.evaluate import OUTCOMES, Report
+from trl_ext.files import replacing, write_text
 
 
 def before_after_table(before: Report, after: Report) -> str:
@@ -42,7 +43,8 @@ def write_curve(path: Path, histories: Mapping[str, Sequence[dict[str, Any]]], t
     if len(histories) > 1:
         panels[0].legend(loc="lower right")
     figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    with replacing(path) as scratch:
+        figure.savefig(scratch, dpi=120)
     pyplot.close(figure)
 
 
@@ -61,5 +63,5 @@ def write_summary(
         **more,
         "validations": list(history),
     }
-    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(summary, indent=2) + "\n")
     return summary

@@ -3,7 +3,7 @@ r"""Any math dataset -> rows `prompt`, `answer`, `level`, `subject`, `problem`, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,32 @@ def load_problems(
     from datasets import Dataset
 
     return Dataset.from_list(rows)
+
+
+def check_lengths(
+    prompts: Sequence[str], split: str, tokenizer: Any, completion: int, context: int, setting: str
+) -> None:
+    """Refuse a prompt that leaves no room in the context for the longest completion.
+
+    Args:
+        split: what the rows are called in the message.
+        completion: tokens of the longest completion.
+        context: tokens of prompt and completion together.
+        setting: where the context's length comes from, for the message.
+
+    Raises:
+        ValueError: names the first such row, its length, and how many there are.
+    """
+    lengths = [len(ids) for ids in tokenizer(text=list(prompts))["input_ids"]]
+    too_long = [row for row, length in enumerate(lengths) if length + completion > context]
+    if too_long:
+        row = too_long[0]
+        raise ValueError(
+            f"{split}, row {row}: its prompt of {lengths[row]} tokens and a completion of up to {completion} "
+            f"(sampling_max_tokens) do not fit into {context} ({setting}); {len(too_long)} of {len(lengths)} rows are "
+            f"too long, the longest by {max(lengths) + completion - context}. Raise the context, lower "
+            "sampling_max_tokens, or leave these rows out of the dataset."
+        )
 
 
 def _read(dataset: str, split: str, config: str | None) -> Any:

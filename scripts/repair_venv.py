@@ -6,9 +6,9 @@ another size, is not whole. pip itself only looks at the metadata and would call
     python scripts/repair_venv.py .venv
 """
 
+import argparse
 import csv
 import shutil
-import sys
 from pathlib import Path
 
 
@@ -41,5 +41,7 @@ def repair(venv: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    for name in repair(Path(sys.argv[1])):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("venv", type=Path, help="the environment's folder")
+    for name in repair(parser.parse_args().venv):
         print(f"[set-up] half-installed, will be installed again: {name}")

@@ -70,7 +70,7 @@ class ColocatedEngine(VLLMGeneration):
             self._llm_weights_sleeping = False
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         runner.reload_weights(weights_iterator=self._iter_named_params())
-        _process_output_heads(runner.model)
+        process_output_heads(runner.model)
         self.llm.reset_prefix_cache()
 
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
@@ -108,7 +108,7 @@ class ColocatedEngine(VLLMGeneration):
                 )
 
 
-def _process_output_heads(model: torch.nn.Module) -> None:
+def process_output_heads(model: torch.nn.Module) -> None:
     """Repack output heads again: one that is tied to the embedding gets no weights of its own, so no reload does it."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 

@@ -1,0 +1,56 @@
+"""The scripts that measure run, small, and say what they are for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py") if "__main__" in path.read_text())
+
+
+def script(name: str, *arguments: str, timeout: int = 280) -> str:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_has_help(name: str) -> None:
+    assert "usage:" in script(name, "--help")
+
+
+@pytest.mark.slow
+def test_the_fuzzer_finds_no_answer_that_takes_the_grader_down() -> None:
+    said = script("fuzz_grader", "--answers", "300")
+    assert "300" in said
+
+
+@pytest.mark.vllm
+def test_a_sync_is_timed_and_trls_way_is_reported_as_it_is(tmp_path: Path) -> None:
+    script("bench_sync", "--shape", "tiny", "--repeats", "2", "--json", str(tmp_path / "sync.json"))
+    ways = json.loads((tmp_path / "sync.json").read_text())["ways"]
+    assert ways["reload"]["seconds"] > 0
+    assert ways["through disk"]["seconds"] > 0
+    assert "weight_loader" in ways["per parameter"].get("failed", "weight_loader")
+
+
+@pytest.mark.vllm
+@pytest.mark.distributed
+def test_the_gpu_check_runs_on_two_cpu_ranks(tmp_path: Path) -> None:
+    config = ROOT / "accelerate_configs" / "two_cpu_ranks_zero2.yaml"
+    said = script("check_gpu", "--steps", "2", "--accelerate", str(config), "--json", str(tmp_path / "found.json"))
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert "no GPU here" in said
+    assert found["optimizer_steps"] == 2
+    assert found["engine"] == "vLLM"
+    assert min(found[name] for name in ("rollout_tokens_per_s", "training_tokens_per_s", "sync_s", "step_s")) > 0

@@ -74,7 +74,7 @@ class ColocatedEngine(VLLMGeneration):
         self.llm.reset_prefix_cache()
 
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
-        if self._dist.is_fsdp:
+        if self.mode != "colocate" or self._dist.is_fsdp:
             yield from super()._iter_named_params()
         elif is_peft_model(self.model):
             yield from self._iter_merged()

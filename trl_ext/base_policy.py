@@ -58,7 +58,7 @@ class BasePolicyConfig:
     intermediate: int = 384
     vocab: int = 640
     steps: int = 900
-    batch: int = 16
+    batch: int = 24
     lr: float = 1.5e-2
     weight_decay: float = 0.01
     question_only_share: float = 0.15

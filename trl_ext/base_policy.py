@@ -1,4 +1,4 @@
-"""A base policy made on the machine: a small Qwen3 decoder and its tokenizer, pre-trained for under a minute.
+"""A base policy made on the machine: a small Qwen3 decoder and its tokenizer, pre-trained for about a minute.
 
 It is a *base* model: it has read mini-MATH's training split worked out in many styles, so it can do the arithmetic
 but keeps to the format that `r1_zero` asks for only part of the time. That gap is what GRPO closes.

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trl_ext.recipe import run_grpo, start
+from trl_ext.arguments import start
+from trl_ext.recipe import GRPO_SETTINGS, run_grpo
 
 if __name__ == "__main__":
-    start(run_grpo, __doc__, default_config=Path(__file__).with_suffix(".yaml"))
+    start(run_grpo, GRPO_SETTINGS, __doc__, default_config=Path(__file__).with_suffix(".yaml"))

@@ -28,9 +28,10 @@ import torch
 from random_model import SHAPES, save_random_model
 from trl.import_utils import is_vllm_available
 
+from trl_ext.arguments import parse
 from trl_ext.data.load import load_problems
 from trl_ext.provenance import provenance
-from trl_ext.recipe import parse
+from trl_ext.recipe import GRPO_SETTINGS
 from trl_ext.trainer import ExtGRPOTrainer
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +73,7 @@ def now() -> float:
 
 def worker(arguments: Sequence[str], result: Path) -> None:
     """One rank: train, and let the first write what all of them measured."""
-    _, model, config = parse(__doc__, RECIPE, arguments)
+    _, model, config = parse(GRPO_SETTINGS, __doc__, RECIPE, arguments)
     rows = load_problems("mini_math", "train", "r1_zero", n=config.generation_batch_size)
     config.model_init_kwargs = {"dtype": "float32"}
     began = now()

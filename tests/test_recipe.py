@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.tiny import tiny_model, tiny_tokenizer
 from trl_ext import ADVANTAGES, PRESETS
+from trl_ext.arguments import InputError, parse, start
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
-from trl_ext.recipe import InputError, Task, parse, run_grpo, start, write_config
+from trl_ext.recipe import GRPO_SETTINGS, Task, run_grpo, write_config
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "grpo_math.py"
@@ -51,7 +52,7 @@ TINY_RUN = {
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], default: Path = DEFAULT) -> str:
     """What stands on stderr when `arguments` end the process while they are parsed."""
     with pytest.raises(SystemExit) as stop:
-        parse("about", default, arguments)
+        parse(GRPO_SETTINGS, "about", default, arguments)
     assert stop.value.code == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said
@@ -63,7 +64,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], default: P
 
 @pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
 def test_every_yaml_that_ships_resolves(path: Path) -> None:
-    task, _, config = parse("about", path, ON_A_CPU)
+    task, _, config = parse(GRPO_SETTINGS, "about", path, ON_A_CPU)
     assert config.uses_axes
     assert config.output_dir == f"runs/{path.stem}"
     assert task.prompt == "r1_zero"
@@ -73,13 +74,13 @@ def test_every_yaml_that_ships_resolves(path: Path) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
 def test_every_preset_may_take_the_place_of_the_yamls(path: Path) -> None:
     for preset, members in PRESETS.items():
-        _, _, config = parse("about", path, [*ON_A_CPU, "--preset", preset])
+        _, _, config = parse(GRPO_SETTINGS, "about", path, [*ON_A_CPU, "--preset", preset])
         chosen = (config.advantage, config.policy_loss, config.aggregation)
         assert chosen == (members.advantage, members.policy_loss, members.aggregation)
 
 
 def test_qwen_on_math_has_the_handouts_hyperparameters() -> None:
-    task, model, config = parse("about", ROOT / "recipes" / "grpo_math_qwen2.5_math_1.5b.yaml", ON_A_CPU)
+    task, model, config = parse(GRPO_SETTINGS, "about", ROOT / "recipes" / "grpo_math_qwen2.5_math_1.5b.yaml", ON_A_CPU)
     assert model.model_name_or_path == "Qwen/Qwen2.5-Math-1.5B"
     assert task.dataset == "DigitalLearningGmbH/MATH-lighteval"
     resolved = {
@@ -96,7 +97,7 @@ def test_qwen_on_math_has_the_handouts_hyperparameters() -> None:
 def test_the_command_line_wins_over_the_yaml_and_trainers_own_flags_work(tmp_path: Path) -> None:
     flags = {"output_dir": str(tmp_path), "seed": 7, "max_steps": 3, "report_to": "tensorboard", "learning_rate": 0.5}
     arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    _, _, config = parse("about", DEFAULT, [*arguments, "--aggregation", "constant", "--push_to_hub"])
+    _, _, config = parse(GRPO_SETTINGS, "about", DEFAULT, [*arguments, "--aggregation", "constant", "--push_to_hub"])
     assert {name: getattr(config, name) for name in flags} == flags | {"report_to": ["tensorboard"]}
     assert config.push_to_hub
     assert (config.preset, config.policy_loss, config.aggregation) == ("grpo_clip", "ppo_clip", "constant")
@@ -139,7 +140,7 @@ def test_a_field_that_a_yaml_misspells_is_named(tmp_path: Path, capsys: pytest.C
 
 def test_help_lists_our_flags_their_choices_and_trainers_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        parse("what this recipe is for", DEFAULT, ["--help"])
+        parse(GRPO_SETTINGS, "what this recipe is for", DEFAULT, ["--help"])
     assert stop.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for word in ("what this recipe is for", "--preset", "dr_grpo", "--policy_loss", "cispo", "--kl_estimator_options",
@@ -149,7 +150,7 @@ def test_help_lists_our_flags_their_choices_and_trainers_flags(capsys: pytest.Ca
 
 @pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
 def test_the_config_written_has_every_setting_and_resolves_to_the_same(path: Path, tmp_path: Path) -> None:
-    first = parse("about", path, [*ON_A_CPU, "--hub_token", "hf_secret", "--learning_rate", "3e-7"])
+    first = parse(GRPO_SETTINGS, "about", path, [*ON_A_CPU, "--hub_token", "hf_secret", "--learning_rate", "3e-7"])
     write_config(tmp_path / "config.yaml", *first)
     text = (tmp_path / "config.yaml").read_text()
     assert "hf_secret" not in text
@@ -157,7 +158,7 @@ def test_the_config_written_has_every_setting_and_resolves_to_the_same(path: Pat
     mentioned = {line.removeprefix("# ").partition(":")[0] for line in text.splitlines()}
     every = {f.name for part in first for f in dataclasses.fields(part) if f.init}
     assert every - mentioned == {"hub_token"}
-    again = parse("about", tmp_path / "config.yaml", ["--hub_token", "hf_secret"])
+    again = parse(GRPO_SETTINGS, "about", tmp_path / "config.yaml", ["--hub_token", "hf_secret"])
     for before, after in zip(first, again, strict=True):
         assert comparable(before) == comparable(after)
 
@@ -178,7 +179,7 @@ def test_the_answer_format_follows_the_prompt_and_both_graders_follow_it() -> No
 
 def test_the_default_trains_on_strict_verdicts_and_validates_on_the_courses() -> None:
     for path in CONFIGS:
-        task, _, _ = parse("about", path, ON_A_CPU)
+        task, _, _ = parse(GRPO_SETTINGS, "about", path, ON_A_CPU)
         assert (task.reward, task.validation_grader) == ("strict", "compatible")
 
 
@@ -211,7 +212,7 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads(
     run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "model"), **task}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **run, **settings}))
     with pytest.raises(InputError, match=rf"train, row 1: its prompt of 30 tokens .*{setting}"):
-        run_grpo(*parse("about", tmp_path / "mine.yaml", ON_A_CPU))
+        run_grpo(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
     assert not (tmp_path / "run").exists()
 
 
@@ -226,10 +227,10 @@ def test_what_cannot_be_used_is_one_line_and_ctrl_c_says_where_the_run_is(
 
     monkeypatch.setattr(sys, "argv", ["grpo_math.py", "--output_dir", str(tmp_path / "here")])
     with pytest.raises(SystemExit) as stopped:
-        start(refuse, "about", DEFAULT)
+        start(refuse, GRPO_SETTINGS, "about", DEFAULT)
     assert stopped.value.code == "error: row 3 is empty"
     with pytest.raises(SystemExit) as stopped:
-        start(interrupt, "about", DEFAULT)
+        start(interrupt, GRPO_SETTINGS, "about", DEFAULT)
     assert stopped.value.code == 130
     assert str(tmp_path / "here") in capsys.readouterr().err
 

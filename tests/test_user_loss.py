@@ -17,8 +17,9 @@ import yaml
 
 from tests.tiny import ends_early, tiny_model, train, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer, LossInputs
+from trl_ext.arguments import parse
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
-from trl_ext.recipe import parse
+from trl_ext.recipe import GRPO_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 MY_LOSS = ROOT / "recipes" / "my_loss.py"
@@ -47,7 +48,7 @@ def config(tmp_path: Path, **axes: Any) -> ExtGRPOConfig:
 
 
 def parse_recipe(*arguments: str) -> ExtGRPOConfig:
-    return parse(None, RECIPE.with_suffix(".yaml"), [*arguments, "--use_cpu", "true"])[2]
+    return parse(GRPO_SETTINGS, None, RECIPE.with_suffix(".yaml"), [*arguments, "--use_cpu", "true"])[2]
 
 
 def test_the_example_has_the_value_and_gradient_of_its_formula(tmp_path: Path) -> None:

@@ -49,8 +49,7 @@ class ColocatedEngine(VLLMGeneration):
         if self.mode != "colocate":
             super()._init_vllm()
             return
-        if not torch.cuda.is_available():
-            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; the default is half of the machine's memory
+        prepare_cpu()
         llm = vllm_generation.LLM
 
         def with_settings(**kwargs: Any) -> Any:
@@ -106,6 +105,12 @@ class ColocatedEngine(VLLMGeneration):
                     self._fix_param_name_to_vllm(_base_name(name), extra_prefixes=["modules_to_save.default."]),
                     weight,
                 )
+
+
+def prepare_cpu() -> None:
+    """Without a GPU: 1 GiB for the cache, where vLLM would take half of the machine's memory."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 
 def process_output_heads(model: torch.nn.Module) -> None:

@@ -20,11 +20,12 @@ class Completion:
     text: str
     tokens: int
     finished: bool  # ended by itself, not cut by the length limit
+    logp: float | None = None  # sum over its tokens, under the model that sampled it
 
 
 @dataclass(frozen=True)
 class Report:
-    """Graded responses, one row each: the problem's fields, `response`, rewards, `tokens`, `finished`, `outcome`."""
+    """Graded responses, one row each: the problem's fields, `response`, rewards, `tokens`, `logp`, `outcome`, ..."""
 
     rows: list[dict[str, Any]]
 
@@ -37,6 +38,13 @@ class Report:
         """Share of each of `OUTCOMES`."""
         counts = Counter(row["outcome"] for row in self.rows)
         return {name: counts[name] / max(len(self.rows), 1) for name in OUTCOMES}
+
+    def per_problem(self) -> dict[Any, float]:
+        """Share of right samples by `problem_id`."""
+        samples: dict[Any, list[bool]] = {}
+        for i, row in enumerate(self.rows):
+            samples.setdefault(row.get("problem_id", i), []).append(row["outcome"] == "correct")
+        return {problem: share(flags) for problem, flags in samples.items()}
 
     def by(self, field: str) -> dict[Any, float]:
         """Accuracy per value of a field such as `level` or `subject`."""
@@ -68,14 +76,31 @@ def evaluate(
         rollout: prompts -> one completion each, in order.
         grader: responses and truths -> verdicts, such as `GRADERS.build("compatible", answer_format="r1_zero")`.
     """
-    rows = [dict(problem) for problem in problems]
-    completions = rollout([row["prompt"] for row in rows])
-    verdicts = grader([completion.text for completion in completions], [row["answer"] for row in rows])
-    for row, completion, verdict in zip(rows, completions, verdicts, strict=True):
-        row.update(verdict.rewards(), extracted=verdict.answer, reason=verdict.reason)
-        row.update(response=completion.text, tokens=completion.tokens, finished=completion.finished)
-        row["outcome"] = "correct" if verdict.right else "format_only" if verdict.in_format else "neither"
-    return Report(rows)
+    listed = list(problems)
+    return Report(grade_rows(listed, rollout([problem["prompt"] for problem in listed]), grader))
+
+
+def grade_rows(
+    problems: Sequence[Mapping[str, Any]],
+    completions: Sequence[Completion],
+    grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
+) -> list[dict[str, Any]]:
+    """A report's row for each problem and its completion."""
+    verdicts = grader([completion.text for completion in completions], [problem["answer"] for problem in problems])
+    return [
+        {
+            **problem,
+            **verdict.rewards(),
+            "extracted": verdict.answer,
+            "reason": verdict.reason,
+            "response": completion.text,
+            "tokens": completion.tokens,
+            "finished": completion.finished,
+            "logp": completion.logp,
+            "outcome": "correct" if verdict.right else "format_only" if verdict.in_format else "neither",
+        }
+        for problem, completion, verdict in zip(problems, completions, verdicts, strict=True)
+    ]
 
 
 def share(flags: Iterable[bool]) -> float:

@@ -1,65 +1,44 @@
-"""What a recipe is made of: parse, assemble, train."""
+"""The GRPO recipe: load, check, assemble, train, report."""
 
 from __future__ import annotations
 
 from trl_ext._startup import START, use_all_cores
 
 # isort: split
-import argparse
 import dataclasses
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml
 from accelerate.utils import broadcast_object_list
-from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import AutoConfig, AutoTokenizer
 from transformers.trainer_callback import ProgressCallback
-from trl import ModelConfig, TrlParser, get_peft_config
+from trl import ModelConfig, get_peft_config
 
+from trl_ext.arguments import InputError, as_yaml
 from trl_ext.base_policy import make_base_policy
 from trl_ext.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation, print_line
 from trl_ext.config import ExtGRPOConfig
-from trl_ext.data.load import ANSWER_SOURCES, check_lengths, load_problems
+from trl_ext.data.dataset import DatasetSettings
+from trl_ext.data.load import check_lengths
 from trl_ext.files import write_text
-from trl_ext.prompts import load_prompt, prompt_names
 from trl_ext.provenance import provenance
-from trl_ext.registry import Registry
 from trl_ext.report import before_after_table, write_curve, write_summary
-from trl_ext.rewards.extract import ANSWER_FORMATS
 from trl_ext.rewards.grade import GRADERS
 from trl_ext.rewards.hooks import REWARDS
 from trl_ext.trainer import ExtGRPOTrainer
 
 
 @dataclass
-class Task:
+class Task(DatasetSettings):
     """What to learn and how it is measured."""
 
-    dataset: str = field(
-        default="mini_math",
-        metadata={"help": "mini_math, a .jsonl/.json/.csv/.parquet file with {split} in its path, or a Hub id."},
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
     train_split: str = field(default="train", metadata={"help": "Split to train on."})
     validation_split: str = field(default="validation", metadata={"help": "Split to validate on."})
-    problem_column: str = field(default="problem", metadata={"help": "Column with the problem."})
-    answer_column: str = field(default="answer", metadata={"help": "Column with the answer or the solution."})
-    answer_source: str = field(
-        default="as_is",
-        metadata={"help": f"Where in that column the answer is: {', '.join(sorted(ANSWER_SOURCES))}."},
-    )
     train_problems: int | None = field(default=None, metadata={"help": "Use the first so many training problems."})
     validation_problems: int | None = field(default=None, metadata={"help": "Validate on the first so many problems."})
-    prompt: str = field(
-        default="r1_zero",
-        metadata={"help": f"Template: {', '.join(prompt_names())}, or a file with {{question}}."},
-    )
     reward: str = field(
         default="strict", metadata={"help": f"Reward: {', '.join(sorted(REWARDS))}, or file.py:function."}
     )
@@ -67,23 +46,12 @@ class Task:
         default="compatible",
         metadata={"help": f"Grader of validation: {', '.join(sorted(GRADERS))}, or file.py:function."},
     )
-    answer_format: str | None = field(
-        default=None,
-        metadata={
-            "help": f"Where a response has its answer: {', '.join(sorted(ANSWER_FORMATS))} "
-            "(default: boxed for the question_only prompt, else r1_zero)."
-        },
-    )
     validate_every: int = field(default=20, metadata={"help": "Optimizer steps between validations."})
     validation_batch_size: int = field(default=256, metadata={"help": "Prompts per batch of a validation."})
     log_generations_every: int = field(default=20, metadata={"help": "Optimizer steps between logged generations."})
 
     def __post_init__(self) -> None:
-        load_prompt(self.prompt)
-        ANSWER_SOURCES.build(self.answer_source)
-        if self.answer_format is None:
-            self.answer_format = "boxed" if self.prompt == "question_only" else "r1_zero"
-        ANSWER_FORMATS.get_function(self.answer_format)
+        super().__post_init__()
         self.reward_function()
         self.grader()
         for name in ("validate_every", "log_generations_every", "validation_batch_size"):
@@ -92,74 +60,14 @@ class Task:
 
     def reward_function(self) -> Callable[..., Any]:
         """The reward, in TRL's signature."""
-        return self._with_format(REWARDS, self.reward)
+        return self.build(REWARDS, self.reward)
 
     def grader(self) -> Callable[..., Any]:
         """Validation's grader: responses and truths to verdicts."""
-        return self._with_format(GRADERS, self.validation_grader)
-
-    def _with_format(self, table: Registry, name: str) -> Callable[..., Any]:
-        """A function of the user's own may do without an answer format."""
-        takes_format = "answer_format" in table.options(name)
-        return table.build(name, **({"answer_format": self.answer_format} if takes_format else {}))
+        return self.build(GRADERS, self.validation_grader)
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and leaves the line breaks of the description alone."""
-
-
-def parse(
-    description: str | None, default_config: Path, arguments: Sequence[str] | None = None
-) -> tuple[Task, ModelConfig, ExtGRPOConfig]:
-    """Arguments from a YAML file, then from the command line.
-
-    Ends the process with one readable line, not a traceback, when they do not fit together.
-    """
-    args = list(sys.argv[1:] if arguments is None else arguments)
-    if "--config" not in args:
-        args = ["--config", str(default_config), *args]
-    parser = TrlParser(
-        (Task, ModelConfig, ExtGRPOConfig),
-        description=description,
-        epilog=f"--config FILE reads any of these from a YAML file; the default is {default_config.name}.",
-        allow_abbrev=False,
-        formatter_class=_HelpFormatter,
-    )
-    try:
-        task, model, config = parser.parse_args_and_config(args)
-    except (ValueError, OSError, yaml.YAMLError) as error:
-        parser.exit(2, f"error: {error}\n")
-    if "output_dir" not in _named(args):
-        config.output_dir = f"runs/{Path(args[args.index('--config') + 1]).stem}"
-    return task, model, config
-
-
-def _named(args: Sequence[str]) -> set[str]:
-    """The fields that the YAML file or the command line sets."""
-    path = args[args.index("--config") + 1]
-    in_file = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    return {a[2:].partition("=")[0].replace("-", "_") for a in args if a.startswith("--")} | set(in_file)
-
-
-Run = Callable[[Task, ModelConfig, ExtGRPOConfig], Any]
-
-
-@record  # a launcher of several ranks then shows the error of the rank that failed first
-def start(run: Run, description: str | None, default_config: Path) -> None:
-    """Parse the arguments and run; what a recipe's last line calls."""
-    task, model, config = parse(description, default_config)
-    try:
-        run(task, model, config)
-    except InputError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        if not config.process_index:
-            print(f"\ninterrupted; what there is of the run is in {config.output_dir}", file=sys.stderr)
-        sys.exit(130)  # as a shell reports SIGINT
-
-
-class InputError(ValueError):
-    """The user's input cannot be used; the message says what, where, and what to do."""
+GRPO_SETTINGS = (Task, ModelConfig, ExtGRPOConfig)
 
 
 def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str, Any]:
@@ -171,8 +79,8 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
     use_all_cores()
     try:
         problems = {
-            "train": _problems(task, task.train_split, task.train_problems, config.seed),
-            "validation": _problems(task, task.validation_split, task.validation_problems, config.seed),
+            "train": task.load(task.train_split, task.train_problems, config.seed),
+            "validation": task.load(task.validation_split, task.validation_problems, config.seed),
         }
         policy = model.model_name_or_path or _base_policy(config)
         check_context(problems, policy, model, config)
@@ -217,20 +125,6 @@ def check_context(problems: Mapping[str, Any], policy: str, model: ModelConfig, 
     if context is not None:
         for name, rows in problems.items():
             check_lengths(rows["prompt"], name, tokenizer, config.max_completion_length, context, setting)
-
-
-def _problems(task: Task, split: str, n: int | None, seed: int) -> Any:
-    return load_problems(
-        task.dataset,
-        split,
-        task.prompt,
-        n=n,
-        seed=seed,
-        problem_column=task.problem_column,
-        answer_column=task.answer_column,
-        answer_source=task.answer_source,
-        dataset_config=task.dataset_config,
-    )
 
 
 def assemble(
@@ -315,20 +209,5 @@ def write_config(path: Path, task: Task, model: ModelConfig, config: ExtGRPOConf
     )
     if config.uses_axes:
         defaults["scale_rewards"] = settings.pop("scale_rewards", None)
-    rest = "".join(f"# {line}\n" for line in _yaml(defaults).splitlines())
-    write_text(path, f"{_yaml(settings)}\n# Defaults, and what follows from the settings above:\n{rest}")
-
-
-def _yaml(settings: dict[str, Any]) -> str:
-    return str(yaml.safe_dump(_plain(settings), sort_keys=True, allow_unicode=True))
-
-
-def _plain(value: Any) -> Any:
-    """`value` in YAML's own types."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    rest = "".join(f"# {line}\n" for line in as_yaml(defaults).splitlines())
+    write_text(path, f"{as_yaml(settings)}\n# Defaults, and what follows from the settings above:\n{rest}")

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trl_ext.evaluate import OUTCOMES, Report
 from trl_ext.files import replacing, write_text
+from trl_ext.intervals import mean_interval
+
+_REWARDS_OF = {
+    "correct": (1, 1),
+    "format_only": (1, 0),
+    "neither": (0, 0),
+}  # format and answer reward, as the handout has it
 
 
 def before_after_table(before: Report, after: Report) -> str:
@@ -65,3 +73,49 @@ def write_summary(
     }
     write_text(path, json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def evaluation_summary(report: Report) -> dict[str, Any]:
+    """The figures of an evaluation: accuracy with its 95 % interval, the outcomes' counts, and what `Report` says."""
+    scores = report.per_problem()
+    low, high = mean_interval(list(scores.values()))
+    counts = Counter(row["outcome"] for row in report.rows)
+    return {
+        **report.summary(),
+        "problems": len(scores),
+        "samples": len(report.rows),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "counts": {name: counts[name] for name in OUTCOMES},
+    }
+
+
+def evaluation_table(report: Report) -> str:
+    """An evaluation as a person reads it: the handout's three categories, then accuracy by level and subject."""
+    figures = evaluation_summary(report)
+    lines = [
+        f"{'format':>6} {'answer':>6}   samples   share",
+        *(
+            f"{format_reward:>6} {answer_reward:>6} {figures['counts'][name]:>9} {figures['outcomes'][name]:>7.3f}"
+            for name, (format_reward, answer_reward) in _REWARDS_OF.items()
+        ),
+        "",
+        f"accuracy {figures['accuracy']:.3f}, 95 % interval {figures['accuracy_low']:.3f} to "
+        f"{figures['accuracy_high']:.3f}; {figures['problems']} problems, {figures['samples']} samples, "
+        f"{figures['mean_tokens']:.0f} tokens on average, {figures['truncated']:.3f} cut off",
+    ]
+    for kind, values in (("level", figures["by_level"]), ("subject", figures["by_subject"])):
+        known = {name: accuracy for name, accuracy in values.items() if name not in ("", "0")}
+        lines += [f"  {kind + ' ' + name:<30} {accuracy:.3f}" for name, accuracy in known.items()]
+    return "\n".join(lines)
+
+
+def examples(report: Report, n: int, category: str | None) -> list[str]:
+    """The first n samples of a category (None: of all), to judge the parser against the model."""
+    chosen = [row for row in report.rows if category in (None, row["outcome"])][:n]
+    return [
+        f"\n--- problem {row['problem_id']}, sample {row['sample']}: {row['outcome']} ({row['reason']})\n"
+        f"{row['problem']}\nresponse: {row['response']}\n"
+        f"extracted: {row['extracted']!r}   truth: {row['answer']!r}"
+        for row in chosen
+    ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList, StopStringCriteria
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -23,12 +23,14 @@ def hf_generate(
     prompt_ids: Sequence[Sequence[int]],
     generation_config: GenerationConfig,
     stop: Sequence[str] | None = None,
+    logps: TokenLogProbs | None = None,
 ) -> list[list[int]]:
     """One completion per prompt, cut after the first EOS or after the token that completes a stop string.
 
     Args:
         prompt_ids: N prompts as token ids, without padding.
         stop: strings that end a completion; they stay in it.
+        logps: takes down the tokens' log-probabilities.
 
     Returns:
         N lists of token ids, padding removed, EOS kept.
@@ -41,10 +43,40 @@ def hf_generate(
         attention_mask=padded["attention_mask"],
         generation_config=generation_config,
         stopping_criteria=StoppingCriteriaList([_Stop(tokenizer, stop, width + minimum)] if stop else []),
+        logits_processor=LogitsProcessorList([logps] if logps else []),
     )
+    if logps:
+        logps.take(output)
     eos = generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or [])
     return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in output[:, width:].tolist()]
+
+
+class TokenLogProbs(LogitsProcessor):
+    """Takes down the log-probability of every sampled token under the model itself, before temperature and top-p.
+
+    It keeps one number per token: of a step's (N, V) distribution only what the next step needs.
+    """
+
+    def __init__(self) -> None:
+        self._previous: Tensor | None = None  # (N, V) of the step whose token is not known yet
+        self._taken: list[Tensor] = []  # (N,) each
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Called by `generate` with the tokens so far and the logits of the next."""
+        self.take(input_ids)
+        self._previous = scores.float().log_softmax(dim=-1)
+        return scores
+
+    def take(self, input_ids: Tensor) -> None:
+        """Take down the last token's."""
+        if self._previous is not None:
+            self._taken.append(self._previous.gather(1, input_ids[:, -1:])[:, 0])
+            self._previous = None
+
+    def rows(self) -> list[list[float]]:
+        """N lists, one number per token; what comes after a row's end means nothing."""
+        return torch.stack(self._taken, dim=1).tolist()
 
 
 class _Stop(StopStringCriteria):

@@ -1,0 +1,18 @@
+"""What more samples per problem buy: pass@n, Best@n by the model's own likelihood, and majority@n, with a plot.
+
+    python recipes/best_of_n.py
+    python recipes/best_of_n.py --model_name_or_path runs/grpo_math --output_dir runs/best_of_n_after
+    python recipes/best_of_n.py --config recipes/evaluate_math.yaml --problems 500 --output_dir runs/math_at_16
+
+One set of samples serves every n. Interrupted, it goes on where it stopped when it is started again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trl_ext.arguments import start
+from trl_ext.best_of_n import BestOfN, run_best_of_n
+
+if __name__ == "__main__":
+    start(run_best_of_n, (BestOfN,), __doc__, default_config=Path(__file__).with_suffix(".yaml"))

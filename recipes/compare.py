@@ -1,0 +1,53 @@
+"""Is B better than A? Two evaluations of the same problems, compared problem by problem.
+
+    python recipes/compare.py runs/before runs/after
+
+Both are folders of recipes/evaluate.py or recipes/best_of_n.py. Pairing takes the problems' own difficulty out of the
+noise, so that a smaller difference shows; the p-value is of the exact sign test on the problems where the two differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from trl_ext.evaluate import Report
+from trl_ext.evaluation import SAMPLES
+from trl_ext.intervals import compare_paired
+
+
+def scores_of(folder: Path) -> dict[Any, float]:
+    """Share of right samples by problem."""
+    path = folder / SAMPLES
+    if not path.is_file():
+        sys.exit(f"error: {folder} has no {SAMPLES}: run recipes/evaluate.py with --output_dir {folder} first")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return Report([{**row, "problem_id": (row["problem_id"], row["problem"])} for row in rows]).per_problem()
+
+
+def main() -> None:
+    """Compare, print, and write the JSON asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("first", type=Path, help="folder of an evaluation")
+    parser.add_argument("second", type=Path, help="folder of the one to compare with it")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    first, second = scores_of(args.first), scores_of(args.second)
+    if first.keys() != second.keys():
+        only = len(first.keys() ^ second.keys())
+        sys.exit(f"error: {args.first} and {args.second} are not of the same problems; {only} are in one of them only")
+    found = compare_paired(list(first.values()), [second[problem] for problem in first])
+    means = [sum(scores.values()) / len(scores) for scores in (first, second)]
+    print(f"{args.first}: {means[0]:.3f}   {args.second}: {means[1]:.3f}   on the same {found.problems} problems")
+    print(f"difference {found.difference:+.3f}, 95 % interval {found.low:+.3f} to {found.high:+.3f}")
+    print(f"better on {found.better} problems, worse on {found.worse}; p = {found.p_value:.2g} (sign test)")
+    if args.json:
+        args.json.write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

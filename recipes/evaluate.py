@@ -1,0 +1,20 @@
+r"""How good is a model on a set of problems: zero-shot accuracy, the three categories, every sample in a file.
+
+    python recipes/evaluate.py
+    python recipes/evaluate.py --model_name_or_path runs/grpo_math --output_dir runs/after
+    accelerate launch --config_file accelerate_configs/two_gpus_ddp.yaml \
+        recipes/evaluate.py --config recipes/evaluate_math.yaml
+    python recipes/evaluate.py --show 10 --category format_only
+
+Interrupted, it goes on where it stopped when it is started again; finished, it prints its table at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trl_ext.arguments import start
+from trl_ext.evaluation import Evaluation, run_evaluation
+
+if __name__ == "__main__":
+    start(run_evaluation, (Evaluation,), __doc__, default_config=Path(__file__).with_suffix(".yaml"))

@@ -1,0 +1,210 @@
+"""The evaluation recipes: every sample in a file, the same after an interruption, and figures that a recount confirms."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.test_recipe import ROOT, SMALL
+from trl_ext.arguments import InputError, parse
+from trl_ext.base_policy import make_base_policy
+from trl_ext.best_of_n import BestOfN, run_best_of_n
+from trl_ext.evaluation import Evaluation, run_evaluation
+from trl_ext.rewards import r1_zero_reward_fn
+from trl_ext.sampler import Sampling, VLLMSampler
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A policy that has read enough to close its answers."""
+    config = dataclasses.replace(SMALL, steps=60, batch=16, hidden=64, heads=2)
+    return str(make_base_policy(0, tmp_path_factory.mktemp("cache"), config, progress=False))
+
+
+def settings(policy: str, folder: Path, kind: Any = Evaluation, **more: Any) -> Any:
+    fixed = {"problems": 12, "max_tokens": 40, "batch_size": 5, "use_vllm": "false"}
+    return kind(model_name_or_path=policy, output_dir=str(folder), **{**fixed, **more})
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def test_the_samples_the_summary_and_the_table_say_the_same(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_evaluation(settings(policy, tmp_path / "run", samples=2, show=3))
+    printed, rows = capsys.readouterr().out, samples(tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [(row["problem_id"], row["sample"]) for row in rows] == [(p, s) for p in range(12) for s in range(2)]
+    assert len({row["response"] for row in rows}) > 12
+    recount = [r1_zero_reward_fn(row["response"], row["answer"]) for row in rows]
+    for name in ("format_reward", "answer_reward", "reward"):
+        assert [row[name] for row in rows] == [verdict[name] for verdict in recount]
+    right = sum(verdict["reward"] for verdict in recount)
+    formatted = sum(verdict["format_reward"] for verdict in recount)
+    assert summary["accuracy"] == right / 24
+    assert summary["counts"] == {"correct": right, "format_only": formatted - right, "neither": 24 - formatted}
+    assert formatted > 0, "a policy that never keeps the format shows little"
+    assert summary["accuracy_low"] <= summary["accuracy"] <= summary["accuracy_high"]
+    assert (summary["problems"], summary["samples"]) == (12, 24)
+    assert {"command", "commit", "hardware", "engine", "model"} <= set(summary)
+    for words in (
+        f"accuracy {right / 24:.3f}",
+        "95 % interval",
+        "12 problems, 24 samples",
+        "level 1",
+        "--- problem 1, sample 0",
+    ):
+        assert words in printed, words
+    assert re.search(rf"1 +1 +{right:.0f} ", printed)
+
+
+def test_log_probabilities_are_the_models_own(policy: str, tmp_path: Path) -> None:
+    run_evaluation(settings(policy, tmp_path, temperature=0.7, top_p=0.9))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
+    for row in samples(tmp_path):
+        prompt, response = (tokenizer(row[name])["input_ids"] for name in ("prompt", "response"))
+        if len(response) != row["tokens"]:
+            continue  # another split into tokens, or an EOS that the text does not show
+        with torch.no_grad():
+            logps = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        assert row["logp"] == pytest.approx(logps[range(len(response)), response].sum().item(), abs=1e-3)
+
+
+def test_interrupted_it_goes_on_and_gives_what_one_run_gives(policy: str, tmp_path: Path) -> None:
+    run_evaluation(settings(policy, tmp_path / "whole"))
+    run_evaluation(settings(policy, tmp_path / "torn"))
+    lines = (tmp_path / "torn" / "samples.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "torn" / "samples.rank0.jsonl").write_text("".join(lines[:5]))  # as after the first batch
+    for name in ("samples.jsonl", "summary.json"):
+        (tmp_path / "torn" / name).unlink()
+    run_evaluation(settings(policy, tmp_path / "torn"))
+    assert samples(tmp_path / "torn") == samples(tmp_path / "whole")
+    assert sorted(path.name for path in (tmp_path / "torn").iterdir()) == [
+        "samples.jsonl",
+        "settings.yaml",
+        "summary.json",
+    ]
+
+
+def test_finished_it_is_shown_again_without_a_model_and_other_settings_are_refused(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_evaluation(settings(policy, tmp_path))
+    before = (tmp_path / "summary.json").read_bytes()
+    capsys.readouterr()
+    (tmp_path / "no_model").mkdir()
+    run_evaluation(settings(policy, tmp_path, show=2, category="neither"))
+    assert capsys.readouterr().out.count(": neither (") == 2
+    assert (tmp_path / "summary.json").read_bytes() == before
+    with pytest.raises(
+        InputError, match=r"holds an evaluation of other settings \(temperature: 1\.0 there, 0\.5 now\)"
+    ):
+        run_evaluation(settings(policy, tmp_path, temperature=0.5))
+
+
+def test_best_of_n_uses_one_set_of_samples_and_draws_its_curves(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run_best_of_n(settings(policy, tmp_path, BestOfN, samples=4, at=[1, 2, 4]))
+    rows = samples(tmp_path)
+    assert len(rows) == 48
+    first = sum(row["reward"] for row in rows if row["sample"] == 0) / 12
+    assert [found[name]["1"]["mean"] for name in ("first", "best", "majority")] == [pytest.approx(first)] * 3
+    assert found["pass"]["1"]["mean"] == pytest.approx(sum(row["reward"] for row in rows) / 48)
+    means = [found["pass"][n]["mean"] for n in ("1", "2", "4")]
+    assert means == sorted(means)
+    assert found["pass"]["4"] == found["first"]["4"]
+    assert "Best@4 is" in capsys.readouterr().out
+    with Image.open(tmp_path / "best_of_n.png") as plot:
+        assert plot.width > 500
+    assert json.loads((tmp_path / "best_of_n.json").read_text())["pass"] == found["pass"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"samples": 0}, "samples must be at least 1, got 0"),
+        ({"category": "format0"}, "unknown category 'format0'. Known: correct, format_only, neither"),
+        ({"top_p": 0.0}, "0 < top_p <= 1"),
+        ({"grader": "lenient"}, "unknown grader 'lenient'"),
+        ({"use_vllm": "maybe"}, "auto, true or false"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_loads(wrong: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        settings("nothing", tmp_path, **wrong)
+
+
+def test_every_n_must_be_among_the_samples(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"at=\[1, 8\].*samples \(4\)"):
+        settings("nothing", tmp_path, BestOfN, samples=4, at=[1, 8])
+
+
+@pytest.mark.parametrize("name", ["evaluate", "evaluate_math", "best_of_n"])
+def test_the_yamls_that_ship_resolve(name: str) -> None:
+    (parsed,) = parse((Evaluation if "evaluate" in name else BestOfN,), "about", ROOT / "recipes" / f"{name}.yaml", [])
+    assert parsed.output_dir == f"runs/{name}"
+    assert parsed.grader == "compatible"
+    if name == "evaluate_math":  # the handout's settings
+        assert parsed.sampling() == Sampling(1.0, 1.0, 1024, 4, ("</answer>",), 0)
+
+
+def test_a_dataset_that_cannot_be_used_is_reported_with_its_row(policy: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n{"problem": "", "answer": "2"}\n')
+    with pytest.raises(InputError, match=r"rows\.jsonl', row 1: 'problem'"):
+        run_evaluation(settings(policy, tmp_path / "run", dataset=str(tmp_path / "rows.jsonl"), problems=None))
+
+
+@pytest.mark.slow
+def test_the_recipes_run_from_the_command_line_and_two_evaluations_are_compared(policy: str, tmp_path: Path) -> None:
+    def recipe(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / "recipes" / f"{name}.py"), *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+
+    common = ["--model_name_or_path", policy, "--problems", "12", "--max_tokens", "40", "--use_vllm", "false"]
+    for seed in ("0", "1"):
+        done = recipe(
+            "evaluate", *common, "--seed", seed, "--dataset", str(rows_file(tmp_path)), "--output_dir", f"run{seed}"
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    done = recipe("compare", "run0", "run1", "--json", "compared.json")
+    assert done.returncode == 0, done.stderr
+    assert "on the same 12 problems" in done.stdout
+    assert json.loads((tmp_path / "compared.json").read_text())["problems"] == 12
+    assert "run recipes/evaluate.py" in recipe("compare", "run0", "nowhere").stderr
+
+
+def rows_file(folder: Path) -> Path:
+    path = folder / "twelve.jsonl"
+    path.write_text("".join(json.dumps({"problem": f"{i} + 1 = ?", "answer": str(i + 1)}) + "\n" for i in range(12)))
+    return path
+
+
+@pytest.mark.vllm
+def test_vllm_gives_the_same_sample_for_the_same_number_and_its_own_log_probabilities(policy: str) -> None:
+    engine = {"dtype": "float32", "max_model_len": 128, "enforce_eager": True}
+    sampler = VLLMSampler(policy, Sampling(max_tokens=40), **engine)
+    prompts = ["What is $2 + 3$? <think>", "What is $4 + 4$? <think>", "What is $5 - 1$? <think>"]
+    together = sampler(prompts, [7, 8, 9])
+    assert [sampler([prompt], [number])[0].text for prompt, number in zip(prompts, (7, 8, 9), strict=True)] == [
+        completion.text for completion in together
+    ]
+    assert sampler(prompts[:1], [10])[0].text != together[0].text
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
+    prompt, response = tokenizer(prompts[0])["input_ids"], tokenizer(together[0].text)["input_ids"]
+    if len(response) == together[0].tokens:
+        with torch.no_grad():
+            logps = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        assert together[0].logp == pytest.approx(logps[range(len(response)), response].sum().item(), abs=1e-3)

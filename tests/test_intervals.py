@@ -1,0 +1,65 @@
+"""Intervals and paired comparison, against published values and by simulation."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trl_ext.intervals import compare_paired, mean_interval, sign_test, wilson_interval
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "expected"),
+    [
+        (81, 263, (0.2553, 0.3662)),  # Newcombe 1998, table I: method 3
+        (15, 148, (0.0624, 0.1605)),
+        (0, 20, (0.0000, 0.1611)),
+        (1, 29, (0.0061, 0.1718)),
+    ],
+)
+def test_wilsons_interval_is_as_published(successes: int, trials: int, expected: tuple[float, float]) -> None:
+    assert wilson_interval(successes, trials) == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(1, 0), (0, 0), (-1, 5), (6, 5)])
+def test_an_interval_of_nothing_is_refused(successes: int, trials: int) -> None:
+    with pytest.raises(ValueError, match="successes in"):
+        wilson_interval(successes, trials)
+
+
+def test_the_interval_of_shares_covers_the_truth_about_as_often_as_it_says() -> None:
+    draw, hits = random.Random(0), 0
+    for _ in range(400):
+        problems = [draw.betavariate(1, 1) for _ in range(60)]  # chance of a right sample; on average 0.5
+        shares = [sum(draw.random() < chance for _ in range(4)) / 4 for chance in problems]
+        low, high = mean_interval(shares)
+        hits += low <= 0.5 <= high
+    assert 0.92 < hits / 400 < 0.98
+
+
+def test_the_interval_of_flags_is_wilsons() -> None:
+    assert mean_interval([1.0] * 3 + [0.0] * 7) == wilson_interval(3, 10)
+
+
+def test_the_sign_test_is_exact() -> None:
+    assert sign_test(0, 0) == 1
+    assert sign_test(5, 5) == 1
+    assert sign_test(10, 0) == 2 / 2**10
+    assert sign_test(1, 8) == pytest.approx(2 * (1 + 9) / 2**9)
+    assert sign_test(3000, 2000) < 1e-40
+
+
+def test_pairing_sees_a_difference_that_is_in_the_noise_of_the_problems() -> None:
+    first = [0.0, 1.0] * 50
+    second = first.copy()
+    second[0] = second[2] = second[4] = second[6] = second[8] = second[10] = second[12] = 1.0
+    found = compare_paired(first, second)
+    assert found.difference == pytest.approx(0.07)
+    assert (found.better, found.worse, found.problems) == (7, 0, 100)
+    assert found.low > 0
+    assert found.p_value == 2 / 2**7
+    back = compare_paired(second, first)
+    assert (back.difference, back.low, back.high) == (-found.difference, -found.high, -found.low)
+    with pytest.raises(ValueError, match="same problems"):
+        compare_paired(first, second[:-1])

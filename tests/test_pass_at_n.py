@@ -1,0 +1,69 @@
+"""pass@n, Best@n and majority@n, by counting subsets and by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from trl_ext.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_wrong
+
+RNG = np.random.default_rng(0)
+RIGHT = RNG.random((40, 6)) < RNG.random((40, 1))
+SCORE = RNG.normal(size=(40, 6))
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_pass_at_n_is_the_mean_over_all_subsets(n: int) -> None:
+    subsets = [RIGHT[:, list(chosen)].any(axis=1) for chosen in combinations(range(6), n)]
+    assert pass_at_n(RIGHT, n) == pytest.approx(np.mean(subsets, axis=0))
+
+
+def test_one_sample_is_one_sample_by_any_rule() -> None:
+    first = RIGHT[:, 0].astype(float)
+    answers = [["yes" if flag else "no" for flag in row] for row in RIGHT]
+    for found in (first_n(RIGHT, 1), best_at_n(RIGHT, SCORE, 1), majority_at_n(answers, RIGHT, 1)):
+        assert (found == first).all()
+    assert pass_at_n(RIGHT, 1) == pytest.approx(RIGHT.mean(axis=1))
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_best_at_n_follows_the_score_and_is_never_above_the_first_n(n: int) -> None:
+    for row in range(len(RIGHT)):
+        chosen = max(range(n), key=lambda i: SCORE[row, i])
+        assert best_at_n(RIGHT, SCORE, n)[row] == RIGHT[row, chosen]
+    assert (best_at_n(RIGHT, SCORE, n) <= first_n(RIGHT, n)).all()
+    assert (best_at_n(RIGHT, RIGHT.astype(float), n) == first_n(RIGHT, n)).all()
+
+
+def test_of_equal_scores_the_first_wins() -> None:
+    assert best_at_n(np.array([[False, True], [True, False]]), np.zeros((2, 2)), 2).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("answers", "right", "expected"),
+    [
+        (["1", "2", "2"], [True, False, False], 0.0),
+        (["2", "1", "1 "], [False, True, True], 1.0),
+        (["2", "1"], [False, True], 0.0),  # as frequent: the first
+        ([None, None, "3"], [False, False, True], 1.0),  # no answer is no vote
+        ([None, None, None], [False, False, False], 0.0),
+    ],
+)
+def test_the_most_frequent_answer_decides(answers: list[str | None], right: list[bool], expected: float) -> None:
+    assert majority_at_n([answers], np.array([right]), len(answers)).tolist() == [expected]
+
+
+def test_how_often_the_likelihood_prefers_a_wrong_sample() -> None:
+    right = np.array([[True, False], [True, False], [True, True], [False, False]])
+    assert prefers_wrong(right, np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])) == 0.5
+    assert math.isnan(prefers_wrong(right[2:], SCORE[:2, :2]))
+
+
+@pytest.mark.parametrize("n", [0, 7])
+def test_an_n_that_there_is_not_is_refused(n: int) -> None:
+    for call in (lambda: pass_at_n(RIGHT, n), lambda: first_n(RIGHT, n), lambda: best_at_n(RIGHT, SCORE, n)):
+        with pytest.raises(ValueError, match=f"n={n} of 6"):
+            call()

@@ -1,0 +1,195 @@
+"""The evaluation recipe: a model, a dataset and sampling settings to graded samples in a folder, and what they say."""
+
+from __future__ import annotations
+
+from trl_ext._startup import use_all_cores
+
+# isort: split
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accelerate import PartialState
+from tqdm import tqdm
+
+from trl_ext.arguments import InputError, as_yaml
+from trl_ext.base_policy import make_base_policy
+from trl_ext.config import choose_engine
+from trl_ext.data.dataset import DatasetSettings
+from trl_ext.evaluate import OUTCOMES, Report, grade_rows
+from trl_ext.files import append_jsonl, write_text
+from trl_ext.provenance import provenance
+from trl_ext.report import evaluation_summary, evaluation_table, examples
+from trl_ext.rewards.grade import GRADERS
+from trl_ext.sampler import HFSampler, Sampler, Sampling, VLLMSampler
+
+SAMPLES, SUMMARY, SETTINGS = "samples.jsonl", "summary.json", "settings.yaml"
+# What may change when an evaluation goes on or is shown again: none of it decides what a sample is or its grade.
+_FREE = ("output_dir", "show", "category", "vllm_gpu_memory_utilization")
+
+
+@dataclass
+class Evaluation(DatasetSettings):
+    """What is measured, and how it is sampled."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "A folder or a Hub id (default: the base policy that the machine makes)."}
+    )
+    split: str = field(default="validation", metadata={"help": "Split to evaluate on."})
+    problems: int | None = field(default=None, metadata={"help": "Use the first so many problems."})
+    samples: int = field(default=1, metadata={"help": "Responses per problem."})
+    grader: str = field(
+        default="compatible", metadata={"help": f"One of: {', '.join(sorted(GRADERS))}, or file.py:function."}
+    )
+    temperature: float = field(default=1.0, metadata={"help": "0 takes the likeliest token."})
+    top_p: float = field(default=1.0, metadata={"help": "Sample from the likeliest tokens of this probability."})
+    max_tokens: int = field(default=1024, metadata={"help": "Longest response, in tokens."})
+    min_tokens: int = field(default=0, metadata={"help": "Shortest response, in tokens."})
+    stop: list[str] = field(
+        default_factory=lambda: ["</answer>"], metadata={"help": "Strings that end a response and stay in it."}
+    )
+    use_vllm: str = field(
+        default="auto", metadata={"help": "auto: vLLM where there are a GPU and vLLM, else HF generate; true or false."}
+    )
+    batch_size: int = field(
+        default=256, metadata={"help": "Responses sampled, graded and written at a time; vLLM likes 4096."}
+    )
+    dtype: str = field(default="auto", metadata={"help": "Of the weights: auto, bfloat16, float16, float32."})
+    vllm_gpu_memory_utilization: float = field(default=0.9, metadata={"help": "Share of a GPU that vLLM takes."})
+    vllm_max_model_length: int | None = field(default=None, metadata={"help": "Prompt and response together."})
+    seed: int = field(default=0, metadata={"help": "Of the samples, and of mini-MATH and the base policy."})
+    show: int = field(default=0, metadata={"help": "Print so many examples at the end."})
+    category: str | None = field(default=None, metadata={"help": f"Show only: {', '.join(OUTCOMES)}."})
+    output_dir: str = field(default="", metadata={"help": "Default: runs/ and the name of the YAML file."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.build(GRADERS, self.grader)
+        choose_engine(self.use_vllm)
+        self.sampling()
+        for name in ("samples", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.category is not None and self.category not in OUTCOMES:
+            raise ValueError(f"unknown category {self.category!r}. Known: {', '.join(OUTCOMES)}")
+
+    def sampling(self) -> Sampling:
+        """How responses are drawn."""
+        settings = (self.temperature, self.top_p, self.max_tokens, self.min_tokens)
+        return Sampling(*settings, stop=tuple(self.stop), seed=self.seed)
+
+    def sampler(self, model: str) -> Sampler:
+        """The engine, loaded."""
+        if not choose_engine(self.use_vllm)[0]:
+            return HFSampler(model, self.sampling(), self.batch_size, self.dtype)
+        engine: dict[str, Any] = {"dtype": self.dtype, "max_model_len": self.vllm_max_model_length}
+        return VLLMSampler(model, self.sampling(), gpu_memory_utilization=self.vllm_gpu_memory_utilization, **engine)
+
+
+def run_evaluation(settings: Evaluation) -> Report:
+    """Sample what is not there yet, grade it, write samples and summary, print the table.
+
+    Raises:
+        InputError: a dataset that cannot be used, or a folder with an evaluation of other settings.
+    """
+    use_all_cores()
+    began, state, folder = time.time(), PartialState(), Path(settings.output_dir)
+    try:
+        problems = list(settings.load(settings.split, settings.problems, settings.seed))
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+    _claim(folder, settings, state)
+    rows = _rows_in(folder)
+    todo = [n for n in range(len(problems) * settings.samples) if n not in rows]
+    if todo:
+        with state.main_process_first():
+            model = settings.model_name_or_path or str(make_base_policy(seed=settings.seed))
+        _sample(settings, model, problems, todo, rows, folder, state)
+        state.wait_for_everyone()
+        rows = _rows_in(folder)
+    report = Report([rows[n] for n in sorted(rows)])
+    if state.is_main_process:
+        _write(folder, report, settings, time.time() - began, new=bool(todo))
+        print(evaluation_table(report))
+        print("\n".join(examples(report, settings.show, settings.category)))
+        print(f"everything is in {folder}: {SAMPLES}, {SUMMARY}")
+    state.wait_for_everyone()
+    return report
+
+
+def _claim(folder: Path, settings: Evaluation, state: PartialState) -> None:
+    """Take the folder, or go on in it if what is there has the same settings."""
+    mine = {k: v for k, v in dataclasses.asdict(settings).items() if k not in _FREE}
+    path = folder / SETTINGS
+    if path.exists():
+        there = yaml.safe_load(path.read_text(encoding="utf-8"))
+        other = [f"{k}: {there.get(k)!r} there, {v!r} now" for k, v in mine.items() if there.get(k) != v]
+        if other:
+            raise InputError(
+                f"{folder} holds an evaluation of other settings ({'; '.join(other)}). Give another --output_dir, or "
+                "remove it."
+            )
+    state.wait_for_everyone()
+    if state.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, as_yaml(mine))
+    state.wait_for_everyone()
+
+
+def _rows_in(folder: Path) -> dict[int, dict[str, Any]]:
+    """What has been sampled, by the sample's number, from all ranks of all attempts."""
+    found = {}
+    for path in sorted(folder.glob("samples*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            found[row["number"]] = row
+    return found
+
+
+def _sample(
+    settings: Evaluation,
+    model: str,
+    problems: Sequence[dict[str, Any]],
+    todo: Sequence[int],
+    rows: dict[int, dict[str, Any]],
+    folder: Path,
+    state: PartialState,
+) -> None:
+    """Sample this rank's share of `todo` in batches, each written once it is graded."""
+    grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)
+    sampler = settings.sampler(model)
+    mine = todo[state.process_index :: state.num_processes]
+    right, done = sum(row["outcome"] == "correct" for row in rows.values()), len(rows)
+    part = folder / f"samples.rank{state.process_index}.jsonl"
+    with tqdm(total=len(mine), desc="samples", disable=not state.is_main_process) as bar:
+        for start in range(0, len(mine), settings.batch_size):
+            numbers = mine[start : start + settings.batch_size]
+            chosen = [problems[n // settings.samples] for n in numbers]
+            completions = sampler([problem["prompt"] for problem in chosen], numbers)
+            graded = grade_rows(chosen, completions, grader)
+            where = [
+                {"number": n, "problem_id": n // settings.samples, "sample": n % settings.samples} for n in numbers
+            ]
+            append_jsonl(part, [{**place, **row} for place, row in zip(where, graded, strict=True)])
+            right, done = right + sum(row["outcome"] == "correct" for row in graded), done + len(graded)
+            bar.set_postfix_str(f"accuracy {right / done:.3f}")
+            bar.update(len(numbers))
+
+
+def _write(folder: Path, report: Report, settings: Evaluation, seconds: float, new: bool) -> None:
+    """All ranks' samples in one file, in order, and the summary."""
+    if not new and (folder / SUMMARY).exists():
+        return
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in report.rows)
+    write_text(folder / SAMPLES, lines)
+    for part in folder.glob("samples.rank*.jsonl"):
+        part.unlink()
+    model = settings.model_name_or_path or "the base policy"
+    engine = "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate"
+    more = {"model": model, "engine": engine, "wall_clock_s": round(seconds, 1), **provenance()}
+    write_text(folder / SUMMARY, json.dumps({**evaluation_summary(report), **more}, indent=2) + "\n")

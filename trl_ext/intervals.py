@@ -1,0 +1,86 @@
+"""How sure an accuracy is, and whether two of them differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z95 = 1.959964  # two-sided 95 % of a normal distribution
+
+
+def wilson_interval(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
+    """Interval of a share, which stays inside 0 and 1 where the share is near them (Wilson 1927).
+
+    Args:
+        z: half-width in standard errors; the default gives 95 %.
+
+    Raises:
+        ValueError: no trials, or more successes than trials.
+    """
+    if not 0 <= successes <= trials or trials == 0:
+        raise ValueError(f"{successes} successes in {trials} trials")
+    share, spread = successes / trials, z * z / trials
+    center = (share + spread / 2) / (1 + spread)
+    half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def mean_interval(values: Sequence[float], z: float = Z95) -> tuple[float, float]:
+    """Interval of the mean of independent values in 0..1, such as a problem's share of right samples.
+
+    Where all values are 0 or 1 this is Wilson's, else the mean and its standard error.
+
+    Raises:
+        ValueError: no values.
+    """
+    if all(value in (0, 1) for value in values):
+        return wilson_interval(round(sum(values)), len(values), z)
+    mean = sum(values) / len(values)
+    error = math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1) / len(values))
+    return max(0.0, mean - z * error), min(1.0, mean + z * error)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same problems.
+
+    Attributes:
+        difference: mean of the second minus mean of the first.
+        low: lower end of the difference's 95 % interval.
+        high: upper end.
+        p_value: of no difference, by the exact sign test on the problems where they differ (McNemar 1947).
+        better: problems on which the second did better.
+        worse: problems on which it did worse.
+        problems: all of them.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    better: int
+    worse: int
+    problems: int
+
+
+def compare_paired(first: Sequence[float], second: Sequence[float]) -> Comparison:
+    """Compare per-problem scores in 0..1; pairing takes the problems' own difficulty out of the noise.
+
+    Raises:
+        ValueError: none, or not as many of one as of the other.
+    """
+    if not first or len(first) != len(second):
+        raise ValueError(f"{len(first)} scores against {len(second)}; they must be of the same problems")
+    gains = [b - a for a, b in zip(first, second, strict=True)]
+    mean = sum(gains) / len(gains)
+    error = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / max(len(gains) - 1, 1) / len(gains))
+    better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    return Comparison(mean, mean - Z95 * error, mean + Z95 * error, sign_test(better, worse), better, worse, len(gains))
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Two-sided probability of a split at least as uneven if either side were as likely."""
+    trials = better + worse
+    tail = sum(math.comb(trials, k) for k in range(min(better, worse) + 1))
+    return min(1.0, 2 * tail / 2**trials)

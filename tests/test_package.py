@@ -18,7 +18,8 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 # The only modules that know TRL, transformers' trainer or the engine; nothing else may import one of them.
-UPPER = {f"trl_ext.{name}" for name in ("base_policy", "callbacks", "config", "engine", "recipe", "rollout", "trainer")}
+UPPER_NAMES = "arguments base_policy best_of_n callbacks config engine evaluation recipe rollout sampler trainer"
+UPPER = {f"trl_ext.{name}" for name in UPPER_NAMES.split()}
 LOWER = sorted(set(MODULES) - UPPER - {"trl_ext"})
 PURE = [f"trl_ext.{name}" for name in ("advantages", "aggregation", "kl", "losses", "objective", "presets", "types")]
 HEAVY = ("trl", "transformers", "vllm", "deepspeed", "datasets", "accelerate", "peft", "matplotlib")

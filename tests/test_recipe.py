@@ -111,7 +111,7 @@ def test_the_command_line_wins_over_the_yaml_and_trainers_own_flags_work(tmp_pat
         (["--policy_loss_options", "eps_lw=0.1"], ["eps_lw", "eps_low"]),
         (["--kl_estimator", "k4"], ["k4", "k1, k2, k3"]),
         (["--reward", "stric"], ["stric", "Did you mean 'strict'", "compatible"]),
-        (["--validation_grader", "lenient"], ["unknown grader 'lenient'", "compatible, strict"]),
+        (["--validation_grader", "lenient"], ["unknown grader 'lenient'", "compatible, countdown, strict"]),
         (["--answer_format", "box"], ["unknown answer format 'box'", "Did you mean 'boxed'"]),
         (["--prompt", "r1_zer"], ["r1_zer", "question_only"]),
         (["--group_size", "7"], ["rollout_batch_size (128)", "group_size (7)"]),

@@ -21,6 +21,8 @@ from trl_ext.rewards.grade import forget_verdicts
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.rewards.pool import Limits, Pool, PoolError
 
+COMPARE = ["compatible", "strict"]  # the graders and rewards that compare an answer with a truth
+
 HUGE = 200_000  # characters, far more than any model writes
 
 
@@ -98,7 +100,7 @@ def test_extraction_from_a_huge_response_is_quick_and_raises_nothing(text: str, 
 R1 = "it is {} </think> <answer> {} </answer>"
 BOX = r"it is {} so \boxed{{{}}}"
 WRITTEN = {"r1_zero": R1, "boxed": BOX}
-GRADER_AND_FORMAT = [(grader, answer_format) for grader in sorted(GRADERS) for answer_format in sorted(ANSWER_FORMATS)]
+GRADER_AND_FORMAT = [(grader, answer_format) for grader in COMPARE for answer_format in sorted(ANSWER_FORMATS)]
 
 
 @pytest.mark.parametrize(("grader", "answer_format"), GRADER_AND_FORMAT)
@@ -132,7 +134,7 @@ def test_the_three_functions_return_the_handouts_dict_of_floats() -> None:
     assert r1_zero_reward_fn(R1.format(4, "2/4"), r"\frac12", fast=False)["reward"] == 1  # math-verify's
 
 
-@pytest.mark.parametrize("grader", sorted(GRADERS))
+@pytest.mark.parametrize("grader", COMPARE)
 @pytest.mark.parametrize(
     ("truth", "right"),
     [(4, True), (4.0, True), ("4", True), (["5", "4"], True), ([5, 6], False), ([], False), (Fraction(8, 2), True)],
@@ -164,7 +166,7 @@ def test_the_two_rewards_are_those_of_the_two_graders() -> None:
     assert REWARDS["compatible"](responses, truths) == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("grader", sorted(GRADERS))
+@pytest.mark.parametrize("grader", COMPARE)
 @pytest.mark.parametrize("truth", [None, {"value": 4}, b"4", ["4", None]])
 def test_a_truth_of_another_type_is_refused_even_where_the_response_has_no_answer(grader: str, truth: Any) -> None:
     for response in (R1.format(4, 4), "nothing"):
@@ -172,7 +174,7 @@ def test_a_truth_of_another_type_is_refused_even_where_the_response_has_no_answe
             GRADERS[grader]([response], [truth])
 
 
-@pytest.mark.parametrize("grader", sorted(GRADERS))
+@pytest.mark.parametrize("grader", COMPARE)
 def test_an_unknown_format_is_answered_with_the_choices(grader: str) -> None:
     with pytest.raises(
         UnknownName, match=r"unknown answer format 'box'\. Did you mean 'boxed'\? Known: boxed, r1_zero"
@@ -226,7 +228,7 @@ def test_a_grader_that_fails_on_everything_raises(monkeypatch: pytest.MonkeyPatc
     forget_verdicts()
 
 
-@pytest.mark.parametrize("name", sorted(REWARDS))
+@pytest.mark.parametrize("name", COMPARE)
 @pytest.mark.parametrize("answer_format", sorted(ANSWER_FORMATS))
 def test_a_reward_has_trls_signature_and_gives_one_float_per_completion(name: str, answer_format: str) -> None:
     text = WRITTEN[answer_format]
@@ -239,21 +241,21 @@ def test_a_reward_has_trls_signature_and_gives_one_float_per_completion(name: st
     assert reward.__name__ == name  # which TRL logs
 
 
-@pytest.mark.parametrize("name", sorted(REWARDS))
+@pytest.mark.parametrize("name", COMPARE)
 def test_a_conversational_completion_is_graded_by_its_last_message(name: str) -> None:
     chats = [[{"role": "assistant", "content": "4"}, {"role": "assistant", "content": R1.format(4, 4)}]]
     assert REWARDS[name](chats, ["4"]) == [1.0]
     assert completion_text(chats[0]) == R1.format(4, 4)
 
 
-@pytest.mark.parametrize("name", sorted(REWARDS))
+@pytest.mark.parametrize("name", COMPARE)
 def test_as_many_answers_as_completions_are_needed(name: str) -> None:
     for completions, answers in ((["4", "5"], ["4"]), (["4"], ["4", "5"])):
         with pytest.raises(ValueError, match="argument 2 is"):
             REWARDS[name](completions, answers)
 
 
-@pytest.mark.parametrize("name", sorted(REWARDS))
+@pytest.mark.parametrize("name", COMPARE)
 def test_a_reward_logs_what_it_extracted_why_and_the_handouts_components(name: str) -> None:
     extra: dict[str, Any] = {}
     metrics: dict[str, float] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_ext.data.load import ANSWER_SOURCES, load_problems
+from trl_ext.data.load import ANSWER_SOURCES, GENERATORS, load_problems
 from trl_ext.prompts import load_prompt, prompt_names
 from trl_ext.registry import Registry
 from trl_ext.rewards.extract import ANSWER_FORMATS
@@ -23,7 +23,9 @@ class DatasetSettings:
 
     dataset: str = field(
         default="mini_math",
-        metadata={"help": "mini_math, a .jsonl/.json/.csv/.parquet file with {split} in its path, or a Hub id."},
+        metadata={
+            "help": f"{', '.join(GENERATORS)}, a Hub id, or a .jsonl/.json/.csv/.parquet file, {{split}} in its path."
+        },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
     problem_column: str = field(default="problem", metadata={"help": "Column with the problem."})

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_ext.data.countdown import countdown
 from trl_ext.data.mini_math import mini_math
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.registry import Registry
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 ANSWER_SOURCES = Registry("answer source")
+GENERATORS = {"mini_math": mini_math, "countdown": countdown}
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _LEVEL = re.compile(r"\d+")
 
@@ -57,11 +59,12 @@ def load_problems(
     """Rows to train or validate on.
 
     Args:
-        dataset: `mini_math`, a .jsonl/.json/.csv/.parquet file (`{split}` in its path is replaced), or a Hub id.
-        split: `train` or `validation` for mini-MATH, else the split's name.
+        dataset: `mini_math`, `countdown`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with `{split}` in its path
+            for the split.
+        split: `train` or `validation` of a generated dataset, else the split's name.
         prompt: a shipped prompt's name or a template file.
-        n: the first n rows; None for all (mini-MATH is endless, so it needs n).
-        seed: of mini-MATH's generator.
+        n: the first n rows; None for all (a generated dataset is endless, so it needs n).
+        seed: of a generator.
 
     Raises:
         UnknownName: `answer_source` is not in its table.
@@ -69,10 +72,10 @@ def load_problems(
     """
     template = load_prompt(prompt)
     extract = ANSWER_SOURCES.build(answer_source)
-    if dataset == "mini_math":
+    if dataset in GENERATORS:
         if n is None:
-            raise ValueError("mini_math is endless: say how many rows")
-        table = mini_math(split, n, seed)
+            raise ValueError(f"{dataset} is endless: say how many rows")
+        table = GENERATORS[dataset](split, n, seed)
     else:
         table = _read(dataset, split, dataset_config)
         table = table if n is None else table.select(range(min(n, len(table))))

@@ -1,5 +1,6 @@
 """Math rewards: extract an answer from a response, compare it with the truth, and hand TRL a number."""
 
+from trl_ext.rewards import countdown as _registers_countdown  # noqa: F401
 from trl_ext.rewards.extract import ANSWER_FORMATS
 from trl_ext.rewards.grade import (
     GRADERS,

@@ -30,6 +30,14 @@ def compatible(
     return reward("compatible", completions, answer, answer_format, **columns)
 
 
+@REWARDS.register
+def countdown(
+    completions: Sequence[Any], answer: Sequence[Any], *, answer_format: str = "r1_zero", **columns: Any
+) -> list[float]:
+    """1 for an expression of the given numbers that equals the target, else 0; see `data/countdown.py`."""
+    return reward("countdown", completions, answer, answer_format, **columns)
+
+
 def reward(
     grader: str,
     completions: Sequence[Any],

@@ -1,0 +1,68 @@
+"""Countdown: reach a target with the numbers given, each used at most once, by + - * and /.
+
+The game of TinyZero (github.com/Jiayi-Pan/TinyZero), endless and in two splits like mini-MATH. Of one problem there are
+many solutions, so the answer is checked and not compared: `trl_ext.rewards.countdown`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import islice
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+VALIDATION_SHARE = 0.1
+TEXT = (
+    "Using the numbers {numbers}, make an expression that equals {target}. You may use +, -, *, / and brackets, and "
+    "each number at most once."
+)
+
+
+def problems(split: str, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Endless rows `problem`, `answer` (`target: number number ...`) and `level`, the count of the numbers.
+
+    Raises:
+        ValueError: unknown split.
+    """
+    if split not in ("train", "validation"):
+        raise ValueError(f"unknown split {split!r}. Known: train, validation")
+    rng = Random(f"countdown {split} {seed}")
+    while True:
+        numbers = [rng.randint(1, 99) for _ in range(rng.choice((3, 4)))]
+        target = _reachable(numbers, rng)
+        if target is None or not 1 <= target <= 999 or target in numbers:
+            continue
+        listed = " ".join(map(str, numbers))
+        if _split_of(f"{target}: {' '.join(map(str, sorted(numbers)))}") == split:
+            text = TEXT.format(numbers=listed.replace(" ", ", "), target=target)
+            yield {"problem": text, "answer": f"{target}: {listed}", "level": len(numbers), "subject": "countdown"}
+
+
+def countdown(split: str, n: int, seed: int = 0) -> Dataset:
+    """The first `n` rows as a `datasets.Dataset`."""
+    from datasets import Dataset
+
+    return Dataset.from_list(list(islice(problems(split, seed), n)))
+
+
+def _reachable(numbers: list[int], rng: Random) -> int | None:
+    """A whole number made from at least two of the numbers, or None where the draw gave none."""
+    pool = [Fraction(number) for number in rng.sample(numbers, rng.randint(2, len(numbers)))]
+    while len(pool) > 1:
+        a, b = (pool.pop(rng.randrange(len(pool))) for _ in range(2))
+        operator = rng.choice("+-*/")
+        if operator == "/" and b == 0:
+            return None
+        pool.append(a + b if operator == "+" else a - b if operator == "-" else a * b if operator == "*" else a / b)
+    return int(pool[0]) if pool[0].denominator == 1 else None
+
+
+def _split_of(key: str) -> str:
+    """By the numbers and the target, so that no problem is in both splits, whatever the seeds."""
+    digest = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
+    return "validation" if digest < VALIDATION_SHARE * 2**32 else "train"

@@ -1,0 +1,128 @@
+"""Countdown's verifier: an expression is parsed, never evaluated as code, and its numbers are counted."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from trl_ext.rewards.extract import ANSWER_FORMATS, Extraction
+from trl_ext.rewards.grade import GRADERS, Verdict
+
+MAX_CHARACTERS = 200
+_TOKEN = re.compile(r"\s*(?:([0-9]{1,6})|([-+*/()]))")
+_TRUTH = re.compile(r"\s*([0-9]+)\s*:\s*([0-9]+(?:[\s,]+[0-9]+)*)\s*")
+_SPELLINGS = {"×": "*", "÷": "/", "−": "-", r"\times": "*", r"\cdot": "*", r"\div": "/"}
+
+
+@GRADERS.register
+def countdown(responses: Sequence[str], truths: Sequence[Any], *, answer_format: str = "r1_zero") -> list[Verdict]:
+    """Right if the answer is an expression of the given numbers, each at most once, that equals the target.
+
+    What follows an equals sign is left out: `3 * 8 = 24` is `3 * 8`.
+
+    Args:
+        truths: `target: number number ...`.
+
+    Raises:
+        UnknownName: no such answer format.
+        ValueError: a truth is of another form.
+    """
+    extract = ANSWER_FORMATS.get_function(answer_format)
+    found = []
+    for response, truth in zip(responses, truths, strict=True):
+        extraction = Extraction.of(extract(response))
+        right, reason = False, "no answer"
+        if extraction.answer is not None:
+            right, reason = solves(extraction.answer, truth)
+        found.append(Verdict(extraction.in_format, extraction.answer, right, reason))
+    return found
+
+
+def solves(expression: str, truth: str) -> tuple[bool, str]:
+    """Whether an expression solves `target: number number ...`, and why not."""
+    match = _TRUTH.fullmatch(str(truth))
+    if match is None:
+        raise ValueError(f"a Countdown answer is `target: number number ...`, not {truth!r}")
+    target, given = int(match[1]), Counter(int(number) for number in re.findall(r"[0-9]+", match[2]))
+    for spelling, operator in _SPELLINGS.items():
+        expression = expression.replace(spelling, operator)
+    expression = expression.partition("=")[0]
+    try:
+        tokens = _tokens(expression)
+        value = _Parser(list(tokens)).value()
+    except (ValueError, ZeroDivisionError, RecursionError) as error:
+        return False, f"not an expression: {error}"
+    used = Counter(int(token) for token in tokens if token.isdigit())
+    if used - given:
+        return False, "uses numbers that are not given, or one too often"
+    return (value == target, "equal" if value == target else f"equals {value}")
+
+
+def _tokens(text: str) -> list[str]:
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"longer than {MAX_CHARACTERS} characters")
+    tokens, at, text = [], 0, text.strip()
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise ValueError(f"at {text[at : at + 10]!r}")
+        tokens.append(match[1] or match[2])
+        at = match.end()
+    return tokens
+
+
+class _Parser:
+    """Recursive descent over sums, products and brackets; values are exact."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens = tokens
+
+    def value(self) -> Fraction:
+        """Of the whole text.
+
+        Raises:
+            ValueError: something is missing or left over.
+            ZeroDivisionError: a division by zero.
+        """
+        value = self._sum()
+        if self.tokens:
+            raise ValueError(f"{self.tokens[0]!r} is left over")
+        return value
+
+    def _next_is(self, operators: str) -> bool:
+        return bool(self.tokens) and self.tokens[0] in operators
+
+    def _sum(self) -> Fraction:
+        value = self._product()
+        while self._next_is("+-"):
+            sign = 1 if self.tokens.pop(0) == "+" else -1
+            value += sign * self._product()
+        return value
+
+    def _product(self) -> Fraction:
+        value = self._atom()
+        while self._next_is("*/"):
+            if self.tokens.pop(0) == "*":
+                value *= self._atom()
+            else:
+                value /= self._atom()
+        return value
+
+    def _atom(self) -> Fraction:
+        if not self.tokens:
+            raise ValueError("it ends too early")
+        token = self.tokens.pop(0)
+        if token == "-":
+            return -self._atom()
+        if token == "(":
+            value = self._sum()
+            if not self._next_is(")"):
+                raise ValueError("a bracket stays open")
+            self.tokens.pop(0)
+            return value
+        if not token.isdigit():
+            raise ValueError(f"{token!r} where a number should be")
+        return Fraction(int(token))

@@ -620,6 +620,19 @@ def test_validation_samples_reproducibly_and_leaves_the_training_run_alone(tmp_p
     assert first == second != other
 
 
+@pytest.mark.parametrize("stop", [["stop"], None])
+def test_validation_may_sample_otherwise_than_training(stop: list[str] | None, tmp_path: Path) -> None:
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, stop=stop)
+    texts = [row["prompt"] for row in prompts(7)]
+    before = trainer.generation_config.to_dict()
+    greedy = [trainer.sample(texts, 3, seed, temperature=0) for seed in (1, 2)]
+    assert greedy[0] == greedy[1]
+    assert greedy[0] != trainer.sample(texts, 3, 1)
+    assert {completion.tokens for completion in trainer.sample(texts, 3, 1, max_tokens=2)} <= {1, 2}
+    assert max(completion.tokens for completion in greedy[0]) > 2
+    assert trainer.generation_config.to_dict() == before
+
+
 def test_validation_gives_every_prompt_its_own_completion_in_order(tmp_path: Path) -> None:
     tokenizer = piece_tokenizer()
     model = chain_model(tokenizer, ["0", "x", "</", "answer", ">"], ["1", "y", "<eos>"], ["2", "z", "z"])

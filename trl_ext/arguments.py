@@ -64,6 +64,8 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
     parsed = parse(settings, description, default_config)
     try:
         run(*parsed)
+        PartialState().wait_for_everyone()  # a rank that leaves while another still works can take it down
+        PartialState().destroy_process_group()
     except InputError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +65,11 @@ class Validation(TrainerCallback):
         problems: Sequence[dict[str, Any]],
         grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
         every: int,
-        batch_size: int,
-        seed: int,
+        sampling: Mapping[str, Any],
         start: float,
     ) -> None:
         self.problems, self.grader = problems, grader
-        self.every, self.batch_size, self.seed, self.start = every, batch_size, seed, start
+        self.every, self.sampling, self.start = every, dict(sampling), start
         self.trainer: ExtGRPOTrainer | None = None
         self.history: list[dict[str, Any]] = []  # one entry per validation: step, wall_clock_s, summary
         self.first: Report | None = None
@@ -96,7 +95,7 @@ class Validation(TrainerCallback):
         trainer = self.trainer
         report = evaluate(
             self.problems,
-            lambda prompts: trainer.sample(prompts, self.batch_size, self.seed),
+            lambda prompts: trainer.sample(prompts, **self.sampling),
             self.grader,
         )
         now = time.time()

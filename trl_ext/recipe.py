@@ -48,6 +48,12 @@ class Task(DatasetSettings):
     )
     validate_every: int = field(default=20, metadata={"help": "Optimizer steps between validations."})
     validation_batch_size: int = field(default=256, metadata={"help": "Prompts per batch of a validation."})
+    validation_temperature: float | None = field(
+        default=None, metadata={"help": "Of validation; 0 takes the likeliest token (default: as in training)."}
+    )
+    validation_max_tokens: int | None = field(
+        default=None, metadata={"help": "Longest response of a validation (default: as in training)."}
+    )
     log_generations_every: int = field(default=20, metadata={"help": "Optimizer steps between logged generations."})
 
     def __post_init__(self) -> None:
@@ -135,8 +141,12 @@ def assemble(
         list(validation_set),
         task.grader(),
         every=task.validate_every,
-        batch_size=task.validation_batch_size,
-        seed=config.seed,
+        sampling={
+            "batch_size": task.validation_batch_size,
+            "seed": config.seed,
+            "temperature": task.validation_temperature,
+            "max_tokens": task.validation_max_tokens,
+        },
         start=START,
     )
     generations = GenerationsLog(output / "generations.jsonl", every=task.log_generations_every)

@@ -76,19 +76,32 @@ class ExtGRPOTrainer(GRPOTrainer):
         super(GRPOTrainer, self).log(logs)
         self.control.should_log = due  # Trainer takes any log for the step's own and would leave that one out
 
-    def sample(self, prompts: Sequence[str], batch_size: int, seed: int) -> list[Completion]:
+    def sample(
+        self,
+        prompts: Sequence[str],
+        batch_size: int,
+        seed: int,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[Completion]:
         """One completion per prompt from the current policy, prompts shared out over the ranks, in order.
 
         The training run's random state is left as it was, so validating more often changes nothing else.
+
+        Args:
+            batch_size: of HF generate; vLLM takes all prompts at once.
+            temperature: other than the rollouts'; 0 takes the likeliest token.
+            max_tokens: other than the rollouts'.
         """
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         mine = list(prompts[rank::ranks])
         mine += prompts[:1] * (-(-len(prompts) // ranks) - len(mine))  # equal shares, or collectives would hang
         order = sorted(range(len(mine)), key=lambda i: len(mine[i]))  # little padding in a batch of like lengths
         completions: list[Completion | None] = [None] * len(mine)
-        with torch.random.fork_rng(enabled=True), torch.no_grad():
+        batch_size = len(mine) if self.use_vllm else batch_size
+        with torch.random.fork_rng(enabled=True), torch.no_grad(), self._sampling(temperature, max_tokens):
             torch.manual_seed(seed + rank)
-            for start in range(0, len(mine), batch_size):
+            for start in range(0, len(mine), max(batch_size, 1)):
                 chosen = order[start : start + batch_size]
                 prompt_ids, images, fields = self._tokenize_prompts([mine[i] for i in chosen])
                 completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
@@ -98,6 +111,24 @@ class ExtGRPOTrainer(GRPOTrainer):
                     completions[i] = Completion(text, len(ids), end)
         gathered = gather_object([completions])  # one list per rank
         return [gathered[i % ranks][i // ranks] for i in range(len(prompts))]
+
+    @contextlib.contextmanager
+    def _sampling(self, temperature: float | None, max_tokens: int | None) -> Iterator[None]:
+        """Other settings than the rollouts', for the engine that generates."""
+        owner: Any = self.vllm_generation if self.use_vllm else self.generation_config
+        asked: dict[str, Any] = {"max_completion_length" if self.use_vllm else "max_new_tokens": max_tokens}
+        if self.use_vllm:
+            asked["temperature"] = temperature
+        elif temperature is not None:
+            asked |= {"do_sample": temperature > 0, "temperature": temperature or 1.0}
+        before = {name: getattr(owner, name) for name, value in asked.items() if value is not None}
+        for name in before:
+            setattr(owner, name, asked[name])
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(owner, name, value)
 
     def _generate(self, prompts: list[Any]) -> Any:
         output = super()._generate(prompts)

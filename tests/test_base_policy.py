@@ -126,9 +126,9 @@ def test_the_cache_directory_follows_the_environment(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_the_default_policy_knows_arithmetic_and_keeps_the_format_part_of_the_time(tmp_path: Path) -> None:
+def test_the_default_policy_knows_arithmetic_and_keeps_the_format_part_of_the_time(policy_cache: Path) -> None:
     began = time.monotonic()
-    path = make_base_policy(0, tmp_path, progress=False)
+    path = make_base_policy(0, policy_cache, progress=False)
     seconds = time.monotonic() - began
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     assert sum(p.numel() for p in model.parameters()) < 3e6

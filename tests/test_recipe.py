@@ -351,7 +351,8 @@ def test_two_ranks_share_one_run_and_write_it_once(run: tuple[Path, str]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_main_job_learns(tmp_path: Path) -> None:
+def test_the_main_job_learns(tmp_path: Path, policy_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXT_CACHE", str(policy_cache))
     launch(ON_ONE_RANK, cwd=tmp_path, timeout=880)
     summary = json.loads((tmp_path / "runs" / "grpo_math" / "summary.json").read_text())
     assert summary["validation_problems"] >= 512

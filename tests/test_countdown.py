@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trl_ext.data.countdown import problems
+from trl_ext.data.countdown import problems, split_of
 from trl_ext.data.load import load_problems
 from trl_ext.rewards import GRADERS, REWARDS
 from trl_ext.rewards.countdown import solves
@@ -84,6 +84,13 @@ def test_the_splits_share_nothing_and_a_seed_repeats() -> None:
 
     train, validation = keys("train", 0, 3000), keys("validation", 1, 500)
     assert not set(train) & set(validation)
+    assert split_of(24, [3, 5, 8]) == split_of(24, [8, 3, 5])
+    drawn = [split_of(target, [1, 2, 3]) for target in range(1000)]
+    assert 70 < drawn.count("validation") < 130
+    for split, seed in (("train", 3), ("validation", 4)):
+        for row in islice(problems(split, seed), 30):
+            target, numbers = row["answer"].split(": ")
+            assert split_of(int(target), [int(number) for number in numbers.split()]) == split
     assert keys("train", 5, 20) == keys("train", 5, 20) != keys("train", 6, 20)
     with pytest.raises(ValueError, match="unknown split 'test'"):
         next(problems("test"))

@@ -57,7 +57,7 @@ class BasePolicyConfig:
     head_dim: int = 32
     intermediate: int = 384
     vocab: int = 640
-    steps: int = 900
+    steps: int = 780
     batch: int = 24
     lr: float = 1.5e-2
     weight_decay: float = 0.01

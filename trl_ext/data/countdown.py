@@ -7,7 +7,7 @@ many solutions, so the answer is checked and not compared: `trl_ext.rewards.coun
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import islice
 from random import Random
@@ -38,7 +38,7 @@ def problems(split: str, seed: int = 0) -> Iterator[dict[str, Any]]:
         if target is None or not 1 <= target <= 999 or target in numbers:
             continue
         listed = " ".join(map(str, numbers))
-        if _split_of(f"{target}: {' '.join(map(str, sorted(numbers)))}") == split:
+        if split_of(target, numbers) == split:
             text = TEXT.format(numbers=listed.replace(" ", ", "), target=target)
             yield {"problem": text, "answer": f"{target}: {listed}", "level": len(numbers), "subject": "countdown"}
 
@@ -62,7 +62,8 @@ def _reachable(numbers: list[int], rng: Random) -> int | None:
     return int(pool[0]) if pool[0].denominator == 1 else None
 
 
-def _split_of(key: str) -> str:
-    """By the numbers and the target, so that no problem is in both splits, whatever the seeds."""
+def split_of(target: int, numbers: Sequence[int]) -> str:
+    """By the target and the numbers in any order, so that no problem is in both splits, whatever the seeds."""
+    key = f"{target}: {sorted(numbers)}"
     digest = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
     return "validation" if digest < VALIDATION_SHARE * 2**32 else "train"

@@ -22,7 +22,9 @@ from tests.test_distributed import by_accelerate
 from tests.test_recipe import RECIPE, ROOT, SMALL, TINY_RUN, rows
 from trl_ext.base_policy import make_base_policy
 
-CONFIGS = sorted(path.stem for path in (ROOT / "accelerate_configs").glob("two_cpu*.yaml"))  # one_cpu: test_recipe.py
+TWO_RANKS = sorted(path.stem for path in (ROOT / "accelerate_configs").glob("two_cpu*.yaml"))
+LAUNCHES = [(config, engine) for config in ["one_cpu", *TWO_RANKS] for engine in ("generate", "vllm")]
+LAUNCHES.remove(("one_cpu", "generate"))  # test_recipe.py
 VLLM = ["--use_vllm", "--vllm_max_model_length", "128", "--vllm_enforce_eager", "true"]
 A_MINUTE = 60
 
@@ -94,8 +96,10 @@ def steps(folder: Path) -> list[int]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("engine", ["generate", pytest.param("vllm", marks=pytest.mark.vllm)])
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    ("config", "engine"),
+    [pytest.param(*launch, marks=[pytest.mark.vllm] if launch[1] == "vllm" else []) for launch in LAUNCHES],
+)
 def test_the_main_recipe_runs(config: str, engine: str, settings: Path, tmp_path: Path) -> None:
     with launched(tmp_path, config, "--config", str(settings), *(VLLM if engine == "vllm" else [])) as run:
         assert run.wait() == 0, run.printed()[-3000:]
@@ -106,7 +110,7 @@ def test_the_main_recipe_runs(config: str, engine: str, settings: Path, tmp_path
     assert ("rollouts by colocated vLLM: as asked for" in run.printed()) is (engine == "vllm")
     assert ("rollouts by HF generate: there is no GPU" in run.printed()) is (engine == "generate")
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["hardware"]["processes"] == 2
+    assert summary["hardware"]["processes"] == (1 if config == "one_cpu" else 2)
     assert (folder / "model.safetensors").stat().st_size > 10_000
     assert not run.alive()
 

@@ -118,7 +118,7 @@ def test_rows_have_maths_columns_all_subjects_all_levels_and_a_solution_that_end
         )
 
 
-@pytest.mark.parametrize("grader", sorted(GRADERS))
+@pytest.mark.parametrize("grader", ["compatible", "strict"])
 def test_every_answer_is_right_in_the_graders_eyes_and_another_one_is_not(grader: str) -> None:
     rows = list(islice(problems("validation", seed=1), 400))
     answers = [row["answer"] for row in rows]

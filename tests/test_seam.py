@@ -100,7 +100,8 @@ def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) ->
             (read if isinstance(node.ctx, ast.Load) else own).add(node.attr)
     assert len(read - own) > 20
     stock = train(GRPOTrainer, GRPOConfig, tmp_path, share_of_ones, max_steps=1)
-    missing = sorted(name for name in read - own if not hasattr(stock, name))
+    with_vllm = inspect.getsource(GRPOTrainer.__init__)  # what only a trainer with an engine has
+    missing = sorted(name for name in read - own if not hasattr(stock, name) and f"self.{name} = " not in with_vllm)
     assert not missing, f"TRL {trl.__version__} has no GRPOTrainer.{', '.join(missing)}"
 
 
@@ -131,4 +132,4 @@ def test_only_the_seam_and_what_stands_on_it_import_trl() -> None:
         if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl")
         or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "trl" for a in node.names))
     }
-    assert importers == {"config.py", "engine.py", "recipe.py", "trainer.py"}
+    assert importers == {"arguments.py", "config.py", "engine.py", "recipe.py", "trainer.py"}

@@ -70,6 +70,7 @@ def test_the_samples_the_summary_and_the_table_say_the_same(
     assert re.search(rf"1 +1 +{right:.0f} ", printed)
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_the_models_own(policy: str, tmp_path: Path) -> None:
     run_evaluation(settings(policy, tmp_path, temperature=0.7, top_p=0.9))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
@@ -82,6 +83,7 @@ def test_log_probabilities_are_the_models_own(policy: str, tmp_path: Path) -> No
         assert row["logp"] == pytest.approx(logps[range(len(response)), response].sum().item(), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_interrupted_it_goes_on_and_gives_what_one_run_gives(policy: str, tmp_path: Path) -> None:
     run_evaluation(settings(policy, tmp_path / "whole"))
     run_evaluation(settings(policy, tmp_path / "torn"))
@@ -114,6 +116,7 @@ def test_finished_it_is_shown_again_without_a_model_and_other_settings_are_refus
         run_evaluation(settings(policy, tmp_path, temperature=0.5))
 
 
+@pytest.mark.slow
 def test_best_of_n_uses_one_set_of_samples_and_draws_its_curves(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

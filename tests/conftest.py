@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from accelerate.state import AcceleratorState
 
 
 @pytest.fixture(scope="session")
@@ -17,8 +18,12 @@ def policy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def environment_of_its_own() -> Iterator[None]:
-    """TRL sets RANK, WORLD_SIZE and MASTER_PORT for a colocated engine; a process started later must not inherit them."""
+    """TRL sets RANK, WORLD_SIZE and MASTER_PORT for a colocated engine, which takes the process group along when it goes.
+
+    Neither a process started later nor Accelerate, which remembers what it saw at first, may go on from there.
+    """
     before = dict(os.environ)
     yield
     os.environ.clear()
     os.environ.update(before)
+    AcceleratorState._reset_state(reset_partial_state=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 from trl_ext.evaluate import Report
 from trl_ext.evaluation import SAMPLES
+from trl_ext.files import read_jsonl
 from trl_ext.intervals import compare_paired
 
 
@@ -25,8 +26,8 @@ def scores_of(folder: Path) -> dict[Any, float]:
     path = folder / SAMPLES
     if not path.is_file():
         sys.exit(f"error: {folder} has no {SAMPLES}: run recipes/evaluate.py with --output_dir {folder} first")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return Report([{**row, "problem_id": (row["problem_id"], row["problem"])} for row in rows]).per_problem()
+    rows = [{**row, "problem_id": (row["problem_id"], row["problem"])} for row in read_jsonl(path)]
+    return Report(rows).per_problem()
 
 
 def main() -> None:

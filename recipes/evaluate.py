@@ -4,7 +4,7 @@ r"""How good is a model on a set of problems: zero-shot accuracy, the three cate
     python recipes/evaluate.py --model_name_or_path runs/grpo_math --output_dir runs/after
     accelerate launch --config_file accelerate_configs/two_gpus_ddp.yaml \
         recipes/evaluate.py --config recipes/evaluate_math.yaml
-    python recipes/evaluate.py --show 10 --category format_only
+    python recipes/evaluate.py --show 10 --category format0
 
 Interrupted, it goes on where it stopped when it is started again; finished, it prints its table at once.
 """

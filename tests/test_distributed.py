@@ -27,14 +27,18 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def environment_of_ranks() -> dict[str, str]:
+    """For a launcher's process: one thread per rank, and nothing of a launch that this process belongs to."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")}
+    return {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+
+
 def on_two_ranks(launcher: list[str], output: Path, part: str) -> list[dict[str, Any]]:
     """What each of two ranks found in that part of `two_ranks.py`."""
-    inherited = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")}
-    environment = {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", *launcher, "--module", "tests.two_ranks", str(output), part],
         cwd=ROOT,
-        env=environment,
+        env=environment_of_ranks(),
         capture_output=True,
         text=True,
         timeout=280,

@@ -29,7 +29,7 @@ def test_a_row_is_the_problem_with_its_graded_response_and_the_problem_is_left_a
     rows = report().rows
     assert rows[1] == {
         **PROBLEMS[1], "response": WRONG, "format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0, "tokens": 5,
-        "finished": True, "logp": None, "outcome": "format_only", "extracted": " 5 ", "reason": "different value",
+        "finish_reason": "stop", "logp": None, "outcome": "format_only", "extracted": " 5 ", "reason": "different value",
     }  # fmt: skip
     assert [row["outcome"] for row in rows] == ["correct", "format_only", "neither", "correct"]
     assert set(PROBLEMS[1]) == {"prompt", "answer", "level", "subject"}

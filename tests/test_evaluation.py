@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import load_dataset
 from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.test_distributed import by_accelerate, environment_of_ranks
 from tests.test_recipe import ROOT, SMALL
 from trl_ext.arguments import InputError, parse
 from trl_ext.base_policy import make_base_policy
 from trl_ext.best_of_n import BestOfN, run_best_of_n
 from trl_ext.evaluation import Evaluation, run_evaluation
+from trl_ext.files import read_jsonl
 from trl_ext.rewards import r1_zero_reward_fn
-from trl_ext.sampler import Sampling, VLLMSampler
+from trl_ext.sampler import Sampling, VLLMSampler, evaluate_vllm, vllm_params
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def settings(policy: str, folder: Path, kind: Any = Evaluation, **more: Any) -> 
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    return read_jsonl(folder / "samples.jsonl")
 
 
 def test_the_samples_the_summary_and_the_table_say_the_same(
@@ -48,6 +51,9 @@ def test_the_samples_the_summary_and_the_table_say_the_same(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [(row["problem_id"], row["sample"]) for row in rows] == [(p, s) for p in range(12) for s in range(2)]
     assert len({row["response"] for row in rows}) > 12
+    assert load_dataset("json", data_files=str(tmp_path / "run" / "samples.jsonl"), split="train").to_list() == rows
+    assert {row["finish_reason"] for row in rows} == {"stop", "length"}
+    assert all(row["response"].endswith("</answer>") for row in rows if row["outcome"] == "correct")
     recount = [r1_zero_reward_fn(row["response"], row["answer"]) for row in rows]
     for name in ("format_reward", "answer_reward", "reward"):
         assert [row[name] for row in rows] == [verdict[name] for verdict in recount]
@@ -88,7 +94,8 @@ def test_interrupted_it_goes_on_and_gives_what_one_run_gives(policy: str, tmp_pa
     run_evaluation(settings(policy, tmp_path / "whole"))
     run_evaluation(settings(policy, tmp_path / "torn"))
     lines = (tmp_path / "torn" / "samples.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "torn" / "samples.rank0.jsonl").write_text("".join(lines[:5]))  # as after the first batch
+    torn_line = lines[5][:100]  # as after the first batch, and a power cut in the second
+    (tmp_path / "torn" / "samples.rank0.jsonl").write_text("".join(lines[:5]) + torn_line)
     for name in ("samples.jsonl", "summary.json"):
         (tmp_path / "torn" / name).unlink()
     run_evaluation(settings(policy, tmp_path / "torn"))
@@ -107,7 +114,7 @@ def test_finished_it_is_shown_again_without_a_model_and_other_settings_are_refus
     before = (tmp_path / "summary.json").read_bytes()
     capsys.readouterr()
     (tmp_path / "no_model").mkdir()
-    run_evaluation(settings(policy, tmp_path, show=2, category="neither"))
+    run_evaluation(settings(policy, tmp_path, show=2, category="format0"))
     assert capsys.readouterr().out.count(": neither (") == 2
     assert (tmp_path / "summary.json").read_bytes() == before
     with pytest.raises(
@@ -139,7 +146,7 @@ def test_best_of_n_uses_one_set_of_samples_and_draws_its_curves(
     ("wrong", "words"),
     [
         ({"samples": 0}, "samples must be at least 1, got 0"),
-        ({"category": "format0"}, "unknown category 'format0'. Known: correct, format_only, neither"),
+        ({"category": "format2"}, "unknown category 'format2'. Known: correct, format_only, neither, format1_answer1"),
         ({"top_p": 0.0}, "0 < top_p <= 1"),
         ({"grader": "lenient"}, "unknown grader 'lenient'"),
         ({"use_vllm": "maybe"}, "auto, true or false"),
@@ -166,7 +173,7 @@ def test_the_yamls_that_ship_resolve(name: str) -> None:
 
 def test_a_dataset_that_cannot_be_used_is_reported_with_its_row(policy: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n{"problem": "", "answer": "2"}\n')
-    with pytest.raises(InputError, match=r"rows\.jsonl', row 1: 'problem'"):
+    with pytest.raises(InputError, match=r"rows\.jsonl', line 2: 'problem'"):
         run_evaluation(settings(policy, tmp_path / "run", dataset=str(tmp_path / "rows.jsonl"), problems=None))
 
 
@@ -195,10 +202,14 @@ def rows_file(folder: Path) -> Path:
     return path
 
 
+ENGINE = {"dtype": "float32", "max_model_len": 128, "enforce_eager": True}
+
+
 @pytest.mark.vllm
-def test_vllm_gives_the_same_sample_for_the_same_number_and_its_own_log_probabilities(policy: str) -> None:
-    engine = {"dtype": "float32", "max_model_len": 128, "enforce_eager": True}
-    sampler = VLLMSampler(policy, Sampling(max_tokens=40), **engine)
+def test_vllm_gives_the_same_sample_for_the_same_number_and_its_own_log_probabilities(
+    policy: str, tmp_path: Path
+) -> None:
+    sampler = VLLMSampler(policy, Sampling(max_tokens=40), **ENGINE)
     prompts = ["What is $2 + 3$? <think>", "What is $4 + 4$? <think>", "What is $5 - 1$? <think>"]
     together = sampler(prompts, [7, 8, 9])
     assert [sampler([prompt], [number])[0].text for prompt, number in zip(prompts, (7, 8, 9), strict=True)] == [
@@ -211,3 +222,50 @@ def test_vllm_gives_the_same_sample_for_the_same_number_and_its_own_log_probabil
         with torch.no_grad():
             logps = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         assert together[0].logp == pytest.approx(logps[range(len(response)), response].sum().item(), abs=1e-3)
+    handout_writes_what_the_engine_sampled(sampler, prompts, tmp_path / "handout.jsonl")
+
+
+def handout_writes_what_the_engine_sampled(sampler: VLLMSampler, prompts: list[str], path: Path) -> None:
+    params = [vllm_params(sampler.sampling, seed=number) for number in (7, 8, 9)]
+    truths = ["5", "8", "4"]
+    report = evaluate_vllm(sampler.llm, r1_zero_reward_fn, prompts, params, truths, path)
+    rows = read_jsonl(path)
+    assert [row["response"] for row in rows] == [completion.text for completion in sampler(prompts, [7, 8, 9])]
+    verdicts = [r1_zero_reward_fn(row["response"], truth) for row, truth in zip(rows, truths, strict=True)]
+    assert [{name: row[name] for name in verdicts[0]} for row in rows] == verdicts
+    assert report.rows == rows
+    assert report.summary()["by_level"] == {}
+    with pytest.raises(ValueError, match="shorter"):
+        evaluate_vllm(sampler.llm, r1_zero_reward_fn, prompts, params, ["5"])
+
+
+@pytest.mark.vllm
+def test_the_recipe_samples_with_vllm(policy: str, tmp_path: Path) -> None:
+    wanted = {"use_vllm": "true", "dtype": "float32", "vllm_max_model_length": 128, "vllm_enforce_eager": True}
+    report = run_evaluation(settings(policy, tmp_path / "run", samples=2, **wanted))
+    rows = samples(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["engine"] == "vLLM"
+    assert [row["number"] for row in rows] == list(range(24))
+    assert sum(row["format_reward"] for row in rows) > 0
+    assert report.rows == rows
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("engine", [["false"], ["true", "--vllm_enforce_eager", "true", "--vllm_max_model_length", "128"]])
+def test_two_ranks_share_the_samples_and_leave_one_file(policy: str, tmp_path: Path, engine: list[str]) -> None:
+    command = [sys.executable, "-m", *by_accelerate("two_cpu_ranks_ddp"), str(ROOT / "recipes" / "evaluate.py")]
+    options = ["--model_name_or_path", policy, "--problems", "11", "--max_tokens", "40", "--batch_size", "4"]
+    done = subprocess.run(
+        [*command, *options, "--use_vllm", *engine, "--dtype", "float32", "--output_dir", "run"],
+        cwd=tmp_path, env=environment_of_ranks(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("11 problems, 11 samples") == 1
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "samples.jsonl",
+        "settings.yaml",
+        "summary.json",
+    ]
+    rows = samples(tmp_path / "run")
+    assert [row["number"] for row in rows] == list(range(11))
+    assert len({row["response"] for row in rows}) > 5

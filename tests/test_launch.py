@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.test_distributed import by_accelerate
+from tests.test_distributed import by_accelerate, environment_of_ranks
 from tests.test_recipe import RECIPE, ROOT, SMALL, TINY_RUN, rows
 from trl_ext.base_policy import make_base_policy
 
@@ -45,10 +45,7 @@ class Launch:
     def __init__(self, folder: Path, config: str, *arguments: str) -> None:
         self.mark = uuid.uuid4().hex
         launcher = by_accelerate(config)
-        environment = {
-            k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
-        }
-        environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRL_EXT_TEST_MARK": self.mark}
+        environment = {**environment_of_ranks(), "TRL_EXT_TEST_MARK": self.mark}
         self.said = folder / "said.txt"
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(

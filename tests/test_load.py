@@ -90,7 +90,7 @@ def test_a_list_of_accepted_answers_stays_one() -> None:
 
 @pytest.mark.parametrize("answer", [[], ["2", " "], {"value": "2"}])
 def test_a_row_without_an_answer_in_its_list_is_refused(answer: Any) -> None:
-    with pytest.raises(ValueError, match="row 0: no answer in 'answer'"):
+    with pytest.raises(ValueError, match="line 1: no answer in 'answer'"):
         load_problems(write([{"problem": "2?", "answer": answer}]), "train", "question_only")
 
 
@@ -118,12 +118,12 @@ def test_where_an_answer_is_found(source: str, text: str, answer: str | None) ->
     [
         (ROWS, {"problem_column": "text"}, "has no column 'text'. It has: problem, answer, level, type"),
         (ROWS, {"answer_column": "solution"}, "has no column 'solution'. It has: problem, answer, level, type"),
-        ([ROWS[0], {"problem": " ", "answer": "1"}], {}, "'train.jsonl', row 1: 'problem' is ' ', not a text"),
-        ([ROWS[0], {"problem": None, "answer": "1"}], {}, "row 1: 'problem' is None, not a text"),
-        ([{"problem": 3, "answer": "1"}], {}, "row 0: 'problem' is 3, not a text"),
-        ([ROWS[0], {"problem": "1?", "answer": None}], {}, "row 1: no answer in 'answer': 'None'"),
-        ([ROWS[0], {"problem": "1?", "answer": " "}], {}, "row 1: no answer in 'answer': ' '"),
-        (ROWS, {"answer_source": "last_boxed"}, "row 0: no answer in 'answer': ' 2 '"),
+        ([ROWS[0], {"problem": " ", "answer": "1"}], {}, "'train.jsonl', line 2: 'problem' is ' ', not a text"),
+        ([ROWS[0], {"problem": None, "answer": "1"}], {}, "line 2: 'problem' is None, not a text"),
+        ([{"problem": 3, "answer": "1"}], {}, "line 1: 'problem' is 3, not a text"),
+        ([ROWS[0], {"problem": "1?", "answer": None}], {}, "line 2: no answer in 'answer': 'None'"),
+        ([ROWS[0], {"problem": "1?", "answer": " "}], {}, "line 2: no answer in 'answer': ' '"),
+        (ROWS, {"answer_source": "last_boxed"}, "line 1: no answer in 'answer': ' 2 '"),
     ],
 )
 def test_a_missing_column_or_answer_is_refused_with_its_place(
@@ -132,6 +132,71 @@ def test_a_missing_column_or_answer_is_refused_with_its_place(
     with pytest.raises(ValueError) as caught:
         load_problems(write(rows), "train", "question_only", **options)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"problem": "1?", "answer": "1"', r"'train\.jsonl', line 2: not JSON: Expecting"),
+        ("", r"'train\.jsonl', line 2: not JSON"),
+        ('["1?", "1"]', r"'train\.jsonl', line 2: not a JSON object"),
+        ('{"answer": "1"}', r"'train\.jsonl', line 2: 'problem' is None, not a text"),
+    ],
+)
+def test_a_torn_or_empty_line_is_refused_with_its_number(line: str, message: str) -> None:
+    good = json.dumps(ROWS[0])
+    Path("train.jsonl").write_text(f"{good}\n{line}\n{good}\n")
+    with pytest.raises(ValueError, match=message):
+        load_problems("train.jsonl", "train", "question_only")
+
+
+def test_the_row_of_another_format_is_named_by_its_number() -> None:
+    Path("train.csv").write_text("problem,answer\n1?,1\n2?,\n")
+    with pytest.raises(ValueError, match=r"'train\.csv', row 1: no answer in 'answer'"):
+        load_problems("train.csv", "train", "question_only")
+
+
+def test_a_file_without_rows_is_refused() -> None:
+    Path("train.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match=r"has no column 'problem'\. It has: no rows"):
+        load_problems("train.jsonl", "train", "question_only")
+
+
+def test_answers_of_several_types_in_one_file_are_taken() -> None:
+    rows = [{"problem": "1?", "answer": 1}, {"problem": "2?", "answer": "2"}, {"problem": "x?", "answer": ["3", 4]}]
+    assert load_problems(write(rows), "train", "question_only")["answer"] == [["1"], ["2"], ["3", "4"]]
+
+
+def test_a_text_with_unicode_line_ends_is_one_row() -> None:
+    rows = [{"problem": "1\u2028?\x85", "answer": "1"}]
+    Path("train.jsonl").write_text(json.dumps(rows[0], ensure_ascii=False) + "\n", encoding="utf-8")
+    assert load_problems("train.jsonl", "train", "question_only")["problem"] == ["1\u2028?\x85"]
+
+
+SOLUTION = {"solution": r"Half: $\boxed{\frac{1}{2}}$.", "problem": "Half?"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"level": "Level 3", "type": "Algebra"},
+        {"level": 3, "subject": "Algebra", "unique_id": "test/algebra/3.json", "answer": r"\frac{1}{2}"},
+    ],
+)
+def test_a_dataset_repository_with_subjects_as_configurations(fields: dict[str, Any], tmp_path: Path) -> None:
+    for subject in ("algebra", "geometry"):
+        folder = tmp_path / "math" / subject
+        folder.mkdir(parents=True)
+        (folder / "test.jsonl").write_text(json.dumps({**SOLUTION, **fields}) + "\n")
+    configs = [
+        {"config_name": s, "data_files": [{"split": "test", "path": f"{s}/test.jsonl"}]}
+        for s in ("algebra", "geometry")
+    ]
+    (tmp_path / "math" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    where = {"answer_column": "solution", "answer_source": "last_boxed", "dataset_config": "algebra,geometry"}
+    rows = load_problems(str(tmp_path / "math"), "test", "question_only", **where).to_list()
+    expected = {"problem": "Half?", "prompt": "Half?", "answer": r"\frac{1}{2}", "level": 3, "subject": "Algebra"}
+    assert rows == [expected] * 2
 
 
 def test_what_cannot_be_found_is_named() -> None:

@@ -18,7 +18,7 @@ from trl_ext.report import before_after_table, write_curve, write_summary
 
 
 def report(outcomes: list[str], levels: list[int]) -> Report:
-    fixed = {"subject": "s", "tokens": 3, "finished": True}
+    fixed = {"subject": "s", "tokens": 3, "finish_reason": "stop"}
     return Report([{**fixed, "outcome": o, "level": n} for o, n in zip(outcomes, levels, strict=True)])
 
 

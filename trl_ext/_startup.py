@@ -21,3 +21,10 @@ def use_all_cores() -> None:
     if launched and os.environ.get("OMP_NUM_THREADS") == "1" and not torch.cuda.is_available():
         cores = psutil.cpu_count(logical=False) or 1
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def on_cpu_ranks() -> bool:
+    """Whether this is one of several processes without a GPU; unless told, Accelerate takes each for the only one."""
+    import torch
+
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available()

@@ -9,8 +9,9 @@ from typing import Any
 
 from trl_ext.rewards.grade import Verdict
 
-# The handout's three categories.
+# The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.
 OUTCOMES = {"correct": "format and answer right", "format_only": "format only", "neither": "neither"}
+HANDOUT_NAMES = {"format1_answer1": "correct", "format1_answer0": "format_only", "format0": "neither"}
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Report:
         return {problem: share(flags) for problem, flags in samples.items()}
 
     def by(self, field: str) -> dict[Any, float]:
-        """Accuracy per value of a field such as `level` or `subject`."""
-        values = sorted({row[field] for row in self.rows})
-        return {v: share(r["outcome"] == "correct" for r in self.rows if r[field] == v) for v in values}
+        """Accuracy per value of a field such as `level` or `subject`; nothing where the problems have no such field."""
+        values = sorted({row[field] for row in self.rows if field in row})
+        return {v: share(r["outcome"] == "correct" for r in self.rows if r.get(field) == v) for v in values}
 
     def summary(self) -> dict[str, Any]:
         """Figures for a log or a JSON file."""
@@ -60,7 +61,7 @@ class Report:
             "by_level": {str(k): v for k, v in self.by("level").items()},
             "by_subject": self.by("subject"),
             "mean_tokens": mean(row["tokens"] for row in self.rows),
-            "truncated": share(not row["finished"] for row in self.rows),
+            "truncated": share(row["finish_reason"] == "length" for row in self.rows),
         }
 
 
@@ -72,7 +73,7 @@ def evaluate(
     """Sample one response per problem and grade it.
 
     Args:
-        problems: rows with `prompt` and `answer`, and `level` and `subject` for the breakdown.
+        problems: rows with `prompt` and `answer`; `level` and `subject`, if there, for the breakdown.
         rollout: prompts -> one completion each, in order.
         grader: responses and truths -> verdicts, such as `GRADERS.build("compatible", answer_format="r1_zero")`.
     """
@@ -95,7 +96,7 @@ def grade_rows(
             "reason": verdict.reason,
             "response": completion.text,
             "tokens": completion.tokens,
-            "finished": completion.finished,
+            "finish_reason": "stop" if completion.finished else "length",
             "logp": completion.logp,
             "outcome": "correct" if verdict.right else "format_only" if verdict.in_format else "neither",
         }

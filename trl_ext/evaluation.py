@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trl_ext._startup import use_all_cores
+from trl_ext._startup import on_cpu_ranks, use_all_cores
 
 # isort: split
 import dataclasses
@@ -21,8 +21,8 @@ from trl_ext.arguments import InputError, as_yaml
 from trl_ext.base_policy import make_base_policy
 from trl_ext.config import choose_engine
 from trl_ext.data.dataset import DatasetSettings
-from trl_ext.evaluate import OUTCOMES, Report, grade_rows
-from trl_ext.files import append_jsonl, write_text
+from trl_ext.evaluate import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
+from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
 from trl_ext.provenance import provenance
 from trl_ext.report import evaluation_summary, evaluation_table, examples
 from trl_ext.rewards.grade import GRADERS
@@ -30,7 +30,7 @@ from trl_ext.sampler import HFSampler, Sampler, Sampling, VLLMSampler
 
 SAMPLES, SUMMARY, SETTINGS = "samples.jsonl", "summary.json", "settings.yaml"
 # What may change when an evaluation goes on or is shown again: none of it decides what a sample is or its grade.
-_FREE = ("output_dir", "show", "category", "vllm_gpu_memory_utilization")
+_FREE = ("output_dir", "show", "category", "vllm_gpu_memory_utilization", "vllm_enforce_eager")
 
 
 @dataclass
@@ -62,9 +62,14 @@ class Evaluation(DatasetSettings):
     dtype: str = field(default="auto", metadata={"help": "Of the weights: auto, bfloat16, float16, float32."})
     vllm_gpu_memory_utilization: float = field(default=0.9, metadata={"help": "Share of a GPU that vLLM takes."})
     vllm_max_model_length: int | None = field(default=None, metadata={"help": "Prompt and response together."})
+    vllm_enforce_eager: bool = field(
+        default=False, metadata={"help": "No compilation, no CUDA graphs: slower sampling, quicker start."}
+    )
     seed: int = field(default=0, metadata={"help": "Of the samples, and of mini-MATH and the base policy."})
     show: int = field(default=0, metadata={"help": "Print so many examples at the end."})
-    category: str | None = field(default=None, metadata={"help": f"Show only: {', '.join(OUTCOMES)}."})
+    category: str | None = field(
+        default=None, metadata={"help": f"Show only: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}."}
+    )
     output_dir: str = field(default="", metadata={"help": "Default: runs/ and the name of the YAML file."})
 
     def __post_init__(self) -> None:
@@ -75,8 +80,9 @@ class Evaluation(DatasetSettings):
         for name in ("samples", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self.category = HANDOUT_NAMES.get(self.category or "", self.category)
         if self.category is not None and self.category not in OUTCOMES:
-            raise ValueError(f"unknown category {self.category!r}. Known: {', '.join(OUTCOMES)}")
+            raise ValueError(f"unknown category {self.category!r}. Known: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}")
 
     def sampling(self) -> Sampling:
         """How responses are drawn."""
@@ -87,8 +93,14 @@ class Evaluation(DatasetSettings):
         """The engine, loaded."""
         if not choose_engine(self.use_vllm)[0]:
             return HFSampler(model, self.sampling(), self.batch_size, self.dtype)
-        engine: dict[str, Any] = {"dtype": self.dtype, "max_model_len": self.vllm_max_model_length}
-        return VLLMSampler(model, self.sampling(), gpu_memory_utilization=self.vllm_gpu_memory_utilization, **engine)
+        return VLLMSampler(
+            model,
+            self.sampling(),
+            dtype=self.dtype,
+            max_model_len=self.vllm_max_model_length,
+            gpu_memory_utilization=self.vllm_gpu_memory_utilization,
+            enforce_eager=self.vllm_enforce_eager,
+        )
 
 
 def run_evaluation(settings: Evaluation) -> Report:
@@ -98,7 +110,8 @@ def run_evaluation(settings: Evaluation) -> Report:
         InputError: a dataset that cannot be used, or a folder with an evaluation of other settings.
     """
     use_all_cores()
-    began, state, folder = time.time(), PartialState(), Path(settings.output_dir)
+    state = PartialState(cpu=True) if on_cpu_ranks() else PartialState()
+    began, folder = time.time(), Path(settings.output_dir)
     try:
         problems = list(settings.load(settings.split, settings.problems, settings.seed))
     except (ValueError, OSError) as error:
@@ -137,17 +150,17 @@ def _claim(folder: Path, settings: Evaluation, state: PartialState) -> None:
     state.wait_for_everyone()
     if state.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
+        for part in folder.glob("samples.rank*.jsonl"):
+            drop_torn_line(part)
         write_text(path, as_yaml(mine))
     state.wait_for_everyone()
 
 
 def _rows_in(folder: Path) -> dict[int, dict[str, Any]]:
     """What has been sampled, by the sample's number, from all ranks of all attempts."""
-    found = {}
+    found: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("samples*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            found[row["number"]] = row
+        found |= {row["number"]: row for row in read_jsonl(path)}
     return found
 
 

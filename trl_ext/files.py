@@ -27,6 +27,32 @@ def write_text(path: Path, text: str) -> None:
         scratch.write_text(text, encoding="utf-8")
 
 
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The file's rows. A text may hold any of Unicode's line ends; only a newline ends a row.
+
+    Raises:
+        ValueError: a line is not a JSON object; names the file and the line.
+    """
+    rows, data = [], path.read_bytes().rstrip()
+    for number, line in enumerate(data.split(b"\n") if data else (), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{str(path)!r}, line {number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{str(path)!r}, line {number}: not a JSON object: {line[:80]!r}")
+        rows.append(row)
+    return rows
+
+
+def drop_torn_line(path: Path) -> None:
+    """Take away what follows the last line's end: a power cut may have torn a line in two."""
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+
+
 def append_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Append rows to a JSONL file; unbuffered, so that no line is cut in two."""
     with path.open("ab", buffering=0) as file:

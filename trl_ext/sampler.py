@@ -7,13 +7,18 @@ request, HF generate every batch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import PartialState
 
-from trl_ext.evaluate import Completion
+from trl_ext.evaluate import Completion, Report, evaluate
+from trl_ext.files import write_text
+from trl_ext.rewards.grade import Verdict
 from trl_ext.rollout import TokenLogProbs, hf_generate, is_finished
 
 if TYPE_CHECKING:
@@ -92,7 +97,7 @@ class HFSampler:
 
 
 class VLLMSampler:
-    """An engine of its own; under several ranks each has one, on its own GPU."""
+    """An engine of its own; under several ranks each has one, on its own GPU, so every rank must make it."""
 
     def __init__(self, model: str, sampling: Sampling, **engine: Any) -> None:
         from vllm import LLM
@@ -100,6 +105,8 @@ class VLLMSampler:
         from trl_ext.engine import prepare_cpu, readable_failure
 
         prepare_cpu()
+        if PartialState().num_processes > 1:  # else vLLM puts the engines of all ranks on the first GPU
+            engine["distributed_executor_backend"] = "external_launcher"
         with readable_failure():
             self.llm = LLM(model=model, seed=sampling.seed, **engine)
         self.sampling = sampling
@@ -130,3 +137,33 @@ def vllm_sample(llm: LLM, prompts: Sequence[str], params: SamplingParams | list[
     """One completion per prompt."""
     outputs = [request.outputs[0] for request in llm.generate(list(prompts), params, use_tqdm=False)]
     return [Completion(o.text, len(o.token_ids), o.finish_reason == "stop", logp=o.cumulative_logprob) for o in outputs]
+
+
+def evaluate_vllm(
+    vllm_model: LLM,
+    reward_fn: Callable[[str, Any], dict[str, float]],
+    prompts: Sequence[str],
+    eval_sampling_params: SamplingParams,
+    ground_truths: Sequence[Any],
+    output_path: Path | None = None,
+) -> Report:
+    """The course handout's evaluation: one response per prompt, graded, and written as JSONL where a path is given.
+
+    Args:
+        reward_fn: (response, truth) -> dict with `format_reward` and `answer_reward`, such as `r1_zero_reward_fn`.
+        eval_sampling_params: the handout keeps the stop string, `include_stop_str_in_output=True`.
+        ground_truths: one per prompt.
+
+    Raises:
+        ValueError: not as many truths as prompts.
+    """
+    problems = [{"prompt": p, "answer": truth} for p, truth in zip(prompts, ground_truths, strict=True)]
+
+    def grade(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+        rewards = [reward_fn(response, truth) for response, truth in zip(responses, truths, strict=True)]
+        return [Verdict(r["format_reward"] > 0, None, r["answer_reward"] > 0, "reward_fn's verdict") for r in rewards]
+
+    report = evaluate(problems, lambda texts: vllm_sample(vllm_model, texts, eval_sampling_params), grade)
+    if output_path is not None:
+        write_text(output_path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in report.rows))
+    return report

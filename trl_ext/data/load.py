@@ -2,6 +2,7 @@ r"""Any math dataset -> rows `prompt`, `answer`, `level`, `subject`, `problem`, 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
 from trl_ext.data.mini_math import mini_math
+from trl_ext.files import read_jsonl
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.registry import Registry
 from trl_ext.rewards.extract import boxed
@@ -61,6 +63,7 @@ def load_problems(
     Args:
         dataset: `mini_math`, `countdown`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with `{split}` in its path
             for the split.
+        dataset_config: of a Hub dataset; several, such as MATH's subjects, with commas between them.
         split: `train` or `validation` of a generated dataset, else the split's name.
         prompt: a shipped prompt's name or a template file.
         n: the first n rows; None for all (a generated dataset is endless, so it needs n).
@@ -68,7 +71,8 @@ def load_problems(
 
     Raises:
         UnknownName: `answer_source` is not in its table.
-        ValueError: a column is missing, or a row has no answer; the message has the row number and the field.
+        ValueError: a column is missing, or a row has no answer; the message has the file's line, or the row's number
+            from 0, and the field.
     """
     template = load_prompt(prompt)
     extract = ANSWER_SOURCES.build(answer_source)
@@ -78,11 +82,19 @@ def load_problems(
         table = GENERATORS[dataset](split, n, seed)
     else:
         table = _read(dataset, split, dataset_config)
-        table = table if n is None else table.select(range(min(n, len(table))))
+    columns = table[0].keys() if len(table) else ()
     for column in (problem_column, answer_column):
-        if column not in table.column_names:
-            raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(table.column_names)}")
-    rows = [_row(row, i, dataset, template, problem_column, answer_column, extract) for i, row in enumerate(table)]
+        if column not in columns:
+            raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(columns) or 'no rows'}")
+    place = f"{dataset.replace('{split}', split)!r}, " + ("line {line}" if dataset.endswith(".jsonl") else "row {row}")
+    rows = [
+        _row(row, place.format(line=i + 1, row=i), template, problem_column, answer_column, extract)
+        for i, row in enumerate(itertools.islice(table, n))
+    ]
+    if any(isinstance(row["answer"], list) for row in rows):  # a column has one type
+        rows = [
+            {**row, "answer": row["answer"] if isinstance(row["answer"], list) else [row["answer"]]} for row in rows
+        ]
     from datasets import Dataset
 
     return Dataset.from_list(rows)
@@ -114,30 +126,33 @@ def check_lengths(
         )
 
 
-def _read(dataset: str, split: str, config: str | None) -> Any:
-    from datasets import load_dataset
+def _read(dataset: str, split: str, config: str | None) -> Sequence[dict[str, Any]]:
+    """The rows, each a dict."""
+    from datasets import concatenate_datasets, load_dataset
 
     path = Path(dataset.replace("{split}", split))
     if path.suffix not in _READERS:
-        return load_dataset(dataset, config, split=split)
+        parts = [load_dataset(dataset, part.strip() or None, split=split) for part in (config or "").split(",")]
+        return concatenate_datasets(parts)
     if not path.is_file():
         raise ValueError(f"no file {str(path)!r} (working directory: {Path.cwd().name!r})")
+    if path.suffix == ".jsonl":
+        return read_jsonl(path)  # names the line where `datasets` would not, and takes a number here and a text there
     return load_dataset(_READERS[path.suffix], data_files=str(path), split="train")
 
 
 def _row(
     row: dict[str, Any],
-    number: int,
-    dataset: str,
+    place: str,
     template: str,
     problem_column: str,
     answer_column: str,
     extract: Callable[[str], str | None],
 ) -> dict[str, Any]:
-    problem, answer = row[problem_column], row[answer_column]
+    problem, answer = row.get(problem_column), row.get(answer_column)
     if not isinstance(problem, str) or not problem.strip():
-        raise ValueError(f"{dataset!r}, row {number}: {problem_column!r} is {problem!r}, not a text")
-    truth = _truth(answer, extract, f"{dataset!r}, row {number}: no answer in {answer_column!r}: {str(answer)[:80]!r}")
+        raise ValueError(f"{place}: {problem_column!r} is {problem!r}, not a text")
+    truth = _truth(answer, extract, f"{place}: no answer in {answer_column!r}: {str(answer)[:80]!r}")
     level = _LEVEL.search(str(row.get("level", "")))
     return {
         "prompt": format_prompt(template, problem),

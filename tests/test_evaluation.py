@@ -251,7 +251,9 @@ def test_the_recipe_samples_with_vllm(policy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("engine", [["false"], ["true", "--vllm_enforce_eager", "true", "--vllm_max_model_length", "128"]])
+@pytest.mark.parametrize(
+    "engine", [["false"], ["true", "--vllm_enforce_eager", "true", "--vllm_max_model_length", "128"]]
+)
 def test_two_ranks_share_the_samples_and_leave_one_file(policy: str, tmp_path: Path, engine: list[str]) -> None:
     command = [sys.executable, "-m", *by_accelerate("two_cpu_ranks_ddp"), str(ROOT / "recipes" / "evaluate.py")]
     options = ["--model_name_or_path", policy, "--problems", "11", "--max_tokens", "40", "--batch_size", "4"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import yaml
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
+from trl_ext._startup import on_cpu_ranks
 from trl_ext.advantages import ADVANTAGES
 from trl_ext.aggregation import AGGREGATIONS
 from trl_ext.handout import resolve_handout
@@ -122,6 +122,30 @@ class ExtGRPOConfig(GRPOConfig):
         default=None, metadata={"help": "No CUDA graphs: slower rollouts, less memory, quicker start."}
     )
 
+    # What an optimizer step does not compute, for the same gradient; needs a preset or an axis.
+    skip_idle_rows: bool = field(
+        default=True,
+        metadata={"help": "Leave out rows that cannot move the weights: advantage 0, no KL penalty."},
+    )
+    compact_micro_batches: bool = field(
+        default=True,
+        metadata={"help": "Order rows by length, cut micro-batches by tokens, trim each to its own longest row."},
+    )
+    micro_batch_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "Most tokens of such a micro-batch, padding included (default: what micro_train_batch_size of the "
+            "rollout's longest prompts and completions have)."
+        },
+    )
+    share_prompts: bool = field(
+        default=True, metadata={"help": "Compute the prompt of a group once for the completions in a micro-batch."}
+    )
+    reuse_log_probs: bool = field(
+        default=True,
+        metadata={"help": "Take the first pass's log-probabilities as the old ones instead of a second forward pass."},
+    )
+
     # The handout's vocabulary; each is resolved into the TRL field named in its help.
     rollout_batch_size: int | None = field(
         default=None,
@@ -159,8 +183,8 @@ class ExtGRPOConfig(GRPOConfig):
         bf16: bool | None = self.bf16  # type: ignore[has-type]
         if bf16 is None and not self.fp16 and not torch.cuda.is_available():
             self.bf16 = False  # TRL's default is bf16, which Trainer refuses on a CPU
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available():
-            self.use_cpu = True  # else accelerate takes each of the processes for the only one
+        if on_cpu_ranks():
+            self.use_cpu = True
         self.use_vllm, self.engine_reason = choose_engine(self.use_vllm)  # type: ignore[assignment]
         resolve_handout(self)
         self._resolve_axes()

@@ -8,15 +8,21 @@ Letters: P prompts, G completions per prompt, N = P*G, B rows of a micro-batch, 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
+from trl.models.utils import disable_gradient_checkpointing
 
+from trl_ext import shared_prompts
+from trl_ext.batching import Batch, Batching, joined
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.engine import engine_settings
 from trl_ext.evaluate import Completion
@@ -24,6 +30,7 @@ from trl_ext.functional import masked_mean
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.rollout import hf_generate, is_finished
 from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
+from trl_ext.step_metrics import StepMetrics
 from trl_ext.types import LossInputs, StepTotals
 
 
@@ -48,10 +55,92 @@ class ExtGRPOTrainer(GRPOTrainer):
         self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
         if config.uses_axes:
             self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
+        self._batching = self._make_batching()
+        self._plans: list[list[Batch]] = []  # per optimizer step on the current rollout: its micro-batches
+        self._step_metrics = StepMetrics()
+        self._old_log_probs_come_later = False  # while TRL scores a rollout
         self._totals: tuple[int, StepTotals] | None = None  # optimizer step they belong to, and its totals
         self.last_rollout: list[dict[str, Any]] = []  # this rank's rows, for the log of generations
         self._finished = torch.zeros(0, dtype=torch.bool)  # (N local,) of the last rollout
         self._lengths = torch.zeros(0)  # (N local,)
+
+    # Micro-batches: what an optimizer step computes.
+
+    def _make_batching(self) -> Batching | None:
+        """How micro-batches are cut; None where TRL's are taken as they are."""
+        args = self.args
+        whole_steps = args.steps_per_generation % args.gradient_accumulation_steps == 0
+        if not (args.uses_axes and whole_steps) or self.aux_loss_enabled or self._is_vlm:
+            return None
+        sharded = (self.is_deepspeed_enabled and is_deepspeed_zero3_enabled()) or self.is_fsdp_enabled
+        model = self.accelerator.unwrap_model(self.model)
+        refusal = shared_prompts.why_not(model, args.gradient_checkpointing, sharded)
+        batching = Batching(
+            rows=args.per_device_train_batch_size,
+            tokens=args.micro_batch_tokens,
+            compact=args.compact_micro_batches,
+            skip_idle=args.skip_idle_rows and self._objective.leaves_idle_rows_alone(),
+            shared=args.share_prompts and refusal is None,
+            multiple_of=args.pad_to_multiple_of,
+        )
+        return batching if batching.compact or batching.skip_idle or batching.shared else None
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
+        """One of the optimizer step's turns: the last ones compute its micro-batches, those before have nothing to do.
+
+        The last turn always computes one, since the backends reduce gradients there.
+        """
+        if self._batching is None:
+            output: Tensor = super().training_step(model, inputs, num_items_in_batch)
+            return output
+        began = time.perf_counter()
+        model.train()  # as Trainer does, before the rollout
+        micro_batch = self._next_micro_batch(inputs)
+        self._current_train_step_time += time.perf_counter() - began
+        if micro_batch is None:
+            self._step += 1
+            return torch.zeros((), device=self.accelerator.device)
+        return super().training_step(model, micro_batch, num_items_in_batch)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if isinstance(generation_batch, dict) and "completion_ids" in generation_batch:
+            return generation_batch  # a micro-batch already
+        return super()._prepare_inputs(generation_batch)
+
+    def _next_micro_batch(self, inputs: Any) -> Batch | None:
+        before, accumulation = self._buffered_inputs, self.args.gradient_accumulation_steps
+        super()._prepare_inputs(inputs)
+        if self._buffered_inputs is not before or not self._plans:
+            starts = range(0, self.args.steps_per_generation, accumulation)
+            self._plans = [self._plan(self._buffered_inputs[start : start + accumulation]) for start in starts]
+            self._remember_old_log_probs()
+        plan = self._plans[self._step % self.args.steps_per_generation // accumulation]
+        idle_turns = accumulation - len(plan)
+        turn = self._step % accumulation
+        if turn == 0:
+            trained = sum(len(batch["row"]) for batch in plan if "row" in batch)
+            every_row = torch.arange(
+                accumulation * self.args.per_device_train_batch_size, device=self.accelerator.device
+            )
+            self._step_metrics.add({"step/rows_trained": (every_row < trained).float()}, every_row >= 0)
+        return None if turn < idle_turns else plan[turn - idle_turns]
+
+    def _plan(self, window: list[Batch]) -> list[Batch]:
+        assert self._batching is not None
+        return self._batching.plan(joined(window), self._largest_over_ranks)
+
+    def _largest_over_ranks(self, n: int) -> int:
+        return int(self.accelerator.gather(torch.tensor([n], device=self.accelerator.device)).max())
+
+    @torch.no_grad()
+    def _remember_old_log_probs(self) -> None:
+        """Off-policy: of the rows that are trained on after the policy has changed, before it does."""
+        if self._is_on_policy() or not self._defers_old_log_probs():
+            return
+        again = self.num_iterations > 1
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            for batch in itertools.chain(*self._plans[0 if again else 1 :]):
+                batch["old_per_token_logps"] = self._log_probs(self.model, batch)[0]
 
     # Rollout: one `stop` setting for HF generate and vLLM.
 
@@ -202,6 +291,8 @@ class ExtGRPOTrainer(GRPOTrainer):
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
         start = self.accelerator.process_index * len(inputs)
         if self.model.training:
+            batch["group"] = (start + batch["row"]) // self.num_generations
+        if self.model.training:
             for i, row in enumerate(self.last_rollout):
                 row["rewards"] = dict(zip(self.reward_func_names, self._per_func[start + i].tolist(), strict=True))
                 row["reward"] = self._rewards[start + i].item()
@@ -215,16 +306,35 @@ class ExtGRPOTrainer(GRPOTrainer):
             self._relog_advantages(advantages)
         return batch
 
+    def _defers_old_log_probs(self) -> bool:
+        """Whether old log-probabilities come from our own passes: on-policy the loss's, off-policy those of a plan."""
+        if not (self.args.uses_axes and self.args.reuse_log_probs):
+            return False
+        # An adapter's reference is the model itself, so that TRL's two calls for it look alike.
+        planned = self._batching is not None and (self.beta == 0 or self.ref_model is not None)
+        return planned or self._is_on_policy() or not self.model.training
+
+    def _is_on_policy(self) -> bool:
+        """Whether every rollout is trained on in one optimizer step, so that old and current policy are the same."""
+        return self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
+
     @contextlib.contextmanager
     def _no_second_forward(self) -> Iterator[None]:
-        """On-policy, TRL computes old log-probabilities for the sampler correction only; ours takes the loss's own."""
+        """TRL computes old log-probabilities of all rows, before their advantages are known; not where ours do."""
         corrected: bool = self.vllm_importance_sampling_correction  # type: ignore[has-type]
-        aligned = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
-        self.vllm_importance_sampling_correction = corrected and not (aligned and self.args.uses_axes)
+        deferred = self._defers_old_log_probs()
+        self.vllm_importance_sampling_correction = corrected and not deferred
+        self._old_log_probs_come_later = deferred
         try:
             yield
         finally:
             self.vllm_importance_sampling_correction = corrected
+            self._old_log_probs_come_later = False
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._old_log_probs_come_later and model is self.model and not self._is_on_policy():
+            return None, None, None
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def _relog_advantages(self, advantages: Tensor) -> None:
         """Put ours where TRL's completions table has just logged its own."""
@@ -240,11 +350,7 @@ class ExtGRPOTrainer(GRPOTrainer):
             loss: Tensor = super()._compute_loss(model, inputs)
             return loss
         mask = _loss_mask(inputs)
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        logp, entropy, aux_loss = self._get_per_token_logps_and_entropies(
-            model, ids, attention, mask.shape[1], compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
-        )
+        logp, entropy, aux_loss = self._log_probs(model, inputs)
         # TRL leaves the old log-probabilities out where they equal the current ones.
         old_logp = inputs.get("old_per_token_logps", logp.detach())
         x = LossInputs(logp, old_logp, inputs["advantages"].view(len(logp), -1), mask)
@@ -255,16 +361,40 @@ class ExtGRPOTrainer(GRPOTrainer):
             ref_logp=inputs.get("ref_per_token_logps"),
             sampler_weight=self._sampler_weight(inputs, old_logp, mask),
         )
-        if self.model.training:
+        if self.model.training and "row" in inputs:
             for row, value in zip(inputs["row"].tolist(), masked_mean(entropy, mask, dim=1).tolist(), strict=True):
                 self.last_rollout[row]["token_entropy"] = value
-        self._log_token_means({"entropy": entropy, **metrics}, mask)
+        self._step_metrics.add({"entropy": entropy, **metrics}, mask)
+        self._log_step_metrics(dict.fromkeys(metrics, totals.tokens) if self.model.training else {})
         # Trainer and DDP average over ranks, while our totals already count all of them.
         loss = loss * self.accelerator.num_processes
         if self.aux_loss_enabled:
             accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
             loss = loss + self.router_aux_loss_coef * aux_loss / accumulation
         return loss
+
+    def _log_probs(self, model: Any, inputs: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(B, T) log-probabilities and entropies of the completions, and the routers' loss where there is one."""
+        group = inputs.get("group")
+        prompt_ids, prompt_mask = inputs["prompt_ids"], inputs["prompt_mask"]
+        completion_ids, completion_mask = inputs["completion_ids"], inputs["completion_mask"]
+        if group is not None and self._batching and self._batching.shared and len(group.unique()) < len(group):
+            unwrapped = self.accelerator.unwrap_model(model)
+            decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).base_model
+            with self.accelerator.autocast():
+                logp, entropy = shared_prompts.completion_log_probs(
+                    model, decoder, prompt_ids, prompt_mask, completion_ids, completion_mask, group
+                )
+            return logp, entropy, None
+        found: tuple[Tensor, Tensor, Tensor | None] = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([prompt_ids, completion_ids], dim=1),
+            torch.cat([prompt_mask, completion_mask], dim=1),
+            completion_ids.shape[1],
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+        )
+        return found
 
     def _sampler_weight(self, inputs: dict[str, Any], old_logp: Tensor, mask: Tensor) -> Tensor | None:
         """(B, 1) or (B, T) weight for the engine's mismatch with the trainer, or None for no correction."""
@@ -277,20 +407,16 @@ class ExtGRPOTrainer(GRPOTrainer):
             clip_max=self.args.vllm_importance_sampling_clip_max,
         )
         weight: Tensor = correct(old_logp, sampled, mask)
-        if "old_per_token_logps" not in inputs:  # else TRL has logged it
+        if self._defers_old_log_probs():  # else TRL has logged it
             self._log_mismatch(old_logp, sampled, mask)
         return weight
 
     @torch.no_grad()
     def _log_mismatch(self, old_logp: Tensor, sampled: Tensor, mask: Tensor) -> None:
-        """How far the engine's log-probabilities are from the trainer's; TRL's names, but per micro-batch."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        difference = (old_logp - sampled).abs()[mask & ~sampled.isnan()]
-        worst = difference.max() if difference.numel() else difference.new_zeros(())
-        mean = difference.mean() if difference.numel() else worst
-        gathered = self.accelerator.gather(torch.stack([mean, worst])).view(-1, 2)
-        metrics["sampling/sampling_logp_difference/mean"].append(gathered[:, 0].mean().item())
-        metrics["sampling/sampling_logp_difference/max"].append(gathered[:, 1].max().item())
+        """How far the engine's log-probabilities are from the trainer's, under TRL's names."""
+        difference, known = (old_logp - sampled).abs(), mask & ~sampled.isnan()
+        self._step_metrics.add({"sampling/sampling_logp_difference/mean": difference}, known)
+        self._step_metrics.add_max("sampling/sampling_logp_difference/max", difference[known])
 
     def _step_totals(self) -> StepTotals:
         """Sequences and tokens of the optimizer step that the current micro-batch belongs to, over all ranks."""
@@ -313,14 +439,13 @@ class ExtGRPOTrainer(GRPOTrainer):
         ranks = self.accelerator.num_processes
         return StepTotals(len(mask) * ranks, mask.sum().item() * ranks, self.max_completion_length)
 
-    @torch.no_grad()
-    def _log_token_means(self, values: dict[str, Tensor], mask: Tensor) -> None:
-        """Log each (B, T) quantity's mean over the unmasked tokens of all ranks, in one reduction."""
-        sums = torch.stack([mask.sum().to(torch.float32), *[(v.float() * mask).sum() for v in values.values()]])
-        count, *totals = self.accelerator.reduce(sums, reduction="sum").tolist()
+    def _log_step_metrics(self, counts: dict[str, float]) -> None:
+        """At the end of an optimizer step, and after every batch of an evaluation."""
+        if self.model.training and not self.accelerator.sync_gradients:
+            return
         metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, total in zip(values, totals, strict=True):
-            metrics[name].append(total / max(count, 1.0))
+        for name, value in self._step_metrics.finish(self.accelerator, counts).items():
+            metrics[name].append(value)
 
 
 def _loss_mask(batch: dict[str, Any]) -> Tensor:

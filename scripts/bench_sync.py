@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peak_memory import peak, start_peak
 from peft import LoraConfig, PeftModel
 from random_model import SHAPES, save_random_model
 from tqdm import tqdm
@@ -66,29 +67,12 @@ def ways_of(trainer: ExtGRPOTrainer, folder: Path) -> dict[str, Callable[[], Any
 
 def measured(way: Callable[[], Any]) -> tuple[float, float]:
     """Seconds, and MiB of memory beyond what was there before."""
-    on_gpu = torch.cuda.is_available()
-    before = _start_peak(on_gpu)
+    before = start_peak()
     began = time.perf_counter()
     way()
-    if on_gpu:
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
-    peak = torch.cuda.max_memory_allocated() if on_gpu else _status("VmHWM")
-    return seconds, (peak - before) / MIB
-
-
-def _start_peak(on_gpu: bool) -> int:
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts anew
-    return _status("VmRSS")
-
-
-def _status(field: str) -> int:
-    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(f"{field}:"))
-    return int(line.split()[1]) * 1024
+    return time.perf_counter() - began, (peak() - before) / MIB
 
 
 def compare(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,146 @@
+"""Which rows a step computes, in which micro-batches, and how wide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from trl_ext.batching import Batching, Row, cost, cut, into, joined, moves_weights, rows_of, take
+
+PROMPTS, COMPLETIONS = [2, 2, 1, 3], [4, 1, 2, 3]
+GROUPS, ADVANTAGES = [0, 0, 1, 1], [1.0, -1.0, 0.0, 0.5]
+
+
+def batch() -> dict[str, Any]:
+    """Four rows; every token's id says which row and position it is."""
+    prompt_mask = torch.tensor([[0] * (3 - n) + [1] * n for n in PROMPTS])
+    completion_mask = torch.tensor([[1] * n + [0] * (4 - n) for n in COMPLETIONS])
+    places = torch.arange(4)[:, None] * 10
+    return {
+        "prompt_ids": (places + torch.arange(3) + 100) * prompt_mask,
+        "prompt_mask": prompt_mask,
+        "completion_ids": (places + torch.arange(4) + 200) * completion_mask,
+        "completion_mask": completion_mask,
+        "sampling_per_token_logps": places.float().expand(4, 4),
+        "advantages": torch.tensor(ADVANTAGES),
+        "row": torch.arange(4),
+        "group": torch.tensor(GROUPS),
+        "num_items_in_batch": torch.tensor(10),
+    }
+
+
+def indices(runs: list[list[Row]]) -> list[list[int]]:
+    return [[row.index for row in run] for run in runs]
+
+
+def test_rows_have_their_lengths_without_padding_and_their_group() -> None:
+    assert rows_of(batch()) == [
+        Row(i, *sizes) for i, sizes in enumerate(zip(PROMPTS, COMPLETIONS, GROUPS, strict=True))
+    ]
+    alone = {name: value for name, value in batch().items() if name != "group"}
+    assert [row.group for row in rows_of(alone)] == [0, 1, 2, 3]
+
+
+def test_a_row_without_advantage_or_without_a_token_that_trains_moves_nothing() -> None:
+    assert moves_weights(batch()) == [True, True, False, True]
+    masked = batch()
+    masked["completion_mask"][0] = 0
+    assert moves_weights(masked) == [False, True, False, True]
+    tools = {**batch(), "tool_mask": torch.tensor([[1] * 4, [0] * 4, [1] * 4, [1] * 4])}
+    assert moves_weights(tools) == [True, False, False, True]
+    per_token = {**batch(), "advantages": torch.tensor([[0.0, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]])}
+    assert moves_weights(per_token) == [False, True, False, True]
+    assert moves_weights({**batch(), "advantages": torch.tensor([torch.nan, 0, 0, 0])})[0]
+
+
+def test_the_cost_counts_padding_and_a_shared_prompt_once() -> None:
+    rows = [Row(0, 5, 3, 0), Row(1, 5, 7, 0), Row(2, 4, 1, 1)]
+    assert cost(rows) == 3 * 5 + 3 * 7
+    assert cost(rows, shared=True) == 2 * 5 + 3 * 7
+
+
+def test_rows_are_cut_by_tokens_in_order_of_length() -> None:
+    rows = [Row(i, 2, n, i) for i, n in enumerate([1, 8, 2, 7, 3])]
+    assert indices(cut(rows, budget=20)) == [[1, 3], [4, 2, 0]]
+    assert indices(cut(rows, budget=1)) == [[1], [3], [4], [2], [0]]
+    assert indices(cut(rows, budget=1000)) == [[1, 3, 4, 2, 0]]
+    assert cut([], budget=10) == []
+
+
+def test_rows_with_long_shared_prompts_stay_with_their_group() -> None:
+    rows = [Row(i, 50, n, i % 2) for i, n in enumerate([4, 4, 3, 3])]
+    assert indices(cut(rows, budget=60, shared=True)) in ([[0, 2], [1, 3]], [[1, 3], [0, 2]])
+    short = [Row(i, 1, n, i % 2) for i, n in enumerate([9, 8, 2, 2])]
+    assert indices(cut(short, budget=20, shared=True)) == [[0, 1], [2, 3]]
+
+
+def test_ranks_get_the_number_of_micro_batches_they_agreed_on() -> None:
+    runs = [[Row(0, 1, 9, 0), Row(1, 1, 8, 0)], [Row(2, 1, 1, 0), Row(3, 1, 1, 0)]]
+    assert into(runs, 2) == runs
+    assert indices(into(runs, 3)) == [[2, 3], [0], [1]]
+    assert sorted(map(len, into(runs, 6))) == [0, 0, 1, 1, 1, 1]
+    assert into([], 2) == [[], []]
+    with pytest.raises(ValueError, match="2 micro-batches do not fit into 1"):
+        into(runs, 1)
+
+
+def test_what_is_taken_is_trimmed_to_its_longest_row() -> None:
+    rows = rows_of(batch())
+    taken = take(batch(), [rows[2], rows[1]])
+    assert taken["prompt_ids"].tolist() == [[0, 122], [111, 112]]
+    assert taken["completion_ids"].tolist() == [[220, 221], [210, 0]]
+    assert taken["completion_mask"].tolist() == [[1, 1], [1, 0]]
+    assert taken["sampling_per_token_logps"].tolist() == [[20, 20], [10, 10]]
+    assert taken["advantages"].tolist() == [0.0, -1.0]
+    assert taken["row"].tolist() == [2, 1]
+    assert taken["num_items_in_batch"] == 10
+
+
+def test_widths_are_multiples_where_asked() -> None:
+    rows = rows_of(batch())
+    taken = take(batch(), [rows[1]], multiple_of=3)
+    assert (taken["prompt_ids"].shape, taken["completion_ids"].shape) == ((1, 3), (1, 3))
+    assert take(batch(), [rows[1]], multiple_of=8)["completion_ids"].shape == (1, 4)  # no wider than it was
+
+
+def test_a_micro_batch_of_no_rows_has_one_that_trains_nothing() -> None:
+    taken = take(batch(), [])
+    assert taken["completion_ids"].shape[0] == 1
+    assert taken["prompt_mask"].sum() > 0, "attention needs a token"
+    assert not taken["completion_mask"].any()
+    assert not taken["advantages"].any()
+    assert "row" not in taken
+
+
+def test_micro_batches_are_joined_again() -> None:
+    whole = batch()
+    halves = [{k: v if v.ndim == 0 else v[i : i + 2] for k, v in whole.items()} for i in (0, 2)]
+    again = joined(halves)
+    assert again.keys() == whole.keys()
+    assert all(torch.equal(again[name], whole[name]) for name in whole)
+
+
+def sizes(plan: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    return [(len(b["row"]) if "row" in b else 0, b["prompt_ids"].shape[1], b["completion_ids"].shape[1]) for b in plan]
+
+
+def test_a_plan_leaves_idle_rows_out_and_trims() -> None:
+    assert sizes(Batching(rows=2).plan(batch())) == [(2, 3, 4), (1, 2, 1)]
+    assert sizes(Batching(rows=2, skip_idle=False).plan(batch())) == [(2, 3, 4), (2, 2, 2)]
+    assert sizes(Batching(rows=2, tokens=100).plan(batch())) == [(3, 3, 4)]
+    assert sizes(Batching(rows=2, compact=False).plan(batch())) == [(2, 3, 4), (1, 3, 4)]
+    kept = Batching(rows=2, compact=False, skip_idle=False).plan(batch())
+    assert [b["row"].tolist() for b in kept] == [[0, 1], [2, 3]]
+
+
+def test_a_budget_too_small_for_the_steps_turns_is_raised() -> None:
+    assert len(Batching(rows=2, tokens=1, skip_idle=False).plan(batch())) == 2
+
+
+def test_a_step_without_a_useful_row_still_has_a_micro_batch_and_ranks_as_many_as_the_busiest() -> None:
+    idle = {**batch(), "advantages": torch.zeros(4)}
+    assert sizes(Batching(rows=2).plan(idle)) == [(0, 2, 1)]
+    assert sizes(Batching(rows=2).plan(idle, agree=lambda n: max(n, 2))) == [(0, 2, 1)] * 2
+    assert sizes(Batching(rows=2, tokens=100).plan(batch(), agree=lambda n: n + 1)) == [(1, 2, 4), (2, 3, 3)]

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from trl_ext.step_metrics import StepMetrics
+
+
+def test_the_mean_is_over_all_tokens_of_the_step_whatever_the_micro_batches() -> None:
+    metrics = StepMetrics()
+    metrics.add({"a": torch.tensor([[1.0, 9.0]])}, torch.tensor([[True, False]]))
+    metrics.add({"a": torch.tensor([[3.0, 5.0]]), "b": torch.tensor([[1.0, 0.0]])}, torch.tensor([[True, True]]))
+    found = metrics.finish(Accelerator(cpu=True), counts={"b": 4.0})
+    assert found == {"a": 3.0, "b": 0.25}  # (1 + 3 + 5) / 3; 1 / 4
+
+
+def test_the_maximum_is_the_largest_and_nothing_counts_as_zero() -> None:
+    metrics = StepMetrics()
+    for values in ([0.5], [2.0, 1.0], []):
+        metrics.add_max("worst", torch.tensor(values))
+    metrics.add_max("none", torch.tensor([]))
+    assert metrics.finish(Accelerator(cpu=True), {}) == {"worst": 2.0, "none": 0.0}
+
+
+def test_it_starts_anew_after_each_step() -> None:
+    metrics = StepMetrics()
+    metrics.add({"a": torch.ones(1, 2)}, torch.ones(1, 2, dtype=torch.bool))
+    metrics.add_max("b", torch.ones(1))
+    metrics.finish(Accelerator(cpu=True), {})
+    assert metrics.finish(Accelerator(cpu=True), {}) == {}
+
+
+def test_a_masked_infinity_does_not_reach_the_mean() -> None:
+    metrics = StepMetrics()
+    metrics.add({"a": torch.tensor([[1.0, torch.inf]])}, torch.tensor([[True, False]]))
+    assert metrics.finish(Accelerator(cpu=True), {})["a"] == pytest.approx(1.0)

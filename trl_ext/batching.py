@@ -8,12 +8,16 @@ Letters: B rows, L prompt tokens, T completion tokens.
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from trl_ext.shared_prompts import SharedPrompts
 
 _PROMPT_FIELDS = ("prompt_ids", "prompt_mask")  # (B, L), padded on the left
 
@@ -45,32 +49,46 @@ def moves_weights(batch: Batch) -> list[bool]:
     return ((advantages != 0).any(dim=1) & mask.bool().any(dim=1)).tolist()
 
 
-def cost(rows: Sequence[Row], shared: bool = False) -> int:
-    """Tokens that one forward pass over these rows computes, padding included; a shared prompt counts once."""
-    prompts = len({row.group for row in rows}) if shared else len(rows)
-    return prompts * max(row.prompt for row in rows) + len(rows) * max(row.completion for row in rows)
+def cost(rows: Sequence[Row]) -> int:
+    """Tokens that one forward pass over these rows computes, padding included."""
+    return len(rows) * (max(row.prompt for row in rows) + max(row.completion for row in rows))
 
 
-def cut(rows: Sequence[Row], budget: int, shared: bool = False) -> list[list[Row]]:
-    """All rows in micro-batches of at most `budget` tokens (or one larger row), in the order that costs the least."""
-    by_length = sorted(rows, key=lambda row: row.prompt + row.completion, reverse=True)
-    longest: dict[int, int] = {}
-    for row in by_length:
-        longest.setdefault(row.group, row.completion)
-    by_group = sorted(by_length, key=lambda row: (longest[row.group], row.group), reverse=True)
-    orders = [by_length, by_group] if shared else [by_length]
-    candidates = [_runs(order, budget, shared) for order in orders]
-    return min(candidates, key=lambda runs: sum(cost(run, shared) for run in runs))
-
-
-def _runs(rows: Iterable[Row], budget: int, shared: bool) -> list[list[Row]]:
+def cut(rows: Iterable[Row], budget: int) -> list[list[Row]]:
+    """All rows, the longest first, in micro-batches of at most `budget` tokens (or one larger row)."""
     runs: list[list[Row]] = []
-    for row in rows:
-        if runs and cost([*runs[-1], row], shared) <= budget:
+    for row in sorted(rows, key=lambda row: row.prompt + row.completion, reverse=True):
+        if runs and cost([*runs[-1], row]) <= budget:
             runs[-1].append(row)
         else:
             runs.append([row])
     return runs
+
+
+def by_prompts(rows: Iterable[Row], budget: int) -> list[list[Row]]:
+    """All rows, in sets of whole groups of like length whose prompts have at most `budget` tokens (or one longer one)."""
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    sets: list[list[list[Row]]] = []
+    for group in sorted(groups.values(), key=lambda group: max(row.completion for row in group), reverse=True):
+        if sets and cost([Row(0, one[0].prompt, 0, 0) for one in [*sets[-1], group]]) <= budget:
+            sets[-1].append(group)
+        else:
+            sets.append([group])
+    return [[row for group in chosen for row in group] for chosen in sets]
+
+
+def cut_on_shared_prompts(rows: Iterable[Row], budget: int) -> list[list[list[Row]]]:
+    """All rows, in sets of micro-batches: the prompts of a set and any one of its micro-batches fit into the budget."""
+    sets = []
+    for chosen in by_prompts(rows, budget // 2):
+        prompts = {row.group: Row(0, row.prompt, 0, 0) for row in chosen}
+        place = {row.index: row for row in chosen}
+        completions = [Row(row.index, 0, row.completion, row.group) for row in chosen]
+        runs = cut(completions, budget - cost(list(prompts.values())))
+        sets.append([[place[row.index] for row in run] for run in runs])
+    return sets
 
 
 def into(runs: Sequence[Sequence[Row]], n: int) -> list[list[Row]]:
@@ -83,10 +101,9 @@ def into(runs: Sequence[Sequence[Row]], n: int) -> list[list[Row]]:
         raise ValueError(f"{len(runs)} micro-batches do not fit into {n}")
     found = [list(run) for run in runs]
     while len(found) < n and any(len(run) > 1 for run in found):
-        largest = max((run for run in found if len(run) > 1), key=cost)
-        found.remove(largest)
-        middle = len(largest) // 2
-        found += [largest[:middle], largest[middle:]]
+        place = max((i for i, run in enumerate(found) if len(run) > 1), key=lambda i: cost(found[i]))
+        middle = len(found[place]) // 2
+        found[place : place + 1] = [found[place][:middle], found[place][middle:]]
     return found + [[] for _ in range(n - len(found))]
 
 
@@ -141,7 +158,7 @@ class Batching:
         tokens: most that a micro-batch computes, padding included; None: what `rows` of the widest rows have.
         compact: order by length, cut by tokens and trim; else `rows` at a time, as they come and as wide as they are.
         skip_idle: leave out rows that cannot move the weights.
-        shared: a prompt counts once for all rows of its group in a micro-batch.
+        shared: compute a group's prompt once; needs `compact`.
         multiple_of: of which the trimmed widths are a multiple.
     """
 
@@ -161,18 +178,45 @@ class Batching:
         """
         rows = rows_of(batch)
         kept = [row for row, moves in zip(rows, moves_weights(batch), strict=True) if moves or not self.skip_idle]
-        runs = self._cut(kept, batch, most=-(-len(rows) // self.rows))
+        sets = self._cut(kept, batch, most=-(-len(rows) // self.rows))
+        runs = [run for chosen in sets for run in chosen]
         runs = into(runs, max(agree(len(runs)), 1))
+        if self.shared:
+            return self._on_shared_prompts(batch, runs, sets)
+        width = None
         if not self.compact:
             width = Row(0, batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1], 0)
-            return [take(batch, run, self.multiple_of, width) for run in runs]
-        return [take(batch, run, self.multiple_of) for run in runs]
+        return [take(batch, run, self.multiple_of, width) for run in runs]
 
-    def _cut(self, rows: list[Row], batch: Batch, most: int) -> list[list[Row]]:
+    def _cut(self, rows: list[Row], batch: Batch, most: int) -> list[list[list[Row]]]:
+        """At most `most` micro-batches, in sets whose rows have their prompts in common (without sharing, in one)."""
         if not self.compact:
-            return [rows[start : start + self.rows] for start in range(0, len(rows), self.rows)]
-        widest = batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1]
-        budget = self.tokens or self.rows * widest
-        while len(runs := cut(rows, budget, self.shared)) > most:  # a budget too small for the optimizer's steps
-            budget += budget // 4 + 1
-        return runs
+            return [[rows[start : start + self.rows] for start in range(0, len(rows), self.rows)]]
+        budget = self.tokens or self.rows * (batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1])
+        while True:
+            sets = cut_on_shared_prompts(rows, budget) if self.shared else [cut(rows, budget)]
+            if sum(map(len, sets)) <= most:
+                return sets
+            budget += budget // 4 + 1  # it was too small for the optimizer's turns
+
+    def _on_shared_prompts(self, batch: Batch, runs: list[list[Row]], sets: list[list[list[Row]]]) -> list[Batch]:
+        set_of = {row.group: number for number, chosen in enumerate(sets) for run in chosen for row in run}
+        users = Counter(set_of[run[0].group] for run in runs if run)
+        prompts: dict[int, tuple[SharedPrompts, Row]] = {}
+        for number, chosen in enumerate(sets):
+            one_each = {row.group: row for run in chosen for row in run}
+            first = [one_each[group] for group in sorted(one_each)]
+            width = Row(0, max(row.prompt for row in first), 1, 0)
+            part = take(batch, first, self.multiple_of, width)
+            groups = torch.tensor(sorted(one_each), device=part["prompt_ids"].device)
+            shared = SharedPrompts(part["prompt_ids"], part["prompt_mask"], groups, users[number])
+            prompts[number] = shared, width
+        found = []
+        for run in runs:
+            if not run:
+                found.append(take(batch, run, self.multiple_of))
+                continue
+            shared, width = prompts[set_of[run[0].group]]
+            width = dataclasses.replace(width, completion=max(row.completion for row in run))
+            found.append({**take(batch, run, self.multiple_of, width), "prompts": shared})
+        return found

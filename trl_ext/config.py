@@ -139,7 +139,8 @@ class ExtGRPOConfig(GRPOConfig):
         },
     )
     share_prompts: bool = field(
-        default=True, metadata={"help": "Compute the prompt of a group once for the completions in a micro-batch."}
+        default=True,
+        metadata={"help": "Compute the prompt of a group once for its completions; needs compact_micro_batches."},
     )
     reuse_log_probs: bool = field(
         default=True,

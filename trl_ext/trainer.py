@@ -80,7 +80,7 @@ class ExtGRPOTrainer(GRPOTrainer):
             tokens=args.micro_batch_tokens,
             compact=args.compact_micro_batches,
             skip_idle=args.skip_idle_rows and self._objective.leaves_idle_rows_alone(),
-            shared=args.share_prompts and refusal is None,
+            shared=args.share_prompts and args.compact_micro_batches and refusal is None,
             multiple_of=args.pad_to_multiple_of,
         )
         return batching if batching.compact or batching.skip_idle or batching.shared else None
@@ -375,15 +375,15 @@ class ExtGRPOTrainer(GRPOTrainer):
 
     def _log_probs(self, model: Any, inputs: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         """(B, T) log-probabilities and entropies of the completions, and the routers' loss where there is one."""
-        group = inputs.get("group")
         prompt_ids, prompt_mask = inputs["prompt_ids"], inputs["prompt_mask"]
         completion_ids, completion_mask = inputs["completion_ids"], inputs["completion_mask"]
-        if group is not None and self._batching and self._batching.shared and len(group.unique()) < len(group):
+        if "prompts" in inputs:
             unwrapped = self.accelerator.unwrap_model(model)
             decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).base_model
             with self.accelerator.autocast():
+                cache = inputs["prompts"].cache(decoder, inputs["group"])
                 logp, entropy = shared_prompts.completion_log_probs(
-                    model, decoder, prompt_ids, prompt_mask, completion_ids, completion_mask, group
+                    model, cache, prompt_ids, prompt_mask, completion_ids, completion_mask
                 )
             return logp, entropy, None
         found: tuple[Tensor, Tensor, Tensor | None] = self._get_per_token_logps_and_entropies(

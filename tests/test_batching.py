@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from trl_ext.batching import Batching, Row, cost, cut, into, joined, moves_weights, rows_of, take
+from trl_ext.batching import (
+    Batching,
+    Row,
+    by_prompts,
+    cost,
+    cut,
+    cut_on_shared_prompts,
+    into,
+    joined,
+    moves_weights,
+    rows_of,
+    take,
+)
 
 PROMPTS, COMPLETIONS = [2, 2, 1, 3], [4, 1, 2, 3]
 GROUPS, ADVANTAGES = [0, 0, 1, 1], [1.0, -1.0, 0.0, 0.5]
@@ -55,10 +67,8 @@ def test_a_row_without_advantage_or_without_a_token_that_trains_moves_nothing() 
     assert moves_weights({**batch(), "advantages": torch.tensor([torch.nan, 0, 0, 0])})[0]
 
 
-def test_the_cost_counts_padding_and_a_shared_prompt_once() -> None:
-    rows = [Row(0, 5, 3, 0), Row(1, 5, 7, 0), Row(2, 4, 1, 1)]
-    assert cost(rows) == 3 * 5 + 3 * 7
-    assert cost(rows, shared=True) == 2 * 5 + 3 * 7
+def test_the_cost_counts_padding() -> None:
+    assert cost([Row(0, 5, 3, 0), Row(1, 5, 7, 0), Row(2, 4, 1, 1)]) == 3 * 5 + 3 * 7
 
 
 def test_rows_are_cut_by_tokens_in_order_of_length() -> None:
@@ -69,17 +79,27 @@ def test_rows_are_cut_by_tokens_in_order_of_length() -> None:
     assert cut([], budget=10) == []
 
 
-def test_rows_with_long_shared_prompts_stay_with_their_group() -> None:
-    rows = [Row(i, 50, n, i % 2) for i, n in enumerate([4, 4, 3, 3])]
-    assert indices(cut(rows, budget=60, shared=True)) in ([[0, 2], [1, 3]], [[1, 3], [0, 2]])
-    short = [Row(i, 1, n, i % 2) for i, n in enumerate([9, 8, 2, 2])]
-    assert indices(cut(short, budget=20, shared=True)) == [[0, 1], [2, 3]]
+def test_groups_of_like_length_are_taken_together_as_far_as_their_prompts_fit() -> None:
+    rows = [Row(i, 4, n, i % 3) for i, n in enumerate([1, 9, 5, 2, 1, 6])]  # the longest of groups 0, 1, 2: 2, 9, 6
+    assert indices(by_prompts(rows, budget=8)) == [[1, 4, 2, 5], [0, 3]]
+    assert indices(by_prompts(rows, budget=1)) == [[1, 4], [2, 5], [0, 3]]
+    assert by_prompts([], budget=8) == []
+
+
+def test_prompts_and_the_completions_of_any_one_micro_batch_fit_into_the_budget() -> None:
+    rows = [Row(i, 4, n, i % 3) for i, n in enumerate([1, 9, 5, 2, 1, 6])]
+    sets = cut_on_shared_prompts(rows, budget=20)
+    assert [indices(runs) for runs in sets] == [[[1], [5, 2], [4]], [[3, 0]]]
+    assert {row.prompt for runs in sets for run in runs for row in run} == {4}
+    for runs in sets:
+        prompts = 4 * len({row.group for run in runs for row in run})
+        assert all(prompts + len(run) * max(row.completion for row in run) <= 20 for run in runs)
 
 
 def test_ranks_get_the_number_of_micro_batches_they_agreed_on() -> None:
     runs = [[Row(0, 1, 9, 0), Row(1, 1, 8, 0)], [Row(2, 1, 1, 0), Row(3, 1, 1, 0)]]
     assert into(runs, 2) == runs
-    assert indices(into(runs, 3)) == [[2, 3], [0], [1]]
+    assert indices(into(runs, 3)) == [[0], [1], [2, 3]]
     assert sorted(map(len, into(runs, 6))) == [0, 0, 1, 1, 1, 1]
     assert into([], 2) == [[], []]
     with pytest.raises(ValueError, match="2 micro-batches do not fit into 1"):
@@ -144,3 +164,20 @@ def test_a_step_without_a_useful_row_still_has_a_micro_batch_and_ranks_as_many_a
     assert sizes(Batching(rows=2).plan(idle)) == [(0, 2, 1)]
     assert sizes(Batching(rows=2).plan(idle, agree=lambda n: max(n, 2))) == [(0, 2, 1)] * 2
     assert sizes(Batching(rows=2, tokens=100).plan(batch(), agree=lambda n: n + 1)) == [(1, 2, 4), (2, 3, 3)]
+
+
+def test_micro_batches_of_one_set_share_their_prompts_and_are_as_wide() -> None:
+    shared = Batching(rows=2, tokens=1000, skip_idle=False, shared=True)
+    rows = {**batch(), "group": torch.tensor([0, 0, 1, 2])}
+    (whole,) = shared.plan(rows)
+    assert whole["prompts"].groups.tolist() == [0, 1, 2]
+    assert whole["prompts"].mask.tolist() == [[0, 1, 1], [0, 0, 1], [1, 1, 1]]
+    assert whole["prompts"].ids[1:].tolist() == [[0, 0, 122], [130, 131, 132]]
+    assert whole["prompts"].micro_batches == 1
+    two = shared.plan(rows, agree=lambda n: 2)
+    assert two[0]["prompts"] is two[1]["prompts"]
+    assert two[0]["prompts"].micro_batches == 2
+    assert [b["prompt_ids"].shape[1] for b in two] == [3, 3]
+    assert [b["completion_ids"].shape[1] for b in two] == [4, 2]
+    five = shared.plan(rows, agree=lambda n: 5)
+    assert ["prompts" in b for b in five] == [True] * 4 + [False]

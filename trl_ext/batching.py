@@ -66,7 +66,7 @@ def cut(rows: Iterable[Row], budget: int) -> list[list[Row]]:
 
 
 def by_prompts(rows: Iterable[Row], budget: int) -> list[list[Row]]:
-    """All rows, in sets of whole groups of like length whose prompts have at most `budget` tokens (or one longer one)."""
+    """All rows, in sets of whole groups of like length whose prompts have at most `budget` tokens, or one longer."""
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)

@@ -140,7 +140,7 @@ class ExtGRPOConfig(GRPOConfig):
     )
     share_prompts: bool = field(
         default=True,
-        metadata={"help": "Compute the prompt of a group once for its completions; needs compact_micro_batches."},
+        metadata={"help": "Compute a group's prompt once for its completions; needs compact_micro_batches."},
     )
     reuse_log_probs: bool = field(
         default=True,

@@ -77,7 +77,7 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
     return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
 
 
-SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "unequal"]
+SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "unequal", "saved", "as_trl_cuts"]
 RUNS = [*SAME_ON_ONE_RANK, "stock_trl", "stock_ours", *(f"off_policy_{preset}" for preset in sorted(PRESETS))]
 
 
@@ -104,6 +104,15 @@ def test_under_zero_two_ranks_train_to_the_weights_of_one(
     # SGD in float32, summed in another order: 2e-7 apart. A rank's own count gives 1e-3.
     assert distance(sharded[0][run]["weights"], sharded[1][run]["weights"]) == 0
     assert distance(sharded[0][run]["weights"], one_rank[run]["weights"]) < 2e-6
+
+
+def test_what_two_ranks_leave_out_changes_nothing(
+    ranks: list[dict[str, Any]], sharded: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    plain = one_rank["as_trl_cuts"]["weights"]
+    assert max(entry["step/rows_trained"] for entry in ranks[0]["saved"]["logs"]) <= 0.5
+    assert distance(ranks[0]["saved"]["weights"], plain) < 1e-7  # float64
+    assert distance(sharded[0]["saved"]["weights"], plain) < 2e-6  # float32
 
 
 @pytest.mark.vllm

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
+from tests.test_step import PLAIN, every_other_group
 from tests.tiny import (
     chain_model,
     ends_early,
@@ -54,12 +55,12 @@ def second_half_never_ends(row: int, step: int) -> list[int]:
     return words_of_row(row, step) if row < 8 and row % 3 else [3] * 12
 
 
-def scripted_run(path: Path, words: Any = words_of_row, **axes: Any) -> Any:
+def scripted_run(path: Path, words: Any = words_of_row, reward: Any = graded, **axes: Any) -> Any:
     """The same completions whatever the weights and the ranks, so that only the arithmetic can differ."""
     settings = {"preset": "grpo_clip", "train_batch_size": 16, "rollout_batch_size": 16, "stop": ["stop"], **axes}
     model = tiny_model() if DEEPSPEED else tiny_model().double()  # ZeRO's buckets have no float64
     exact = {"model": model, "max_grad_norm": 0.0, "gradient_accumulation_steps": 4 // RANKS}
-    return ours(path, graded, rollout_func=scripted(words), **exact, **settings)
+    return ours(path, reward, rollout_func=scripted(words), **{**exact, **settings})
 
 
 def found_by(trainer: Any) -> dict[str, Any]:
@@ -78,6 +79,10 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
     found["kl"] = found_by(scripted_run(path / "kl", num_iterations=2, max_steps=4))
     unequal = {"words": second_half_never_ends, "mask_truncated_completions": True}
     found["unequal"] = found_by(scripted_run(path / "unequal", **unequal))
+    two_epochs = {"reward": every_other_group, "num_iterations": 2, "max_steps": 4, "gradient_checkpointing": False}
+    two_epochs |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8 // RANKS}
+    found["saved"] = found_by(scripted_run(path / "saved", **two_epochs))
+    found["as_trl_cuts"] = found_by(scripted_run(path / "as_trl_cuts", **two_epochs, **PLAIN))
     return found
 
 

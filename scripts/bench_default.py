@@ -1,4 +1,4 @@
-"""The embedded default's whole training, TRL's own `GRPOTrainer` against ours: seconds, their breakdown, what is learnt.
+"""The embedded default's whole training, TRL's own `GRPOTrainer` against ours: seconds, breakdown, what is learnt.
 
     python scripts/bench_default.py --json recipes/results/default_speed.json --plot recipes/results/default_speed.png
 

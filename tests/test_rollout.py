@@ -175,3 +175,38 @@ def test_sampling_settings_of_the_user_are_kept_beside_ours(
         trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, **SETTINGS)
         assert trainer.generation_config.num_beams == 1
         assert trainer.generation_config.min_new_tokens == 4
+
+
+# A prompt that several rows have in common.
+
+PROMPTS = [[4, 7, 10], [5, 8], [4, 7, 10], [4, 7, 10], [9], [5, 8]]
+
+
+def sample(model: Qwen3ForCausalLM, prompts: list[list[int]], **settings: Any) -> tuple[list[list[int]], list[int]]:
+    """Completions, and the tokens that went through the first layer, forward pass by forward pass."""
+    sizes: list[int] = []
+    hook = model.model.layers[0].register_forward_hook(lambda _, args, out: sizes.append(args[0].shape[:2].numel()))
+    torch.manual_seed(3)
+    config = GenerationConfig(**{"max_new_tokens": 12, "eos_token_id": [1], "pad_token_id": 0, "top_k": 0, **settings})
+    found = hf_generate(model, tiny_tokenizer(), prompts, config)
+    hook.remove()
+    return found, sizes
+
+
+@pytest.mark.parametrize("settings", [{"do_sample": True}, {"do_sample": False}], ids=["sampled", "greedy"])
+def test_a_prompt_in_common_is_computed_once_for_the_same_completions(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model().double()
+    found, sizes = sample(model, PROMPTS, **settings)
+    assert sizes[:2] == [3 * 2, 6]  # three prompts but for their last tokens; then the last tokens of all rows
+    monkeypatch.setattr("trl_ext.rollout._prompts_once", lambda *_: None)
+    plain, every_prompt = sample(model, PROMPTS, **settings)
+    assert every_prompt[0] == 6 * 3
+    assert found == plain
+    assert len({tuple(row) for row in found}) > 2
+
+
+def test_prompts_that_all_differ_or_have_one_token_are_computed_as_they_are() -> None:
+    assert sample(tiny_model(), PROMPTS[:2])[1][0] == 2 * 3
+    assert sample(tiny_model(), [[4], [4]])[1][0] == 2

@@ -5,12 +5,14 @@ Letters: N completions, T completion tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
+
+from trl_ext.shared_prompts import why_not
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -37,11 +39,13 @@ def hf_generate(
     """
     padded = tokenizer.pad({"input_ids": list(prompt_ids)}, padding_side="left", return_tensors="pt").to(model.device)
     width = padded["input_ids"].shape[1]
+    known = _prompts_once(model, prompt_ids, padded)
     minimum = generation_config.min_new_tokens or 0
     output = model.generate(
         input_ids=padded["input_ids"],
         attention_mask=padded["attention_mask"],
         generation_config=generation_config,
+        **({"past_key_values": known} if known else {}),
         stopping_criteria=StoppingCriteriaList([_Stop(tokenizer, stop, width + minimum)] if stop else []),
         logits_processor=LogitsProcessorList([logps] if logps else []),
     )
@@ -50,6 +54,29 @@ def hf_generate(
     eos = generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or [])
     return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in output[:, width:].tolist()]
+
+
+def _prompts_once(
+    model: PreTrainedModel, prompt_ids: Sequence[Sequence[int]], padded: Mapping[str, Tensor]
+) -> DynamicCache | None:
+    """A cache of all rows' prompts but for the last token, each different prompt computed once; None if all differ."""
+    first: dict[tuple[int, ...], int] = {}
+    for row, ids in enumerate(map(tuple, prompt_ids)):
+        first.setdefault(ids, row)
+    too_short = padded["input_ids"].shape[1] == 1
+    if len(first) == len(prompt_ids) or too_short or why_not(model, False, False) is not None:
+        return None
+    rows, place = list(first.values()), {ids: i for i, ids in enumerate(first)}
+    cache = DynamicCache(config=model.config)
+    model(
+        input_ids=padded["input_ids"][rows, :-1],
+        attention_mask=padded["attention_mask"][rows, :-1],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    cache.batch_select_indices(torch.tensor([place[tuple(ids)] for ids in prompt_ids], device=model.device))
+    return cache
 
 
 class TokenLogProbs(LogitsProcessor):

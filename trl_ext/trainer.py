@@ -256,6 +256,7 @@ class ExtGRPOTrainer(GRPOTrainer):
                 "response": completion_text(c),
                 "ground_truth": row.get("answer"),
                 "tokens": len(ids),
+                "token_entropy": None,  # of rows that are trained on
             }
             for p, c, row, ids in zip(prompts, completions, inputs, completion_ids_list, strict=True)
         ]

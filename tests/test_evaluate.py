@@ -52,6 +52,11 @@ def test_one_completion_per_problem_is_needed(n: int) -> None:
         evaluate(PROBLEMS, lambda prompts: (COMPLETIONS * 2)[:n], GRADERS["compatible"])
 
 
+def test_one_verdict_per_completion_is_needed() -> None:
+    with pytest.raises(ValueError, match="argument 3 is shorter"):
+        evaluate(PROBLEMS, lambda prompts: COMPLETIONS, lambda *both: GRADERS["compatible"](*both)[:3])
+
+
 def test_figures_by_hand() -> None:
     measured = report()
     assert measured.accuracy == 0.5

@@ -232,6 +232,7 @@ def test_starting_does_not_count_as_the_first_jobs_time(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     with Pool("slow_start:act", SHORT) as pool:
         assert kinds(pool.map([GOOD, ["hang"], GOOD])) == [1, "timeout", 1]
+        assert (pool.counters.timeouts, pool.counters.deaths) == (1, 0)
 
 
 @pytest.mark.slow

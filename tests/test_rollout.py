@@ -11,7 +11,7 @@ from transformers import GenerationConfig, Qwen3ForCausalLM
 
 from tests.tiny import chain_model, make_trainer, piece_tokenizer, share_of_ones, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.rollout import cut_completion, hf_generate, is_finished
+from trl_ext.rollout import TokenLogProbs, cut_completion, hf_generate, is_finished
 
 STOP = ["</answer>"]
 CLOSE = ["</", "answer", ">"]
@@ -179,16 +179,19 @@ def test_sampling_settings_of_the_user_are_kept_beside_ours(
 
 # A prompt that several rows have in common.
 
-PROMPTS = [[4, 7, 10], [5, 8], [4, 7, 10], [4, 7, 10], [9], [5, 8]]
+LONG = [3 + i % 14 for i in range(30)]
+PROMPTS = [LONG, [5, 8], LONG, LONG, [9], [5, 8]]
 
 
-def sample(model: Qwen3ForCausalLM, prompts: list[list[int]], **settings: Any) -> tuple[list[list[int]], list[int]]:
+def sample(
+    model: Qwen3ForCausalLM, prompts: list[list[int]], logps: TokenLogProbs | None = None, **settings: Any
+) -> tuple[list[list[int]], list[int]]:
     """Completions, and the tokens that went through the first layer, forward pass by forward pass."""
     sizes: list[int] = []
     hook = model.model.layers[0].register_forward_hook(lambda _, args, out: sizes.append(args[0].shape[:2].numel()))
     torch.manual_seed(3)
     config = GenerationConfig(**{"max_new_tokens": 12, "eos_token_id": [1], "pad_token_id": 0, "top_k": 0, **settings})
-    found = hf_generate(model, tiny_tokenizer(), prompts, config)
+    found = hf_generate(model, tiny_tokenizer(), prompts, config, logps=logps)
     hook.remove()
     return found, sizes
 
@@ -198,15 +201,18 @@ def test_a_prompt_in_common_is_computed_once_for_the_same_completions(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model().double()
-    found, sizes = sample(model, PROMPTS, **settings)
-    assert sizes[:2] == [3 * 2, 6]  # three prompts but for their last tokens; then the last tokens of all rows
+    logps, plain_logps = TokenLogProbs(), TokenLogProbs()
+    found, sizes = sample(model, PROMPTS, logps, **settings)
+    assert sizes[:2] == [3 * 29, 6]  # three prompts but for their last tokens; then the last tokens of all rows
     monkeypatch.setattr("trl_ext.rollout._prompts_once", lambda *_: None)
-    plain, every_prompt = sample(model, PROMPTS, **settings)
-    assert every_prompt[0] == 6 * 3
+    plain, every_prompt = sample(model, PROMPTS, plain_logps, **settings)
+    assert every_prompt[0] == 6 * 30
     assert found == plain
+    # the processor takes log-probabilities in float32
+    assert torch.tensor(logps.rows()).sub(torch.tensor(plain_logps.rows())).abs().max() < 1e-6
     assert len({tuple(row) for row in found}) > 2
 
 
 def test_prompts_that_all_differ_or_have_one_token_are_computed_as_they_are() -> None:
-    assert sample(tiny_model(), PROMPTS[:2])[1][0] == 2 * 3
+    assert sample(tiny_model(), PROMPTS[:2])[1][0] == 2 * 30
     assert sample(tiny_model(), [[4], [4]])[1][0] == 2

@@ -67,10 +67,12 @@ def _prompts_once(
     if len(first) == len(prompt_ids) or too_short or why_not(model, False, False) is not None:
         return None
     rows, place = list(first.values()), {ids: i for i, ids in enumerate(first)}
+    positions = (padded["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)  # as `generate` counts them
     cache = DynamicCache(config=model.config)
     model(
         input_ids=padded["input_ids"][rows, :-1],
         attention_mask=padded["attention_mask"][rows, :-1],
+        position_ids=positions[rows, :-1],
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,

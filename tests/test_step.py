@@ -83,6 +83,7 @@ def test_each_saving_alone_changes_nothing(saving: str, policy: dict[str, Any], 
     assert_same(tmp_path, {saving: True}, **policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_all_savings_together_change_nothing(preset: str, tmp_path: Path) -> None:
     assert_same(tmp_path, ALL, preset=preset, **TWO_EPOCHS)

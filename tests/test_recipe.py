@@ -202,7 +202,9 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads(
     settings: dict[str, Any], setting: str, tmp_path: Path
 ) -> None:
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    tiny_model().config.save_pretrained(tmp_path / "model")  # no weights: loading them would fail
+    shape = tiny_model().config
+    shape.vocab_size = len(tiny_tokenizer())
+    shape.save_pretrained(tmp_path / "model")  # no weights: loading them would fail
     problem = {"problem": "a " * 30, "answer": "1"}
     (tmp_path / "long.jsonl").write_text(
         json.dumps({"problem": "a", "answer": "1"}) + "\n" + json.dumps(problem) + "\n"

@@ -18,6 +18,8 @@ from trl.models import unwrap_model_for_generation
 import trl_ext
 from tests.tiny import share_of_ones, train
 from trl_ext import ExtGRPOTrainer
+from trl_ext.finite import FiniteSteps
+from trl_ext.saving import WholeCheckpoints
 
 PACKAGE = Path(trl_ext.__file__).parent
 
@@ -30,6 +32,25 @@ OVERRIDDEN = {
     "_prepare_inputs": "generation_batch",
     "training_step": "model, inputs, num_items_in_batch",
     "_get_per_token_logps_and_entropies": "model, *args, **kwargs",
+}
+# Of transformers' Trainer, by the classes that are inherited beside TRL's trainer.
+MIXED_IN = {
+    WholeCheckpoints: {
+        "_save_checkpoint": "model, trial",
+        "_get_output_dir": "trial",
+        "_load_rng_state": "checkpoint",
+        "_get_train_sampler": "dataset=None",
+        "_prepare_for_training": "max_steps, train_dataloader, resume_from_checkpoint",
+        "_finalize_training": "trial, num_train_samples, start_time",
+        "_run_epoch": "model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, "
+        "ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch",
+    },
+    FiniteSteps: {"_get_grad_norm": "model, grad_norm=None"},
+}
+WRITTEN_BY_TRAINER = {
+    "_inner_training_loop": ["self._tr_loss = ", "self._total_loss_scalar = ", "self._globalstep_last_logged = "],
+    "_run_epoch": ["self._load_rng_state(resume_from_checkpoint)", "self._get_grad_norm(", "epoch == epochs_trained"],
+    "_save_checkpoint": ["self._get_output_dir(trial=trial)", "TRAINER_STATE_NAME", "save_total_limit=self.args."],
 }
 PASSED_ON = {"_generate_single_turn", "_get_per_token_logps_and_entropies"}  # everything but the first argument unseen
 CALLED = {"_tokenize_prompts": "prompts", "log": "logs, start_time=None"}
@@ -58,6 +79,19 @@ WRITTEN = {
     "training_step": ["self._step += 1", "self._current_train_step_time += "],
     "_calculate_rewards": ["rewards_per_func = gather(rewards_per_func)"],
 }
+
+
+@pytest.mark.parametrize("mixin", MIXED_IN, ids=lambda mixin: mixin.__name__)
+def test_transformers_trainer_has_the_methods_that_are_mixed_in(mixin: type) -> None:
+    inherited = {name for name, value in vars(mixin).items() if hasattr(Trainer, name) and callable(value)}
+    assert {name for name in inherited if not name.startswith("__")} == set(MIXED_IN[mixin])
+    for name, expected in MIXED_IN[mixin].items():
+        assert _signature(getattr(GRPOTrainer, name)).replace(" = ", "=") == expected, name
+
+
+@pytest.mark.parametrize(("method", "text"), [(m, text) for m, texts in WRITTEN_BY_TRAINER.items() for text in texts])
+def test_transformers_trainer_still_does_what_the_mixins_rely_on(method: str, text: str) -> None:
+    assert text in inspect.getsource(inspect.unwrap(getattr(Trainer, method)))
 
 
 def _signature(function: object) -> str:

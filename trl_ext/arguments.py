@@ -6,16 +6,21 @@ from trl_ext._startup import START as START
 
 # isort: split
 import argparse
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 import yaml
 from accelerate import PartialState
 from torch.distributed.elastic.multiprocessing.errors import record
 from trl import TrlParser
+
+from trl_ext.checkpoints import checkpoints
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -68,10 +73,53 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         PartialState().destroy_process_group()
     except InputError as error:
         sys.exit(f"error: {error}")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        traceback.print_exc()
+        sys.exit(f"error: out of memory. {_LESS_MEMORY}")
     except KeyboardInterrupt:
-        if not PartialState().process_index:
-            print(f"\ninterrupted; what there is of the run is in {parsed[-1].output_dir}", file=sys.stderr)
-        sys.exit(130)  # as a shell reports SIGINT
+        _leave(f"interrupted; {_what_there_is(parsed[-1].output_dir)}", signal.SIGINT)
+    except Stopped as stopped:
+        PartialState().wait_for_everyone()
+        _leave(f"{stopped}; {_what_there_is(parsed[-1].output_dir)}", stopped.signal)
+
+
+def _leave(message: str, by: int) -> NoReturn:
+    """End the process as a shell reports a signal."""
+    if not PartialState().process_index:
+        print(f"\n{message}", file=sys.stderr)
+    sys.exit(128 + by)
+
+
+def _what_there_is(folder: str) -> str:
+    if not checkpoints(Path(folder)):
+        return f"what there is of the run is in {folder}; it has no checkpoint to go on from"
+    return f"the run is in {folder}; go on with the same command, --output_dir {folder} and --resume auto"
+
+
+_LESS_MEMORY = (
+    "Lower --micro_train_batch_size (rows of a forward pass), --sampling_max_tokens (longest completion) or, with "
+    "vLLM, --vllm_gpu_memory_utilization (what its cache takes); --gradient_checkpointing true helps as well"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the machine had no memory left, in the words of torch, vLLM or Python."""
+    words = ("out of memory", "not enough memory", "can't allocate memory", "No available memory for the cache blocks")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(word in str(error) for word in words)
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop; it has saved a checkpoint and done so.
+
+    Attributes:
+        signal: its number.
+    """
+
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
+        self.signal = number
 
 
 class InputError(ValueError):
@@ -80,15 +128,15 @@ class InputError(ValueError):
 
 def as_yaml(settings: dict[str, Any]) -> str:
     """Settings in a form that a YAML file can hold and `--config` reads."""
-    return str(yaml.safe_dump(_plain(settings), sort_keys=True, allow_unicode=True))
+    return str(yaml.safe_dump(plain(settings), sort_keys=True, allow_unicode=True))
 
 
-def _plain(value: Any) -> Any:
-    """`value` in YAML's own types."""
+def plain(value: Any) -> Any:
+    """`value` in the types of YAML and JSON; what they do not know, as text."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,16 +11,25 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
-from trl_ext.evaluate import Report, evaluate
+from trl_ext.evaluate import evaluate
 from trl_ext.files import append_jsonl
 from trl_ext.rewards.grade import Verdict
 
+log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
+    from trl_ext.run_folder import Clock, Run
     from trl_ext.trainer import ExtGRPOTrainer
 
 
 class ProgressBar(ProgressCallback):
     """The bar of transformers with reward and entropy beside the time left, instead of a dict per step."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin at the step that the run is resumed at, or the time left would be wrong."""
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.initial = self.training_bar.n = self.current_step = state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Refresh the figures behind the bar."""
@@ -29,16 +39,37 @@ class ProgressBar(ProgressCallback):
 
 
 class JsonlLog(TrainerCallback):
-    """Appends every log entry to `metrics.jsonl`, with the step and the seconds since the process started."""
+    """Appends every log entry to `metrics.jsonl`, with the step and the run's wall-clock."""
 
-    def __init__(self, path: Path, start: float) -> None:
-        self.path, self.start = path, start
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path, self.clock = path, clock
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write one line."""
         if state.is_world_process_zero and logs:
-            entry = {"step": state.global_step, "wall_clock_s": round(time.time() - self.start, 2), **logs}
+            entry = {"step": state.global_step, "wall_clock_s": round(self.clock.seconds(), 2), **logs}
             append_jsonl(self.path, [entry])
+
+
+class NoSpread(TrainerCallback):
+    """Warns when for many steps no group has had different rewards, so that nothing is learnt."""
+
+    def __init__(self, patience: int = 10) -> None:
+        self.patience = patience
+        self._in_a_row = 0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Count logged steps without spread, and warn at every `patience` of them."""
+        if not logs or "frac_reward_zero_std" not in logs:
+            return
+        self._in_a_row = self._in_a_row + 1 if logs["frac_reward_zero_std"] == 1 else 0
+        if self._in_a_row and self._in_a_row % self.patience == 0 and state.is_world_process_zero:
+            log.warning(
+                "all rewards of a group have been equal for %d logged steps (mean reward %.3g), so nothing is learnt. "
+                "Look at generations.jsonl: is rewards/format_reward 0 (the prompt, `stop`, --sampling_max_tokens)? "
+                "Are the problems all too hard or all solved? Is --sampling_temperature 0 or --group_size too small?",
+                self._in_a_row, logs.get("reward", float("nan")),
+            )  # fmt: skip
 
 
 class GenerationsLog(TrainerCallback):
@@ -58,7 +89,10 @@ class GenerationsLog(TrainerCallback):
 
 
 class Validation(TrainerCallback):
-    """Measures the policy on held-out problems at step 0, every `every` steps, and at the end."""
+    """Measures the policy on held-out problems at step 0, every `every` steps, and at the end.
+
+    Each puts an entry with `step`, `wall_clock_s` and the report's summary into `run.validations`.
+    """
 
     def __init__(
         self,
@@ -66,28 +100,37 @@ class Validation(TrainerCallback):
         grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
         every: int,
         sampling: Mapping[str, Any],
-        start: float,
+        run: Run,
     ) -> None:
         self.problems, self.grader = problems, grader
-        self.every, self.sampling, self.start = every, dict(sampling), start
+        self.every, self.sampling, self.run = every, dict(sampling), run
         self.trainer: ExtGRPOTrainer | None = None
-        self.history: list[dict[str, Any]] = []  # one entry per validation: step, wall_clock_s, summary
-        self.first: Report | None = None
-        self.last: Report | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure before the first step."""
-        self._measure(state)
+        """Measure before the first step, unless the run had done so before it was interrupted."""
+        if not self.run.validations:
+            self._measure(state)
+        self._find_best()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure when it is due."""
+        """Measure when it is due; the best so far is worth a checkpoint."""
         if state.global_step % self.every == 0:
             self._measure(state)
+            if self._find_best() == state.global_step and args.save_strategy != "no":
+                control.should_save = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure the trained policy, unless the last step just did."""
-        if self.history[-1]["step"] != state.global_step:
+        """Measure the trained policy, unless the last step just did, or the run is to stop before its end."""
+        assert self.trainer is not None
+        if self.trainer.stop_signal is None and self.run.validations[-1]["step"] != state.global_step:
             self._measure(state)
+
+    def _find_best(self) -> int:
+        """Step of the best validation; the trainer keeps its checkpoint."""
+        assert self.trainer is not None
+        best: int = max(self.run.validations, key=lambda entry: entry["accuracy"])["step"]
+        self.trainer.best_step = best
+        return best
 
     def _measure(self, state: Any) -> None:
         assert self.trainer is not None  # set when the trainer exists
@@ -98,12 +141,10 @@ class Validation(TrainerCallback):
             lambda prompts: trainer.sample(prompts, **self.sampling),
             self.grader,
         )
-        now = time.time()
-        self.first, self.last = self.first or report, report
-        summary = report.summary()
-        entry = {"step": state.global_step, "wall_clock_s": round(now - self.start, 2), **summary}
-        self.history.append(entry)
-        trainer.log_now({"validation/accuracy": report.accuracy, "validation/seconds": round(now - began, 2)})
+        seconds = time.time() - began
+        entry = {"step": state.global_step, "wall_clock_s": round(self.run.clock.seconds(), 2), **report.summary()}
+        self.run.validations.append(entry)
+        trainer.log_now({"validation/accuracy": report.accuracy, "validation/seconds": round(seconds, 2)})
         if state.is_world_process_zero and not trainer.args.disable_tqdm:
             print_line(
                 validation_line(entry, trainer.args.max_steps if trainer.args.max_steps > 0 else state.max_steps)

@@ -122,6 +122,27 @@ class ExtGRPOConfig(GRPOConfig):
         default=None, metadata={"help": "No CUDA graphs: slower rollouts, less memory, quicker start."}
     )
 
+    # Going on after an interruption.
+    resume: str | None = field(
+        default=None,
+        metadata={
+            "help": "Go on from a checkpoint: auto (the newest good one in output_dir; a fresh run where there is "
+            "none) or its folder."
+        },
+    )
+    resume_changed: bool = field(
+        default=False, metadata={"help": "Resume although settings differ from those of the run so far."}
+    )
+
+    # What a run bears.
+    max_nonfinite_steps: int = field(
+        default=3,
+        metadata={"help": "Optimizer steps in a row with a gradient that is not finite, all left out, that end it."},
+    )
+    reward_timeout: float | None = field(
+        default=600.0, metadata={"help": "Seconds that a reward function may take for a rollout."}
+    )
+
     # What an optimizer step does not compute, for the same gradient; needs a preset or an axis.
     skip_idle_rows: bool = field(
         default=True,
@@ -177,6 +198,10 @@ class ExtGRPOConfig(GRPOConfig):
     sampling_max_tokens: int | None = field(default=None, metadata={"help": "TRL: max_completion_length."})
 
     def __post_init__(self) -> None:
+        if self.max_nonfinite_steps < 1:
+            raise ValueError(f"max_nonfinite_steps must be at least 1, got {self.max_nonfinite_steps}")
+        if self.reward_timeout is not None and self.reward_timeout <= 0:
+            raise ValueError(f"reward_timeout must be positive seconds, got {self.reward_timeout}")
         for name in _OPTIONS:
             setattr(self, name, parse_options(name, getattr(self, name)))
         if isinstance(self.stop, str):

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from trl_ext._startup import START, use_all_cores
+from trl_ext._startup import use_all_cores
 
 # isort: split
 import dataclasses
-import time
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig, AutoTokenizer
 from transformers.trainer_callback import ProgressCallback
 from trl import ModelConfig, get_peft_config
 
-from trl_ext.arguments import InputError, as_yaml
+from trl_ext.arguments import InputError, Stopped, as_yaml
 from trl_ext.base_policy import make_base_policy
-from trl_ext.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation, print_line
+from trl_ext.callbacks import GenerationsLog, JsonlLog, NoSpread, ProgressBar, Validation, print_line
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import check_lengths
@@ -28,6 +28,7 @@ from trl_ext.provenance import provenance
 from trl_ext.report import before_after_table, write_curve, write_summary
 from trl_ext.rewards.grade import GRADERS
 from trl_ext.rewards.hooks import REWARDS
+from trl_ext.run_folder import Run, open_run, settings_of
 from trl_ext.trainer import ExtGRPOTrainer
 
 
@@ -80,7 +81,8 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
     """Train, validate on the way, and leave everything in the run's folder. Returns the summary.
 
     Raises:
-        InputError: a dataset that cannot be used; raised before a model loads.
+        InputError: a dataset, a folder or a checkpoint that cannot be used; raised before a model loads.
+        Stopped: SIGTERM came; there is a checkpoint to go on from.
     """
     use_all_cores()
     try:
@@ -92,22 +94,38 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
         check_context(problems, policy, model, config)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
-    output = _fresh_folder(config)
-    write_config(output / "config.yaml", task, model, config)
-    model.model_name_or_path = policy
-    if not config.disable_tqdm and not config.process_index:
+    settings = settings_of((task, model, config), policy=policy, processes=config.world_size)
+    settings["training_problems"] = fingerprint(problems["train"])
+    say = print_line if not config.disable_tqdm and not config.process_index else ignore
+    resume = config.resume or config.resume_from_checkpoint
+    with open_run(Path(config.output_dir), settings, resume, config.resume_changed, say) as run:
+        config.output_dir = str(run.folder)
+        write_config(run.folder / "config.yaml", task, model, config)
+        model.model_name_or_path = policy
         engine = "colocated vLLM" if config.use_vllm else "HF generate"
-        print_line(f"rollouts by {engine}: {config.engine_reason}")
-    train, held_out = problems["train"], problems["validation"]
-    trainer, validation = assemble(task, model, config, train, held_out, output)
-    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
-    trainer.save_model()
-    summary: dict[str, Any] = {}
-    if trainer.is_world_process_zero():
-        summary = finish(trainer, validation, output)
-    if config.push_to_hub:
-        trainer.push_to_hub()
-    return summary
+        say(f"rollouts by {engine}: {config.engine_reason}")
+        trainer = assemble(task, model, config, problems["train"], problems["validation"], run)
+        with trainer.stopping_on_sigterm():
+            trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+        if trainer.stop_signal is not None:
+            raise Stopped(trainer.stop_signal, trainer.state.global_step)
+        trainer.save_model()
+        summary = finish(trainer, run) if trainer.is_world_process_zero() else {}
+        if config.push_to_hub:
+            trainer.push_to_hub()
+        return summary
+
+
+def ignore(line: str) -> None:
+    """Print nothing."""
+
+
+def fingerprint(problems: Any) -> str:
+    """A hash of prompts and answers, in order: whether two runs train on the same."""
+    digest = hashlib.sha256()
+    for prompt, answer in zip(problems["prompt"], problems["answer"], strict=True):
+        digest.update(json.dumps([prompt, answer], default=str).encode())
+    return digest.hexdigest()[:16]
 
 
 def _base_policy(config: ExtGRPOConfig) -> str:
@@ -116,15 +134,16 @@ def _base_policy(config: ExtGRPOConfig) -> str:
 
 
 def check_context(problems: Mapping[str, Any], policy: str, model: ModelConfig, config: ExtGRPOConfig) -> None:
-    """Refuse a prompt that leaves no room for the longest completion in the model's context.
+    """Refuse a tokenizer that is not the model's, and a prompt that leaves no room for the longest completion.
 
     Raises:
-        ValueError: with the row, its length and the settings to change.
+        ValueError: with what does not fit and the settings to change.
         OSError: there is no such model.
     """
     known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(policy, **known)
     shape = AutoConfig.from_pretrained(policy, **known)
+    check_tokenizer(tokenizer, shape, policy, config.stop)
     context, setting = getattr(shape, "max_position_embeddings", None), "the model's max_position_embeddings"
     if config.use_vllm and config.vllm_max_model_length is not None:
         context, setting = config.vllm_max_model_length, "vllm_max_model_length"
@@ -133,9 +152,32 @@ def check_context(problems: Mapping[str, Any], policy: str, model: ModelConfig, 
             check_lengths(rows["prompt"], name, tokenizer, config.max_completion_length, context, setting)
 
 
+def check_tokenizer(tokenizer: Any, shape: Any, policy: str, stop: Sequence[str] | None) -> None:
+    """Refuse what would index outside the embeddings, or never end a completion.
+
+    Raises:
+        ValueError: with the numbers and what to do.
+    """
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= shape.get_text_config().vocab_size:
+        raise ValueError(
+            f"{policy!r}: the tokenizer has a token number {largest} and the model's vocabulary ends at "
+            f"{shape.get_text_config().vocab_size - 1}; they do not belong together"
+        )
+    if tokenizer.eos_token_id is None and not stop:
+        raise ValueError(
+            f"{policy!r}: the tokenizer has no EOS token, so no completion would end before "
+            "--sampling_max_tokens; set eos_token in its tokenizer_config.json, or give --stop"
+        )
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"{policy!r}: the tokenizer has neither a pad nor an EOS token; set pad_token in its tokenizer_config.json"
+        )
+
+
 def assemble(
-    task: Task, model: ModelConfig, config: ExtGRPOConfig, train: Any, validation_set: Any, output: Path
-) -> tuple[ExtGRPOTrainer, Validation]:
+    task: Task, model: ModelConfig, config: ExtGRPOConfig, train: Any, validation_set: Any, run: Run
+) -> ExtGRPOTrainer:
     """The trainer with its callbacks."""
     validation = Validation(
         list(validation_set),
@@ -147,9 +189,9 @@ def assemble(
             "temperature": task.validation_temperature,
             "max_tokens": task.validation_max_tokens,
         },
-        start=START,
+        run=run,
     )
-    generations = GenerationsLog(output / "generations.jsonl", every=task.log_generations_every)
+    generations = GenerationsLog(run.folder / "generations.jsonl", every=task.log_generations_every)
     if config.model_init_kwargs is None:
         given = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
         config.model_init_kwargs = {"revision": model.model_revision} | {k: v for k, v in given.items() if v}
@@ -159,44 +201,34 @@ def assemble(
         args=config,
         train_dataset=train,
         peft_config=get_peft_config(model),
-        callbacks=[validation, generations, JsonlLog(output / "metrics.jsonl", START)],
+        callbacks=[validation, generations, JsonlLog(run.folder / "metrics.jsonl", run.clock), NoSpread()],
     )
+    trainer.run_record = run.record
     validation.trainer = generations.trainer = trainer
     if not config.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(ProgressBar)
-    return trainer, validation
+    return trainer
 
 
-def finish(trainer: ExtGRPOTrainer, validation: Validation, output: Path) -> dict[str, Any]:
+def finish(trainer: ExtGRPOTrainer, run: Run) -> dict[str, Any]:
     """Write the curve and the summary, and print the table of before and after."""
-    assert validation.first is not None
-    assert validation.last is not None
-    write_curve(output / "curve.png", {output.name: validation.history}, title=output.name)
+    output, history = run.folder, run.validations
+    write_curve(output / "curve.png", {output.name: history}, title=output.name)
     axes = {name: getattr(trainer.args, name) for name in ("preset", "advantage", "policy_loss", "aggregation")}
     more = {"seed": trainer.args.seed, **axes, **provenance()}
-    summary = write_summary(output / "summary.json", validation.history, time.time() - START, more)
-    print("\n" + before_after_table(validation.first, validation.last))
+    summary = write_summary(output / "summary.json", history, run.clock.seconds(), more)
+    print("\n" + before_after_table(history[0], history[-1]))
     print(f"{summary['wall_clock_s']:.0f} s in all; everything is in {output}: curve.png, summary.json, ...")
     return summary
 
 
-def _fresh_folder(config: ExtGRPOConfig) -> Path:
-    """The run's folder; where one of that name holds a run already, the next free `name-2`, `name-3`, ..."""
-    wanted = Path(config.output_dir)
-    if config.resume_from_checkpoint is None:
-        taken, number = wanted, 2
-        while (taken / "metrics.jsonl").exists() or (taken / "summary.json").exists():
-            taken = wanted.with_name(f"{wanted.name}-{number}")
-            number += 1
-        config.output_dir = broadcast_object_list([str(taken)])[0]  # ranks must agree
-    folder = Path(config.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-# Set by Trainer or TRL from other settings (which are written), or refused when given together with them.
-_DERIVED = ("accelerator_config", "debug", "disable_tqdm", "steps_per_generation")
+# Set by Trainer or TRL from other settings (which are written), refused when given together with them, or of one
+# process and not of the run.
+_DERIVED = (
+    "accelerator_config", "debug", "disable_tqdm", "resume", "resume_changed", "resume_from_checkpoint",
+    "steps_per_generation",
+)  # fmt: skip
 
 
 def write_config(path: Path, task: Task, model: ModelConfig, config: ExtGRPOConfig) -> None:

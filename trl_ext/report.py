@@ -19,15 +19,16 @@ _REWARDS_OF = {
 }  # format and answer reward, as the handout has it
 
 
-def before_after_table(before: Report, after: Report) -> str:
-    """Accuracy before and after training by level, and the share of each outcome."""
+def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Accuracy before and after training by level, and the share of each outcome, from two `Report.summary()`."""
     lines = [
         f"{'':<26}{'before':>8}{'after':>8}",
-        f"{'accuracy':<26}{before.accuracy:>8.3f}{after.accuracy:>8.3f}",
+        f"{'accuracy':<26}{before['accuracy']:>8.3f}{after['accuracy']:>8.3f}",
     ]
-    levels, later = before.by("level"), after.by("level")
-    lines += [f"  level {level:<18}{levels[level]:>8.3f}{later[level]:>8.3f}" for level in levels if level]
-    was, now = before.outcomes(), after.outcomes()
+    levels, later = before["by_level"], after["by_level"]
+    known = [level for level in levels if level not in ("", "0", "None")]
+    lines += [f"  level {level:<18}{levels[level]:>8.3f}{later[level]:>8.3f}" for level in known]
+    was, now = before["outcomes"], after["outcomes"]
     lines += [f"{label:<26}{was[name]:>8.3f}{now[name]:>8.3f}" for name, label in OUTCOMES.items()]
     return "\n".join(lines)
 

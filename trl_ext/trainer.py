@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import gather_object, is_peft_model, send_to_device
 from torch import Tensor
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
@@ -26,15 +26,24 @@ from trl_ext.batching import Batch, Batching, joined
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.engine import engine_settings
 from trl_ext.evaluate import Completion
+from trl_ext.finite import FiniteSteps
 from trl_ext.functional import masked_mean
+from trl_ext.rewards.checked import checked
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.rollout import hf_generate, is_finished
 from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
+from trl_ext.saving import WholeCheckpoints, plain_state, restored
 from trl_ext.step_metrics import StepMetrics
 from trl_ext.types import LossInputs, StepTotals
 
+# Of TRL's trainer and ours, beside the rollout: metrics that wait for the next log, and what grows over the run.
+_KEPT = (
+    "_metrics", "_logs", "_total_train_tokens", "_current_train_step_time", "_last_world_entropy", "entropy_coef",
+    "last_rollout", "skipped_steps", "skipped_in_a_row",
+)  # fmt: skip
 
-class ExtGRPOTrainer(GRPOTrainer):
+
+class ExtGRPOTrainer(WholeCheckpoints, FiniteSteps, GRPOTrainer):
     """`GRPOTrainer` with the advantage, the policy loss, the aggregation and the KL estimator of the config.
 
     With neither a preset nor an axis in the config it trains exactly as TRL does.
@@ -52,6 +61,10 @@ class ExtGRPOTrainer(GRPOTrainer):
             config.generation_kwargs = _sampling_kwargs(config)
         with engine_settings(config):
             super().__init__(*args, **kwargs)
+        self.reward_funcs = [
+            function if isinstance(function, torch.nn.Module) else checked(function, config.reward_timeout)
+            for function in self.reward_funcs  # type: ignore[has-type]
+        ]
         self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
         if config.uses_axes:
             self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
@@ -111,8 +124,7 @@ class ExtGRPOTrainer(GRPOTrainer):
         before, accumulation = self._buffered_inputs, self.args.gradient_accumulation_steps
         super()._prepare_inputs(inputs)
         if self._buffered_inputs is not before or not self._plans:
-            starts = range(0, self.args.steps_per_generation, accumulation)
-            self._plans = [self._plan(self._buffered_inputs[start : start + accumulation]) for start in starts]
+            self._plans = self._make_plans()
             self._remember_old_log_probs()
         plan = self._plans[self._step % self.args.steps_per_generation // accumulation]
         idle_turns = accumulation - len(plan)
@@ -125,9 +137,14 @@ class ExtGRPOTrainer(GRPOTrainer):
             self._step_metrics.add({"step/rows_trained": (every_row < trained).float()}, every_row >= 0)
         return None if turn < idle_turns else plan[turn - idle_turns]
 
-    def _plan(self, window: list[Batch]) -> list[Batch]:
+    def _make_plans(self) -> list[list[Batch]]:
         assert self._batching is not None
-        return self._batching.plan(joined(window), self._largest_over_ranks)
+        accumulation = self.args.gradient_accumulation_steps
+        windows = [
+            self._buffered_inputs[start : start + accumulation]
+            for start in range(0, self.args.steps_per_generation, accumulation)
+        ]
+        return [self._batching.plan(joined(window), self._largest_over_ranks) for window in windows]
 
     def _largest_over_ranks(self, n: int) -> int:
         return int(self.accelerator.gather(torch.tensor([n], device=self.accelerator.device)).max())
@@ -141,6 +158,38 @@ class ExtGRPOTrainer(GRPOTrainer):
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             for batch in itertools.chain(*self._plans[0 if again else 1 :]):
                 batch["old_per_token_logps"] = self._log_probs(self.model, batch)[0]
+
+    # What a resumed run needs beside what `Trainer` saves.
+
+    def own_state(self) -> dict[str, Any]:
+        """The position in the rollout, the rollout while steps are left on it, and metrics not yet logged."""
+        state = super().own_state()
+        state |= {name: plain_state(getattr(self, name)) for name in _KEPT}
+        if self._step % (self.args.steps_per_generation * self.num_iterations):
+            state["rollout"] = self._buffered_inputs
+            state["old_log_probs"] = [[batch.get("old_per_token_logps") for batch in plan] for plan in self._plans]
+        return state
+
+    def restore_own_state(self, state: dict[str, Any] | None) -> None:
+        """Go on in the middle of a rollout; from a stock trainer's checkpoint, with a new rollout at the same place."""
+        super().restore_own_state(state)
+        self._step = self.state.global_step * self.args.gradient_accumulation_steps
+        if state is None:
+            return
+        for name in _KEPT:
+            setattr(self, name, restored(getattr(self, name), state[name]))
+        if "rollout" in state:
+            device = self.accelerator.device
+            self._buffered_inputs = [send_to_device(batch, device) for batch in state["rollout"]]
+            self._plans = self._make_plans() if self._batching is not None else []
+            for plan, olds in zip(self._plans, send_to_device(state["old_log_probs"], device), strict=True):
+                for batch, old in zip(plan, olds, strict=True):
+                    if old is not None:
+                        batch["old_per_token_logps"] = old
+
+    def rows_of_step(self) -> list[dict[str, Any]]:
+        """The rollout's rows on this rank."""
+        return self.last_rollout
 
     # Rollout: one `stop` setting for HF generate and vLLM.
 

@@ -1,0 +1,247 @@
+"""Kill a training run with SIGKILL again and again, resume it each time, and compare it with one left in peace.
+
+    python scripts/kill_and_resume.py                                    every case, 10 kills each
+    python scripts/kill_and_resume.py --cases off_policy --kills 100
+    python scripts/kill_and_resume.py --cases zero2 --json kills.json
+
+The run is recipes/grpo_math.py on a policy of a few thousand parameters. It is killed after a random number of steps
+since it was last resumed and a random part of a second, so in the middle of rollouts, optimizer steps and checkpoints,
+or while it starts. Then metrics, generations, validations and weights must be those of the other run, to the bit;
+seconds are not compared. The exit status is 0 only if they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm import tqdm
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes" / "grpo_math.py"
+STEPS = 24
+REWARD = """
+def vowels(prompts, completions, **kwargs):
+    return [sum(letter in "aeiou0123" for letter in text) / 4 for text in completions]
+"""
+SETTINGS: dict[str, Any] = {
+    "preset": "grpo_clip", "reward": "vowels.py:vowels", "learning_rate": 0.01, "max_steps": STEPS,
+    "rollout_batch_size": 16, "group_size": 4, "train_batch_size": 16, "micro_train_batch_size": 4,
+    "sampling_max_tokens": 8, "train_problems": 12, "validation_problems": 16, "validate_every": 4,
+    "log_generations_every": 3, "logging_steps": 2, "save_strategy": "steps", "save_steps": 3, "save_total_limit": 2,
+    "gradient_checkpointing": False, "dataloader_pin_memory": False, "report_to": "none",
+}  # fmt: skip
+OFF_POLICY = {"rollout_batch_size": 32, "epochs_per_rollout_batch": 2}  # four optimizer steps per rollout
+VLLM = {"use_vllm": True, "vllm_max_model_length": 128, "vllm_enforce_eager": True}
+CASES: dict[str, tuple[dict[str, Any], str | None]] = {  # settings beside those above, and the launcher's configuration
+    "on_policy": ({}, None),
+    "off_policy": (OFF_POLICY, None),
+    "vllm": (VLLM, "one_cpu"),
+    "two_ranks": (OFF_POLICY, "two_cpu_ranks_ddp"),
+    "zero2": (OFF_POLICY, "two_cpu_ranks_zero2"),
+}
+SECONDS = {"wall_clock_s", "validation/seconds", "step_time", "train_runtime", "train_samples_per_second",
+           "train_steps_per_second"}  # fmt: skip
+WAIT = 200  # seconds for a step
+
+
+class Attempt:
+    """One process, or one per rank, that trains until it ends or is killed."""
+
+    def __init__(self, folder: Path, name: str, launcher: str | None) -> None:
+        self.log = folder / f"{name}.log"
+        arguments = ["--config", str(folder / "run.yaml"), "--output_dir", str(folder / name), "--resume", "auto"]
+        self._said_before = self._said()
+        self._process: Any
+        if launcher is None:  # forked from a process that has imported everything, which saves most of the start
+            self._process = multiprocessing.get_context("forkserver").Process(
+                target=_train, args=(arguments, self.log, folder), daemon=True
+            )
+            self._process.start()
+            return
+        by = ["accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / f"{launcher}.yaml")]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *by, str(RECIPE), *arguments],
+                cwd=folder, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def _said(self) -> int:
+        """Times that the run has said where it starts from."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return text.count("resumed from") + text.count("nothing to resume")
+
+    def has_started(self) -> bool:
+        """Whether it has found its checkpoint."""
+        return self._said() > self._said_before
+
+    def status(self) -> int | None:
+        """Its exit status, None while it runs."""
+        is_forked = isinstance(self._process, multiprocessing.process.BaseProcess)
+        found: int | None = self._process.exitcode if is_forked else self._process.poll()
+        return found
+
+    def kill(self) -> None:
+        """End it, and all that it has started, without a chance to do anything."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.join() if hasattr(self._process, "join") else self._process.wait()
+
+
+def _train(arguments: list[str], log: Path, folder: Path) -> None:
+    os.setsid()  # so that it can be killed with what it starts
+    os.chdir(folder)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = [str(RECIPE), *arguments]
+    runpy.run_path(str(RECIPE), run_name="__main__")
+
+
+def wait_until(condition: Callable[[], bool], attempt: Attempt, seconds: float = WAIT) -> bool:
+    """Whether the condition came true while the attempt was running.
+
+    Raises:
+        TimeoutError: neither happened; with the end of what the run has printed.
+    """
+    end = time.monotonic() + seconds
+    while not condition():
+        if attempt.status() is not None:
+            return False
+        if time.monotonic() > end:
+            attempt.kill()
+            raise TimeoutError(attempt.log.read_text(errors="replace")[-3000:])
+        time.sleep(0.01)
+    return True
+
+
+def last_step(run: Path) -> int:
+    """Of the last whole line of the metrics; -1 without any."""
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else -1
+
+
+def newest_step(run: Path) -> int:
+    """Of the newest checkpoint; 0 without any."""
+    return max((int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*[0-9]")), default=0)
+
+
+def kill_once(folder: Path, launcher: str | None, rng: random.Random) -> str:
+    """Resume the run, kill it at some moment, and say in what it was interrupted."""
+    run = folder / "killed"
+    attempt = Attempt(folder, "killed", launcher)
+    if rng.random() < 0.1:
+        time.sleep(rng.random() * 2)
+    elif wait_until(attempt.has_started, attempt):
+        target = newest_step(run) + rng.choice([0, 1, 2, 3, 4])
+        wait_until(lambda: last_step(run) >= min(target, STEPS), attempt)
+        time.sleep(rng.random() * 0.2)
+    if attempt.status() is not None:
+        if attempt.status():
+            raise RuntimeError(attempt.log.read_text(errors="replace")[-3000:])
+        return "already at its end"
+    attempt.kill()
+    if not attempt.has_started():
+        return "starting"
+    return "saving" if (run / "_saving").exists() else "training"
+
+
+def outcome(run: Path) -> dict[str, list[str]]:
+    """What must be the same: logs and validations without seconds, and the hash of the weights."""
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        lines = (run / name).read_text(encoding="utf-8").split("\n")[:-1]
+        return [{k: v for k, v in json.loads(line).items() if k not in SECONDS} for line in lines]
+
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    validations = [{k: v for k, v in entry.items() if k not in SECONDS} for entry in summary["validations"]]
+    return {
+        "metrics": [json.dumps(row) for row in rows("metrics.jsonl")],  # as text, in which NaN equals NaN
+        "generations": [json.dumps(row) for row in rows("generations.jsonl")],
+        "validations": [json.dumps(entry) for entry in validations],
+        "weights": [hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()],
+    }
+
+
+def try_case(name: str, kills: int, seed: int, folder: Path, policy: str) -> dict[str, Any]:
+    """The figures of one case."""
+    settings, launcher = CASES[name]
+    folder.mkdir()
+    (folder / "vowels.py").write_text(REWARD, encoding="utf-8")
+    run_settings = {**SETTINGS, **settings, "model_name_or_path": policy, "seed": seed}
+    (folder / "run.yaml").write_text(yaml.safe_dump(run_settings), encoding="utf-8")
+    rng = random.Random(seed)
+
+    def to_its_end(run: str) -> None:
+        attempt = Attempt(folder, run, launcher)
+        wait_until(lambda: False, attempt, 2 * WAIT)
+        if attempt.status():
+            raise RuntimeError(attempt.log.read_text(errors="replace")[-3000:])
+
+    to_its_end("peaceful")
+    found = Counter(
+        kill_once(folder, launcher, rng) for _ in tqdm(range(kills), desc=name, unit="kill", file=sys.stderr)
+    )
+    to_its_end("killed")
+    peaceful, killed = outcome(folder / "peaceful"), outcome(folder / "killed")
+    for key, lines in peaceful.items():
+        pairs = itertools.zip_longest(lines, killed[key])
+        first = next(((a, b) for a, b in pairs if a != b), None)
+        if first:
+            print(f"{name}: first difference in the {key}:\n  {first[0]}\n  {first[1]}")
+    return {"case": name, "kills": dict(found), "same": {key: peaceful[key] == killed[key] for key in peaceful}}
+
+
+def tiny_policy(folder: Path) -> str:
+    """A policy that trains in milliseconds."""
+    from trl_ext.base_policy import BasePolicyConfig, make_base_policy
+
+    shape = BasePolicyConfig(hidden=32, layers=1, heads=1, intermediate=32, steps=3, batch=4)
+    return str(make_base_policy(0, folder, shape, progress=False))
+
+
+def main() -> int:
+    """Try the cases; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="(default: all)")
+    parser.add_argument("--kills", type=int, default=10, metavar="N", help="of each case (default: 10)")
+    parser.add_argument("--seed", type=int, default=0, help="of the run and of the moments (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    args = parser.parse_args()
+    multiprocessing.set_forkserver_preload(["trl_ext.recipe", "trl_ext.base_policy", "matplotlib.pyplot"])
+    results = []
+    with tempfile.TemporaryDirectory(prefix="kill_and_resume_") as scratch:
+        context = multiprocessing.get_context("forkserver")
+        with context.Pool(1) as pool:  # torch computes there, and this process stays free of its threads
+            policy = pool.apply(tiny_policy, (Path(scratch) / "policy",))
+        for name in args.cases:
+            found = try_case(name, args.kills, args.seed, Path(scratch) / name, policy)
+            results.append(found)
+            kills = ", ".join(f"{n} {moment}" for moment, n in found["kills"].items())
+            differing = [key for key, same in found["same"].items() if not same]
+            print(f"{name:<12} {kills}: {'identical' if not differing else 'DIFFERENT ' + ', '.join(differing)}")
+    if args.json:
+        from trl_ext.provenance import provenance
+
+        args.json.write_text(json.dumps({"results": results, **provenance()}, indent=2) + "\n", encoding="utf-8")
+    return int(not all(all(found["same"].values()) for found in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

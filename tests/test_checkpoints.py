@@ -1,0 +1,146 @@
+"""Checkpoints on disk: damage is seen, a good one is always left, the newest good one is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trl_ext import checkpoints as files
+from trl_ext.checkpoints import MANIFEST, SCRATCH, checkpoints, damage, newest, prune, publish, seal, set_aside, step_of
+
+CONTENT = {"model.safetensors": b"weights" * 99, "trainer_state.json": b"{}", "global_step3/rank0.pt": b"moments"}
+
+
+def save(run: Path, step: int) -> Path:
+    """A sealed checkpoint in its place."""
+    scratch = run / SCRATCH / f"checkpoint-{step}"
+    for name, data in CONTENT.items():
+        (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+        (scratch / name).write_bytes(data + str(step).encode())
+    seal(scratch)
+    return publish(scratch, run)
+
+
+def test_a_checkpoint_as_it_was_written_is_good_and_nothing_else_is_left(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path, 3)
+    assert damage(checkpoint) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+    assert newest(tmp_path) == (checkpoint, [])
+
+
+@pytest.mark.parametrize("name", CONTENT)
+@pytest.mark.parametrize(
+    ("how", "words"), [("missing", "missing"), ("cut", "bytes, it was written with"), ("changed", "checksum")]
+)
+def test_damage_to_any_file_is_seen_and_the_checkpoint_before_is_taken(
+    name: str, how: str, words: str, tmp_path: Path
+) -> None:
+    good, torn = save(tmp_path, 9), save(tmp_path, 10)
+    data = (torn / name).read_bytes()
+    if how == "missing":
+        (torn / name).unlink()
+    else:
+        (torn / name).write_bytes(data[:-1] if how == "cut" else bytes([data[0] ^ 1]) + data[1:])
+    found, skipped = newest(tmp_path)
+    assert found == good
+    assert len(skipped) == 1
+    assert all(word in skipped[0] for word in (f"skipped {torn}", name, words))
+
+
+def test_a_torn_manifest_is_damage(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path, 1)
+    (checkpoint / MANIFEST).write_text((checkpoint / MANIFEST).read_text()[:20])
+    assert damage(checkpoint) == "manifest.json is not JSON"
+
+
+def test_a_stock_checkpoint_has_no_manifest_and_is_good_once_its_last_file_is_whole(tmp_path: Path) -> None:
+    stock = tmp_path / "checkpoint-5"
+    stock.mkdir()
+    assert damage(stock) == "trainer_state.json is missing"
+    (stock / "trainer_state.json").write_text('{"global_step"')
+    assert damage(stock) == "trainer_state.json is not JSON"
+    (stock / "trainer_state.json").write_text(json.dumps({"global_step": 5}))
+    assert newest(tmp_path) == (stock, [])
+
+
+def test_checkpoints_are_ordered_by_step_and_other_folders_are_none(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        save(tmp_path, step)
+    for name in ("checkpoint-x", "checkpoint-3.set_aside", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint-200").write_text("a file")
+    assert [step_of(path) for path in checkpoints(tmp_path)] == [100, 10, 9]
+    with pytest.raises(ValueError, match="not named checkpoint-N"):
+        step_of(tmp_path / "other")
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    first = save(tmp_path, 2)
+    (first / "stale").write_text("of the other one")
+    assert not (save(tmp_path, 2) / "stale").exists()
+    assert damage(tmp_path / "checkpoint-2") is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "keep", "left"), [(None, [], [1, 2, 3, 4]), (2, [], [3, 4]), (1, [2], [2, 4]), (0, [], [1, 2, 3, 4])]
+)
+def test_the_newest_are_left_and_what_is_to_be_kept(
+    limit: int | None, keep: list[int], left: list[int], tmp_path: Path
+) -> None:
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step)
+    prune(tmp_path, limit, [tmp_path / f"checkpoint-{step}" for step in keep])
+    assert sorted(map(step_of, checkpoints(tmp_path))) == left
+    assert all(damage(path) is None for path in checkpoints(tmp_path))
+
+
+def test_going_on_from_an_older_one_removes_newer_damaged_ones_and_renames_newer_good_ones(tmp_path: Path) -> None:
+    old, torn, good = (save(tmp_path, step) for step in (1, 2, 3))
+    (torn / "model.safetensors").unlink()
+    set_aside(old)
+    assert checkpoints(tmp_path) == [old]
+    assert damage(tmp_path / f"{good.name}.set_aside") is None
+    assert not torn.exists()
+
+
+class PowerCut(BaseException):
+    """Nothing after it happens."""
+
+
+def test_wherever_the_power_goes_there_is_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operations = [(files, "sync"), (files, "write_text"), (Path, "rename"), (files.shutil, "rmtree")]
+    remaining = 0
+
+    def cut(inner):  # type: ignore[no-untyped-def]
+        def operation(*args, **kwargs):  # type: ignore[no-untyped-def]
+            nonlocal remaining
+            if remaining == 0:
+                raise PowerCut
+            remaining -= 1
+            return inner(*args, **kwargs)
+
+        return operation
+
+    moments = 0
+    while True:
+        run = tmp_path / str(moments)
+        save(run, 1)
+        save(run, 2)
+        with monkeypatch.context() as patch:
+            remaining = moments
+            for owner, name in operations:
+                patch.setattr(owner, name, cut(getattr(owner, name)))
+            try:
+                save(run, 2)  # in the place of another
+                prune(run, 1)
+                break
+            except PowerCut:
+                moments += 1
+        found, _ = newest(run)
+        assert found is not None
+        assert damage(found) is None
+        save(run, 3)
+        assert newest(run)[0] == run / "checkpoint-3"
+    assert moments > 8

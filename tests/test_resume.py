@@ -1,0 +1,235 @@
+"""A resumed run is the run that was never interrupted, to the bit: metrics, rollouts, weights, optimizer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.test_recipe import ROOT
+from tests.tiny import ends_early, make_trainer, prompts, save_tiny, weight_difference
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.checkpoints import checkpoints, damage, newest
+
+STEPS = 7
+SAVING = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS, "optim": "adamw_torch", "learning_rate": 0.01}
+OFF_POLICY = {"steps_per_generation": 8, "num_iterations": 2}  # four optimizer steps per rollout
+RUNS: dict[str, dict[str, Any]] = {
+    "on_policy": {"preset": "grpo_clip"},
+    "in_the_middle_of_a_rollout": {"preset": "grpo_clip", **OFF_POLICY},
+    "between_two_logs": {"preset": "grpo_clip", "logging_steps": 3, "log_completions": True, **OFF_POLICY},
+    "over_epochs": {"preset": "dr_grpo", "train_dataset": prompts(8)},
+    "over_epochs_off_policy": {"preset": "dapo", "train_dataset": prompts(8), **OFF_POLICY},
+    "plain_batches": {
+        "preset": "grpo_clip", "skip_idle_rows": False, "compact_micro_batches": False, "reuse_log_probs": False,
+        **OFF_POLICY,
+    },
+    "decaying_schedule": {"preset": "rloo", "lr_scheduler_type": "cosine", "warmup_steps": 2},
+    "kl_penalty": {"preset": "grpo_clip", "beta": 0.1, **OFF_POLICY},
+    "trls_loss": {**OFF_POLICY},
+}  # fmt: skip
+SECONDS = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
+
+
+def history(trainer: Any) -> str:
+    """Everything logged but seconds, as text, in which NaN equals NaN."""
+    return json.dumps(
+        [{k: v for k, v in e.items() if k not in SECONDS} for e in trainer.state.log_history], sort_keys=True
+    )
+
+
+def made(path: Path, reward: Any = ends_early, **settings: Any) -> Any:
+    return make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path, reward, **{**SAVING, **settings})
+
+
+def assert_same_end(first: Any, second: Any) -> None:
+    assert history(first) == history(second)
+    assert weight_difference(first.model, second.model) == 0
+    assert first.last_rollout == second.last_rollout
+    states = [trainer.optimizer.state_dict()["state"] for trainer in (first, second)]
+    for name, state in states[0].items():
+        assert all(torch.equal(value, states[1][name][key]) for key, value in state.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_resumed_after_any_step_a_run_is_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
+    settings = {"model": str(save_tiny(tmp_path / "tiny")), **RUNS[name]}
+    whole = made(tmp_path / "whole", **settings)
+    whole.train()
+    steps = range(1, STEPS + 1) if name in ("in_the_middle_of_a_rollout", "over_epochs_off_policy") else (3, STEPS)
+    for step in steps:
+        again = made(tmp_path / f"from_{step}", **settings)
+        again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        assert_same_end(whole, again)
+
+
+def test_resumed_in_the_middle_of_a_rollout_a_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    settings = {**RUNS["between_two_logs"], "max_steps": 4}
+    whole = made(tmp_path / "whole", **settings)
+    whole.train()
+    assert len({json.dumps(row["response"]) for row in whole.last_rollout}) > 4
+    again = made(tmp_path / "again", **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert_same_end(whole, again)
+
+
+@pytest.mark.slow
+def test_an_adapter_is_resumed_to_the_bit(tmp_path: Path) -> None:
+    def lora(path: Path) -> Any:
+        adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        return made(path, peft_config=adapter, preset="grpo_clip", model=base, **OFF_POLICY)
+
+    base = str(save_tiny(tmp_path / "base"))  # an adapter remembers where its model is
+
+    whole, again = lora(tmp_path / "whole"), lora(tmp_path / "again")
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    assert_same_end(whole, again)
+
+
+@pytest.mark.slow
+def test_a_stock_checkpoint_goes_on_here_and_ours_with_stock_trl(tmp_path: Path) -> None:
+    def trained(trainer_class: Any, config_class: Any, path: Path, resume: Path | None = None) -> Any:
+        trainer = make_trainer(trainer_class, config_class, path, ends_early, **SAVING)
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        return trainer
+
+    stock = trained(GRPOTrainer, GRPOConfig, tmp_path / "stock")
+    ours = trained(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "ours")
+    taken_over = trained(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "a", tmp_path / "stock" / "checkpoint-3")
+    given_back = trained(GRPOTrainer, GRPOConfig, tmp_path / "b", tmp_path / "ours" / "checkpoint-3")
+    for trainer in (taken_over, given_back):  # without axes and on-policy all four are one run
+        assert weight_difference(stock.model, trainer.model) == 0
+        assert trainer.state.global_step == STEPS
+    assert weight_difference(stock.model, ours.model) == 0
+
+
+def test_a_stock_checkpoint_taken_in_the_middle_of_a_rollout_gets_a_new_rollout_at_the_same_place(
+    tmp_path: Path,
+) -> None:
+    settings = {**SAVING, **OFF_POLICY, "max_steps": 3}
+    make_trainer(GRPOTrainer, GRPOConfig, tmp_path / "stock", ends_early, **settings).train()
+    ours = made(tmp_path / "ours", preset="grpo_clip", **OFF_POLICY, max_steps=5)
+    ours.train(resume_from_checkpoint=str(tmp_path / "stock" / "checkpoint-3"))
+    assert ours._step == 5 * 4
+    assert ours._step % 16 == 4  # the rollout that follows began where an uninterrupted run begins it
+
+
+# --- what is kept, and when saving goes wrong -------------------------------------------------------------------
+
+
+def test_checkpoints_are_whole_and_only_as_many_as_asked_for_are_kept_beside_the_best(tmp_path: Path) -> None:
+    trainer = made(tmp_path, preset="grpo_clip", save_total_limit=2)
+    trainer.best_step = 2
+    trainer.train()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-7", "checkpoint-6", "checkpoint-2"]
+    assert all(damage(path) is None for path in checkpoints(tmp_path))
+    assert not list(tmp_path.glob("_saving*"))
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_neither_the_run_nor_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = made(tmp_path / "whole", preset="grpo_clip")
+    whole.train()
+    save = torch.save
+    files = []
+
+    def full(value: Any, path: Any, **kwargs: Any) -> None:
+        files.append(path)
+        if "checkpoint-3" in str(path):
+            raise OSError(28, "No space left on device")
+        save(value, path, **kwargs)
+
+    monkeypatch.setattr(torch, "save", full)
+    trainer = made(tmp_path / "run", preset="grpo_clip")
+    trainer.train()
+    assert any("checkpoint-3" in str(path) for path in files)
+    assert trainer.failed_saves == 1
+    assert [path.name for path in checkpoints(tmp_path / "run")] == [f"checkpoint-{i}" for i in (7, 6, 5, 4, 2, 1)]
+    words = ("no checkpoint at step 3", "No space left on device", "checkpoint-2", "--save_total_limit")
+    assert all(word in caplog.text for word in words)
+    assert weight_difference(whole.model, trainer.model) == 0
+
+
+def test_no_checkpoint_is_begun_where_the_disk_has_no_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+
+    def nearly_full(path: Any) -> Any:
+        return usage._replace(free=1000)
+
+    trainer = made(tmp_path, preset="grpo_clip")
+    monkeypatch.setattr("trl_ext.saving.shutil.disk_usage", nearly_full)
+    trainer.train()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1"]  # of whose size nothing was known
+    assert trainer.failed_saves == STEPS - 1
+    assert "1e-06 GB free" in caplog.text
+
+
+FULL = """
+import resource, sys
+from tests.test_resume import made
+from pathlib import Path
+trainer = made(Path(sys.argv[1]), preset="grpo_clip")
+save = trainer._save_checkpoint
+def limited(*args):
+    if trainer.state.global_step == 3:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    save(*args)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+trainer._save_checkpoint = limited
+trainer.train()
+print("failed", trainer.failed_saves)
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_refuses_to_write_more_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True
+    )
+    assert "failed 1" in done.stdout
+    assert "no checkpoint at step 3" in done.stderr
+    assert [path.name for path in checkpoints(tmp_path)] == [f"checkpoint-{i}" for i in (7, 6, 5, 4, 2, 1)]
+    assert newest(tmp_path) == (tmp_path / "checkpoint-7", [])
+
+
+# --- a run that is told to stop ---------------------------------------------------------------------------------
+
+
+def test_sigterm_lets_the_step_end_saves_and_stops_and_the_rest_is_the_same(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def told_to_stop(completions: list[str], **_: Any) -> list[float]:
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return ends_early(completions)
+
+    told_to_stop.__name__ = "ends_early"
+    settings = {"preset": "grpo_clip", "save_steps": 100, "logging_steps": 2, **OFF_POLICY}
+    whole = made(tmp_path / "whole", **settings)  # which seeds the generator that it then trains with
+    whole.train()
+    stopped = made(tmp_path / "run", told_to_stop, **settings)
+    before = signal.getsignal(signal.SIGTERM)
+    with stopped.stopping_on_sigterm():
+        stopped.train()
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert (stopped.stop_signal, stopped.state.global_step) == (signal.SIGTERM, 5)  # the second rollout's first step
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["checkpoint-5"]
+    again = made(tmp_path / "run", **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-5"))
+    assert_same_end(whole, again)

@@ -1,0 +1,243 @@
+"""`WholeCheckpoints`: what makes a `Trainer` save checkpoints whole, with all that its run needs to go on as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+import signal
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from trl_ext.checkpoints import SCRATCH, checkpoints, prune, publish, seal, size
+
+RUN_RECORD = "run.json"
+_SPARE = 1.05  # of the last checkpoint's size, which the next one will not differ much from
+
+log = logging.getLogger(__name__)
+
+
+class WholeCheckpoints:
+    """To be inherited beside a `Trainer`: atomic checkpoints, and the state that `Trainer` forgets.
+
+    Attributes:
+        run_record: what the run wants to find again beside the trainer's state, as JSON; asked for at every save.
+        best_step: the step whose checkpoint is kept whatever `save_total_limit` says, if there is one.
+        stop_signal: what told the run to stop before its end.
+        failed_saves: checkpoints that could not be written.
+    """
+
+    args: Any
+    state: Any
+    accelerator: Any
+    model: Any
+    run_record: Callable[[], dict[str, Any]] | None = None
+    best_step: int | None = None
+    stop_signal: int | None = None
+    failed_saves: int = 0
+    _saving: Path | None = None
+    _to_restore: str | None = None
+    _sampler: Any = None
+
+    @contextlib.contextmanager
+    def stopping_on_sigterm(self) -> Iterator[None]:
+        """While the block trains, SIGTERM lets the step end, saves a checkpoint and ends the training."""
+        trainer: Any = self
+        callback = StopOnSigterm(self)
+        trainer.add_callback(callback)
+        try:
+            with callback.listening():
+                yield
+        finally:
+            trainer.remove_callback(callback)
+
+    def own_state(self) -> dict[str, Any]:
+        """This rank's state beside what `Trainer` saves: tensors, numbers, texts, lists and dicts of them."""
+        trainer: Any = self
+        return {
+            "tr_loss": trainer._tr_loss.clone(),
+            "total_loss_scalar": trainer._total_loss_scalar,
+            "globalstep_last_logged": trainer._globalstep_last_logged,
+        }
+
+    def restore_own_state(self, state: dict[str, Any] | None) -> None:
+        """Take `own_state` back; None where the checkpoint has none, as those of a stock trainer."""
+        trainer: Any = self
+        if state is not None:
+            trainer._tr_loss = state["tr_loss"].to(trainer._tr_loss.device)
+            trainer._total_loss_scalar = state["total_loss_scalar"]
+            trainer._globalstep_last_logged = state["globalstep_last_logged"]
+
+    def _get_output_dir(self, trial: Any) -> str:
+        if self._saving is not None:
+            return str(self._saving)
+        parent: Any = super()
+        return str(parent._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        run = Path(self.args.output_dir)
+        room = self._lack_of_room(run)
+        if room is not None:
+            self._say_not_saved(room)
+            return
+        scratch = run / SCRATCH / f"checkpoint-{self.state.global_step}"
+        if self.accelerator.is_main_process:
+            shutil.rmtree(run / SCRATCH, ignore_errors=True)
+            scratch.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        try:
+            with self._writing_to(run / SCRATCH):
+                parent: Any = super()
+                parent._save_checkpoint(model, trial)
+            torch.save(self.own_state(), scratch / _state_file(self.accelerator.process_index))
+            self.accelerator.wait_for_everyone()
+            if self.accelerator.is_main_process:
+                if self.run_record is not None:
+                    (scratch / RUN_RECORD).write_text(json.dumps(self.run_record()) + "\n", encoding="utf-8")
+                seal(scratch)
+                publish(scratch, run)
+        except Exception as error:  # of whatever library was writing
+            if self.accelerator.num_processes > 1:
+                raise  # the other ranks wait in a collective
+            shutil.rmtree(run / SCRATCH, ignore_errors=True)
+            self._say_not_saved(str(error))
+            return
+        if self.accelerator.is_main_process:
+            prune(run, self.args.save_total_limit, [run / f"checkpoint-{self.best_step}"])
+        self.accelerator.wait_for_everyone()
+
+    @contextlib.contextmanager
+    def _writing_to(self, folder: Path) -> Iterator[None]:
+        """`Trainer` writes its checkpoint there and removes none."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        self._saving = folder
+        try:
+            yield
+        finally:
+            self.args.save_total_limit, self._saving = limit, None
+
+    def _lack_of_room(self, run: Path) -> str | None:
+        """Why the disk has no room for another checkpoint; the same on every rank."""
+        found = None
+        last = checkpoints(run)[:1]
+        if last and self.accelerator.is_main_process:
+            needed, free = int(_SPARE * size(last[0])), shutil.disk_usage(run).free
+            if free < needed:
+                found = f"it needs about {needed / 1e9:.3g} GB and the disk of {run} has {free / 1e9:.3g} GB free"
+        is_full = torch.tensor([found is not None], device=self.accelerator.device)
+        return (found or "the disk is full") if self.accelerator.gather(is_full).any() else None
+
+    def _say_not_saved(self, why: str) -> None:
+        self.failed_saves += 1
+        if self.accelerator.is_main_process:
+            last = next(iter(checkpoints(Path(self.args.output_dir))), None)
+            log.warning(
+                "no checkpoint at step %d: %s. Training goes on, the last checkpoint is %s. Make room, or lower "
+                "--save_total_limit next time.", self.state.global_step, why, last or "none",
+            )  # fmt: skip
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """What `Trainer` calls last when it resumes, just before the first step."""
+        parent: Any = super()
+        parent._load_rng_state(checkpoint)
+        self._to_restore = None
+        if checkpoint is not None:
+            path = Path(checkpoint) / _state_file(self.accelerator.process_index)
+            state = torch.load(path, weights_only=True, map_location="cpu") if path.exists() else None
+            self.restore_own_state(state)
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        self._to_restore = resume_from_checkpoint
+        parent: Any = super()
+        return parent._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self._to_restore is not None:  # there was no step left
+            self._load_rng_state(self._to_restore)
+            self.model.train()  # which TRL's log of what is pending goes by
+        parent: Any = super()
+        return parent._finalize_training(*args, **kwargs)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        parent: Any = super()
+        self._sampler = parent._get_train_sampler(*args, **kwargs)
+        return self._sampler
+
+    def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: Any, **kwargs: Any) -> Any:
+        """Two things that `Trainer` forgets when it resumes: orders of earlier epochs, and that nothing may be left."""
+        trainer: Any = self
+        if resume_from_checkpoint is not None and epoch == epochs_trained:
+            if self.state.global_step >= self.state.max_steps:
+                trainer.control.should_training_stop = True
+                return None
+            for _ in range(epoch if hasattr(self._sampler, "generator") else 0):
+                torch.randperm(len(self._sampler.data_source), generator=self._sampler.generator)
+        parent: Any = super()
+        return parent._run_epoch(
+            epoch=epoch, epochs_trained=epochs_trained, resume_from_checkpoint=resume_from_checkpoint, **kwargs
+        )
+
+
+class StopOnSigterm(TrainerCallback):
+    """On SIGTERM, finishes the optimizer step, saves a checkpoint and ends the training; on every rank at one step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self._received = False
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """While the block runs, SIGTERM is noted here; only a main thread can listen."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._received = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop if any rank was told to."""
+        accelerator = self.trainer.accelerator
+        received = torch.tensor([self._received], device=accelerator.device)
+        if accelerator.gather(received).any() and not control.should_training_stop:
+            self.trainer.stop_signal = signal.SIGTERM
+            control.should_save = control.should_training_stop = True
+
+
+def plain_state(value: Any) -> Any:
+    """`value` in the types that `torch.load` takes without running code; what is of another type, as text."""
+    if isinstance(value, Mapping):
+        return {key: plain_state(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return [plain_state(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str, torch.Tensor)) else str(value)
+
+
+def restored(like: Any, value: Any) -> Any:
+    """`plain_state` taken back, in the containers of the value that it replaces."""
+    if isinstance(like, deque):
+        return deque(value, maxlen=like.maxlen)
+    if isinstance(like, defaultdict):
+        found: defaultdict[Any, Any] = defaultdict(like.default_factory)
+        for key, item in value.items():
+            found[key] = restored(found[key], item)
+        return found
+    if isinstance(like, dict):
+        return {key: restored(like.get(key), item) for key, item in value.items()}
+    return value
+
+
+def _state_file(rank: int) -> str:
+    return f"trl_ext_{rank}.pt"

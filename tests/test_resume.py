@@ -20,6 +20,7 @@ from tests.test_recipe import ROOT
 from tests.tiny import ends_early, make_trainer, prompts, save_tiny, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.checkpoints import checkpoints, damage, newest
+from trl_ext.saving import NotSavedError
 
 STEPS = 7
 SAVING = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS, "optim": "adamw_torch", "learning_rate": 0.01}
@@ -205,6 +206,27 @@ def test_a_disk_that_refuses_to_write_more_leaves_the_last_checkpoint_whole(tmp_
     assert "no checkpoint at step 3" in done.stderr
     assert [path.name for path in checkpoints(tmp_path)] == [f"checkpoint-{i}" for i in (7, 6, 5, 4, 2, 1)]
     assert newest(tmp_path) == (tmp_path / "checkpoint-7", [])
+
+
+def test_a_trained_model_is_whole_in_the_runs_folder_or_an_error_says_where_the_last_checkpoint_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = made(tmp_path, preset="grpo_clip", max_steps=1)
+    trainer.train()
+    trainer.save_final_model()
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert weights == (tmp_path / "checkpoint-1" / "model.safetensors").read_bytes()
+    assert not (tmp_path / "_saving").exists()
+
+    def full(folder: str, **_: Any) -> None:
+        (Path(folder) / "model.safetensors").write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trainer, "save_model", full)
+    with pytest.raises(NotSavedError, match=r"No space left on device.*last checkpoint is .*checkpoint-1; make room"):
+        trainer.save_final_model()
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+    assert not (tmp_path / "_saving").exists()
 
 
 # --- a run that is told to stop ---------------------------------------------------------------------------------

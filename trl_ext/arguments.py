@@ -21,6 +21,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from trl import TrlParser
 
 from trl_ext.checkpoints import checkpoints
+from trl_ext.hub import PushError
+from trl_ext.saving import NotSavedError
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -72,6 +74,8 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         PartialState().wait_for_everyone()  # a rank that leaves while another still works can take it down
         PartialState().destroy_process_group()
     except InputError as error:
+        sys.exit(f"error: {error}")
+    except (PushError, NotSavedError) as error:
         sys.exit(f"error: {error}")
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

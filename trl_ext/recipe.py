@@ -24,6 +24,8 @@ from trl_ext.config import ExtGRPOConfig
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import check_lengths
 from trl_ext.files import write_text
+from trl_ext.hub import check, hide_token, push
+from trl_ext.model_card import write_model_card
 from trl_ext.provenance import provenance
 from trl_ext.report import before_after_table, write_curve, write_summary
 from trl_ext.rewards.grade import GRADERS
@@ -85,7 +87,10 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
         Stopped: SIGTERM came; there is a checkpoint to go on from.
     """
     use_all_cores()
+    hide_token(config)
     try:
+        if config.push_to_hub and not config.process_index:
+            check(config.hub_model_id)
         problems = {
             "train": task.load(task.train_split, task.train_problems, config.seed),
             "validation": task.load(task.validation_split, task.validation_problems, config.seed),
@@ -109,11 +114,27 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         if trainer.stop_signal is not None:
             raise Stopped(trainer.stop_signal, trainer.state.global_step)
-        trainer.save_model()
+        unwrapped = trainer.accelerator.unwrap_model(trainer.model)
+        unwrapped.generation_config.update(**generation_settings(config))
+        trainer.save_final_model()
         summary = finish(trainer, run) if trainer.is_world_process_zero() else {}
-        if config.push_to_hub:
-            trainer.push_to_hub()
+        if config.push_to_hub and trainer.is_world_process_zero():
+            say(
+                f"pushed to {push(run.folder, trainer.hub_model_id, config.hub_private_repo, config.hub_merge_adapter)}"
+            )
         return summary
+
+
+def generation_settings(config: ExtGRPOConfig) -> dict[str, Any]:
+    """How the policy was sampled, for the generation config that the model is saved with."""
+    known = {
+        "do_sample": True,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "max_new_tokens": config.max_completion_length,
+        "stop_strings": config.stop,
+    }
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def ignore(line: str) -> None:
@@ -218,6 +239,7 @@ def finish(trainer: ExtGRPOTrainer, run: Run) -> dict[str, Any]:
     axes = {name: getattr(trainer.args, name) for name in ("preset", "advantage", "policy_loss", "aggregation")}
     more = {"seed": trainer.args.seed, **axes, **provenance()}
     summary = write_summary(output / "summary.json", history, run.clock.seconds(), more)
+    write_model_card(output, trainer.args.hub_model_id)
     print("\n" + before_after_table(history[0], history[-1]))
     print(f"{summary['wall_clock_s']:.0f} s in all; everything is in {output}: curve.png, summary.json, ...")
     return summary

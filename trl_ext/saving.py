@@ -24,6 +24,10 @@ _SPARE = 1.05  # of the last checkpoint's size, which the next one will not diff
 log = logging.getLogger(__name__)
 
 
+class NotSavedError(RuntimeError):
+    """The model that was trained could not be written."""
+
+
 class WholeCheckpoints:
     """To be inherited beside a `Trainer`: atomic checkpoints, and the state that `Trainer` forgets.
 
@@ -112,6 +116,34 @@ class WholeCheckpoints:
         if self.accelerator.is_main_process:
             prune(run, self.args.save_total_limit, [run / f"checkpoint-{self.best_step}"])
         self.accelerator.wait_for_everyone()
+
+    def save_final_model(self) -> None:
+        """Put model and tokenizer into the run's folder, each file whole or as it was.
+
+        Raises:
+            NotSavedError: they cannot be written; with what to do.
+        """
+        run = Path(self.args.output_dir)
+        scratch = run / SCRATCH / "model"
+        trainer: Any = self
+        if self.accelerator.is_main_process:
+            shutil.rmtree(run / SCRATCH, ignore_errors=True)
+            scratch.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        try:
+            trainer.save_model(str(scratch), _internal_call=True)  # else it would push as well
+            self.accelerator.wait_for_everyone()
+            for path in sorted(scratch.iterdir()) if self.accelerator.is_main_process else ():
+                path.replace(run / path.name)
+        except Exception as error:  # of whatever library was writing
+            last = next(iter(checkpoints(run)), "none")
+            raise NotSavedError(
+                f"the trained model could not be written into {run}: {error}. The last checkpoint is {last}; make room "
+                "and run the same command with --resume auto"
+            ) from error
+        finally:
+            if self.accelerator.is_main_process:
+                shutil.rmtree(run / SCRATCH, ignore_errors=True)
 
     @contextlib.contextmanager
     def _writing_to(self, folder: Path) -> Iterator[None]:

@@ -351,7 +351,7 @@ class ExtGRPOTrainer(WholeCheckpoints, FiniteSteps, GRPOTrainer):
             batch["num_items_in_batch"] = self.accelerator.gather(_loss_mask(batch).sum()).sum()
         if self.args.uses_axes and self.model.training:
             advantages = self._advantage_fn(self._rewards.view(-1, self.num_generations))  # (P, G)
-            advantages = torch.nan_to_num(advantages, nan=0.0).flatten()  # an unscored completion teaches nothing
+            advantages = advantages.masked_fill(advantages.isnan(), 0.0).flatten()  # unscored: it teaches nothing
             batch["advantages"] = advantages[start : start + len(inputs)]
             self._relog_advantages(advantages)
         return batch

@@ -56,7 +56,7 @@ def summary(**more: object) -> dict[str, object]:
     return {
         "validation_accuracy_before": 0.25, "validation_accuracy_after": 0.5, "best_validation_accuracy": 0.625,
         "best_validation_step": 20, "wall_clock_s": 12.0, "seed": 3, "preset": "grpo_clip", "commit": "abc123",
-        "command": "python /home/someone/recipes/grpo_math.py --seed 3", "versions": {"trl": "1.16.0"},
+        "command": "python /scratch/someone/recipes/grpo_math.py --seed 3", "versions": {"trl": "1.16.0"},
         "hardware": {"cpu": "a processor", "cpu_threads": 2, "gpus": [], "processes": 1},
         "validations": [{**validation, "accuracy": 0.25}, {**validation, "step": 40}], **more,
     }  # fmt: skip
@@ -103,7 +103,7 @@ def test_the_card_says_what_was_trained_how_well_and_how_to_repeat_it(finished: 
         "learning_rate: 1.0e-05", "````text\nWhat?```", "## Limits", 'from_pretrained("me/tiny")', "['</answer>']",
     ):  # fmt: skip
         assert words in card.content, words
-    assert "/home/someone" not in card.content
+    assert "/scratch/someone" not in card.content
     assert "level  " not in card.content
 
 
@@ -136,7 +136,7 @@ def test_what_may_be_a_repository_of_the_hub(name: str | None, is_id: bool, monk
 
 def test_what_a_model_wrote_cannot_end_its_block_and_paths_lose_their_folders() -> None:
     assert fenced("a ```` b") == "`````text\na ```` b\n`````"
-    told = {"a": ["/home/me/x.yaml", "no/path", "--f=/a/b/c"], "b": 3, "c": "https://host/a/b"}
+    told = {"a": ["/scratch/me/x.yaml", "no/path", "--f=/a/b/c"], "b": 3, "c": "https://host/a/b"}
     assert without_paths(told) == {"a": ["x.yaml", "no/path", "--f=c"], "b": 3, "c": "https://host/a/b"}
 
 
@@ -195,7 +195,13 @@ def tokens(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.slow
 def test_a_recipe_pushes_its_run_and_what_is_downloaded_writes_the_same_tokens(hub: Hub, tmp_path: Path) -> None:
     policy = make_base_policy(0, tmp_path / "cache", SMALL, progress=False)
-    settings = {**TINY_RUN, "model_name_or_path": str(policy), "save_strategy": "steps", "save_steps": 2}
+    settings = {
+        **TINY_RUN,
+        "model_name_or_path": str(policy),
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "hub_strategy": "end",
+    }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
     flags = ["--push_to_hub", "--hub_model_id", "mine", "--hub_private_repo", "true", "--hub_token", TOKEN]
     done = run_python(hub, str(RECIPE), "--config", "mine.yaml", *flags, cwd=tmp_path, token="")

@@ -123,6 +123,7 @@ def test_where_an_answer_is_found(source: str, text: str, answer: str | None) ->
         ([{"problem": 3, "answer": "1"}], {}, "line 1: 'problem' is 3, not a text"),
         ([ROWS[0], {"problem": "1?", "answer": None}], {}, "line 2: no answer in 'answer': 'None'"),
         ([ROWS[0], {"problem": "1?", "answer": " "}], {}, "line 2: no answer in 'answer': ' '"),
+        ([ROWS[0], {"problem": "1?", "answer": float("nan")}], {}, "line 2: no answer in 'answer': 'nan'"),
         (ROWS, {"answer_source": "last_boxed"}, "line 1: no answer in 'answer': ' 2 '"),
     ],
 )

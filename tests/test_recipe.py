@@ -318,7 +318,9 @@ def test_a_run_leaves_its_figures_its_generations_and_its_curve(run: tuple[Path,
 @pytest.mark.slow
 def test_the_model_of_a_run_loads_with_its_tokenizer_and_writes(run: tuple[Path, str]) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(run[0]), AutoTokenizer.from_pretrained(run[0])
-    output = model.generate(**tokenizer("What is $2 + 3$?", return_tensors="pt"), max_new_tokens=3)
+    assert model.generation_config.stop_strings == ["</answer>"]
+    inputs = tokenizer("What is $2 + 3$?", return_tensors="pt")
+    output = model.generate(**inputs, tokenizer=tokenizer, max_new_tokens=3)
     assert output.shape[1] > 3
 
 

@@ -135,10 +135,6 @@ class ExtGRPOConfig(GRPOConfig):
     )
 
     # What becomes of it on the Hub.
-    hub_strategy: str = field(
-        default="end",
-        metadata={"help": "When to push: end; or every_save, checkpoint, all_checkpoints as Trainer does."},
-    )
     hub_merge_adapter: bool = field(
         default=False, metadata={"help": "Push a whole model, the adapter's change in it, instead of the adapter."}
     )

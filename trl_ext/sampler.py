@@ -70,6 +70,7 @@ class HFSampler:
             max_new_tokens=sampling.max_tokens,
             min_new_tokens=sampling.min_tokens or None,
             pad_token_id=self.tokenizer.pad_token_id,
+            stop_strings=None,  # those that the model was saved with; ours are `sampling.stop`
         )
 
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:

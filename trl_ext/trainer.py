@@ -65,6 +65,7 @@ class ExtGRPOTrainer(WholeCheckpoints, FiniteSteps, GRPOTrainer):
             function if isinstance(function, torch.nn.Module) else checked(function, config.reward_timeout)
             for function in self.reward_funcs  # type: ignore[has-type]
         ]
+        self.model.generation_config.stop_strings = None  # those that the model was saved with; ours are `config.stop`
         self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
         if config.uses_axes:
             self._advantage_fn, self._objective = config.advantage_fn(), config.objective()

@@ -3,6 +3,7 @@ r"""Any math dataset -> rows `prompt`, `answer`, `level`, `subject`, `problem`, 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -165,6 +166,8 @@ def _row(
 
 def _truth(answer: Any, extract: Callable[[str], str | None], refusal: str) -> str | list[str]:
     """The answer as a text, or as a list of accepted texts where the column holds lists."""
+    if isinstance(answer, float) and not math.isfinite(answer):  # such as what a table has for a missing number
+        raise ValueError(refusal)
     try:
         truths = [extract(text) for text in truths_of(answer)]
     except TypeError as error:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import GenerationConfig, Qwen3ForCausalLM
 
-from tests.tiny import chain_model, make_trainer, piece_tokenizer, share_of_ones, tiny_model, tiny_tokenizer
+from tests.tiny import WORDS, chain_model, make_trainer, piece_tokenizer, share_of_ones, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.rollout import TokenLogProbs, cut_completion, hf_generate, is_finished
+from trl_ext.rollout import TokenLogProbs, _can_shrink, cut_completion, hf_generate, is_finished
 
 STOP = ["</answer>"]
 CLOSE = ["</", "answer", ">"]
@@ -201,7 +201,7 @@ def test_a_prompt_in_common_is_computed_once_for_the_same_completions(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model().double()
-    logps, plain_logps = TokenLogProbs(), TokenLogProbs()
+    logps, plain_logps = TokenLogProbs(len(PROMPTS)), TokenLogProbs(len(PROMPTS))
     found, sizes = sample(model, PROMPTS, logps, **settings)
     assert sizes[:2] == [3 * 29, 6]  # three prompts but for their last tokens; then the last tokens of all rows
     monkeypatch.setattr("trl_ext.rollout._prompts_once", lambda *_: None)
@@ -216,3 +216,76 @@ def test_a_prompt_in_common_is_computed_once_for_the_same_completions(
 def test_prompts_that_all_differ_or_have_one_token_are_computed_as_they_are() -> None:
     assert sample(tiny_model(), PROMPTS[:2])[1][0] == 2 * 30
     assert sample(tiny_model(), [[4], [4]])[1][0] == 2
+
+
+# Rows that have ended leave the batch.
+
+ENDS = [1, 3, 4, 6]  # tokens that all end a completion
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.mark.parametrize("stop", [None, ["yz"]], ids=["eos", "stop string"])
+def test_rows_that_have_ended_leave_the_batch_and_the_others_end_as_they_would_alone(stop: list[str] | None) -> None:
+    model = chain_model(TOKENIZER, [*LETTERS, "<eos>"])
+    prompts = [ids([*LETTERS[:i]]) for i in (3, 25, 9, 14, 21, 20, 19, 24, 8, 23, 22, 1)]
+    config = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=[1], pad_token_id=0)
+    logps, sizes = TokenLogProbs(len(prompts)), []
+    hook = model.model.layers[0].register_forward_hook(lambda _, args, out: sizes.append(args[0].shape[0]))
+    found = hf_generate(model, TOKENIZER, prompts, config, stop, logps)
+    hook.remove()
+    assert sorted(set(sizes), reverse=True) == [12, 6]  # six is too few to leave again
+    assert sizes == sorted(sizes, reverse=True)
+    for row, prompt in enumerate(prompts):
+        rest = [*LETTERS[len(prompt) :], *([] if stop and len(prompt) < 25 else ["<eos>"])]  # the stop is not in a prompt
+        assert found[row] == ids(rest)[:24]
+        alone = TokenLogProbs(1)
+        assert hf_generate(model, TOKENIZER, [prompt], config, stop, alone) == [found[row]]
+        length = len(found[row])
+        torch.testing.assert_close(torch.tensor(logps.rows()[row][:length]), torch.tensor(alone.rows()[0][:length]))
+
+
+def test_a_shrunken_batch_keeps_each_rows_prompt_and_its_least_length() -> None:
+    model, tokenizer = tiny_model().double(), tiny_tokenizer()  # attends to its prompt, unlike a chain
+    prompts = [[3 + (i * j) % 14 for j in range(1, 2 + i % 5)] for i in range(40)]
+    config = GenerationConfig(max_new_tokens=30, min_new_tokens=6, do_sample=False, eos_token_id=ENDS, pad_token_id=0)
+    found = hf_generate(model, tokenizer, prompts, config)
+    assert found == [hf_generate(model, tokenizer, [prompt], config)[0] for prompt in prompts]
+    assert min(map(len, found)) >= 6
+
+
+def test_sampled_completions_do_not_depend_on_which_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a distribution: the share of each token at each place, over many rows of one prompt."""
+    model = tiny_model()
+    settings = {"do_sample": True, "max_new_tokens": 12, "eos_token_id": ENDS}
+
+    def shares(found: list[list[int]]) -> torch.Tensor:
+        counts = torch.zeros(12, len(WORDS))
+        for row in found:
+            for place, token in enumerate(row):
+                counts[place, token] += 1 / len(found)
+        return counts
+
+    found, sizes = sample(model, [[5, 8]] * 4000, **settings)
+    monkeypatch.setattr("trl_ext.rollout._can_shrink", lambda *_: False)
+    torch.manual_seed(4)
+    plain, plain_sizes = sample(model, [[5, 8]] * 4000, **settings)
+    assert sum(sizes) < sum(plain_sizes)
+    # a share of 4,000 draws has a standard error of at most 0.008; two of them, 12 x 18 times compared
+    assert (shares(found) - shares(plain)).abs().max() < 0.045
+    early = [len(row) for row in found if len(row) < 12]
+    assert abs(len(early) - sum(len(row) < 12 for row in plain)) < 0.045 * 4000
+
+
+def test_ranks_that_gather_weights_together_and_other_searches_keep_their_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, plain = tiny_model(), GenerationConfig(max_new_tokens=4)
+    assert _can_shrink(model, plain)
+    assert not _can_shrink(model, GenerationConfig(max_new_tokens=4, num_beams=2))
+    assert not _can_shrink(model, GenerationConfig(max_new_tokens=4, cache_implementation="static"))
+    assert not _can_shrink(model, GenerationConfig(max_new_tokens=4, use_cache=False))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert _can_shrink(model, plain)
+    monkeypatch.setattr("trl_ext.rollout.is_deepspeed_zero3_enabled", lambda: True)
+    assert not _can_shrink(model, plain)

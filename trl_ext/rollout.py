@@ -5,17 +5,30 @@ Letters: N completions, T completion tokens.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from trl_ext.shared_prompts import why_not
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+_SMALLEST = 8  # rows of a batch that is worth making smaller
 
 
 @torch.no_grad()
@@ -29,6 +42,8 @@ def hf_generate(
 ) -> list[list[int]]:
     """One completion per prompt, cut after the first EOS or after the token that completes a stop string.
 
+    Rows that have ended leave the batch as soon as they are half of it; `generate` alone computes them to the end.
+
     Args:
         prompt_ids: N prompts as token ids, without padding.
         stop: strings that end a completion; they stay in it.
@@ -38,22 +53,77 @@ def hf_generate(
         N lists of token ids, padding removed, EOS kept.
     """
     padded = tokenizer.pad({"input_ids": list(prompt_ids)}, padding_side="left", return_tensors="pt").to(model.device)
-    width = padded["input_ids"].shape[1]
-    known = _prompts_once(model, prompt_ids, padded)
-    minimum = generation_config.min_new_tokens or 0
-    output = model.generate(
-        input_ids=padded["input_ids"],
-        attention_mask=padded["attention_mask"],
-        generation_config=generation_config,
-        **({"past_key_values": known} if known else {}),
-        stopping_criteria=StoppingCriteriaList([_Stop(tokenizer, stop, width + minimum)] if stop else []),
-        logits_processor=LogitsProcessorList([logps] if logps else []),
-    )
-    if logps:
-        logps.take(output)
+    ids, mask = padded["input_ids"], padded["attention_mask"]
+    width, minimum = ids.shape[1], generation_config.min_new_tokens or 0
     eos = generation_config.eos_token_id
     eos_ids = {eos} if isinstance(eos, int) else set(eos or [])
-    return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in output[:, width:].tolist()]
+    stops = _Stop(tokenizer, stop, width, minimum) if stop else None
+    ends = _Ends(stops, eos_ids, _can_shrink(model, generation_config))
+    cache = _prompts_once(model, prompt_ids, padded)
+    rows = torch.arange(len(ids), device=ids.device)  # still in the batch
+    whole: list[list[int]] = [[] for _ in prompt_ids]
+    while True:
+        so_far = ids.shape[1] - width
+        config = copy.copy(generation_config)
+        config.max_new_tokens = generation_config.max_new_tokens - so_far
+        config.min_new_tokens = max(minimum - so_far, 0) or None
+        config.return_dict_in_generate = True
+        ends.begin()
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=config,
+            **({"past_key_values": cache} if cache else {}),
+            stopping_criteria=StoppingCriteriaList([ends]),
+            logits_processor=LogitsProcessorList([logps] if logps else []),
+        )
+        ids, cache = output.sequences, output.past_key_values
+        if logps:
+            logps.take(ids)
+        at_limit = ids.shape[1] - width >= generation_config.max_new_tokens
+        goes_on = torch.zeros_like(ends.ended) if at_limit else ~ends.ended
+        for row, tokens in zip(rows[~goes_on].tolist(), ids[~goes_on, width:].tolist(), strict=True):
+            whole[row] = tokens
+        if not goes_on.any():
+            break
+        kept = goes_on.nonzero()[:, 0]
+        new = ids.shape[1] - mask.shape[1]
+        mask = torch.cat([mask, mask.new_ones(len(mask), new)], dim=1)[kept]
+        ids, rows = ids[kept], rows[kept]
+        cache.batch_select_indices(kept)
+        if logps:
+            logps.narrow(kept)
+    return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in whole]
+
+
+def _can_shrink(model: PreTrainedModel, config: GenerationConfig) -> bool:
+    """Whether a batch may lose rows on the way: not if ranks take steps together, or the cache is of another kind."""
+    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    in_step = several and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+    plain = (config.num_beams or 1) == 1 and config.cache_implementation is None and config.use_cache is not False
+    return plain and not in_step and why_not(model, False, False) is None
+
+
+class _Ends(StoppingCriteria):
+    """Which rows have ended. Once half of them have, all are told to, and the others go on in a batch of their own."""
+
+    def __init__(self, stop: _Stop | None, eos_ids: set[int], may_shrink: bool) -> None:
+        self.stop, self.eos_ids, self.may_shrink = stop, sorted(eos_ids), may_shrink
+        self.ended = torch.zeros(0, dtype=torch.bool)  # (rows of the batch,)
+
+    def begin(self) -> None:
+        """A new batch, all of whose rows go on."""
+        self.ended = torch.zeros(0, dtype=torch.bool)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """(rows,) bool, called by `generate` after every token."""
+        last = input_ids[:, -1]
+        ended = torch.isin(last, torch.tensor(self.eos_ids, device=last.device, dtype=last.dtype))
+        if self.stop is not None:
+            ended |= self.stop(input_ids, scores, **kwargs)
+        self.ended = ended | self.ended if len(self.ended) else ended
+        enough = self.may_shrink and len(last) >= _SMALLEST and self.ended.sum() >= len(last) / 2
+        return torch.ones_like(self.ended) if enough else self.ended
 
 
 def _prompts_once(
@@ -87,9 +157,11 @@ class TokenLogProbs(LogitsProcessor):
     It keeps one number per token: of a step's (N, V) distribution only what the next step needs.
     """
 
-    def __init__(self) -> None:
-        self._previous: Tensor | None = None  # (N, V) of the step whose token is not known yet
-        self._taken: list[Tensor] = []  # (N,) each
+    def __init__(self, n: int) -> None:
+        self._rows: list[list[float]] = [[] for _ in range(n)]
+        self._which = list(range(n))  # rows still in the batch
+        self._previous: Tensor | None = None  # (rows, V) of the step whose token is not known yet
+        self._taken: list[Tensor] = []  # (rows,) each
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Called by `generate` with the tokens so far and the logits of the next."""
@@ -103,21 +175,37 @@ class TokenLogProbs(LogitsProcessor):
             self._taken.append(self._previous.gather(1, input_ids[:, -1:])[:, 0])
             self._previous = None
 
+    def narrow(self, kept: Tensor) -> None:
+        """Go on with these rows of the batch only."""
+        self._write_down()
+        self._which = [self._which[i] for i in kept.tolist()]
+
     def rows(self) -> list[list[float]]:
         """N lists, one number per token; what comes after a row's end means nothing."""
-        return torch.stack(self._taken, dim=1).tolist()
+        self._write_down()
+        return self._rows
+
+    def _write_down(self) -> None:
+        if self._taken:
+            for row, values in zip(self._which, torch.stack(self._taken, dim=1).tolist(), strict=True):
+                self._rows[row] += values
+        self._taken = []
 
 
 class _Stop(StopStringCriteria):
-    """A stop string ends a row once the row is longer than `shortest`; transformers has that rule for EOS only."""
+    """A stop string in the completion ends a row once that has more than `minimum` tokens.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], shortest: int) -> None:
+    transformers looks for it in prompt and completion together, and has the minimum for EOS only.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], start: int, minimum: int) -> None:
         super().__init__(tokenizer, list(stop))
-        self.shortest = shortest
+        self.start, self.minimum = start, minimum
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        ended: Tensor = super().__call__(input_ids, scores, **kwargs)
-        return ended if input_ids.shape[1] > self.shortest else torch.zeros_like(ended)
+        completion = input_ids[:, self.start :]
+        ended: Tensor = super().__call__(completion, scores, **kwargs)
+        return ended if completion.shape[1] > self.minimum else torch.zeros_like(ended)
 
 
 def cut_completion(

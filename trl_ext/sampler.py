@@ -84,7 +84,7 @@ class HFSampler:
 
     def _batch(self, prompts: Sequence[str]) -> list[Completion]:
         prompt_ids = self.tokenizer(text=list(prompts))["input_ids"]
-        logps = TokenLogProbs()
+        logps = TokenLogProbs(len(prompts))
         stop = list(self.sampling.stop)
         rows = hf_generate(self.model, self.tokenizer, prompt_ids, self.config, stop, logps)
         eos = self.config.eos_token_id

@@ -193,7 +193,7 @@ def measure(args: argparse.Namespace, work: Workload) -> dict[str, Any]:
 
 
 SCALING: dict[str, tuple[str, list[Any]]] = {
-    "rollouts": ("rollouts per step", [32, 64, 128, 256]),
+    "rollouts": ("rollouts per step", [16, 32, 64, 128]),
     "mean_length": ("mean length, tokens", [32, 64, 95, 128]),
     "idle": ("share of groups without spread", [0.0, 0.25, 0.5, 0.75]),
     "group": ("group size", [2, 4, 8, 16]),

@@ -77,7 +77,7 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
     return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
 
 
-SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "unequal", "saved", "as_trl_cuts"]
+SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "left_out", "unequal", "saved", "as_trl_cuts"]
 RUNS = [*SAME_ON_ONE_RANK, "stock_trl", "stock_ours", *(f"off_policy_{preset}" for preset in sorted(PRESETS))]
 
 
@@ -113,6 +113,14 @@ def test_what_two_ranks_leave_out_changes_nothing(
     assert max(entry["step/rows_trained"] for entry in ranks[0]["saved"]["logs"]) <= 0.5
     assert distance(ranks[0]["saved"]["weights"], plain) < 1e-7  # float64
     assert distance(sharded[0]["saved"]["weights"], plain) < 2e-6  # float32
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_on_both_ranks(
+    ranks: list[dict[str, Any]], sharded: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    for found in (*ranks, *sharded, one_rank):
+        assert found["left_out"]["skipped"] == 1
+        assert all(weight.isfinite().all() for weight in found["left_out"]["weights"].values())
 
 
 @pytest.mark.vllm

@@ -21,6 +21,7 @@ import yaml
 from tests.test_distributed import by_accelerate, environment_of_ranks
 from tests.test_recipe import RECIPE, ROOT, SMALL, TINY_RUN, rows
 from trl_ext.base_policy import make_base_policy
+from trl_ext.checkpoints import checkpoints, damage, step_of
 
 TWO_RANKS = sorted(path.stem for path in (ROOT / "accelerate_configs").glob("two_cpu*.yaml"))
 LAUNCHES = [(config, engine) for config in ["one_cpu", *TWO_RANKS] for engine in ("generate", "vllm")]
@@ -166,6 +167,24 @@ def test_ctrl_c_ends_both_ranks_and_leaves_whole_files(settings: Path, tmp_path:
     assert yaml.safe_load((folder / "config.yaml").read_text())["max_steps"] == 100000
     assert {path.name for path in folder.iterdir()} == {"_in_use", "config.yaml", "metrics.jsonl", "generations.jsonl"}
     assert "interrupted; what there is of the run is in" in run.printed()
+
+
+@pytest.mark.distributed
+def test_sigterm_lets_both_ranks_save_a_checkpoint_and_the_run_goes_on_from_it(settings: Path, tmp_path: Path) -> None:
+    arguments = ["--config", str(settings), "--resume", "auto", "--max_steps"]
+    with launched(tmp_path, "two_cpu_ranks_ddp", *arguments, "100000") as run:
+        wait_for(lambda: len(steps(tmp_path)) > 3)
+        run.process.terminate()  # what a scheduler does
+        assert run.wait(A_MINUTE) != 0
+        wait_for(lambda: not run.alive(), A_MINUTE)
+    (checkpoint,) = checkpoints(tmp_path / "run")
+    assert damage(checkpoint) is None
+    assert steps(tmp_path)[-1] == step_of(checkpoint)
+    assert "stopped by SIGTERM after step" in run.printed()
+    more = step_of(checkpoint) + 2
+    with launched(tmp_path, "two_cpu_ranks_ddp", *arguments, str(more)) as run:
+        assert run.wait() == 0, run.printed()[-3000:]
+    assert steps(tmp_path) == [*range(1, more + 1)]
 
 
 @pytest.mark.distributed

@@ -236,7 +236,10 @@ def test_rows_that_have_ended_leave_the_batch_and_the_others_end_as_they_would_a
     assert sorted(set(sizes), reverse=True) == [12, 6]  # six is too few to leave again
     assert sizes == sorted(sizes, reverse=True)
     for row, prompt in enumerate(prompts):
-        rest = [*LETTERS[len(prompt) :], *([] if stop and len(prompt) < 25 else ["<eos>"])]  # the stop is not in a prompt
+        rest = [
+            *LETTERS[len(prompt) :],
+            *([] if stop and len(prompt) < 25 else ["<eos>"]),
+        ]  # the stop is not in a prompt
         assert found[row] == ids(rest)[:24]
         alone = TokenLogProbs(1)
         assert hf_generate(model, TOKENIZER, [prompt], config, stop, alone) == [found[row]]

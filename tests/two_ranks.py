@@ -50,6 +50,18 @@ def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float | Non
     ]
 
 
+def infinite_in_the_second_rollout() -> Any:
+    """A reward whose second call has an infinite value on every rank."""
+    calls: list[int] = []
+
+    def sometimes_infinite(completions: list[str], **_: Any) -> list[float]:
+        calls.append(1)
+        rewards = share_of_ones(completions)
+        return [float("inf"), *rewards[1:]] if len(calls) == 2 else rewards
+
+    return sometimes_infinite
+
+
 def second_half_never_ends(row: int, step: int) -> list[int]:
     """With truncated rows masked, all that trains is the first rank's."""
     return words_of_row(row, step) if row < 8 and row % 3 else [3] * 12
@@ -70,13 +82,15 @@ def found_by(trainer: Any) -> dict[str, Any]:
         weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
     rollout = [(row["response"], repr(row["reward"])) for row in getattr(trainer, "last_rollout", [])]
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {"weights": weights, "logs": logs, "rollout": rollout}
+    return {"weights": weights, "logs": logs, "rollout": rollout, "skipped": getattr(trainer, "skipped_steps", 0)}
 
 
 def runs_of_axes(path: Path) -> dict[str, Any]:
     """What has to be the same on one rank and on two, by the name of the run."""
     found = {name: found_by(scripted_run(path / name, aggregation=name)) for name in sorted(AGGREGATIONS)}
     found["kl"] = found_by(scripted_run(path / "kl", num_iterations=2, max_steps=4))
+    left_out = {"reward": infinite_in_the_second_rollout(), "advantage": "raw", "max_steps": 4}
+    found["left_out"] = found_by(scripted_run(path / "left_out", **left_out))
     unequal = {"words": second_half_never_ends, "mask_truncated_completions": True}
     found["unequal"] = found_by(scripted_run(path / "unequal", **unequal))
     two_epochs = {"reward": every_other_group, "num_iterations": 2, "max_steps": 4, "gradient_checkpointing": False}

@@ -226,6 +226,23 @@ def test_a_recipe_pushes_its_run_and_what_is_downloaded_writes_the_same_tokens(h
 
 
 @pytest.mark.slow
+def test_a_hub_that_breaks_at_the_end_of_a_run_costs_nothing_but_the_push(hub: Hub, tmp_path: Path) -> None:
+    policy = make_base_policy(0, tmp_path / "cache", SMALL, progress=False)
+    settings = {**TINY_RUN, "model_name_or_path": str(policy), "hub_strategy": "end"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
+    hub.failures["commit"] = 1
+    done = run_python(
+        hub, str(RECIPE), "--config", "mine.yaml", "--push_to_hub", "--hub_model_id", "me/mine", cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "error: the Hub answered 500" in done.stderr
+    assert "Everything is still in runs/mine; to push it later" in done.stderr
+    assert "python -m trl_ext.hub push runs/mine --repo_id me/mine" in done.stderr
+    assert {path.name for path in (tmp_path / "runs" / "mine").iterdir()} >= PUSHED
+    assert not hub.files["me/mine"]
+
+
+@pytest.mark.slow
 def test_what_fails_half_way_keeps_the_run_and_goes_on_where_it_was(hub: Hub, finished: Path, tmp_path: Path) -> None:
     arguments = ["-m", "trl_ext.hub", "push", str(finished), "--repo_id", "me/tiny", "--private"]
     hub.failures["commit"] = 1
@@ -265,10 +282,13 @@ def test_an_adapter_is_pushed_as_an_adapter_or_merged(merge: bool, hub: Hub, fin
     torch.nn.init.normal_(model.base_model.model.model.layers[0].self_attn.q_proj.lora_B.default.weight)
     (finished / "model.safetensors").unlink()
     model.save_pretrained(finished)
+    model.generation_config.stop_strings = ["</answer>"]
+    model.generation_config.save_pretrained(finished)
     more = ["--merge_adapter"] if merge else []
     done = run_python(hub, "-m", "trl_ext.hub", "push", str(finished), "--repo_id", "me/a", *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     arrived = hub.files["me/a"]
+    assert json.loads(arrived["generation_config.json"])["stop_strings"] == ["</answer>"]
     assert ("adapter_model.safetensors" in arrived, "model.safetensors" in arrived) == (not merge, merge)
     if merge:
         for name, data in arrived.items():

@@ -31,15 +31,15 @@ def killed(case: str, kills: int, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("case", ["on_policy", "off_policy"])
-def test_killed_at_many_moments_and_resumed_a_run_ends_the_same(case: str, tmp_path: Path) -> None:
-    assert killed(case, 8, tmp_path)["kills"]["training"] >= 3
+@pytest.mark.parametrize(("case", "kills"), [("on_policy", 3), ("off_policy", 8)])
+def test_killed_at_many_moments_and_resumed_a_run_ends_the_same(case: str, kills: int, tmp_path: Path) -> None:
+    assert killed(case, kills, tmp_path)["kills"]["training"] >= kills // 2
 
 
 @pytest.mark.distributed
 @pytest.mark.timeout(500)
 def test_killed_on_two_ranks_under_zero2_a_run_ends_the_same(tmp_path: Path) -> None:
-    assert killed("zero2", 2, tmp_path)["kills"]["training"] >= 1
+    assert killed("zero2", 1, tmp_path)["kills"]["training"] == 1
 
 
 @pytest.mark.vllm

@@ -11,11 +11,12 @@ import pytest
 from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.callbacks import GenerationsLog, JsonlLog, validation_line
-from trl_ext.evaluate import Report
+from trl_ext.callbacks import GenerationsLog, JsonlLog, Validation, validation_line
+from trl_ext.evaluate import Completion, Report
 from trl_ext.files import append_jsonl, replacing, write_text
 from trl_ext.report import before_after_table, write_curve, write_summary
-from trl_ext.run_folder import Clock
+from trl_ext.rewards.grade import Verdict
+from trl_ext.run_folder import Clock, Run
 
 
 def report(outcomes: list[str], levels: list[int]) -> Report:
@@ -127,6 +128,48 @@ def test_metrics_are_logged_with_their_step_by_the_first_rank_only(tmp_path: Pat
     written = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     assert [(row["step"], row["reward"]) for row in written] == ([(3, 0.5)] if first else [])
     assert all(row["wall_clock_s"] > 1e9 for row in written)
+
+
+def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float) -> Any:
+    """A validation whose policy is right about so many of ten problems, in a run that has had some."""
+    run = Run(tmp_path, {}, validations=history)
+    problems = [{"prompt": "p", "answer": str(i)} for i in range(10)]
+
+    def grade(responses: Any, truths: Any) -> list[Verdict]:
+        return [Verdict(True, truth, float(truth) < 10 * accuracy, "") for truth in truths]
+
+    validation = Validation(problems, grade, every=20, sampling={}, run=run)
+    trainer = SimpleNamespace(stop_signal=None, best_step=None, args=SimpleNamespace(disable_tqdm=True))
+    trainer.sample = lambda prompts: [Completion("", 1, True)] * len(prompts)
+    trainer.log_now = lambda logs: None
+    validation.trainer = trainer
+    return validation
+
+
+@pytest.mark.parametrize(("accuracy", "saves"), [(0.9, True), (0.5, False)])
+def test_the_best_validation_so_far_is_worth_a_checkpoint_also_after_a_resume(
+    accuracy: float, saves: bool, tmp_path: Path
+) -> None:
+    validation = validating(tmp_path, list(HISTORY), accuracy)
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", save_steps=1000)
+    state, control = TrainerState(global_step=60, max_steps=100), TrainerControl()
+    validation.on_train_begin(args, TrainerState(global_step=40), control)
+    assert len(validation.run.validations) == 3  # the run had validated before it was interrupted
+    assert validation.trainer.best_step == 20
+    validation.on_step_end(args, state, control)
+    assert [entry["step"] for entry in validation.run.validations] == [0, 20, 40, 60]
+    assert control.should_save is saves
+    assert validation.trainer.best_step == (60 if saves else 20)
+    validation.trainer.stop_signal = 15
+    validation.on_train_end(args, TrainerState(global_step=70), control)
+    assert len(validation.run.validations) == 4  # told to stop: no time for another
+
+
+def test_a_run_that_saves_nothing_saves_no_best_either(tmp_path: Path) -> None:
+    validation, control = validating(tmp_path, list(HISTORY), 0.9), TrainerControl()
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", save_strategy="no")
+    validation.on_step_end(args, TrainerState(global_step=60), control)
+    assert not control.should_save
 
 
 def test_generations_are_logged_at_the_first_step_and_then_when_due_spread_over_the_rollout(tmp_path: Path) -> None:

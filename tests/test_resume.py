@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from safetensors.torch import load_file
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.test_recipe import ROOT
@@ -127,6 +128,12 @@ def test_a_stock_checkpoint_taken_in_the_middle_of_a_rollout_gets_a_new_rollout_
     assert ours._step % 16 == 4  # the rollout that follows began where an uninterrupted run begins it
 
 
+def test_what_trainer_loads_to_the_device_of_a_cpu_rank_is_loaded(tmp_path: Path) -> None:
+    torch.save({"moment": torch.ones(2)}, tmp_path / "optimizer.pt")
+    loaded = torch.load(tmp_path / "optimizer.pt", map_location=torch.device("cpu", 0), weights_only=True)
+    assert torch.equal(loaded["moment"], torch.ones(2))
+
+
 # --- what is kept, and when saving goes wrong -------------------------------------------------------------------
 
 
@@ -137,6 +144,18 @@ def test_checkpoints_are_whole_and_only_as_many_as_asked_for_are_kept_beside_the
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-7", "checkpoint-6", "checkpoint-2"]
     assert all(damage(path) is None for path in checkpoints(tmp_path))
     assert not list(tmp_path.glob("_saving*"))
+
+
+def test_trainers_own_best_model_is_found_at_the_end(tmp_path: Path) -> None:
+    judged = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": prompts(4), "num_generations_eval": 4}
+    judged |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "save_total_limit": 1}
+    trainer = made(tmp_path, preset="grpo_clip", max_steps=5, per_device_eval_batch_size=4, **judged)
+    trainer.train()
+    best = trainer.state.best_global_step
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best}")
+    saved = load_file(tmp_path / f"checkpoint-{best}" / "model.safetensors")
+    weights = trainer.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in saved.items())
 
 
 def test_a_checkpoint_that_cannot_be_written_costs_neither_the_run_nor_the_last_one(

@@ -10,9 +10,10 @@ import peft
 import pytest
 import torch
 from datasets import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.test_trainer import AS_TRL_CUTS, EOS, Recorder, logs
-from tests.tiny import make_trainer, save_tiny, scripted, share_of_ones, tiny_model, weight_difference
+from tests.tiny import WORDS, make_trainer, save_tiny, scripted, share_of_ones, tiny_model, weight_difference
 from trl_ext import ADVANTAGES, AGGREGATIONS, POLICY_LOSSES, PRESETS, ExtGRPOConfig
 
 PLAIN: dict[str, Any] = {**AS_TRL_CUTS, "reuse_log_probs": False}
@@ -103,6 +104,20 @@ def test_no_advantage_sees_a_difference(advantage: str, tmp_path: Path) -> None:
     axes: dict[str, Any] = {"advantage_options": {"k": 2}} if advantage == "pass_at_k" else {}
     axes |= {"preset": None, "advantage": advantage, "policy_loss": "ppo_clip", "aggregation": "sequence_mean"}
     assert_same(tmp_path, ALL, **axes, reward=sometimes_right)
+
+
+def test_learned_positions_keep_the_padding_that_trl_counts_them_from(tmp_path: Path) -> None:
+    def model() -> Any:
+        torch.manual_seed(0)
+        size = {"vocab_size": len(WORDS), "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "eos_token_id": 1}
+        shape = GPT2Config(**size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        return GPT2LMHeadModel(shape).double()
+
+    plain = trained(tmp_path / "plain", model=model(), **OFF_POLICY, **PLAIN)
+    ours = trained(tmp_path / "ours", model=model(), **OFF_POLICY, **ALL)
+    assert (ours._batching.compact, ours._batching.skip_idle, ours._batching.shared) == (False, True, False)
+    assert weight_difference(plain.model, model()) > 1e-3
+    assert weight_difference(plain.model, ours.model) < 1e-7
 
 
 def test_the_kl_penalty_keeps_all_rows(tmp_path: Path) -> None:

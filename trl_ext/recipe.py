@@ -101,14 +101,15 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
         raise InputError(str(error)) from error
     settings = settings_of((task, model, config), policy=policy, processes=config.world_size)
     settings["training_problems"] = fingerprint(problems["train"])
-    say = print_line if not config.disable_tqdm and not config.process_index else ignore
+    say = ignore if config.process_index else print_line
     resume = config.resume or config.resume_from_checkpoint
     with open_run(Path(config.output_dir), settings, resume, config.resume_changed, say) as run:
         config.output_dir = str(run.folder)
         write_config(run.folder / "config.yaml", task, model, config)
         model.model_name_or_path = policy
         engine = "colocated vLLM" if config.use_vllm else "HF generate"
-        say(f"rollouts by {engine}: {config.engine_reason}")
+        if not config.disable_tqdm:
+            say(f"rollouts by {engine}: {config.engine_reason}")
         trainer = assemble(task, model, config, problems["train"], problems["validation"], run)
         with trainer.stopping_on_sigterm():
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
@@ -117,6 +118,8 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
         unwrapped = trainer.accelerator.unwrap_model(trainer.model)
         unwrapped.generation_config.update(**generation_settings(config))
         trainer.save_final_model()
+        if trainer.is_world_process_zero():
+            unwrapped.generation_config.save_pretrained(run.folder)  # which an adapter is saved without
         summary = finish(trainer, run) if trainer.is_world_process_zero() else {}
         if config.push_to_hub and trainer.is_world_process_zero():
             say(

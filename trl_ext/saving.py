@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import shutil
 import signal
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
 
 from trl_ext.checkpoints import SCRATCH, checkpoints, prune, publish, seal, size
 
@@ -22,6 +24,11 @@ RUN_RECORD = "run.json"
 _SPARE = 1.05  # of the last checkpoint's size, which the next one will not differ much from
 
 log = logging.getLogger(__name__)
+
+# One of several CPU ranks has the device cpu:0; `Trainer` loads the optimizer to it, and torch does not know it.
+torch.serialization.register_package(
+    100, lambda storage: None, lambda storage, location: storage if re.fullmatch(r"cpu:\d+", location) else None
+)
 
 
 class NotSavedError(RuntimeError):
@@ -100,6 +107,7 @@ class WholeCheckpoints:
             with self._writing_to(run / SCRATCH):
                 parent: Any = super()
                 parent._save_checkpoint(model, trial)
+            best = self._name_best(run, scratch)
             torch.save(self.own_state(), scratch / _state_file(self.accelerator.process_index))
             self.accelerator.wait_for_everyone()
             if self.accelerator.is_main_process:
@@ -114,7 +122,7 @@ class WholeCheckpoints:
             self._say_not_saved(str(error))
             return
         if self.accelerator.is_main_process:
-            prune(run, self.args.save_total_limit, [run / f"checkpoint-{self.best_step}"])
+            prune(run, self.args.save_total_limit, [run / f"checkpoint-{step}" for step in (self.best_step, best)])
         self.accelerator.wait_for_everyone()
 
     def save_final_model(self) -> None:
@@ -144,6 +152,16 @@ class WholeCheckpoints:
         finally:
             if self.accelerator.is_main_process:
                 shutil.rmtree(run / SCRATCH, ignore_errors=True)
+
+    def _name_best(self, run: Path, scratch: Path) -> int | None:
+        """Step of the best checkpoint by `Trainer`'s own evaluation, which it looked for where this one is written."""
+        best: int | None = self.state.best_global_step
+        place = run / f"checkpoint-{best}"
+        if best and (place.exists() or place.name == scratch.name):
+            self.state.best_model_checkpoint = str(place)
+            if self.args.should_save:
+                self.state.save_to_json(str(scratch / TRAINER_STATE_NAME))
+        return best
 
     @contextlib.contextmanager
     def _writing_to(self, folder: Path) -> Iterator[None]:

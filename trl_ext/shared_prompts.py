@@ -36,9 +36,12 @@ def why_not(model: Any, gradient_checkpointing: bool, sharded: bool) -> str | No
         return f"attention {config._attn_implementation!r} is not one of {', '.join(_EXACT_WITH)}"
     if layers != {"full_attention"} or getattr(config, "sliding_window", None):
         return "not all layers have full attention"
-    if not getattr(config, "rope_parameters", None):
-        return "its positions are not rotary"
-    return None
+    return None if has_rotary_positions(model) else "its positions are not rotary"
+
+
+def has_rotary_positions(model: Any) -> bool:
+    """Whether only distances between tokens count; learned positions move with the padding before a prompt."""
+    return bool(getattr(model.config.get_text_config(), "rope_parameters", None))
 
 
 class SharedPrompts:

@@ -92,7 +92,7 @@ class ExtGRPOTrainer(WholeCheckpoints, FiniteSteps, GRPOTrainer):
         batching = Batching(
             rows=args.per_device_train_batch_size,
             tokens=args.micro_batch_tokens,
-            compact=args.compact_micro_batches,
+            compact=args.compact_micro_batches and shared_prompts.has_rotary_positions(model),
             skip_idle=args.skip_idle_rows and self._objective.leaves_idle_rows_alone(),
             shared=args.share_prompts and args.compact_micro_batches and refusal is None,
             multiple_of=args.pad_to_multiple_of,

@@ -160,17 +160,17 @@ def test_a_run_that_did_not_finish_is_not_pushed(finished: Path) -> None:
 
 @pytest.mark.slow
 def test_the_hub_is_tried_before_a_run_begins(hub: Hub, tmp_path: Path) -> None:
-    arguments = [str(RECIPE), "--push_to_hub", "--hub_model_id", "me/x", "--output_dir", "run"]
-    for server, token, words in (
-        (None, TOKEN, "the Hub cannot be used"),
-        (hub, "hf_wrong", "the Hub answered 401"),
-        (hub, "", "no token; `hf auth login`, or set HF_TOKEN"),
-    ):
-        done = run_python(server, *arguments, cwd=tmp_path, token=token)
-        assert done.returncode == 1
-        assert done.stderr.splitlines()[-1].startswith("error: push_to_hub: ")
-        assert words in done.stderr
+    flags = ["--push_to_hub", "--hub_model_id", "me/x", "--output_dir", "run"]
+    done = run_python(None, str(RECIPE), *flags, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: push_to_hub: the Hub cannot be used")
     assert not (tmp_path / "run").exists()
+    for token, words in (
+        ("hf_wrong", "push_to_hub: the Hub answered 401"),
+        ("", "push_to_hub: no token; `hf auth login`, or set HF_TOKEN"),
+    ):
+        done = run_python(hub, "-c", "from trl_ext.hub import check; check('me/x')", cwd=tmp_path, token=token)
+        assert words in done.stderr
 
 
 # --- the round --------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def test_ctrl_c_ends_both_ranks_and_leaves_whole_files(settings: Path, tmp_path:
 
 @pytest.mark.distributed
 def test_sigterm_lets_both_ranks_save_a_checkpoint_and_the_run_goes_on_from_it(settings: Path, tmp_path: Path) -> None:
-    arguments = ["--config", str(settings), "--resume", "auto", "--max_steps"]
+    arguments = ["--config", str(settings), "--lr_scheduler_type", "constant", "--resume", "auto", "--max_steps"]
     with launched(tmp_path, "two_cpu_ranks_ddp", *arguments, "100000") as run:
         wait_for(lambda: len(steps(tmp_path)) > 3)
         run.process.terminate()  # what a scheduler does

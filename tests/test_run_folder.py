@@ -61,8 +61,9 @@ def test_two_runs_started_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import sys, time; from pathlib import Path; from trl_ext.run_folder import free_folder\n"
-            "held = free_folder(Path(sys.argv[1])); print(held[0], flush=True); time.sleep(100)",
+            "import os, sys, time; from filelock import FileLock\n"
+            "os.mkdir(sys.argv[1]); held = FileLock(sys.argv[1] + '/_in_use'); held.acquire()\n"
+            "print(sys.argv[1], flush=True); time.sleep(100)",
             str(tmp_path / "run"),
         ],
         stdout=subprocess.PIPE,

@@ -111,12 +111,15 @@ class PowerCut(BaseException):
 
 def test_wherever_the_power_goes_there_is_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     operations = [(files, "sync"), (files, "write_text"), (Path, "rename"), (files.shutil, "rmtree")]
-    remaining = 0
+    remaining, rmtree = 0, files.shutil.rmtree
 
     def cut(inner):  # type: ignore[no-untyped-def]
         def operation(*args, **kwargs):  # type: ignore[no-untyped-def]
             nonlocal remaining
             if remaining == 0:
+                if inner is rmtree:  # it had begun
+                    for path in [path for path in Path(args[0]).rglob("*") if path.is_file()][:1]:
+                        path.unlink()
                 raise PowerCut
             remaining -= 1
             return inner(*args, **kwargs)
@@ -140,7 +143,7 @@ def test_wherever_the_power_goes_there_is_a_whole_checkpoint(tmp_path: Path, mon
                 moments += 1
         found, _ = newest(run)
         assert found is not None
-        assert damage(found) is None
+        assert all(damage(path) is None for path in checkpoints(run))
         save(run, 3)
         assert newest(run)[0] == run / "checkpoint-3"
     assert moments > 8

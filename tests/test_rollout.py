@@ -248,12 +248,19 @@ def test_rows_that_have_ended_leave_the_batch_and_the_others_end_as_they_would_a
 
 
 def test_a_shrunken_batch_keeps_each_rows_prompt_and_its_least_length() -> None:
-    model, tokenizer = tiny_model().double(), tiny_tokenizer()  # attends to its prompt, unlike a chain
+    model = tiny_model(seed=2).double()  # attends to its prompt and itself, unlike a chain
     prompts = [[3 + (i * j) % 14 for j in range(1, 2 + i % 5)] for i in range(40)]
-    config = GenerationConfig(max_new_tokens=30, min_new_tokens=6, do_sample=False, eos_token_id=ENDS, pad_token_id=0)
-    found = hf_generate(model, tokenizer, prompts, config)
-    assert found == [hf_generate(model, tokenizer, [prompt], config)[0] for prompt in prompts]
+    settings = {
+        "max_new_tokens": 30,
+        "min_new_tokens": 6,
+        "repetition_penalty": 1.5,
+        "eos_token_id": [*ENDS, 9, 12, 16],
+    }
+    found, sizes = sample(model, prompts, do_sample=False, **settings)
+    assert len({size for size in sizes if size <= len(prompts)}) > 2  # it shrank more than once
+    assert found == [sample(model, [prompt], do_sample=False, **settings)[0][0] for prompt in prompts]
     assert min(map(len, found)) >= 6
+    assert len({tuple(row) for row in found}) > 10
 
 
 def test_sampled_completions_do_not_depend_on_which_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -93,6 +94,14 @@ def test_a_reward_function_at_fault_is_named_and_the_last_checkpoint_stays(
         trainer.train()
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-1"]
     assert all(damage(path) is None for path in checkpoints(tmp_path))
+
+
+def test_a_reward_has_the_time_that_was_given_and_the_alarm_is_off_afterwards() -> None:
+    began = time.monotonic()
+    with pytest.raises(RewardError, match=r"took longer than 0.2 s for 1 completions"):
+        checked(hangs, 0.2)(prompts=["p"], completions=["c"])
+    assert 0.2 <= time.monotonic() - began < 1.9
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_rewards_that_are_all_equal_for_long_are_warned_about(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

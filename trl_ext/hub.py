@@ -80,13 +80,13 @@ def push(run: Path, repo_id: str, private: bool | None = None, merge_adapter: bo
         write_model_card(run, full_name)
         with tempfile.TemporaryDirectory(dir=run, prefix="_merged_") as scratch:
             folder = merged(run, Path(scratch), full_name) if merge_adapter else run
-            address: Any = api.upload_folder(
+            api.upload_folder(
                 repo_id=full_name,
                 folder_path=folder,
                 ignore_patterns=_LEFT_OUT,
                 commit_message="trl_ext: model, card and figures of a run",
             )
-        return f"{api.endpoint}/{full_name}" if address else str(address)
+        return f"{api.endpoint}/{full_name}"
     except Exception as error:
         command = ["python", "-m", "trl_ext.hub", "push", str(run), "--repo_id", repo_id]
         command += ["--private"] if private else []

@@ -5,6 +5,7 @@ python -m tests.two_ranks OUTPUT PART      PART: axes, all, or sync
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -136,6 +137,8 @@ def sync_runs(path: Path) -> dict[str, Any]:
 
     from tests.test_engine import SETTINGS, disagreement, save_model, shake
 
+    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
+        partition_everything(path.with_suffix(".json"))
     lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     found, trainers = {}, []  # an engine that is collected takes vLLM's process groups with it
     for name, more in {"full": {}, "lora": {"peft_config": lora}}.items():
@@ -151,6 +154,15 @@ def sync_runs(path: Path) -> dict[str, Any]:
         apart["synced"] = disagreement(trainer)
         found[name] = apart
     return found
+
+
+def partition_everything(config: Path) -> None:
+    """ZeRO-3 without its exception for small parameters, which would leave all of a tiny model on every rank."""
+    auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    zero3 = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
+    config.write_text(json.dumps({"zero_optimization": zero3, **dict.fromkeys(auto, "auto")}))
+    os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(config)
+    os.environ["ACCELERATE_CONFIG_DS_FIELDS"] = ""  # those of accelerate's own file, refused beside DeepSpeed's
 
 
 PARTS = {"axes": runs_of_axes, "all": all_runs, "sync": sync_runs}

@@ -12,7 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trl_ext.arguments import start
-from trl_ext.recipe import GRPO_SETTINGS, run_grpo
+from trl_ext.grpo_recipe import GRPO_SETTINGS
+from trl_ext.recipe import run_recipe
 
 if __name__ == "__main__":
-    start(run_grpo, GRPO_SETTINGS, __doc__, default_config=Path(__file__).with_suffix(".yaml"))
+    start(run_recipe, GRPO_SETTINGS, __doc__, default_config=Path(__file__).with_suffix(".yaml"))

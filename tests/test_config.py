@@ -14,7 +14,7 @@ from trl import GRPOConfig, TrlParser
 
 from trl_ext.advantages import ADVANTAGES
 from trl_ext.aggregation import AGGREGATIONS
-from trl_ext.config import ExtGRPOConfig, choose_engine, parse_options
+from trl_ext.config import ExtGRPOConfig, parse_options
 from trl_ext.handout import resolve_handout
 from trl_ext.kl import KL_ESTIMATORS
 from trl_ext.losses import POLICY_LOSSES

@@ -14,7 +14,7 @@ import pytest
 from tests.test_checkpoints import save
 from tests.test_recipe import DEFAULT, ON_A_CPU
 from trl_ext.arguments import InputError, parse
-from trl_ext.recipe import GRPO_SETTINGS
+from trl_ext.grpo_recipe import GRPO_SETTINGS
 from trl_ext.run_folder import (
     Clock,
     Run,

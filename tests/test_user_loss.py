@@ -19,7 +19,7 @@ from tests.tiny import ends_early, tiny_model, train, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer, LossInputs
 from trl_ext.arguments import parse
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
-from trl_ext.recipe import GRPO_SETTINGS
+from trl_ext.grpo_recipe import GRPO_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 MY_LOSS = ROOT / "recipes" / "my_loss.py"

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from trl_ext.evaluate import evaluate
 from trl_ext.files import append_jsonl
 from trl_ext.rewards.grade import Verdict
+
+_LOGGED = 4  # responses of a validation
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ProgressBar(ProgressCallback):
-    """The bar of transformers with reward and entropy beside the time left, instead of a dict per step."""
+    """The bar of transformers with reward and entropy beside the time left, instead of a dict per step; loss where there is no reward."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin at the step that the run is resumed at, or the time left would be wrong."""
@@ -33,9 +36,15 @@ class ProgressBar(ProgressCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Refresh the figures behind the bar."""
-        if self.training_bar is not None and logs and "reward" in logs:
-            shown = {name: f"{logs[name]:.2f}" for name in ("reward", "entropy") if logs.get(name) is not None}
-            self.training_bar.set_postfix(shown)
+        if self.training_bar is not None and logs and "loss" in logs:
+            names = ("reward" if "reward" in logs else "loss", "entropy")
+            self.training_bar.set_postfix({name: f"{logs[name]:.2f}" for name in names if logs.get(name) is not None})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Go on by one; expert iteration learns on the way how many there will be."""
+        if self.training_bar is not None:
+            self.training_bar.total = state.max_steps
+        super().on_step_end(args, state, control, **kwargs)
 
 
 class JsonlLog(TrainerCallback):
@@ -72,39 +81,62 @@ class NoSpread(TrainerCallback):
             )  # fmt: skip
 
 
+class TimeBudget(TrainerCallback):
+    """Ends the training with the step that passes the budget, on every rank at one step."""
+
+    def __init__(self, trainer: Any, clock: Clock, seconds: float) -> None:
+        self.trainer, self.clock, self.seconds = trainer, clock, seconds
+
+    def is_spent(self) -> bool:
+        """Whether any rank's clock has passed it; a collective operation."""
+        accelerator = self.trainer.accelerator
+        spent = torch.tensor([self.clock.seconds() >= self.seconds], device=accelerator.device)
+        return bool(accelerator.gather(spent).any())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop when it is spent."""
+        if self.is_spent() and not control.should_training_stop:
+            control.should_training_stop = True
+            if state.is_world_process_zero and not args.disable_tqdm:
+                print_line(f"the time budget of {self.seconds:.0f} s is spent after step {state.global_step}")
+
+
 class GenerationsLog(TrainerCallback):
     """Appends a few rows of a recent rollout to `generations.jsonl` every `every` steps."""
 
-    def __init__(self, path: Path, every: int, rows: int = 4) -> None:
-        self.path, self.every, self.rows = path, every, rows
-        self.trainer: ExtGRPOTrainer | None = None
+    def __init__(self, path: Path, every: int, trainer: ExtGRPOTrainer, rows: int = 4) -> None:
+        self.path, self.every, self.trainer, self.rows = path, every, trainer, rows
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write rows of the rollout that the step trained on."""
         due = state.global_step == 1 or state.global_step % self.every == 0
-        if self.trainer is not None and state.is_world_process_zero and due:
+        if state.is_world_process_zero and due:
             rollout = self.trainer.last_rollout
             chosen = rollout[:: max(1, len(rollout) // self.rows)][: self.rows]
             append_jsonl(self.path, [{"step": state.global_step, **row} for row in chosen])
 
 
 class Validation(TrainerCallback):
-    """Measures the policy on held-out problems at step 0, every `every` steps, and at the end.
+    """Measures the policy on held-out problems at step 0, after the steps where it is due, and at the end.
 
     Each puts an entry with `step`, `wall_clock_s` and the report's summary into `run.validations`.
+
+    Args:
+        log_to: a JSONL file for a few responses of each validation.
     """
 
     def __init__(
         self,
         problems: Sequence[dict[str, Any]],
         grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
-        every: int,
+        is_due: Callable[[Any], bool],
         sampling: Mapping[str, Any],
         run: Run,
+        trainer: Any,
+        log_to: Path | None = None,
     ) -> None:
-        self.problems, self.grader = problems, grader
-        self.every, self.sampling, self.run = every, dict(sampling), run
-        self.trainer: ExtGRPOTrainer | None = None
+        self.problems, self.grader, self.is_due = problems, grader, is_due
+        self.sampling, self.run, self.trainer, self.log_to = dict(sampling), run, trainer, log_to
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure before the first step, unless the run had done so before it was interrupted."""
@@ -114,26 +146,23 @@ class Validation(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure when it is due; the best so far is worth a checkpoint."""
-        if state.global_step % self.every == 0:
+        if self.is_due(state):
             self._measure(state)
             if self._find_best() == state.global_step and args.save_strategy != "no":
                 control.should_save = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure the trained policy, unless the last step just did, or the run is to stop before its end."""
-        assert self.trainer is not None
         if self.trainer.stop_signal is None and self.run.validations[-1]["step"] != state.global_step:
             self._measure(state)
 
     def _find_best(self) -> int:
         """Step of the best validation; the trainer keeps its checkpoint."""
-        assert self.trainer is not None
         best: int = max(self.run.validations, key=lambda entry: entry["accuracy"])["step"]
         self.trainer.best_step = best
         return best
 
     def _measure(self, state: Any) -> None:
-        assert self.trainer is not None  # set when the trainer exists
         began = time.time()
         trainer = self.trainer
         report = evaluate(
@@ -145,10 +174,17 @@ class Validation(TrainerCallback):
         entry = {"step": state.global_step, "wall_clock_s": round(self.run.clock.seconds(), 2), **report.summary()}
         self.run.validations.append(entry)
         trainer.log_now({"validation/accuracy": report.accuracy, "validation/seconds": round(seconds, 2)})
+        if state.is_world_process_zero and self.log_to is not None:
+            append_jsonl(self.log_to, [_logged(state.global_step, row) for row in report.rows[:_LOGGED]])
         if state.is_world_process_zero and not trainer.args.disable_tqdm:
-            print_line(
-                validation_line(entry, trainer.args.max_steps if trainer.args.max_steps > 0 else state.max_steps)
-            )
+            print_line(validation_line(entry, state.max_steps))
+
+
+def _logged(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A response of a validation, in the words of the log of rollouts."""
+    same = {name: row[name] for name in ("prompt", "response", "tokens", "outcome")}
+    rewards = {name: row[name] for name in ("format_reward", "answer_reward")}
+    return {"step": step, **same, "ground_truth": row["answer"], "rewards": rewards, "reward": row["answer_reward"]}
 
 
 def validation_line(entry: dict[str, Any], max_steps: int) -> str:

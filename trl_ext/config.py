@@ -9,12 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 import yaml
 from trl import GRPOConfig
-from trl.import_utils import is_vllm_available
 
-from trl_ext._startup import on_cpu_ranks
 from trl_ext.advantages import ADVANTAGES
 from trl_ext.aggregation import AGGREGATIONS
 from trl_ext.handout import resolve_handout
@@ -23,6 +20,7 @@ from trl_ext.losses import POLICY_LOSSES
 from trl_ext.objective import Objective
 from trl_ext.presets import PRESETS
 from trl_ext.registry import Registry, unknown
+from trl_ext.run_settings import RunSettings
 
 # TRL's own loss reads these and the axes do not, so with an axis they would be silently ignored.
 _READ_BY_TRL_LOSS_ONLY = (
@@ -48,7 +46,7 @@ _OPTIONS_HELP = {"help": "Options of that axis: a mapping in YAML; `name=value,n
 
 
 @dataclass
-class ExtGRPOConfig(GRPOConfig):
+class ExtGRPOConfig(RunSettings, GRPOConfig):
     """TRL's `GRPOConfig` plus the axes and the course handout's vocabulary.
 
     With neither a preset nor an axis, TRL's own `loss_type`, `scale_rewards`, ... decide, and training is TRL's.
@@ -88,62 +86,6 @@ class ExtGRPOConfig(GRPOConfig):
         },
     )
     kl_estimator_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
-    stop: list[str] | None = field(
-        default=None,
-        metadata={"help": "Generation stops at any of these strings, which stay in the text; HF generate and vLLM."},
-    )
-    sampling_min_tokens: int | None = field(
-        default=None,
-        metadata={"help": "A completion has at least this many tokens before it may end (handout: 4)."},
-    )
-
-    # The engine that generates.
-    use_vllm: str = field(
-        default="auto",
-        metadata={
-            "help": "auto: colocated vLLM where there are a GPU and vLLM, else HF generate; true or false to insist.",
-            "nargs": "?",
-            "const": "true",
-        },
-    )
-    vllm_max_num_seqs: int | None = field(
-        default=None, metadata={"help": "Sequences that the engine works on at a time (default: all of a rollout)."}
-    )
-    vllm_dtype: str | None = field(
-        default=None, metadata={"help": "Weights and activations of the engine: bfloat16, float16, float32, auto."}
-    )
-    vllm_quantization: str | None = field(
-        default=None, metadata={"help": "Quantise the engine's weights, such as fp8; the policy stays as it is."}
-    )
-    vllm_enable_prefix_caching: bool | None = field(
-        default=None, metadata={"help": "Compute a group's common prompt once (vLLM's own default is on)."}
-    )
-    vllm_enforce_eager: bool | None = field(
-        default=None, metadata={"help": "No CUDA graphs: slower rollouts, less memory, quicker start."}
-    )
-
-    # Going on after an interruption.
-    resume: str | None = field(
-        default=None,
-        metadata={
-            "help": "Go on from a checkpoint: auto (the newest good one in output_dir; a fresh run where there is "
-            "none) or its folder."
-        },
-    )
-    resume_changed: bool = field(
-        default=False, metadata={"help": "Resume although settings differ from those of the run so far."}
-    )
-
-    # What becomes of it on the Hub.
-    hub_merge_adapter: bool = field(
-        default=False, metadata={"help": "Push a whole model, the adapter's change in it, instead of the adapter."}
-    )
-
-    # What a run bears.
-    max_nonfinite_steps: int = field(
-        default=3,
-        metadata={"help": "Optimizer steps in a row with a gradient that is not finite, all left out, that end it."},
-    )
     reward_timeout: float | None = field(
         default=600.0, metadata={"help": "Seconds that a reward function may take for a rollout."}
     )
@@ -203,20 +145,11 @@ class ExtGRPOConfig(GRPOConfig):
     sampling_max_tokens: int | None = field(default=None, metadata={"help": "TRL: max_completion_length."})
 
     def __post_init__(self) -> None:
-        if self.max_nonfinite_steps < 1:
-            raise ValueError(f"max_nonfinite_steps must be at least 1, got {self.max_nonfinite_steps}")
         if self.reward_timeout is not None and self.reward_timeout <= 0:
             raise ValueError(f"reward_timeout must be positive seconds, got {self.reward_timeout}")
         for name in _OPTIONS:
             setattr(self, name, parse_options(name, getattr(self, name)))
-        if isinstance(self.stop, str):
-            self.stop = [self.stop]
-        bf16: bool | None = self.bf16  # type: ignore[has-type]
-        if bf16 is None and not self.fp16 and not torch.cuda.is_available():
-            self.bf16 = False  # TRL's default is bf16, which Trainer refuses on a CPU
-        if on_cpu_ranks():
-            self.use_cpu = True
-        self.use_vllm, self.engine_reason = choose_engine(self.use_vllm)  # type: ignore[assignment]
+        self.resolve_run_settings()
         resolve_handout(self)
         self._resolve_axes()
         super().__post_init__()
@@ -245,17 +178,6 @@ class ExtGRPOConfig(GRPOConfig):
             beta=self.beta,
             kl_bias_correction=self.use_bias_correction_kl,
         )
-
-    def engine_settings(self) -> dict[str, Any]:
-        """What vLLM is created with beside TRL's own settings."""
-        settings = {
-            "max_num_seqs": self.vllm_max_num_seqs,
-            "dtype": self.vllm_dtype,
-            "quantization": self.vllm_quantization,
-            "enable_prefix_caching": self.vllm_enable_prefix_caching,
-            "enforce_eager": self.vllm_enforce_eager,
-        }
-        return {name: value for name, value in settings.items() if value is not None}
 
     def _kl(self) -> Callable[..., Any]:
         return KL_ESTIMATORS.build(self.kl_estimator, **_mapping(self.kl_estimator_options))
@@ -337,24 +259,3 @@ def parse_options(name: str, options: Mapping[str, Any] | str | None) -> dict[st
         raise ValueError(
             f'{name} {options!r} is neither `eps_low=0.1,eps_high=0.3` nor JSON `{{"eps_low": 0.1}}`'
         ) from error
-
-
-def choose_engine(asked: bool | str) -> tuple[bool, str]:
-    """Whether vLLM generates, and why, for `use_vllm` as given: `auto`, true or false.
-
-    Raises:
-        ValueError: another value, or vLLM is asked for and not installed.
-    """
-    choices = {"auto": None, "true": True, "false": False}
-    if str(asked).lower() not in choices:
-        raise ValueError(f"use_vllm must be auto, true or false, got {asked!r}")
-    chosen = choices[str(asked).lower()]
-    if chosen and not is_vllm_available():
-        raise ValueError("use_vllm is true and vLLM is not installed: pip install 'trl_ext[vllm]', or use_vllm: auto")
-    if chosen is not None:
-        return chosen, "as asked for"
-    if not torch.cuda.is_available():
-        return False, "there is no GPU, and on a CPU generate is faster for small models"
-    if not is_vllm_available():
-        return False, "vLLM is not installed (pip install 'trl_ext[vllm]')"
-    return True, "there are a GPU and vLLM"

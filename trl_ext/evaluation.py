@@ -19,13 +19,13 @@ from tqdm import tqdm
 
 from trl_ext.arguments import InputError, as_yaml
 from trl_ext.base_policy import make_base_policy
-from trl_ext.config import choose_engine
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.evaluate import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
 from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
 from trl_ext.provenance import provenance
 from trl_ext.report import evaluation_summary, evaluation_table, examples
 from trl_ext.rewards.grade import GRADERS
+from trl_ext.run_settings import choose_engine
 from trl_ext.sampler import HFSampler, Sampler, Sampling, VLLMSampler
 
 SAMPLES, SUMMARY, SETTINGS = "samples.jsonl", "summary.json", "settings.yaml"

@@ -25,7 +25,8 @@ def resolve_handout(args: Any) -> None:
     for name in ("rollout_batch_size", "group_size", "train_batch_size", "micro_train_batch_size", "n_grpo_steps"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(args, name)}")
-    _resolve_batches(args, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    _check_rollout(args)
+    resolve_train_batch(args)
     for handout, trl in _RENAMED.items():
         if getattr(args, handout) is not None:
             _assign(args, handout, trl, getattr(args, handout))
@@ -54,8 +55,7 @@ def _divide(numerator: tuple[str, int], denominator: tuple[str, int]) -> int:
     return total // part
 
 
-def _resolve_batches(args: Any, world_size: int) -> None:
-    """train_batch_size = micro batch x accumulation x ranks: two of them give the third."""
+def _check_rollout(args: Any) -> None:
     rollout, train, group = (
         args.rollout_batch_size,
         args.train_batch_size,
@@ -69,6 +69,17 @@ def _resolve_batches(args: Any, world_size: int) -> None:
         raise ValueError(f"train_batch_size ({train}) must be at least group_size ({group})")
     if rollout is not None:
         _divide(("rollout_batch_size", rollout), ("train_batch_size", train))
+
+
+def resolve_train_batch(args: Any) -> None:
+    """train_batch_size = micro batch x accumulation x ranks: two of them give the third, in a config of any trainer.
+
+    Raises:
+        ValueError: they do not divide; the message has the numbers.
+    """
+    train, world_size = args.train_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
+    if train is None:
+        return
     per_rank = _divide(("train_batch_size", train), ("the number of processes", world_size))
     accumulation, micro = args.gradient_accumulation_steps, args.micro_train_batch_size
     if micro is None and accumulation != _default(args, "gradient_accumulation_steps"):

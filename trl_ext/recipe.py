@@ -1,4 +1,4 @@
-"""The GRPO recipe: load, check, assemble, train, report."""
+"""What every recipe does: load and check, train in a folder of its own, report, and push."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import AutoConfig, AutoTokenizer
 from transformers.trainer_callback import ProgressCallback
-from trl import ModelConfig, get_peft_config
+from trl import ModelConfig
 
 from trl_ext.arguments import InputError, Stopped, as_yaml
 from trl_ext.base_policy import make_base_policy
-from trl_ext.callbacks import GenerationsLog, JsonlLog, NoSpread, ProgressBar, Validation, print_line
-from trl_ext.config import ExtGRPOConfig
+from trl_ext.callbacks import JsonlLog, ProgressBar, TimeBudget, Validation, print_line
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import check_lengths
 from trl_ext.files import write_text
@@ -29,22 +28,21 @@ from trl_ext.model_card import write_model_card
 from trl_ext.provenance import provenance
 from trl_ext.report import before_after_table, write_curve, write_summary
 from trl_ext.rewards.grade import GRADERS
-from trl_ext.rewards.hooks import REWARDS
 from trl_ext.run_folder import Run, open_run, settings_of
-from trl_ext.trainer import ExtGRPOTrainer
+
+Data = dict[str, Any]  # rows by what they are for: train, validation
 
 
 @dataclass
 class Task(DatasetSettings):
-    """What to learn and how it is measured."""
+    """What to learn and how it is measured; every recipe has its own, which makes the trainer."""
+
+    recipe: ClassVar[str]  # its name, in the summary and on the model's card
 
     train_split: str = field(default="train", metadata={"help": "Split to train on."})
     validation_split: str = field(default="validation", metadata={"help": "Split to validate on."})
     train_problems: int | None = field(default=None, metadata={"help": "Use the first so many training problems."})
     validation_problems: int | None = field(default=None, metadata={"help": "Validate on the first so many problems."})
-    reward: str = field(
-        default="strict", metadata={"help": f"Reward: {', '.join(sorted(REWARDS))}, or file.py:function."}
-    )
     validation_grader: str = field(
         default="compatible",
         metadata={"help": f"Grader of validation: {', '.join(sorted(GRADERS))}, or file.py:function."},
@@ -57,29 +55,47 @@ class Task(DatasetSettings):
     validation_max_tokens: int | None = field(
         default=None, metadata={"help": "Longest response of a validation (default: as in training)."}
     )
-    log_generations_every: int = field(default=20, metadata={"help": "Optimizer steps between logged generations."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.reward_function()
         self.grader()
-        for name in ("validate_every", "log_generations_every", "validation_batch_size"):
+        for name in ("validate_every", "validation_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    def reward_function(self) -> Callable[..., Any]:
-        """The reward, in TRL's signature."""
-        return self.build(REWARDS, self.reward)
 
     def grader(self) -> Callable[..., Any]:
         """Validation's grader: responses and truths to verdicts."""
         return self.build(GRADERS, self.validation_grader)
 
+    def data(self, config: Any, say: Callable[[str], None]) -> Data:
+        """`train` and `validation`: rows with `prompt` and `answer`.
 
-GRPO_SETTINGS = (Task, ModelConfig, ExtGRPOConfig)
+        Raises:
+            ValueError: a dataset that cannot be used.
+        """
+        return {
+            "train": self.load(self.train_split, self.train_problems, config.seed),
+            "validation": self.load(self.validation_split, self.validation_problems, config.seed),
+        }
+
+    def trainer(self, model: ModelConfig, config: Any, data: Data, run: Run) -> Any:
+        """The trainer, with the callbacks that only this recipe has."""
+        raise NotImplementedError
+
+    def is_due(self, trainer: Any) -> Callable[[Any], bool]:
+        """Whether the policy is to be validated, by the trainer's state after an optimizer step."""
+        return lambda state: state.global_step % self.validate_every == 0
+
+    def log_responses_to(self, run: Run) -> Path | None:
+        """Where a few responses of each validation go; GRPO logs rollouts instead."""
+        return run.folder / "generations.jsonl"
+
+    def finish(self, trainer: Any, run: Run) -> dict[str, Any]:
+        """What this recipe adds to the summary; it may leave files of its own."""
+        return {}
 
 
-def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str, Any]:
+def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
     """Train, validate on the way, and leave everything in the run's folder. Returns the summary.
 
     Raises:
@@ -88,20 +104,17 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
     """
     use_all_cores()
     hide_token(config)
+    say = ignore if config.process_index else print_line
     try:
         if config.push_to_hub and not config.process_index:
             check(config.hub_model_id)
-        problems = {
-            "train": task.load(task.train_split, task.train_problems, config.seed),
-            "validation": task.load(task.validation_split, task.validation_problems, config.seed),
-        }
+        data = task.data(config, say)
         policy = model.model_name_or_path or _base_policy(config)
-        check_context(problems, policy, model, config)
+        check_context(data, policy, model, config)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     settings = settings_of((task, model, config), policy=policy, processes=config.world_size)
-    settings["training_problems"] = fingerprint(problems["train"])
-    say = ignore if config.process_index else print_line
+    settings["training_problems"] = fingerprint(data["train"])
     resume = config.resume or config.resume_from_checkpoint
     with open_run(Path(config.output_dir), settings, resume, config.resume_changed, say) as run:
         config.output_dir = str(run.folder)
@@ -110,7 +123,7 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
         engine = "colocated vLLM" if config.use_vllm else "HF generate"
         if not config.disable_tqdm:
             say(f"rollouts by {engine}: {config.engine_reason}")
-        trainer = assemble(task, model, config, problems["train"], problems["validation"], run)
+        trainer = assemble(task, model, config, data, run)
         with trainer.stopping_on_sigterm():
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         if trainer.stop_signal is not None:
@@ -120,7 +133,7 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
         trainer.save_final_model()
         if trainer.is_world_process_zero():
             unwrapped.generation_config.save_pretrained(run.folder)  # which an adapter is saved without
-        summary = finish(trainer, run) if trainer.is_world_process_zero() else {}
+        summary = finish(task, trainer, run) if trainer.is_world_process_zero() else {}
         if config.push_to_hub and trainer.is_world_process_zero():
             say(
                 f"pushed to {push(run.folder, trainer.hub_model_id, config.hub_private_repo, config.hub_merge_adapter)}"
@@ -128,12 +141,12 @@ def run_grpo(task: Task, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
         return summary
 
 
-def generation_settings(config: ExtGRPOConfig) -> dict[str, Any]:
+def generation_settings(config: Any) -> dict[str, Any]:
     """How the policy was sampled, for the generation config that the model is saved with."""
     known = {
         "do_sample": True,
         "temperature": config.temperature,
-        "top_p": config.top_p,
+        "top_p": getattr(config, "top_p", None),
         "max_new_tokens": config.max_completion_length,
         "stop_strings": config.stop,
     }
@@ -145,19 +158,19 @@ def ignore(line: str) -> None:
 
 
 def fingerprint(problems: Any) -> str:
-    """A hash of prompts and answers, in order: whether two runs train on the same."""
+    """A hash of prompts and answers (or responses), in order: whether two runs train on the same."""
     digest = hashlib.sha256()
-    for prompt, answer in zip(problems["prompt"], problems["answer"], strict=True):
-        digest.update(json.dumps([prompt, answer], default=str).encode())
+    for row in problems:
+        digest.update(json.dumps([row["prompt"], row.get("response", row.get("answer"))], default=str).encode())
     return digest.hexdigest()[:16]
 
 
-def _base_policy(config: ExtGRPOConfig) -> str:
+def _base_policy(config: Any) -> str:
     with config.main_process_first(desc="making the base policy"):
         return str(make_base_policy(seed=config.seed))
 
 
-def check_context(problems: Mapping[str, Any], policy: str, model: ModelConfig, config: ExtGRPOConfig) -> None:
+def check_context(problems: Mapping[str, Any], policy: str, model: ModelConfig, config: Any) -> None:
     """Refuse a tokenizer that is not the model's, and a prompt that leaves no room for the longest completion.
 
     Raises:
@@ -173,7 +186,8 @@ def check_context(problems: Mapping[str, Any], policy: str, model: ModelConfig, 
         context, setting = config.vllm_max_model_length, "vllm_max_model_length"
     if context is not None:
         for name, rows in problems.items():
-            check_lengths(rows["prompt"], name, tokenizer, config.max_completion_length, context, setting)
+            sampled = [row["prompt"] for row in rows if "response" not in row]
+            check_lengths(sampled, name, tokenizer, config.max_completion_length, context, setting)
 
 
 def check_tokenizer(tokenizer: Any, shape: Any, policy: str, stop: Sequence[str] | None) -> None:
@@ -199,48 +213,35 @@ def check_tokenizer(tokenizer: Any, shape: Any, policy: str, stop: Sequence[str]
         )
 
 
-def assemble(
-    task: Task, model: ModelConfig, config: ExtGRPOConfig, train: Any, validation_set: Any, run: Run
-) -> ExtGRPOTrainer:
+def assemble(task: Task, model: ModelConfig, config: Any, data: Data, run: Run) -> Any:
     """The trainer with its callbacks."""
-    validation = Validation(
-        list(validation_set),
-        task.grader(),
-        every=task.validate_every,
-        sampling={
-            "batch_size": task.validation_batch_size,
-            "seed": config.seed,
-            "temperature": task.validation_temperature,
-            "max_tokens": task.validation_max_tokens,
-        },
-        run=run,
-    )
-    generations = GenerationsLog(run.folder / "generations.jsonl", every=task.log_generations_every)
     if config.model_init_kwargs is None:
         given = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
         config.model_init_kwargs = {"revision": model.model_revision} | {k: v for k, v in given.items() if v}
-    trainer = ExtGRPOTrainer(
-        model=model.model_name_or_path,
-        reward_funcs=task.reward_function(),
-        args=config,
-        train_dataset=train,
-        peft_config=get_peft_config(model),
-        callbacks=[validation, generations, JsonlLog(run.folder / "metrics.jsonl", run.clock), NoSpread()],
-    )
+    trainer = task.trainer(model, config, data, run)
     trainer.run_record = run.record
-    validation.trainer = generations.trainer = trainer
+    sampling = {
+        "batch_size": task.validation_batch_size,
+        "seed": config.seed,
+        "temperature": task.validation_temperature,
+        "max_tokens": task.validation_max_tokens,
+    }
+    problems, due = list(data["validation"]), task.is_due(trainer)
+    trainer.add_callback(Validation(problems, task.grader(), due, sampling, run, trainer, task.log_responses_to(run)))
+    trainer.add_callback(JsonlLog(run.folder / "metrics.jsonl", run.clock))
+    if config.time_budget is not None:
+        trainer.add_callback(TimeBudget(trainer, run.clock, config.time_budget))
     if not config.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(ProgressBar)
     return trainer
 
 
-def finish(trainer: ExtGRPOTrainer, run: Run) -> dict[str, Any]:
+def finish(task: Task, trainer: Any, run: Run) -> dict[str, Any]:
     """Write the curve and the summary, and print the table of before and after."""
     output, history = run.folder, run.validations
     write_curve(output / "curve.png", {output.name: history}, title=output.name)
-    axes = {name: getattr(trainer.args, name) for name in ("preset", "advantage", "policy_loss", "aggregation")}
-    more = {"seed": trainer.args.seed, **axes, **provenance()}
+    more = {"recipe": task.recipe, "seed": trainer.args.seed, **task.finish(trainer, run), **provenance()}
     summary = write_summary(output / "summary.json", history, run.clock.seconds(), more)
     write_model_card(output, trainer.args.hub_model_id)
     print("\n" + before_after_table(history[0], history[-1]))
@@ -256,7 +257,7 @@ _DERIVED = (
 )  # fmt: skip
 
 
-def write_config(path: Path, task: Task, model: ModelConfig, config: ExtGRPOConfig) -> None:
+def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> None:
     """Every setting as resolved, in a file that `--config` reads again; those at their defaults as comments.
 
     A token of the Hub is left out.
@@ -274,7 +275,7 @@ def write_config(path: Path, task: Task, model: ModelConfig, config: ExtGRPOConf
     settings["train_batch_size"] = (
         config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
     )
-    if config.uses_axes:
+    if getattr(config, "uses_axes", False):
         defaults["scale_rewards"] = settings.pop("scale_rewards", None)
     rest = "".join(f"# {line}\n" for line in as_yaml(defaults).splitlines())
     write_text(path, f"{as_yaml(settings)}\n# Defaults, and what follows from the settings above:\n{rest}")

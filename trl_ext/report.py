@@ -120,3 +120,37 @@ def examples(report: Report, n: int, category: str | None) -> list[str]:
         f"extracted: {row['extracted']!r}   truth: {row['answer']!r}"
         for row in chosen
     ]
+
+
+def write_steps_plot(
+    path: Path, steps: Sequence[Mapping[str, Any]], entropy: Sequence[tuple[int, float]], title: str
+) -> None:
+    """Expert iteration: share of right rollouts and lengths by step, and the entropy by optimizer step, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (shares, lengths, entropies) = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    number = [step["step"] for step in steps]
+    shares.plot(number, [step["correct"] / max(step["rollouts"], 1) for step in steps], marker="o", label="rollouts")
+    solved = [step["questions_with_a_right_answer"] / max(step["questions"], 1) for step in steps]
+    shares.plot(number, solved, marker="s", label="questions, by any rollout")
+    shares.set_ylim(0, 1)
+    shares.set_ylabel("share right")
+    for name, label in (("tokens", "all"), ("tokens_correct", "right"), ("tokens_incorrect", "wrong")):
+        values = [step[name] if step[name] is not None else float("nan") for step in steps]
+        lengths.plot(number, values, marker="o", label=f"{label} rollouts")
+    lengths.set_ylabel("tokens per rollout")
+    entropies.plot([step for step, _ in entropy], [value for _, value in entropy])
+    entropies.set_ylabel("entropy of kept tokens, nats")
+    entropies.set_xlabel("optimizer steps")
+    for panel in (shares, lengths):
+        panel.set_xlabel("expert-iteration step")
+        panel.legend()
+    for panel in (shares, lengths, entropies):
+        panel.grid(alpha=0.3)
+    figure.suptitle(title)
+    with replacing(path) as scratch:
+        figure.savefig(scratch, dpi=120)
+    pyplot.close(figure)

@@ -29,9 +29,10 @@ _HARMLESS = {
     "disable_tqdm", "output_dir", "project", "report_to", "resume", "resume_changed", "resume_from_checkpoint",
     "run_name", "dataloader_pin_memory", "include_num_input_tokens_seen", "restore_callback_states_from_checkpoint",
     "skip_memory_metrics", "trackio_space_id", "vllm_gpu_memory_utilization", "max_nonfinite_steps", "reward_timeout",
+    "time_budget",
 }  # fmt: skip
 _HARMLESS_PREFIXES = ("do_", "eval_", "hub_", "log_", "logging_", "push_to_hub", "save_", "validat")
-_LENGTH = {"max_steps", "n_grpo_steps", "num_train_epochs"}
+_LENGTH = {"max_steps", "n_ei_steps", "n_grpo_steps", "num_train_epochs"}
 _SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")
 
 

@@ -10,27 +10,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, is_peft_model, send_to_device
+from accelerate.utils import is_peft_model, send_to_device
 from torch import Tensor
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
-from trl.models import unwrap_model_for_generation
 from trl.models.utils import disable_gradient_checkpointing
 
 from trl_ext import shared_prompts
 from trl_ext.batching import Batch, Batching, joined
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.engine import engine_settings
-from trl_ext.evaluate import Completion
 from trl_ext.finite import FiniteSteps
 from trl_ext.functional import masked_mean
+from trl_ext.policy_sampling import PolicySampling, sampling_kwargs
 from trl_ext.rewards.checked import checked
 from trl_ext.rewards.hooks import completion_text
-from trl_ext.rollout import hf_generate, is_finished
 from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.saving import WholeCheckpoints, plain_state, restored
 from trl_ext.step_metrics import StepMetrics
@@ -43,7 +41,7 @@ _KEPT = (
 )  # fmt: skip
 
 
-class ExtGRPOTrainer(WholeCheckpoints, FiniteSteps, GRPOTrainer):
+class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer):
     """`GRPOTrainer` with the advantage, the policy loss, the aggregation and the KL estimator of the config.
 
     With neither a preset nor an axis in the config it trains exactly as TRL does.
@@ -58,7 +56,7 @@ class ExtGRPOTrainer(WholeCheckpoints, FiniteSteps, GRPOTrainer):
         # TRL counts a completion that ended at a stop string as truncated; with `stop` we mask truncated ones.
         self._mask_truncated = bool(config.stop) and config.mask_truncated_completions
         if config.stop or config.sampling_min_tokens:
-            config.generation_kwargs = _sampling_kwargs(config)
+            config.generation_kwargs = sampling_kwargs(config)
         with engine_settings(config):
             super().__init__(*args, **kwargs)
         self.reward_funcs = [
@@ -197,77 +195,13 @@ class ExtGRPOTrainer(WholeCheckpoints, FiniteSteps, GRPOTrainer):
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
         if self.use_vllm or not self.args.stop:
             return super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        with (
-            unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-                generation_kwargs=self.generation_kwargs,
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-            ) as model,
-            self._dist.summon_full_params(self.model_wrapped, recurse=False),
-        ):
-            return hf_generate(model, self._tokenizer, prompt_ids, self.generation_config, self.args.stop), None
+        return self._hf_completion_ids(prompt_ids), None
 
-    def log_now(self, logs: dict[str, float]) -> None:
-        """Log at the current step without flushing the training metrics that TRL collects for its next log."""
-        due = self.control.should_log
-        super(GRPOTrainer, self).log(logs)
-        self.control.should_log = due  # Trainer takes any log for the step's own and would leave that one out
-
-    def sample(
-        self,
-        prompts: Sequence[str],
-        batch_size: int,
-        seed: int,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-    ) -> list[Completion]:
-        """One completion per prompt from the current policy, prompts shared out over the ranks, in order.
-
-        The training run's random state is left as it was, so validating more often changes nothing else.
-
-        Args:
-            batch_size: of HF generate; vLLM takes all prompts at once.
-            temperature: other than the rollouts'; 0 takes the likeliest token.
-            max_tokens: other than the rollouts'.
-        """
-        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
-        mine = list(prompts[rank::ranks])
-        mine += prompts[:1] * (-(-len(prompts) // ranks) - len(mine))  # equal shares, or collectives would hang
-        order = sorted(range(len(mine)), key=lambda i: len(mine[i]))  # little padding in a batch of like lengths
-        completions: list[Completion | None] = [None] * len(mine)
-        batch_size = len(mine) if self.use_vllm else batch_size
-        with torch.random.fork_rng(enabled=True), torch.no_grad(), self._sampling(temperature, max_tokens):
-            torch.manual_seed(seed + rank)
-            for start in range(0, len(mine), max(batch_size, 1)):
-                chosen = order[start : start + batch_size]
-                prompt_ids, images, fields = self._tokenize_prompts([mine[i] for i in chosen])
-                completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
-                finished = self._is_finished(completion_ids)
-                texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-                for i, text, ids, end in zip(chosen, texts, completion_ids, finished.tolist(), strict=True):
-                    completions[i] = Completion(text, len(ids), end)
-        gathered = gather_object([completions])  # one list per rank
-        return [gathered[i % ranks][i // ranks] for i in range(len(prompts))]
-
-    @contextlib.contextmanager
-    def _sampling(self, temperature: float | None, max_tokens: int | None) -> Iterator[None]:
-        """Other settings than the rollouts', for the engine that generates."""
-        owner: Any = self.vllm_generation if self.use_vllm else self.generation_config
-        asked: dict[str, Any] = {"max_completion_length" if self.use_vllm else "max_new_tokens": max_tokens}
-        if self.use_vllm:
-            asked["temperature"] = temperature
-        elif temperature is not None:
-            asked |= {"do_sample": temperature > 0, "temperature": temperature or 1.0}
-        before = {name: getattr(owner, name) for name, value in asked.items() if value is not None}
-        for name in before:
-            setattr(owner, name, asked[name])
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(owner, name, value)
+    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
+        """One completion per prompt, as TRL makes them in a rollout."""
+        prompt_ids, images, fields = self._tokenize_prompts(prompts)
+        ids: list[list[int]] = self._generate_single_turn(prompt_ids, images, fields, 1)[0]
+        return ids
 
     def _generate(self, prompts: list[Any]) -> Any:
         output = super()._generate(prompts)
@@ -277,10 +211,6 @@ class ExtGRPOTrainer(WholeCheckpoints, FiniteSteps, GRPOTrainer):
         if self.args.stop:
             self._log_truncation()
         return output
-
-    def _is_finished(self, completion_ids: list[list[int]]) -> Tensor:
-        stop, minimum = self.args.stop, self.args.sampling_min_tokens or 0
-        return is_finished(completion_ids, self._tokenizer, self.eos_token_ids, stop, minimum)
 
     def _log_truncation(self) -> None:
         """Write TRL's truncation metrics again, with completions that ended at a stop string as finished."""
@@ -503,13 +433,3 @@ def _loss_mask(batch: dict[str, Any]) -> Tensor:
     """(B, T) bool: completion tokens that the model wrote and that train."""
     mask = batch["completion_mask"]
     return (mask if "tool_mask" not in batch else mask * batch["tool_mask"]).bool()
-
-
-def _sampling_kwargs(config: ExtGRPOConfig) -> dict[str, Any]:
-    """`stop` and `sampling_min_tokens` in the words of the engine that generates."""
-    kwargs = dict(config.generation_kwargs or {})
-    if config.use_vllm and config.stop:
-        kwargs |= {"stop": config.stop, "include_stop_str_in_output": True}
-    if config.sampling_min_tokens:
-        kwargs["min_tokens" if config.use_vllm else "min_new_tokens"] = config.sampling_min_tokens
-    return kwargs

@@ -82,7 +82,7 @@ def load_problems(
             raise ValueError(f"{dataset} is endless: say how many rows")
         table = GENERATORS[dataset](split, n, seed)
     else:
-        table = _read(dataset, split, dataset_config)
+        table = read_table(dataset, split, dataset_config)
     columns = table[0].keys() if len(table) else ()
     for column in (problem_column, answer_column):
         if column not in columns:
@@ -115,7 +115,7 @@ def check_lengths(
     Raises:
         ValueError: names the first such row, its length, and how many there are.
     """
-    lengths = [len(ids) for ids in tokenizer(text=list(prompts))["input_ids"]]
+    lengths = [len(ids) for ids in tokenizer(text=list(prompts))["input_ids"]] if prompts else []
     too_long = [row for row, length in enumerate(lengths) if length + completion > context]
     if too_long:
         row = too_long[0]
@@ -127,7 +127,7 @@ def check_lengths(
         )
 
 
-def _read(dataset: str, split: str, config: str | None) -> Sequence[dict[str, Any]]:
+def read_table(dataset: str, split: str, config: str | None) -> Sequence[dict[str, Any]]:
     """The rows, each a dict."""
     from datasets import concatenate_datasets, load_dataset
 

@@ -1,0 +1,131 @@
+r"""Reasoning traces to finetune on -> rows `prompt`, `response` and, where it is known, `answer`.
+
+mini-MATH's own are its worked solutions in the r1_zero format, a share of them with a wrong result, as traces that a
+model wrote have them: what `filter_correct` is for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from trl_ext.data.load import read_table
+from trl_ext.data.mini_math import mini_math
+from trl_ext.prompts import format_prompt, load_prompt
+
+WRONG_SHARE = 0.4
+_NUMBER = re.compile(r"\d+")
+
+
+def mini_math_traces(n: int, seed: int = 0, wrong_share: float = WRONG_SHARE) -> list[dict[str, Any]]:
+    """`n` rows `prompt, response, answer` on mini-MATH's training split, `wrong_share` of them with a wrong result.
+
+    A wrong trace goes wrong at its end: one number of the answer is another one, in the working and in the answer.
+    """
+    rng = Random(f"mini-MATH traces {seed}")
+    template = load_prompt("r1_zero")
+    rows = []
+    for problem in mini_math("train", n, seed):
+        solution, answer = problem["solution"], problem["answer"]
+        if rng.random() < wrong_share:
+            wrong = _spoiled(answer, rng)
+            solution, answer = f"{solution.removesuffix(answer)}{wrong}", wrong
+        response = f" {solution} </think> <answer> {answer} </answer>"
+        prompt = format_prompt(template, problem["problem"])
+        rows.append({"prompt": prompt, "response": response, "answer": problem["answer"]})
+    return rows
+
+
+def _spoiled(answer: str, rng: Random) -> str:
+    """The answer with its last number changed by 1 to 9."""
+    number = list(_NUMBER.finditer(answer))[-1]
+    other = int(number[0]) + rng.choice([d for d in range(-9, 10) if d and int(number[0]) + d >= 2])
+    return f"{answer[: number.start()]}{other}{answer[number.end() :]}"
+
+
+def load_traces(
+    dataset: str,
+    split: str,
+    *,
+    prompt_column: str = "prompt",
+    response_column: str = "response",
+    answer_column: str = "answer",
+    dataset_config: str | None = None,
+    n: int = 4096,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Traces of a file, of the Hub, or of mini-MATH; each only once.
+
+    Args:
+        dataset: `mini_math`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with `{split}` in its path for the split.
+        answer_column: the truths; rows of a dataset without it have no `answer`.
+        n: rows of mini-MATH.
+        seed: of mini-MATH.
+
+    Raises:
+        ValueError: a column is missing, or a prompt or a response is no text; with the row's number from 0.
+    """
+    if dataset == "mini_math":
+        return unique(mini_math_traces(n, seed))
+    table = read_table(dataset, split, dataset_config)
+    columns = table[0].keys() if len(table) else ()
+    for column in (prompt_column, response_column):
+        if column not in columns:
+            raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(columns) or 'no rows'}")
+    rows = []
+    for number, row in enumerate(table):
+        for column in (prompt_column, response_column):
+            if not isinstance(row.get(column), str) or not row[column].strip():
+                raise ValueError(f"{dataset!r}, row {number}: {column!r} is {row.get(column)!r}, not a text")
+        found = {"prompt": row[prompt_column], "response": row[response_column]}
+        rows.append(found | ({"answer": row[answer_column]} if row.get(answer_column) is not None else {}))
+    return unique(rows)
+
+
+def unique(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without those whose prompt and response are an earlier one's."""
+    return list({(row["prompt"], row["response"]): row for row in reversed(list(rows))}.values())[::-1]
+
+
+def with_answers(rows: Sequence[dict[str, Any]], truths: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """Rows with an `answer` each, taken from the problem with the same prompt where they have none.
+
+    Args:
+        truths: prompt -> answer.
+        where: what `truths` are from, for the message.
+
+    Raises:
+        ValueError: a row has no answer and its prompt is not among them; with how many there are.
+    """
+    lacking = [row for row in rows if "answer" not in row and row["prompt"] not in truths]
+    if lacking:
+        raise ValueError(
+            f"{len(lacking)} of {len(rows)} traces have no answer to be graded by: no column with it (--trace_answer) "
+            f"and no problem with the same prompt in {where}. The first begins {lacking[0]['prompt'][-80:]!r}"
+        )
+    return [row if "answer" in row else {**row, "answer": truths[row["prompt"]]} for row in rows]
+
+
+def only_correct(
+    rows: Sequence[dict[str, Any]], grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """The rows whose response the grader accepts."""
+    verdicts = grader([row["response"] for row in rows], [row["answer"] for row in rows])
+    return [row for row, verdict in zip(rows, verdicts, strict=True) if verdict.right]
+
+
+def first_unique(rows: Sequence[dict[str, Any]], count: str, seed: int) -> list[dict[str, Any]]:
+    """`count` rows of a shuffled order, so that a smaller set is a part of a larger one; `full` for all.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    shuffled = list(rows)
+    Random(seed).shuffle(shuffled)
+    if count == "full":
+        return shuffled
+    if int(count) > len(rows):
+        raise ValueError(f"num_unique_examples is {count} and there are {len(rows)} unique traces; or say full")
+    return shuffled[: int(count)]

@@ -1,0 +1,333 @@
+"""Expert iteration: sample, keep what is right, finetune on it, and again (arXiv:1705.08439; STaR, arXiv:2203.14465).
+
+One training run of `ExtSFTTrainer` whose rows come as it goes, so that the optimizer, the engine, the checkpoints and
+the logs are those of one run. What a step sampled and kept is in `expert_iteration/step_N/` of the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+from accelerate.utils import broadcast_object_list
+from datasets import IterableDataset
+from tqdm import tqdm
+
+from trl_ext.callbacks import TimeBudget, print_line
+from trl_ext.config import parse_options
+from trl_ext.evaluate import grade_rows, mean
+from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
+from trl_ext.selection import SELECTIONS, Row
+from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
+
+FOLDER, ROLLOUTS, KEPT, STEPS = "expert_iteration", "rollouts.jsonl", "kept.jsonl", "steps.jsonl"
+_AT_LEAST_1 = (
+    "n_ei_steps", "questions_per_step", "group_size", "epochs_per_step", "rollout_batch_size", "rollout_chunk",
+)  # fmt: skip
+_SCHEDULES = ("constant", "constant_with_warmup")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class ExpertIterationConfig(ExtSFTConfig):
+    """What a step samples, keeps and finetunes on; the rest is as in finetuning.
+
+    Raises:
+        UnknownName: a selection or an option that is not in its table.
+        ValueError: settings that make no sense or contradict each other.
+    """
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*ExtSFTConfig._VALID_DICT_FIELDS, "selection_options"]
+
+    n_ei_steps: int = field(default=5, metadata={"help": "Expert-iteration steps."})
+    questions_per_step: int = field(
+        default=512, metadata={"help": "Questions that a step samples for (handout: 512, 1024 or 2048)."}
+    )
+    group_size: int = field(default=4, metadata={"help": "Rollouts per question."})
+    epochs_per_step: int = field(default=1, metadata={"help": "Passes over the rows that a step keeps."})
+    selection: str = field(
+        default="every",
+        metadata={"help": f"Right rollouts to keep: {', '.join(sorted(SELECTIONS))}, or file.py:function."},
+    )
+    selection_options: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Options of it: a mapping in YAML; `k=2` or JSON as a flag."}
+    )
+    rollout_batch_size: int = field(
+        default=256, metadata={"help": "Rollouts per batch of HF generate; vLLM takes a chunk at once."}
+    )
+    rollout_chunk: int = field(
+        default=4096, metadata={"help": "Rollouts sampled, graded and written at a time: what a kill can cost."}
+    )
+
+    def __post_init__(self) -> None:
+        for name in _AT_LEAST_1:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self.selection_options = parse_options("selection_options", self.selection_options)
+        self.selection_function()
+        if self.packing:
+            raise ValueError("packing: true does not go with expert iteration, whose rows come as it goes")
+        max_steps: int = self.max_steps  # type: ignore[has-type]
+        if max_steps > 0:
+            raise ValueError(f"max_steps is {max_steps}, but it follows from n_ei_steps; leave it out")
+        super().__post_init__()
+        schedule = str(getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type))
+        if schedule not in _SCHEDULES:
+            raise ValueError(
+                f"lr_scheduler_type is {schedule!r}, and how many optimizer steps there will be "
+                f"depends on how many rollouts are right; take one of: {', '.join(_SCHEDULES)}"
+            )
+        rows = self.questions_per_step * self.group_size
+        self.max_steps = self.n_ei_steps * self.epochs_per_step * math.ceil(rows / self.rows_per_optimizer_step)
+
+    @property
+    def rows_per_optimizer_step(self) -> int:
+        """Of all ranks together."""
+        rows: int = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+        return rows
+
+    def selection_function(self) -> Callable[[Sequence[Row]], list[Row]]:
+        """Graded rollouts of a step to those that are kept."""
+        assert not isinstance(self.selection_options, str)
+        return SELECTIONS.build(self.selection, **(self.selection_options or {}))
+
+
+class ExpertIterationTrainer(ExtSFTTrainer):
+    """`ExtSFTTrainer` that makes its rows itself: before each expert-iteration step, with the policy as it is then.
+
+    Args:
+        questions: rows with `prompt` and `answer`.
+        grader: responses and truths to verdicts.
+        folder: where rollouts and kept rows go.
+    """
+
+    args: ExpertIterationConfig
+
+    def __init__(self, *args: Any, questions: Sequence[Row], grader: Callable[..., Any], folder: Path, **kwargs: Any):
+        config = kwargs["args"]
+        config.dataset_kwargs = {"skip_prepare_dataset": True}  # there is nothing to prepare yet
+        config.ignore_data_skip = True  # `restore_own_state` finds the place
+        super().__init__(*args, train_dataset=IterableDataset.from_generator(_nothing_yet), **kwargs)
+        self.questions, self.grader, self.folder = list(questions), grader, folder
+        self.budget: TimeBudget | None = None
+        self.ei_step = 0  # the current one, from 1
+        self.last_optimizer_step = 0  # of the current expert-iteration step, as the trainer counts them
+        self._left: list[list[Row]] = []  # rows of the optimizer steps that are left of the current step
+
+    # What an optimizer step trains on.
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """The micro-batches of the next optimizer step, of this rank; before the first one of a step, its rollouts."""
+        while not self._left and self.ei_step < self.args.n_ei_steps and not self._is_out_of_time():
+            self._begin_step(self.ei_step + 1)
+        if not self._left:
+            self.control.should_training_stop = True
+            return [], None
+        batches = [self._prepare_inputs(batch) for batch in self._micro_batches(self._left.pop(0))]
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def is_step_over(self, state: Any) -> bool:
+        """Whether the optimizer step just done was the last one of its expert-iteration step."""
+        return not self._left and state.global_step == self.last_optimizer_step
+
+    def _is_out_of_time(self) -> bool:
+        return self.budget is not None and self.budget.is_spent()
+
+    def _micro_batches(self, rows: list[Row]) -> list[Any]:
+        """As many on every rank, of like size; where rows run out, one without a token that trains."""
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        mine = [rows[i] for i in range(rank, len(rows), ranks)]
+        number = self.args.gradient_accumulation_steps
+        empty = {"input_ids": [self._tokenizer.pad_token_id] * 2, "labels": [-100, -100]}
+        return [self.data_collator(mine[i::number] or [empty]) for i in range(number)]
+
+    # A step.
+
+    def _begin_step(self, step: int) -> None:
+        """Sample, grade, keep, and lay out the optimizer steps."""
+        if step == 1 and self.state.global_step == 0 and self.args.save_strategy != "no":
+            self._save_checkpoint(self.model, None)  # the first rollouts may take long, and belong to this run
+        self.ei_step = step
+        rollouts = self._rollouts(step)
+        kept = self.args.selection_function()(rollouts)
+        rows, too_long = tokenized(kept, self._tokenizer, self.args.max_length)
+        self._lay_out(step, rows, done=0)
+        counts = step_counts(step, self.state.global_step, rollouts, kept, too_long, len(self._left))
+        if self.accelerator.is_main_process:
+            _write_rows(self._step_folder(step) / KEPT, kept)
+            _replace_row(self.folder / STEPS, counts)
+        if not self.args.disable_tqdm and self.accelerator.is_main_process:
+            print_line(step_line(counts, self.args.n_ei_steps))
+        if not rows:
+            log.warning(
+                "expert-iteration step %d keeps nothing to finetune on: %d of %d rollouts are right. More rollouts "
+                "(--group_size, --questions_per_step) or a model that knows the format (recipes/sft_math.py) help",
+                step, counts["correct"], counts["rollouts"],
+            )  # fmt: skip
+        self.log_now({f"expert_iteration/{k}": float(v) for k, v in counts.items() if v is not None and k != "step"})
+
+    def _lay_out(self, step: int, rows: Sequence[Row], done: int) -> None:
+        """The step's rows in the order of its optimizer steps, without the first `done` of them."""
+        labelled = [
+            {
+                "input_ids": row["input_ids"],
+                "labels": [i if m else -100 for i, m in zip(row["input_ids"], row["completion_mask"], strict=True)],
+            }
+            for row in rows
+        ]
+        plan = optimizer_steps(
+            labelled, self.args.rows_per_optimizer_step, self.args.epochs_per_step, f"{self.args.seed} {step}"
+        )
+        self._left = plan[done:]
+        self.last_optimizer_step = self.state.global_step + len(self._left)
+        later = (self.args.n_ei_steps - step) * max(len(plan), 1)
+        self.state.max_steps = max(self.last_optimizer_step + later, 1)  # as far as it is known by now
+
+    def _rollouts(self, step: int) -> list[Row]:
+        """The step's graded rollouts: those that an interrupted process has written, and the others sampled now."""
+        folder = self._step_folder(step)
+        chosen = questions_of_step(len(self.questions), self.args.questions_per_step, step, self.args.seed)
+        todo = [(n, self.questions[i]) for n, i in enumerate(chosen) for _ in range(self.args.group_size)]
+        if self.accelerator.is_main_process:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / ROLLOUTS).exists():
+                drop_torn_line(folder / ROLLOUTS)
+        self.accelerator.wait_for_everyone()
+        rows = read_jsonl(folder / ROLLOUTS) if (folder / ROLLOUTS).exists() else []
+        rows = rows[: len(rows) - len(rows) % self.args.rollout_chunk] if len(rows) < len(todo) else rows
+        if self.accelerator.is_main_process:
+            _write_rows(folder / ROLLOUTS, rows)
+        self.accelerator.wait_for_everyone()
+        bar = tqdm(
+            total=len(todo),
+            initial=len(rows),
+            desc=f"rollouts of step {step}",
+            disable=self.args.disable_tqdm or not self.accelerator.is_main_process,
+            leave=False,
+        )
+        with bar:
+            for start in range(len(rows), len(todo), self.args.rollout_chunk):
+                part = todo[start : start + self.args.rollout_chunk]
+                rows += self._sample_and_grade(part, seed=self.args.seed * 1_000_003 + step * 10_007 + start)
+                if self.accelerator.is_main_process:
+                    append_jsonl(folder / ROLLOUTS, rows[start:])
+                bar.update(len(part))
+        return rows
+
+    def _sample_and_grade(self, part: Sequence[tuple[int, Row]], seed: int) -> list[Row]:
+        completions = self.sample([row["prompt"] for _, row in part], self.args.rollout_batch_size, seed)
+        graded: list[Any] = [None]
+        if self.accelerator.is_main_process:
+            rows = grade_rows([row for _, row in part], completions, self.grader)
+            graded = [[{"question": n, **row} for (n, _), row in zip(part, rows, strict=True)]]
+        rows_of_all: list[Row] = broadcast_object_list(graded)[0]
+        return rows_of_all
+
+    def _step_folder(self, step: int) -> Path:
+        return self.folder / f"step_{step}"
+
+    # What a resumed run needs beside what `Trainer` saves.
+
+    def own_state(self) -> dict[str, Any]:
+        """The expert-iteration step, and how many of its optimizer steps are left."""
+        return super().own_state() | {"ei_step": self.ei_step, "ei_left": len(self._left)}
+
+    def restore_own_state(self, state: dict[str, Any] | None) -> None:
+        """Go on inside the step, on the rows that it kept; steps after it are sampled anew if they began."""
+        super().restore_own_state(state)
+        if state is None:
+            return
+        self.ei_step = state["ei_step"]
+        if self.accelerator.is_main_process:
+            _forget_after(self.folder, self.ei_step + (0 if self.args.resume_changed else 1))
+        self.accelerator.wait_for_everyone()
+        if state["ei_left"]:
+            rows, _ = tokenized(
+                read_jsonl(self._step_folder(self.ei_step) / KEPT), self._tokenizer, self.args.max_length
+            )
+            per_epoch = math.ceil(len(rows) / self.args.rows_per_optimizer_step)
+            self._lay_out(self.ei_step, rows, done=self.args.epochs_per_step * per_epoch - state["ei_left"])
+
+
+def questions_of_step(available: int, wanted: int, step: int, seed: int) -> list[int]:
+    """Which of the `available` questions a step (from 1) samples for: all are used before any comes again."""
+    wanted = min(wanted, available)
+    start = (step - 1) * wanted
+    found: list[int] = []
+    while len(found) < wanted:
+        turn, place = divmod(start + len(found), available)
+        order = list(range(available))
+        Random(f"{seed} {turn}").shuffle(order)
+        found += order[place : place + wanted - len(found)]
+    return found
+
+
+def optimizer_steps(rows: Sequence[Row], batch: int, epochs: int, seed: str) -> list[list[Row]]:
+    """The rows in a new order for every epoch, `batch` for each optimizer step; the last of an epoch may have fewer."""
+    plan = []
+    for epoch in range(epochs):
+        order = list(rows)
+        Random(f"{seed} {epoch}").shuffle(order)
+        plan += [order[start : start + batch] for start in range(0, len(order), batch)]
+    return plan
+
+
+def step_counts(
+    step: int, optimizer_step: int, rollouts: Sequence[Row], kept: Sequence[Row], too_long: int, steps: int
+) -> dict[str, Any]:
+    """A step in figures; lengths are means in tokens, None of no rollout."""
+    right = [row for row in rollouts if row["outcome"] == "correct"]
+    wrong = [row for row in rollouts if row["outcome"] != "correct"]
+    lengths = {name: mean(r["tokens"] for r in rows) if rows else None for name, rows in
+               {"tokens": rollouts, "tokens_correct": right, "tokens_incorrect": wrong}.items()}  # fmt: skip
+    return {
+        "step": step,
+        "optimizer_step": optimizer_step,  # before its finetuning
+        "questions": len({row["question"] for row in rollouts}),
+        "questions_with_a_right_answer": len({row["question"] for row in right}),
+        "rollouts": len(rollouts),
+        "correct": len(right),
+        "kept": len(kept),
+        "too_long": too_long,
+        "optimizer_steps": steps,
+        **lengths,
+    }
+
+
+def step_line(counts: dict[str, Any], n_steps: int) -> str:
+    """A step's rollouts as a person reads them."""
+    return (
+        f"expert iteration {counts['step']}/{n_steps}: {counts['correct']} of {counts['rollouts']} rollouts right, "
+        f"{counts['questions_with_a_right_answer']} of {counts['questions']} questions solved; {counts['kept']} kept, "
+        f"{counts['optimizer_steps']} optimizer steps"
+    )
+
+
+def _nothing_yet() -> Any:
+    """TRL wants to see a row when the trainer is made."""
+    yield {"input_ids": [0, 0], "labels": [0, 0]}
+
+
+def _write_rows(path: Path, rows: Sequence[Row]) -> None:
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _replace_row(path: Path, row: Row) -> None:
+    """Add a step's row, in place of what an interrupted process wrote of the same step."""
+    rows = read_jsonl(path) if path.exists() else []
+    _write_rows(path, [*(r for r in rows if r["step"] < row["step"]), row])
+
+
+def _forget_after(folder: Path, step: int) -> None:
+    """Take away what later steps have left, which will be sampled anew."""
+    for path in folder.glob("step_*"):
+        if int(path.name.partition("_")[2]) > step:
+            shutil.rmtree(path)

@@ -1,0 +1,68 @@
+"""The expert-iteration recipe: questions, and a trainer that samples, grades, keeps and finetunes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from transformers import TrainerCallback
+from trl import ModelConfig, get_peft_config
+
+from trl_ext.callbacks import TimeBudget
+from trl_ext.expert_iteration import FOLDER, STEPS, ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.files import read_jsonl
+from trl_ext.recipe import Data, Task
+from trl_ext.report import write_steps_plot
+from trl_ext.run_folder import Run
+
+
+@dataclass
+class ExpertIterationTask(Task):
+    """Questions to sample for, with the grader that validates; the policy is measured after each step."""
+
+    recipe: ClassVar[str] = "expert_iteration"
+
+    def trainer(self, model: ModelConfig, config: ExpertIterationConfig, data: Data, run: Run) -> Any:
+        """`ExpertIterationTrainer`, which saves and ends where its steps do."""
+        trainer = ExpertIterationTrainer(
+            model=model.model_name_or_path,
+            args=config,
+            questions=list(data["train"]),
+            grader=self.grader(),
+            folder=run.folder / FOLDER,
+            peft_config=get_peft_config(model),
+        )
+        if config.time_budget is not None:
+            trainer.budget = TimeBudget(trainer, run.clock, config.time_budget)
+        trainer.add_callback(EndOfStep(trainer))
+        return trainer
+
+    def is_due(self, trainer: ExpertIterationTrainer) -> Callable[[Any], bool]:
+        """At the end of an expert-iteration step."""
+        return trainer.is_step_over
+
+    def finish(self, trainer: ExpertIterationTrainer, run: Run) -> dict[str, Any]:
+        """The steps in figures, and their plot."""
+        path = run.folder / FOLDER / STEPS
+        steps = read_jsonl(path) if path.exists() else []
+        entropy = [(r["step"], r["entropy"]) for r in read_jsonl(run.folder / "metrics.jsonl") if "entropy" in r]
+        write_steps_plot(run.folder / "expert_iteration.png", steps, entropy, run.folder.name)
+        names = ("n_ei_steps", "questions_per_step", "group_size", "epochs_per_step", "selection")
+        return {name: getattr(trainer.args, name) for name in names} | {"steps": steps}
+
+
+class EndOfStep(TrainerCallback):
+    """Saves a checkpoint at the end of every expert-iteration step, and ends the training with the last one."""
+
+    def __init__(self, trainer: ExpertIterationTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See whether a step is over."""
+        if self.trainer.is_step_over(state):
+            control.should_save = control.should_save or args.save_strategy != "no"
+            control.should_training_stop |= self.trainer.ei_step >= args.n_ei_steps
+
+
+EXPERT_ITERATION_SETTINGS = (ExpertIterationTask, ModelConfig, ExpertIterationConfig)

@@ -1,0 +1,63 @@
+"""The GRPO recipe: what it has beside what every recipe does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trl import ModelConfig, get_peft_config
+
+from trl_ext.callbacks import GenerationsLog, NoSpread
+from trl_ext.config import ExtGRPOConfig
+from trl_ext.recipe import Data, Task
+from trl_ext.rewards.hooks import REWARDS
+from trl_ext.run_folder import Run
+from trl_ext.trainer import ExtGRPOTrainer
+
+
+@dataclass
+class GRPOTask(Task):
+    """Problems, a reward for the rollouts, and how the policy is measured."""
+
+    recipe: ClassVar[str] = "grpo"
+
+    reward: str = field(
+        default="strict", metadata={"help": f"Reward: {', '.join(sorted(REWARDS))}, or file.py:function."}
+    )
+    log_generations_every: int = field(default=20, metadata={"help": "Optimizer steps between logged generations."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reward_function()
+        if self.log_generations_every < 1:
+            raise ValueError(f"log_generations_every must be at least 1, got {self.log_generations_every}")
+
+    def reward_function(self) -> Callable[..., Any]:
+        """The reward, in TRL's signature."""
+        return self.build(REWARDS, self.reward)
+
+    def trainer(self, model: ModelConfig, config: ExtGRPOConfig, data: Data, run: Run) -> ExtGRPOTrainer:
+        """`ExtGRPOTrainer`, its generations logged, and a warning where nothing is learnt."""
+        trainer = ExtGRPOTrainer(
+            model=model.model_name_or_path,
+            reward_funcs=self.reward_function(),
+            args=config,
+            train_dataset=data["train"],
+            peft_config=get_peft_config(model),
+        )
+        trainer.add_callback(GenerationsLog(run.folder / "generations.jsonl", self.log_generations_every, trainer))
+        trainer.add_callback(NoSpread())
+        return trainer
+
+    def log_responses_to(self, run: Run) -> Path | None:
+        """Nowhere: rollouts are logged."""
+        return None
+
+    def finish(self, trainer: ExtGRPOTrainer, run: Run) -> dict[str, Any]:
+        """The point on the axes."""
+        return {name: getattr(trainer.args, name) for name in ("preset", "advantage", "policy_loss", "aggregation")}
+
+
+GRPO_SETTINGS = (GRPOTask, ModelConfig, ExtGRPOConfig)

@@ -1,0 +1,259 @@
+"""A chain of recipes, each going on from the model of the one before, with one wall-clock budget for all of them.
+
+Every stage is a process of its own, launched as by hand, in a folder of its own under the pipeline's.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_ext.arguments import InputError, Stopped
+from trl_ext.files import write_text
+from trl_ext.provenance import provenance
+from trl_ext.registry import unknown
+from trl_ext.report import write_curve, write_summary
+
+RECIPES = {"grpo": "grpo_math.py", "sft": "sft_math.py", "expert_iteration": "expert_iteration.py"}
+RECORD = "pipeline.json"
+_OURS = ("output_dir", "model_name_or_path", "time_budget", "resume", "seed")  # which the pipeline gives a stage
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One recipe of the chain.
+
+    Attributes:
+        recipe: a name of `RECIPES`.
+        config: its YAML file; None for the recipe's own.
+        share: of the pipeline's time budget; None for what is left.
+        settings: more of its settings, by name.
+    """
+
+    recipe: str
+    config: str | None = None
+    share: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> list[str]:
+        """Its settings as a command line."""
+        args = [] if self.config is None else ["--config", self.config]
+        for name, value in self.settings.items():
+            if isinstance(value, Mapping):
+                values = [json.dumps(value)]
+            elif isinstance(value, (list, tuple)):
+                values = [str(item) for item in value]
+            else:
+                values = [str(value).lower() if isinstance(value, bool) else str(value)]
+            args += [f"--{name}", *values]
+        return args
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The chain.
+
+    Attributes:
+        model_name_or_path: what the first stage starts from; None for the base policy that the machine makes.
+        time_budget: seconds for all stages; None for no limit.
+        launch: options of `accelerate launch`; without any, a stage is a single process without it.
+    """
+
+    stages: list[Stage]
+    output_dir: str
+    model_name_or_path: str | None = None
+    time_budget: float | None = None
+    launch: list[str] = field(default_factory=list)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("stages: at least one is needed")
+        if self.time_budget is not None and self.time_budget <= 0:
+            raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
+        shares = [stage.share for stage in self.stages if stage.share is not None]
+        if any(not 0 < share <= 1 for share in shares) or sum(shares) > 1 + 1e-9:
+            raise ValueError(f"shares of the time budget must be above 0 and at most 1 together, got {shares}")
+        if shares and self.time_budget is None:
+            raise ValueError("a stage has a share, and there is no time_budget to share")
+
+
+def read_pipeline(path: Path, **given: Any) -> Pipeline:
+    """The pipeline of a YAML file, with what is given in place of what stands there.
+
+    Raises:
+        InputError: the file cannot be read, or does not describe a pipeline; names the stage and the field.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("not a mapping")
+        settings = {"output_dir": f"runs/{path.stem}"} | content | {k: v for k, v in given.items() if v is not None}
+        _check_names(settings, Pipeline)
+        listed = settings.pop("stages", None) or []
+        stages = [_read_stage(number, stage) for number, stage in enumerate(listed, start=1)]
+        return Pipeline(stages=stages, **settings)
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _read_stage(number: int, content: Any) -> Stage:
+    try:
+        _check_names(content, Stage)
+        stage = Stage(**content)
+        if stage.recipe not in RECIPES:
+            raise unknown("recipe", stage.recipe, RECIPES)
+        taken = [name for name in stage.settings if name in _OURS]
+        if taken:
+            raise ValueError(f"settings {', '.join(taken)}: the pipeline gives these to its stages itself")
+        return stage
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"stage {number}: {error}") from error
+
+
+def _check_names(content: Mapping[str, Any], of: type) -> None:
+    for name in content:
+        if name not in of.__dataclass_fields__:  # type: ignore[attr-defined]
+            raise unknown("field", str(name), of.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+def run_pipeline(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
+    """Run the stages that are not done yet, and report on all of them. Returns the summary.
+
+    Started again after an interruption it goes on in the stage where it was, with the time that is left.
+
+    Args:
+        recipes: the folder with the recipes' scripts.
+
+    Raises:
+        InputError: the settings of a stage do not fit together, or a stage did not end well.
+        Stopped: SIGTERM came; the stage has saved a checkpoint.
+    """
+    _check_stages(pipeline, recipes)
+    folder = Path(pipeline.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    record = _record(folder, pipeline)
+    model = pipeline.model_name_or_path
+    for number, stage in enumerate(pipeline.stages, start=1):
+        name = f"{number}_{stage.recipe}"
+        if name not in record or "seconds" not in record[name]:
+            budget = _budget(pipeline, stage, record)
+            budget = record.setdefault(name, {"time_budget": budget})["time_budget"]  # of before, if it was interrupted
+            _write_record(folder, record)
+            print(f"stage {number} of {len(pipeline.stages)}: {stage.recipe}", flush=True)
+            began = time.time()
+            _run_stage(_command(pipeline, stage, recipes, folder / name, model, budget), name)
+            done = folder_of(folder / name)
+            summary = json.loads((done / "summary.json").read_text(encoding="utf-8"))
+            # the run's own clock knows what earlier processes used, ours what saving and pushing took
+            seconds = max(time.time() - began, summary["wall_clock_s"])
+            record[name] |= {"folder": done.name, "seconds": round(seconds, 1)}
+            _write_record(folder, record)
+        model = str(folder / record[name]["folder"])
+    return _report(folder, pipeline, record)
+
+
+def _record(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
+    """What earlier processes of this pipeline have done."""
+    path = folder / RECORD
+    now = json.loads(json.dumps([[s.recipe, s.config, dict(s.settings)] for s in pipeline.stages] + [pipeline.seed]))
+    if not path.exists():
+        return {"stages": now}
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if record["stages"] != now:
+        raise InputError(
+            f"{folder} holds a pipeline of other stages or another seed; set them back or choose another --output_dir"
+        )
+    return record
+
+
+def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
+
+
+def _budget(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float | None:
+    """Seconds that a stage may take: its share, and never more than is left.
+
+    Raises:
+        InputError: nothing is left.
+    """
+    if pipeline.time_budget is None:
+        return None
+    spent = sum(done.get("seconds", 0.0) for name, done in record.items() if name != "stages")
+    left = pipeline.time_budget - spent
+    if left <= 0:
+        raise InputError(f"the stages before have used up the time budget of {pipeline.time_budget:.0f} s")
+    return round(min(left, stage.share * pipeline.time_budget) if stage.share else left, 1)
+
+
+def _command(
+    pipeline: Pipeline, stage: Stage, recipes: Path, output: Path, model: str | None, budget: float | None
+) -> list[str]:
+    launcher = ["-m", "accelerate.commands.launch", *pipeline.launch] if pipeline.launch else []
+    command = [sys.executable, *launcher, str(recipes / RECIPES[stage.recipe])]
+    command += [*stage.arguments(), "--output_dir", str(output), "--seed", str(pipeline.seed), "--resume", "auto"]
+    command += ["--model_name_or_path", model] if model else []
+    return [*command, "--time_budget", str(budget)] if budget is not None else command
+
+
+def _run_stage(command: Sequence[str], name: str) -> None:
+    """Wait for a stage; what tells this process to stop is passed on to it."""
+    process = subprocess.Popen(command)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # the terminal has told it as well
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        raise Stopped(signal.SIGTERM, 0)
+    if code:
+        raise InputError(f"{name} ended with status {code}; what it said stands above. The same command goes on there")
+
+
+def folder_of(wanted: Path) -> Path:
+    """Where a recipe that was told to write to `wanted` has finished: there, or in `wanted-2`, `-3`, ..."""
+    places = [wanted, *sorted(wanted.parent.glob(f"{wanted.name}-*"))]
+    return next(place for place in reversed(places) if (place / "summary.json").exists())
+
+
+def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
+    """Parse every stage's arguments before the first one runs, in a process of its own that leaves no device in use."""
+    plan = [
+        [stage.recipe, str((recipes / RECIPES[stage.recipe]).with_suffix(".yaml")), stage.arguments()]
+        for stage in pipeline.stages
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "trl_ext.check_arguments", json.dumps(plan)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise InputError(done.stderr.strip().rpartition("\n")[2])
+
+
+def _report(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> dict[str, Any]:
+    """One curve and one summary of all stages, on the pipeline's clock and in optimizer steps of all stages."""
+    curves: dict[str, list[dict[str, Any]]] = {}
+    seconds, steps = 0.0, 0
+    for number, stage in enumerate(pipeline.stages, start=1):
+        name = f"{number}_{stage.recipe}"
+        summary = json.loads((folder / record[name]["folder"] / "summary.json").read_text(encoding="utf-8"))
+        curves[name] = [
+            {**v, "stage": name, "step": v["step"] + steps, "wall_clock_s": v["wall_clock_s"] + seconds}
+            for v in summary["validations"]
+        ]
+        seconds, steps = seconds + record[name]["seconds"], curves[name][-1]["step"]
+    write_curve(folder / "curve.png", curves, title=folder.name)
+    history = [entry for curve in curves.values() for entry in curve]
+    more = {"seed": pipeline.seed, "stages": {k: v for k, v in record.items() if k != "stages"}, **provenance()}
+    return write_summary(folder / "summary.json", history, seconds, more)

@@ -1,0 +1,132 @@
+"""Settings that every trainer's config has: of the run, of sampling from the policy, and of the engine that does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from trl.import_utils import is_vllm_available
+
+from trl_ext._startup import on_cpu_ranks
+
+
+@dataclass
+class RunSettings:
+    """To be inherited beside a config of TRL.
+
+    Raises:
+        ValueError: a limit that makes no sense.
+    """
+
+    # Going on after an interruption.
+    resume: str | None = field(
+        default=None,
+        metadata={
+            "help": "Go on from a checkpoint: auto (the newest good one in output_dir; a fresh run where there is "
+            "none) or its folder."
+        },
+    )
+    resume_changed: bool = field(
+        default=False, metadata={"help": "Resume although settings differ from those of the run so far."}
+    )
+
+    # What becomes of it on the Hub.
+    hub_merge_adapter: bool = field(
+        default=False, metadata={"help": "Push a whole model, the adapter's change in it, instead of the adapter."}
+    )
+
+    # What a run bears, and how long it may take.
+    max_nonfinite_steps: int = field(
+        default=3,
+        metadata={"help": "Optimizer steps in a row with a gradient that is not finite, all left out, that end it."},
+    )
+    time_budget: float | None = field(
+        default=None,
+        metadata={
+            "help": "Seconds of wall-clock, start-up included: training ends with the step that passes it. The last "
+            "validation and saving come on top."
+        },
+    )
+
+    # Sampling from the policy: rollouts and validation.
+    stop: list[str] | None = field(
+        default=None,
+        metadata={"help": "Generation stops at any of these strings, which stay in the text; HF generate and vLLM."},
+    )
+    sampling_min_tokens: int | None = field(
+        default=None,
+        metadata={"help": "A completion has at least this many tokens before it may end (handout: 4)."},
+    )
+
+    # The engine that generates.
+    use_vllm: str = field(
+        default="auto",
+        metadata={
+            "help": "auto: colocated vLLM where there are a GPU and vLLM, else HF generate; true or false to insist.",
+            "nargs": "?",
+            "const": "true",
+        },
+    )
+    vllm_max_num_seqs: int | None = field(
+        default=None, metadata={"help": "Sequences that the engine works on at a time (default: all of a rollout)."}
+    )
+    vllm_dtype: str | None = field(
+        default=None, metadata={"help": "Weights and activations of the engine: bfloat16, float16, float32, auto."}
+    )
+    vllm_quantization: str | None = field(
+        default=None, metadata={"help": "Quantise the engine's weights, such as fp8; the policy stays as it is."}
+    )
+    vllm_enable_prefix_caching: bool | None = field(
+        default=None, metadata={"help": "Compute a group's common prompt once (vLLM's own default is on)."}
+    )
+    vllm_enforce_eager: bool | None = field(
+        default=None, metadata={"help": "No CUDA graphs: slower rollouts, less memory, quicker start."}
+    )
+
+    def resolve_run_settings(self) -> None:
+        """Check the limits, choose the engine, and what a CPU cannot have; before TRL's own `__post_init__`."""
+        config: Any = self
+        if self.max_nonfinite_steps < 1:
+            raise ValueError(f"max_nonfinite_steps must be at least 1, got {self.max_nonfinite_steps}")
+        if self.time_budget is not None and self.time_budget <= 0:
+            raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        if config.bf16 is None and not config.fp16 and not torch.cuda.is_available():
+            config.bf16 = False  # TRL's default is bf16, which Trainer refuses on a CPU
+        if on_cpu_ranks():
+            config.use_cpu = True
+        config.use_vllm, self.engine_reason = choose_engine(self.use_vllm)
+
+    def engine_settings(self) -> dict[str, Any]:
+        """What vLLM is created with beside TRL's own settings."""
+        settings = {
+            "max_num_seqs": self.vllm_max_num_seqs,
+            "dtype": self.vllm_dtype,
+            "quantization": self.vllm_quantization,
+            "enable_prefix_caching": self.vllm_enable_prefix_caching,
+            "enforce_eager": self.vllm_enforce_eager,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def choose_engine(asked: bool | str) -> tuple[bool, str]:
+    """Whether vLLM generates, and why, for `use_vllm` as given: `auto`, true or false.
+
+    Raises:
+        ValueError: another value, or vLLM is asked for and not installed.
+    """
+    choices = {"auto": None, "true": True, "false": False}
+    if str(asked).lower() not in choices:
+        raise ValueError(f"use_vllm must be auto, true or false, got {asked!r}")
+    chosen = choices[str(asked).lower()]
+    if chosen and not is_vllm_available():
+        raise ValueError("use_vllm is true and vLLM is not installed: pip install 'trl_ext[vllm]', or use_vllm: auto")
+    if chosen is not None:
+        return chosen, "as asked for"
+    if not torch.cuda.is_available():
+        return False, "there is no GPU, and on a CPU generate is faster for small models"
+    if not is_vllm_available():
+        return False, "vLLM is not installed (pip install 'trl_ext[vllm]')"
+    return True, "there are a GPU and vLLM"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ProgressBar(ProgressCallback):
-    """The bar of transformers with reward and entropy beside the time left, instead of a dict per step; loss where there is no reward."""
+    """The bar of transformers with reward (or loss) and entropy beside the time left, not a dict per step."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin at the step that the run is resumed at, or the time left would be wrong."""

@@ -21,6 +21,7 @@ from trl_ext.losses import POLICY_LOSSES
 from trl_ext.objective import Objective
 from trl_ext.presets import PRESETS
 from trl_ext.registry import UnknownName
+from trl_ext.run_settings import choose_engine
 
 AXES = {"advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS}
 
@@ -404,14 +405,14 @@ def test_the_engine_is_chosen_with_a_reason(
     asked: Any, gpu: bool, vllm: bool, chosen: bool, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    monkeypatch.setattr("trl_ext.config.is_vllm_available", lambda: vllm)
+    monkeypatch.setattr("trl_ext.run_settings.is_vllm_available", lambda: vllm)
     found, why = choose_engine(asked)
     assert found is chosen
     assert why.startswith(reason)
 
 
 def test_an_engine_that_is_not_there_or_unheard_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trl_ext.config.is_vllm_available", lambda: False)
+    monkeypatch.setattr("trl_ext.run_settings.is_vllm_available", lambda: False)
     with pytest.raises(ValueError, match=r"vLLM is not installed: pip install 'trl_ext\[vllm\]'"):
         choose_engine(True)
     with pytest.raises(ValueError, match="use_vllm must be auto, true or false, got 'maybe'"):

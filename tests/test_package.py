@@ -18,7 +18,11 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 # The only modules that know TRL, transformers' trainer or the engine; nothing else may import one of them.
-UPPER_NAMES = "arguments base_policy best_of_n callbacks config engine evaluation recipe rollout run_folder sampler saving trainer"
+UPPER_NAMES = (
+    "arguments base_policy best_of_n callbacks check_arguments config engine evaluation expert_iteration "
+    "expert_iteration_recipe grpo_recipe pipeline policy_sampling recipe rollout run_folder run_settings sampler saving "
+    "sft sft_recipe trainer"
+)
 UPPER = {f"trl_ext.{name}" for name in UPPER_NAMES.split()}
 LOWER = sorted(set(MODULES) - UPPER - {"trl_ext"})
 PURE = [f"trl_ext.{name}" for name in ("advantages", "aggregation", "kl", "losses", "objective", "presets", "types")]

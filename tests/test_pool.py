@@ -309,7 +309,7 @@ def script(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 def worker_once_it_runs(parent: subprocess.Popen[str], marker: Path) -> psutil.Process:
     """The worker of a script in whose job `marker` is made."""
-    wait_until(marker.exists)
+    wait_until(marker.exists, seconds=60)  # a process has to start, on a machine that may have other work
     (worker,) = [child for child in children(parent.pid) if "trl_ext.rewards.worker" in child.cmdline()]
     return worker
 

@@ -20,7 +20,8 @@ from tests.tiny import tiny_model, tiny_tokenizer
 from trl_ext import ADVANTAGES, PRESETS
 from trl_ext.arguments import InputError, parse, start
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
-from trl_ext.recipe import GRPO_SETTINGS, Task, run_grpo, write_config
+from trl_ext.grpo_recipe import GRPO_SETTINGS, GRPOTask
+from trl_ext.recipe import run_recipe, write_config
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "grpo_math.py"
@@ -169,9 +170,9 @@ def comparable(settings: Any) -> dict[str, Any]:
 
 
 def test_the_answer_format_follows_the_prompt_and_both_graders_follow_it() -> None:
-    assert Task().answer_format == "r1_zero"
-    assert Task(prompt="question_only").answer_format == "boxed"
-    task = Task(prompt="question_only", answer_format="r1_zero", validation_grader="strict", reward="compatible")
+    assert GRPOTask().answer_format == "r1_zero"
+    assert GRPOTask(prompt="question_only").answer_format == "boxed"
+    task = GRPOTask(prompt="question_only", answer_format="r1_zero", validation_grader="strict", reward="compatible")
     for function in (task.reward_function(), task.grader()):
         assert function.keywords == {"answer_format": "r1_zero"}
     assert (task.reward_function().__name__, task.grader().__name__) == ("compatible", "strict")
@@ -187,7 +188,7 @@ def test_a_reward_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def short(completions, **_):\n    return [-float(len(c)) for c in completions]\n"
     )
-    assert Task(reward=f"{tmp_path / 'mine.py'}:short").reward_function()(["abc"]) == [-3.0]
+    assert GRPOTask(reward=f"{tmp_path / 'mine.py'}:short").reward_function()(["abc"]) == [-3.0]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads(
     run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "model"), **task}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **run, **settings}))
     with pytest.raises(InputError, match=rf"train, row 1: its prompt of 30 tokens .*{setting}"):
-        run_grpo(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
+        run_recipe(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
     assert not (tmp_path / "run").exists()
 
 

@@ -12,12 +12,13 @@ import trl
 from packaging.requirements import Requirement
 from packaging.version import Version
 from transformers import Trainer
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.models import unwrap_model_for_generation
 
 import trl_ext
-from tests.tiny import share_of_ones, train
+from tests.tiny import share_of_ones, tiny_sft, train
 from trl_ext import ExtGRPOTrainer
+from trl_ext.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.finite import FiniteSteps
 from trl_ext.saving import WholeCheckpoints
 
@@ -134,17 +135,44 @@ def test_trls_methods_still_write_what_the_seam_reads(method: str, text: str) ->
     assert text in source, f"TRL {trl.__version__}: GRPOTrainer.{method} no longer mentions {text!r}"
 
 
-def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) -> None:
-    tree = ast.parse((PACKAGE / "trainer.py").read_text(encoding="utf-8"))
-    read, own = set(), {*vars(ExtGRPOTrainer)}
-    for node in ast.walk(tree):
+def read_of_trl(files: list[str], *classes: type) -> set[str]:
+    """Attributes of `self` that the files read and that neither they nor our classes set."""
+    read, own = set(), {name for c in classes for base in c.__mro__ if base.__module__.startswith("trl_ext")
+                        for name in vars(base)}  # fmt: skip
+    for node in (n for name in files for n in ast.walk(ast.parse((PACKAGE / name).read_text(encoding="utf-8")))):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
             (read if isinstance(node.ctx, ast.Load) else own).add(node.attr)
-    assert len(read - own) > 20
+    return read - own
+
+
+def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) -> None:
+    read = read_of_trl(["trainer.py", "policy_sampling.py"], ExtGRPOTrainer)
+    assert len(read) > 20
     stock = train(GRPOTrainer, GRPOConfig, tmp_path, share_of_ones, max_steps=1)
     with_vllm = inspect.getsource(GRPOTrainer.__init__)  # what only a trainer with an engine has
-    missing = sorted(name for name in read - own if not hasattr(stock, name) and f"self.{name} = " not in with_vllm)
+    missing = sorted(name for name in read if not hasattr(stock, name) and f"self.{name} = " not in with_vllm)
     assert not missing, f"TRL {trl.__version__} has no GRPOTrainer.{', '.join(missing)}"
+
+
+def test_trls_finetuning_has_what_ours_relies_on(tmp_path: Path) -> None:
+    rows = [{"input_ids": [3, 4, 5], "completion_mask": [0, 1, 1]}]
+    stock = tiny_sft(SFTTrainer, SFTConfig, tmp_path, rows, completion_only_loss=True)
+    read = read_of_trl(["sft.py", "expert_iteration.py"], ExpertIterationTrainer, ExpertIterationConfig)
+    assert len(read) > 4
+    missing = sorted(name for name in read if not hasattr(stock, name) and not hasattr(stock.args, name))
+    assert not missing, f"TRL {trl.__version__} has no SFTTrainer.{', '.join(missing)}"
+    assert stock.train_dataset[0]["labels"] == [-100, 4, 5]
+    signatures = {
+        "_get_num_items_in_batch": "batch_samples, device",
+        "get_batch_samples": "epoch_iterator, num_batches, device",
+        "compute_loss": "model, inputs, return_outputs=False, num_items_in_batch=None",
+    }
+    for name, expected in signatures.items():
+        assert _signature(getattr(SFTTrainer, name)).replace(" = ", "=") == expected
+    source = inspect.getsource(SFTTrainer.compute_loss)
+    divided = "loss = per_token_loss.sum() / torch.as_tensor(num_tokens).clamp(min=1)"
+    for text in (divided, '["entropy"].append(', '["mean_token_accuracy"].append('):
+        assert text in source
 
 
 def test_the_trainer_overrides_just_the_methods_whose_signatures_are_held_here() -> None:
@@ -154,7 +182,7 @@ def test_the_trainer_overrides_just_the_methods_whose_signatures_are_held_here()
         assert _signature(getattr(ExtGRPOTrainer, name)) == OVERRIDDEN[name]
 
 
-def test_only_the_seam_subclasses_a_trainer() -> None:
+def test_only_the_seams_subclass_a_trainer() -> None:
     subclasses = [
         (path.name, node.name, ast.unparse(base))
         for path in PACKAGE.rglob("*.py")
@@ -163,10 +191,14 @@ def test_only_the_seam_subclasses_a_trainer() -> None:
         for base in node.bases
         if ast.unparse(base).endswith("Trainer")
     ]
-    assert subclasses == [("trainer.py", "ExtGRPOTrainer", "GRPOTrainer")]
+    assert sorted(subclasses) == [
+        ("expert_iteration.py", "ExpertIterationTrainer", "ExtSFTTrainer"),
+        ("sft.py", "ExtSFTTrainer", "SFTTrainer"),
+        ("trainer.py", "ExtGRPOTrainer", "GRPOTrainer"),
+    ]
 
 
-def test_only_the_seam_and_what_stands_on_it_import_trl() -> None:
+def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     importers = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
@@ -174,4 +206,6 @@ def test_only_the_seam_and_what_stands_on_it_import_trl() -> None:
         if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl")
         or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "trl" for a in node.names))
     }
-    assert importers == {"arguments.py", "config.py", "engine.py", "recipe.py", "trainer.py"}
+    recipes = {"recipe.py", "grpo_recipe.py", "sft_recipe.py", "expert_iteration_recipe.py"}
+    settings = {"arguments.py", "config.py", "run_settings.py"}
+    assert importers == recipes | settings | {"engine.py", "policy_sampling.py", "sft.py", "trainer.py"}

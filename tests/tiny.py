@@ -120,6 +120,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
+NOT_SFT_CONFIG = ("questions", "grader", "folder")
 NOT_CONFIG = (
     "callbacks",
     "eval_dataset",
@@ -140,6 +141,20 @@ def make_trainer(trainer_class: Any, config_class: Any, path: Path, reward: Any,
     model = given.pop("model", None) or tiny_model()
     args = config_class(output_dir=str(path), **{**CONFIG, **overrides})
     return trainer_class(model=model, reward_funcs=reward, args=args, **given)
+
+
+def tiny_sft(trainer_class: Any, config_class: Any, path: Path, rows: Any, **overrides: Any) -> Any:
+    """A finetuning trainer of the tiny model on tokenized rows; `overrides` as in `make_trainer`."""
+    _keep_imports_out_of_garbage_collection()
+    given = {name: overrides.pop(name) for name in (*NOT_CONFIG, *NOT_SFT_CONFIG) if name in overrides}
+    given.setdefault("processing_class", tiny_tokenizer())
+    model = given.pop("model", None) or tiny_model()
+    of_grpo = ("max_completion_length", "num_generations")
+    settings = {name: value for name, value in CONFIG.items() if name not in of_grpo}
+    args = config_class(output_dir=str(path), **{**settings, "gradient_checkpointing": False, **overrides})
+    if rows is not None:
+        given["train_dataset"] = Dataset.from_list(rows)
+    return trainer_class(model=model, args=args, **given)
 
 
 def train(trainer_class: Any, config_class: Any, path: Path, reward: Any, **overrides: Any) -> Any:

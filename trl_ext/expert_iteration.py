@@ -121,6 +121,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         self.ei_step = 0  # the current one, from 1
         self.last_optimizer_step = 0  # of the current expert-iteration step, as the trainer counts them
         self._left: list[list[Row]] = []  # rows of the optimizer steps that are left of the current step
+        self._planned = 0  # optimizer steps of the current step in all
 
     # What an optimizer step trains on.
 
@@ -137,6 +138,10 @@ class ExpertIterationTrainer(ExtSFTTrainer):
     def is_step_over(self, state: Any) -> bool:
         """Whether the optimizer step just done was the last one of its expert-iteration step."""
         return not self._left and state.global_step == self.last_optimizer_step
+
+    def ei_steps_done(self) -> float:
+        """Expert-iteration steps so far, the current one in part."""
+        return self.ei_step - len(self._left) / max(self._planned, 1)
 
     def _is_out_of_time(self) -> bool:
         return self.budget is not None and self.budget.is_spent()
@@ -186,7 +191,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         plan = optimizer_steps(
             labelled, self.args.rows_per_optimizer_step, self.args.epochs_per_step, f"{self.args.seed} {step}"
         )
-        self._left = plan[done:]
+        self._left, self._planned = plan[done:], len(plan)
         self.last_optimizer_step = self.state.global_step + len(self._left)
         later = (self.args.n_ei_steps - step) * max(len(plan), 1)
         self.state.max_steps = max(self.last_optimizer_step + later, 1)  # as far as it is known by now

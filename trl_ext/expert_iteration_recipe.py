@@ -59,7 +59,8 @@ class EndOfStep(TrainerCallback):
         self.trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """See whether a step is over."""
+        """See whether a step is over; an epoch is an expert-iteration step."""
+        state.epoch = self.trainer.ei_steps_done()
         if self.trainer.is_step_over(state):
             control.should_save = control.should_save or args.save_strategy != "no"
             control.should_training_stop |= self.trainer.ei_step >= args.n_ei_steps

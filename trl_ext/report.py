@@ -52,9 +52,7 @@ def write_curve(path: Path, histories: Mapping[str, Sequence[dict[str, Any]]], t
     if len(histories) > 1:
         panels[0].legend(loc="lower right")
     figure.suptitle(title)
-    with replacing(path) as scratch:
-        figure.savefig(scratch, dpi=120)
-    pyplot.close(figure)
+    _save(figure, path)
 
 
 def write_summary(
@@ -151,6 +149,12 @@ def write_steps_plot(
     for panel in (shares, lengths, entropies):
         panel.grid(alpha=0.3)
     figure.suptitle(title)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    from matplotlib import pyplot
+
     with replacing(path) as scratch:
         figure.savefig(scratch, dpi=120)
     pyplot.close(figure)

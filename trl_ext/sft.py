@@ -46,6 +46,9 @@ class ExtSFTConfig(RunSettings, SFTConfig):
     micro_train_batch_size: int | None = field(
         default=None, metadata={"help": "Rows per forward pass (TRL: per_device_train_batch_size)."}
     )
+    completion_only_loss: bool | None = field(
+        default=True, metadata={"help": "Loss on the response's tokens only; false: on the prompt's as well."}
+    )
     sampling_temperature: float = field(default=1.0, metadata={"help": "Of rollouts and validation."})
     sampling_max_tokens: int = field(default=1024, metadata={"help": "Longest response that is sampled, in tokens."})
     vllm_gpu_memory_utilization: float = field(default=0.3, metadata={"help": "Share of a GPU that vLLM takes."})

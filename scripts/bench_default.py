@@ -25,8 +25,8 @@ from trl_ext.arguments import parse
 from trl_ext.base_policy import make_base_policy
 from trl_ext.data.load import load_problems
 from trl_ext.evaluate import evaluate
-from trl_ext.provenance import provenance
 from trl_ext.grpo_recipe import GRPO_SETTINGS
+from trl_ext.provenance import provenance
 from trl_ext.rewards.grade import GRADERS
 from trl_ext.sampler import HFSampler, Sampling
 

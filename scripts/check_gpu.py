@@ -30,8 +30,8 @@ from trl.import_utils import is_vllm_available
 
 from trl_ext.arguments import parse
 from trl_ext.data.load import load_problems
-from trl_ext.provenance import provenance
 from trl_ext.grpo_recipe import GRPO_SETTINGS
+from trl_ext.provenance import provenance
 from trl_ext.trainer import ExtGRPOTrainer
 
 ROOT = Path(__file__).parents[1]

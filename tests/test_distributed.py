@@ -77,7 +77,8 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
     return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
 
 
-SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "left_out", "unequal", "saved", "as_trl_cuts"]
+FINETUNED = ["sft", "sft_constant", "expert_iteration"]
+SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "left_out", "unequal", "saved", "as_trl_cuts", *FINETUNED]
 RUNS = [*SAME_ON_ONE_RANK, "stock_trl", "stock_ours", *(f"off_policy_{preset}" for preset in sorted(PRESETS))]
 
 

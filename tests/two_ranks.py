@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,14 @@ from tests.tiny import (
     scripted,
     share_of_ones,
     tiny_model,
+    tiny_sft,
     train,
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.expert_iteration_recipe import EndOfStep
+from trl_ext.rewards.grade import Verdict
+from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
@@ -98,7 +104,51 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
     two_epochs |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8 // RANKS}
     found["saved"] = found_by(scripted_run(path / "saved", **two_epochs))
     found["as_trl_cuts"] = found_by(scripted_run(path / "as_trl_cuts", **two_epochs, **PLAIN))
+    for name, more in {"sft": {}, "sft_constant": {"normalize_constant": 7.0}}.items():
+        found[name] = found_by(finetuned(path / name, **more))
+    found["expert_iteration"] = found_by(expert_iteration(path / "expert_iteration"))
     return found
+
+
+def exact() -> dict[str, Any]:
+    """The model and the cut into micro-batches for which one rank and two add up the same rows."""
+    model = tiny_model() if DEEPSPEED else tiny_model().double()  # ZeRO's buckets have no float64
+    return {
+        "model": model, "max_grad_norm": 0.0, "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4 // RANKS,
+    }  # fmt: skip
+
+
+def finetuned(path: Path, **settings: Any) -> Any:
+    """Rows of different lengths, so that the ranks' token counts differ."""
+    rows = [
+        {
+            "input_ids": [9, 7, 10, 8, *words_of_row(row, 0)],
+            "completion_mask": [0] * 4 + [1] * len(words_of_row(row, 0)),
+        }
+        for row in range(24)
+    ]
+    trainer = tiny_sft(ExtSFTTrainer, ExtSFTConfig, path, rows, **exact(), **settings)
+    trainer.train()
+    return trainer
+
+
+def long_enough(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+    return [Verdict(True, text, len(text.split()) > 6, "") for text in responses]
+
+
+def expert_iteration(path: Path) -> Any:
+    """The same completions on one rank and on two; what a step keeps fills no whole number of batches."""
+    settings = {"n_ei_steps": 3, "questions_per_step": 5, "group_size": 1, "epochs_per_step": 2, "max_steps": -1}
+    questions = [{"prompt": f"{i} + {i} =", "answer": str(i)} for i in range(9)]
+    trainer = tiny_sft(
+        ExpertIterationTrainer, ExpertIterationConfig, path, None, questions=questions, folder=path / "ei",
+        grader=long_enough, **exact(), **settings,
+    )  # fmt: skip
+    trainer.completion_ids = lambda prompts: [words_of_row(int(prompt[0]), 0) for prompt in prompts]
+    trainer.add_callback(EndOfStep(trainer))
+    trainer.train()
+    return trainer
 
 
 def all_runs(path: Path) -> dict[str, Any]:

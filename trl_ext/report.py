@@ -152,6 +152,60 @@ def write_steps_plot(
     _save(figure, path)
 
 
+def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> None:
+    """Validation accuracy against how many traces were finetuned on, as a PNG: the mean of the seeds, and each one.
+
+    Args:
+        curves: label -> number of traces -> accuracy of each seed.
+        before: accuracy of the policy that was finetuned.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(6.5, 4), layout="constrained")
+    for label, points in curves.items():
+        sizes = sorted(points)
+        (line,) = panel.plot(sizes, [sum(points[n]) / len(points[n]) for n in sizes], marker="o", label=label)
+        for size in sizes:
+            panel.scatter([size] * len(points[size]), points[size], s=10, alpha=0.4, color=line.get_color())
+    panel.axhline(before, color="grey", linestyle=":", label="before")
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(sorted({n for points in curves.values() for n in points}))
+    panel.get_xaxis().set_major_formatter(lambda value, _: f"{value:.0f}")
+    panel.set_ylim(0, 1)
+    panel.set_xlabel("unique traces")
+    panel.set_ylabel("validation accuracy")
+    panel.grid(alpha=0.3)
+    panel.legend(loc="lower right")
+    _save(figure, path)
+
+
+def write_methods_plot(
+    path: Path, curves: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], title: str, by_seconds: bool = False
+) -> None:
+    """Validation accuracy of several runs of each label in one colour, against optimizer steps or seconds, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    key, name = ("wall_clock_s", "wall-clock, s") if by_seconds else ("step", "optimizer steps")
+    for number, (label, runs) in enumerate(curves.items()):
+        for first, run in enumerate(runs):
+            xs, ys = [entry[key] for entry in run], [entry["accuracy"] for entry in run]
+            panel.plot(xs, ys, color=f"C{number}", alpha=0.7, linewidth=1.2, label=None if first else label)
+    panel.set_ylim(0, 1)
+    panel.set_xlabel(name)
+    panel.set_ylabel("validation accuracy")
+    panel.grid(alpha=0.3)
+    panel.legend(loc="lower right")
+    figure.suptitle(title)
+    _save(figure, path)
+
+
 def _save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,25 @@ _AXES = ("advantage", "policy_loss", "aggregation", "kl_estimator")
 _SAMPLES = 3
 _LIMITS = """\
 The accuracy above is on held-out problems of one dataset, with one prompt, one grader and the sampling of the
-settings below; with others it will differ. Training rewarded the final answer only, so a right answer may stand under
-wrong reasoning, and everything that is not such a problem is as the base model had it, or worse. Nothing was done
-about safety."""
+settings below; with others it will differ. {learnt}, and everything that is not such a problem is as the base model
+had it, or worse. Nothing was done about safety."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a card speaks of a recipe."""
+
+    tags: tuple[str, ...]
+    learnt: str
+    samples: str = "the last validation"
+
+
+_BY_ANSWER = "Training went by the final answer only, so a right answer may stand under wrong reasoning"
+METHODS = {
+    "grpo": Method(("grpo", "reinforcement-learning"), _BY_ANSWER, "the last logged rollout of the training"),
+    "expert_iteration": Method(("expert-iteration", "sft"), _BY_ANSWER),
+    "sft": Method(("sft",), "Training imitated the traces, mistakes in them included"),
+}
 
 
 def write_model_card(run: Path, repo_id: str | None = None) -> ModelCard:
@@ -58,7 +75,7 @@ def card_data(name: str, summary: Mapping[str, Any], settings: Mapping[str, Any]
         pipeline_tag="text-generation",
         base_model=base if is_hub_id(base) else None,
         datasets=[dataset] if is_hub_id(dataset) else None,
-        tags=["trl", "grpo", "reinforcement-learning", "math", "trl_ext"],
+        tags=["trl", *METHODS[summary.get("recipe", "grpo")].tags, "math", "trl_ext"],
         eval_results=[result],
     )
 
@@ -71,8 +88,7 @@ def is_hub_id(name: Any) -> bool:
 def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     base = settings.get("model_name_or_path")
     source = f"`{base}`" if is_hub_id(base) else "a base policy that the recipe makes itself"
-    axes = {axis: settings[axis] for axis in _AXES if settings.get(axis)}
-    point = "; ".join(f"{axis} `{value}`" for axis, value in axes.items()) or "TRL's own loss"
+    method = METHODS[summary.get("recipe", "grpo")]
     hardware, first, last = summary["hardware"], summary["validations"][0], summary["validations"][-1]
     devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
     versions = ", ".join(f"{package} {version}" for package, version in summary["versions"].items())
@@ -82,9 +98,7 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
         [
             f"# {name}",
             "",
-            f"{source[0].upper()}{source[1:]}, trained by GRPO on `{settings.get('dataset', 'mini_math')}` with "
-            f"verified rewards (`{settings.get('reward', 'strict')}`).",
-            f"The algorithm as a point on the axes: preset `{settings.get('preset')}`; {point}.",
+            f"{source[0].upper()}{source[1:]}, {_how(summary, settings)}",
             "",
             "## Results",
             "",
@@ -112,7 +126,7 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
             "",
             "## Sample generations",
             "",
-            "From the last logged rollout of the training, not chosen:",
+            f"From {method.samples}, not chosen:",
             "",
             *_samples(run / "generations.jsonl"),
             "## How to repeat it",
@@ -129,9 +143,31 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
             "",
             "## Limits",
             "",
-            _LIMITS,
+            _LIMITS.format(learnt=method.learnt),
             "",
         ]
+    )
+
+
+def _how(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """What was done to the model."""
+    dataset = settings.get("dataset", "mini_math")
+    if summary.get("recipe") == "sft":
+        counts = summary["trace_counts"]
+        only = " with the right answer" if summary["filter_correct"] else ""
+        return f"finetuned on {counts['chosen']} reasoning traces{only} of `{summary['traces']}`."
+    if summary.get("recipe") == "expert_iteration":
+        kept = sum(step["kept"] for step in summary["steps"])
+        return (
+            f"finetuned by expert iteration on its own right answers to `{dataset}`: {len(summary['steps'])} steps of "
+            f"{summary['questions_per_step']} questions with {summary['group_size']} rollouts each, of which "
+            f"`{summary['selection']}` kept {kept}."
+        )
+    axes = {axis: settings[axis] for axis in _AXES if settings.get(axis)}
+    point = "; ".join(f"{axis} `{value}`" for axis, value in axes.items()) or "TRL's own loss"
+    return (
+        f"trained by GRPO on `{dataset}` with verified rewards (`{settings.get('reward', 'strict')}`).\nThe algorithm "
+        f"as a point on the axes: preset `{settings.get('preset')}`; {point}."
     )
 
 

@@ -138,14 +138,16 @@ def run_pipeline(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
         InputError: the settings of a stage do not fit together, or a stage did not end well.
         Stopped: SIGTERM came; the stage has saved a checkpoint.
     """
-    _check_stages(pipeline, recipes)
     folder = Path(pipeline.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     record = _record(folder, pipeline)
+    todo = [n for n, stage in enumerate(pipeline.stages, start=1) if "seconds" not in record.get(_name(n, stage), {})]
+    if todo:
+        _check_stages(pipeline, recipes)
+    folder.mkdir(parents=True, exist_ok=True)
     model = pipeline.model_name_or_path
     for number, stage in enumerate(pipeline.stages, start=1):
-        name = f"{number}_{stage.recipe}"
-        if name not in record or "seconds" not in record[name]:
+        name = _name(number, stage)
+        if number in todo:
             budget = _budget(pipeline, stage, record)
             budget = record.setdefault(name, {"time_budget": budget})["time_budget"]  # of before, if it was interrupted
             _write_record(folder, record)
@@ -160,6 +162,10 @@ def run_pipeline(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
             _write_record(folder, record)
         model = str(folder / record[name]["folder"])
     return _report(folder, pipeline, record)
+
+
+def _name(number: int, stage: Stage) -> str:
+    return f"{number}_{stage.recipe}"
 
 
 def _record(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
@@ -246,7 +252,7 @@ def _report(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> dict
     curves: dict[str, list[dict[str, Any]]] = {}
     seconds, steps = 0.0, 0
     for number, stage in enumerate(pipeline.stages, start=1):
-        name = f"{number}_{stage.recipe}"
+        name = _name(number, stage)
         summary = json.loads((folder / record[name]["folder"] / "summary.json").read_text(encoding="utf-8"))
         curves[name] = [
             {**v, "stage": name, "step": v["step"] + steps, "wall_clock_s": v["wall_clock_s"] + seconds}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import AutoConfig, AutoTokenizer
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import ModelConfig
 
 from trl_ext.arguments import InputError, Stopped, as_yaml
@@ -231,9 +231,8 @@ def assemble(task: Task, model: ModelConfig, config: Any, data: Data, run: Run) 
     trainer.add_callback(JsonlLog(run.folder / "metrics.jsonl", run.clock))
     if config.time_budget is not None:
         trainer.add_callback(TimeBudget(trainer, run.clock, config.time_budget))
-    if not config.disable_tqdm:
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(ProgressBar)
+    trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
+    trainer.add_callback(PrinterCallback if config.disable_tqdm else ProgressBar)  # last: it changes what it prints
     return trainer
 
 

@@ -27,7 +27,7 @@ def main() -> None:
             with contextlib.redirect_stderr(said):
                 parse(SETTINGS[recipe], None, Path(default), arguments)
         except SystemExit:
-            reason = said.getvalue().strip().rpartition("error: ")[2]
+            reason = " ".join(said.getvalue().rpartition("error: ")[2].split())  # one line, also of a YAML error
             print(f"stage {number} ({recipe}): {reason}", file=sys.stderr)
             sys.exit(2)
 

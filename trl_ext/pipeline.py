@@ -78,6 +78,8 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.stages:
             raise ValueError("stages: at least one is needed")
+        if isinstance(self.launch, str):
+            raise ValueError(f"launch must be a list of options, got {self.launch!r}")
         if self.time_budget is not None and self.time_budget <= 0:
             raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
         shares = [stage.share for stage in self.stages if stage.share is not None]
@@ -108,10 +110,14 @@ def read_pipeline(path: Path, **given: Any) -> Pipeline:
 
 def _read_stage(number: int, content: Any) -> Stage:
     try:
+        if not isinstance(content, Mapping):
+            raise ValueError(f"not a mapping: {content!r}")
         _check_names(content, Stage)
         stage = Stage(**content)
         if stage.recipe not in RECIPES:
             raise unknown("recipe", stage.recipe, RECIPES)
+        if not isinstance(stage.settings, Mapping):
+            raise ValueError(f"settings must be a mapping, got {stage.settings!r}")
         taken = [name for name in stage.settings if name in _OURS]
         if taken:
             raise ValueError(f"settings {', '.join(taken)}: the pipeline gives these to its stages itself")
@@ -230,7 +236,8 @@ def _run_stage(command: Sequence[str], name: str) -> None:
 
 def folder_of(wanted: Path) -> Path:
     """Where a recipe that was told to write to `wanted` has finished: there, or in `wanted-2`, `-3`, ..."""
-    places = [wanted, *sorted(wanted.parent.glob(f"{wanted.name}-*"))]
+    later = wanted.parent.glob(f"{wanted.name}-*")
+    places = [wanted, *sorted(later, key=lambda place: (len(place.name), place.name))]  # -10 comes after -9
     return next(place for place in reversed(places) if (place / "summary.json").exists())
 
 

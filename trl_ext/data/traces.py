@@ -85,8 +85,11 @@ def load_traces(
 
 
 def unique(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without those whose prompt and response are an earlier one's."""
-    return list({(row["prompt"], row["response"]): row for row in reversed(list(rows))}.values())[::-1]
+    """The rows without those whose prompt and response are an earlier one's; the others in their order."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault((row["prompt"], row["response"]), row)
+    return list(found.values())
 
 
 def with_answers(rows: Sequence[dict[str, Any]], truths: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

@@ -8,13 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.callbacks import GenerationsLog, JsonlLog, Validation, validation_line
+from trl_ext.callbacks import GenerationsLog, JsonlLog, TimeBudget, Validation, validation_line
 from trl_ext.evaluate import Completion, Report
 from trl_ext.files import append_jsonl, replacing, write_text
-from trl_ext.report import before_after_table, write_curve, write_summary
+from trl_ext.report import before_after_table, write_curve, write_steps_plot, write_summary
 from trl_ext.rewards.grade import Verdict
 from trl_ext.run_folder import Clock, Run
 
@@ -69,6 +71,61 @@ def test_two_runs_in_one_plot_have_a_legend(tmp_path: Path) -> None:
         with Image.open(tmp_path / "curve.png") as image:
             sizes.append(sum(pixel != (255, 255, 255) for pixel in image.convert("RGB").get_flattened_data()))
     assert sizes[1] > sizes[0] + 200  # the same line twice, and a box with two labels
+
+
+def ei_step(number: int, correct: int, solved: int, lengths: tuple[float | None, ...]) -> dict[str, Any]:
+    names = ("tokens", "tokens_correct", "tokens_incorrect")
+    known = {"step": number, "rollouts": 8, "questions": 4, "correct": correct, "questions_with_a_right_answer": solved}
+    return known | dict(zip(names, lengths, strict=True))
+
+
+EI_STEPS = [ei_step(1, 2, 2, (20.0, 12.0, 24.0)), ei_step(2, 8, 4, (10.0, 10.0, None))]
+
+
+def test_the_plot_of_expert_iteration_is_a_png_with_three_panels(tmp_path: Path) -> None:
+    write_steps_plot(tmp_path / "steps.png", EI_STEPS, [(1, 0.5), (2, 0.4)], title="a_run")
+    with Image.open(tmp_path / "steps.png") as image:
+        image.load()
+        assert image.format == "PNG"
+        assert image.size == (1560, 480)
+        assert len(image.convert("RGB").getcolors(1 << 20) or []) > 10  # not blank
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.png"]
+
+
+@pytest.mark.parametrize(
+    "steps", [EI_STEPS, [], [ei_step(1, 0, 0, (None, None, None)) | {"rollouts": 0, "questions": 0}]]
+)
+def test_the_plot_has_shares_and_lengths_by_step_and_entropy_by_optimizer_step(
+    steps: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Any] = []
+
+    def keep(figure: Figure, path: Path, **_: Any) -> None:
+        figures.append(figure)
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", keep)  # drawing takes longest
+    entropy = [(3, 0.5), (6, 0.25)] if steps else []
+    write_steps_plot(tmp_path / "steps.png", steps, entropy, title="a_run")
+    panels = figures[0].axes
+    drawn = [
+        {line.get_label(): list(zip(*map(list, line.get_data()), strict=True)) for line in panel.lines}
+        for panel in panels[:2]
+    ]
+    if steps == EI_STEPS:
+        assert drawn[0] == {"rollouts": [(1, 0.25), (2, 1.0)], "questions, by any rollout": [(1, 0.5), (2, 1.0)]}
+        assert drawn[1].pop("wrong rollouts") == [(1, 24.0), (2, pytest.approx(float("nan"), nan_ok=True))]
+        assert drawn[1] == {"all rollouts": [(1, 20.0), (2, 10.0)], "right rollouts": [(1, 12.0), (2, 10.0)]}
+    else:
+        assert set(drawn[0]) == {"rollouts", "questions, by any rollout"}
+        assert set(drawn[1]) == {"all rollouts", "right rollouts", "wrong rollouts"}
+        assert all(values == [(step["step"], 0.0) for step in steps] for values in drawn[0].values())
+    (line,) = panels[2].lines
+    assert list(zip(*map(list, line.get_data()), strict=True)) == entropy
+    assert panels[0].get_ylim() == (0.0, 1.0)
+    axes = [panel.get_xlabel() for panel in panels]
+    assert axes == ["expert-iteration step", "expert-iteration step", "optimizer steps"]
+    assert figures[0].get_suptitle() == "a_run"
 
 
 def test_the_summary_has_the_first_the_last_and_the_best_validation(tmp_path: Path) -> None:
@@ -130,7 +187,7 @@ def test_metrics_are_logged_with_their_step_by_the_first_rank_only(tmp_path: Pat
     assert all(row["wall_clock_s"] > 1e9 for row in written)
 
 
-def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float) -> Any:
+def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, log_to: Path | None = None) -> Any:
     """A validation whose policy is right about so many of ten problems, in a run that has had some."""
     run = Run(tmp_path, {}, validations=history)
     problems = [{"prompt": "p", "answer": str(i)} for i in range(10)]
@@ -138,12 +195,10 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float) -
     def grade(responses: Any, truths: Any) -> list[Verdict]:
         return [Verdict(True, truth, float(truth) < 10 * accuracy, "") for truth in truths]
 
-    validation = Validation(problems, grade, every=20, sampling={}, run=run)
     trainer = SimpleNamespace(stop_signal=None, best_step=None, args=SimpleNamespace(disable_tqdm=True))
-    trainer.sample = lambda prompts: [Completion("", 1, True)] * len(prompts)
+    trainer.sample = lambda prompts: [Completion("a response", 1, True)] * len(prompts)
     trainer.log_now = lambda logs: None
-    validation.trainer = trainer
-    return validation
+    return Validation(problems, grade, lambda state: state.global_step % 20 == 0, {}, run, trainer, log_to)
 
 
 @pytest.mark.parametrize(("accuracy", "saves"), [(0.9, True), (0.5, False)])
@@ -172,10 +227,84 @@ def test_a_run_that_saves_nothing_saves_no_best_either(tmp_path: Path) -> None:
     assert not control.should_save
 
 
+@pytest.mark.parametrize(("step", "due"), [(19, False), (20, True), (21, False)])
+def test_the_policy_is_validated_after_the_steps_where_it_is_due(step: int, due: bool, tmp_path: Path) -> None:
+    validation = validating(tmp_path, [entry(0, 0.5)], 0.4)
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    validation.on_step_end(args, TrainerState(global_step=step), TrainerControl())
+    assert [found["step"] for found in validation.run.validations] == ([0, 20] if due else [0])
+
+
+def test_the_first_responses_of_every_validation_are_logged_where_it_is_told_to(tmp_path: Path) -> None:
+    path = tmp_path / "generations.jsonl"
+    validation = validating(tmp_path, [], 0.2, log_to=path)
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", save_strategy="no")
+    validation.on_train_begin(args, TrainerState(global_step=0), TrainerControl())
+    validation.on_step_end(args, TrainerState(global_step=20), TrainerControl())
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["step"], row["ground_truth"]) for row in written] == [(s, t) for s in (0, 20) for t in "0123"]
+    response = {"step": 0, "prompt": "p", "response": "a response", "tokens": 1}
+    for place, right in ((0, 1.0), (1, 1.0), (2, 0.0)):  # in format all of them
+        assert written[place] == response | {
+            "ground_truth": str(place), "outcome": "correct" if right else "format_only", "reward": right,
+            "rewards": {"format_reward": 1.0, "answer_reward": right},
+        }  # fmt: skip
+
+
+def test_other_ranks_log_no_responses_and_nor_does_a_run_that_is_not_told_to(tmp_path: Path) -> None:
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", save_strategy="no")
+    path = tmp_path / "generations.jsonl"
+    for log_to, first in ((path, False), (None, True)):
+        validation = validating(tmp_path, [], 0.2, log_to)
+        validation.on_train_begin(args, TrainerState(is_world_process_zero=first), TrainerControl())
+        assert len(validation.run.validations) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def budget(seconds: float, *others: bool) -> TimeBudget:
+    """10 s into a run; what the other ranks say of theirs."""
+
+    def gather(mine: torch.Tensor) -> torch.Tensor:
+        return torch.cat([mine, torch.tensor(others, dtype=torch.bool)])
+
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(device="cpu", gather=gather))
+    clock: Any = SimpleNamespace(seconds=lambda: 10.0)
+    return TimeBudget(trainer, clock, seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "others", "spent"),
+    [(10.5, (), False), (10.0, (), True), (9.5, (), True), (10.5, (False, False), False), (10.5, (False, True), True)],
+)
+def test_training_ends_with_the_step_after_which_the_time_of_any_rank_is_spent(
+    seconds: float, others: tuple[bool, ...], spent: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=False)
+    limit, control = budget(seconds, *others), TrainerControl()
+    assert limit.is_spent() is spent
+    limit.on_step_end(args, TrainerState(global_step=7, is_world_process_zero=True), control)
+    assert control.should_training_stop is spent
+    said = capsys.readouterr().out
+    assert said == (f"the time budget of {seconds:.0f} s is spent after step 7\n" if spent else "")
+
+
+@pytest.mark.parametrize(
+    ("quiet", "first", "stopping"), [(True, True, False), (False, False, False), (False, True, True)]
+)
+def test_a_quiet_run_another_rank_and_a_training_that_ends_anyway_do_not_say_so(
+    quiet: bool, first: bool, stopping: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=quiet)
+    control = TrainerControl(should_training_stop=stopping)
+    budget(5.0).on_step_end(args, TrainerState(is_world_process_zero=first), control)
+    assert control.should_training_stop
+    assert capsys.readouterr().out == ""
+
+
 def test_generations_are_logged_at_the_first_step_and_then_when_due_spread_over_the_rollout(tmp_path: Path) -> None:
     path = tmp_path / "generations.jsonl"
-    log = GenerationsLog(path, every=4, rows=3)
-    log.trainer = SimpleNamespace(last_rollout=[{"prompt": str(i)} for i in range(10)])  # type: ignore[assignment]
+    trainer: Any = SimpleNamespace(last_rollout=[{"prompt": str(i)} for i in range(10)])
+    log = GenerationsLog(path, 4, trainer, rows=3)
     args, control = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"), TrainerControl()
     for step in range(1, 9):
         log.on_step_end(args, TrainerState(global_step=step, is_world_process_zero=True), control)

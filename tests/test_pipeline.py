@@ -1,0 +1,456 @@
+"""A chain of recipes: its file, the time that each stage has, how it goes on, and the report of all stages."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from trl_ext import pipeline as module
+from trl_ext.arguments import InputError, Stopped
+from trl_ext.pipeline import (
+    _OURS,
+    RECIPES,
+    RECORD,
+    Pipeline,
+    Stage,
+    _budget,
+    _command,
+    _record,
+    _report,
+    _run_stage,
+    _write_record,
+    folder_of,
+    read_pipeline,
+    run_pipeline,
+)
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = sorted((ROOT / "recipes").glob("pipeline*.yaml"))
+GRPO = {"recipe": "grpo"}
+
+
+def written(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+# The file.
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+def test_the_pipelines_that_ship_are_expert_iteration_then_grpo_with_recipes_and_files_that_exist(path: Path) -> None:
+    pipeline = read_pipeline(path)
+    assert [stage.recipe for stage in pipeline.stages] == ["expert_iteration", "grpo"]
+    assert pipeline.output_dir == f"runs/{path.stem}"
+    assert pipeline.time_budget is not None
+    assert [stage.share is None for stage in pipeline.stages] == [False, True]
+    for stage in pipeline.stages:
+        assert stage.config is None or (ROOT / stage.config).is_file()
+
+
+def test_every_recipe_of_a_stage_is_a_script_with_its_own_yaml() -> None:
+    for script in RECIPES.values():
+        assert (ROOT / "recipes" / script).is_file()
+        assert (ROOT / "recipes" / script).with_suffix(".yaml").is_file()
+
+
+def test_everything_that_a_file_says_is_taken_and_what_is_given_comes_first(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        {
+            "stages": [{"recipe": "sft", "config": "a.yaml", "share": 0.25, "settings": {"max_steps": 3}}, GRPO],
+            "output_dir": "there", "model_name_or_path": "m", "time_budget": 60, "launch": ["--x", "y"], "seed": 4,
+        },
+    )  # fmt: skip
+    stages = [Stage("sft", "a.yaml", 0.25, {"max_steps": 3}), Stage("grpo")]
+    assert read_pipeline(path, seed=None, output_dir=None) == Pipeline(stages, "there", "m", 60, ["--x", "y"], 4)
+    given = {"output_dir": "here", "model_name_or_path": "n", "time_budget": 9.5, "seed": 0}
+    assert read_pipeline(path, **given) == Pipeline(stages, "here", "n", 9.5, ["--x", "y"], 0)
+
+
+def test_what_a_file_leaves_out_has_defaults(tmp_path: Path) -> None:
+    assert read_pipeline(written(tmp_path, {"stages": [GRPO]})) == Pipeline(
+        [Stage("grpo")], "runs/mine", None, None, [], 0
+    )
+
+
+def stages(*shares: float | str | None) -> list[dict[str, Any]]:
+    return [{"recipe": "grpo", "share": share} for share in shares]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("- grpo\n", "mine.yaml: not a mapping"),
+        ("", "mine.yaml: not a mapping"),
+        ("a: [1", "mine.yaml: while parsing"),
+        ({"stages": []}, "stages: at least one is needed"),
+        ({"seed": 1}, "stages: at least one is needed"),
+        ({"stages": [GRPO], "time_bugdet": 3}, "unknown field 'time_bugdet'. Did you mean 'time_budget'"),
+        ({"stages": [GRPO], "time_budget": 0}, "time_budget must be positive seconds, got 0"),
+        ({"stages": [GRPO], "time_budget": "long"}, "mine.yaml: '<=' not supported"),
+        ({"stages": [GRPO], "launch": "--num_processes 2"}, "launch must be a list of options, got '--num_processes 2'"),
+        ({"stages": [GRPO, {"recipe": "grop"}]}, "stage 2: unknown recipe 'grop'. Did you mean 'grpo'"),
+        ({"stages": [{"recipe": "sft", "shar": 0.5}]}, "stage 1: unknown field 'shar'. Did you mean 'share'"),
+        ({"stages": [GRPO, {"config": "a.yaml"}]}, "stage 2: .*missing.*'recipe'"),
+        ({"stages": ["grpo"]}, "stage 1: not a mapping: 'grpo'"),
+        ({"stages": [GRPO | {"settings": None}]}, "stage 1: settings must be a mapping, got None"),
+        ({"stages": [GRPO | {"settings": ["max_steps", 3]}]}, "stage 1: settings must be a mapping, got .'max_steps', 3"),
+        ({"stages": stages(0.5)}, "a stage has a share, and there is no time_budget to share"),
+        ({"stages": stages(0.5, 0.6), "time_budget": 9}, "shares .* at most 1 together, got .0.5, 0.6"),
+        ({"stages": stages(1.5), "time_budget": 9}, "shares .* got .1.5"),
+        ({"stages": stages(None, 0), "time_budget": 9}, "shares of the time budget must be above 0 .* got .0"),
+        ({"stages": stages(1.2, -0.4), "time_budget": 9}, "shares of the time budget must be above 0 .* got .1.2, -0.4"),
+    ],
+)  # fmt: skip
+def test_a_file_that_describes_no_pipeline_is_refused_with_its_name(content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        read_pipeline(written(tmp_path, content))
+    assert str(refusal.value).startswith(str(tmp_path / "mine.yaml"))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.yaml: .*No such file"):
+        read_pipeline(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("name", _OURS)
+def test_what_the_pipeline_gives_its_stages_is_no_setting_of_one(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path, {"stages": [GRPO | {"settings": {"max_steps": 3, name: "1"}}]})
+    with pytest.raises(InputError, match=f"stage 1: settings {name}: the pipeline gives these"):
+        read_pipeline(path)
+
+
+@pytest.mark.parametrize("shares", [(1,), (0.5, 0.5), (0.2, 0.4, 0.3, 0.1)])
+def test_shares_may_be_all_of_the_budget(shares: tuple[float, ...], tmp_path: Path) -> None:
+    assert sum(shares) >= 1  # the last ones by rounding more than 1
+    pipeline = read_pipeline(written(tmp_path, {"stages": stages(*shares), "time_budget": 9}))
+    assert [stage.share for stage in pipeline.stages] == list(shares)
+
+
+# A stage's command.
+
+
+def test_settings_become_arguments_of_a_command_line() -> None:
+    settings = {
+        "max_steps": 3, "learning_rate": 1e-5, "bf16": False, "push_to_hub": True, "stop": ["</answer>", "two words"],
+        "selection_options": {"k": 2}, "selection": "at_most",
+    }  # fmt: skip
+    assert Stage("grpo", "a.yaml", settings=settings).arguments() == [
+        "--config", "a.yaml", "--max_steps", "3", "--learning_rate", "1e-05", "--bf16", "false", "--push_to_hub", "true",
+        "--stop", "</answer>", "two words", "--selection_options", '{"k": 2}', "--selection", "at_most",
+    ]  # fmt: skip
+    assert Stage("grpo").arguments() == []
+
+
+def test_a_stage_is_one_process_or_launched_and_starts_from_a_model_with_a_budget_and_a_folder() -> None:
+    stage = Stage("sft", settings={"max_steps": 3})
+    settings = ["--max_steps", "3", "--output_dir", "out", "--seed", "7", "--resume", "auto"]
+    script = str(Path("recipes") / "sft_math.py")
+    alone = Pipeline([stage], "runs/p", seed=7)
+    assert _command(alone, stage, Path("recipes"), Path("out"), None, None) == [sys.executable, script, *settings]
+    launched = Pipeline([stage], "runs/p", launch=["--num_processes", "2"], seed=7)
+    assert _command(launched, stage, Path("recipes"), Path("out"), "m", 30.5) == [
+        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", script, *settings,
+        "--model_name_or_path", "m", "--time_budget", "30.5",
+    ]  # fmt: skip
+
+
+# Time.
+
+
+@pytest.mark.parametrize(
+    ("share", "spent", "wanted"),
+    [
+        (None, [], 100.0),
+        (None, [30.0], 70.0),
+        (None, [30.0, 45.52], 24.5),  # in tenths
+        (0.25, [], 25.0),
+        (0.25, [30.0], 25.0),  # of all of it, not of what is left
+        (0.25, [50.0, 40.0], 10.0),  # but no more than is left
+    ],
+)
+def test_a_stage_may_take_its_share_and_never_more_than_is_left(
+    share: float | None, spent: list[float], wanted: float
+) -> None:
+    stage = Stage("grpo", share=share)
+    record = {"stages": [["grpo", None, {}], 0]} | {f"{i}_grpo": {"seconds": s} for i, s in enumerate(spent, start=1)}
+    record["9_grpo"] = {"time_budget": 50.0}  # begun and interrupted: its own clock has that
+    assert _budget(Pipeline([stage], "p", time_budget=100), stage, record) == wanted
+    assert _budget(Pipeline([Stage("grpo")], "p"), Stage("grpo"), record) is None
+
+
+@pytest.mark.parametrize("seconds", [100.0, 130.0])
+def test_a_budget_that_the_stages_before_have_used_up_is_an_error(seconds: float) -> None:
+    stage = Stage("grpo", share=0.5)
+    with pytest.raises(InputError, match="the stages before have used up the time budget of 100 s"):
+        _budget(Pipeline([stage], "p", time_budget=100), stage, {"1_sft": {"seconds": seconds}})
+
+
+# Going on.
+
+CHAIN = Pipeline([Stage("sft", settings={"stop": ("a",)}), Stage("grpo", share=0.5)], "p", time_budget=100, seed=1)
+
+
+def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) -> None:
+    record = _record(tmp_path, CHAIN)
+    assert record == {"stages": [["sft", None, {"stop": ["a"]}], ["grpo", None, {}], 1]}
+    _write_record(tmp_path, record | {"1_sft": {"seconds": 3.0}})
+    more_time = Pipeline([CHAIN.stages[0], Stage("grpo", share=0.1)], "p", "other", 300, ["--x"], 1)
+    for same in (CHAIN, more_time):
+        assert _record(tmp_path, same) == record | {"1_sft": {"seconds": 3.0}}
+    for other in (
+        Pipeline(CHAIN.stages, "p", time_budget=100, seed=2),
+        Pipeline(CHAIN.stages[::-1], "p", time_budget=100, seed=1),
+        Pipeline([*CHAIN.stages, Stage("grpo")], "p", time_budget=100, seed=1),
+        Pipeline([CHAIN.stages[0], Stage("grpo", "a.yaml")], "p", seed=1),
+        Pipeline([Stage("sft"), CHAIN.stages[1]], "p", time_budget=100, seed=1),
+    ):
+        with pytest.raises(InputError, match="holds a pipeline of other stages or another seed"):
+            _record(tmp_path, other)
+
+
+def test_a_stage_has_finished_in_the_last_folder_with_a_summary(tmp_path: Path) -> None:
+    wanted = tmp_path / "1_grpo"
+    for number, path in enumerate([wanted, *(tmp_path / f"1_grpo-{n}" for n in range(2, 12))], start=1):
+        path.mkdir()
+        if number in (1, 3, 9, 10):  # the others have not ended
+            (path / "summary.json").touch()
+            assert folder_of(wanted) == path
+    (tmp_path / "11_grpo").mkdir()
+    (tmp_path / "11_grpo" / "summary.json").touch()
+    assert folder_of(wanted) == tmp_path / "1_grpo-10"
+
+
+def validation(step: int, seconds: float, accuracy: float) -> dict[str, Any]:
+    return {"step": step, "wall_clock_s": seconds, "accuracy": accuracy, "problems": 8}
+
+
+def leave_summary(folder: Path, *validations: dict[str, Any], seconds: float = 0.0) -> None:
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps({"validations": validations, "wall_clock_s": seconds}))
+
+
+Curves = Mapping[str, Sequence[dict[str, Any]]]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What would be drawn: file name, title and curves of the last call."""
+    last: dict[str, Any] = {}
+
+    def note(path: Path, curves: Curves, title: str) -> None:
+        last.update(file=path.name, title=title, curves={name: list(curve) for name, curve in curves.items()})
+
+    monkeypatch.setattr(module, "write_curve", note)
+    monkeypatch.setattr(module, "provenance", lambda: {"command": "python"})
+    return last
+
+
+def test_the_report_has_all_stages_on_one_clock_and_in_steps_of_all(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    record = {
+        "stages": [],
+        "1_sft": {"time_budget": 50.0, "folder": "1_sft-2", "seconds": 40.0},
+        "2_grpo": {"time_budget": 60.0, "folder": "2_grpo", "seconds": 55.5},
+        "3_grpo": {"time_budget": 4.5, "folder": "3_grpo", "seconds": 4.5},
+    }
+    leave_summary(tmp_path / "1_sft-2", validation(0, 5.0, 0.1), validation(10, 30.0, 0.3))
+    leave_summary(tmp_path / "2_grpo", validation(0, 6.0, 0.3), validation(20, 25.0, 0.9), validation(35, 50.0, 0.8))
+    leave_summary(tmp_path / "3_grpo", validation(0, 2.0, 0.8))
+    chain = Pipeline([Stage("sft"), Stage("grpo"), Stage("grpo")], str(tmp_path), seed=3)
+    summary = _report(tmp_path, chain, record)
+    points = [(v["stage"], v["step"], v["wall_clock_s"], v["accuracy"]) for v in summary.pop("validations")]
+    assert points == [
+        ("1_sft", 0, 5.0, 0.1), ("1_sft", 10, 30.0, 0.3), ("2_grpo", 10, 46.0, 0.3), ("2_grpo", 30, 65.0, 0.9),
+        ("2_grpo", 45, 90.0, 0.8), ("3_grpo", 45, 97.5, 0.8),
+    ]  # fmt: skip
+    assert summary == {
+        "validation_accuracy_before": 0.1, "validation_accuracy_after": 0.8, "best_validation_accuracy": 0.9,
+        "best_validation_step": 30, "validation_problems": 8, "wall_clock_s": 100.0, "seed": 3, "command": "python",
+        "stages": {name: record[name] for name in ("1_sft", "2_grpo", "3_grpo")},
+    }  # fmt: skip
+    assert (drawn["file"], drawn["title"]) == ("curve.png", tmp_path.name)
+    assert [(name, v["step"]) for name, curve in drawn["curves"].items() for v in curve] == [p[:2] for p in points]
+    assert json.loads((tmp_path / "summary.json").read_text())["best_validation_step"] == 30
+
+
+class FakeStages:
+    """In place of a stage's process: leaves the summary of a run of so many seconds, or fails where it is told to.
+
+    Args:
+        seconds: by each run's own clock.
+        took: each process; none of the time if left out.
+    """
+
+    def __init__(self, seconds: Sequence[float], took: Sequence[float] = (), fails_at: int = -1) -> None:
+        self.seconds, self.took, self.fails_at = seconds, took or [0.0] * len(seconds), fails_at
+        self.now = 0.0
+        self.asked: list[dict[str, str]] = []  # names and values of each command line
+
+    def __call__(self, command: list[str], name: str) -> None:
+        asked = dict(zip(command[2::2], command[3::2], strict=True)) | {"recipe": Path(command[1]).name}
+        number = len(self.asked)
+        self.asked.append(asked)
+        if number == self.fails_at:
+            raise InputError(f"{name} ended with status 3")
+        wanted = Path(asked["--output_dir"])
+        folder = wanted.with_name(f"{wanted.name}-2") if wanted.exists() else wanted  # as a recipe chooses
+        leave_summary(folder, validation(0, 1.0, 0.5), seconds=self.seconds[number])
+        self.now += self.took[number]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, drawn: dict[str, Any]) -> Any:
+    def install(seconds: Sequence[float], took: Sequence[float] = (), fails_at: int = -1) -> FakeStages:
+        stages = FakeStages(seconds, took, fails_at)
+        monkeypatch.setattr(module, "_check_stages", lambda *_: None)
+        monkeypatch.setattr(module, "_run_stage", stages)
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: stages.now))
+        return stages
+
+    return install
+
+
+def three(tmp_path: Path) -> Pipeline:
+    chain = [Stage("expert_iteration", share=0.4), Stage("sft", share=0.5), Stage("grpo")]
+    return Pipeline(chain, str(tmp_path / "p"), "start", time_budget=100, seed=5)
+
+
+def test_each_stage_starts_from_the_one_before_with_what_time_is_left(
+    tmp_path: Path, fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # the first run has been interrupted, so its clock has more than its last process; the second took long to save
+    stages, folder = fake([44.0, 15.0, 36.0], took=[10.0, 20.0, 36.0]), tmp_path / "p"
+    (folder / "2_sft").mkdir(parents=True)  # of a run that ended before its first checkpoint
+    summary = run_pipeline(three(tmp_path), Path("recipes"))
+    assert [asked["recipe"] for asked in stages.asked] == ["expert_iteration.py", "sft_math.py", "grpo_math.py"]
+    models = ["start", str(folder / "1_expert_iteration"), str(folder / "2_sft-2")]
+    assert [asked["--model_name_or_path"] for asked in stages.asked] == models
+    assert [asked["--time_budget"] for asked in stages.asked] == ["40.0", "50.0", "36.0"]
+    assert {asked["--seed"] for asked in stages.asked} == {"5"}
+    assert summary["wall_clock_s"] == 100.0
+    assert summary["stages"]["1_expert_iteration"] == {
+        "time_budget": 40.0, "folder": "1_expert_iteration", "seconds": 44.0,
+    }  # fmt: skip
+    assert capsys.readouterr().out.splitlines() == [
+        "stage 1 of 3: expert_iteration", "stage 2 of 3: sft", "stage 3 of 3: grpo",
+    ]  # fmt: skip
+
+
+def test_an_interrupted_pipeline_goes_on_in_its_stage_with_the_budget_that_it_had(tmp_path: Path, fake: Any) -> None:
+    fake([10.0], fails_at=1)
+    with pytest.raises(InputError, match="2_sft ended with status 3"):
+        run_pipeline(three(tmp_path), Path("recipes"))
+    record = json.loads((tmp_path / "p" / RECORD).read_text())
+    assert record["2_sft"] == {"time_budget": 50.0}
+    (tmp_path / "p" / RECORD).write_text(json.dumps(record | {"2_sft": {"time_budget": 33.0}}))
+    leave_summary(tmp_path / "p" / "1_expert_iteration-2")  # of a run by hand, after the stage was done
+    again = fake([20.0, 5.0])
+    run_pipeline(three(tmp_path), Path("recipes"))
+    models = [str(tmp_path / "p" / name) for name in ("1_expert_iteration", "2_sft")]
+    assert [asked["--model_name_or_path"] for asked in again.asked] == models
+    assert [asked["--time_budget"] for asked in again.asked] == ["33.0", "70.0"]  # 100 less 10 and 20
+    finished = fake([])
+    assert run_pipeline(three(tmp_path), Path("recipes"))["wall_clock_s"] == 35.0
+    assert finished.asked == []
+
+
+# Processes.
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "message"),
+    [
+        ("exit 0", None, ""),
+        ("exit 3", InputError, "2_grpo ended with status 3"),
+        ("exit 143", Stopped, "SIGTERM"),
+        ("kill -TERM $$", Stopped, "SIGTERM"),
+    ],
+)
+def test_a_stage_that_did_not_end_well_is_an_error_and_one_that_was_stopped_stops_the_pipeline(
+    script: str, error: type[Exception] | None, message: str
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    if error is None:
+        _run_stage(["sh", "-c", script], "2_grpo")
+    else:
+        with pytest.raises(error, match=message):
+            _run_stage(["sh", "-c", script], "2_grpo")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+# Checking the arguments of all stages before the first one runs.
+
+
+def check(monkeypatch: pytest.MonkeyPatch, *plan: tuple[str, list[str]]) -> None:
+    from trl_ext.check_arguments import main
+
+    defaults = {recipe: str((ROOT / "recipes" / script).with_suffix(".yaml")) for recipe, script in RECIPES.items()}
+    listed = [[recipe, defaults[recipe], arguments] for recipe, arguments in plan]
+    monkeypatch.setattr(sys, "argv", ["check_arguments", json.dumps(listed)])
+    main()
+
+
+@pytest.mark.slow  # imports every recipe
+def test_every_recipe_can_be_checked_with_a_stages_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trl_ext.check_arguments import SETTINGS
+
+    assert set(SETTINGS) == set(RECIPES)
+    settings = {"sampling_temperature": 0.5, "stop": ["a", "b"], "gradient_checkpointing": True}
+    options = {"selection": "at_most", "selection_options": {"k": 2}}
+    check(
+        monkeypatch,
+        ("grpo", Stage("grpo", settings=settings).arguments()),
+        ("sft", Stage("sft", settings=settings | {"filter_correct": True}).arguments()),
+        ("expert_iteration", Stage("expert_iteration", settings=settings | options).arguments()),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "message"),
+    [
+        ("grpo", ["--preset", "dapoo"], "unknown preset 'dapoo'. Did you mean 'dapo'"),
+        ("grpo", ["--n_ei_steps", "3"], "--n_ei_steps"),
+        ("sft", ["--num_unique_examples", "0"], "num_unique_examples must be a positive number or full, got '0'"),
+        ("expert_iteration", ["--selection", "shortst"], "unknown selection 'shortst'"),
+        ("expert_iteration", ["--max_steps", "three"], "invalid int value: 'three'"),
+        ("sft", ["--config", "none.yaml"], "No such file or directory: 'none.yaml'"),
+        ("sft", ["--config", "torn.yaml"], "while parsing a flow sequence"),
+    ],
+)
+def test_the_first_stage_whose_arguments_do_not_parse_is_named_in_one_line(
+    recipe: str,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torn.yaml").write_text("a: [1, 2\nb: 3\n")
+    with pytest.raises(SystemExit) as stop:
+        check(monkeypatch, ("grpo", ["--seed", "3"]), (recipe, arguments), ("grpo", ["--preset", "none"]))
+    said = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert said.startswith(f"stage 2 ({recipe}): ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.slow  # a process that imports every recipe
+def test_all_stages_are_checked_before_the_first_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_run_stage", FakeStages([]))
+    wrong = Pipeline([Stage("sft"), Stage("grpo", settings={"preset": "dapoo"})], str(tmp_path / "p"))
+    with pytest.raises(InputError, match=r"^stage 2 \(grpo\): unknown preset 'dapoo'\. Did you mean 'dapo'"):
+        run_pipeline(wrong, ROOT / "recipes")
+    assert not (tmp_path / "p").exists()

@@ -21,7 +21,7 @@ MODULES = {
 UPPER_NAMES = (
     "arguments base_policy best_of_n callbacks check_arguments config engine evaluation expert_iteration "
     "expert_iteration_recipe grpo_recipe pipeline policy_sampling recipe rollout run_folder run_settings sampler saving "
-    "sft sft_recipe trainer"
+    "sft sft_recipe sweep trainer"
 )
 UPPER = {f"trl_ext.{name}" for name in UPPER_NAMES.split()}
 LOWER = sorted(set(MODULES) - UPPER - {"trl_ext"})

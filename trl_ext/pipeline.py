@@ -118,7 +118,7 @@ def _read_stage(number: int, content: Any) -> Stage:
             raise unknown("recipe", stage.recipe, RECIPES)
         if not isinstance(stage.settings, Mapping):
             raise ValueError(f"settings must be a mapping, got {stage.settings!r}")
-        taken = [name for name in stage.settings if name in _OURS]
+        taken = [name for name in stage.settings if name.replace("-", "_") in _OURS]
         if taken:
             raise ValueError(f"settings {', '.join(taken)}: the pipeline gives these to its stages itself")
         return stage
@@ -177,13 +177,15 @@ def _name(number: int, stage: Stage) -> str:
 def _record(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     """What earlier processes of this pipeline have done."""
     path = folder / RECORD
-    now = json.loads(json.dumps([[s.recipe, s.config, dict(s.settings)] for s in pipeline.stages] + [pipeline.seed]))
+    stages = [[stage.recipe, stage.config, dict(stage.settings)] for stage in pipeline.stages]
+    now = json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path]))
     if not path.exists():
         return {"stages": now}
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if record["stages"] != now:
         raise InputError(
-            f"{folder} holds a pipeline of other stages or another seed; set them back or choose another --output_dir"
+            f"{folder} holds a pipeline of other stages, another seed or another model; set them back or choose another "
+            "--output_dir"
         )
     return record
 
@@ -196,13 +198,13 @@ def _budget(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> floa
     """Seconds that a stage may take: its share, and never more than is left.
 
     Raises:
-        InputError: nothing is left.
+        InputError: not even a second is left.
     """
     if pipeline.time_budget is None:
         return None
     spent = sum(done.get("seconds", 0.0) for name, done in record.items() if name != "stages")
     left = pipeline.time_budget - spent
-    if left <= 0:
+    if left < 1:
         raise InputError(f"the stages before have used up the time budget of {pipeline.time_budget:.0f} s")
     return round(min(left, stage.share * pipeline.time_budget) if stage.share else left, 1)
 

@@ -85,6 +85,7 @@ def test_a_step_takes_as_many_optimizer_steps_as_its_rows_need_and_the_run_ends_
     assert [step["optimizer_step"] for step in steps[1:]] == [steps[0]["optimizer_steps"], sum(s["optimizer_steps"] for s in steps[:2])]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rollouts_and_kept_rows_are_datasets(tmp_path: Path) -> None:
     trained(tmp_path)
     for step in steps_of(tmp_path):
@@ -108,6 +109,7 @@ def test_steps_without_a_right_answer_are_reported_and_change_nothing(
     assert "step 3 keeps nothing to finetune on: 0 of 32 rollouts are right" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_step_with_nothing_in_the_middle_is_passed_over(tmp_path: Path) -> None:
     calls: list[int] = []
 
@@ -151,6 +153,7 @@ def resumed(whole: Path, again: Path, step: int, **settings: Any) -> Any:
     return trainer
 
 
+@pytest.mark.slow
 def test_resumed_at_any_optimizer_step_it_is_the_same_to_the_bit(tmp_path: Path) -> None:
     model = str(save_tiny(tmp_path / "tiny"))
     whole = trained(tmp_path / "whole", model=model, **SAVING)
@@ -186,6 +189,7 @@ def test_interrupted_among_the_rollouts_it_samples_only_what_is_missing(tmp_path
     assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_resumed_with_other_settings_the_rollouts_of_the_old_ones_are_not_used(tmp_path: Path) -> None:
     trained(tmp_path / "whole", **SAVING)
     step = steps_of(tmp_path / "whole")[0]["optimizer_steps"]

@@ -141,6 +141,7 @@ def test_the_policy_is_sampled_with_the_stop_string_and_left_in_training(tmp_pat
     assert (cut.text, cut.finished) == ("1 1", False)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_finetuned_and_the_model_under_it_is_not(tmp_path: Path) -> None:
     model = tiny_model()
     before = copy.deepcopy(model.state_dict())

@@ -135,6 +135,21 @@ def test_fewer_rows_than_a_batch_are_one_smaller_step_and_no_entropy_of_nothing_
     assert entry["grad_norm"] > 0
 
 
+def test_where_rows_run_out_a_micro_batch_has_nothing_that_trains(tmp_path: Path) -> None:
+    trainer = made(tmp_path)
+    trainer.args.gradient_accumulation_steps = 3
+    row = {"input_ids": [9, 7, 3, 1], "labels": [-100, -100, 3, 1]}
+    batches = trainer._micro_batches([row, row])
+    assert [int((batch["labels"] != -100).sum()) for batch in batches] == [2, 2, 0]
+
+
+def test_every_chunk_of_rollouts_is_drawn_anew(tmp_path: Path) -> None:
+    trained(tmp_path, n_ei_steps=1, questions_per_step=1, group_size=8, rollout_chunk=4)
+    texts = [row["response"] for row in read_jsonl(tmp_path / "ei" / "step_1" / ROLLOUTS)]
+    assert len(texts) == 8
+    assert texts[:4] != texts[4:]
+
+
 # --- resuming ---------------------------------------------------------------------------------------------------
 
 

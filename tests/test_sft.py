@@ -14,7 +14,7 @@ from trl import SFTConfig, SFTTrainer
 from tests.test_resume import history
 from tests.tiny import tiny_model, tiny_sft, tiny_tokenizer, weight_difference
 from trl_ext import functional
-from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
+from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer, _rows, tokenized
 
 TRACES = [{"prompt": f"{i % 9} + {i % 5} =", "response": " ".join("abc"[(i + j) % 3] for j in range(1 + i % 6))} for i in range(16)]  # fmt: skip
 LEARNT = [{"prompt": f"{i % 9} + {i % 5} =", "response": "1 1 stop"} for i in range(32)]
@@ -93,6 +93,10 @@ def test_with_a_constant_it_is_the_handouts_step_however_the_rows_are_cut(micro:
     assert weight_difference(mine.model, tiny_model().double()) > 1e-3
     # SGD in float64, but the model's norms compute in float32: 1e-8 apart. Another divisor gives 1e-3.
     assert weight_difference(mine.model, theirs) < 1e-7
+
+
+def test_rows_without_a_token_that_trains_do_not_count() -> None:
+    assert _rows({"labels": torch.tensor([[-100, 3], [-100, -100]])}) == 1
 
 
 def test_entropy_and_the_gradients_norm_are_logged_and_finetuning_is_clipped(tmp_path: Path) -> None:

@@ -119,7 +119,6 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         self.questions, self.grader, self.folder = list(questions), grader, folder
         self.budget: TimeBudget | None = None
         self.ei_step = 0  # the current one, from 1
-        self.last_optimizer_step = 0  # of the current expert-iteration step, as the trainer counts them
         self._left: list[list[Row]] = []  # rows of the optimizer steps that are left of the current step
         self._planned = 0  # optimizer steps of the current step in all
 
@@ -135,9 +134,9 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         batches = [self._prepare_inputs(batch) for batch in self._micro_batches(self._left.pop(0))]
         return batches, self._get_num_items_in_batch(batches, device)
 
-    def is_step_over(self, state: Any) -> bool:
+    def is_step_over(self) -> bool:
         """Whether the optimizer step just done was the last one of its expert-iteration step."""
-        return not self._left and state.global_step == self.last_optimizer_step
+        return not self._left
 
     def ei_steps_done(self) -> float:
         """Expert-iteration steps so far, the current one in part."""
@@ -192,9 +191,8 @@ class ExpertIterationTrainer(ExtSFTTrainer):
             labelled, self.args.rows_per_optimizer_step, self.args.epochs_per_step, f"{self.args.seed} {step}"
         )
         self._left, self._planned = plan[done:], len(plan)
-        self.last_optimizer_step = self.state.global_step + len(self._left)
         later = (self.args.n_ei_steps - step) * max(len(plan), 1)
-        self.state.max_steps = max(self.last_optimizer_step + later, 1)  # as far as it is known by now
+        self.state.max_steps = max(self.state.global_step + len(self._left) + later, 1)  # as far as it is known by now
 
     def _rollouts(self, step: int) -> list[Row]:
         """The step's graded rollouts: those that an interrupted process has written, and the others sampled now."""

@@ -40,7 +40,7 @@ class ExpertIterationTask(Task):
 
     def is_due(self, trainer: ExpertIterationTrainer) -> Callable[[Any], bool]:
         """At the end of an expert-iteration step."""
-        return trainer.is_step_over
+        return lambda state: trainer.is_step_over()
 
     def finish(self, trainer: ExpertIterationTrainer, run: Run) -> dict[str, Any]:
         """The steps in figures, and their plot."""
@@ -61,7 +61,7 @@ class EndOfStep(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """See whether a step is over; an epoch is an expert-iteration step."""
         state.epoch = self.trainer.ei_steps_done()
-        if self.trainer.is_step_over(state):
+        if self.trainer.is_step_over():
             control.should_save = control.should_save or args.save_strategy != "no"
             control.should_training_stop |= self.trainer.ei_step >= args.n_ei_steps
 

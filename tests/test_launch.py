@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from tests.test_distributed import by_accelerate, environment_of_ranks
+from tests.test_finetuning_recipes import SMALL_EI, SMALL_SFT
 from tests.test_recipe import RECIPE, ROOT, SMALL, TINY_RUN, rows
 from trl_ext.base_policy import make_base_policy
 from trl_ext.checkpoints import checkpoints, damage, step_of
@@ -43,14 +44,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Launch:
     """A recipe being run, by a mark in the environment of all its processes."""
 
-    def __init__(self, folder: Path, config: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, config: str, *arguments: str, recipe: Path = RECIPE) -> None:
         self.mark = uuid.uuid4().hex
         launcher = by_accelerate(config)
         environment = {**environment_of_ranks(), "TRL_EXT_TEST_MARK": self.mark}
         self.said = folder / "said.txt"
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *launcher, str(RECIPE), *arguments, "--output_dir", str(folder / "run")],
+                [sys.executable, "-m", *launcher, str(recipe), *arguments, "--output_dir", str(folder / "run")],
                 cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -70,8 +71,8 @@ class Launch:
 
 
 @contextlib.contextmanager
-def launched(folder: Path, config: str, *arguments: str) -> Iterator[Launch]:
-    run = Launch(folder, config, *arguments)
+def launched(folder: Path, config: str, *arguments: str, recipe: Path = RECIPE) -> Iterator[Launch]:
+    run = Launch(folder, config, *arguments, recipe=recipe)
     try:
         yield run
     finally:
@@ -91,6 +92,30 @@ def wait_for(condition: Any, seconds: float = 100) -> None:
 def steps(folder: Path) -> list[int]:
     path = folder / "run" / "metrics.jsonl"
     return [row["step"] for row in rows(path) if "loss" in row] if path.exists() else []
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("script", "content", "config", "engine"),
+    [
+        ("expert_iteration.py", SMALL_EI, "two_cpu_ranks_zero3", "generate"),
+        pytest.param("sft_math.py", SMALL_SFT, "two_cpu_ranks_zero2", "vllm", marks=pytest.mark.vllm),
+    ],
+)
+def test_finetuning_runs_on_two_ranks(
+    script: str, content: dict[str, Any], config: str, engine: str, settings: Path, tmp_path: Path
+) -> None:
+    model = yaml.safe_load(settings.read_text())["model_name_or_path"]
+    grader = {"validation_grader": f"{ROOT / 'tests' / 'test_finetuning_recipes.py'}:anything"}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump({**content, **grader, "model_name_or_path": model}))
+    arguments = ["--config", "small.yaml", *(VLLM if engine == "vllm" else [])]
+    with launched(tmp_path, config, *arguments, recipe=RECIPE.with_name(script)) as run:
+        assert run.wait() == 0, run.printed()[-3000:]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["hardware"]["processes"] == 2
+    assert steps(tmp_path) == list(range(1, summary["validations"][-1]["step"] + 1))
+    assert len(steps(tmp_path)) >= 2
+    assert ("rollouts by colocated vLLM: as asked for" in run.printed()) is (engine == "vllm")
 
 
 @pytest.mark.distributed

@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
 
+from tests.test_engine import save_model
 from tests.test_resume import history
 from tests.tiny import tiny_model, tiny_sft, tiny_tokenizer, weight_difference
 from trl_ext import functional
@@ -143,6 +144,19 @@ def test_the_policy_is_sampled_with_the_stop_string_and_left_in_training(tmp_pat
     assert trainer.model.training
     (cut,) = trainer.sample(["1 + 1 ="], batch_size=1, seed=0, temperature=0, max_tokens=2)
     assert (cut.text, cut.finished) == ("1 1", False)
+
+
+@pytest.mark.vllm
+def test_the_colocated_engine_writes_with_the_finetuned_weights(tmp_path: Path) -> None:
+    engine = {"use_vllm": True, "vllm_dtype": "float32", "vllm_max_model_length": 64, "vllm_enforce_eager": True}
+    model = str(save_model(tmp_path / "model", tied=True))
+    trainer = ours(tmp_path, LEARNT, model=model, model_init_kwargs={"dtype": "float32"}, **{**ADAM, **engine})
+    before = share_learnt(trainer)
+    trainer.train()
+    assert before < 0.2
+    assert share_learnt(trainer) > 0.9
+    (completion,) = trainer.sample(["1 + 1 ="], batch_size=1, seed=0, temperature=0)
+    assert (completion.text, completion.finished, completion.tokens) == ("1 1 stop", True, 3)
 
 
 @pytest.mark.slow

@@ -184,8 +184,8 @@ def _record(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if record["stages"] != now:
         raise InputError(
-            f"{folder} holds a pipeline of other stages, another seed or another model; set them back or choose another "
-            "--output_dir"
+            f"{folder} holds a pipeline of other stages, another seed or another model; set them back or choose "
+            "another --output_dir"
         )
     return record
 

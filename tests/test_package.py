@@ -20,7 +20,7 @@ MODULES = {
 # The only modules that know TRL, transformers' trainer or the engine; nothing else may import one of them.
 UPPER_NAMES = (
     "arguments base_policy best_of_n callbacks check_arguments config engine evaluation expert_iteration "
-    "expert_iteration_recipe grpo_recipe pipeline policy_sampling recipe rollout run_folder run_settings sampler saving "
+    "expert_iteration_recipe _lazy_vllm grpo_recipe pipeline policy_sampling recipe rollout run_folder run_settings sampler saving "
     "sft sft_recipe sweep trainer"
 )
 UPPER = {f"trl_ext.{name}" for name in UPPER_NAMES.split()}
@@ -104,6 +104,10 @@ def test_the_axes_the_handouts_functions_and_the_rewards_load_torch_only() -> No
         *(f"trl_ext.{name}" for name in ("functional", "sampler_correction", "rewards", "evaluate", "report")),
     ]
     assert loaded_by("import " + ", ".join(names)) == {"torch"}
+
+
+def test_the_trainers_load_vllm_only_when_they_use_it() -> None:
+    assert "vllm" not in loaded_by("import trl_ext.trainer, trl_ext.sft, trl_ext.grpo_recipe")
 
 
 def test_asking_for_an_axis_by_its_exported_name_does_not_load_trl() -> None:

@@ -13,11 +13,14 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl.generation import vllm_generation
+from trl.import_utils import is_vllm_available
 from trl.models import unwrap_model_for_generation
 
 import trl_ext
 from tests.tiny import share_of_ones, tiny_sft, train
 from trl_ext import ExtGRPOTrainer
+from trl_ext._lazy_vllm import load_vllm
 from trl_ext.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.finite import FiniteSteps
 from trl_ext.saving import WholeCheckpoints
@@ -208,4 +211,24 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     }
     recipes = {"recipe.py", "grpo_recipe.py", "sft_recipe.py", "expert_iteration_recipe.py"}
     settings = {"arguments.py", "config.py", "run_settings.py"}
-    assert importers == recipes | settings | {"engine.py", "policy_sampling.py", "sft.py", "trainer.py"}
+    assert importers == recipes | settings | {
+        "_lazy_vllm.py",
+        "engine.py",
+        "policy_sampling.py",
+        "sft.py",
+        "trainer.py",
+    }
+
+
+def test_what_trl_imports_of_vllm_is_what_is_loaded_later() -> None:
+    """Names under `if is_vllm_available()`, which TRL has from the start where vLLM is imported with it."""
+    tree = ast.parse(inspect.getsource(vllm_generation))
+    blocks = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "is_vllm_available()"]
+    names = {alias.name for block in blocks for n in block.body if isinstance(n, ast.ImportFrom) for alias in n.names}
+    assert names
+    source = inspect.getsource(load_vllm)
+    assert all(f'"{name}": {name},' in source for name in names)
+    load_vllm()
+    for name in (*names, "VLLMClient"):
+        assert getattr(vllm_generation, name).__module__.startswith("vllm" if name in names else "trl")
+    assert vllm_generation.is_vllm_available is is_vllm_available

@@ -7,6 +7,9 @@ processes it again, with the memory of one layer at a time.
 
 from __future__ import annotations
 
+from trl_ext._lazy_vllm import load_vllm
+
+# isort: split
 import contextlib
 import functools
 import os
@@ -33,6 +36,8 @@ def engine_settings(config: ExtGRPOConfig) -> Iterator[None]:
 
     TRL names the class in the constructor and takes no other; `tests/test_seam.py` holds on to that.
     """
+    if config.use_vllm:
+        load_vllm()
     made = functools.partial(ColocatedEngine, engine_settings=config.engine_settings())
     with patch.object(grpo_trainer, "VLLMGeneration", made):
         yield

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from trl import SFTConfig, SFTTrainer
 from trl.distributed import DistributedBackend
 
+from trl_ext._lazy_vllm import load_vllm
 from trl_ext.engine import ColocatedEngine
 from trl_ext.finite import FiniteSteps
 from trl_ext.handout import resolve_train_batch
@@ -98,6 +99,8 @@ class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
         config = kwargs.get("args")
         if not isinstance(config, ExtSFTConfig):
             raise TypeError("ExtSFTTrainer needs args=ExtSFTConfig(...)")
+        if config.use_vllm:
+            load_vllm()
         super().__init__(*args, **kwargs)
         if config.normalize_constant is not None:
             self.model_accepts_loss_kwargs = True  # the loss is divided once, by what is counted below

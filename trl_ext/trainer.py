@@ -7,6 +7,9 @@ Letters: P prompts, G completions per prompt, N = P*G, B rows of a micro-batch, 
 
 from __future__ import annotations
 
+from trl_ext import _lazy_vllm  # noqa: F401
+
+# isort: split
 import contextlib
 import itertools
 import time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -301,6 +302,25 @@ def test_on_the_embedded_default_it_learns(
 def test_a_trace_file_that_is_not_there_is_refused_before_anything_loads(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no file '.*none.jsonl'"):
         run_here(SFT_SETTINGS, {"traces": str(tmp_path / "none.jsonl"), **SMALL_RUN}, tmp_path, str(tmp_path))
+
+
+def test_runs_of_several_recipes_are_plotted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, last in (("sft", 0.5), ("grpo", 0.75)):
+        (tmp_path / name).mkdir()
+        validations = [
+            {"step": step, "wall_clock_s": step, "accuracy": a} for step, a in ((0, 0.25), (1, 1.0), (2, last))
+        ]
+        summary = {"validation_accuracy_before": 0.25, "validation_accuracy_after": last, "wall_clock_s": 12.4,
+                   "best_validation_accuracy": 1.0, "validations": validations}  # fmt: skip
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+    monkeypatch.setattr(sys, "argv", ["plot_runs.py", str(tmp_path / "sft"), str(tmp_path / "grpo"), "--output", str(tmp_path / "a.png")])  # fmt: skip
+    runpy.run_path(str(RECIPES / "plot_runs.py"), run_name="__main__")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].split() == ["sft", "0.250", "0.500", "1.000", "12"]
+    assert printed[2].split() == ["grpo", "0.250", "0.750", "1.000", "12"]
 
 
 def test_every_setting_of_a_task_has_help() -> None:

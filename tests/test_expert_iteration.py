@@ -58,6 +58,7 @@ def shares(path: Path) -> list[float]:
     return [step["correct"] / step["rollouts"] for step in steps_of(path)]
 
 
+@pytest.mark.slow
 def test_what_it_keeps_becomes_likelier_and_what_is_wrong_does_when_the_selection_is_broken(tmp_path: Path) -> None:
     settings = {"n_ei_steps": 5, "epochs_per_step": 4}
     trained(tmp_path / "right", **settings)

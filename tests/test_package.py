@@ -110,5 +110,24 @@ def test_the_trainers_load_vllm_only_when_they_use_it() -> None:
     assert "vllm" not in loaded_by("import trl_ext.trainer, trl_ext.sft, trl_ext.grpo_recipe")
 
 
+@pytest.mark.slow
+def test_loaded_later_trls_modules_are_as_if_vllm_had_been_imported_with_them() -> None:
+    show = """
+import inspect, json
+from trl.generation import vllm_client as c, vllm_generation as g
+told = {m.__name__: {k: v if isinstance(v, (bool, int, str)) else getattr(v, "__qualname__", type(v).__name__)
+        for k, v in vars(m).items() if not k.startswith("__")} for m in (c, g)}
+print(json.dumps([told, g.VLLMClient is c.VLLMClient, g.is_vllm_available()]))
+"""
+    later = "import trl_ext.trainer; from trl_ext._lazy_vllm import load_vllm; load_vllm()"
+    running = [
+        subprocess.Popen([sys.executable, "-c", code + show], stdout=subprocess.PIPE, cwd=PACKAGE.parent, text=True)
+        for code in ("", later)
+    ]
+    at_once, loaded_later = (json.loads(process.communicate(timeout=200)[0].splitlines()[-1]) for process in running)
+    assert at_once == loaded_later
+    assert at_once[1:] == [True, True]
+
+
 def test_asking_for_an_axis_by_its_exported_name_does_not_load_trl() -> None:
     assert loaded_by("from trl_ext import ADVANTAGES, POLICY_LOSSES, PRESETS, LossInputs, REWARDS") == {"torch"}

@@ -56,6 +56,7 @@ def test_a_folder_that_holds_a_run_is_not_written_to_by_another(tmp_path: Path) 
     assert opened(tmp_path / "run")[0].folder == tmp_path / "run-3"
 
 
+@pytest.mark.slow
 def test_two_runs_started_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [

@@ -44,6 +44,8 @@ def main() -> None:
         found = run_all(commands, args.output_dir, args.jobs)
     except InputError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command goes on where it was")
     rows = list(found.values())
     keys = ("num_unique_examples", "filter_correct", "seed", "trace_counts", "validation_accuracy_before",
             "validation_accuracy_after", "wall_clock_s", "command", "commit", "hardware")  # fmt: skip
@@ -61,7 +63,8 @@ def accuracy_by_size(rows: list[dict[str, Any]], correct: bool) -> dict[int, lis
     found: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         if row["filter_correct"] is correct:
-            point = (row["trace_counts"]["chosen"], row["validation_accuracy_after"])
+            counts = row["trace_counts"]
+            point = (counts["chosen"] - counts["too_long"], row["validation_accuracy_after"])
             found.setdefault(row["num_unique_examples"], []).append(point)
     return {round(sum(n for n, _ in points) / len(points)): [a for _, a in points] for points in found.values()}
 

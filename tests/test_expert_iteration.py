@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,6 +208,29 @@ def test_interrupted_among_the_rollouts_it_samples_only_what_is_missing(tmp_path
 
 
 @pytest.mark.slow
+def test_sigterm_among_the_rollouts_stops_before_the_next_chunk_and_the_rest_is_the_same(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def told_to_stop(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+        calls.append(len(responses))
+        if len(calls) == 3:  # the first chunk of step 2
+            os.kill(os.getpid(), signal.SIGTERM)
+        return graded(has_a_one)(responses, truths)
+
+    whole = trained(tmp_path / "whole", **SAVING)
+    cut = made(tmp_path / "cut", grader=told_to_stop, **SAVING)
+    with cut.stopping_on_sigterm():
+        cut.train()
+    assert cut.stop_signal == signal.SIGTERM
+    assert len(read_jsonl(tmp_path / "cut" / "ei" / "step_2" / ROLLOUTS)) == 16
+    assert len(steps_of(tmp_path / "cut")) == 1
+    again = made(tmp_path / "cut", grader=told_to_stop, **SAVING)
+    again.train(resume_from_checkpoint=str(tmp_path / "cut" / f"checkpoint-{cut.state.global_step}"))
+    assert weight_difference(again.model, whole.model) == 0
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
 def test_resumed_with_other_settings_the_rollouts_of_the_old_ones_are_not_used(tmp_path: Path) -> None:
     trained(tmp_path / "whole", **SAVING)
     step = steps_of(tmp_path / "whole")[0]["optimizer_steps"]
@@ -227,12 +252,21 @@ def test_resumed_with_other_settings_the_rollouts_of_the_old_ones_are_not_used(t
         ({"selection": "at_most", "selection_options": "n=2"}, "unknown option of selection 'at_most' 'n'"),
         ({"packing": True}, "packing: true does not go with expert iteration"),
         ({"max_steps": 5}, "max_steps is 5, but it follows from n_ei_steps"),
+        ({"selection": "at_most", "selection_options": "k=0"}, "k must be at least 1, got 0"),
+        ({"completion_only_loss": False}, "completion_only_loss: False has no meaning in expert iteration"),
+        ({"num_train_epochs": 2}, "num_train_epochs: 2 has no meaning in expert iteration: see epochs_per_step"),
         ({"lr_scheduler_type": "cosine"}, "lr_scheduler_type is 'cosine', and how many optimizer steps"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         ExpertIterationConfig(output_dir=str(tmp_path), use_cpu=True, **{"lr_scheduler_type": "constant", **settings})
+
+
+def test_the_number_of_optimizer_steps_may_stand_in_the_config_that_a_run_has_written(tmp_path: Path) -> None:
+    settings = {"output_dir": str(tmp_path), "use_cpu": True, "lr_scheduler_type": "constant", "n_ei_steps": 2}
+    config = ExpertIterationConfig(**settings)
+    assert ExpertIterationConfig(**settings, max_steps=config.max_steps).max_steps == config.max_steps
 
 
 def test_options_of_the_selection_come_as_text_too(tmp_path: Path) -> None:

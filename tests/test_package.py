@@ -106,6 +106,7 @@ def test_the_axes_the_handouts_functions_and_the_rewards_load_torch_only() -> No
     assert loaded_by("import " + ", ".join(names)) == {"torch"}
 
 
+@pytest.mark.slow
 def test_the_trainers_load_vllm_only_when_they_use_it() -> None:
     assert "vllm" not in loaded_by("import trl_ext.trainer, trl_ext.sft, trl_ext.grpo_recipe")
 
@@ -119,7 +120,7 @@ told = {m.__name__: {k: v if isinstance(v, (bool, int, str)) else getattr(v, "__
         for k, v in vars(m).items() if not k.startswith("__")} for m in (c, g)}
 print(json.dumps([told, g.VLLMClient is c.VLLMClient, g.is_vllm_available()]))
 """
-    later = "import trl_ext.trainer; from trl_ext._lazy_vllm import load_vllm; load_vllm()"
+    later = "import trl_ext.trainer; from trl.generation import vllm_generation as g; g.is_vllm_available()"
     running = [
         subprocess.Popen([sys.executable, "-c", code + show], stdout=subprocess.PIPE, cwd=PACKAGE.parent, text=True)
         for code in ("", later)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +25,7 @@ from trl_ext.pipeline import (
     Pipeline,
     Stage,
     _budget,
+    _budget_of_process,
     _command,
     _record,
     _report,
@@ -30,6 +34,7 @@ from trl_ext.pipeline import (
     folder_of,
     read_pipeline,
     run_pipeline,
+    where_it_was,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -109,6 +114,9 @@ def stages(*shares: float | str | None) -> list[dict[str, Any]]:
         ({"stages": stages(0.5, 0.6), "time_budget": 9}, "shares .* at most 1 together, got .0.5, 0.6"),
         ({"stages": stages(1.5), "time_budget": 9}, "shares .* got .1.5"),
         ({"stages": stages(None, 0), "time_budget": 9}, "shares of the time budget must be above 0 .* got .0"),
+        ({"stages": stages(None, 0.5), "time_budget": 9}, "every stage but the last needs a share of the time_budget"),
+        ({"stages": stages(None, None), "time_budget": 9}, "every stage but the last needs a share of the time_budget"),
+        ({"stages": stages(0.5, 0.5, None), "time_budget": 9}, "leave nothing of the time budget for the last stage"),
         ({"stages": stages(1.2, -0.4), "time_budget": 9}, "shares of the time budget must be above 0 .* got .1.2, -0.4"),
     ],
 )  # fmt: skip
@@ -198,26 +206,68 @@ def test_a_budget_that_the_stages_before_have_used_up_is_an_error(seconds: float
 
 # Going on.
 
-CHAIN = Pipeline([Stage("sft", settings={"stop": ("a",)}), Stage("grpo", share=0.5)], "p", time_budget=100, seed=1)
+CHAIN = Pipeline([Stage("sft", share=0.5, settings={"stop": ("a",)}), Stage("grpo", share=0.5)], "p", None, 100, seed=1)
 
 
 def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) -> None:
     record = _record(tmp_path, CHAIN)
-    assert record == {"stages": [["sft", None, {"stop": ["a"]}], ["grpo", None, {}], 1, None]}
-    _write_record(tmp_path, record | {"1_sft": {"seconds": 3.0}})
-    more_time = Pipeline([CHAIN.stages[0], Stage("grpo", share=0.1)], "p", None, 300, ["--x"], 1)
-    for same in (CHAIN, more_time):
-        assert _record(tmp_path, same) == record | {"1_sft": {"seconds": 3.0}}
-    for other in (
+    assert record == {
+        "stages": [["sft", None, None, 0.5, {"stop": ["a"]}], ["grpo", None, None, 0.5, {}], 1, None, 100]
+    }
+    first, second = CHAIN.stages
+    others = [
         Pipeline(CHAIN.stages, "p", time_budget=100, seed=2),
         Pipeline(CHAIN.stages[::-1], "p", time_budget=100, seed=1),
-        Pipeline([*CHAIN.stages, Stage("grpo")], "p", time_budget=100, seed=1),
-        Pipeline([CHAIN.stages[0], Stage("grpo", "a.yaml")], "p", seed=1),
-        Pipeline([Stage("sft"), CHAIN.stages[1]], "p", time_budget=100, seed=1),
+        Pipeline([first, Stage("grpo", share=0.1)], "p", time_budget=100, seed=1),
+        Pipeline([first, Stage("grpo", "a.yaml", 0.5)], "p", time_budget=100, seed=1),
+        Pipeline([Stage("sft", share=0.5), second], "p", time_budget=100, seed=1),
         Pipeline(CHAIN.stages, "p", "other", 100, seed=1),
-    ):
-        with pytest.raises(InputError, match="holds a pipeline of other stages, another seed or another model"):
+        Pipeline(CHAIN.stages, "p", time_budget=300, seed=1),
+    ]
+    begun = {"1_sft": {"time_budget": 50.0, "earlier": 3.0}}
+    _write_record(tmp_path, record | begun)
+    assert _record(tmp_path, CHAIN) == record | begun
+    for other in others:  # nothing is done yet that could be lost
+        assert _record(tmp_path, other).keys() == {"stages"}
+    _write_record(tmp_path, record | {"1_sft": {"seconds": 3.0}})
+    elsewhere = Pipeline(CHAIN.stages, "q", None, 100, ["--x"], 1)
+    for same in (CHAIN, elsewhere):
+        assert _record(tmp_path, same) == record | {"1_sft": {"seconds": 3.0}}
+    for other in others:
+        with pytest.raises(InputError, match="holds a pipeline of other stages, another seed, model or time budget"):
             _record(tmp_path, other)
+
+
+def test_a_stages_yaml_that_has_changed_makes_another_pipeline(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("seed: 1")
+    chain = Pipeline([Stage("sft", str(tmp_path / "a.yaml"))], "p")
+    _write_record(tmp_path, _record(tmp_path, chain) | {"1_sft": {"seconds": 3.0}})
+    assert "1_sft" in _record(tmp_path, chain)
+    (tmp_path / "a.yaml").write_text("seed: 2")
+    with pytest.raises(InputError, match="holds a pipeline of other stages"):
+        _record(tmp_path, chain)
+
+
+def test_a_stage_goes_on_in_the_last_folder_with_a_checkpoint_and_its_clock(tmp_path: Path) -> None:
+    wanted = tmp_path / "1_grpo"
+    assert where_it_was(wanted) == (wanted, 0.0)
+    wanted.mkdir()
+    for name, seconds in (("1_grpo-2", 12.5), ("1_grpo-10", 3.0)):
+        for step in (4, 20):
+            (tmp_path / name / f"checkpoint-{step}").mkdir(parents=True)
+            (tmp_path / name / f"checkpoint-{step}" / "run.json").write_text(
+                json.dumps({"wall_clock_s": seconds * step})
+            )
+    (tmp_path / "1_grpo-11").mkdir()  # killed before its first checkpoint
+    assert where_it_was(wanted) == (tmp_path / "1_grpo-10", 60.0)
+
+
+def test_what_interrupted_processes_have_used_is_used() -> None:
+    entry = {"time_budget": 100.0, "earlier": 30.0}
+    assert _budget_of_process(entry, 0.0) == 70.0  # no checkpoint: a new clock
+    assert _budget_of_process(entry, 20.0) == 90.0  # 70 more, on a clock that begins at 20
+    assert _budget_of_process({"time_budget": 100.0, "earlier": 130.0}, 20.0) == 21.0  # a second, to end well
+    assert _budget_of_process({"time_budget": None, "earlier": 30.0}, 0.0) is None
 
 
 def test_a_stage_has_finished_in_the_last_folder_with_a_summary(tmp_path: Path) -> None:
@@ -237,7 +287,7 @@ def validation(step: int, seconds: float, accuracy: float) -> dict[str, Any]:
 
 
 def leave_summary(folder: Path, *validations: dict[str, Any], seconds: float = 0.0) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_text(json.dumps({"validations": validations, "wall_clock_s": seconds}))
 
 
@@ -301,12 +351,13 @@ class FakeStages:
         asked = dict(zip(command[2::2], command[3::2], strict=True)) | {"recipe": Path(command[1]).name}
         number = len(self.asked)
         self.asked.append(asked)
+        self.now += self.took[number]
         if number == self.fails_at:
             raise InputError(f"{name} ended with status 3")
         wanted = Path(asked["--output_dir"])
-        folder = wanted.with_name(f"{wanted.name}-2") if wanted.exists() else wanted  # as a recipe chooses
+        is_new = wanted.exists() and not list(wanted.glob("checkpoint-*"))  # as a recipe chooses
+        folder = wanted.with_name(f"{wanted.name}-2") if is_new else wanted
         leave_summary(folder, validation(0, 1.0, 0.5), seconds=self.seconds[number])
-        self.now += self.took[number]
 
 
 @pytest.fixture
@@ -329,8 +380,10 @@ def three(tmp_path: Path) -> Pipeline:
 def test_each_stage_starts_from_the_one_before_with_what_time_is_left(
     tmp_path: Path, fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # the first run has been interrupted, so its clock has more than its last process; the second took long to save
+    # the first run has been interrupted after 34 s; the second took long to save
     stages, folder = fake([44.0, 15.0, 36.0], took=[10.0, 20.0, 36.0]), tmp_path / "p"
+    (folder / "1_expert_iteration" / "checkpoint-3").mkdir(parents=True)
+    (folder / "1_expert_iteration" / "checkpoint-3" / "run.json").write_text('{"wall_clock_s": 34.0}')
     (folder / "2_sft").mkdir(parents=True)  # of a run that ended before its first checkpoint
     summary = run_pipeline(three(tmp_path), Path("recipes"))
     assert [asked["recipe"] for asked in stages.asked] == ["expert_iteration.py", "sft_math.py", "grpo_math.py"]
@@ -340,7 +393,7 @@ def test_each_stage_starts_from_the_one_before_with_what_time_is_left(
     assert {asked["--seed"] for asked in stages.asked} == {"5"}
     assert summary["wall_clock_s"] == 100.0
     assert summary["stages"]["1_expert_iteration"] == {
-        "time_budget": 40.0, "folder": "1_expert_iteration", "seconds": 44.0,
+        "time_budget": 40.0, "earlier": 34.0, "folder": "1_expert_iteration", "seconds": 44.0,
     }  # fmt: skip
     assert capsys.readouterr().out.splitlines() == [
         "stage 1 of 3: expert_iteration", "stage 2 of 3: sft", "stage 3 of 3: grpo",
@@ -348,20 +401,19 @@ def test_each_stage_starts_from_the_one_before_with_what_time_is_left(
 
 
 def test_an_interrupted_pipeline_goes_on_in_its_stage_with_the_budget_that_it_had(tmp_path: Path, fake: Any) -> None:
-    fake([10.0], fails_at=1)
+    fake([10.0], took=[10.0, 7.0], fails_at=1)
     with pytest.raises(InputError, match="2_sft ended with status 3"):
         run_pipeline(three(tmp_path), Path("recipes"))
     record = json.loads((tmp_path / "p" / RECORD).read_text())
-    assert record["2_sft"] == {"time_budget": 50.0}
-    (tmp_path / "p" / RECORD).write_text(json.dumps(record | {"2_sft": {"time_budget": 33.0}}))
+    assert record["2_sft"] == {"time_budget": 50.0, "earlier": 7.0}
     leave_summary(tmp_path / "p" / "1_expert_iteration-2")  # of a run by hand, after the stage was done
-    again = fake([20.0, 5.0])
+    again = fake([20.0, 5.0], took=[20.0, 5.0])
     run_pipeline(three(tmp_path), Path("recipes"))
     models = [str(tmp_path / "p" / name) for name in ("1_expert_iteration", "2_sft")]
     assert [asked["--model_name_or_path"] for asked in again.asked] == models
-    assert [asked["--time_budget"] for asked in again.asked] == ["33.0", "70.0"]  # 100 less 10 and 20
+    assert [asked["--time_budget"] for asked in again.asked] == ["43.0", "63.0"]  # 50 less 7; 100 less 10 and 27
     finished = fake([])
-    assert run_pipeline(three(tmp_path), Path("recipes"))["wall_clock_s"] == 35.0
+    assert run_pipeline(three(tmp_path), Path("recipes"))["wall_clock_s"] == 42.0
     assert finished.asked == []
 
 
@@ -387,6 +439,32 @@ def test_a_stage_that_did_not_end_well_is_an_error_and_one_that_was_stopped_stop
         with pytest.raises(error, match=message):
             _run_stage(["sh", "-c", script], "2_grpo")
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+LAUNCHER = """
+import sys
+from trl_ext.arguments import Stopped
+from trl_ext.pipeline import _run_stage
+rank = "trap 'sleep 0.5; echo saved > saved; exit 0' TERM; echo up > up; while :; do sleep 0.05; done"
+try:
+    _run_stage(["sh", "-c", f"({rank}) & wait"], "1_grpo")
+except Stopped:
+    sys.exit(143)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_reaches_what_a_launcher_has_launched_and_is_waited_for(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    for _ in range(600):
+        time.sleep(0.1)
+        if (tmp_path / "up").exists():
+            break
+    process.terminate()
+    assert process.wait(30) == 143
+    assert (tmp_path / "saved").exists()
 
 
 # Checking the arguments of all stages before the first one runs.

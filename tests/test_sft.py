@@ -187,9 +187,16 @@ def test_a_resumed_finetuning_is_the_same_to_the_bit(step: int, tmp_path: Path) 
     ("settings", "words"),
     [
         ({"normalize_constant": 0.0}, "normalize_constant must be positive, got 0"),
-        ({"normalize_constant": 1.0, "packing": True}, "packing: true a row is no longer one response"),
+        ({"normalize_constant": 1.0, "packing": True}, "packing: true or padding_free: true a row is no longer"),
         ({"train_batch_size": 0}, "train_batch_size must be at least 1, got 0"),
         ({"train_batch_size": 8, "micro_train_batch_size": 3}, r"\(8\) must be divisible by .*\(3\)"),
+        (
+            {"normalize_constant": 1.0, "padding_free": True, "max_length": None},
+            "padding_free: true a row is no longer",
+        ),
+        ({"normalize_constant": 1.0, "average_tokens_across_devices": False}, "leave average_tokens_across_devices on"),
+        ({"padding_free": True}, r"does not keep to max_length \(1024\)"),
+        ({"sampling_temperature": -1.0}, "sampling_temperature must be at least 0, got -1"),
         ({"sampling_max_tokens": 0}, "sampling_max_tokens must be at least 1, got 0"),
         ({"time_budget": 0.0}, "time_budget must be positive seconds, got 0"),
         ({"use_vllm": "perhaps"}, "use_vllm must be auto, true or false, got 'perhaps'"),
@@ -204,6 +211,23 @@ def test_the_handouts_batch_sizes_become_trainers(tmp_path: Path) -> None:
     config = ExtSFTConfig(output_dir=str(tmp_path), use_cpu=True, train_batch_size=64, micro_train_batch_size=16)
     assert (config.per_device_train_batch_size, config.gradient_accumulation_steps) == (16, 4)
     assert config.bf16 is False
+
+
+def test_the_order_of_the_rows_is_the_seeds_whatever_an_engine_does_to_the_random_state(tmp_path: Path) -> None:
+    orders = []
+    for state in (1, 2):
+        trainer = ours(tmp_path)
+        torch.manual_seed(state)  # as colocated vLLM does, to another on each rank
+        orders.append(torch.cat([batch["input_ids"][:, :2] for batch in trainer.get_train_dataloader()]).tolist())
+    assert orders[0] == orders[1]
+    assert ExtSFTConfig(output_dir=str(tmp_path), use_cpu=True, seed=3, data_seed=5).data_seed == 5
+
+
+def test_sampling_does_not_take_over_what_the_model_was_saved_with(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.generation_config.update(top_p=0.5, repetition_penalty=1.3, top_k=3)
+    config = ours(tmp_path, model=model).generation_config
+    assert (config.top_p, config.repetition_penalty, config.top_k) == (1.0, 1.0, 0)
 
 
 def test_a_config_of_trl_is_not_enough(tmp_path: Path) -> None:

@@ -14,6 +14,18 @@ with patch.object(import_utils, "is_vllm_available", lambda min_version=None: Fa
     from trl.generation import vllm_client, vllm_generation
 
 
+def _available(min_version: str | None = None) -> bool:
+    """What TRL asks before it uses vLLM, here or in a trainer of its own."""
+    found: bool = import_utils.is_vllm_available(min_version)
+    if found:
+        load_vllm()
+    return found
+
+
+if not hasattr(vllm_generation, "LLM"):
+    vllm_generation.is_vllm_available = vllm_client.is_vllm_available = _available
+
+
 def load_vllm() -> None:
     """Put into TRL's modules what they have where vLLM is imported with them; `tests/test_seam.py` holds the names."""
     if hasattr(vllm_generation, "LLM"):

@@ -10,8 +10,10 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from trl_ext.arguments import parse
+from trl_ext.data.load import READERS
 from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
 from trl_ext.grpo_recipe import GRPO_SETTINGS
 from trl_ext.sft_recipe import SFT_SETTINGS
@@ -21,15 +23,30 @@ SETTINGS = {"grpo": GRPO_SETTINGS, "sft": SFT_SETTINGS, "expert_iteration": EXPE
 
 def main() -> None:
     """Exit with 2 and the error on stderr at the first stage that does not parse."""
-    for number, (recipe, default, arguments) in enumerate(json.loads(sys.argv[1]), start=1):
+    plan = json.loads(sys.argv[1])
+    for number, (recipe, default, arguments) in enumerate(plan, start=1):
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
-                parse(SETTINGS[recipe], None, Path(default), arguments)
+                task, model, _ = parse(SETTINGS[recipe], None, Path(default), arguments)
         except SystemExit:
             reason = " ".join(said.getvalue().rpartition("error: ")[2].split())  # one line, also of a YAML error
-            print(f"stage {number} ({recipe}): {reason}", file=sys.stderr)
-            sys.exit(2)
+            _refuse(number, recipe, reason)
+        for name in ("dataset", "traces"):
+            path = Path(str(getattr(task, name, "")).replace("{split}", "train"))
+            if path.suffix in READERS and not path.is_file():
+                _refuse(number, recipe, f"{name}: no file {str(path)!r}")
+        if model.use_peft and number < len(plan):
+            _refuse(
+                number,
+                recipe,
+                "use_peft: only the last stage may end in an adapter; the next one needs a whole model",
+            )
+
+
+def _refuse(number: int, recipe: str, reason: str) -> NoReturn:
+    print(f"stage {number} ({recipe}): {reason}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

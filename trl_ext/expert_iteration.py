@@ -31,6 +31,11 @@ FOLDER, ROLLOUTS, KEPT, STEPS = "expert_iteration", "rollouts.jsonl", "kept.json
 _AT_LEAST_1 = (
     "n_ei_steps", "questions_per_step", "group_size", "epochs_per_step", "rollout_batch_size", "rollout_chunk",
 )  # fmt: skip
+_WITHOUT_MEANING = {
+    "completion_only_loss": "only responses are learnt",
+    "num_train_epochs": "see epochs_per_step",
+    "padding_free": "rows come as it goes",
+}
 _SCHEDULES = ("constant", "constant_with_warmup")
 
 log = logging.getLogger(__name__)
@@ -72,12 +77,15 @@ class ExpertIterationConfig(ExtSFTConfig):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         self.selection_options = parse_options("selection_options", self.selection_options)
-        self.selection_function()
+        select = self.selection_function()
+        if self.selection in SELECTIONS:
+            select([])  # which refuses an option out of range
         if self.packing:
             raise ValueError("packing: true does not go with expert iteration, whose rows come as it goes")
-        max_steps: int = self.max_steps  # type: ignore[has-type]
-        if max_steps > 0:
-            raise ValueError(f"max_steps is {max_steps}, but it follows from n_ei_steps; leave it out")
+        for name, sense in _WITHOUT_MEANING.items():
+            if getattr(self, name) != ExtSFTConfig.__dataclass_fields__[name].default:
+                raise ValueError(f"{name}: {getattr(self, name)} has no meaning in expert iteration: {sense}")
+        given: int = self.max_steps  # type: ignore[has-type]
         super().__post_init__()
         schedule = str(getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type))
         if schedule not in _SCHEDULES:
@@ -87,6 +95,10 @@ class ExpertIterationConfig(ExtSFTConfig):
             )
         rows = self.questions_per_step * self.group_size
         self.max_steps = self.n_ei_steps * self.epochs_per_step * math.ceil(rows / self.rows_per_optimizer_step)
+        if given not in (-1, self.max_steps):
+            raise ValueError(
+                f"max_steps is {given}, but it follows from n_ei_steps (at most {self.max_steps}); leave it out"
+            )
 
     @property
     def rows_per_optimizer_step(self) -> int:
@@ -126,7 +138,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """The micro-batches of the next optimizer step, of this rank; before the first one of a step, its rollouts."""
-        while not self._left and self.ei_step < self.args.n_ei_steps and not self._is_out_of_time():
+        while not self._left and self.ei_step < self.args.n_ei_steps and not self._is_to_stop():
             self._begin_step(self.ei_step + 1)
         if not self._left:
             self.control.should_training_stop = True
@@ -142,8 +154,9 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         """Expert-iteration steps so far, the current one in part."""
         return self.ei_step - len(self._left) / max(self._planned, 1)
 
-    def _is_out_of_time(self) -> bool:
-        return self.budget is not None and self.budget.is_spent()
+    def _is_to_stop(self) -> bool:
+        """Whether the time is spent or a signal has come; the same on every rank."""
+        return (self.budget is not None and self.budget.is_spent()) or self.stop_requested()
 
     def _micro_batches(self, rows: list[Row]) -> list[Any]:
         """As many on every rank, of like size; where rows run out, one without a token that trains."""
@@ -159,8 +172,10 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         """Sample, grade, keep, and lay out the optimizer steps."""
         if step == 1 and self.state.global_step == 0 and self.args.save_strategy != "no":
             self._save_checkpoint(self.model, None)  # the first rollouts may take long, and belong to this run
-        self.ei_step = step
         rollouts = self._rollouts(step)
+        if rollouts is None:
+            return  # the step is begun anew, from what has been sampled of it, when the run goes on
+        self.ei_step = step
         kept = self.args.selection_function()(rollouts)
         rows, too_long = tokenized(kept, self._tokenizer, self.args.max_length)
         self._lay_out(step, rows, done=0)
@@ -194,8 +209,11 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         later = (self.args.n_ei_steps - step) * max(len(plan), 1)
         self.state.max_steps = max(self.state.global_step + len(self._left) + later, 1)  # as far as it is known by now
 
-    def _rollouts(self, step: int) -> list[Row]:
-        """The step's graded rollouts: those that an interrupted process has written, and the others sampled now."""
+    def _rollouts(self, step: int) -> list[Row] | None:
+        """The step's graded rollouts: those that an interrupted process has written, and the others sampled now.
+
+        None where the run is to stop before it has all of them.
+        """
         folder = self._step_folder(step)
         chosen = questions_of_step(len(self.questions), self.args.questions_per_step, step, self.args.seed)
         todo = [(n, self.questions[i]) for n, i in enumerate(chosen) for _ in range(self.args.group_size)]
@@ -218,6 +236,8 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         )
         with bar:
             for start in range(len(rows), len(todo), self.args.rollout_chunk):
+                if start and self._is_to_stop():
+                    return None
                 part = todo[start : start + self.args.rollout_chunk]
                 rows += self._sample_and_grade(part, seed=self.args.seed * 1_000_003 + step * 10_007 + start)
                 if self.accelerator.is_main_process:

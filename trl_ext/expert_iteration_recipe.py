@@ -23,6 +23,12 @@ class ExpertIterationTask(Task):
 
     recipe: ClassVar[str] = "expert_iteration"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        default = type(self).__dataclass_fields__["validate_every"].default
+        if self.validate_every != default:
+            raise ValueError("validate_every has no meaning in expert iteration: it validates after each of its steps")
+
     def trainer(self, model: ModelConfig, config: ExpertIterationConfig, data: Data, run: Run) -> Any:
         """`ExpertIterationTrainer`, which saves and ends where its steps do."""
         trainer = ExpertIterationTrainer(

@@ -87,7 +87,8 @@ def is_hub_id(name: Any) -> bool:
 
 def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     base = settings.get("model_name_or_path")
-    source = f"`{base}`" if is_hub_id(base) else "a base policy that the recipe makes itself"
+    made = "a model of an earlier run" if base else "a base policy that the recipe makes itself"
+    source = f"`{base}`" if is_hub_id(base) else made
     method = METHODS[summary.get("recipe", "grpo")]
     hardware, first, last = summary["hardware"], summary["validations"][0], summary["validations"][-1]
     devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
@@ -155,7 +156,8 @@ def _how(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     if summary.get("recipe") == "sft":
         counts = summary["trace_counts"]
         only = " with the right answer" if summary["filter_correct"] else ""
-        return f"finetuned on {counts['chosen']} reasoning traces{only} of `{summary['traces']}`."
+        traces = without_paths(summary["traces"])
+        return f"finetuned on {counts['chosen'] - counts['too_long']} reasoning traces{only} of `{traces}`."
     if summary.get("recipe") == "expert_iteration":
         kept = sum(step["kept"] for step in summary["steps"])
         return (

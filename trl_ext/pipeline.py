@@ -5,7 +5,10 @@ Every stage is a process of its own, launched as by hand, in a folder of its own
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from typing import Any
 import yaml
 
 from trl_ext.arguments import InputError, Stopped
+from trl_ext.checkpoints import checkpoints
 from trl_ext.files import write_text
 from trl_ext.provenance import provenance
 from trl_ext.registry import unknown
@@ -64,7 +68,7 @@ class Pipeline:
 
     Attributes:
         model_name_or_path: what the first stage starts from; None for the base policy that the machine makes.
-        time_budget: seconds for all stages; None for no limit.
+        time_budget: seconds for all stages, the last one's final validation and saving not counted; None for no limit.
         launch: options of `accelerate launch`; without any, a stage is a single process without it.
     """
 
@@ -87,6 +91,10 @@ class Pipeline:
             raise ValueError(f"shares of the time budget must be above 0 and at most 1 together, got {shares}")
         if shares and self.time_budget is None:
             raise ValueError("a stage has a share, and there is no time_budget to share")
+        if self.time_budget is not None and any(stage.share is None for stage in self.stages[:-1]):
+            raise ValueError("every stage but the last needs a share of the time_budget, or it would take all of it")
+        if self.stages[-1].share is None and sum(shares) > 1 - 1e-9:
+            raise ValueError(f"the shares {shares} leave nothing of the time budget for the last stage")
 
 
 def read_pipeline(path: Path, **given: Any) -> Pipeline:
@@ -154,17 +162,22 @@ def run_pipeline(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
     for number, stage in enumerate(pipeline.stages, start=1):
         name = _name(number, stage)
         if number in todo:
-            budget = _budget(pipeline, stage, record)
-            budget = record.setdefault(name, {"time_budget": budget})["time_budget"]  # of before, if it was interrupted
+            if name not in record:
+                record[name] = {"time_budget": _budget(pipeline, stage, record), "earlier": 0.0}
+            output, spent = where_it_was(folder / name)
+            entry = record[name]
+            entry["earlier"] = max(entry["earlier"], spent)  # seconds of processes that were interrupted
             _write_record(folder, record)
             print(f"stage {number} of {len(pipeline.stages)}: {stage.recipe}", flush=True)
             began = time.time()
-            _run_stage(_command(pipeline, stage, recipes, folder / name, model, budget), name)
-            done = folder_of(folder / name)
-            summary = json.loads((done / "summary.json").read_text(encoding="utf-8"))
-            # the run's own clock knows what earlier processes used, ours what saving and pushing took
-            seconds = max(time.time() - began, summary["wall_clock_s"])
-            record[name] |= {"folder": done.name, "seconds": round(seconds, 1)}
+            try:
+                _run_stage(_command(pipeline, stage, recipes, output, model, _budget_of_process(entry, spent)), name)
+            except BaseException:
+                entry["earlier"] = round(entry["earlier"] + time.time() - began, 1)
+                _write_record(folder, record)
+                raise
+            entry["folder"] = folder_of(output).name
+            entry["seconds"] = round(entry["earlier"] + time.time() - began, 1)
             _write_record(folder, record)
         model = str(folder / record[name]["folder"])
     return _report(folder, pipeline, record)
@@ -177,17 +190,23 @@ def _name(number: int, stage: Stage) -> str:
 def _record(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     """What earlier processes of this pipeline have done."""
     path = folder / RECORD
-    stages = [[stage.recipe, stage.config, dict(stage.settings)] for stage in pipeline.stages]
-    now = json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path]))
-    if not path.exists():
-        return {"stages": now}
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if record["stages"] != now:
+    stages = [[s.recipe, s.config, _content_of(s.config), s.share, dict(s.settings)] for s in pipeline.stages]
+    now = json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget]))
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    is_same = record.get("stages") == now
+    if not is_same and any("seconds" in entry for name, entry in record.items() if name != "stages"):
         raise InputError(
-            f"{folder} holds a pipeline of other stages, another seed or another model; set them back or choose "
+            f"{folder} holds a pipeline of other stages, another seed, model or time budget; set them back or choose "
             "another --output_dir"
         )
-    return record
+    return record if is_same else {"stages": now}  # nothing of another one is done yet
+
+
+def _content_of(config: str | None) -> str | None:
+    """A hash of a YAML file's text, where there is one."""
+    if config is None or not Path(config).is_file():
+        return None
+    return hashlib.sha256(Path(config).read_bytes()).hexdigest()[:16]
 
 
 def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -209,6 +228,13 @@ def _budget(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> floa
     return round(min(left, stage.share * pipeline.time_budget) if stage.share else left, 1)
 
 
+def _budget_of_process(entry: Mapping[str, Any], spent: float) -> float | None:
+    """What is left to a stage, on the clock of its run, which goes on from `spent`; a second at least, to end well."""
+    if entry["time_budget"] is None:
+        return None
+    return round(spent + max(entry["time_budget"] - entry["earlier"], 1.0), 1)
+
+
 def _command(
     pipeline: Pipeline, stage: Stage, recipes: Path, output: Path, model: str | None, budget: float | None
 ) -> list[str]:
@@ -220,27 +246,58 @@ def _command(
 
 
 def _run_stage(command: Sequence[str], name: str) -> None:
-    """Wait for a stage; what tells this process to stop is passed on to it."""
-    process = subprocess.Popen(command)
-    before = signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    """Wait for a stage; SIGTERM and Ctrl-C are passed on to all of its processes, a launcher's ranks included."""
+    process = subprocess.Popen(command, start_new_session=True)
+    told: list[int] = []
+
+    def pass_on(number: int, frame: Any) -> None:
+        told.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         code = process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # the terminal has told it as well
-        raise
+        while told and _is_alive(process.pid):  # a launcher may end before what it has launched
+            time.sleep(0.1)
     finally:
-        signal.signal(signal.SIGTERM, before)
-    if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if signal.SIGINT in told:
+        raise KeyboardInterrupt
+    if told or code in (-signal.SIGTERM, 128 + signal.SIGTERM):
         raise Stopped(signal.SIGTERM, 0)
     if code:
         raise InputError(f"{name} ended with status {code}; what it said stands above. The same command goes on there")
 
 
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
 def folder_of(wanted: Path) -> Path:
     """Where a recipe that was told to write to `wanted` has finished: there, or in `wanted-2`, `-3`, ..."""
+    return next(place for place in _places(wanted) if (place / "summary.json").exists())
+
+
+def where_it_was(wanted: Path) -> tuple[Path, float]:
+    """Where a recipe that was told to write to `wanted` can go on, and the seconds that its checkpoint has used."""
+    for place in _places(wanted):
+        for checkpoint in checkpoints(place)[:1]:
+            record = checkpoint / "run.json"
+            if record.exists():
+                return place, float(json.loads(record.read_text(encoding="utf-8"))["wall_clock_s"])
+    return wanted, 0.0
+
+
+def _places(wanted: Path) -> list[Path]:
+    """`wanted-3`, `wanted-2`, `wanted`: the folders that a recipe may have chosen, the last one first."""
     later = wanted.parent.glob(f"{wanted.name}-*")
-    places = [wanted, *sorted(later, key=lambda place: (len(place.name), place.name))]  # -10 comes after -9
-    return next(place for place in reversed(places) if (place / "summary.json").exists())
+    return [*sorted(later, key=lambda place: (len(place.name), place.name), reverse=True), wanted]
 
 
 def _check_stages(pipeline: Pipeline, recipes: Path) -> None:

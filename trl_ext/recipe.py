@@ -105,6 +105,11 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
     use_all_cores()
     hide_token(config)
     say = ignore if config.process_index else print_line
+    if config.n_gpu > 1:
+        raise InputError(
+            f"{config.n_gpu} GPUs are visible to a single process: start it with accelerate launch --config_file "
+            "accelerate_configs/two_gpus_zero2.yaml, or give it one with CUDA_VISIBLE_DEVICES=0"
+        )
     try:
         if config.push_to_hub and not config.process_index:
             check(config.hub_model_id)
@@ -144,8 +149,8 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
 def generation_settings(config: Any) -> dict[str, Any]:
     """How the policy was sampled, for the generation config that the model is saved with."""
     known = {
-        "do_sample": True,
-        "temperature": config.temperature,
+        "do_sample": config.temperature > 0,
+        "temperature": config.temperature or None,
         "top_p": getattr(config, "top_p", None),
         "max_new_tokens": config.max_completion_length,
         "stop_strings": config.stop,

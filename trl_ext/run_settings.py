@@ -69,7 +69,8 @@ class RunSettings:
         },
     )
     vllm_max_num_seqs: int | None = field(
-        default=None, metadata={"help": "Sequences that the engine works on at a time (default: all of a rollout)."}
+        default=None,
+        metadata={"help": "Sequences in the engine at a time (default: all of a GRPO rollout, else vLLM's)."},
     )
     vllm_dtype: str | None = field(
         default=None, metadata={"help": "Weights and activations of the engine: bfloat16, float16, float32, auto."}

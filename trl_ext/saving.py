@@ -56,18 +56,25 @@ class WholeCheckpoints:
     _saving: Path | None = None
     _to_restore: str | None = None
     _sampler: Any = None
+    _listener: StopOnSigterm | None = None
 
     @contextlib.contextmanager
     def stopping_on_sigterm(self) -> Iterator[None]:
         """While the block trains, SIGTERM lets the step end, saves a checkpoint and ends the training."""
         trainer: Any = self
-        callback = StopOnSigterm(self)
+        callback = self._listener = StopOnSigterm(self)
         trainer.add_callback(callback)
         try:
             with callback.listening():
                 yield
         finally:
             trainer.remove_callback(callback)
+
+    def stop_requested(self) -> bool:
+        """Whether SIGTERM has come to any rank while none trains; if so the run is to end. A collective operation."""
+        if self._listener is not None and self._listener.has_come():
+            self.stop_signal = signal.SIGTERM
+        return self.stop_signal is not None
 
     def own_state(self) -> dict[str, Any]:
         """This rank's state beside what `Trainer` saves: tensors, numbers, texts, lists and dicts of them."""
@@ -257,11 +264,14 @@ class StopOnSigterm(TrainerCallback):
     def _note(self, number: int, frame: Any) -> None:
         self._received = True
 
+    def has_come(self) -> bool:
+        """Whether any rank was told to stop; a collective operation."""
+        accelerator = self.trainer.accelerator
+        return bool(accelerator.gather(torch.tensor([self._received], device=accelerator.device)).any())
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop if any rank was told to."""
-        accelerator = self.trainer.accelerator
-        received = torch.tensor([self._received], device=accelerator.device)
-        if accelerator.gather(received).any() and not control.should_training_stop:
+        if self.has_come() and not control.should_training_stop:
             self.trainer.stop_signal = signal.SIGTERM
             control.should_save = control.should_training_stop = True
 

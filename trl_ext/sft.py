@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, set_seed
 from trl import SFTConfig, SFTTrainer
 from trl.distributed import DistributedBackend
 
@@ -64,11 +64,12 @@ class ExtSFTConfig(RunSettings, SFTConfig):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.normalize_constant is not None and self.normalize_constant <= 0:
             raise ValueError(f"normalize_constant must be positive, got {self.normalize_constant}")
-        if self.normalize_constant is not None and self.packing:
-            raise ValueError(
-                "normalize_constant divides by rows, and with packing: true a row is no longer one response. Leave "
-                "one of them out"
-            )
+        if self.sampling_temperature < 0:
+            raise ValueError(f"sampling_temperature must be at least 0, got {self.sampling_temperature}")
+        self._refuse_what_does_not_go_together()
+        data_seed: int | None = self.data_seed  # type: ignore[has-type]
+        # Without one the order is drawn from torch's state, which an engine sets to another on each rank.
+        self.data_seed = self.seed if data_seed is None else data_seed
         self.resolve_run_settings()
         resolve_train_batch(self)
         if self.micro_train_batch_size is not None:
@@ -76,6 +77,17 @@ class ExtSFTConfig(RunSettings, SFTConfig):
         super().__post_init__()
         # Trainer reads this name as rows per forward pass; the handout's meaning has been resolved by now.
         self.train_batch_size = self.per_device_train_batch_size * max(1, self.n_gpu)
+
+    def _refuse_what_does_not_go_together(self) -> None:
+        if self.normalize_constant is not None and (self.packing or self.padding_free):
+            raise ValueError(
+                "normalize_constant divides by rows, and with packing: true or padding_free: true a row is no longer "
+                "one response. Leave one of them out"
+            )
+        if self.normalize_constant is not None and not self.average_tokens_across_devices:
+            raise ValueError("normalize_constant counts the rows of all ranks: leave average_tokens_across_devices on")
+        if self.padding_free and not self.packing and self.max_length is not None:
+            raise ValueError(f"padding_free: true does not keep to max_length ({self.max_length}); add packing: true")
 
     # The names that GRPO's config has for the same.
 
@@ -115,12 +127,15 @@ class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
             "do_sample": config.sampling_temperature > 0,
             "temperature": config.sampling_temperature or 1.0,
             "top_k": 0,
+            "top_p": 1.0,  # and not what the model's own generation config has
+            "repetition_penalty": 1.0,
             "pad_token_id": self._tokenizer.pad_token_id,
             "eos_token_id": self.eos_token_ids,
             **sampling_kwargs(config),
         }
         if self.use_vllm:
             self.vllm_generation = self._make_engine(config)
+            set_seed(config.seed)  # an engine sets the random state to its rank's
             self._engines_step = -1  # of the weights that it has
         else:
             self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
@@ -136,6 +151,7 @@ class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
             trust_remote_code=config.trust_remote_code,
             temperature=config.sampling_temperature,
             max_completion_length=config.sampling_max_tokens,
+            logprobs=None,
             generation_kwargs=sampling_kwargs(config),
             engine_settings=config.engine_settings(),
         )

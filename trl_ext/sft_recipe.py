@@ -68,7 +68,7 @@ class SFTTask(Task):
             response_column=self.trace_response,
             answer_column=self.trace_answer,
             dataset_config=self.traces_config,
-            n=self.train_problems or 4096,
+            n=self.train_problems,
             seed=config.seed,
         )
         self.trace_counts = {"unique": len(traces)}
@@ -93,7 +93,9 @@ class SFTTask(Task):
         """`ExtSFTTrainer` on the traces' tokens."""
         from datasets import Dataset
 
-        tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, revision=model.model_revision)
+        known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
+        tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, **known)
+        tokenizer.eos_token = config.eos_token or tokenizer.eos_token
         rows, too_long = tokenized(data["train"], tokenizer, config.max_length)
         self.trace_counts["too_long"] = too_long
         if too_long:

@@ -15,6 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from trl_ext.arguments import InputError
+from trl_ext.files import write_text
 from trl_ext.pipeline import folder_of
 
 
@@ -29,9 +30,11 @@ def run_all(commands: Mapping[str, Sequence[str]], folder: Path, jobs: int = 1) 
         jobs: at a time; with several, each computes with its share of the machine's threads.
 
     Raises:
-        InputError: a run failed; names its log. The runs that had not begun are left out.
+        InputError: a run failed, or was done before with other arguments; names its log or the arguments. The runs that
+            had not begun are left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    _refuse_other_commands(commands, folder)
     todo = [name for name in commands if not _is_done(folder / name)]
     environment = dict(os.environ)
     if jobs > 1:
@@ -52,13 +55,30 @@ def run_all(commands: Mapping[str, Sequence[str]], folder: Path, jobs: int = 1) 
         tqdm(total=len(commands), initial=len(commands) - len(todo), desc="runs") as bar,
     ):
         running = {pool.submit(run, name): name for name in todo}
-        for future in concurrent.futures.as_completed(running):
-            if future.result():
-                pool.shutdown(cancel_futures=True)
-                raise InputError(f"a run failed: see the end of {folder / running[future]}.log")
-            bar.set_postfix_str(running[future])
-            bar.update()
+        try:
+            for future in concurrent.futures.as_completed(running):
+                if future.result():
+                    raise InputError(f"a run failed: see the end of {folder / running[future]}.log")
+                bar.set_postfix_str(running[future])
+                bar.update()
+        except BaseException:  # Ctrl-C as well: what has not begun is not begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return {name: _summary(folder / name) for name in commands}
+
+
+def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) -> None:
+    """What is done must have been done with the same arguments."""
+    path = folder / "commands.json"
+    known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    now = {name: [Path(script).name, *arguments] for name, (script, *arguments) in commands.items()}
+    other = [name for name in now if name in known and known[name] != now[name] and _is_done(folder / name)]
+    if other:
+        raise InputError(
+            f"{folder / other[0]} was run with other arguments: {shlex.join(known[other[0]])}. Choose another "
+            "--output_dir, or remove it"
+        )
+    write_text(path, json.dumps(known | now, indent=1) + "\n")
 
 
 def _is_done(output: Path) -> bool:

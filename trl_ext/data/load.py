@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ANSWER_SOURCES = Registry("answer source")
 GENERATORS = {"mini_math": mini_math, "countdown": countdown}
-_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _LEVEL = re.compile(r"\d+")
 
 
@@ -132,14 +132,14 @@ def read_table(dataset: str, split: str, config: str | None) -> Sequence[dict[st
     from datasets import concatenate_datasets, load_dataset
 
     path = Path(dataset.replace("{split}", split))
-    if path.suffix not in _READERS:
+    if path.suffix not in READERS:
         parts = [load_dataset(dataset, part.strip() or None, split=split) for part in (config or "").split(",")]
         return concatenate_datasets(parts)
     if not path.is_file():
         raise ValueError(f"no file {str(path)!r} (working directory: {Path.cwd().name!r})")
     if path.suffix == ".jsonl":
         return read_jsonl(path)  # names the line where `datasets` would not, and takes a number here and a text there
-    return load_dataset(_READERS[path.suffix], data_files=str(path), split="train")
+    return load_dataset(READERS[path.suffix], data_files=str(path), split="train")
 
 
 def _row(

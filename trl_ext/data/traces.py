@@ -6,6 +6,7 @@ model wrote have them: what `filter_correct` is for.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
@@ -53,7 +54,7 @@ def load_traces(
     response_column: str = "response",
     answer_column: str = "answer",
     dataset_config: str | None = None,
-    n: int = 4096,
+    n: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Traces of a file, of the Hub, or of mini-MATH; each only once.
@@ -61,21 +62,21 @@ def load_traces(
     Args:
         dataset: `mini_math`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with `{split}` in its path for the split.
         answer_column: the truths; rows of a dataset without it have no `answer`.
-        n: rows of mini-MATH.
+        n: the first n rows; None for all, of mini-MATH 4,096.
         seed: of mini-MATH.
 
     Raises:
         ValueError: a column is missing, or a prompt or a response is no text; with the row's number from 0.
     """
     if dataset == "mini_math":
-        return unique(mini_math_traces(n, seed))
+        return unique(mini_math_traces(n or 4096, seed))
     table = read_table(dataset, split, dataset_config)
     columns = table[0].keys() if len(table) else ()
     for column in (prompt_column, response_column):
         if column not in columns:
             raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(columns) or 'no rows'}")
     rows = []
-    for number, row in enumerate(table):
+    for number, row in enumerate(itertools.islice(table, n)):
         for column in (prompt_column, response_column):
             if not isinstance(row.get(column), str) or not row[column].strip():
                 raise ValueError(f"{dataset!r}, row {number}: {column!r} is {row.get(column)!r}, not a text")

@@ -116,6 +116,8 @@ def test_a_policy_of_this_machine_is_no_base_model_of_the_hub(finished: Path) ->
     assert card.data.datasets is None
     assert "A base policy that the recipe makes itself" in card.content
     assert "/somewhere" not in card.content
+    (finished / "config.yaml").write_text(yaml.safe_dump(settings | {"model_name_or_path": "runs/chain/1_sft"}))
+    assert "A model of an earlier run" in write_model_card(finished).content
 
 
 @pytest.mark.parametrize(

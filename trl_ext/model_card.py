@@ -87,7 +87,8 @@ def is_hub_id(name: Any) -> bool:
 
 def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     base = settings.get("model_name_or_path")
-    made = "a model of an earlier run" if base else "a base policy that the recipe makes itself"
+    is_ours = base is None or Path(base).name.startswith("base-policy-")
+    made = "a base policy that the recipe makes itself" if is_ours else "a model of an earlier run"
     source = f"`{base}`" if is_hub_id(base) else made
     method = METHODS[summary.get("recipe", "grpo")]
     hardware, first, last = summary["hardware"], summary["validations"][0], summary["validations"][-1]

@@ -138,6 +138,16 @@ def test_fewer_rows_than_a_batch_are_one_smaller_step_and_no_entropy_of_nothing_
     assert entry["grad_norm"] > 0
 
 
+def test_the_entropy_logged_is_of_the_rows_and_not_of_micro_batches_without_any(tmp_path: Path) -> None:
+    one_row = {"n_ei_steps": 1, "selection": "at_most", "questions_per_step": 1, "logging_steps": 1}
+    entropy = []
+    for batch in (4, 8):  # one micro-batch, and one more that has no row
+        trainer = trained(tmp_path / str(batch), lambda text: True, train_batch_size=batch, **one_row)
+        entropy += [e["entropy"] for e in trainer.state.log_history if "loss" in e]
+    assert entropy[1] == pytest.approx(entropy[0], rel=1e-5)
+    assert entropy[0] > 0.5
+
+
 def test_where_rows_run_out_a_micro_batch_has_nothing_that_trains(tmp_path: Path) -> None:
     trainer = made(tmp_path)
     trainer.args.gradient_accumulation_steps = 3

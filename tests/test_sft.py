@@ -226,7 +226,8 @@ def test_the_order_of_the_rows_is_the_seeds_whatever_an_engine_does_to_the_rando
 def test_sampling_does_not_take_over_what_the_model_was_saved_with(tmp_path: Path) -> None:
     model = tiny_model()
     model.generation_config.update(top_p=0.5, repetition_penalty=1.3, top_k=3)
-    config = ours(tmp_path, model=model).generation_config
+    config = ours(tmp_path, model=model, sampling_min_tokens=2).generation_config
+    assert config.min_new_tokens == 2
     assert (config.top_p, config.repetition_penalty, config.top_k) == (1.0, 1.0, 0)
 
 

@@ -194,7 +194,7 @@ def test_expert_iteration_leaves_its_steps_and_goes_on_where_it_was(tmp_path: Pa
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         folder.mkdir()
-    run_here(EXPERT_ITERATION_SETTINGS, {**SMALL_EI, "save_total_limit": 9}, whole, policy)
+    run_here(EXPERT_ITERATION_SETTINGS, {**SMALL_EI, "save_total_limit": 9, "save_steps": 500}, whole, policy)
     run = whole / "run"
     steps = rows(run / "expert_iteration" / "steps.jsonl")
     summary = json.loads((run / "summary.json").read_text())
@@ -209,7 +209,14 @@ def test_expert_iteration_leaves_its_steps_and_goes_on_where_it_was(tmp_path: Pa
     subprocess.run(["cp", "-r", str(run), str(cut / "run")], check=True)
     for step in range(first + 1, summary["validations"][-1]["step"] + 1):
         subprocess.run(["rm", "-rf", str(cut / "run" / f"checkpoint-{step}")], check=True)
-    run_here(EXPERT_ITERATION_SETTINGS, {**SMALL_EI, "save_total_limit": 9}, cut, policy, "--resume", "auto")
+    run_here(
+        EXPERT_ITERATION_SETTINGS,
+        {**SMALL_EI, "save_total_limit": 9, "save_steps": 500},
+        cut,
+        policy,
+        "--resume",
+        "auto",
+    )
     models = [AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (run, cut / "run")]
     assert all(models[0][name].equal(models[1][name]) for name in models[0])
     assert without_times(rows(cut / "run" / "metrics.jsonl")) == without_times(rows(run / "metrics.jsonl"))

@@ -199,6 +199,8 @@ def test_expert_iteration_leaves_its_steps_and_goes_on_where_it_was(tmp_path: Pa
     steps = rows(run / "expert_iteration" / "steps.jsonl")
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == steps
+    ends = {step["optimizer_step"] + step["optimizer_steps"] for step in steps}
+    assert ends <= {int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*")}
     assert [v["step"] for v in summary["validations"]][1:] == [s["optimizer_step"] + s["optimizer_steps"] for s in steps]  # fmt: skip
     assert (run / "expert_iteration.png").exists()
     assert "finetuned by expert iteration on its own right answers" in (run / "README.md").read_text()

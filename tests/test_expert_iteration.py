@@ -73,6 +73,16 @@ def test_what_it_keeps_becomes_likelier_and_what_is_wrong_does_when_the_selectio
     assert unlearnt[-1] < 0.1
 
 
+@pytest.mark.slow
+def test_with_the_sign_of_the_loss_flipped_it_does_not_learn(tmp_path: Path) -> None:
+    trainer = made(tmp_path, n_ei_steps=5, epochs_per_step=4)
+    loss = trainer.compute_loss
+    trainer.compute_loss = lambda *args, **kwargs: -loss(*args, **kwargs)
+    trainer.train()
+    learnt = shares(tmp_path)
+    assert learnt[-1] < learnt[0]
+
+
 def only_wrong(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["outcome"] != "correct"]
 

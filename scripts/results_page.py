@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from trl_ext.provenance import platform_of
 from trl_ext.report import write_curve
 
 
@@ -41,7 +42,7 @@ def page(title: str, note: str, summaries: list[dict[str, Any]], plot: str) -> s
         runs_table(summaries),
         f"![validation accuracy]({plot})",
         level_table(summaries),
-        "Hardware and versions: " + "; ".join(sorted({platform(s) for s in summaries})) + ".",
+        "Hardware and versions: " + "; ".join(sorted({platform_of(s) for s in summaries})) + ".",
         "Made from the runs' `summary.json` by `scripts/results_page.py`.",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -80,13 +81,6 @@ def level_table(summaries: list[dict[str, Any]]) -> str:
 def averaged(validations: list[dict[str, Any]], group: str, key: str) -> str:
     """The mean over runs of one figure."""
     return f"{mean(v[group][key] for v in validations):.3f}"
-
-
-def platform(summary: dict[str, Any]) -> str:
-    """Devices and versions of a run."""
-    hardware = summary["hardware"]
-    devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
-    return f"{devices}; " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
 
 
 def markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -6,10 +6,11 @@ from trl_ext._startup import START as START
 
 # isort: split
 import argparse
+import json
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
@@ -128,6 +129,20 @@ class Stopped(Exception):
 
 class InputError(ValueError):
     """The user's input cannot be used; the message says what, where, and what to do."""
+
+
+def as_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as a recipe's command line has them."""
+    args: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            values = [json.dumps(value)]
+        elif isinstance(value, (list, tuple)):
+            values = [str(item) for item in value]
+        else:
+            values = [str(value).lower() if isinstance(value, bool) else str(value)]
+        args += [f"--{name}", *values]
+    return args
 
 
 def as_yaml(settings: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
@@ -17,6 +16,8 @@ from trl_ext.files import append_jsonl
 from trl_ext.rewards.grade import Verdict
 
 _LOGGED = 4  # responses of a validation
+_MARGIN = 1.2  # of what the end of a run will take, over what was measured
+_REPORT = 2.0  # seconds for its curve, card and summary
 
 log = logging.getLogger(__name__)
 
@@ -81,26 +82,6 @@ class NoSpread(TrainerCallback):
             )  # fmt: skip
 
 
-class TimeBudget(TrainerCallback):
-    """Ends the training with the step that passes the budget, on every rank at one step."""
-
-    def __init__(self, trainer: Any, clock: Clock, seconds: float) -> None:
-        self.trainer, self.clock, self.seconds = trainer, clock, seconds
-
-    def is_spent(self) -> bool:
-        """Whether any rank's clock has passed it; a collective operation."""
-        accelerator = self.trainer.accelerator
-        spent = torch.tensor([self.clock.seconds() >= self.seconds], device=accelerator.device)
-        return bool(accelerator.gather(spent).any())
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop when it is spent."""
-        if self.is_spent() and not control.should_training_stop:
-            control.should_training_stop = True
-            if state.is_world_process_zero and not args.disable_tqdm:
-                print_line(f"the time budget of {self.seconds:.0f} s is spent after step {state.global_step}")
-
-
 class GenerationsLog(TrainerCallback):
     """Appends a few rows of a recent rollout to `generations.jsonl` every `every` steps."""
 
@@ -119,10 +100,12 @@ class GenerationsLog(TrainerCallback):
 class Validation(TrainerCallback):
     """Measures the policy on held-out problems at step 0, after the steps where it is due, and at the end.
 
-    Each puts an entry with `step`, `wall_clock_s` and the report's summary into `run.validations`.
+    Each puts an entry with `step`, `wall_clock_s`, `seconds` and the report's summary into `run.validations`.
 
     Args:
         log_to: a JSONL file for a few responses of each validation.
+        final: problems of the one at the end; None for the same.
+        restore_best: go back to the weights of the best step before that.
     """
 
     def __init__(
@@ -134,27 +117,48 @@ class Validation(TrainerCallback):
         run: Run,
         trainer: Any,
         log_to: Path | None = None,
+        final: Sequence[dict[str, Any]] | None = None,
+        restore_best: bool = False,
     ) -> None:
         self.problems, self.grader, self.is_due = problems, grader, is_due
         self.sampling, self.run, self.trainer, self.log_to = dict(sampling), run, trainer, log_to
+        self.final, self.restore_best = problems if final is None else final, restore_best
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure before the first step, unless the run had done so before it was interrupted."""
         if not self.run.validations:
-            self._measure(state)
+            self._measure(state, self.problems)
+            if self.restore_best:
+                self.trainer.save_checkpoint_now()
         self._find_best()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure when it is due; the best so far is worth a checkpoint."""
         if self.is_due(state):
-            self._measure(state)
+            self._measure(state, self.problems)
             if self._find_best() == state.global_step and args.save_strategy != "no":
                 control.should_save = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure the trained policy, unless the last step just did, or the run is to stop before its end."""
-        if self.trainer.stop_signal is None and self.run.validations[-1]["step"] != state.global_step:
-            self._measure(state)
+        """Measure the policy that the run ends with, unless that was just done, or the run goes on another time."""
+        if self.trainer.stop_signal is not None:
+            return
+        last = self.run.validations[-1]
+        step = self._find_best() if self.restore_best else state.global_step
+        best = self.run.folder / f"checkpoint-{step}"
+        if step != state.global_step and not best.exists():
+            log.warning("%s could not be saved when it was the best; the run ends with its last weights", best)
+            step = state.global_step
+        if step != state.global_step:
+            self.trainer.restore_weights(best)
+        if last["step"] != state.global_step or step != state.global_step or last["problems"] != len(self.final):
+            self._measure(state, self.final, restored=step)
+
+    def seconds_to_end(self) -> float:
+        """What the last validation will take, as slow as the slowest problem so far, and what is written after it."""
+        measured = [entry["seconds"] / max(entry["problems"], 1) for entry in self.run.validations]
+        saving = self.trainer.seconds_to_save * (2 if self.restore_best else 1)
+        return _MARGIN * (max(measured, default=0.0) * len(self.final) + saving) + _REPORT
 
     def _find_best(self) -> int:
         """Step of the best validation; the trainer keeps its checkpoint."""
@@ -162,16 +166,22 @@ class Validation(TrainerCallback):
         self.trainer.best_step = best
         return best
 
-    def _measure(self, state: Any) -> None:
+    def _measure(self, state: Any, problems: Sequence[dict[str, Any]], restored: int | None = None) -> None:
         began = time.time()
         trainer = self.trainer
         report = evaluate(
-            self.problems,
+            problems,
             lambda prompts: trainer.sample(prompts, **self.sampling),
             self.grader,
         )
         seconds = time.time() - began
-        entry = {"step": state.global_step, "wall_clock_s": round(self.run.clock.seconds(), 2), **report.summary()}
+        entry = {
+            "step": state.global_step,
+            "wall_clock_s": round(self.run.clock.seconds(), 2),
+            "seconds": round(seconds, 2),
+            **({} if restored in (None, state.global_step) else {"weights_of_step": restored}),
+            **report.summary(),
+        }
         self.run.validations.append(entry)
         trainer.log_now({"validation/accuracy": report.accuracy, "validation/seconds": round(seconds, 2)})
         if state.is_world_process_zero and self.log_to is not None:

@@ -20,8 +20,9 @@ from accelerate.utils import broadcast_object_list
 from datasets import IterableDataset
 from tqdm import tqdm
 
-from trl_ext.callbacks import TimeBudget, print_line
+from trl_ext.callbacks import print_line
 from trl_ext.config import parse_options
+from trl_ext.ending import TimeBudget
 from trl_ext.evaluate import grade_rows, mean
 from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
 from trl_ext.selection import SELECTIONS, Row

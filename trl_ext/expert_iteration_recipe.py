@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from transformers import TrainerCallback
 from trl import ModelConfig, get_peft_config
 
-from trl_ext.callbacks import TimeBudget
 from trl_ext.expert_iteration import FOLDER, STEPS, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.files import read_jsonl
 from trl_ext.recipe import Data, Task
@@ -39,8 +38,6 @@ class ExpertIterationTask(Task):
             folder=run.folder / FOLDER,
             peft_config=get_peft_config(model),
         )
-        if config.time_budget is not None:
-            trainer.budget = TimeBudget(trainer, run.clock, config.time_budget)
         trainer.add_callback(EndOfStep(trainer))
         return trainer
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import yaml
 
-from trl_ext.arguments import InputError, Stopped
+from trl_ext.arguments import InputError, Stopped, as_flags
 from trl_ext.checkpoints import checkpoints
 from trl_ext.files import write_text
 from trl_ext.provenance import provenance
-from trl_ext.registry import unknown
+from trl_ext.registry import check_fields, unknown
 from trl_ext.report import write_curve, write_summary
 
 RECIPES = {"grpo": "grpo_math.py", "sft": "sft_math.py", "expert_iteration": "expert_iteration.py"}
@@ -50,16 +50,7 @@ class Stage:
 
     def arguments(self) -> list[str]:
         """Its settings as a command line."""
-        args = [] if self.config is None else ["--config", self.config]
-        for name, value in self.settings.items():
-            if isinstance(value, Mapping):
-                values = [json.dumps(value)]
-            elif isinstance(value, (list, tuple)):
-                values = [str(item) for item in value]
-            else:
-                values = [str(value).lower() if isinstance(value, bool) else str(value)]
-            args += [f"--{name}", *values]
-        return args
+        return [*([] if self.config is None else ["--config", self.config]), *as_flags(self.settings)]
 
 
 @dataclass(frozen=True)
@@ -108,7 +99,7 @@ def read_pipeline(path: Path, **given: Any) -> Pipeline:
         if not isinstance(content, dict):
             raise ValueError("not a mapping")
         settings = {"output_dir": f"runs/{path.stem}"} | content | {k: v for k, v in given.items() if v is not None}
-        _check_names(settings, Pipeline)
+        check_fields(settings, Pipeline)
         listed = settings.pop("stages", None) or []
         stages = [_read_stage(number, stage) for number, stage in enumerate(listed, start=1)]
         return Pipeline(stages=stages, **settings)
@@ -120,7 +111,7 @@ def _read_stage(number: int, content: Any) -> Stage:
     try:
         if not isinstance(content, Mapping):
             raise ValueError(f"not a mapping: {content!r}")
-        _check_names(content, Stage)
+        check_fields(content, Stage)
         stage = Stage(**content)
         if stage.recipe not in RECIPES:
             raise unknown("recipe", stage.recipe, RECIPES)
@@ -132,12 +123,6 @@ def _read_stage(number: int, content: Any) -> Stage:
         return stage
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"stage {number}: {error}") from error
-
-
-def _check_names(content: Mapping[str, Any], of: type) -> None:
-    for name in content:
-        if name not in of.__dataclass_fields__:  # type: ignore[attr-defined]
-            raise unknown("field", str(name), of.__dataclass_fields__)  # type: ignore[attr-defined]
 
 
 def run_pipeline(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:

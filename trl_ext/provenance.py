@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,13 @@ _PACKAGES = ("trl_ext", "trl", "transformers", "accelerate", "torch", "vllm", "v
 def provenance() -> dict[str, Any]:
     """`command`, `commit` (None outside a checkout; `-dirty`: with uncommitted changes), `versions` and `hardware`."""
     return {"command": _command(), "commit": _commit(), "versions": _versions(), "hardware": _hardware()}
+
+
+def platform_of(summary: Mapping[str, Any]) -> str:
+    """Devices and versions of a run, in a line."""
+    hardware = summary["hardware"]
+    devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
+    return f"{devices}; " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
 
 
 def _command() -> str:

@@ -19,9 +19,10 @@ from trl import ModelConfig
 
 from trl_ext.arguments import InputError, Stopped, as_yaml
 from trl_ext.base_policy import make_base_policy
-from trl_ext.callbacks import JsonlLog, ProgressBar, TimeBudget, Validation, print_line
+from trl_ext.callbacks import JsonlLog, ProgressBar, Validation, print_line
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import check_lengths
+from trl_ext.ending import EarlyStop, TimeBudget
 from trl_ext.files import write_text
 from trl_ext.hub import check, hide_token, push
 from trl_ext.model_card import write_model_card
@@ -55,13 +56,32 @@ class Task(DatasetSettings):
     validation_max_tokens: int | None = field(
         default=None, metadata={"help": "Longest response of a validation (default: as in training)."}
     )
+    final_validation_problems: int | None = field(
+        default=None,
+        metadata={
+            "help": "Problems of the validation at the end (default: validation_problems, which are among them)."
+        },
+    )
+    restore_best: bool = field(
+        default=False, metadata={"help": "End with the weights of the best validation, not with the last ones."}
+    )
+    stop_below_best: float | None = field(
+        default=None,
+        metadata={"help": "End a run whose last two validations are below this share of its best one."},
+    )
+    stop_without_spread: int | None = field(
+        default=None,
+        metadata={"help": "End a run in which for so many logged steps no group has had different rewards."},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.grader()
-        for name in ("validate_every", "validation_batch_size"):
-            if getattr(self, name) < 1:
+        for name in ("validate_every", "validation_batch_size", "final_validation_problems", "stop_without_spread"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.stop_below_best is not None and not 0 < self.stop_below_best < 1:
+            raise ValueError(f"stop_below_best must be between 0 and 1, got {self.stop_below_best}")
 
     def grader(self) -> Callable[..., Any]:
         """Validation's grader: responses and truths to verdicts."""
@@ -75,8 +95,14 @@ class Task(DatasetSettings):
         """
         return {
             "train": self.load(self.train_split, self.train_problems, config.seed),
-            "validation": self.load(self.validation_split, self.validation_problems, config.seed),
+            "validation": self.load(self.validation_split, self.problems_to_validate(), config.seed),
         }
+
+    def problems_to_validate(self) -> int | None:
+        """Of all validations together; None for all that there are."""
+        if self.validation_problems is None or self.final_validation_problems is None:
+            return self.validation_problems
+        return max(self.validation_problems, self.final_validation_problems)
 
     def trainer(self, model: ModelConfig, config: Any, data: Data, run: Run) -> Any:
         """The trainer, with the callbacks that only this recipe has."""
@@ -105,6 +131,8 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
     use_all_cores()
     hide_token(config)
     say = ignore if config.process_index else print_line
+    if task.restore_best and config.save_strategy == "no":
+        raise InputError("restore_best goes back to a checkpoint, and save_strategy is no: leave one of them out")
     if config.n_gpu > 1:
         raise InputError(
             f"{config.n_gpu} GPUs are visible to a single process: start it with accelerate launch --config_file "
@@ -231,11 +259,18 @@ def assemble(task: Task, model: ModelConfig, config: Any, data: Data, run: Run) 
         "temperature": task.validation_temperature,
         "max_tokens": task.validation_max_tokens,
     }
-    problems, due = list(data["validation"]), task.is_due(trainer)
-    trainer.add_callback(Validation(problems, task.grader(), due, sampling, run, trainer, task.log_responses_to(run)))
+    problems, due, log_to = list(data["validation"]), task.is_due(trainer), task.log_responses_to(run)
+    final = problems[: task.final_validation_problems or task.validation_problems]
+    problems = problems[: task.validation_problems]
+    validation = Validation(
+        problems, task.grader(), due, sampling, run, trainer, log_to, final=final, restore_best=task.restore_best
+    )
+    trainer.add_callback(validation)
     trainer.add_callback(JsonlLog(run.folder / "metrics.jsonl", run.clock))
+    trainer.add_callback(EarlyStop(run, task.stop_below_best, task.stop_without_spread))
     if config.time_budget is not None:
-        trainer.add_callback(TimeBudget(trainer, run.clock, config.time_budget))
+        trainer.budget = TimeBudget(trainer, run.clock, config.time_budget, validation.seconds_to_end)
+        trainer.add_callback(trainer.budget)
     trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
     trainer.add_callback(PrinterCallback if config.disable_tqdm else ProgressBar)  # last: it changes what it prints
     return trainer
@@ -245,7 +280,8 @@ def finish(task: Task, trainer: Any, run: Run) -> dict[str, Any]:
     """Write the curve and the summary, and print the table of before and after."""
     output, history = run.folder, run.validations
     write_curve(output / "curve.png", {output.name: history}, title=output.name)
-    more = {"recipe": task.recipe, "seed": trainer.args.seed, **task.finish(trainer, run), **provenance()}
+    more = {"recipe": task.recipe, "seed": trainer.args.seed, "ended_early": run.ended_early}
+    more |= {**task.finish(trainer, run), **provenance()}
     summary = write_summary(output / "summary.json", history, run.clock.seconds(), more)
     write_model_card(output, trainer.args.hub_model_id)
     print("\n" + before_after_table(history[0], history[-1]))

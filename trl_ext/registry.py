@@ -6,6 +6,7 @@ the function's signature when the configuration is built, not when the first rol
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -13,7 +14,7 @@ import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class UnknownName(ValueError):
     """A name that is not in a table. The message names the nearest match and lists the choices."""
+
+
+def check_fields(content: Mapping[str, Any], of: type) -> None:
+    """Refuse a name that is no field of a dataclass.
+
+    Raises:
+        UnknownName: with the nearest field and all of them.
+    """
+    fields = [f.name for f in dataclasses.fields(of)]
+    for name in content:
+        if name not in fields:
+            raise unknown("field", str(name), fields)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:

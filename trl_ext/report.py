@@ -52,7 +52,7 @@ def write_curve(path: Path, histories: Mapping[str, Sequence[dict[str, Any]]], t
     if len(histories) > 1:
         panels[0].legend(loc="lower right")
     figure.suptitle(title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def write_summary(
@@ -66,6 +66,7 @@ def write_summary(
         "best_validation_accuracy": best["accuracy"],
         "best_validation_step": best["step"],
         "validation_problems": history[0]["problems"],
+        "final_validation_problems": history[-1]["problems"],
         "wall_clock_s": round(wall_clock_s, 1),
         **more,
         "validations": list(history),
@@ -149,7 +150,7 @@ def write_steps_plot(
     for panel in (shares, lengths, entropies):
         panel.grid(alpha=0.3)
     figure.suptitle(title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> None:
@@ -179,7 +180,7 @@ def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[floa
     panel.set_ylabel("validation accuracy")
     panel.grid(alpha=0.3)
     panel.legend(loc="lower right")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def write_methods_plot(
@@ -203,10 +204,11 @@ def write_methods_plot(
     panel.grid(alpha=0.3)
     panel.legend(loc="lower right")
     figure.suptitle(title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """As a PNG, whole or not at all."""
     from matplotlib import pyplot
 
     with replacing(path) as scratch:

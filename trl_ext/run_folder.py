@@ -29,9 +29,12 @@ _HARMLESS = {
     "disable_tqdm", "output_dir", "project", "report_to", "resume", "resume_changed", "resume_from_checkpoint",
     "run_name", "dataloader_pin_memory", "include_num_input_tokens_seen", "restore_callback_states_from_checkpoint",
     "skip_memory_metrics", "trackio_space_id", "vllm_gpu_memory_utilization", "max_nonfinite_steps", "reward_timeout",
-    "time_budget",
+    "time_budget", "restore_best",
 }  # fmt: skip
-_HARMLESS_PREFIXES = ("do_", "eval_", "hub_", "log_", "logging_", "push_to_hub", "save_", "validat")
+_HARMLESS_PREFIXES = (
+    "do_", "eval_", "final_validation", "hub_", "log_", "logging_", "push_to_hub", "save_", "stop_below",
+    "stop_without", "validat",
+)  # fmt: skip
 _LENGTH = {"max_steps", "n_ei_steps", "n_grpo_steps", "num_train_epochs"}
 _SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")
 
@@ -55,6 +58,7 @@ class Run:
         settings: what makes it this experiment and no other.
         checkpoint: what this process goes on from, if anything.
         validations: so far, one entry each.
+        ended_early: the rule that ended it before its last step, if one did.
     """
 
     folder: Path
@@ -62,6 +66,7 @@ class Run:
     checkpoint: Path | None = None
     clock: Clock = field(default_factory=Clock)
     validations: list[dict[str, Any]] = field(default_factory=list)
+    ended_early: str | None = None
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint has to hold of it."""

@@ -44,8 +44,8 @@ class RunSettings:
     time_budget: float | None = field(
         default=None,
         metadata={
-            "help": "Seconds of wall-clock, start-up included: training ends with the step that passes it. The last "
-            "validation and saving come on top."
+            "help": "Seconds of wall-clock, start-up included: training ends while there is time for the last "
+            "validation and for saving."
         },
     )
 

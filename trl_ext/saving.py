@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -43,6 +44,7 @@ class WholeCheckpoints:
         best_step: the step whose checkpoint is kept whatever `save_total_limit` says, if there is one.
         stop_signal: what told the run to stop before its end.
         failed_saves: checkpoints that could not be written.
+        seconds_to_save: what the slowest checkpoint has taken.
     """
 
     args: Any
@@ -53,6 +55,7 @@ class WholeCheckpoints:
     best_step: int | None = None
     stop_signal: int | None = None
     failed_saves: int = 0
+    seconds_to_save: float = 0.0
     _saving: Path | None = None
     _to_restore: str | None = None
     _sampler: Any = None
@@ -99,7 +102,23 @@ class WholeCheckpoints:
         parent: Any = super()
         return str(parent._get_output_dir(trial))
 
+    def save_checkpoint_now(self) -> None:
+        """Outside of a step, such as before the first one."""
+        self._save_checkpoint(self.model, None)
+
+    def restore_weights(self, checkpoint: Path) -> None:
+        """Take the model's weights from a checkpoint of this run, as `Trainer` does at the end of a training."""
+        trainer: Any = self
+        self.state.best_model_checkpoint = str(checkpoint)
+        trainer._load_best_model()
+        trainer._last_loaded_step = -1  # the engine has the weights of the last step
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        began = time.monotonic()
+        self._save_whole(model, trial)
+        self.seconds_to_save = max(self.seconds_to_save, time.monotonic() - began)
+
+    def _save_whole(self, model: Any, trial: Any) -> None:
         run = Path(self.args.output_dir)
         room = self._lack_of_room(run)
         if room is not None:

@@ -86,7 +86,7 @@ class SFTTask(Task):
             raise ValueError(f"{self.traces!r}: no trace is left to finetune on ({self.trace_counts})")
         return {
             "train": traces,
-            "validation": self.load(self.validation_split, self.validation_problems, config.seed),
+            "validation": self.load(self.validation_split, self.problems_to_validate(), config.seed),
         }
 
     def trainer(self, model: ModelConfig, config: ExtSFTConfig, data: Data, run: Run) -> ExtSFTTrainer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import queue
 import shlex
 import subprocess
 import sys
@@ -12,14 +13,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+import torch
 
 from trl_ext.arguments import InputError
 from trl_ext.files import write_text
+from trl_ext.overview import Overview
 from trl_ext.pipeline import folder_of
 
+_REFRESH = 2.0  # seconds
 
-def run_all(commands: Mapping[str, Sequence[str]], folder: Path, jobs: int = 1) -> dict[str, dict[str, Any]]:
+
+def run_all(
+    commands: Mapping[str, Sequence[str]], folder: Path, jobs: int = 1, keep_going: bool = False
+) -> dict[str, dict[str, Any]]:
     """Run a Python command for each name, in `folder/name`, unless it is done; returns the runs' summaries by name.
 
     Interrupted, it goes on when it is called again: what is done is not run again, what was cut off goes on from its
@@ -27,7 +33,8 @@ def run_all(commands: Mapping[str, Sequence[str]], folder: Path, jobs: int = 1) 
 
     Args:
         commands: script and arguments; `--output_dir` is added, and `--resume auto` for a run that has begun.
-        jobs: at a time; with several, each computes with its share of the machine's threads.
+        jobs: at a time; with several, each computes with its share of the machine's threads, and with one of its GPUs.
+        keep_going: a run that fails does not end the others; its summary says what its log ends with, as `failed`.
 
     Raises:
         InputError: a run failed, or was done before with other arguments; names its log or the arguments. The runs that
@@ -36,35 +43,64 @@ def run_all(commands: Mapping[str, Sequence[str]], folder: Path, jobs: int = 1) 
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_commands(commands, folder)
     todo = [name for name in commands if not _is_done(folder / name)]
-    environment = dict(os.environ)
-    if jobs > 1:
-        environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+    slots: queue.Queue[int] = queue.Queue()
+    for slot in range(jobs):
+        slots.put(slot)
+    failed: dict[str, dict[str, Any]] = {}
 
     def run(name: str) -> int:
-        output = folder / name
-        script = Path(commands[name][0]).name
-        more = ["--resume", "auto"] if output.exists() and script != "pipeline.py" else []
-        command = [sys.executable, *commands[name], "--output_dir", str(output), *more]
-        with (folder / f"{name}.log").open("a", encoding="utf-8") as log:
-            log.write(f"$ {shlex.join(command[1:])}\n")
-            log.flush()
-            return subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
+        slot = slots.get()
+        try:
+            with overview.running(name):
+                return _run(commands[name], folder, name, _environment(slot, jobs))
+        finally:
+            slots.put(slot)
 
     with (
+        Overview(folder, len(commands), len(commands) - len(todo), jobs) as overview,
         concurrent.futures.ThreadPoolExecutor(jobs) as pool,
-        tqdm(total=len(commands), initial=len(commands) - len(todo), desc="runs") as bar,
     ):
-        running = {pool.submit(run, name): name for name in todo}
+        waiting = {pool.submit(run, name): name for name in todo}
         try:
-            for future in concurrent.futures.as_completed(running):
-                if future.result():
-                    raise InputError(f"a run failed: see the end of {folder / running[future]}.log")
-                bar.set_postfix_str(running[future])
-                bar.update()
+            while waiting:
+                done, _ = concurrent.futures.wait(waiting, _REFRESH, concurrent.futures.FIRST_COMPLETED)
+                overview.refresh()
+                for future in done:
+                    name = waiting.pop(future)
+                    if future.result():
+                        if not keep_going:
+                            raise InputError(f"a run failed: see the end of {folder / name}.log")
+                        failed[name] = {"failed": _last_line(folder / f"{name}.log")}
+                    overview.ended(name, failed.get(name, {}).get("failed"))
         except BaseException:  # Ctrl-C as well: what has not begun is not begun
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {name: _summary(folder / name) for name in commands}
+    return {name: failed.get(name) or _summary(folder / name) for name in commands}
+
+
+def _run(command: Sequence[str], folder: Path, name: str, environment: Mapping[str, str]) -> int:
+    output = folder / name
+    more = ["--resume", "auto"] if output.exists() and Path(command[0]).name != "pipeline.py" else []
+    whole = [sys.executable, *command, "--output_dir", str(output), *more]
+    with (folder / f"{name}.log").open("a", encoding="utf-8") as log:
+        log.write(f"$ {shlex.join(whole[1:])}\n")
+        log.flush()
+        return subprocess.run(whole, stdout=log, stderr=log, env=environment, check=False).returncode
+
+
+def _environment(slot: int, jobs: int) -> dict[str, str]:
+    """The share of the machine that a run has when others run beside it."""
+    shared = dict(os.environ)
+    if jobs > 1:
+        shared["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+        if torch.cuda.device_count() > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            shared["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
+    return shared
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:300]
 
 
 def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) -> None:

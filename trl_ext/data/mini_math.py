@@ -23,6 +23,18 @@ SPLITS = ("train", "validation")
 LEVELS = (1, 2, 3, 4, 5)
 VALIDATION_SHARE = 0.2
 
+# Words that a problem can be put in; enough of them for 5,000 distinct problems of validation.
+ASKS = (
+    "What is ${}$?", "Compute ${}$.", "Find ${}$.", "Evaluate ${}$.", "Calculate ${}$.", "Simplify ${}$.",
+    "Work out ${}$.", "Determine ${}$.", "Find the value of ${}$.", "What is the value of ${}$?", "How much is ${}$?",
+    "Give the value of ${}$.",
+)  # fmt: skip
+UNKNOWNS = "abcdhkmnpqrstvwxyz"
+VERBS = ("Find", "Determine", "Compute", "Calculate", "State", "Give", "Work out", "Write down")
+COLORS = ("red", "blue", "green", "black", "white", "brown", "pink", "gray", "orange")
+CLOTHES = ("shirts", "hats", "coats", "shoes", "scarves", "belts")
+UNITS = ("", " cm", " m", " km", " feet", " mm", " inches", " miles", " yards", " units", " steps", " meters")
+
 
 def subject(name: str) -> Callable[[Callable[[Random, int], Draw]], Callable[[Random, int], Draw]]:
     """Register a generator `(rng, level 1..5) -> (problem, solution, answer)` as the subject `name`."""
@@ -119,7 +131,7 @@ def _coprime(rng: Random, low: int, high: int) -> tuple[int, int]:
 def prealgebra(rng: Random, level: int) -> Draw:
     """Sums, differences and products of small numbers."""
     a, b, c = (rng.randint(2, 9) for _ in range(3))
-    ask = rng.choice(("What is ${}$?", "Compute ${}$.", "Find ${}$.", "Evaluate ${}$."))
+    ask = rng.choice(ASKS)
     if level == 1:
         return ask.format(f"{a} + {b}"), f"{a}+{b}={a + b}", str(a + b)
     if level == 2:
@@ -142,7 +154,7 @@ def prealgebra(rng: Random, level: int) -> Draw:
 @subject("Algebra")
 def algebra(rng: Random, level: int) -> Draw:
     """Linear equations and linear expressions in one unknown."""
-    x, a, b, c = rng.choice("xynt"), *(rng.randint(2, 9) for _ in range(3))
+    x, a, b, c = rng.choice(UNKNOWNS), *(rng.randint(2, 9) for _ in range(3))
     if level == 1:
         return f"Solve ${x} + {a} = {a + b}$ for ${x}$.", f"{a + b}-{a}={b}", str(b)
     if level == 2:
@@ -165,7 +177,7 @@ def number_theory(rng: Random, level: int) -> Draw:
         rng.randint(2, 9),
         rng.randint(2, 9),
         rng.choice((5, 10)),
-        rng.choice(("Find", "Determine")),
+        rng.choice(VERBS),
     )
     if level == 1:
         return f"{find} the units digit of ${a} + {b}$.", f"{a}+{b}={a + b}", str((a + b) % 10)
@@ -188,9 +200,9 @@ def number_theory(rng: Random, level: int) -> Draw:
 def counting(rng: Random, level: int) -> Draw:
     """Products of choices, and probabilities as reduced fractions."""
     a, b, c = (rng.randint(2, 9) for _ in range(3))
-    x, y, z = rng.sample(("red", "blue", "green", "black", "white"), 3)
+    x, y, z = rng.sample(COLORS, 3)
     if level == 1:
-        first, second = rng.sample(("shirts", "hats", "coats", "shoes"), 2)
+        first, second = rng.sample(CLOTHES, 2)
         return (
             f"How many pairs can be made of ${a}$ {first} and ${b}$ {second}?",
             f"{a}*{b}={a * b}",
@@ -221,7 +233,7 @@ def counting(rng: Random, level: int) -> Draw:
 def geometry(rng: Random, level: int) -> Draw:
     """Rectangles, angles and right triangles."""
     a, b, root = rng.randint(2, 9), rng.randint(2, 9), rng.choice((2, 3, 5, 7))
-    unit = rng.choice(("", " cm", " m", " km", " feet"))
+    unit = rng.choice(UNITS)
     if level == 1:
         shape, sides = rng.choice((("triangle", 3), ("square", 4), ("pentagon", 5), ("hexagon", 6)))
         problem = f"What is the perimeter of a regular {shape} with side ${a}${unit}?"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import select
 import threading
@@ -21,6 +20,7 @@ __all__ = ["Counters", "Failure", "Limits", "Outcome", "Pool", "PoolError"]
 _MAX_SENT = 64  # jobs sent to a worker ahead of its answers
 _ALL_FAILED = 8  # so many jobs of a map, and each of them failed: the function is broken, not the jobs;
 _FAILED_IN_A_ROW = 32  # so many without a result in between, over several maps: the same
+_LONGEST_WAIT = 1.0  # seconds; a signal that comes just before poll() is noticed only after it
 _DEFAULT = Limits()
 
 
@@ -142,7 +142,7 @@ def _wait(processes: list[Process]) -> None:
         if process.is_blocked:
             poll.register(process.jobs, select.POLLOUT)
     seconds = min(process.deadline for process in processes) - time.monotonic()
-    poll.poll(None if seconds == math.inf else max(0.0, seconds) * 1000)
+    poll.poll(min(max(0.0, seconds), _LONGEST_WAIT) * 1000)
 
 
 def _kill_all(processes: list[Process]) -> None:

@@ -1,0 +1,99 @@
+"""One question, one small grid of runs, one page with a table and plots. The questions are the YAML files in recipes/lab.
+
+    python recipes/lab.py --list
+    python recipes/lab.py learning_rate
+    python recipes/lab.py baseline length_normalisation --jobs 2
+    python recipes/lab.py all --lab qwen2.5_math_1.5b --jobs 2
+    python recipes/lab.py baseline --lab my_lab --seeds 0 1 --sampling_temperature 0.8
+
+What this program does not know goes to recipes/grpo_math.py, in every cell. All cells are checked before the first one
+runs. A run that several questions need is run once. Interrupted, it goes on when it is started again; what has ended is
+not run again, what failed is. With --jobs each run has one of the GPUs, or its share of the cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trl_ext.arguments import InputError
+from trl_ext.lab import check, commands, own_settings, question_names, read_lab, read_question, run_name
+from trl_ext.lab_report import table, write_report
+from trl_ext.pipeline import folder_of
+from trl_ext.sweep import run_all
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Read, check, run what is missing, write each question's page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help="names of questions, or all")
+    parser.add_argument("--lab", default="mini_math", help="a folder of recipes/lab, or a path (default: mini_math)")
+    parser.add_argument("--list", action="store_true", help="show the questions and their cells, and stop")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="(default: 0 1 2)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--output_dir", type=Path, help="(default: runs/lab_ and the lab's name)")
+    args, rest = parser.parse_known_args()
+    try:
+        folder = next((place for place in (HERE / "lab" / args.lab, Path(args.lab)) if place.is_dir()), None)
+        if folder is None:
+            known = sorted(path.name for path in (HERE / "lab").iterdir())
+            raise InputError(f"--lab {args.lab!r}: no such folder. Known: {', '.join(known)}")
+        if args.list:
+            show(folder)
+        elif not args.questions or args.jobs < 1:
+            parser.error(
+                f"which question? Known: {', '.join(question_names(folder))}, all" if args.jobs else "--jobs 0"
+            )
+        else:
+            answer(folder, args, rest)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command goes on where it was")
+
+
+def show(folder: Path) -> None:
+    """The questions of a lab with their cells."""
+    for name in question_names(folder):
+        question = read_question(folder, name)
+        print(f"{name}: {question.question}")
+        for cell, settings in question.cells.items():
+            own = {**question.settings, **settings}
+            print(f"    {cell}: {', '.join(f'{key}={value}' for key, value in own.items()) or 'as in lab.yaml'}")
+
+
+def answer(folder: Path, args: argparse.Namespace, rest: list[str]) -> None:
+    """Run the cells and write the pages."""
+    lab = read_lab(folder)
+    names = question_names(folder) if args.questions == ["all"] else args.questions
+    questions = [read_question(folder, name) for name in names]
+    output = args.output_dir or Path("runs") / f"lab_{folder.name}"
+    check(lab, folder, questions, rest)
+    todo = commands(lab, folder, HERE / "grpo_math.py", questions, args.seeds, rest)
+    found = run_all(todo, output / "runs", args.jobs, keep_going=True)
+    for question in questions:
+        named = {
+            cell: {seed: run_name(own_settings(lab, question, cell), seed) for seed in args.seeds}
+            for cell in question.cells
+        }
+        runs = {cell: {seed: found[name] for seed, name in of.items()} for cell, of in named.items()}
+        page = write_report(
+            output / question.name,
+            question.question,
+            runs,
+            question.reference,
+            {cell: todo[of[args.seeds[0]]] for cell, of in named.items()},
+            {
+                cell: {seed: folder_of(output / "runs" / name) / "metrics.jsonl" for seed, name in of.items()}
+                for cell, of in named.items()
+            },
+            question.published,
+        )
+        print(f"\n{question.question}\n", *table(runs, question.reference), f"\n{page}", sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What ends a run before its last step: its time budget, and rules for a run that has no hope."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import TrainerCallback
+
+from trl_ext.callbacks import print_line
+
+if TYPE_CHECKING:
+    from trl_ext.run_folder import Clock, Run
+
+_STEPS = 50  # recent ones, the longest of which the next one is expected to take
+_IN_A_ROW = 2  # validations, for one may be unlucky
+
+
+class TimeBudget(TrainerCallback):
+    """Ends the training while there is time for what comes after it; on every rank at one step.
+
+    Args:
+        seconds: all that the run may take, start-up included.
+        reserve: seconds that what comes after the training will take, as measured so far.
+    """
+
+    def __init__(self, trainer: Any, clock: Clock, seconds: float, reserve: Callable[[], float] = lambda: 0.0) -> None:
+        self.trainer, self.clock, self.seconds, self.reserve = trainer, clock, seconds, reserve
+        self._steps: deque[float] = deque(maxlen=_STEPS)  # seconds, with the validation or the saving of their end
+        self._last: float | None = None
+
+    def is_spent(self, ahead: float = 0.0) -> bool:
+        """Whether on any rank's clock there is no time for `ahead` more seconds of training; a collective operation."""
+        accelerator = self.trainer.accelerator
+        is_spent = self.clock.seconds() + ahead + self.reserve() >= self.seconds
+        return bool(accelerator.gather(torch.tensor([is_spent], device=accelerator.device)).any())
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What has gone by since the step before began is what a step takes."""
+        now = self.clock.seconds()
+        if self._last is not None:
+            self._steps.append(now - self._last)
+        self._last = now
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop when another step would be one too many."""
+        if self.is_spent(max(self._steps, default=0.0)) and not control.should_training_stop:
+            control.should_training_stop = True
+            if state.is_world_process_zero and not args.disable_tqdm:
+                print_line(f"the time budget of {self.seconds:.0f} s is spent after step {state.global_step}")
+
+
+class EarlyStop(TrainerCallback):
+    """Ends a run that has collapsed or from which nothing is learnt any more, and says so in `run.ended_early`.
+
+    Args:
+        below_best: as `collapsed` has it; None for never.
+        without_spread: logged steps in a row in which no group had different rewards; None for never.
+    """
+
+    def __init__(self, run: Run, below_best: float | None, without_spread: int | None) -> None:
+        self.run, self.below_best, self.without_spread = run, below_best, without_spread
+        self._in_a_row = 0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Count logged steps without a spread."""
+        if logs and "frac_reward_zero_std" in logs:
+            self._in_a_row = self._in_a_row + 1 if logs["frac_reward_zero_std"] == 1 else 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See whether a rule holds; what it goes by is the same on every rank."""
+        reason = None
+        if self.below_best is not None:
+            reason = collapsed([entry["accuracy"] for entry in self.run.validations], self.below_best)
+        if self.without_spread is not None and self._in_a_row >= self.without_spread:
+            reason = f"dead: {self._in_a_row} logged steps in a row without a group of different rewards"
+        if reason is not None:
+            self.run.ended_early = f"{reason}, at step {state.global_step}"
+            control.should_training_stop = True
+
+
+def collapsed(accuracies: Sequence[float], below_best: float) -> str | None:
+    """Why a run is lost: its last two validations are under this share of its best one; None where they are not."""
+    best, last = max(accuracies, default=0.0), accuracies[-_IN_A_ROW:]
+    if len(last) < _IN_A_ROW or not all(accuracy < below_best * best for accuracy in last):
+        return None
+    return f"collapsed: accuracy {', '.join(f'{accuracy:.3f}' for accuracy in last)} after {best:.3f}"

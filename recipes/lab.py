@@ -1,4 +1,4 @@
-"""One question, one small grid of runs, one page with a table and plots. The questions are the YAML files in recipes/lab.
+"""One question, one small grid of runs, one page with a table and plots. The questions are YAML files in recipes/lab.
 
     python recipes/lab.py --list
     python recipes/lab.py learning_rate

@@ -20,8 +20,8 @@ MODULES = {
 # The only modules that know TRL, transformers' trainer or the engine; nothing else may import one of them.
 UPPER_NAMES = (
     "arguments base_policy best_of_n callbacks check_arguments config ending engine evaluation expert_iteration "
-    "expert_iteration_recipe _lazy_vllm grpo_recipe lab pipeline policy_sampling recipe rollout run_folder run_settings sampler saving "
-    "sft sft_recipe sweep trainer"
+    "expert_iteration_recipe _lazy_vllm grpo_recipe lab leaderboard pipeline policy_sampling recipe rollout run_folder run_settings sampler saving "
+    "sft sft_recipe stage_process sweep trainer"
 )
 UPPER = {f"trl_ext.{name}" for name in UPPER_NAMES.split()}
 LOWER = sorted(set(MODULES) - UPPER - {"trl_ext"})

@@ -1,6 +1,8 @@
-"""Parse recipes' arguments and stop: what `pipeline` runs before its first stage.
+"""Parse recipes' arguments and stop: what `pipeline` and the lab run before their first run.
 
 python -m trl_ext.check_arguments '[["grpo", "recipes/grpo_math.yaml", ["--preset", "dapo"]]]'
+
+A second argument names the rules that a leaderboard's stages have to keep to.
 """
 
 from __future__ import annotations
@@ -16,19 +18,21 @@ from trl_ext.arguments import parse
 from trl_ext.data.load import READERS
 from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
 from trl_ext.grpo_recipe import GRPO_SETTINGS
+from trl_ext.rules import RULES, violations
 from trl_ext.sft_recipe import SFT_SETTINGS
 
 SETTINGS = {"grpo": GRPO_SETTINGS, "sft": SFT_SETTINGS, "expert_iteration": EXPERT_ITERATION_SETTINGS}
 
 
 def main() -> None:
-    """Exit with 2 and the error on stderr at the first stage that does not parse."""
+    """Exit with 2 and the error on stderr at the first stage that does not parse or breaks a rule."""
     plan = json.loads(sys.argv[1])
+    rules = RULES[sys.argv[2]] if len(sys.argv) > 2 else None
     for number, (recipe, default, arguments) in enumerate(plan, start=1):
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
-                task, model, _ = parse(SETTINGS[recipe], None, Path(default), arguments)
+                task, model, config = parse(SETTINGS[recipe], None, Path(default), arguments)
         except SystemExit:
             reason = " ".join(said.getvalue().rpartition("error: ")[2].split())  # one line, also of a YAML error
             _refuse(number, recipe, reason)
@@ -36,6 +40,10 @@ def main() -> None:
             path = Path(str(getattr(task, name, "")).replace("{split}", "train"))
             if path.suffix in READERS and not path.is_file():
                 _refuse(number, recipe, f"{name}: no file {str(path)!r}")
+        if rules is not None:
+            broken = violations(rules, task, config, is_last=number == len(plan))
+            if broken:
+                _refuse(number, recipe, f"the rules {sys.argv[2]!r} are broken: {'; '.join(broken)}")
         if model.use_peft and number < len(plan):
             _refuse(
                 number,

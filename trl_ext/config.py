@@ -115,6 +115,15 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         metadata={"help": "Take the first pass's log-probabilities as the old ones instead of a second forward pass."},
     )
 
+    # Which problems a rollout is made of.
+    settled_share: float = field(
+        default=1.0,
+        metadata={
+            "help": "Problems whose last group was all right or all wrong keep this share of their visits; others come "
+            "in their place."
+        },
+    )
+
     # The handout's vocabulary; each is resolved into the TRL field named in its help.
     rollout_batch_size: int | None = field(
         default=None,

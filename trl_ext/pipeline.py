@@ -5,30 +5,31 @@ Every stage is a process of its own, launched as by hand, in a folder of its own
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import signal
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from trl_ext.arguments import InputError, Stopped, as_flags
+from trl_ext.arguments import InputError, as_flags
 from trl_ext.checkpoints import checkpoints
 from trl_ext.files import write_text
 from trl_ext.provenance import provenance
 from trl_ext.registry import check_fields, unknown
 from trl_ext.report import write_curve, write_summary
+from trl_ext.stage_process import run_stage
 
 RECIPES = {"grpo": "grpo_math.py", "sft": "sft_math.py", "expert_iteration": "expert_iteration.py"}
 RECORD = "pipeline.json"
+_NOT_STAGES = ("stages", "overhead")  # names of the record beside the stages'
+_END = 2.0  # seconds for the report of all stages
 _OURS = ("output_dir", "model_name_or_path", "time_budget", "resume", "seed")  # which the pipeline gives a stage
 
 
@@ -59,8 +60,9 @@ class Pipeline:
 
     Attributes:
         model_name_or_path: what the first stage starts from; None for the base policy that the machine makes.
-        time_budget: seconds for all stages, the last one's final validation and saving not counted; None for no limit.
+        time_budget: seconds for all of it, checks, start-up, validation and saving included; None for no limit.
         launch: options of `accelerate launch`; without any, a stage is a single process without it.
+        rules: those of `trl_ext.rules` that every stage has to keep to.
     """
 
     stages: list[Stage]
@@ -69,6 +71,7 @@ class Pipeline:
     time_budget: float | None = None
     launch: list[str] = field(default_factory=list)
     seed: int = 0
+    rules: str | None = None
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -125,20 +128,29 @@ def _read_stage(number: int, content: Any) -> Stage:
         raise ValueError(f"stage {number}: {error}") from error
 
 
-def run_pipeline(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
+def run_pipeline(
+    pipeline: Pipeline,
+    recipes: Path,
+    spent: float = 0.0,
+    watch: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """Run the stages that are not done yet, and report on all of them. Returns the summary.
 
     Started again after an interruption it goes on in the stage where it was, with the time that is left.
 
     Args:
         recipes: the folder with the recipes' scripts.
+        spent: seconds that this process took before.
+        watch: called every second while a stage runs, and as it ends; what it raises ends the stage at once.
 
     Raises:
         InputError: the settings of a stage do not fit together, or a stage did not end well.
         Stopped: SIGTERM came; the stage has saved a checkpoint.
     """
+    began = time.time() - spent
     folder = Path(pipeline.output_dir)
     record = _record(folder, pipeline)
+    earlier = record.get("overhead", {}).get("seconds", 0.0)
     todo = [n for n, stage in enumerate(pipeline.stages, start=1) if "seconds" not in record.get(_name(n, stage), {})]
     if todo:
         _check_stages(pipeline, recipes)
@@ -147,25 +159,47 @@ def run_pipeline(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
     for number, stage in enumerate(pipeline.stages, start=1):
         name = _name(number, stage)
         if number in todo:
+            if number == todo[0]:
+                record["overhead"] = {"seconds": round(earlier + time.time() - began, 1)}
             if name not in record:
                 record[name] = {"time_budget": _budget(pipeline, stage, record), "earlier": 0.0}
-            output, spent = where_it_was(folder / name)
+            output, on_clock = where_it_was(folder / name)
             entry = record[name]
-            entry["earlier"] = max(entry["earlier"], spent)  # seconds of processes that were interrupted
+            # seconds of processes that were interrupted; one that was killed has left how far it was
+            entry["earlier"] = max(entry["earlier"] + entry.pop("running", 0.0), on_clock)
             _write_record(folder, record)
             print(f"stage {number} of {len(pipeline.stages)}: {stage.recipe}", flush=True)
-            began = time.time()
-            try:
-                _run_stage(_command(pipeline, stage, recipes, output, model, _budget_of_process(entry, spent)), name)
-            except BaseException:
-                entry["earlier"] = round(entry["earlier"] + time.time() - began, 1)
-                _write_record(folder, record)
-                raise
+            budget = _budget_of_process(entry, on_clock, _left(pipeline, stage, record))
+            command = _command(pipeline, stage, recipes, output, model, budget)
+            seconds = _run_timed(command, name, entry, lambda: _write_record(folder, record), watch)
             entry["folder"] = folder_of(output).name
-            entry["seconds"] = round(entry["earlier"] + time.time() - began, 1)
+            entry["seconds"] = round(entry["earlier"] + seconds, 1)
             _write_record(folder, record)
+            watch()
         model = str(folder / record[name]["folder"])
     return _report(folder, pipeline, record)
+
+
+def _run_timed(
+    command: Sequence[str], name: str, entry: dict[str, Any], write: Callable[[], None], watch: Callable[[], None]
+) -> float:
+    """Run a stage and return its seconds; on the way they are noted in its entry, lest a kill lose them."""
+    began = time.time()
+
+    def tick() -> None:
+        entry["running"] = round(time.time() - began, 1)
+        write()
+        watch()
+
+    try:
+        run_stage(command, name, tick)
+    except BaseException:
+        entry["earlier"] = round(entry["earlier"] + time.time() - began, 1)
+        raise
+    finally:
+        entry.pop("running", None)
+        write()
+    return time.time() - began
 
 
 def _name(number: int, stage: Stage) -> str:
@@ -179,7 +213,7 @@ def _record(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     now = json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget]))
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     is_same = record.get("stages") == now
-    if not is_same and any("seconds" in entry for name, entry in record.items() if name != "stages"):
+    if not is_same and any("seconds" in entry for name, entry in record.items() if name not in _NOT_STAGES):
         raise InputError(
             f"{folder} holds a pipeline of other stages, another seed, model or time budget; set them back or choose "
             "another --output_dir"
@@ -198,6 +232,15 @@ def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
     write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
 
 
+def _left(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float:
+    """Seconds of the budget that nothing has used, less those of the end where `stage` is the last one."""
+    if pipeline.time_budget is None:
+        return math.inf
+    entries = [entry for name, entry in record.items() if name != "stages"]
+    spent = sum(entry.get("seconds", entry.get("earlier", 0.0)) for entry in entries)
+    return pipeline.time_budget - spent - (_END if stage is pipeline.stages[-1] else 0.0)
+
+
 def _budget(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float | None:
     """Seconds that a stage may take: its share, and never more than is left.
 
@@ -206,18 +249,17 @@ def _budget(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> floa
     """
     if pipeline.time_budget is None:
         return None
-    spent = sum(done.get("seconds", 0.0) for name, done in record.items() if name != "stages")
-    left = pipeline.time_budget - spent
+    left = _left(pipeline, stage, record)
     if left < 1:
-        raise InputError(f"the stages before have used up the time budget of {pipeline.time_budget:.0f} s")
+        raise InputError(f"what was before has used up the time budget of {pipeline.time_budget:.0f} s")
     return round(min(left, stage.share * pipeline.time_budget) if stage.share else left, 1)
 
 
-def _budget_of_process(entry: Mapping[str, Any], spent: float) -> float | None:
+def _budget_of_process(entry: Mapping[str, Any], spent: float, left: float) -> float | None:
     """What is left to a stage, on the clock of its run, which goes on from `spent`; a second at least, to end well."""
     if entry["time_budget"] is None:
         return None
-    return round(spent + max(entry["time_budget"] - entry["earlier"], 1.0), 1)
+    return round(spent + max(min(entry["time_budget"] - entry["earlier"], left), 1.0), 1)
 
 
 def _command(
@@ -228,40 +270,6 @@ def _command(
     command += [*stage.arguments(), "--output_dir", str(output), "--seed", str(pipeline.seed), "--resume", "auto"]
     command += ["--model_name_or_path", model] if model else []
     return [*command, "--time_budget", str(budget)] if budget is not None else command
-
-
-def _run_stage(command: Sequence[str], name: str) -> None:
-    """Wait for a stage; SIGTERM and Ctrl-C are passed on to all of its processes, a launcher's ranks included."""
-    process = subprocess.Popen(command, start_new_session=True)
-    told: list[int] = []
-
-    def pass_on(number: int, frame: Any) -> None:
-        told.append(number)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        code = process.wait()
-        while told and _is_alive(process.pid):  # a launcher may end before what it has launched
-            time.sleep(0.1)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if signal.SIGINT in told:
-        raise KeyboardInterrupt
-    if told or code in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        raise Stopped(signal.SIGTERM, 0)
-    if code:
-        raise InputError(f"{name} ended with status {code}; what it said stands above. The same command goes on there")
-
-
-def _is_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 def folder_of(wanted: Path) -> Path:
@@ -291,9 +299,9 @@ def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
         [stage.recipe, str((recipes / RECIPES[stage.recipe]).with_suffix(".yaml")), stage.arguments()]
         for stage in pipeline.stages
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "trl_ext.check_arguments", json.dumps(plan)], capture_output=True, text=True, check=False
-    )
+    rules = [pipeline.rules] if pipeline.rules else []
+    command = [sys.executable, "-m", "trl_ext.check_arguments", json.dumps(plan), *rules]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise InputError(done.stderr.strip().rpartition("\n")[2])
 
@@ -301,7 +309,7 @@ def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
 def _report(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> dict[str, Any]:
     """One curve and one summary of all stages, on the pipeline's clock and in optimizer steps of all stages."""
     curves: dict[str, list[dict[str, Any]]] = {}
-    seconds, steps = 0.0, 0
+    seconds, steps = record.get("overhead", {}).get("seconds", 0.0), 0
     for number, stage in enumerate(pipeline.stages, start=1):
         name = _name(number, stage)
         summary = json.loads((folder / record[name]["folder"] / "summary.json").read_text(encoding="utf-8"))
@@ -310,7 +318,7 @@ def _report(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> dict
             for v in summary["validations"]
         ]
         seconds, steps = seconds + record[name]["seconds"], curves[name][-1]["step"]
-    write_curve(folder / "curve.png", curves, title=folder.name)
+    write_curve(folder / "curve.png", curves, title=folder.name, seconds=pipeline.time_budget)
     history = [entry for curve in curves.values() for entry in curve]
-    more = {"seed": pipeline.seed, "stages": {k: v for k, v in record.items() if k != "stages"}, **provenance()}
+    more = {"seed": pipeline.seed, "stages": {k: v for k, v in record.items() if k not in _NOT_STAGES}, **provenance()}
     return write_summary(folder / "summary.json", history, seconds, more)

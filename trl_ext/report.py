@@ -33,8 +33,14 @@ def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> s
     return "\n".join(lines)
 
 
-def write_curve(path: Path, histories: Mapping[str, Sequence[dict[str, Any]]], title: str) -> None:
-    """Validation accuracy of runs, by their labels, against optimizer steps and against wall-clock, as a PNG."""
+def write_curve(
+    path: Path, histories: Mapping[str, Sequence[dict[str, Any]]], title: str, seconds: float | None = None
+) -> None:
+    """Validation accuracy of runs, by their labels, against optimizer steps and against wall-clock, as a PNG.
+
+    Args:
+        seconds: where the axis of the wall-clock ends, such as a time budget; None for with the last validation.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -49,6 +55,8 @@ def write_curve(path: Path, histories: Mapping[str, Sequence[dict[str, Any]]], t
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("validation accuracy")
     panels[0].set_ylim(0, 1)
+    if seconds is not None:
+        panels[1].set_xlim(0, seconds)
     if len(histories) > 1:
         panels[0].legend(loc="lower right")
     figure.suptitle(title)

@@ -12,12 +12,14 @@ from trl_ext import _lazy_vllm  # noqa: F401
 # isort: split
 import contextlib
 import itertools
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model, send_to_device
+from datasets import Dataset
 from torch import Tensor
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
@@ -26,6 +28,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl_ext import shared_prompts
 from trl_ext.batching import Batch, Batching, joined
 from trl_ext.config import ExtGRPOConfig
+from trl_ext.curriculum import Curriculum
 from trl_ext.engine import engine_settings
 from trl_ext.finite import FiniteSteps
 from trl_ext.functional import masked_mean
@@ -75,9 +78,41 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         self._step_metrics = StepMetrics()
         self._old_log_probs_come_later = False  # while TRL scores a rollout
         self._totals: tuple[int, StepTotals] | None = None  # optimizer step they belong to, and its totals
+        self._curriculum = self._make_curriculum()
         self.last_rollout: list[dict[str, Any]] = []  # this rank's rows, for the log of generations
         self._finished = torch.zeros(0, dtype=torch.bool)  # (N local,) of the last rollout
         self._lengths = torch.zeros(0)  # (N local,)
+
+    # Problems: which ones a rollout is made of.
+
+    def _make_curriculum(self) -> Curriculum | None:
+        if self.args.settled_share == 1:
+            return None
+        if not isinstance(self.train_dataset, Dataset):
+            raise TypeError("settled_share needs a train_dataset whose rows can be looked up, a datasets.Dataset")
+        self._number_of = {_key(prompt): i for i, prompt in enumerate(self.train_dataset["prompt"])}
+        return Curriculum(len(self.train_dataset), self.args.settled_share, self.args.seed)
+
+    def _chosen(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of this rank's groups after the curriculum's choice, which every rank makes alike."""
+        if self._curriculum is None or not self.model.training:
+            return inputs
+        start, group = self.accelerator.process_index * len(inputs), self.num_generations
+        numbers = [
+            self._curriculum.choose(self._number_of[_key(row["prompt"])], (self._step, (start + i) // group))
+            for i, row in enumerate(inputs)
+        ]
+        self._numbers = torch.tensor(numbers, device=self.accelerator.device)
+        return [self.train_dataset[number] for number in numbers]
+
+    def _learn_what_taught(self) -> None:
+        if self._curriculum is None or not self.model.training:
+            return
+        numbers = self.accelerator.gather(self._numbers)[:: self.num_generations].tolist()
+        rewards = self._rewards.view(-1, self.num_generations)  # (P, G)
+        taught = (rewards != rewards[:, :1]).any(dim=1)
+        self._curriculum.update(numbers, taught.tolist())
+        self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.settled)))
 
     # Micro-batches: what an optimizer step computes.
 
@@ -167,6 +202,8 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         """The position in the rollout, the rollout while steps are left on it, and metrics not yet logged."""
         state = super().own_state()
         state |= {name: plain_state(getattr(self, name)) for name in _KEPT}
+        if self._curriculum is not None:
+            state["settled"] = sorted(self._curriculum.settled)
         if self._step % (self.args.steps_per_generation * self.num_iterations):
             state["rollout"] = self._buffered_inputs
             state["old_log_probs"] = [[batch.get("old_per_token_logps") for batch in plan] for plan in self._plans]
@@ -180,6 +217,8 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
             return
         for name in _KEPT:
             setattr(self, name, restored(getattr(self, name), state[name]))
+        if self._curriculum is not None:
+            self._curriculum.settled = set(state.get("settled", ()))
         if "rollout" in state:
             device = self.accelerator.device
             self._buffered_inputs = [send_to_device(batch, device) for batch in state["rollout"]]
@@ -270,8 +309,10 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         metrics["completions/mean_length_incorrect"].append(wrong_sum / wrong if wrong else float("nan"))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        inputs = self._chosen(inputs)
         with self._no_second_forward():
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self._learn_what_taught()
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
         start = self.accelerator.process_index * len(inputs)
         if self.model.training:
@@ -430,6 +471,10 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name, value in self._step_metrics.finish(self.accelerator, counts).items():
             metrics[name].append(value)
+
+
+def _key(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
 def _loss_mask(batch: dict[str, Any]) -> Tensor:

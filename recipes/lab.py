@@ -14,6 +14,7 @@ not run again, what failed is. With --jobs each run has one of the GPUs, or its 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from trl_ext.lab_report import table, write_report
 from trl_ext.pipeline import folder_of
 from trl_ext.sweep import run_all
 
-HERE = Path(__file__).parent
+HERE = Path(os.path.relpath(Path(__file__).parent))  # so that pages name no folder of this machine
 
 
 def main() -> None:
@@ -86,13 +87,16 @@ def answer(folder: Path, args: argparse.Namespace, rest: list[str]) -> None:
             runs,
             question.reference,
             {cell: todo[of[args.seeds[0]]] for cell, of in named.items()},
-            {
-                cell: {seed: folder_of(output / "runs" / name) / "metrics.jsonl" for seed, name in of.items()}
-                for cell, of in named.items()
-            },
+            {cell: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for cell, of in named.items()},
             question.published,
         )
         print(f"\n{question.question}\n", *table(runs, question.reference), f"\n{page}", sep="\n")
+
+
+def log_of(run: Path) -> Path:
+    """Where a run has its metrics, whether it has ended or not."""
+    ended = any((place / "summary.json").exists() for place in (run, *run.parent.glob(f"{run.name}-*")))
+    return (folder_of(run) if ended else run) / "metrics.jsonl"
 
 
 if __name__ == "__main__":

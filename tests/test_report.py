@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.callbacks import GenerationsLog, JsonlLog, TimeBudget, Validation, validation_line
+from trl_ext.callbacks import GenerationsLog, JsonlLog, Validation, validation_line
+from trl_ext.ending import TimeBudget
 from trl_ext.evaluate import Completion, Report
 from trl_ext.files import append_jsonl, replacing, write_text
 from trl_ext.report import before_after_table, write_curve, write_steps_plot, write_summary

@@ -6,6 +6,7 @@ A lab is a folder of YAML files: `lab.yaml` says what all its runs have in commo
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -134,6 +135,10 @@ def own_settings(lab: Lab, question: Question, cell: str) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name not in lab.settings or lab.settings[name] != value}
 
 
+def _config(folder: Path, lab: Lab) -> str:
+    return os.path.normpath(folder / lab.config)
+
+
 def commands(
     lab: Lab, folder: Path, script: Path, questions: Iterable[Question], seeds: Sequence[int], more: Sequence[str] = ()
 ) -> dict[str, list[str]]:
@@ -148,7 +153,7 @@ def commands(
             own = own_settings(lab, question, cell)
             for seed in seeds:
                 flags = as_flags({**lab.settings, **own})
-                arguments = ["--config", str(folder / lab.config), *flags, *more, "--seed", str(seed)]
+                arguments = ["--config", _config(folder, lab), *flags, *more, "--seed", str(seed)]
                 found[run_name(own, seed)] = [str(script), *arguments]
     return found
 
@@ -161,7 +166,7 @@ def check(lab: Lab, folder: Path, questions: Iterable[Question], more: Sequence[
     """
     cells = [(question, cell) for question in questions for cell in question.cells]
     plan = [
-        ["grpo", str(folder / lab.config), [*as_flags({**lab.settings, **own_settings(lab, question, cell)}), *more]]
+        ["grpo", _config(folder, lab), [*as_flags({**lab.settings, **own_settings(lab, question, cell)}), *more]]
         for question, cell in cells
     ]
     done = subprocess.run(

@@ -7,8 +7,8 @@
 The budget counts from the start of the process, over restarts, and is never overrun: each stage ends in time for its
 last validation, the last one with all problems of the rules and with the weights of its best step. `result.json` in the
 output folder is whole at any moment. Interrupted or killed, it goes on with the time that is left when it is started
-again. The YAML file names the rules and lists the stages (recipes/leaderboard.yaml); scripts/plan_budget.py predicts what
-a budget is spent on.
+again. The YAML file names the rules and lists the stages, see recipes/leaderboard.yaml; scripts/plan_budget.py predicts
+what a budget is spent on.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -301,8 +302,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would be drawn: file name, title and curves of the last call."""
     last: dict[str, Any] = {}
 
-    def note(path: Path, curves: Curves, title: str) -> None:
-        last.update(file=path.name, title=title, curves={name: list(curve) for name, curve in curves.items()})
+    def note(path: Path, curves: Curves, title: str, seconds: float | None) -> None:
+        drawn_curves = {name: list(curve) for name, curve in curves.items()}
+        last.update(file=path.name, title=title, curves=drawn_curves, seconds=seconds)
 
     monkeypatch.setattr(module, "write_curve", note)
     monkeypatch.setattr(module, "provenance", lambda: {"command": "python"})
@@ -312,6 +314,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_report_has_all_stages_on_one_clock_and_in_steps_of_all(tmp_path: Path, drawn: dict[str, Any]) -> None:
     record = {
         "stages": [],
+        "overhead": {"seconds": 7.5},
         "1_sft": {"time_budget": 50.0, "folder": "1_sft-2", "seconds": 40.0},
         "2_grpo": {"time_budget": 60.0, "folder": "2_grpo", "seconds": 55.5},
         "3_grpo": {"time_budget": 4.5, "folder": "3_grpo", "seconds": 4.5},
@@ -319,19 +322,20 @@ def test_the_report_has_all_stages_on_one_clock_and_in_steps_of_all(tmp_path: Pa
     leave_summary(tmp_path / "1_sft-2", validation(0, 5.0, 0.1), validation(10, 30.0, 0.3))
     leave_summary(tmp_path / "2_grpo", validation(0, 6.0, 0.3), validation(20, 25.0, 0.9), validation(35, 50.0, 0.8))
     leave_summary(tmp_path / "3_grpo", validation(0, 2.0, 0.8))
-    chain = Pipeline([Stage("sft"), Stage("grpo"), Stage("grpo")], str(tmp_path), seed=3)
+    chain = Pipeline([Stage("sft"), Stage("grpo"), Stage("grpo")], str(tmp_path), time_budget=None, seed=3)
     summary = _report(tmp_path, chain, record)
     points = [(v["stage"], v["step"], v["wall_clock_s"], v["accuracy"]) for v in summary.pop("validations")]
     assert points == [
-        ("1_sft", 0, 5.0, 0.1), ("1_sft", 10, 30.0, 0.3), ("2_grpo", 10, 46.0, 0.3), ("2_grpo", 30, 65.0, 0.9),
-        ("2_grpo", 45, 90.0, 0.8), ("3_grpo", 45, 97.5, 0.8),
+        ("1_sft", 0, 12.5, 0.1), ("1_sft", 10, 37.5, 0.3), ("2_grpo", 10, 53.5, 0.3), ("2_grpo", 30, 72.5, 0.9),
+        ("2_grpo", 45, 97.5, 0.8), ("3_grpo", 45, 105.0, 0.8),
     ]  # fmt: skip
     assert summary == {
         "validation_accuracy_before": 0.1, "validation_accuracy_after": 0.8, "best_validation_accuracy": 0.9,
-        "best_validation_step": 30, "validation_problems": 8, "wall_clock_s": 100.0, "seed": 3, "command": "python",
+        "best_validation_step": 30, "validation_problems": 8, "final_validation_problems": 8,
+        "wall_clock_s": 107.5, "seed": 3, "command": "python",
         "stages": {name: record[name] for name in ("1_sft", "2_grpo", "3_grpo")},
     }  # fmt: skip
-    assert (drawn["file"], drawn["title"]) == ("curve.png", tmp_path.name)
+    assert (drawn["file"], drawn["title"], drawn["seconds"]) == ("curve.png", tmp_path.name, None)
     assert [(name, v["step"]) for name, curve in drawn["curves"].items() for v in curve] == [p[:2] for p in points]
     assert json.loads((tmp_path / "summary.json").read_text())["best_validation_step"] == 30
 
@@ -398,12 +402,47 @@ def test_each_stage_starts_from_the_one_before_with_what_time_is_left(
     assert [asked["--time_budget"] for asked in stages.asked] == ["40.0", "50.0", "34.0"]  # less the end
     assert {asked["--seed"] for asked in stages.asked} == {"5"}
     assert summary["wall_clock_s"] == 100.0
+    noted = [
+        record[name] for record, name in zip(stages.records, ("1_expert_iteration", "2_sft", "3_grpo"), strict=True)
+    ]
+    assert [(entry["earlier"], entry["running"]) for entry in noted] == [(34.0, 5.0), (0.0, 10.0), (0.0, 18.0)]
     assert summary["stages"]["1_expert_iteration"] == {
         "time_budget": 40.0, "earlier": 34.0, "folder": "1_expert_iteration", "seconds": 44.0,
     }  # fmt: skip
     assert capsys.readouterr().out.splitlines() == [
         "stage 1 of 3: expert_iteration", "stage 2 of 3: sft", "stage 3 of 3: grpo",
     ]  # fmt: skip
+
+
+def test_what_a_killed_process_had_noted_is_used_and_so_is_the_start_of_every_process(
+    tmp_path: Path, fake: Any
+) -> None:
+    pipeline, stages = three(tmp_path), fake([44.0, 15.0, 36.0], took=[10.0, 20.0, 36.0])
+    begun = {"1_expert_iteration": {"time_budget": 40.0, "earlier": 3.0, "running": 4.0}, "overhead": {"seconds": 6.0}}
+    (tmp_path / "p").mkdir()
+    _write_record(tmp_path / "p", _record(tmp_path / "p", pipeline) | begun)
+    watched = []
+    run_pipeline(pipeline, Path("recipes"), spent=5.0, watch=lambda: watched.append(stages.now))
+    assert [asked["--time_budget"] for asked in stages.asked] == [
+        "33.0",
+        "50.0",
+        "50.0",
+    ]  # 40 - 7; 100 - 17 - 20 - 11 - 2
+    record = json.loads((tmp_path / "p" / RECORD).read_text())
+    assert record["overhead"] == {"seconds": 11.0}
+    assert record["1_expert_iteration"]["seconds"] == 17.0
+    assert watched == [5.0, 10.0, 20.0, 30.0, 48.0, 66.0]  # while each runs, and as it ends
+
+
+def test_what_the_watch_raises_ends_the_stage_and_is_noted(tmp_path: Path, fake: Any) -> None:
+    def watch() -> None:
+        raise TimeoutError
+
+    fake([10.0], took=[10.0])
+    with pytest.raises(TimeoutError):
+        run_pipeline(three(tmp_path), Path("recipes"), watch=watch)
+    record = json.loads((tmp_path / "p" / RECORD).read_text())
+    assert record["1_expert_iteration"] == {"time_budget": 40.0, "earlier": 5.0}
 
 
 def test_an_interrupted_pipeline_goes_on_in_its_stage_with_the_budget_that_it_had(tmp_path: Path, fake: Any) -> None:
@@ -448,6 +487,49 @@ def test_a_stage_that_did_not_end_well_is_an_error_and_one_that_was_stopped_stop
         with pytest.raises(error, match=message):
             run_stage(["sh", "-c", script], "2_grpo")
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_stage_whose_tick_raises_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    def tick() -> None:
+        if (tmp_path / "up").exists():
+            raise TimeoutError
+
+    script = f"trap '' TERM; (trap '' TERM; sleep 60) & echo $! > {tmp_path / 'up'}; wait"
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        run_stage(["sh", "-c", script], "2_grpo", tick)
+    assert time.monotonic() - began < 20
+    child = int((tmp_path / "up").read_text())
+    for _ in range(100):
+        if not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.05)
+    pytest.fail("what the stage had started still runs")
+
+
+ORPHAN = """
+import sys, time
+from trl_ext.stage_process import run_stage
+run_stage([sys.executable, "-c", "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"], "1_grpo")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stage outlives a pipeline that is killed")
+def test_a_stage_is_told_to_stop_when_the_pipeline_is_killed(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ORPHAN], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    for _ in range(600):
+        time.sleep(0.1)
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
+            break
+    process.kill()
+    process.wait()
+    stage = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if not psutil.pid_exists(stage) or psutil.Process(stage).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.05)
+    pytest.fail("the stage still runs")
 
 
 LAUNCHER = """

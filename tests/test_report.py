@@ -8,13 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_ext.callbacks import GenerationsLog, JsonlLog, Validation, validation_line
-from trl_ext.ending import TimeBudget
 from trl_ext.evaluate import Completion, Report
 from trl_ext.files import append_jsonl, replacing, write_text
 from trl_ext.report import before_after_table, write_curve, write_steps_plot, write_summary
@@ -134,7 +132,7 @@ def test_the_summary_has_the_first_the_last_and_the_best_validation(tmp_path: Pa
     returned = write_summary(path, HISTORY, 123.456, {"seed": 3, "preset": "grpo_clip"})
     assert json.loads(path.read_text()) == returned == {
         "validation_accuracy_before": 0.25, "validation_accuracy_after": 0.5, "best_validation_accuracy": 0.625,
-        "best_validation_step": 20, "validation_problems": 40, "wall_clock_s": 123.5, "validations": HISTORY, "seed": 3,
+        "best_validation_step": 20, "validation_problems": 40, "final_validation_problems": 40, "wall_clock_s": 123.5, "validations": HISTORY, "seed": 3,
         "preset": "grpo_clip",
     }  # fmt: skip
     assert path.read_text().endswith("}\n")
@@ -199,6 +197,7 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, l
     trainer = SimpleNamespace(stop_signal=None, best_step=None, args=SimpleNamespace(disable_tqdm=True))
     trainer.sample = lambda prompts: [Completion("a response", 1, True)] * len(prompts)
     trainer.log_now = lambda logs: None
+    trainer.seconds_to_save = 0.0
     return Validation(problems, grade, lambda state: state.global_step % 20 == 0, {}, run, trainer, log_to)
 
 
@@ -260,46 +259,6 @@ def test_other_ranks_log_no_responses_and_nor_does_a_run_that_is_not_told_to(tmp
         validation.on_train_begin(args, TrainerState(is_world_process_zero=first), TrainerControl())
         assert len(validation.run.validations) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def budget(seconds: float, *others: bool) -> TimeBudget:
-    """10 s into a run; what the other ranks say of theirs."""
-
-    def gather(mine: torch.Tensor) -> torch.Tensor:
-        return torch.cat([mine, torch.tensor(others, dtype=torch.bool)])
-
-    trainer = SimpleNamespace(accelerator=SimpleNamespace(device="cpu", gather=gather))
-    clock: Any = SimpleNamespace(seconds=lambda: 10.0)
-    return TimeBudget(trainer, clock, seconds)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "others", "spent"),
-    [(10.5, (), False), (10.0, (), True), (9.5, (), True), (10.5, (False, False), False), (10.5, (False, True), True)],
-)
-def test_training_ends_with_the_step_after_which_the_time_of_any_rank_is_spent(
-    seconds: float, others: tuple[bool, ...], spent: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=False)
-    limit, control = budget(seconds, *others), TrainerControl()
-    assert limit.is_spent() is spent
-    limit.on_step_end(args, TrainerState(global_step=7, is_world_process_zero=True), control)
-    assert control.should_training_stop is spent
-    said = capsys.readouterr().out
-    assert said == (f"the time budget of {seconds:.0f} s is spent after step 7\n" if spent else "")
-
-
-@pytest.mark.parametrize(
-    ("quiet", "first", "stopping"), [(True, True, False), (False, False, False), (False, True, True)]
-)
-def test_a_quiet_run_another_rank_and_a_training_that_ends_anyway_do_not_say_so(
-    quiet: bool, first: bool, stopping: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=quiet)
-    control = TrainerControl(should_training_stop=stopping)
-    budget(5.0).on_step_end(args, TrainerState(is_world_process_zero=first), control)
-    assert control.should_training_stop
-    assert capsys.readouterr().out == ""
 
 
 def test_generations_are_logged_at_the_first_step_and_then_when_due_spread_over_the_rollout(tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     def __post_init__(self) -> None:
         if self.reward_timeout is not None and self.reward_timeout <= 0:
             raise ValueError(f"reward_timeout must be positive seconds, got {self.reward_timeout}")
+        if not 0 <= self.settled_share <= 1:
+            raise ValueError(f"settled_share must be between 0 and 1, got {self.settled_share}")
         for name in _OPTIONS:
             setattr(self, name, parse_options(name, getattr(self, name)))
         self.resolve_run_settings()

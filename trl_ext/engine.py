@@ -13,6 +13,7 @@ from trl_ext._lazy_vllm import load_vllm
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -48,6 +49,7 @@ class ColocatedEngine(VLLMGeneration):
 
     def __init__(self, *args: Any, engine_settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.engine_settings = engine_settings or {}
+        self.seconds_syncing = 0.0  # in all
         super().__init__(*args, **kwargs)
 
     def _init_vllm(self) -> None:
@@ -65,6 +67,11 @@ class ColocatedEngine(VLLMGeneration):
 
     def sync_weights(self) -> None:
         """Push the policy's weights; a collective operation, since ZeRO and FSDP gather them."""
+        began = time.perf_counter()
+        self._push_weights()
+        self.seconds_syncing += time.perf_counter() - began
+
+    def _push_weights(self) -> None:
         if self.mode != "colocate":
             super().sync_weights()
             return

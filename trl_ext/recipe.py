@@ -281,6 +281,7 @@ def finish(task: Task, trainer: Any, run: Run) -> dict[str, Any]:
     output, history = run.folder, run.validations
     write_curve(output / "curve.png", {output.name: history}, title=output.name)
     more = {"recipe": task.recipe, "seed": trainer.args.seed, "ended_early": run.ended_early}
+    more["seconds_to_save"] = round(trainer.seconds_to_save, 2)
     more |= {**task.finish(trainer, run), **provenance()}
     summary = write_summary(output / "summary.json", history, run.clock.seconds(), more)
     write_model_card(output, trainer.args.hub_model_id)

@@ -310,8 +310,13 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         inputs = self._chosen(inputs)
+        began, synced = time.perf_counter(), self._seconds_syncing()
         with self._no_second_forward():
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.model.training:  # what scripts/plan_budget.py goes by
+            syncing = self._seconds_syncing() - synced
+            self._metrics["train"]["sync_time"].append(syncing)
+            self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
         self._learn_what_taught()
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
         start = self.accelerator.process_index * len(inputs)
@@ -330,6 +335,9 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
             batch["advantages"] = advantages[start : start + len(inputs)]
             self._relog_advantages(advantages)
         return batch
+
+    def _seconds_syncing(self) -> float:
+        return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0
 
     def _defers_old_log_probs(self) -> bool:
         """Whether old log-probabilities come from our own passes: on-policy the loss's, off-policy those of a plan."""

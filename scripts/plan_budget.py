@@ -1,0 +1,134 @@
+"""Plan before spending: from a short run's measured rates, how many steps a budget gets and where its time goes.
+
+    python recipes/grpo_math.py --max_steps 60 --output_dir runs/pilot
+    python scripts/plan_budget.py runs/pilot --time_budget 300
+    python scripts/plan_budget.py runs/pilot --time_budget 300 --set validate_every=40 final_problems=5000
+    python scripts/plan_budget.py runs/pilot --time_budget 300 --compare runs/long
+
+The run must have the model, the machine and the engine of the one that is planned; it needs ten steps, better sixty,
+since rows that teach nothing are left out and steps get quicker. --set changes what the planned run does
+(validate_every, problems, final_problems, rollout_batch_size, updates, epochs, tokens, save_every) or a rate
+(start, completion_token, trained_token, sync, step, problem, save), such as one that another machine has.
+--compare says how far the prediction is from a run that has been.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_ext.files import read_jsonl
+from trl_ext.plan import Rates, Workload, levers, measured, per_step, plan, workload
+from trl_ext.registry import unknown
+
+
+def read_run(folder: Path) -> tuple[Rates, Workload]:
+    """Rates and workload of a run.
+
+    Raises:
+        ValueError: it is no run of recipes/grpo_math.py, or too short.
+    """
+    missing = [name for name in ("config.yaml", "metrics.jsonl", "summary.json") if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(f"{folder}: no {', '.join(missing)}; a finished run of recipes/grpo_math.py has them")
+    settings = resolved(folder / "config.yaml")
+    metrics = read_jsonl(folder / "metrics.jsonl")
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    try:
+        return measured(metrics, summary, settings), workload(metrics, settings)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def resolved(path: Path) -> dict[str, Any]:
+    """All settings of a run's `config.yaml`, those at their defaults as well."""
+    text = path.read_text(encoding="utf-8")
+    defaults = "\n".join(line[2:] for line in text.splitlines() if line.startswith("# ") and ":" in line)
+    found: dict[str, Any] = yaml.safe_load(text) or {}
+    known = yaml.safe_load(defaults.partition("settings above:")[2]) or {}
+    return {**known, **found}
+
+
+def changed(rates: Rates, work: Workload, changes: list[str]) -> tuple[Rates, Workload]:
+    """Rates and workload with `name=value` in place.
+
+    Raises:
+        ValueError: a name that is neither's, or a value that is no number.
+    """
+    for change in changes:
+        name, _, value = change.partition("=")
+        known = [*asdict(work), *asdict(rates)]
+        if name not in known:
+            raise unknown("quantity", name, known)
+        try:
+            number = float(value)
+        except ValueError as error:
+            raise ValueError(f"--set {change}: {value!r} is not a number") from error
+        if name in asdict(rates):
+            rates = replace(rates, **{name: number})
+        else:
+            work = replace(work, **{name: number if name == "tokens" else int(number)})
+    return rates, work
+
+
+def show(rates: Rates, work: Workload, budget: float) -> None:
+    """Print the plan: rates, where the time goes, and what would buy most."""
+    found = plan(rates, work, budget)
+    step = sum(per_step(rates, work).values())
+    rollouts = found.steps / work.updates
+    print(f"{found.steps} optimizer steps, {rollouts:.0f} rollouts, in {budget:.0f} s; {step:.3f} s a step")
+    print(f"\n{'where the time goes':<32}{'seconds':>9}{'share':>8}")
+    for name, seconds in sorted(found.seconds.items(), key=lambda part: -part[1]):
+        print(f"{name:<32}{seconds:>9.1f}{seconds / budget:>8.1%}")
+    print(f"\n{'what would buy more':<32}{'steps':>9}")
+    for name, steps in levers(rates, work, budget):
+        if steps:
+            print(f"{name:<32}{steps:>+9d}")
+    print(f"\nmeasured: {per_second(rates.completion_token):.0f} tokens a second in rollouts,")
+    print(f"{per_second(rates.trained_token):.0f} in training, {per_second(rates.problem):.0f} problems in validation;")
+    print(f"{rates.sync:.2f} s a sync, {rates.save:.2f} s a checkpoint, {rates.start:.0f} s to start")
+
+
+def per_second(seconds: float) -> float:
+    """How many a second; 0 of what took no time."""
+    return 1 / seconds if seconds else 0.0
+
+
+def compare(found: int, folder: Path) -> None:
+    """Print how far the prediction is from a run that ended with its budget."""
+    steps = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["validations"][-1]["step"]
+    print(f"\n{folder}: {steps} steps; the prediction of {found} is {found / steps - 1:+.1%} off")
+
+
+def main() -> None:
+    """Read the run, print the plan."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("--time_budget", type=float, required=True, metavar="S", help="seconds, start-up included")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="what the planned run does otherwise"
+    )
+    parser.add_argument("--compare", type=Path, metavar="RUN", help="a run that was planned for")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write rates, workload and plan there")
+    args = parser.parse_args()
+    try:
+        rates, work = changed(*read_run(args.run), args.set)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    show(rates, work, args.time_budget)
+    found = plan(rates, work, args.time_budget)
+    if args.compare:
+        compare(found.steps, args.compare)
+    if args.json:
+        content = {"rates": asdict(rates), "workload": asdict(work), "plan": asdict(found)}
+        args.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Problems that taught nothing come back less often, on every rank alike, and a resumed run knows them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from tests.tiny import make_trainer, share_of_ones
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.curriculum import Curriculum
+
+
+def trainer_of(path: Path, reward: Any = share_of_ones, **settings: Any) -> ExtGRPOTrainer:
+    words = ["a", "b", "c", "+", "=", "0", "1", "2"]
+    rows = Dataset.from_list([{"prompt": word, "answer": word} for word in words])
+    trainer: ExtGRPOTrainer = make_trainer(
+        ExtGRPOTrainer, ExtGRPOConfig, path, reward, train_dataset=rows, advantage="group_mean", **settings
+    )
+    return trainer
+
+
+def test_a_problem_that_is_not_settled_is_taken() -> None:
+    curriculum = Curriculum(10, 0.0, seed=0)
+    curriculum.update([1, 2], [False, True])
+    assert curriculum.settled == {1}
+    assert [curriculum.choose(2, (0, place)) for place in range(50)] == [2] * 50
+
+
+def test_a_settled_problem_keeps_its_share_and_others_come_in_its_place() -> None:
+    curriculum = Curriculum(4, 0.25, seed=0)
+    curriculum.update([0, 1], [False, False])
+    chosen = Counter(curriculum.choose(0, (0, place)) for place in range(4000))
+    # 0 is kept with 1/4; else one of four is drawn, of which 0 and 1 have to pass again: x = 1/4 + 3/4 (x0 + ...)
+    weights = {0: 0.25, 1: 0.25, 2: 1.0, 3: 1.0}
+    elsewhere = {number: 0.75 * weight / sum(weights.values()) for number, weight in weights.items()}
+    for number in weights:
+        wanted = elsewhere[number] + (0.25 if number == 0 else 0)
+        assert chosen[number] / 4000 == pytest.approx(wanted, abs=0.03)  # 4 standard errors
+
+
+def test_what_taught_again_is_not_settled_any_more() -> None:
+    curriculum = Curriculum(4, 0.0, seed=0)
+    curriculum.update([0, 1], [False, False])
+    curriculum.update([0], [True])
+    assert curriculum.settled == {1}
+
+
+def test_the_choice_depends_on_seed_rollout_and_group_only() -> None:
+    def choices(seed: int, rollout: int) -> list[int]:
+        curriculum = Curriculum(1000, 0.0, seed)
+        curriculum.update([0], [False])
+        return [curriculum.choose(0, (rollout, group)) for group in range(20)]
+
+    assert choices(0, 0) == choices(0, 0)
+    assert len({tuple(choices(seed, rollout)) for seed in (0, 1) for rollout in (0, 1)}) == 4
+    assert len(set(choices(0, 0))) > 15
+
+
+def test_where_everything_is_settled_something_is_taken() -> None:
+    curriculum = Curriculum(3, 0.0, seed=0)
+    curriculum.update([0, 1, 2], [False] * 3)
+    assert curriculum.choose(1, (0, 0)) in (0, 1, 2)
+
+
+def test_a_rollout_is_made_of_what_is_not_settled(tmp_path: Path) -> None:
+    """Eight problems, of which the reward tells only one apart: in the end nearly all groups are of that one."""
+
+    def only_a(prompts: list[str], completions: list[str], **_: object) -> list[float]:
+        return [float(i) if prompt == "a" else 0.0 for i, prompt in enumerate(prompts)]
+
+    trainer: Any = trainer_of(tmp_path, only_a, settled_share=0.0, max_steps=6, learning_rate=0.0)
+    seen = []
+    keep = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda inputs, *rest: (
+        seen.append([row["prompt"] for row in inputs]) or keep(inputs, *rest)
+    )
+    trainer.train()
+    group = trainer.num_generations
+    for prompts in seen:  # groups stay whole
+        assert all(len(set(prompts[i : i + group])) == 1 for i in range(0, len(prompts), group))
+    assert len(set(seen[0])) > 1
+    assert set(seen[-1]) == {"a"}
+    assert trainer._curriculum.settled == {1, 2, 3, 4, 5, 6, 7}
+    assert trainer.own_state()["settled"] == [1, 2, 3, 4, 5, 6, 7]
+    logged = [entry["curriculum/settled_problems"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged[-1] == 7.0
+
+
+def test_a_curriculum_is_taken_up_by_a_resumed_run(tmp_path: Path) -> None:
+    trainer: Any = trainer_of(tmp_path, settled_share=0.5, max_steps=1)
+    trainer.train()
+    state = trainer.own_state() | {"settled": [0]}
+    trainer.restore_own_state(state)
+    assert trainer._curriculum.settled == {0}
+
+
+def test_without_a_share_there_is_none(tmp_path: Path) -> None:
+    assert trainer_of(tmp_path)._curriculum is None
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_that_is_none_is_refused(share: float, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"settled_share must be between 0 and 1, got {share}"):
+        trainer_of(tmp_path, settled_share=share)
+
+
+def test_problems_that_cannot_be_looked_up_are_refused(tmp_path: Path) -> None:
+    endless = IterableDataset.from_generator(lambda: iter([{"prompt": "a", "answer": "a"}] * 8))
+    with pytest.raises(TypeError, match="settled_share needs a train_dataset whose rows can be looked up"):
+        make_trainer(
+            ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, train_dataset=endless, settled_share=0.5,
+            advantage="group_mean",
+        )  # fmt: skip

@@ -1,0 +1,190 @@
+"""What ends a run early: a budget that leaves time for the end, a collapse, nothing left to learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from tests.test_report import validating
+from trl_ext.callbacks import Validation
+from trl_ext.ending import EarlyStop, TimeBudget, collapsed
+from trl_ext.run_folder import Run
+
+
+def arguments(tmp_path: Path, **more: Any) -> TrainingArguments:
+    return TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **more)
+
+
+class Hand:
+    """A clock that is set by hand."""
+
+    now = 10.0
+
+    def seconds(self) -> float:
+        return self.now
+
+
+def budget(seconds: float, *others: bool, reserve: float = 0.0) -> TimeBudget:
+    """10 s into a run; what the other ranks say of theirs."""
+
+    def gather(mine: torch.Tensor) -> torch.Tensor:
+        return torch.cat([mine, torch.tensor(others, dtype=torch.bool)])
+
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(device="cpu", gather=gather))
+    clock: Any = Hand()
+    return TimeBudget(trainer, clock, seconds, lambda: reserve)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "others", "spent"),
+    [(10.5, (), False), (10.0, (), True), (9.5, (), True), (10.5, (False, False), False), (10.5, (False, True), True)],
+)
+def test_training_ends_with_the_step_after_which_the_time_of_any_rank_is_spent(
+    seconds: float, others: tuple[bool, ...], spent: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = arguments(tmp_path, disable_tqdm=False)
+    limit, control = budget(seconds, *others), TrainerControl()
+    assert limit.is_spent() is spent
+    limit.on_step_end(args, TrainerState(global_step=7, is_world_process_zero=True), control)
+    assert control.should_training_stop is spent
+    said = capsys.readouterr().out
+    assert said == (f"the time budget of {seconds:.0f} s is spent after step 7\n" if spent else "")
+
+
+@pytest.mark.parametrize(
+    ("quiet", "first", "stopping"), [(True, True, False), (False, False, False), (False, True, True)]
+)
+def test_a_quiet_run_another_rank_and_a_training_that_ends_anyway_do_not_say_so(
+    quiet: bool, first: bool, stopping: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control = TrainerControl(should_training_stop=stopping)
+    args = arguments(tmp_path, disable_tqdm=quiet)
+    budget(5.0).on_step_end(args, TrainerState(is_world_process_zero=first), control)
+    assert control.should_training_stop
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("seconds", "spent"), [(22.9, True), (23.1, False)])
+def test_there_must_be_time_for_one_more_step_as_long_as_the_longest_and_for_the_end(
+    seconds: float, spent: bool, tmp_path: Path
+) -> None:
+    limit, control = budget(seconds, reserve=4.0), TrainerControl()
+    clock: Any = limit.clock
+    for clock.now in (10.0, 11.0, 16.0, 17.0):  # steps of 1, 5 and 1 s
+        limit.on_step_begin(None, None, None)
+    clock.now = 14.0
+    assert limit.is_spent() is False  # nothing ahead but the end
+    limit.on_step_end(arguments(tmp_path, disable_tqdm=True), TrainerState(), control)
+    assert control.should_training_stop is spent  # 14 + 5 + 4
+
+
+# What the end takes.
+
+
+def ending(tmp_path: Path, history: list[dict[str, Any]], final: int, restore_best: bool) -> Validation:
+    """A validation on the first 10 of `final` problems, in a run that has a checkpoint at step 20."""
+    validation: Validation = validating(tmp_path, history, 0.5)
+    validation.final = validation.problems * (final // 10)
+    validation.restore_best = restore_best
+    validation.trainer.restored = []
+    validation.trainer.restore_weights = validation.trainer.restored.append
+    (tmp_path / "checkpoint-20").mkdir()
+    return validation
+
+
+def past(step: int, accuracy: float, seconds: float = 0.0) -> dict[str, Any]:
+    return {"step": step, "accuracy": accuracy, "problems": 10, "seconds": seconds}
+
+
+def test_the_time_of_the_end_is_that_of_the_slowest_validation_for_all_its_problems(tmp_path: Path) -> None:
+    validation = ending(tmp_path, [past(0, 0.1, 3.0), past(20, 0.2, 1.0)], final=40, restore_best=False)
+    validation.trainer.seconds_to_save = 5.0
+    assert validation.seconds_to_end() == pytest.approx(1.2 * (4 * 3.0 + 5.0) + 2.0)
+    validation.restore_best = True  # and the best weights are to be read
+    assert validation.seconds_to_end() == pytest.approx(1.2 * (4 * 3.0 + 10.0) + 2.0)
+    validation.run.validations.clear()
+    assert validation.seconds_to_end() == pytest.approx(1.2 * 10.0 + 2.0)
+
+
+@pytest.mark.parametrize(
+    ("restore_best", "best", "final", "restored", "measured"),
+    [
+        (False, 20, 10, [], None),  # the last step was just measured
+        (False, 20, 40, [], {"step": 40, "problems": 40}),
+        (True, 20, 10, [20], {"step": 40, "weights_of_step": 20, "problems": 10}),
+        (True, 20, 40, [20], {"step": 40, "weights_of_step": 20, "problems": 40}),
+        (True, 40, 10, [], None),
+        (True, 0, 40, [], {"step": 40, "problems": 40}),  # its checkpoint is not there
+    ],
+)
+def test_a_run_ends_with_the_weights_and_the_problems_that_are_asked_for(
+    restore_best: bool, best: int, final: int, restored: list[int], measured: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    history = [past(step, 0.9 if step == best else 0.3) for step in (0, 20, 40)]
+    validation = ending(tmp_path, history, final, restore_best)
+    validation.on_train_end(arguments(tmp_path), TrainerState(global_step=40), TrainerControl())
+    assert validation.trainer.restored == [tmp_path / f"checkpoint-{step}" for step in restored]
+    new = validation.run.validations[3:]
+    assert [{k: v for k, v in e.items() if k in ("step", "weights_of_step", "problems")} for e in new] == (
+        [measured] if measured else []
+    )
+
+
+def test_a_run_that_may_go_back_to_its_start_saves_it(tmp_path: Path) -> None:
+    for restore_best in (True, False):
+        validation: Validation = validating(tmp_path, [], 0.5)
+        validation.restore_best, saved = restore_best, []
+        validation.trainer.save_checkpoint_now = lambda saved=saved: saved.append(True)
+        validation.on_train_begin(arguments(tmp_path), TrainerState(global_step=0), TrainerControl())
+        assert saved == [True] * restore_best
+
+
+# Runs without hope.
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "lost"),
+    [
+        ([], False),
+        ([0.9], False),
+        ([0.1, 0.9, 0.4], False),  # one may be unlucky
+        ([0.1, 0.9, 0.4, 0.44], True),
+        ([0.1, 0.9, 0.4, 0.45], False),  # not below half
+        ([0.1, 0.9, 0.4, 0.6, 0.4], False),
+        ([0.0, 0.0, 0.0], False),  # it has nothing to lose
+    ],
+)
+def test_two_validations_in_a_row_below_a_share_of_the_best_are_a_collapse(accuracies: list[float], lost: bool) -> None:
+    reason = collapsed(accuracies, 0.5)
+    assert (reason is not None) is lost
+    if reason is not None:
+        assert reason == "collapsed: accuracy 0.400, 0.440 after 0.900"
+
+
+def test_a_run_that_has_collapsed_ends_and_says_why(tmp_path: Path) -> None:
+    run = Run(tmp_path, {}, validations=[past(0, 0.8), past(20, 0.2), past(40, 0.1)])
+    for below_best, stops in ((0.5, True), (0.1, False), (None, False)):
+        run.ended_early, control = None, TrainerControl()
+        EarlyStop(run, below_best, None).on_step_end(None, TrainerState(global_step=40), control)
+        assert control.should_training_stop is stops
+        assert run.ended_early == ("collapsed: accuracy 0.200, 0.100 after 0.800, at step 40" if stops else None)
+
+
+def test_a_run_without_a_spread_for_so_many_logged_steps_in_a_row_ends(tmp_path: Path) -> None:
+    run = Run(tmp_path, {})
+    rule, control = EarlyStop(run, None, 3), TrainerControl()
+    for spread, stops in ((1, False), (1, False), (0.9, False), (1, False), (1, False), (1, True)):
+        rule.on_log(None, None, None, logs={"frac_reward_zero_std": spread})
+        rule.on_log(None, None, None, logs={"validation/accuracy": 0.1})
+        rule.on_step_end(None, TrainerState(global_step=6), control)
+        assert control.should_training_stop is stops
+    assert run.ended_early == "dead: 3 logged steps in a row without a group of different rewards, at step 6"
+    never = EarlyStop(run, None, None)
+    never._in_a_row = 1000
+    never.on_step_end(None, TrainerState(global_step=6), control := TrainerControl())
+    assert not control.should_training_stop

@@ -1,0 +1,282 @@
+"""The leaderboard's rules, what its result says at any moment, and a kill -9 at any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from trl_ext import leaderboard as module
+from trl_ext.arguments import InputError
+from trl_ext.leaderboard import (
+    RESULT,
+    best,
+    candidates,
+    check_pipeline,
+    processes_of,
+    run_leaderboard,
+    used,
+    write_result,
+)
+from trl_ext.pipeline import RECORD, Pipeline, Stage, read_pipeline
+from trl_ext.rules import RULES, violations
+from trl_ext.run_folder import Clock
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = sorted((ROOT / "recipes").glob("leaderboard*.yaml"))
+MINI = RULES["mini"]
+
+
+# Rules.
+
+
+def stage_settings(rules: str, **others: Any) -> tuple[Any, Any]:
+    """A task and a config that keep to the rules but for `others`."""
+    wanted = dict(RULES[rules].settings)
+    known = {
+        "final_validation_problems": RULES[rules].problems, "validation_problems": 512, "restore_best": True,
+        "validation_temperature": None, "validation_max_tokens": None, "temperature": wanted.pop("temperature"),
+        "max_completion_length": wanted.pop("max_tokens"), "top_p": 1.0, **wanted, **others,
+    }  # fmt: skip
+    of_config = ("temperature", "max_completion_length", "top_p")
+    config = SimpleNamespace(**{name: known.pop(name) for name in of_config})
+    return SimpleNamespace(**known), config
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_settings_by_the_rules_break_none(rules: str) -> None:
+    assert violations(RULES[rules], *stage_settings(rules), is_last=True) == []
+
+
+@pytest.mark.parametrize(
+    ("others", "line"),
+    [
+        ({"dataset": "other"}, "dataset must be 'DigitalLearningGmbH/MATH-lighteval', is 'other'"),
+        ({"train_split": "test"}, "train_split must be 'train', is 'test'"),
+        ({"validation_split": "train"}, "validation_split must be 'test', is 'train'"),
+        ({"prompt": "question_only"}, "prompt must be 'r1_zero', is 'question_only'"),
+        ({"validation_grader": "strict"}, "validation_grader must be 'compatible', is 'strict'"),
+        ({"temperature": 0.9}, "temperature must be 1.0, is 0.9"),
+        ({"validation_temperature": 0.0}, "temperature must be 1.0, is 0.0"),
+        ({"max_completion_length": 2048}, "max_tokens must be 1024, is 2048"),
+        ({"validation_max_tokens": 512}, "max_tokens must be 1024, is 512"),
+        ({"top_p": 0.95}, "top_p must be 1.0, is 0.95"),
+        ({"final_validation_problems": 1000}, "final_validation_problems must be 5000, is 1000"),
+        ({"final_validation_problems": None}, "final_validation_problems must be 5000, is 512"),
+        ({"restore_best": False}, "restore_best must be true, or a run that has collapsed would end with what is left of it"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_named(others: dict[str, Any], line: str) -> None:
+    assert violations(RULES["math_4h"], *stage_settings("math_4h", **others), is_last=True) == [line]
+
+
+def test_the_validation_may_be_by_the_rules_where_the_rollouts_are_not() -> None:
+    others = {
+        "temperature": 0.8,
+        "validation_temperature": 1.0,
+        "max_completion_length": 90,
+        "validation_max_tokens": 80,
+    }
+    assert violations(MINI, *stage_settings("mini", **others), is_last=True) == []
+
+
+def test_only_the_last_stages_validation_is_the_result() -> None:
+    others = {"final_validation_problems": None, "restore_best": False}
+    assert violations(MINI, *stage_settings("mini", **others), is_last=False) == []
+
+
+def chain(**others: Any) -> Pipeline:
+    settings = {"stages": [Stage("grpo")], "output_dir": "p", "time_budget": 300.0, "rules": "mini", **others}
+    return Pipeline(**settings)
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"rules": "min"}, "unknown rules 'min'. Did you mean 'mini'"),
+        ({"rules": None}, "unknown rules 'None'"),
+        ({"time_budget": 301.0}, "time_budget must be at most 300 s, is 301.0"),
+        ({"time_budget": None}, "time_budget must be at most 300 s, is None"),
+        ({"model_name_or_path": "mine"}, "model_name_or_path must be None, is 'mine'"),
+        ({"launch": ["--num_processes", "3"]}, "launch must start at most 2 processes, starts 3"),
+        ({"rules": "math_4h"}, "model_name_or_path must be 'Qwen/Qwen2.5-Math-1.5B', is None"),
+    ],
+)
+def test_a_chain_that_breaks_a_rule_is_refused_before_anything_runs(others: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_pipeline(chain(**others))
+    assert check_pipeline(chain()) is MINI
+
+
+def test_how_many_processes_a_launch_starts() -> None:
+    two = str(ROOT / "accelerate_configs" / "two_gpus_zero2.yaml")
+    assert [processes_of(options) for options in ([], ["--cpu"], ["--num_processes", "4"], ["--config_file", two])] == [
+        1, 1, 4, 2,
+    ]  # fmt: skip
+
+
+@pytest.mark.slow  # a process that imports every recipe
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+def test_the_leaderboards_that_ship_keep_to_their_rules(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    pipeline = read_pipeline(path)
+    rules = check_pipeline(pipeline)
+    assert pipeline.time_budget == rules.seconds
+    on_a_cpu = {"bf16": False}
+    stages = [Stage(s.recipe, s.config, s.share, {**s.settings, **on_a_cpu}) for s in pipeline.stages]
+    from trl_ext.pipeline import _check_stages
+
+    _check_stages(Pipeline(stages, "p", time_budget=pipeline.time_budget, rules=pipeline.rules), ROOT / "recipes")
+    broken = [*stages[:-1], Stage(stages[-1].recipe, stages[-1].config, None, stages[-1].settings | {"top_p": 0.9})]
+    with pytest.raises(
+        InputError, match=f"stage {len(stages)} .*the rules '{pipeline.rules}' are broken: top_p must be 1"
+    ):
+        _check_stages(Pipeline(broken, "p", time_budget=pipeline.time_budget, rules=pipeline.rules), ROOT / "recipes")
+
+
+# The result.
+
+
+def entry(step: int, accuracy: float, problems: int = 512, **more: Any) -> dict[str, Any]:
+    return {"step": step, "accuracy": accuracy, "problems": problems, **more}
+
+
+def checkpoint(stage: Path, step: int, *validations: dict[str, Any]) -> None:
+    (stage / f"checkpoint-{step}").mkdir(parents=True)
+    (stage / f"checkpoint-{step}" / "run.json").write_text(json.dumps({"validations": validations}))
+
+
+def test_what_can_be_the_result_is_on_the_disk_and_was_validated(tmp_path: Path) -> None:
+    history = [entry(0, 0.3), entry(20, 0.6), entry(40, 0.5)]
+    assert list(candidates(tmp_path)) == []
+    checkpoint(tmp_path / "1_grpo", 20, *history[:2])
+    checkpoint(tmp_path / "1_grpo", 30, *history[:2])  # saved between two validations
+    checkpoint(tmp_path / "1_grpo", 40, *history)
+    (tmp_path / "1_grpo" / "checkpoint-50").mkdir()  # of a stock trainer
+    (tmp_path / "2_grpo").mkdir()
+    summary = {"validations": [entry(0, 0.5), entry(20, 0.7), entry(40, 0.8, 5000, weights_of_step=20)]}
+    (tmp_path / "2_grpo" / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "pipeline.json").write_text("{}")
+    found = [(c["stage"], c["model"], c["step"], c["accuracy"], c["problems"]) for c in candidates(tmp_path)]
+    assert found == [
+        ("1_grpo", "1_grpo/checkpoint-40", 40, 0.5, 512), ("1_grpo", "1_grpo/checkpoint-20", 20, 0.6, 512),
+        ("2_grpo", "2_grpo", 20, 0.8, 5000),
+    ]  # fmt: skip
+
+
+def test_a_measurement_on_all_problems_comes_before_a_better_one_on_some() -> None:
+    some, whole, less = entry(1, 0.9), entry(2, 0.7, 5000), entry(3, 0.6, 5000)
+    assert best([some, whole, less], 5000) is whole
+    assert best([some, entry(4, 0.95)], 5000) == entry(4, 0.95)
+    assert best([], 5000) is None
+
+
+def test_a_result_says_whether_it_is_one_by_the_rules(tmp_path: Path) -> None:
+    clock = Clock()
+    nothing = write_result(tmp_path, "mini", MINI, clock, "running")
+    assert (nothing["accuracy"], nothing["model"], nothing["is_by_the_rules"]) == (None, None, False)
+    checkpoint(tmp_path / "1_grpo", 20, entry(20, 0.6))
+    some = write_result(tmp_path, "mini", MINI, clock, "running")
+    assert (some["accuracy"], some["is_by_the_rules"], some["why_not"]) == (
+        0.6,
+        False,
+        "measured on 512 of 5000 problems",
+    )
+    (tmp_path / "1_grpo" / "summary.json").write_text(json.dumps({"validations": [entry(20, 0.55, 5000)]}))
+    whole = write_result(tmp_path, "mini", MINI, clock, "complete")
+    assert (whole["accuracy"], whole["is_by_the_rules"], whole["why_not"]) == (0.55, True, None)
+    assert whole["seconds_allowed"] == 300
+    assert json.loads((tmp_path / RESULT).read_text()) == whole
+
+
+def test_what_earlier_processes_used_is_counted_whatever_ended_them(tmp_path: Path) -> None:
+    assert used(tmp_path) == 0.0
+    record = {
+        "stages": [], "overhead": {"seconds": 10.0}, "1_sft": {"seconds": 40.0, "earlier": 30.0, "time_budget": 50.0},
+        "2_grpo": {"time_budget": 60.0, "earlier": 5.0, "running": 2.5},
+    }  # fmt: skip
+    (tmp_path / RECORD).write_text(json.dumps(record))
+    assert used(tmp_path) == 57.5
+
+
+def test_the_budget_ends_whatever_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Clock", lambda spent=0.0: SimpleNamespace(seconds=lambda: now[0] + spent))
+    now, pipeline = [5.0], chain(output_dir=str(tmp_path))
+
+    def endless(pipeline: Pipeline, recipes: Path, spent: float, watch: Any) -> None:
+        assert spent == 5.0
+        checkpoint(tmp_path / "1_grpo", 20, entry(20, 0.6))
+        for now[0] in (298.0, 299.5):
+            watch()
+        pytest.fail("it goes on")
+
+    monkeypatch.setattr(module, "run_pipeline", endless)
+    result = run_leaderboard(pipeline, ROOT)
+    assert (result["status"], result["accuracy"], result["seconds"]) == ("out of time", 0.6, 299.5)
+    (tmp_path / RECORD).write_text(json.dumps({"stages": [], "1_grpo": {"time_budget": 290.0, "earlier": 299.0}}))
+    again = run_leaderboard(pipeline, ROOT)  # nothing runs any more
+    assert (again["status"], again["accuracy"]) == ("out of time", 0.6)
+
+
+@pytest.mark.parametrize("error", [InputError("1_grpo ended with status 3"), KeyboardInterrupt()])
+def test_a_chain_that_is_interrupted_leaves_what_it_has(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        checkpoint(tmp_path / "1_grpo", 20, entry(20, 0.6))
+        raise error
+
+    monkeypatch.setattr(module, "run_pipeline", interrupted)
+    with pytest.raises(type(error)):
+        run_leaderboard(chain(output_dir=str(tmp_path)), ROOT)
+    result = json.loads((tmp_path / RESULT).read_text())
+    assert (result["status"], result["accuracy"]) == ("interrupted", 0.6)
+
+
+TINY = {
+    "rollout_batch_size": 16, "group_size": 4, "train_batch_size": 16, "micro_train_batch_size": 8,
+    "train_problems": 64, "validation_problems": 16, "validate_every": 4, "save_steps": 4, "max_steps": 100000,
+    "final_validation_problems": 5000, "restore_best": True, "disable_tqdm": True, "sampling_max_tokens": 80,
+}  # fmt: skip
+
+
+@pytest.mark.slow  # three processes that train the machine's base policy, and 5,000 problems
+def test_killed_at_a_random_moment_it_has_a_result_and_goes_on_in_its_budget(tmp_path: Path) -> None:
+    plan = {"rules": "mini", "time_budget": 90, "stages": [{"recipe": "grpo", "settings": TINY}]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(plan))
+    out = tmp_path / "p"
+    command = [sys.executable, str(ROOT / "recipes" / "leaderboard.py"), "--config", str(tmp_path / "mine.yaml")]
+    command += ["--output_dir", str(out)]
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 80
+    while not list(out.glob("1_grpo/checkpoint-*")) and first.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(random.uniform(0, 5))
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    left = json.loads((out / RESULT).read_text())
+    assert left["status"] == "running"
+    assert left["is_by_the_rules"] is False
+    if left["model"] is not None:
+        assert (out / left["model"] / "model.safetensors").is_file()
+    time.sleep(5)  # its stage saves and ends
+    began = time.monotonic()
+    before = used(out)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads((out / RESULT).read_text())
+    assert (result["status"], result["problems"], result["is_by_the_rules"]) == ("complete", 5000, True)
+    assert before > 10
+    assert before + time.monotonic() - began < 92  # to within the second of the kill
+    assert (out / result["model"] / "model.safetensors").is_file()
+    assert (out / "curve.png").is_file()

@@ -1,0 +1,166 @@
+"""Planning a budget: rates from a run's logs, what fits, what buys more, by hand-worked numbers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trl_ext.plan import Rates, Workload, levers, measured, overhead, per_step, plan, updates_of, workload
+
+ROOT = Path(__file__).parents[1]
+RATES = Rates(start=10, completion_token=0.001, trained_token=0.002, sync=0.4, step=0.1, problem=0.01, save=2.0)
+WORK = Workload(
+    rollout_batch_size=100, updates=2, epochs=1, tokens=10.0, validate_every=10, problems=50, final_problems=500,
+    save_every=20,
+)  # fmt: skip
+
+
+def test_an_optimizer_step_has_its_share_of_what_is_done_every_so_often() -> None:
+    assert per_step(RATES, WORK) == pytest.approx(
+        {"rollout": 0.5, "training": 1.0, "weight sync": 0.2, "overhead": 0.1, "validation": 0.05, "checkpoints": 0.1}
+    )
+    twice = per_step(RATES, replace(WORK, epochs=2, updates=4))  # the same rollout, trained on twice
+    assert (twice["rollout"], twice["training"]) == pytest.approx((0.25, 1.0))
+    assert per_step(RATES, replace(WORK, save_every=None))["checkpoints"] == 0.0
+
+
+def test_what_fits_is_what_the_start_and_the_end_leave() -> None:
+    # 120 - 10 to start - 0.5 to validate - 1.2 (5 + 2) - 2 at the end leave 99.1, for steps of 1.95
+    found = plan(RATES, WORK, 120.0)
+    assert found.steps == 50
+    assert found.seconds["rollout"] == pytest.approx(25.0)
+    assert found.seconds["validation"] == pytest.approx(0.5 + 2.5)
+    assert found.seconds["end"] == pytest.approx(10.4)
+    assert sum(found.seconds.values()) == pytest.approx(120.0 - (99.1 - 50 * 1.95))
+    assert plan(RATES, WORK, 15.0).steps == 0
+
+
+def test_what_buys_most_comes_first() -> None:
+    found = levers(RATES, WORK, 1000.0)
+    names = [name for name, _ in found]
+    assert names[:2] == ["twice the updates per rollout", "training twice as fast"]
+    assert [steps for _, steps in found] == sorted((steps for _, steps in found), reverse=True)
+    # training 0.5 s quicker: 979.1 / 1.45 - 979.1 / 1.95
+    assert dict(found)["training twice as fast"] == 675 - 502
+
+
+# A run whose steps all take the same: 16 completions of 5 tokens, two updates per rollout.
+SETTINGS = {
+    "rollout_batch_size": 16, "train_batch_size": 8, "epochs_per_rollout_batch": None, "validation_problems": 20,
+    "final_validation_problems": None, "validate_every": 10, "save_strategy": "steps", "save_steps": 20,
+}  # fmt: skip
+
+
+def run(steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Odd steps roll out (0.8 s, a sync of 0.1 s) and train 0.3 s; even ones train 0.3 s; 0.05 s between them."""
+    now, metrics, validations = 10.0, [], [{"step": 0, "wall_clock_s": 10.0, "seconds": 2.0, "problems": 20}]
+    for step in range(1, steps + 1):
+        rolls = step % 2
+        took = 0.3 + 0.9 * rolls
+        now += took + 0.05
+        entry = {"step": step, "wall_clock_s": now, "step_time": took, "completions/mean_length": 5.0}
+        metrics.append(entry | ({"rollout_time": 0.8, "sync_time": 0.1} if rolls else {}))
+        if step % 10 == 0:
+            now += 3.0
+            validations.append({"step": step, "wall_clock_s": now, "seconds": 3.0, "problems": 20})
+            metrics.append({"step": step, "wall_clock_s": now, "validation/accuracy": 0.5})
+        if step % 20 == 0:
+            now += 1.5
+    return metrics, {"validations": validations, "seconds_to_save": 1.5}
+
+
+def test_rates_are_those_of_the_later_half_of_a_run() -> None:
+    metrics, summary = run(60)
+    for entry in metrics[:20]:
+        if "step_time" in entry:
+            entry["step_time"] += 100.0
+    found = measured(metrics, summary, SETTINGS)
+    assert found.start == pytest.approx(8.0)
+    assert found.completion_token == pytest.approx(0.8 / 80)
+    assert found.trained_token == pytest.approx(0.6 / 80)
+    assert (found.sync, found.save) == pytest.approx((0.1, 1.5))
+    assert found.step == pytest.approx(0.05)
+    assert found.problem == pytest.approx(3.0 / 20)  # the slowest
+
+
+def test_two_passes_train_on_every_token_twice() -> None:
+    metrics, summary = run(60)
+    twice = SETTINGS | {"epochs_per_rollout_batch": 2, "train_batch_size": 16}
+    assert updates_of(twice) == 2
+    assert measured(metrics, summary, twice).trained_token == pytest.approx(0.6 / 160)
+
+
+def test_what_is_neither_step_nor_validation_nor_saving_is_overhead() -> None:
+    metrics, summary = run(60)
+    assert overhead(metrics, summary["validations"], SETTINGS, 1.5) == pytest.approx(0.05)
+    unsaved = SETTINGS | {"save_strategy": "no"}  # then the 1.5 s of step 40 are something else
+    assert overhead(metrics, summary["validations"], unsaved, 1.5) == pytest.approx(0.05 + 1.5 / 29)
+
+
+def test_a_plan_from_a_run_predicts_that_run() -> None:
+    metrics, summary = run(200)
+    rates, work = measured(metrics, summary, SETTINGS), workload(metrics, SETTINGS)
+    rates = replace(rates, problem=2.9 / 20)
+    end = 1.2 * (2.9 + 1.5) + 2.0
+    assert plan(rates, work, metrics[-1]["wall_clock_s"] + 1.5 + end).steps == pytest.approx(200, abs=4)
+
+
+@pytest.mark.parametrize(("steps", "timed"), [(8, True), (60, False)])
+def test_a_run_that_says_too_little_is_refused(steps: int, timed: bool) -> None:
+    metrics, summary = run(steps)
+    if not timed:
+        metrics = [{k: v for k, v in entry.items() if k != "rollout_time"} for entry in metrics]
+    with pytest.raises(ValueError, match=f"{steps} logged steps say too little of how fast it is"):
+        measured(metrics, summary, SETTINGS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    metrics, summary = run(60)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in metrics))
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    written = {k: v for k, v in SETTINGS.items() if k != "validate_every"}
+    text = yaml.safe_dump(written) + "\n# Defaults, and what follows from the settings above:\n# validate_every: 10\n"
+    (tmp_path / "config.yaml").write_text(text + "# long: Some(a=1,\n#   b=2)\n")
+    return tmp_path
+
+
+def planned(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "plan_budget.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+
+
+def test_the_script_plans_from_a_run_and_compares_with_one(folder: Path) -> None:
+    done = planned(
+        folder, "--time_budget", 100, "--set", "validate_every=20", "--compare", folder, "--json", folder / "plan.json"
+    )
+    assert done.returncode == 0, done.stderr
+    content = json.loads((folder / "plan.json").read_text())
+    assert content["workload"]["validate_every"] == 20
+    steps = content["plan"]["steps"]
+    assert done.stdout.startswith(f"{steps} optimizer steps, {steps / 2:.0f} rollouts, in 100 s;")
+    assert f"{folder}: 60 steps; the prediction of {steps} is {steps / 60 - 1:+.1%} off" in done.stdout
+    assert "training twice as fast" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("validat_every=3", "unknown quantity 'validat_every'. Did you mean 'validate_every'"),
+        ("save=x", "'x' is not a number"),
+    ],
+)
+def test_the_script_refuses_what_it_does_not_know(change: str, message: str, folder: Path) -> None:
+    done = planned(folder, "--time_budget", 100, "--set", change)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    (folder / "summary.json").unlink()
+    assert "no summary.json; a finished run" in planned(folder, "--time_budget", 100).stderr

@@ -30,6 +30,21 @@ def test_a_script_has_help(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_the_worked_example_of_length_normalisation_has_the_handouts_numbers_and_is_the_page() -> None:
+    said = script("length_normalisation")
+    for row in (
+        "| `masked_mean` | 2.0000 | 2.0000 |",
+        "| `masked_normalize`, constant 7 | 1.1429 | 2.0000 |",
+        f"| `masked_mean`, 4 tokens |{' 0.2500 |' * 4}{' 0.0000 |' * 3}",
+        f"| `masked_mean`, 7 tokens |{' 0.1429 |' * 7}",
+        f"| `masked_normalize`, 4 tokens |{' 0.1429 |' * 4}{' 0.0000 |' * 3}",
+        f"| `masked_normalize`, 7 tokens |{' 0.1429 |' * 7}",
+    ):
+        assert row in said
+    assert (ROOT / "recipes" / "results" / "length_normalisation.md").read_text() == said
+
+
+@pytest.mark.slow
 def test_the_fuzzer_finds_no_answer_that_takes_the_grader_down() -> None:
     said = script("fuzz_grader", "--answers", "300")
     assert "300" in said

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from trl_ext.rewards.pool import Failure, Limits, Pool, PoolError
+from trl_ext.rewards.pool import Failure, Limits, Pool, PoolError, _wait
 
 ACT = "tests.hostile:act"
 SHORT = Limits(seconds=0.5, memory_mb=64)
@@ -357,6 +357,14 @@ except KeyboardInterrupt:
     assert err.endswith("KeyboardInterrupt\n")
     assert "worker.py" not in err
     assert is_gone(worker)
+
+
+def test_a_pool_looks_up_every_second_for_a_signal_that_came_just_before_it_waits() -> None:
+    with Pool(ACT, Limits(seconds=60)) as idle:
+        assert idle.map([GOOD]) == [1]
+        began = time.monotonic()
+        _wait(idle._processes)  # nothing comes, and nothing is due
+        assert 0.5 < time.monotonic() - began < 20
 
 
 def test_workers_left_behind_by_a_map_that_could_not_clean_up_are_not_used_again(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trl_ext.arguments import InputError
-from trl_ext.sweep import run_all
+from trl_ext.sweep import _environment, run_all
 
 SCRIPT = """
 import json, os, sys
@@ -51,3 +51,24 @@ def test_a_run_that_fails_is_named_and_the_rest_is_left_for_the_next_time(tmp_pa
     assert not (tmp_path / "runs" / "d").exists()
     other = {name: [script, name] for name in ("b", "d")}  # what is not done may be asked for in another way
     assert run_all(other, tmp_path / "runs" / "again")["d"]["value"] == "d"
+
+
+def test_told_to_keep_going_it_says_what_failed_runs_the_rest_and_tries_again(tmp_path: Path, script: str) -> None:
+    commands = {"a": [script, "1"], "b": [script, "fail"], "c": [script, "3"]}
+    found = run_all(commands, tmp_path / "runs", keep_going=True)
+    assert (found["a"]["value"], found["b"], found["c"]["value"]) == ("1", {"failed": "no good"}, "3")
+    mended = run_all({**commands, "b": [script, "2"]}, tmp_path / "runs" / "again", keep_going=True)
+    assert mended["b"]["value"] == "2"
+
+
+def test_each_of_several_runs_has_its_share_of_the_cores_and_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    shares = [_environment(slot, 3) for slot in range(3)]
+    assert [(share["OMP_NUM_THREADS"], share["CUDA_VISIBLE_DEVICES"]) for share in shares] == [
+        ("2", "0"), ("2", "1"), ("2", "0"),
+    ]  # fmt: skip
+    assert "CUDA_VISIBLE_DEVICES" not in _environment(0, 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert _environment(1, 2)["CUDA_VISIBLE_DEVICES"] == "1"

@@ -35,7 +35,7 @@ def core():
     axes = [vector({k: sign * RADIUS}) for k in range(8) for sign in (1, -1)]
     supports = [[int(digit, 16) for digit in support] for support in SUPPORTS]
     signs = list(product((HALF, -HALF), repeat=4))
-    return axes + [vector(dict(zip(support, values))) for support in supports for values in signs]
+    return axes + [vector(dict(zip(support, values, strict=True))) for support in supports for values in signs]
 
 
 def frame(k, length):
@@ -56,7 +56,7 @@ def belts():
     choices = product(PAIRS, (entry, -entry), (entry, -entry))
     return [
         vector({i: first, j: second, 8: sign * w[0], 9: sign * w[1], 10: sign * w[2]})
-        for k, ((i, j), first, second) in zip(range(-15, 16, 2), choices)
+        for k, ((i, j), first, second) in zip(range(-15, 16, 2), choices, strict=True)
         for w in frame(k, length)
         for sign in (1, -1)
     ]

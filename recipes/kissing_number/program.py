@@ -23,7 +23,7 @@ SUPPORTS = """0128 0146 0159 017A 023A 0256 0279 0349 0358 0367 045A 0478 1239 1
 PAIRS = ((0, 6), (1, 4), (2, 5), (3, 7))  # those that no support holds together with 8, 9 or 10
 
 SHORTER = 600  # what the entries on a pair fall short of HALF, for the other three coordinates to be longer
-MEAN = 250  # frame k is made of MEAN + k and MEAN - k, for 16 odd k: turned by a quarter of a degree each
+MEAN = 250  # frame k is made of MEAN + k and MEAN - k, for 16 odd k: half a degree from one to the next
 
 
 def vector(entries):

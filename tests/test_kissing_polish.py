@@ -84,9 +84,9 @@ def test_a_linear_step_lowers_the_largest_excess_and_stays_in_its_region(held: i
     assert polish.largest_excess(fixed, polish.tighten(fixed, moved)) < after
 
 
-@pytest.mark.parametrize(("n", "count"), [(3, 12), (4, 24), (5, 40)])
+@pytest.mark.parametrize(("n", "count"), [(3, 12), (4, 24), (5, 40), (6, 60)])
 def test_the_known_configurations_are_found_from_near_them(n: int, count: int) -> None:
-    found = polish.polish(nothing(n), disturbed(roots(n)), seconds=20)
+    found = polish.polish(nothing(n), disturbed(roots(n)), seconds=120)
     assert found is not None
     assert found.shape == (count, n)
     assert plain_check(found.tolist())
@@ -94,7 +94,7 @@ def test_the_known_configurations_are_found_from_near_them(n: int, count: int) -
 
 def test_a_core_stays_in_place_and_the_rest_is_put_around_it() -> None:
     core = 3 * roots(4)[:10]
-    found = polish.polish(core, disturbed(roots(4)[10:]), seconds=20)
+    found = polish.polish(core, disturbed(roots(4)[10:]), seconds=120)
     assert found is not None
     assert plain_check(found.tolist())
     multiple = found[0, 0] // core[0, 0]
@@ -126,7 +126,7 @@ def test_rounding_makes_no_vector_longer_than_a_core_that_touches() -> None:
 def test_points_that_touch_a_core_exactly_are_found_at_a_multiple_of_it() -> None:
     axes = np.vstack([np.eye(4, dtype=np.int64), -np.eye(4, dtype=np.int64)])
     halves = np.array(list(itertools.product((1, -1), repeat=4)))
-    found = polish.polish(axes, disturbed(halves), seconds=20)  # the 24-cell again, in another position
+    found = polish.polish(axes, disturbed(halves), seconds=120)  # the 24-cell again, in another position
     assert found is not None
     assert (found == np.vstack([2 * axes, halves])).all()
 
@@ -152,12 +152,12 @@ def test_the_exact_check_refuses(points: list[list[int]]) -> None:
 def test_what_cannot_be_is_none_in_its_time() -> None:
     start = time.monotonic()
     assert polish.polish(nothing(2), np.random.default_rng(0).standard_normal((7, 2)), seconds=0.5) is None
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10  # one attempt more than the time, on a busy machine
 
 
 def test_the_same_seed_gives_the_same_points_and_another_one_others() -> None:
     start = np.ones((9, 3))  # nine times the same is as flat as a minimum: only a disturbed attempt gets away
-    first, second, other = (polish.polish(nothing(3), start, seed=seed, seconds=20) for seed in (2, 2, 3))
+    first, second, other = (polish.polish(nothing(3), start, seed=seed, seconds=120) for seed in (2, 2, 3))
     assert first is not None
     assert plain_check(first.tolist())
     assert (first == second).all()
@@ -169,6 +169,7 @@ def test_the_same_seed_gives_the_same_points_and_another_one_others() -> None:
     [
         (nothing(3), np.ones((2, 4)), "must be"),
         (nothing(3), np.zeros((2, 3)), "not zero"),
+        (nothing(3), np.zeros((0, 3)), "there must be directions"),
         (nothing(2), np.array([[np.nan, 1.0]]), "finite"),
         (np.array([[3, 0], [3, 1]]), np.ones((1, 2)), "core overlaps"),
         (np.array([[0.5, 1.0]]), np.ones((1, 2)), "integers"),
@@ -228,4 +229,4 @@ def test_linear_programs_widen_the_room_that_the_hinge_leaves(program: list[list
     fixed = polish.directions(np.array(program[:496]))
     moved = polish.descend(fixed, disturbed(np.array(program[496:]), 0.02))
     assert polish.largest_excess(fixed, moved) > -1e-7
-    assert polish.largest_excess(fixed, polish.tighten(fixed, moved, trust=0.0006, steps=4)) < -1e-6
+    assert polish.largest_excess(fixed, polish.tighten(fixed, moved, trust=0.0002, steps=2)) < -2e-7

@@ -29,6 +29,7 @@ Blocks = list[tuple[NDArray[np.intp], NDArray[np.intp], Floats]]
 ROOM = 1e-8  # what the hinge asks for beyond touching: enough to round at 10 digits and more
 HOPELESS = 0.02  # a largest excess that is left by the hinge and that no linear programs will remove
 SMALL = 24  # radii up to this many core norms are tried first: they catch exactly touching points of simple coordinates
+FEW = 500  # sums of two points that are tried as axes
 
 
 def polish(
@@ -45,13 +46,13 @@ def polish(
     unless the time ends it. An empty core is (0, n).
 
     Raises:
-        ValueError: the shapes do not fit, a direction is zero, or the core itself does not pass.
+        ValueError: the shapes do not fit, there is no direction or a zero one, or the core itself does not pass.
     """
     core = as_integers(core)
     if core.ndim != 2 or movable.ndim != 2 or core.shape[1] != movable.shape[1]:
         raise ValueError(f"core {core.shape} and movable {movable.shape} must be (C, n) and (M, n)")
-    if not np.isfinite(movable).all() or not movable.any(axis=1).all():
-        raise ValueError("every direction must be finite and not zero")
+    if not len(movable) or not np.isfinite(movable).all() or not movable.any(axis=1).all():
+        raise ValueError("there must be directions, finite and not zero")
     if len(core) and not valid(core):
         raise ValueError("the core overlaps, so no directions can complete it")
     fixed, draw, end = directions(core), np.random.default_rng(seed), time.monotonic() + seconds
@@ -212,25 +213,27 @@ def _whole(values: Floats) -> Integers:
 
 
 def orthogonal_frames(moved: Floats) -> Iterator[Floats]:
-    """(M, n) -> up to three (n, n) orthonormal frames: of points at right angles, or of sums of two such.
+    """(M, n) -> up to three (n, n) orthonormal frames: the present one, points at right angles, sums of two such.
 
     In one of them, the points of a lattice such as D_n have coordinates that are integers at a small radius.
     """
-    i, k = np.nonzero(np.triu(np.abs(moved @ moved.T) < 1e-6, 1))
     yield np.eye(moved.shape[1])
-    for candidates in (moved, directions(moved[i] + moved[k]) if len(i) else moved[:0]):
-        frame = _orthogonal(np.abs(candidates @ candidates.T) < 1e-6, moved.shape[1], [])
-        if frame is not None:
-            yield candidates[frame]
+    i, k = np.nonzero(np.triu(np.abs(moved @ moved.T) < 1e-6, 1))
+    if len(i):
+        for candidates in (moved, directions(moved[i] + moved[k])[:FEW]):
+            frame = _orthogonal(candidates)
+            if frame is not None:
+                yield frame
 
 
-def _orthogonal(at_right_angles: NDArray[np.bool_], wanted: int, chosen: list[int]) -> list[int] | None:
-    """First `wanted` indices, the chosen ones included, all at right angles to each other, by depth-first search."""
-    if len(chosen) == wanted:
-        return chosen
-    open_ones = np.flatnonzero(at_right_angles[chosen].all(axis=0))
-    for index in open_ones[open_ones > (chosen[-1] if chosen else -1)]:
-        found = _orthogonal(at_right_angles, wanted, [*chosen, int(index)])
-        if found is not None:
-            return found
+def _orthogonal(candidates: Floats) -> Floats | None:
+    """(K, n) -> (n, n): the first of them at right angles to each other, greedily from each in turn."""
+    at_right_angles = np.abs(candidates @ candidates.T) < 1e-6
+    for first in range(len(candidates)):
+        chosen, left = [first], np.flatnonzero(at_right_angles[first])
+        while len(left):
+            chosen.append(left[0])
+            left = left[at_right_angles[left[0]][left]]
+        if len(chosen) == candidates.shape[1]:
+            return candidates[chosen]
     return None

@@ -54,9 +54,12 @@ if [ "$own_marks" = 1 ]; then
 else
     tier "fast tests"
     if [ "$fast_only" = 0 ]; then
-        slow="(slow or distributed or vllm) and not gpu"
-        [ "$DEVICE" = cpu ] || slow="slow or distributed or vllm or gpu"
-        tier "slower tests: $slow" -m "$slow"
+        # What keeps one core busy goes two at a time; what has ranks or an engine of its own wants the machine.
+        OMP_NUM_THREADS=1 tier "slower tests, two at a time" -n 2 --dist loadfile \
+            -m "slow and not (distributed or vllm or gpu)"
+        alone="(distributed or vllm) and not gpu"
+        [ "$DEVICE" = cpu ] || alone="distributed or vllm or gpu"
+        tier "tests with ranks or an engine: $alone" -m "$alone"
     fi
 fi
 if [ "$ran" = 0 ]; then

@@ -524,7 +524,11 @@ def test_the_outcome_of_both_tiers_decides_the_status(machine, fast, slow, statu
     assert done.returncode == status
     tiers = done.stdout.splitlines()
     assert tiers[0] == "pytest: -m pytest -x"
-    assert tiers[1:] == ([] if fast == 2 else ["pytest: -m pytest -m (slow or distributed or vllm) and not gpu -x"])
+    beyond = [
+        "pytest: -m pytest -n 2 --dist loadfile -m slow and not (distributed or vllm or gpu) -x",
+        "pytest: -m pytest -m (distributed or vllm) and not gpu -x",
+    ]
+    assert tiers[1:] == ([] if fast == 2 else beyond[:1] if slow == 3 else beyond)
 
 
 def test_one_tier_or_a_selection_of_ones_own_is_one_run(ready):

@@ -1,0 +1,55 @@
+r"""The reports of a lab's questions -> one result page with their tables, plots and what was found.
+
+    python scripts/lab_page.py runs/lab_mini_math --findings recipes/results/lab_findings.yaml \
+        --page recipes/results/lab.md
+
+The findings are a YAML file: `intro`, and a text for each question, in the order of the page. Plots are copied beside
+the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import yaml
+
+_COMMANDS = "Each cell by its command"
+
+
+def section(report: Path, finding: str, plot: str) -> str:
+    """A question's part of the page: title, finding, table, noise, what is published, plots, commands folded away."""
+    text = report.read_text(encoding="utf-8")
+    title, _, rest = text.partition("\n")
+    results, _, commands = rest.partition(_COMMANDS)
+    results = results.replace("](accuracy.png)", f"]({plot}_accuracy.png)").replace(
+        "](training.png)", f"]({plot}_training.png)"
+    )
+    folded = f"<details><summary>commands, commit, hardware</summary>\n\n{_COMMANDS}{commands.rstrip()}\n\n</details>"
+    return f"## {title.removeprefix('# ')}\n\n**{finding.strip()}**\n\n{results.strip()}\n\n{folded}\n"
+
+
+def main() -> None:
+    """Write the page and its plots."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lab", type=Path, help="where recipes/lab.py has left its reports")
+    parser.add_argument("--findings", type=Path, required=True, help="a YAML file: question -> text, and `intro`")
+    parser.add_argument("--page", type=Path, required=True, help="Markdown file to write")
+    args = parser.parse_args()
+    findings = yaml.safe_load(args.findings.read_text(encoding="utf-8"))
+    parts = [findings.pop("intro").strip() + "\n"]
+    for question, finding in findings.items():
+        report = args.lab / question / "report.md"
+        if not report.is_file():
+            sys.exit(f"error: {report}: no such file; run `python recipes/lab.py {question}` first")
+        plot = f"lab_{question}"
+        for name in ("accuracy", "training"):
+            args.page.with_name(f"{plot}_{name}.png").write_bytes((report.parent / f"{name}.png").read_bytes())
+        parts.append(section(report, finding, plot))
+    args.page.write_text("\n".join(parts), encoding="utf-8")
+    print(f"wrote {args.page}")
+
+
+if __name__ == "__main__":
+    main()

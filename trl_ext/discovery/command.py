@@ -1,0 +1,193 @@
+"""What every problem's `discover.py` does with its command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from trl_ext.discovery.archive import Attempt
+from trl_ext.discovery.arguments import discover_parser, strategy_options
+from trl_ext.discovery.budget import Budget
+from trl_ext.discovery.client import Client, Endpoint, EndpointError
+from trl_ext.discovery.log import Entry, Log, LogError, attempts_of, read_log
+from trl_ext.discovery.loop import Loop, Plan
+from trl_ext.discovery.outcome import ISOLATION, SandboxError, in_force
+from trl_ext.discovery.problem import Problem
+from trl_ext.discovery.report import HEADER, row, shown, status, write_report
+from trl_ext.discovery.sandbox import run_program
+from trl_ext.discovery.strategies import STRATEGIES
+
+LOG = "conversation_log.json"
+
+
+def discover(problems: Mapping[str, Callable[[], Problem]], description: str | None, folder: str) -> None:
+    """Parse the command line and run; what a recipe's last line calls.
+
+    Args:
+        problems: what `--task` chooses from; the first is the default.
+        folder: the default `--output_dir`.
+    """
+    arguments = discover_parser(problems, description, folder).parse_args()
+    try:
+        sys.exit(run(problems[arguments.task](), arguments))
+    except (ValueError, OSError, EndpointError, SandboxError) as error:
+        sys.exit(f"error: {error}")
+
+
+def run(problem: Problem, arguments: argparse.Namespace) -> int:
+    """A run from its arguments; the exit status: 0, or 130 when it was interrupted.
+
+    Raises:
+        ValueError: arguments that do not fit together, or a log that does not fit them.
+        EndpointError: the endpoint answers nothing.
+    """
+    options = strategy_options(arguments.strategy_options)
+    propose = STRATEGIES.build(arguments.strategy, **options)
+    task = problem.hybrid_task if arguments.strategy == "hybrid" else problem.task
+    if arguments.show_prompt:
+        print(task)
+        return 0
+    if min(arguments.concurrency, arguments.judges, arguments.tries, arguments.max_tokens) < 1:
+        raise ValueError("--concurrency, --judges, --tries and --max_tokens must be at least 1")
+    _check_sandbox(arguments.require_isolation)
+    folder = Path(arguments.output_dir)
+    entries = _entries(folder, arguments.resume)
+    budget = _budget(arguments, entries)
+    client = _client(arguments, budget)
+    plan = Plan(
+        problem, propose, folder, arguments.seed, arguments.concurrency, arguments.judges, arguments.finish_seconds
+    )
+    propose(problem, [], Random(0))  # options out of range end the run here
+    about = _about(plan, client, arguments.strategy, options)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / "_in_use", timeout=0):
+            return _run(plan, client, about | {"note": client.redact(arguments.note)}, entries)
+    except Timeout:
+        raise ValueError(f"another process is at work in {folder}; name another --output_dir") from None
+
+
+def _check_sandbox(is_required: bool) -> None:
+    """Try the sandbox before any call is paid for, and say what it keeps out."""
+    isolation = run_program("", []).isolation
+    print(f"sandbox: {in_force(isolation)}")
+    missing = [name for name in ISOLATION if name not in isolation]
+    if is_required and missing:
+        raise ValueError(f"--require_isolation: this system isolates no {', no '.join(missing)}")
+
+
+def _entries(folder: Path, resume: bool) -> list[Entry]:
+    log = folder / LOG
+    if log.exists() and not resume:
+        raise ValueError(f"{folder} has a run already; --resume goes on with it, --output_dir names another folder")
+    if resume and not log.exists():
+        raise ValueError(f"--resume: there is no {LOG} in {folder}")
+    return read_log(log) if resume else []
+
+
+def _budget(arguments: argparse.Namespace, entries: list[Entry]) -> Budget:
+    """The limits, and what earlier processes of the run have used of them."""
+    answers = [entry for entry in entries if entry["kind"] == "answer"]
+    return Budget(
+        arguments.max_calls,
+        arguments.max_total_tokens,
+        arguments.max_seconds,
+        used_calls=max((entry["calls"] for entry in answers), default=0),
+        used_tokens=sum(entry["prompt_tokens"] + entry["completion_tokens"] for entry in answers),
+        seconds_before=max((entry.get("second", 0.0) for entry in entries), default=0.0),
+    )
+
+
+def _client(arguments: argparse.Namespace, budget: Budget) -> Client:
+    if not arguments.base_url:
+        raise ValueError("no endpoint: give --base_url or set OPENAI_BASE_URL (a local vLLM: http://localhost:8000/v1)")
+    endpoint = Endpoint(
+        arguments.base_url,
+        arguments.model or "",
+        arguments.api_key or os.environ.get(arguments.api_key_env, ""),
+        arguments.max_tokens,
+        arguments.temperature,
+        arguments.request_timeout,
+        arguments.tries,
+        extra_body=arguments.extra_body,
+    )
+    client = Client(endpoint, budget, threading.Event())
+    if not endpoint.model:
+        served = client.models()
+        if len(served) != 1:
+            raise ValueError(f"which model? {endpoint.shown_url} serves: {', '.join(served) or 'none'}; give --model")
+        return Client(Endpoint(**{**vars(endpoint), "model": served[0]}), budget, client.stopped)
+    return client
+
+
+def _run(plan: Plan, client: Client, about: dict[str, Any], entries: list[Entry]) -> int:
+    _check_same(about, entries, plan.folder)
+    attempts = attempts_of(entries)
+    log = Log(plan.folder / LOG, entries)
+    log.add("resumed" if entries else "run", **about, at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    loop = Loop(plan, client, log, attempts)
+    loop.show = lambda attempt: _show(loop, attempt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: loop.interrupt())
+    print(HEADER)
+    end = "an error"
+    try:
+        end = loop.go()
+    except EndpointError as error:
+        end = f"an error: {error}"
+        raise
+    finally:
+        log.add("ended", reason=end, second=round(client.budget.used_seconds(), 3))
+        write_report(plan.folder, plan.problem, about, loop.attempts, client.budget, end)
+        best = f"{shown(loop.best[1].score)}, in {plan.folder / 'best.py'}" if loop.best else "none"
+        print(f"\nended: {end}\nbest valid: {best}\nreport: {plan.folder / 'report.md'}")
+    if end == "interrupted":
+        print("go on with the same command and --resume")
+        return 130
+    return 0
+
+
+def _about(plan: Plan, client: Client, strategy: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run this one and no other, for its log; a resumed run must agree."""
+    return {
+        "problem": plan.problem.name,
+        "strategy": strategy,
+        "options": dict(options),
+        "model": client.endpoint.model,
+        "seed": plan.seed,
+        "max_tokens": client.endpoint.max_tokens,
+        "temperature": client.endpoint.temperature,
+    }
+
+
+def _check_same(about: Mapping[str, Any], entries: Sequence[Entry], folder: Path) -> None:
+    """Raise unless the run in the log is the one that the arguments describe."""
+    begun = next((entry for entry in entries if entry["kind"] == "run"), None)
+    if begun is None and entries:
+        raise LogError(f"{folder / LOG} does not say what run it is of; name another --output_dir")
+    for name, value in about.items():
+        if begun is not None and name != "note" and begun.get(name) != value:
+            raise LogError(
+                f"--resume: the run in {folder} has {name} {begun.get(name)!r}, not {value!r}; "
+                "give the same, or name another --output_dir"
+            )
+
+
+def _show(loop: Loop, attempt: Attempt | None) -> None:
+    """A row for the attempt, if there is one, and below it, on a terminal, the totals."""
+    is_terminal = sys.stdout.isatty()
+    if attempt is not None:
+        print(("\r\x1b[K" if is_terminal else "") + row(attempt), flush=True)
+    if is_terminal:
+        totals = status(loop.attempts, loop.client.budget, loop.asking, loop.judging)
+        print(f"\r\x1b[K{totals}", end="", flush=True)

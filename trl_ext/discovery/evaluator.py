@@ -1,0 +1,69 @@
+"""What every problem's `evaluator.py PROGRAM` does: run, verify, print the verdict, and exit with 0, 1 or 2."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from trl_ext.discovery.outcome import Limits, SandboxError
+from trl_ext.discovery.problem import Verdict
+
+_MAX_PROGRAM = 2**20  # bytes
+
+
+def evaluator_parser(description: str | None) -> argparse.ArgumentParser:
+    """The arguments that every evaluator has."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog="exit status: 0 valid, 1 invalid, 2 no verdict (wrong arguments, or no sandbox here)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("program", type=Path, metavar="PROGRAM", help="a Python file")
+    parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
+    parser.add_argument("--seconds", type=float, default=60.0, help="wall-clock of the program (60)")
+    parser.add_argument("--memory_mb", type=int, default=2048, help="MiB of address space (2048)")
+    parser.add_argument("--no_namespaces", action="store_true", help="limits only, for debugging the sandbox")
+    return parser
+
+
+def evaluate(arguments: argparse.Namespace, verify: Callable[[bytes, Limits], Verdict]) -> int:
+    """Judge the file, print the verdict, and return the exit status."""
+    try:
+        program = arguments.program.read_bytes()
+        if len(program) > _MAX_PROGRAM:
+            raise ValueError(f"{str(arguments.program)!r} has {len(program)} bytes, more than {_MAX_PROGRAM}")
+        limits = Limits(arguments.seconds, arguments.memory_mb, namespaces=not arguments.no_namespaces)
+        verdict = verify(program, limits)
+    except (OSError, ValueError, SandboxError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(as_json(verdict) if arguments.json else as_text(verdict))
+    return 0 if verdict.valid else 1
+
+
+def as_json(verdict: Verdict) -> str:
+    """The verdict as one JSON object on one line."""
+    validity = {"validity": float(verdict.valid)}
+    return json.dumps({**verdict.details, **validity, "score": list(verdict.score), "message": verdict.message})
+
+
+def as_text(verdict: Verdict) -> str:
+    """The verdict line by line. What the program may have had a hand in is marked and cannot pass for a line of it."""
+    lines = [f"{name}: {value}" for name, value in verdict.details.items() if name != "program_output"]
+    lines += [
+        f"validity: {float(verdict.valid)}",
+        f"score: {', '.join(f'{entry:.6g}' for entry in verdict.score) or '-'}",
+    ]
+    lines += [f"| {line}" for line in _printable(verdict.message).splitlines()]
+    if "program_output" in verdict.details:
+        lines.append(f"program_output: {verdict.details['program_output']!r}")
+    return "\n".join(lines)
+
+
+def _printable(text: str) -> str:
+    """Without characters that move a terminal's cursor or colour it."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

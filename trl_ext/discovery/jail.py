@@ -1,0 +1,133 @@
+"""The process in which a program that nobody has read runs. `sandbox.py` starts it as `python -m`.
+
+Two processes: the supervisor, which the program cannot reach, and its child, which gives up what it can and runs the
+program. When the supervisor's lifeline is closed, or the child has ended, it kills whatever the program has started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from typing import Any
+
+from trl_ext.discovery import confine
+from trl_ext.discovery.execute import run, tell
+
+_LOOK_EVERY = 250  # milliseconds between two looks at the memory of all processes; the kernel limits each of them
+
+
+def main() -> None:
+    """Supervise one program: settings in the first argument, the program on standard input."""
+    settings = json.loads(sys.argv[1])
+    program = sys.stdin.buffer.read()
+    folder = tempfile.mkdtemp(prefix="trl_ext_sandbox_")
+    try:
+        isolation = confine.own_namespaces() if settings["namespaces"] else []
+        confine.adopt_orphans()
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        child = os.fork()
+        if child == 0:
+            _be_the_child(settings, program, folder, isolation)
+        os.close(settings["result"])
+        status, is_over = _wait(child, settings["lifeline"], woken, settings["memory_mb"] * 2**20)
+        _kill_descendants()
+        tell(settings["status"], {"status": status, "over_memory": is_over})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(child: int, lifeline: int, woken: int, memory: int) -> tuple[int, bool]:
+    """The child's wait status, and whether it was killed because all processes together took too much memory.
+
+    It is killed, too, when the lifeline is closed.
+    """
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in poll.poll(_LOOK_EVERY)}
+        if woken in ready:
+            os.read(woken, 512)
+        is_over = not ready and _memory_of(_descendants()) > memory
+        is_to_end = lifeline in ready or is_over
+        if is_to_end:
+            os.kill(child, signal.SIGKILL)
+        pid, status = os.waitpid(child, 0 if is_to_end else os.WNOHANG)
+        if pid:
+            return status, is_over
+
+
+def _memory_of(pids: list[int]) -> int:
+    """Bytes that these processes hold, their files' pages left out; copies of one that share pages count each."""
+    pages = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{pid}/statm") as file:
+                _, resident, shared = map(int, file.read().split()[:3])
+            pages += resident - shared
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _kill_descendants() -> None:
+    """Kill what is left of the program until nothing is. In a namespace of its own the kernel has already done so."""
+    while True:
+        for pid in _descendants():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            select.select([], [], [], 0.002)
+        except ChildProcessError:
+            return
+
+
+def _descendants() -> list[int]:
+    """Processes below this one, from /proc; none where there is no /proc."""
+    parents = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(name)}/stat", "rb") as file:
+            parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    found, grew = {os.getpid()}, True
+    while grew:
+        below = {pid for pid, parent in parents.items() if parent in found}
+        grew = not below <= found
+        found |= below
+    return sorted(found - {os.getpid()})
+
+
+def _be_the_child(settings: dict[str, Any], program: bytes, folder: str, isolation: list[str]) -> None:
+    """Give up rights, run the program, say what came of it, and end. Never returns."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        confine.keep_open_only(settings["status"], settings["result"])
+        user, capabilities = confine.whom_to_be()
+        if isolation and confine.read_only_files(folder, user):
+            isolation = [*isolation, "files"]
+        elif user != os.getuid():
+            os.chown(folder, user, user)
+        os.chdir(folder)
+        confine.become(user, capabilities)
+        confine.set_limits(settings)
+        tell(settings["status"], {"isolation": isolation})
+        os.close(settings["status"])
+        run(program, settings["names"], settings["result"])
+    except BaseException:  # of the set-up: what the program does is dealt with in `_run`
+        traceback.print_exc()
+    finally:
+        os._exit(70)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""The loop: ask, judge, remember, ask again. Requests and verdicts overlap; what is paid for is on the disk at once.
+
+The main thread decides, writes and shows; daemon threads ask and judge and hold nothing that could be lost. A run that
+is interrupted, killed or refused by the endpoint goes on from its log, and judges what had been answered first.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from trl_ext.discovery.archive import Attempt, best_valid
+from trl_ext.discovery.budget import BudgetSpent
+from trl_ext.discovery.client import Client, EndpointError, NoAnswer, Reply
+from trl_ext.discovery.log import Log, answer_entry, verdict_entry
+from trl_ext.discovery.problem import CUT_OFF, NO_PROGRAM, Finished, Problem, Verdict
+from trl_ext.discovery.strategies import Proposal
+from trl_ext.files import write_text
+
+_FAILED_IN_A_ROW = 5  # requests without an answer: the endpoint is down, or all requests are too long
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run goes about it.
+
+    Attributes:
+        propose: a strategy with its options: (problem, attempts, rng) to a request or None.
+        concurrency: requests on their way at a time.
+        judges: programs that run at a time.
+        finish_seconds: for the numeric method, per program.
+    """
+
+    problem: Problem
+    propose: Callable[..., Proposal | None]
+    folder: Path
+    seed: int = 0
+    concurrency: int = 4
+    judges: int = 2
+    finish_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class _Event:
+    """What a thread has to tell the main one about an attempt."""
+
+    kind: str
+    attempt: Attempt
+    what: Any
+
+
+_INTERRUPT = _Event("interrupt", Attempt(-1), None)
+_INTERRUPTED = "interrupted"
+
+
+class Loop:
+    """A run. `go` returns why it ended.
+
+    Args:
+        attempts: of earlier processes of the same run.
+        show: called with every attempt that is through, and with None when the totals have changed.
+    """
+
+    def __init__(
+        self, plan: Plan, client: Client, log: Log, attempts: list[Attempt], show: Callable[..., None] = lambda *_: None
+    ) -> None:
+        self.plan, self.client, self.log, self.show = plan, client, log, show
+        self.attempts = attempts  # those through first, in the order of their answers; pending ones among them
+        self.best = best_valid(attempts)
+        self.asking = self.judging = 0
+        self._next_id = max((attempt.id for attempt in attempts), default=-1) + 1
+        self._end = ""
+        self._failed_in_a_row = 0
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()  # which a signal handler may put to
+        self._to_ask: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
+        self._to_judge: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
+
+    def go(self) -> str:
+        """Run to the end of the strategy or of the budget; after `interrupt`, to the end of what is on its way.
+
+        Raises:
+            EndpointError: the endpoint will answer no request; what came before is in the log.
+        """
+        jobs = ((self._ask, self._to_ask, self.plan.concurrency), (self._judge, self._to_judge, self.plan.judges))
+        for work, _, threads in jobs:
+            for _ in range(threads):
+                threading.Thread(target=work, daemon=True).start()
+        try:
+            for attempt in [a for a in self.attempts if a.is_pending]:
+                self._route(attempt)
+            while self._hand_out() or self.asking or self.judging:
+                self.show(None)
+                event = self._events.get()
+                if event is _INTERRUPT and self._end == _INTERRUPTED:
+                    break
+                self._take(event)
+        finally:
+            for _, waiting, threads in jobs:
+                for _ in range(threads):
+                    waiting.put(None)
+        return self._end or "the strategy has nothing more to ask"
+
+    def interrupt(self) -> None:
+        """End the run when what is on its way has come; called again, at once. For signal handlers, or a thread."""
+        self._events.put(_INTERRUPT)
+
+    def _stop(self) -> None:
+        self._end = _INTERRUPTED
+        self.client.stopped.set()
+        if self.asking or self.judging:
+            print(
+                f"\nwaiting for {self.asking} answers and {self.judging} programs; once more to leave now", flush=True
+            )
+
+    def _hand_out(self) -> bool:
+        """Start as many requests as may be on their way; whether any was started."""
+        started = 0
+        plan = self.plan
+        while not self._end and self.asking < plan.concurrency and self.judging < plan.concurrency + plan.judges:
+            rng = Random(f"{plan.seed}-{self._next_id}")  # the same request whichever process makes it
+            proposal = plan.propose(plan.problem, self.attempts, rng)
+            if proposal is None:
+                break
+            try:
+                self.client.budget.take(self.client.most_tokens(proposal.messages))
+            except BudgetSpent as spent:
+                self._end = f"the budget: {spent}"
+                break
+            attempt = Attempt(self._next_id, proposal.group, proposal.parents, proposal.finish, proposal.messages)
+            self.attempts.append(attempt)
+            self._next_id += 1
+            self.asking += 1
+            started += 1
+            self._to_ask.put(attempt)
+        return started > 0
+
+    # In the threads
+
+    def _ask(self) -> None:
+        while (attempt := self._to_ask.get()) is not None:
+            try:
+                event = _Event("answer", attempt, self.client.ask(attempt.messages))
+            except NoAnswer as error:
+                event = _Event("no answer", attempt, str(error))
+            except BaseException as error:
+                event = _Event("end", attempt, error)
+            self._events.put(event)
+
+    def _judge(self) -> None:
+        while (attempt := self._to_judge.get()) is not None:
+            try:
+                event = _Event("verdict", attempt, self._judged(attempt))
+            except BaseException as error:
+                event = _Event("end", attempt, error)
+            self._events.put(event)
+
+    def _judged(self, attempt: Attempt) -> tuple[Verdict, Finished | str]:
+        program, problem = attempt.program, self.plan.problem
+        if program is None:
+            return Verdict(False, (), CUT_OFF if attempt.finish_reason == "length" else NO_PROGRAM), ""
+        verdict = problem.verify(program)
+        if not attempt.finish or problem.finish is None:
+            return verdict, ""
+        return verdict, problem.finish(program, self.plan.seed + attempt.id, self.plan.finish_seconds)
+
+    # In the main thread
+
+    def _take(self, event: _Event) -> None:
+        if event.kind == "answer":
+            self._answered(event.attempt, event.what)
+        elif event.kind == "no answer":
+            self._unanswered(event.attempt, event.what)
+        elif event.kind == "verdict":
+            self._through(event.attempt, *event.what)
+        elif event is _INTERRUPT:
+            self._stop()
+        else:
+            self._lost(event.attempt)
+            raise event.what
+
+    def _answered(self, attempt: Attempt, reply: Reply) -> None:
+        self.asking -= 1
+        self._failed_in_a_row = 0
+        attempt.response, attempt.finish_reason = self.client.redact(reply.text), reply.finish_reason
+        self._write_answer(attempt, reply)
+        self._route(attempt)
+
+    def _unanswered(self, attempt: Attempt, error: str) -> None:
+        self.asking -= 1
+        self._failed_in_a_row += 1
+        attempt.error = error
+        self._write_answer(attempt, Reply("", "", 0, 0, 0, 0.0))
+        self.show(attempt)
+        if self._failed_in_a_row >= _FAILED_IN_A_ROW and not self._end:
+            raise EndpointError(f"{self._failed_in_a_row} requests in a row got no answer; the last: {error}")
+
+    def _lost(self, attempt: Attempt) -> None:
+        """Forget a request that ends the run: a resumed one makes it again."""
+        if attempt.response is None:
+            self.attempts.remove(attempt)
+
+    def _write_answer(self, attempt: Attempt, reply: Reply) -> None:
+        attempt.second = round(self.client.budget.used_seconds(), 3)
+        attempt.tokens = reply.prompt_tokens + reply.completion_tokens
+        self.attempts.remove(attempt)  # to the end: the order of the answers is what a resumed run will see
+        self.attempts.append(attempt)
+        self.log.add("answer", **answer_entry(attempt, reply, self.client.budget.used_calls))
+
+    def _route(self, attempt: Attempt) -> None:
+        """To a judge, unless the same program has been judged before."""
+        self.judging += 1
+        known = None if attempt.finish else self._known(attempt.program)
+        if known is None or known.verdict is None:
+            self._to_judge.put(attempt)
+            return
+        told = f"the same program as in attempt {known.id}: {known.verdict.message}"
+        self._through(attempt, Verdict(known.verdict.valid, known.verdict.score, told, known.verdict.details), "")
+
+    def _known(self, program: str | None) -> Attempt | None:
+        same = (a for a in self.attempts if program is not None and a.verdict and not a.finish and a.program == program)
+        return next(same, None)
+
+    def _through(self, attempt: Attempt, verdict: Verdict, finished: Finished | str) -> None:
+        self.judging -= 1
+        attempt.verdict, finish_file = verdict, ""
+        if isinstance(finished, Finished):
+            attempt.finished, finish_file = finished.verdict, f"programs/{attempt.id:04d}_finished.py"
+            (self.plan.folder / "programs").mkdir(exist_ok=True)
+            write_text(self.plan.folder / finish_file, finished.program)
+        else:
+            attempt.finish_note = finished
+        self.log.add(
+            "verdict",
+            id=attempt.id,
+            second=round(self.client.budget.used_seconds(), 3),
+            verdict=verdict_entry(verdict),
+            finished=attempt.finished and verdict_entry(attempt.finished),
+            finish_file=finish_file,
+            finish_note=attempt.finish_note,
+        )
+        self._keep_best(attempt, finished)
+        self.show(attempt)
+
+    def _keep_best(self, attempt: Attempt, finished: Finished | str) -> None:
+        new = best_valid([attempt])
+        if new is None or (self.best is not None and new[1].score <= self.best[1].score):
+            return
+        self.best = new
+        is_finished = isinstance(finished, Finished) and new[1] is finished.verdict
+        program = finished.program if isinstance(finished, Finished) and is_finished else attempt.program
+        by = "the numeric method from the program of the answer" if is_finished else "the answer"
+        header = f"# Attempt {attempt.id}, made by {by}. {new[1].message.splitlines()[0]}\n"
+        write_text(self.plan.folder / "best.py", header + (program or ""))

@@ -1,0 +1,73 @@
+"""What a program in the sandbox may use, and what can become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+ISOLATION = ("processes", "network", "files")
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself does not work here; no program is at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program may use.
+
+    Attributes:
+        seconds: of wall-clock.
+        memory_mb: MiB of address space of each of its processes, and of memory of all of them together.
+        processes: how many, threads included.
+        result_bytes: of the globals that are read.
+        output_bytes: of what it prints.
+        file_bytes: of each file that it writes to its folder.
+        namespaces: whether to isolate it from network, processes and files where the system allows that.
+    """
+
+    seconds: float = 60.0
+    memory_mb: int = 2048
+    processes: int = 64
+    result_bytes: int = 4 * 2**20
+    output_bytes: int = 2**20
+    file_bytes: int = 16 * 2**20
+    namespaces: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value <= 0 and name != "namespaces":
+                raise ValueError(f"the sandbox's limit {name} must be positive, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a program left behind: those of the wanted globals that it has, what it printed, and how it was isolated."""
+
+    values: dict[str, Any]
+    output: str
+    seconds: float
+    isolation: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why there are no values. `detail` is for whoever wrote the program."""
+
+    kind: Literal["timeout", "memory", "output", "crash", "error", "result"]
+    detail: str
+    output: str = ""
+    seconds: float = 0.0
+    isolation: tuple[str, ...] = ()
+
+
+def in_force(isolation: Sequence[str]) -> str:
+    """One line on what kept the program in, for people."""
+    if not isolation:
+        return (
+            "limits on time, memory, processes and output only; without namespaces, which this system does not allow "
+            "or which were turned off, the program can reach the network and write files"
+        )
+    words = {"processes": "its own processes", "network": "no network", "files": "read-only files"}
+    return "limits, " + ", ".join(words[name] for name in ISOLATION if name in isolation)

@@ -1,0 +1,123 @@
+"""What a problem is: a task in words, and a verifier that judges programs exactly."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl_ext.discovery.outcome import Failed, Limits, Ran, in_force
+from trl_ext.discovery.sandbox import run_program
+
+Score = tuple[float, ...]  # larger is better, first entry first; () is less than any other
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier says of a program.
+
+    Attributes:
+        valid: whether the program solves the problem, however badly.
+        score: compared entry by entry, larger is better; () if there is nothing to score, which then is not valid.
+        message: the exact reason, told to the model as it is.
+        details: figures for people and for reports, in JSON's types.
+    """
+
+    valid: bool
+    score: Score
+    message: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.valid and not self.score:
+            raise ValueError(f"a valid verdict needs a score; the verifier gave none with {self.message!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A program that a numeric method made from the model's, with its own verdict."""
+
+    program: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem that a model can work on.
+
+    Attributes:
+        name: short, for folders and logs.
+        task: the first message to the model: what to write and what is checked.
+        verify: judges a program; called from several threads.
+        score_name: what the first entry of the score counts.
+        hybrid_task: the first message where a numeric method finishes what the model's program begins.
+        finish: that method: a program, a seed and a limit in seconds to a better program, or why there is none.
+    """
+
+    name: str
+    task: str
+    verify: Callable[[str], Verdict]
+    score_name: str = "score"
+    hybrid_task: str = ""
+    finish: Callable[[str, int, float], Finished | str] | None = None
+
+
+def global_of(
+    program: str | bytes, name: str, limits: Limits | None = None
+) -> tuple[Any, Verdict | None, Ran | Failed]:
+    """The program's global `name`, run in the sandbox; or None and the verdict on a program that leaves none."""
+    ran = run_program(program, [name], limits)
+    if isinstance(ran, Failed):
+        return None, Verdict(False, (), f"{_KINDS[ran.kind]}: {ran.detail}"), ran
+    if name not in ran.values:
+        return None, Verdict(False, (), f"the program ended without a global `{name}`"), ran
+    return ran.values[name], None, ran
+
+
+_KINDS = {
+    "timeout": "the program took too long",
+    "memory": "the program took too much memory",
+    "output": "the program printed too much",
+    "crash": "the program crashed",
+    "error": "the program failed",
+    "result": "the program's result cannot be read",
+}
+
+
+def with_run(verdict: Verdict, ran: Ran | Failed, otherwise: Mapping[str, Any] | None = None) -> Verdict:
+    """The verdict with how long the program ran, what it printed and what kept it in.
+
+    Args:
+        otherwise: details of a program that leaves nothing to judge.
+    """
+    more = {"program_seconds": ran.seconds, "sandbox": in_force(ran.isolation)}
+    shown = {"program_output": ran.output} if ran.output else {}
+    return Verdict(
+        verdict.valid, verdict.score, verdict.message, {**(otherwise or {}), **verdict.details, **more, **shown}
+    )
+
+
+NO_PROGRAM = (
+    "There is no program in your answer. Put one complete Python program in a single block that begins with a line "
+    "```python and ends with a line ```."
+)
+CUT_OFF = "Your answer was cut off before the program was complete. Think less, or write a shorter program."
+_FENCE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)[ \t]*([\w+-]*)[^\n`]*\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.M | re.S)
+
+
+@functools.lru_cache(maxsize=4096)  # it is asked for again and again
+def extract_program(response: str) -> str | None:
+    """The last block marked as Python in a response, else the last block; one that never ends counts. None if none.
+
+    What stands in `<think>` is thought and no answer. A thought that never ends has no answer after it.
+    """
+    _, thought, answer = response.rpartition("</think>")
+    if not thought and "<think>" in response:
+        return None
+    blocks = [(language.lower(), code) for _, language, code in _FENCE.findall(answer) if code.strip()]
+    python = [code for language, code in blocks if language in ("python", "py", "python3")]
+    others = [code for language, code in blocks if not language]
+    chosen = python or others
+    return chosen[-1] if chosen else None

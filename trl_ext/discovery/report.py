@@ -1,0 +1,182 @@
+"""A run's attempts -> `report.md` with the score over time, what was spent, and who wrote what; and rows to watch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trl_ext.discovery.archive import Attempt, best_valid
+from trl_ext.discovery.budget import Budget
+from trl_ext.discovery.problem import Problem, Score, Verdict
+from trl_ext.files import replacing, write_text
+
+_OUTCOMES = {
+    "valid": "valid",
+    "invalid": "a result, but not a valid one",
+    "no result": "the program gave no result",
+    "no program": "no program in the answer",
+    "no answer": "no answer from the endpoint",
+    "not judged": "answered, not judged yet",
+}
+HEADER = f"{'attempt':>7} {'time':>8} {'tokens':>7} {'group':>5}  {'score':<16} verdict"
+
+
+def outcome(attempt: Attempt) -> str:
+    """In one word what became of an attempt, one of the keys of `_OUTCOMES`."""
+    verdict = attempt.best_verdict
+    if attempt.error:
+        return "no answer"
+    if verdict is None:
+        return "not judged"
+    if attempt.program is None:
+        return "no program"
+    return "valid" if verdict.valid else ("invalid" if verdict.score else "no result")
+
+
+def row(attempt: Attempt) -> str:
+    """An attempt as one line on a terminal."""
+    verdict = attempt.best_verdict
+    told = attempt.error or (verdict.message if verdict else "")
+    by = " (polished)" if attempt.finished is not None and verdict is attempt.finished else ""
+    return (
+        f"{attempt.id:>7} {attempt.second:>6.1f} s {attempt.tokens:>7} {attempt.group:>5}  "
+        f"{shown(attempt.score):<16} {outcome(attempt)}{by}: {one_line(told, 100)}"
+    )
+
+
+def status(attempts: Sequence[Attempt], budget: Budget, asking: int, judging: int) -> str:
+    """The totals as one line on a terminal."""
+    best = best_valid(attempts)
+    return (
+        f"best valid: {shown(best[1].score) if best else 'none'} | requests on their way: {asking}, programs: {judging}"
+        f" | {budget.used_calls}{_of(budget.calls)} calls, {budget.used_tokens}{_of(budget.tokens)} tokens, "
+        f"{budget.used_seconds():.0f}{_of(budget.seconds)} s"
+    )
+
+
+def shown(score: Score) -> str:
+    """A score for people."""
+    return ", ".join(f"{entry:.6g}" for entry in score) or "-"
+
+
+def one_line(text: str, most: int) -> str:
+    """The text on one line, printable, its last words kept: an exception's message is at its end."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return flat if len(flat) <= most else f"{flat[: most // 2 - 2]} ... {flat[-(most // 2 - 3) :]}"
+
+
+def _of(limit: float | None) -> str:
+    return "" if limit is None else f"/{limit:g}"
+
+
+def write_report(
+    folder: Path, problem: Problem, header: Mapping[str, Any], attempts: Sequence[Attempt], budget: Budget, end: str
+) -> None:
+    """Write `report.md` and `score.png` into the run's folder."""
+    _write_plot(folder / "score.png", problem, attempts)
+    counts = Counter(outcome(attempt) for attempt in attempts)
+    lines = [
+        f"# Discovery: {problem.name}",
+        "",
+        *([header["note"], ""] if header.get("note") else []),
+        f"Model `{header['model']}`, strategy `{header['strategy']}` {_options(header['options'])}, seed "
+        f"{header['seed']}, temperature {header['temperature']:g}. The run ended because of: {_cell(end)}.",
+        "",
+        *_best_lines(problem, attempts),
+        "",
+        "| spent | used | limit |",
+        "|---|---|---|",
+        f"| calls | {budget.used_calls} | {budget.calls or 'none'} |",
+        f"| tokens | {budget.used_tokens} | {budget.tokens or 'none'} |",
+        f"| seconds | {budget.used_seconds():.0f} | {budget.seconds or 'none'} |",
+        "",
+        "| outcome | attempts |",
+        "|---|---|",
+        *(f"| {label} | {counts[name]} |" for name, label in _OUTCOMES.items()),
+        "",
+        "## Score over time",
+        "",
+        "![score over time](score.png)",
+        "",
+        "| attempt | second | score | valid | made by | shown to the model | verdict |",
+        "|---|---|---|---|---|---|---|",
+        *_improvements(attempts),
+        "",
+        "Each row is an attempt with a better score than all before it. Every message and verdict: "
+        "[conversation_log.json](conversation_log.json).",
+        "",
+    ]
+    write_text(folder / "report.md", "\n".join(lines))
+
+
+def _best_lines(problem: Problem, attempts: Sequence[Attempt]) -> list[str]:
+    best = best_valid(attempts)
+    if best is None:
+        return ["**No valid program was found.**"]
+    attempt, verdict = best
+    return [
+        f"**Best valid: {verdict.score[0]:g} {problem.score_name}**, attempt {attempt.id}, "
+        f"made by {_author(attempt, verdict)}: [best.py](best.py)."
+    ]
+
+
+def _author(attempt: Attempt, verdict: Verdict) -> str:
+    return "the answer, then the numeric method" if verdict is attempt.finished else "the answer"
+
+
+def _improvements(attempts: Sequence[Attempt]) -> list[str]:
+    rows: list[str] = []
+    most: Score = ()
+    for attempt in attempts:
+        verdict = attempt.best_verdict
+        if verdict is None or verdict.score <= most:
+            continue
+        most = verdict.score
+        parents = ", ".join(map(str, attempt.parents)) or "-"
+        rows.append(
+            f"| {attempt.id} | {attempt.second:.1f} | {shown(most)} | {'yes' if verdict.valid else 'no'} | "
+            f"{_author(attempt, verdict)} | {parents} | {_cell(verdict.message)} |"
+        )
+    return rows or ["| - | - | - | - | - | - | no program gave a result |"]
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return "(" + (", ".join(f"{name}={value}" for name, value in options.items()) or "no options") + ")"
+
+
+def _cell(text: str) -> str:
+    """Text of whatever origin in a cell of a Markdown table: it formats nothing and ends no cell."""
+    plain = one_line(text, 160)
+    return "".join(f"\\{c}" if c in "\\|`*_[]<>#" else c for c in plain)
+
+
+def _write_plot(path: Path, problem: Problem, attempts: Sequence[Attempt]) -> None:
+    """The first entry of the score, of each attempt and of the best valid so far, against attempts and seconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    number, seconds = range(1, len(attempts) + 1), [attempt.second for attempt in attempts]
+    best = [found[1].score[0] if (found := best_valid(attempts[:n])) else 0 for n in number]
+    axes: tuple[tuple[str, Sequence[float]], ...] = (("attempts", number), ("seconds", seconds))
+    for panel, (label, x) in zip(panels, axes, strict=True):
+        panel.step(x, best, where="post", label="best valid so far")
+        for wanted, marker, name in ((True, "o", "valid"), (False, "x", "not valid")):
+            dots = [
+                (a, attempt.score[0])
+                for a, attempt in zip(x, attempts, strict=True)
+                if attempt.score and outcome(attempt) == ("valid" if wanted else "invalid")
+            ]
+            panel.scatter([a for a, _ in dots], [s for _, s in dots], marker=marker, s=16, label=name)
+        panel.set_xlabel(label)
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel(problem.score_name)
+    panels[0].legend()
+    figure.suptitle(problem.name)
+    with replacing(path) as scratch:
+        figure.savefig(scratch, dpi=100)
+    pyplot.close(figure)

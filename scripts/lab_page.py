@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import yaml
+from PIL import Image
 
 _COMMANDS = "Each cell by its command"
 
@@ -27,7 +28,7 @@ def section(report: Path, finding: str, plot: str) -> str:
         "](training.png)", f"]({plot}_training.png)"
     )
     folded = f"<details><summary>commands, commit, hardware</summary>\n\n{_COMMANDS}{commands.rstrip()}\n\n</details>"
-    return f"## {title.removeprefix('# ')}\n\n**{finding.strip()}**\n\n{results.strip()}\n\n{folded}\n"
+    return f"## {title.removeprefix('# ')}\n\n**Found.** {finding.strip()}\n\n{results.strip()}\n\n{folded}\n"
 
 
 def main() -> None:
@@ -45,7 +46,8 @@ def main() -> None:
             sys.exit(f"error: {report}: no such file; run `python recipes/lab.py {question}` first")
         plot = f"lab_{question}"
         for name in ("accuracy", "training"):
-            args.page.with_name(f"{plot}_{name}.png").write_bytes((report.parent / f"{name}.png").read_bytes())
+            with Image.open(report.parent / f"{name}.png") as image:  # a few colours take a third of the bytes
+                image.convert("RGB").quantize(64).save(args.page.with_name(f"{plot}_{name}.png"), optimize=True)
         parts.append(section(report, finding, plot))
     args.page.write_text("\n".join(parts), encoding="utf-8")
     print(f"wrote {args.page}")

@@ -21,6 +21,7 @@ from trl_ext.overview import Overview
 from trl_ext.pipeline import folder_of
 
 _REFRESH = 2.0  # seconds
+_GO_ON_BY_THEMSELVES = ("pipeline.py", "leaderboard.py")
 
 
 def run_all(
@@ -80,7 +81,7 @@ def run_all(
 
 def _run(command: Sequence[str], folder: Path, name: str, environment: Mapping[str, str]) -> int:
     output = folder / name
-    more = ["--resume", "auto"] if output.exists() and Path(command[0]).name != "pipeline.py" else []
+    more = ["--resume", "auto"] if output.exists() and Path(command[0]).name not in _GO_ON_BY_THEMSELVES else []
     whole = [sys.executable, *command, "--output_dir", str(output), *more]
     with (folder / f"{name}.log").open("a", encoding="utf-8") as log:
         log.write(f"$ {shlex.join(whole[1:])}\n")

@@ -1,0 +1,98 @@
+"""The leaderboard's recipe, the plain default recipe and TRL's own trainer: the same seconds, seeds and problems.
+
+    python scripts/compare_leaderboard.py
+    python scripts/compare_leaderboard.py --seeds 0 --budget 120 --arms leaderboard default
+
+Every run has the machine to itself and ends with a validation on all 5,000 problems, within its budget. An hour on two
+cores; interrupted, it goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from trl_ext.base_policy import make_base_policy
+from trl_ext.files import write_text
+from trl_ext.intervals import paired_interval
+from trl_ext.provenance import provenance
+from trl_ext.report import write_methods_plot
+from trl_ext.sweep import run_all
+
+HERE = Path(__file__).parent
+RECIPES = HERE.parent / "recipes"
+PROBLEMS = "5000"
+ARMS = {
+    "leaderboard": "leaderboard recipe",
+    "default": "default recipe, as many steps as fit",
+    "trl_recipe": "stock TRL, the default recipe's settings",
+    "trl_defaults": "stock TRL, its defaults",
+}
+
+
+def command(arm: str, seed: int, budget: float) -> list[str]:
+    """Script and arguments of a run."""
+    common = ["--time_budget", str(budget), "--seed", str(seed)]
+    if arm == "leaderboard":
+        return [str(RECIPES / "leaderboard.py"), *common]
+    if arm == "default":
+        flags = ["--max_steps", "100000", "--final_validation_problems", PROBLEMS, "--disable_tqdm", "true"]
+        return [str(RECIPES / "grpo_math.py"), *flags, *common]
+    settings = arm.removeprefix("trl_")
+    return [str(HERE / "stock_trl.py"), "--settings", settings, "--problems", PROBLEMS, *common]
+
+
+def table(found: dict[str, list[dict[str, Any]]], seeds: list[int]) -> str:
+    """A row for each arm, in Markdown, with the leaderboard's lead at the same seeds."""
+    lines = [
+        f"| arm | {' | '.join(f'seed {seed}' for seed in seeds)} | mean ± sd | leaderboard is ahead by | seconds |"
+    ]
+    lines.append("|---" * (len(seeds) + 4) + "|")
+    for arm, runs in found.items():
+        values = [run["validation_accuracy_after"] for run in runs]
+        lead = [a["validation_accuracy_after"] - b for a, b in zip(found.get("leaderboard", runs), values, strict=True)]
+        ahead = ""
+        if arm != "leaderboard" and len(lead) > 1:
+            low, high = paired_interval(lead)
+            ahead = f"{mean(lead):+.3f} ({low:+.3f} to {high:+.3f})"
+        spread = f"{mean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{values[0]:.4f}"
+        seconds = f"{min(r['wall_clock_s'] for r in runs):.0f} to {max(r['wall_clock_s'] for r in runs):.0f}"
+        lines.append(f"| {ARMS[arm]} | {' | '.join(f'{v:.4f}' for v in values)} | {spread} | {ahead} | {seconds} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, print the table, write figures and plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="(default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="(default: 0 1 2)")
+    parser.add_argument("--budget", type=float, default=300.0, metavar="S", help="of a run (default: 300)")
+    parser.add_argument("--runs", type=Path, default=Path("runs/compare_leaderboard"), help="where the runs go")
+    parser.add_argument("--results", type=Path, default=RECIPES / "results", help="where plot and figures go")
+    args = parser.parse_args()
+    for seed in args.seeds:
+        make_base_policy(seed=seed)  # made before the clock starts, for all alike
+    commands = {f"{arm}_seed_{seed}": command(arm, seed, args.budget) for seed in args.seeds for arm in args.arms}
+    summaries = run_all(commands, args.runs)
+    found = {arm: [summaries[f"{arm}_seed_{seed}"] for seed in args.seeds] for arm in args.arms}
+    problems = {run["final_validation_problems"] for runs in found.values() for run in runs}
+    curves = {ARMS[arm]: [run["validations"] for run in runs] for arm, runs in found.items()}
+    write_methods_plot(args.results / "leaderboard.png", curves, f"{args.budget:.0f} s each", by_seconds=True)
+    figures = {
+        arm: {
+            "accuracy": [run["validation_accuracy_after"] for run in runs],
+            "seconds": [run["wall_clock_s"] for run in runs],
+            "steps": [run["validations"][-1]["step"] for run in runs],
+        }
+        for arm, runs in found.items()
+    }
+    kept = {"budget_s": args.budget, "seeds": args.seeds, "problems": sorted(problems), **figures, **provenance()}
+    write_text(args.results / "leaderboard.json", json.dumps(kept, indent=1) + "\n")
+    print(f"\nvalidated on {problems} problems\n\n{table(found, args.seeds)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -44,8 +44,9 @@ QUESTION = {"question": "Which?", "reference": "a", "cells": {"a": {}, "b": {"le
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text("max_steps: 3\n")
-    (tmp_path / "lab.yaml").write_text("config: base.yaml\nsettings: {preset: dapo, learning_rate: 3.0e-4}\n")
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "base.yaml").write_text("max_steps: 3\n")
+    (tmp_path / "lab.yaml").write_text("config: recipe/base.yaml\nsettings: {preset: dapo, learning_rate: 3.0e-4}\n")
     (tmp_path / "which.yaml").write_text(yaml.safe_dump(QUESTION))
     return tmp_path
 
@@ -77,7 +78,7 @@ def test_every_cell_of_every_question_resolves(lab: Path) -> None:
 
 
 def test_a_lab_and_a_question_are_read(folder: Path) -> None:
-    assert read_lab(folder) == Lab("base.yaml", {"preset": "dapo", "learning_rate": 3e-4})
+    assert read_lab(folder) == Lab("recipe/base.yaml", {"preset": "dapo", "learning_rate": 3e-4})
     assert question_names(folder) == ["which"]
     assert read_question(folder, "which") == Question("which", "Which?", QUESTION["cells"], "a")
 
@@ -109,7 +110,7 @@ def test_a_question_that_is_not_there_is_refused_with_those_that_are(folder: Pat
     (folder / "lab.yaml").write_text("config: none.yaml\n")
     with pytest.raises(InputError, match=r"lab\.yaml: config: no file .*none\.yaml"):
         read_lab(folder)
-    (folder / "lab.yaml").write_text("configg: base.yaml\n")
+    (folder / "lab.yaml").write_text("configg: recipe/base.yaml\n")
     with pytest.raises(InputError, match=r"unknown field 'configg'\. Did you mean 'config'"):
         read_lab(folder)
 
@@ -138,7 +139,7 @@ def test_a_run_that_several_questions_need_is_run_once_and_what_the_lab_sets_any
         "beta=0.1,seed=1",
     ]  # fmt: skip
     assert found["beta=0.1,seed=1"] == [
-        "grpo_math.py", "--config", str(folder / "base.yaml"), "--preset", "dapo", "--learning_rate", "0.0003",
+        "grpo_math.py", "--config", str(folder / "recipe" / "base.yaml"), "--preset", "dapo", "--learning_rate", "0.0003",
         "--beta", "0.1", "--max_steps", "9", "--seed", "1",
     ]  # fmt: skip
 
@@ -270,8 +271,8 @@ def test_a_question_is_answered_with_failed_cells_and_once_only(tmp_path: Path, 
         "final_validation_problems": 16, "validate_every": 2, "save_strategy": "no", "preset": "grpo_clip",
         "gradient_checkpointing": False, "report_to": "none", "logging_steps": 1, "learning_rate": 1e-4,
     }  # fmt: skip
-    (folder / "base.yaml").write_text(yaml.safe_dump(tiny))
-    (folder / "lab.yaml").write_text("config: base.yaml\nsettings: {disable_tqdm: true}\n")
+    (folder / "recipe" / "base.yaml").write_text(yaml.safe_dump(tiny))
+    (folder / "lab.yaml").write_text("config: recipe/base.yaml\nsettings: {disable_tqdm: true}\n")
     reward = folder / "mine.py"
     reward.write_text("def fails(completions, **_):\n    raise ValueError('not today')\n")
     (folder / "which.yaml").write_text(

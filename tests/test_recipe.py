@@ -265,7 +265,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def without_times(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    timed = ("wall_clock_s", "step_time", "validation/seconds")
+    timed = ("wall_clock_s", "step_time", "rollout_time", "sync_time", "validation/seconds")
     return [{k: v for k, v in e.items() if k not in timed and not k.startswith("train_")} for e in entries]
 
 

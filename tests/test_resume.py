@@ -40,7 +40,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "kl_penalty": {"preset": "grpo_clip", "beta": 0.1, **OFF_POLICY},
     "trls_loss": {**OFF_POLICY},
 }  # fmt: skip
-SECONDS = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
+SECONDS = (
+    "step_time",
+    "rollout_time",
+    "sync_time",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+)
 
 
 def history(trainer: Any) -> str:

@@ -160,7 +160,8 @@ def write_accuracy_plot(path: Path, runs: Runs, title: str) -> None:
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("validation accuracy")
     panels[0].set_ylim(0, 1)
-    panels[0].legend(loc="lower right", fontsize="small")
+    if any(runs.values()):
+        panels[0].legend(loc="lower right", fontsize="small")
     figure.suptitle(title)
     save_figure(figure, path)
 

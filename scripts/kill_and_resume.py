@@ -56,8 +56,8 @@ CASES: dict[str, tuple[dict[str, Any], str | None]] = {  # settings beside those
     "two_ranks": (OFF_POLICY, "two_cpu_ranks_ddp"),
     "zero2": (OFF_POLICY, "two_cpu_ranks_zero2"),
 }
-SECONDS = {"wall_clock_s", "validation/seconds", "step_time", "rollout_time", "sync_time", "seconds", "train_runtime", "train_samples_per_second",
-           "train_steps_per_second"}  # fmt: skip
+SECONDS = {"wall_clock_s", "seconds", "validation/seconds", "step_time", "rollout_time", "sync_time", "train_runtime",
+           "train_samples_per_second", "train_steps_per_second"}  # fmt: skip
 WAIT = 200  # seconds for a step
 
 

@@ -7,6 +7,7 @@ No model is involved, and the report says so. The recipe's README.md links it be
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,7 @@ NOTE = (
 
 def main() -> None:
     """Run the loop against the server that plays a model."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     shutil.rmtree(FOLDER, ignore_errors=True)
     with serving(ANSWERS) as server:
         script = ROOT / "recipes" / "kissing_number" / "discover.py"

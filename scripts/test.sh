@@ -52,9 +52,10 @@ tier() {
 if [ "$own_marks" = 1 ]; then
     tier "the tests selected"
 else
-    tier "fast tests"
+    # Two at a time, one thread each; `-n 0` among the arguments is the last word, which --pdb needs.
+    OMP_NUM_THREADS=1 tier "fast tests, two at a time" -n 2
     if [ "$fast_only" = 0 ]; then
-        # What keeps one core busy goes two at a time; what has ranks or an engine of its own wants the machine.
+        # What has ranks or an engine of its own wants the machine.
         OMP_NUM_THREADS=1 tier "slower tests, two at a time" -n 2 --dist loadfile \
             -m "slow and not (distributed or vllm or gpu)"
         alone="(distributed or vllm) and not gpu"

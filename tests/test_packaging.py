@@ -525,7 +525,7 @@ def test_the_outcome_of_both_tiers_decides_the_status(machine, fast, slow, statu
     done = machine.run(TEST, "-x")
     assert done.returncode == status
     tiers = done.stdout.splitlines()
-    assert tiers[0] == "pytest: -m pytest -x"
+    assert tiers[0] == "pytest: -m pytest -n 2 -x"
     beyond = [
         "pytest: -m pytest -n 2 --dist loadfile -m slow and not (distributed or vllm or gpu) -x",
         "pytest: -m pytest -m (distributed or vllm) and not gpu -x",
@@ -534,7 +534,7 @@ def test_the_outcome_of_both_tiers_decides_the_status(machine, fast, slow, statu
 
 
 def test_one_tier_or_a_selection_of_ones_own_is_one_run(ready):
-    assert ready.run(TEST, "--fast", "-k", "x y").stdout == "pytest: -m pytest -k x y\n"
+    assert ready.run(TEST, "--fast", "-k", "x y").stdout == "pytest: -m pytest -n 2 -k x y\n"
     assert ready.run(TEST, "-m", "vllm").stdout == "pytest: -m pytest -m vllm\n"
 
 

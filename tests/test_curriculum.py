@@ -11,7 +11,7 @@ from datasets import Dataset, IterableDataset
 
 from tests.tiny import make_trainer, share_of_ones
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.curriculum import Curriculum
+from trl_ext.curriculum import Curriculum, kinds_of
 
 
 def trainer_of(path: Path, reward: Any = share_of_ones, **settings: Any) -> ExtGRPOTrainer:
@@ -24,14 +24,14 @@ def trainer_of(path: Path, reward: Any = share_of_ones, **settings: Any) -> ExtG
 
 
 def test_a_problem_that_is_not_settled_is_taken() -> None:
-    curriculum = Curriculum(10, 0.0, seed=0)
+    curriculum = Curriculum([None] * 10, 0.0, seed=0)
     curriculum.update([1, 2], [False, True])
-    assert curriculum.settled == {1}
+    assert curriculum.settled == [1]
     assert [curriculum.choose(2, (0, place)) for place in range(50)] == [2] * 50
 
 
 def test_a_settled_problem_keeps_its_share_and_others_come_in_its_place() -> None:
-    curriculum = Curriculum(4, 0.25, seed=0)
+    curriculum = Curriculum([None] * 4, 0.25, seed=0)
     curriculum.update([0, 1], [False, False])
     chosen = Counter(curriculum.choose(0, (0, place)) for place in range(4000))
     # 0 is kept with 1/4; else one of four is drawn, of which 0 and 1 have to pass again: x = 1/4 + 3/4 (x0 + ...)
@@ -43,15 +43,47 @@ def test_a_settled_problem_keeps_its_share_and_others_come_in_its_place() -> Non
 
 
 def test_what_taught_again_is_not_settled_any_more() -> None:
-    curriculum = Curriculum(4, 0.0, seed=0)
+    curriculum = Curriculum([None] * 4, 0.0, seed=0)
     curriculum.update([0, 1], [False, False])
     curriculum.update([0], [True])
-    assert curriculum.settled == {1}
+    assert curriculum.settled == [1]
+
+
+def test_a_problem_never_visited_is_judged_by_its_kind() -> None:
+    """Ten sums and ten products; nine of the sums were visited and taught nothing, four of the products taught."""
+    curriculum = Curriculum(["sum"] * 10 + ["product"] * 10, 0.1, seed=0)
+    for _ in range(10):
+        curriculum.update(range(9), [False] * 9)
+        curriculum.update(range(10, 14), [True] * 4)
+    assert curriculum.of_kind == {"sum": pytest.approx(0.95**90), "product": 1.0}
+
+    def taken(problem: int) -> float:
+        return sum(curriculum.choose(problem, (0, place)) == problem for place in range(2000)) / 2000
+
+    assert taken(19) == 1.0  # a product
+    # a sum is taken with the settled ones' share; else one of 20 is drawn: ten sums with 0.1, ten products with 1
+    assert taken(9) == pytest.approx(0.1 + 0.9 * 0.1 / 11, abs=0.03)  # 4 standard errors
+
+
+def test_a_kind_that_begins_to_teach_again_is_taken_again() -> None:
+    curriculum = Curriculum(["sum"] * 300, 0.0, seed=0)
+    curriculum.update(range(100), [False] * 100)
+    few = curriculum.of_kind["sum"]
+    curriculum.update(range(100, 200), [True] * 100)
+    assert few < 0.01 < 0.99 < curriculum.of_kind["sum"]
+
+
+def test_kinds_are_subjects_and_levels_where_there_are_several() -> None:
+    levels = Dataset.from_list([{"subject": "Algebra", "level": 1}, {"subject": "Algebra", "level": 2}])
+    assert kinds_of(levels) == [("Algebra", 1), ("Algebra", 2)]
+    assert kinds_of(levels.remove_columns("subject")) == [(1,), (2,)]
+    assert kinds_of(levels.remove_columns("level")) == [None, None]
+    assert kinds_of(Dataset.from_dict({"prompt": ["a", "b"]})) == [None, None]
 
 
 def test_the_choice_depends_on_seed_rollout_and_group_only() -> None:
     def choices(seed: int, rollout: int) -> list[int]:
-        curriculum = Curriculum(1000, 0.0, seed)
+        curriculum = Curriculum([None] * 1000, 0.0, seed)
         curriculum.update([0], [False])
         return [curriculum.choose(0, (rollout, group)) for group in range(20)]
 
@@ -61,7 +93,7 @@ def test_the_choice_depends_on_seed_rollout_and_group_only() -> None:
 
 
 def test_where_everything_is_settled_something_is_taken() -> None:
-    curriculum = Curriculum(3, 0.0, seed=0)
+    curriculum = Curriculum([None] * 3, 0.0, seed=0)
     curriculum.update([0, 1, 2], [False] * 3)
     assert curriculum.choose(1, (0, 0)) in (0, 1, 2)
 
@@ -84,8 +116,8 @@ def test_a_rollout_is_made_of_what_is_not_settled(tmp_path: Path) -> None:
         assert all(len(set(prompts[i : i + group])) == 1 for i in range(0, len(prompts), group))
     assert len(set(seen[0])) > 1
     assert set(seen[-1]) == {"a"}
-    assert trainer._curriculum.settled == {1, 2, 3, 4, 5, 6, 7}
-    assert trainer.own_state()["settled"] == [1, 2, 3, 4, 5, 6, 7]
+    assert trainer._curriculum.settled == [1, 2, 3, 4, 5, 6, 7]
+    assert trainer.own_state()["curriculum"]["taught"] == {0: True} | dict.fromkeys(range(1, 8), False)
     logged = [entry["curriculum/settled_problems"] for entry in trainer.state.log_history if "loss" in entry]
     assert logged[-1] == 7.0
 
@@ -93,9 +125,13 @@ def test_a_rollout_is_made_of_what_is_not_settled(tmp_path: Path) -> None:
 def test_a_curriculum_is_taken_up_by_a_resumed_run(tmp_path: Path) -> None:
     trainer: Any = trainer_of(tmp_path, settled_share=0.5, max_steps=1)
     trainer.train()
-    state = trainer.own_state() | {"settled": [0]}
+    state, before = trainer.own_state(), trainer._curriculum
+    trainer._curriculum = trainer._make_curriculum()
     trainer.restore_own_state(state)
-    assert trainer._curriculum.settled == {0}
+    assert trainer._curriculum.taught == before.taught != {}
+    assert trainer._curriculum.of_kind == before.of_kind != {}
+    del state["curriculum"]  # of a run that had none
+    trainer.restore_own_state(state)
 
 
 def test_without_a_share_there_is_none(tmp_path: Path) -> None:

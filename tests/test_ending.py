@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tests.test_report import validating
+from tests.tiny import make_trainer
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.callbacks import Validation
-from trl_ext.ending import EarlyStop, TimeBudget, collapsed
+from trl_ext.ending import Decay, EarlyStop, TimeBudget, collapsed
 from trl_ext.run_folder import Run
 
 
@@ -81,6 +83,73 @@ def test_there_must_be_time_for_one_more_step_as_long_as_the_longest_and_for_the
     assert limit.is_spent() is False  # nothing ahead but the end
     limit.on_step_end(arguments(tmp_path, disable_tqdm=True), TrainerState(), control)
     assert control.should_training_stop is spent  # 14 + 5 + 4
+
+
+# A learning rate that falls on the clock.
+
+
+@pytest.mark.parametrize("other", [None, 0.25, 2.0])  # of another rank's clock
+def test_the_rate_falls_to_zero_where_the_time_is_spent_and_what_is_logged_is_what_is_used(
+    other: float | None, tmp_path: Path
+) -> None:
+    """100 s, the last 40 of which decay; 10 s are for the end."""
+    now = Hand()
+    now.now = 45.0
+
+    def alternating(completions: list[str], **_: object) -> list[float]:
+        return [float(i % 2) for i in range(len(completions))]
+
+    config = {"max_steps": 6, "learning_rate": 0.1, "lr_scheduler_type": "constant", "logging_steps": 1}
+    trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, alternating, advantage="group_mean", **config)
+    clock: Any = now
+    limit = TimeBudget(trainer, clock, 100.0, lambda: 10.0)
+    decay = Decay(limit, 0.4)
+    if other is not None:
+        gather = trainer.accelerator.gather
+        trainer.accelerator.gather = lambda mine: (
+            torch.cat([mine, torch.tensor([other])])
+            if mine.shape == (1,) and mine.is_floating_point()
+            else gather(mine)
+        )
+    used: list[float] = []
+
+    class Times(TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
+            used.append(optimizer.param_groups[0]["lr"])
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            now.now += 10.0
+
+    trainer.add_callback(decay)
+    trainer.add_callback(Times())
+    trainer.train()
+    # steps begin 45, 35, 25, 15, 5 and -5 s before the training's end; a step's factor holds for the next one
+    of_clock = [1.0, 1.0, 35 / 40, 25 / 40, 15 / 40, 5 / 40]
+    wanted = [0.1] + [0.1 * min(factor, 1.0 if other is None else other) for factor in of_clock[1:]]
+    assert used == pytest.approx(wanted)
+    logged = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert logged == pytest.approx(wanted)
+
+
+def test_a_schedule_that_goes_by_the_loss_is_refused(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    args = arguments(tmp_path, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(TypeError, match="ReduceLROnPlateau is not; take another --lr_scheduler_type"):
+        Decay(budget(9.0), 0.5).on_train_begin(args, TrainerState(), TrainerControl(), lr_scheduler=schedule)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decay_share": 0.5}, "decay_share is of a time budget: give --time_budget too"),
+        ({"decay_share": 0.0, "time_budget": 9.0}, "decay_share must be above 0 and at most 1, got 0.0"),
+        ({"decay_share": 1.5, "time_budget": 9.0}, "decay_share must be above 0 and at most 1, got 1.5"),
+    ],
+)
+def test_a_decay_that_cannot_be_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        ExtGRPOConfig(output_dir=str(tmp_path), advantage="group_mean", **settings)
 
 
 # What the end takes.

@@ -120,7 +120,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         default=1.0,
         metadata={
             "help": "Problems whose last group was all right or all wrong keep this share of their visits; others come "
-            "in their place."
+            "in their place. Problems not yet seen are judged by their subject and level."
         },
     )
 

@@ -1,4 +1,4 @@
-"""Which problems a rollout is made of: those that taught nothing at their last visit come back less often.
+"""Which problems a rollout is made of: those that are expected to teach nothing come back less often.
 
 A group whose completions all got the same reward has no advantage, so its rollout was spent for nothing. Sampling by
 pass rate as measured on the way: DAPO's dynamic sampling (arXiv:2503.14476, section 3.2) draws until a batch is full;
@@ -7,24 +7,47 @@ here a batch is drawn once, and the choice costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from random import Random
+from typing import Any
 
 _TRIES = 64  # draws; where nearly all problems are settled, the last one is taken as it is
+_RECENT = 0.05  # weight of a group in the share of its kind that taught
+
+
+def kinds_of(rows: Any) -> list[Hashable]:
+    """For each row of a dataset its subject and level, as far as it has them; None where all are of one kind.
+
+    Args:
+        rows: a `datasets.Dataset`.
+    """
+    columns = [rows[name] for name in ("subject", "level") if name in rows.column_names]
+    kinds: list[Hashable] = list(zip(*columns, strict=True))
+    return kinds if len(set(kinds)) > 1 else [None] * len(rows)
 
 
 class Curriculum:
-    """Problems by their number, of which some are settled: all completions of their last group were rewarded alike.
+    """Problems by their number, each with a chance to be taken when its turn comes.
+
+    A problem whose last group taught, with different rewards in it, is always taken. One that is settled, all
+    completions of its last group rewarded alike, is taken with `share`. One that was never visited is taken with the
+    share of the recent groups of its kind that taught, if that is more: a kind that is mastered has nothing to offer.
 
     Args:
-        problems: in all.
+        kinds: for each problem, what it has in common with others, such as its subject and level; None: nothing.
         share: of their usual visits that settled problems keep, 0 to 1.
         seed: of the choices, which are the same on every rank.
     """
 
-    def __init__(self, problems: int, share: float, seed: int) -> None:
-        self.problems, self.share, self.seed = problems, share, seed
-        self.settled: set[int] = set()
+    def __init__(self, kinds: Sequence[Hashable], share: float, seed: int) -> None:
+        self.kinds, self.share, self.seed = kinds, share, seed
+        self.taught: dict[int, bool] = {}  # by its last group, for each problem visited
+        self.of_kind: dict[Hashable, float] = {}  # share of recent groups that taught
+
+    @property
+    def settled(self) -> list[int]:
+        """Problems whose last group taught nothing, in order."""
+        return sorted(problem for problem, taught in self.taught.items() if not taught)
 
     def choose(self, problem: int, place: tuple[int, int]) -> int:
         """`problem`, or another one in its place.
@@ -34,12 +57,30 @@ class Curriculum:
         """
         draw = Random(f"{self.seed} {place[0]} {place[1]}")
         for _ in range(_TRIES):
-            if problem not in self.settled or draw.random() < self.share:
+            if draw.random() < self._chance(problem):
                 break
-            problem = draw.randrange(self.problems)
+            problem = draw.randrange(len(self.kinds))
         return problem
 
     def update(self, problems: Sequence[int], taught: Sequence[bool]) -> None:
         """Note for each group's problem whether its rewards differed."""
         for problem, has_taught in zip(problems, taught, strict=True):
-            (self.settled.discard if has_taught else self.settled.add)(problem)
+            self.taught[problem] = has_taught
+            kind = self.kinds[problem]
+            before = self.of_kind.get(kind, 1.0)
+            self.of_kind[kind] = before + _RECENT * (has_taught - before)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs, of plain values."""
+        return {"taught": dict(self.taught), "of_kind": dict(self.of_kind)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.taught, self.of_kind = dict(state["taught"]), dict(state["of_kind"])
+
+    def _chance(self, problem: int) -> float:
+        taught = self.taught.get(problem)
+        if taught is None:
+            kind = self.kinds[problem]
+            return 1.0 if kind is None else max(self.share, self.of_kind.get(kind, 1.0))
+        return 1.0 if taught else self.share

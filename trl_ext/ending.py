@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,10 +32,14 @@ class TimeBudget(TrainerCallback):
         self._steps: deque[float] = deque(maxlen=_STEPS)  # seconds, with the validation or the saving of their end
         self._last: float | None = None
 
+    def left(self) -> float:
+        """Seconds for training, by this process's clock."""
+        return self.seconds - self.clock.seconds() - self.reserve()
+
     def is_spent(self, ahead: float = 0.0) -> bool:
         """Whether on any rank's clock there is no time for `ahead` more seconds of training; a collective operation."""
         accelerator = self.trainer.accelerator
-        is_spent = self.clock.seconds() + ahead + self.reserve() >= self.seconds
+        is_spent = self.left() <= ahead
         return bool(accelerator.gather(torch.tensor([is_spent], device=accelerator.device)).any())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -50,6 +55,45 @@ class TimeBudget(TrainerCallback):
             control.should_training_stop = True
             if state.is_world_process_zero and not args.disable_tqdm:
                 print_line(f"the time budget of {self.seconds:.0f} s is spent after step {state.global_step}")
+
+
+class Decay(TrainerCallback):
+    """Lets the learning rate fall to zero on the clock: linearly, over the last share of a time budget.
+
+    How many steps fit into a budget is known only at its end, so a schedule over steps ends too early or never. What
+    the trainer's own schedule says is multiplied.
+
+    Args:
+        budget: what ends the training; the rate reaches zero where it does.
+        share: of the budget's seconds, above 0 and at most 1.
+    """
+
+    def __init__(self, budget: TimeBudget, share: float) -> None:
+        self.budget, self.share = budget, share
+        self.factor = 1.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Have the schedule multiplied where it is computed: what is logged is then what is used.
+
+        Raises:
+            TypeError: it is no function of the step.
+        """
+        scheduler = getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"])  # in Accelerate's wrapper
+        if not hasattr(scheduler, "lr_lambdas"):
+            raise TypeError(
+                f"decay_share multiplies a schedule that is a function of the step, which a "
+                f"{type(scheduler).__name__} is not; take another --lr_scheduler_type, such as constant_with_warmup"
+            )
+        scheduler.lr_lambdas = [partial(self._rate, rate) for rate in scheduler.lr_lambdas]
+
+    def _rate(self, rate: Callable[[int], float], step: int) -> float:
+        return rate(step) * self.factor
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look at the clocks of all ranks; the schedule is computed after the step, for the next one."""
+        accelerator = self.budget.trainer.accelerator
+        left = torch.tensor([self.budget.left() / (self.share * self.budget.seconds)], device=accelerator.device)
+        self.factor = float(accelerator.gather(left).min().clamp(0, 1))
 
 
 class EarlyStop(TrainerCallback):

@@ -295,8 +295,9 @@ def _places(wanted: Path) -> list[Path]:
 
 def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
     """Parse every stage's arguments before the first one runs, in a process of its own that leaves no device in use."""
+    budget = [] if pipeline.time_budget is None else ["--time_budget", str(pipeline.time_budget)]
     plan = [
-        [stage.recipe, str((recipes / RECIPES[stage.recipe]).with_suffix(".yaml")), stage.arguments()]
+        [stage.recipe, str((recipes / RECIPES[stage.recipe]).with_suffix(".yaml")), [*stage.arguments(), *budget]]
         for stage in pipeline.stages
     ]
     rules = [pipeline.rules] if pipeline.rules else []

@@ -22,7 +22,7 @@ from trl_ext.base_policy import make_base_policy
 from trl_ext.callbacks import JsonlLog, ProgressBar, Validation, print_line
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import check_lengths
-from trl_ext.ending import EarlyStop, TimeBudget
+from trl_ext.ending import Decay, EarlyStop, TimeBudget
 from trl_ext.files import write_text
 from trl_ext.hub import check, hide_token, push
 from trl_ext.model_card import write_model_card
@@ -271,6 +271,8 @@ def assemble(task: Task, model: ModelConfig, config: Any, data: Data, run: Run) 
     if config.time_budget is not None:
         trainer.budget = TimeBudget(trainer, run.clock, config.time_budget, validation.seconds_to_end)
         trainer.add_callback(trainer.budget)
+        if config.decay_share is not None:
+            trainer.add_callback(Decay(trainer.budget, config.decay_share))
     trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
     trainer.add_callback(PrinterCallback if config.disable_tqdm else ProgressBar)  # last: it changes what it prints
     return trainer

@@ -49,6 +49,14 @@ class RunSettings:
         },
     )
 
+    decay_share: float | None = field(
+        default=None,
+        metadata={
+            "help": "Over this last share of --time_budget the learning rate falls linearly to zero, by the clock, "
+            "whatever the schedule over steps says. (default: as the schedule says)"
+        },
+    )
+
     # Sampling from the policy: rollouts and validation.
     stop: list[str] | None = field(
         default=None,
@@ -92,6 +100,10 @@ class RunSettings:
             raise ValueError(f"max_nonfinite_steps must be at least 1, got {self.max_nonfinite_steps}")
         if self.time_budget is not None and self.time_budget <= 0:
             raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
+        if self.decay_share is not None and not 0 < self.decay_share <= 1:
+            raise ValueError(f"decay_share must be above 0 and at most 1, got {self.decay_share}")
+        if self.decay_share is not None and self.time_budget is None:
+            raise ValueError("decay_share is of a time budget: give --time_budget too")
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         if config.bf16 is None and not config.fp16 and not torch.cuda.is_available():

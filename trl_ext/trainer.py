@@ -28,7 +28,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl_ext import shared_prompts
 from trl_ext.batching import Batch, Batching, joined
 from trl_ext.config import ExtGRPOConfig
-from trl_ext.curriculum import Curriculum
+from trl_ext.curriculum import Curriculum, kinds_of
 from trl_ext.engine import engine_settings
 from trl_ext.finite import FiniteSteps
 from trl_ext.functional import masked_mean
@@ -91,7 +91,7 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         if not isinstance(self.train_dataset, Dataset):
             raise TypeError("settled_share needs a train_dataset whose rows can be looked up, a datasets.Dataset")
         self._number_of = {_key(prompt): i for i, prompt in enumerate(self.train_dataset["prompt"])}
-        return Curriculum(len(self.train_dataset), self.args.settled_share, self.args.seed)
+        return Curriculum(kinds_of(self.train_dataset), self.args.settled_share, self.args.seed)
 
     def _chosen(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows of this rank's groups after the curriculum's choice, which every rank makes alike."""
@@ -203,7 +203,7 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         state = super().own_state()
         state |= {name: plain_state(getattr(self, name)) for name in _KEPT}
         if self._curriculum is not None:
-            state["settled"] = sorted(self._curriculum.settled)
+            state["curriculum"] = self._curriculum.state()
         if self._step % (self.args.steps_per_generation * self.num_iterations):
             state["rollout"] = self._buffered_inputs
             state["old_log_probs"] = [[batch.get("old_per_token_logps") for batch in plan] for plan in self._plans]
@@ -217,8 +217,8 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
             return
         for name in _KEPT:
             setattr(self, name, restored(getattr(self, name), state[name]))
-        if self._curriculum is not None:
-            self._curriculum.settled = set(state.get("settled", ()))
+        if self._curriculum is not None and "curriculum" in state:
+            self._curriculum.restore(state["curriculum"])
         if "rollout" in state:
             device = self.accelerator.device
             self._buffered_inputs = [send_to_device(batch, device) for batch in state["rollout"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -18,10 +19,11 @@ from safetensors.torch import load_file
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.test_recipe import ROOT
-from tests.tiny import ends_early, make_trainer, prompts, save_tiny, weight_difference
+from tests.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.checkpoints import checkpoints, damage, newest
 from trl_ext.saving import NotSavedError
+from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer
 
 STEPS = 7
 SAVING = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS, "optim": "adamw_torch", "learning_rate": 0.01}
@@ -253,6 +255,35 @@ def test_a_trained_model_is_whole_in_the_runs_folder_or_an_error_says_where_the_
         trainer.save_final_model()
     assert (tmp_path / "model.safetensors").read_bytes() == weights
     assert not (tmp_path / "_saving").exists()
+
+
+class CountingEngine:
+    """An engine that only counts how often it was given the weights."""
+
+    seconds_syncing = 0.0
+    syncs = 0
+
+    def sync_weights(self) -> None:
+        self.syncs += 1
+
+    def generate(self, prompts: list[list[int]], **_: Any) -> Any:
+        return None, [[9, 1] for _ in prompts], [[[0.0], [0.0]] for _ in prompts], None
+
+
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_an_engine_gets_the_weights_of_the_best_step_before_the_last_validation(method: str, tmp_path: Path) -> None:
+    rows = [{"input_ids": [9, 7, 10, 8, 3, 1], "completion_mask": [0, 0, 0, 0, 1, 1]}] * 8
+    sft = functools.partial(tiny_sft, ExtSFTTrainer, ExtSFTConfig, rows=rows, **SAVING)
+    trainer = made(path=tmp_path) if method == "grpo" else sft(path=tmp_path)
+    trainer.train()
+    trainer.use_vllm, trainer.vllm_generation = True, CountingEngine()
+    trainer.forget_engine_weights()  # a new engine has none
+    for syncs in (1, 1):  # no step in between
+        trainer.completion_ids(["9 + 0 ="])
+        assert trainer.vllm_generation.syncs == syncs
+    trainer.restore_weights(tmp_path / "checkpoint-2")
+    trainer.completion_ids(["9 + 0 ="])
+    assert trainer.vllm_generation.syncs == 2
 
 
 # --- a run that is told to stop ---------------------------------------------------------------------------------

@@ -111,7 +111,11 @@ class WholeCheckpoints:
         trainer: Any = self
         self.state.best_model_checkpoint = str(checkpoint)
         trainer._load_best_model()
-        trainer._last_loaded_step = -1  # the engine has the weights of the last step
+        self.forget_engine_weights()
+
+    def forget_engine_weights(self) -> None:
+        """Have the engine that samples, if there is one, take the weights again though no step was done."""
+        raise NotImplementedError
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         began = time.monotonic()

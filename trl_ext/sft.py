@@ -171,6 +171,10 @@ class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
         ids: list[list[int]] = self.vllm_generation.generate(prompts=prompt_ids, images=None, num_generations=1)[1]
         return ids
 
+    def forget_engine_weights(self) -> None:
+        """Before the next completions."""
+        self._engines_step = -1
+
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
         """What TRL divides the summed loss of the optimizer step by: its response tokens, or the handout's constant.
 

@@ -245,6 +245,10 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         ids: list[list[int]] = self._generate_single_turn(prompt_ids, images, fields, 1)[0]
         return ids
 
+    def forget_engine_weights(self) -> None:
+        """Before the next completions."""
+        self._last_loaded_step = -1
+
     def _generate(self, prompts: list[Any]) -> Any:
         output = super()._generate(prompts)
         completion_ids = output[1]

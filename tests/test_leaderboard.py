@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,11 +26,10 @@ from trl_ext.leaderboard import (
     check_pipeline,
     processes_of,
     run_leaderboard,
-    used,
     write_result,
 )
-from trl_ext.pipeline import RECORD, Pipeline, Stage, read_pipeline
-from trl_ext.rules import RULES, violations
+from trl_ext.pipeline import RECORD, Pipeline, Stage, read_pipeline, record_of, used
+from trl_ext.rules import _PLAIN, RULES, violations
 from trl_ext.run_folder import Clock
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ def stage_settings(rules: str, **others: Any) -> tuple[Any, Any]:
         "validation_temperature": None, "validation_max_tokens": None, "temperature": wanted.pop("temperature"),
         "max_completion_length": wanted.pop("max_tokens"), "top_p": 1.0, **wanted, **others,
     }  # fmt: skip
-    of_config = ("temperature", "max_completion_length", "top_p")
+    of_config = {"temperature", "max_completion_length", *_PLAIN} & known.keys()
     config = SimpleNamespace(**{name: known.pop(name) for name in of_config})
     return SimpleNamespace(**known), config
 
@@ -71,6 +71,13 @@ def test_settings_by_the_rules_break_none(rules: str) -> None:
         ({"max_completion_length": 2048}, "max_tokens must be 1024, is 2048"),
         ({"validation_max_tokens": 512}, "max_tokens must be 1024, is 512"),
         ({"top_p": 0.95}, "top_p must be 1.0, is 0.95"),
+        ({"top_k": 20}, "top_k must be 0, is 20"),
+        ({"min_p": 0.1}, "min_p must be 0.0, is 0.1"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty must be 1.0, is 1.1"),
+        ({"generation_kwargs": {"top_k": 1}}, "generation_kwargs must be {}, is {'top_k': 1}"),
+        ({"answer_format": "boxed"}, "answer_format must be 'r1_zero', is 'boxed'"),
+        ({"traces": "other", "traces_split": "train"}, "traces must be those of 'DigitalLearningGmbH/MATH-lighteval', split 'train', are ('other', 'train')"),
+        ({"traces": "DigitalLearningGmbH/MATH-lighteval", "traces_split": "test"}, "traces must be those of 'DigitalLearningGmbH/MATH-lighteval', split 'train', are ('DigitalLearningGmbH/MATH-lighteval', 'test')"),
         ({"final_validation_problems": 1000}, "final_validation_problems must be 5000, is 1000"),
         ({"final_validation_problems": None}, "final_validation_problems must be 5000, is 512"),
         ({"restore_best": False}, "restore_best must be true, or a run that has collapsed would end with what is left of it"),
@@ -87,6 +94,11 @@ def test_the_validation_may_be_by_the_rules_where_the_rollouts_are_not() -> None
         "max_completion_length": 90,
         "validation_max_tokens": 80,
     }
+    assert violations(MINI, *stage_settings("mini", **others), is_last=True) == []
+
+
+def test_what_changes_no_sampling_and_the_traces_of_the_training_split_break_none() -> None:
+    others = {"top_k": 0, "min_p": None, "generation_kwargs": {}, "traces": "mini_math", "traces_split": "train"}
     assert violations(MINI, *stage_settings("mini", **others), is_last=True) == []
 
 
@@ -120,9 +132,8 @@ def test_a_chain_that_breaks_a_rule_is_refused_before_anything_runs(others: dict
 
 def test_how_many_processes_a_launch_starts() -> None:
     two = str(ROOT / "accelerate_configs" / "two_gpus_zero2.yaml")
-    assert [processes_of(options) for options in ([], ["--cpu"], ["--num_processes", "4"], ["--config_file", two])] == [
-        1, 1, 4, 2,
-    ]  # fmt: skip
+    launches = ([], ["--cpu"], ["--num_processes", "4"], ["--cpu", "--num-processes=8"], ["--config_file", two])
+    assert [processes_of(options) for options in launches] == [1, 1, 4, 8, 2]
 
 
 @pytest.mark.slow  # a process that imports every recipe
@@ -153,7 +164,7 @@ def entry(step: int, accuracy: float, problems: int = 512, **more: Any) -> dict[
 
 def checkpoint(stage: Path, step: int, *validations: dict[str, Any]) -> None:
     (stage / f"checkpoint-{step}").mkdir(parents=True)
-    (stage / f"checkpoint-{step}" / "run.json").write_text(json.dumps({"validations": validations}))
+    (stage / f"checkpoint-{step}" / "run.json").write_text(json.dumps({"validations": validations, "wall_clock_s": 0.0}))
 
 
 def test_what_can_be_the_result_is_on_the_disk_and_was_validated(tmp_path: Path) -> None:
@@ -197,6 +208,8 @@ def test_a_result_says_whether_it_is_one_by_the_rules(tmp_path: Path) -> None:
     assert (whole["accuracy"], whole["is_by_the_rules"], whole["why_not"]) == (0.55, True, None)
     assert whole["seconds_allowed"] == 300
     assert json.loads((tmp_path / RESULT).read_text()) == whole
+    late = write_result(tmp_path, "mini", MINI, Clock(300.0), "complete")
+    assert (late["is_by_the_rules"], late["why_not"][:4], late["why_not"][-8:]) == (False, "took", "of 300 s")
 
 
 def test_what_earlier_processes_used_is_counted_whatever_ended_them(tmp_path: Path) -> None:
@@ -207,6 +220,70 @@ def test_what_earlier_processes_used_is_counted_whatever_ended_them(tmp_path: Pa
     }  # fmt: skip
     (tmp_path / RECORD).write_text(json.dumps(record))
     assert used(tmp_path) == 57.5
+    (tmp_path / "2_grpo" / "checkpoint-4").mkdir(parents=True)  # saved after its chain was killed
+    (tmp_path / "2_grpo" / "checkpoint-4" / "run.json").write_text(json.dumps({"wall_clock_s": 12.0}))
+    assert used(tmp_path) == 62.0
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_looked_at_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (20, 40):
+        checkpoint(tmp_path / "1_grpo", step, entry(step, 0.5))
+    found = module.checkpoints
+
+    def removed(stage: Path) -> list[Path]:
+        listed = found(stage)
+        shutil.rmtree(stage / "checkpoint-20", ignore_errors=True)
+        return listed
+
+    monkeypatch.setattr(module, "checkpoints", removed)
+    assert [one["step"] for one in candidates(tmp_path)] == [40]
+
+
+def finished(folder: Path, **others: Any) -> Pipeline:
+    """A chain all of whose stages are done, and that has its result."""
+    pipeline = chain(output_dir=str(folder), **others)
+    folder.mkdir(exist_ok=True)
+    record = record_of(folder, pipeline) | {"1_grpo": {"time_budget": 290.0, "seconds": 295.0, "folder": "1_grpo"}}
+    (folder / RECORD).write_text(json.dumps(record))
+    leave = {"validations": [entry(0, 0.1, wall_clock_s=1.0), entry(40, 0.7, 5000, wall_clock_s=290.0)]}
+    (folder / "1_grpo").mkdir(exist_ok=True)
+    (folder / "1_grpo" / "summary.json").write_text(json.dumps(leave))
+    return pipeline
+
+
+def test_a_chain_that_is_complete_is_left_as_it_is(tmp_path: Path) -> None:
+    pipeline = finished(tmp_path / "p")
+    first = run_leaderboard(pipeline, ROOT)  # killed before it could report, and out of time by now
+    assert (first["status"], first["accuracy"]) == ("complete", 0.7)
+    assert (tmp_path / "p" / "summary.json").is_file()
+    before = (tmp_path / "p" / RESULT).read_text()
+    assert run_leaderboard(pipeline, ROOT) == first
+    assert (tmp_path / "p" / RESULT).read_text() == before
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_the_models_of_another_seed_are_no_result(is_done: bool, tmp_path: Path) -> None:
+    pipeline = finished(tmp_path)
+    if not is_done:
+        begun = record_of(tmp_path, pipeline) | {"1_grpo": {"time_budget": 290.0, "earlier": 299.0}}
+        (tmp_path / RECORD).write_text(json.dumps(begun))
+    (tmp_path / RESULT).write_text('{"status": "complete"}')
+    with pytest.raises(InputError, match="holds a pipeline of other stages, another seed"):
+        run_leaderboard(chain(output_dir=str(tmp_path), seed=1), ROOT)
+    assert (tmp_path / RESULT).read_text() == '{"status": "complete"}'
+
+
+def test_a_result_that_was_by_the_rules_still_is_when_it_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = finished(tmp_path)
+    begun = record_of(tmp_path, pipeline) | {"1_grpo": {"time_budget": 290.0, "earlier": 299.0}}
+    (tmp_path / RECORD).write_text(json.dumps(begun))
+    (tmp_path / RESULT).write_text('{"status": "running", "is_by_the_rules": true, "seconds": 298.0}')
+    monkeypatch.setattr(module, "run_pipeline", lambda *_, **__: pytest.fail("nothing is to run"))
+    assert run_leaderboard(pipeline, ROOT) == {"status": "out of time", "is_by_the_rules": True, "seconds": 298.0}
 
 
 def test_the_budget_ends_whatever_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,14 +293,15 @@ def test_the_budget_ends_whatever_is_running(tmp_path: Path, monkeypatch: pytest
     def endless(pipeline: Pipeline, recipes: Path, spent: float, watch: Any) -> None:
         assert spent == 5.0
         checkpoint(tmp_path / "1_grpo", 20, entry(20, 0.6))
-        for now[0] in (298.0, 299.5):
+        for now[0] in (296.9, 297.1):
             watch()
         pytest.fail("it goes on")
 
     monkeypatch.setattr(module, "run_pipeline", endless)
     result = run_leaderboard(pipeline, ROOT)
-    assert (result["status"], result["accuracy"], result["seconds"]) == ("out of time", 0.6, 299.5)
-    (tmp_path / RECORD).write_text(json.dumps({"stages": [], "1_grpo": {"time_budget": 290.0, "earlier": 299.0}}))
+    assert (result["status"], result["accuracy"], result["seconds"]) == ("out of time", 0.6, 297.1)
+    begun = record_of(tmp_path, pipeline) | {"1_grpo": {"time_budget": 290.0, "earlier": 299.0}}
+    (tmp_path / RECORD).write_text(json.dumps(begun))
     again = run_leaderboard(pipeline, ROOT)  # nothing runs any more
     assert (again["status"], again["accuracy"]) == ("out of time", 0.6)
 

@@ -29,11 +29,11 @@ from trl_ext.pipeline import (
     _budget,
     _budget_of_process,
     _command,
-    _record,
     _report,
     _write_record,
     folder_of,
     read_pipeline,
+    record_of,
     run_pipeline,
     where_it_was,
 )
@@ -212,7 +212,7 @@ CHAIN = Pipeline([Stage("sft", share=0.5, settings={"stop": ("a",)}), Stage("grp
 
 
 def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) -> None:
-    record = _record(tmp_path, CHAIN)
+    record = record_of(tmp_path, CHAIN)
     assert record == {
         "stages": [["sft", None, None, 0.5, {"stop": ["a"]}], ["grpo", None, None, 0.5, {}], 1, None, 100]
     }
@@ -226,28 +226,30 @@ def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) 
         Pipeline(CHAIN.stages, "p", "other", 100, seed=1),
         Pipeline(CHAIN.stages, "p", time_budget=300, seed=1),
     ]
-    begun = {"1_sft": {"time_budget": 50.0, "earlier": 3.0}}
+    begun = {"overhead": {"seconds": 7.0}, "1_sft": {"time_budget": 50.0, "earlier": 3.0, "running": 1.5}}
     _write_record(tmp_path, record | begun)
-    assert _record(tmp_path, CHAIN) == record | begun
+    assert record_of(tmp_path, CHAIN) == record | begun
     for other in others:  # nothing is done yet that could be lost
-        assert _record(tmp_path, other).keys() == {"stages"}
+        anew = record_of(tmp_path, other)
+        assert anew.pop("stages") != record["stages"]
+        assert anew == {"overhead": {"seconds": 7.0}, "1_sft": {"earlier": 4.5}}  # whose time is used all the same
     _write_record(tmp_path, record | {"1_sft": {"seconds": 3.0}})
     elsewhere = Pipeline(CHAIN.stages, "q", None, 100, ["--x"], 1)
     for same in (CHAIN, elsewhere):
-        assert _record(tmp_path, same) == record | {"1_sft": {"seconds": 3.0}}
+        assert record_of(tmp_path, same) == record | {"1_sft": {"seconds": 3.0}}
     for other in others:
         with pytest.raises(InputError, match="holds a pipeline of other stages, another seed, model or time budget"):
-            _record(tmp_path, other)
+            record_of(tmp_path, other)
 
 
 def test_a_stages_yaml_that_has_changed_makes_another_pipeline(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("seed: 1")
     chain = Pipeline([Stage("sft", str(tmp_path / "a.yaml"))], "p")
-    _write_record(tmp_path, _record(tmp_path, chain) | {"1_sft": {"seconds": 3.0}})
-    assert "1_sft" in _record(tmp_path, chain)
+    _write_record(tmp_path, record_of(tmp_path, chain) | {"1_sft": {"seconds": 3.0}})
+    assert "1_sft" in record_of(tmp_path, chain)
     (tmp_path / "a.yaml").write_text("seed: 2")
     with pytest.raises(InputError, match="holds a pipeline of other stages"):
-        _record(tmp_path, chain)
+        record_of(tmp_path, chain)
 
 
 def test_a_stage_goes_on_in_the_last_folder_with_a_checkpoint_and_its_clock(tmp_path: Path) -> None:
@@ -420,7 +422,7 @@ def test_what_a_killed_process_had_noted_is_used_and_so_is_the_start_of_every_pr
     pipeline, stages = three(tmp_path), fake([44.0, 15.0, 36.0], took=[10.0, 20.0, 36.0])
     begun = {"1_expert_iteration": {"time_budget": 40.0, "earlier": 3.0, "running": 4.0}, "overhead": {"seconds": 6.0}}
     (tmp_path / "p").mkdir()
-    _write_record(tmp_path / "p", _record(tmp_path / "p", pipeline) | begun)
+    _write_record(tmp_path / "p", record_of(tmp_path / "p", pipeline) | begun)
     watched = []
     run_pipeline(pipeline, Path("recipes"), spent=5.0, watch=lambda: watched.append(stages.now))
     assert [asked["--time_budget"] for asked in stages.asked] == [
@@ -431,7 +433,7 @@ def test_what_a_killed_process_had_noted_is_used_and_so_is_the_start_of_every_pr
     record = json.loads((tmp_path / "p" / RECORD).read_text())
     assert record["overhead"] == {"seconds": 11.0}
     assert record["1_expert_iteration"]["seconds"] == 17.0
-    assert watched == [5.0, 10.0, 20.0, 30.0, 48.0, 66.0]  # while each runs, and as it ends
+    assert watched == [5.0, 10.0, 20.0, 30.0, 48.0]  # while each runs and between them: the end of the last is the end
 
 
 def test_what_the_watch_raises_ends_the_stage_and_is_noted(tmp_path: Path, fake: Any) -> None:
@@ -443,6 +445,27 @@ def test_what_the_watch_raises_ends_the_stage_and_is_noted(tmp_path: Path, fake:
         run_pipeline(three(tmp_path), Path("recipes"), watch=watch)
     record = json.loads((tmp_path / "p" / RECORD).read_text())
     assert record["1_expert_iteration"] == {"time_budget": 40.0, "earlier": 5.0}
+
+
+def test_a_stage_of_other_settings_gets_the_time_that_is_left_of_the_chains(tmp_path: Path, fake: Any) -> None:
+    chain = Pipeline([Stage("grpo")], str(tmp_path / "p"), time_budget=100)
+    stages = fake([60.0], took=[60.0])
+    (tmp_path / "p").mkdir()
+    begun = {"stages": "others", "overhead": {"seconds": 6.0}, "1_grpo": {"time_budget": 20.0, "earlier": 10.0}}
+    _write_record(tmp_path / "p", begun)
+    run_pipeline(chain, Path("recipes"))
+    assert [asked["--time_budget"] for asked in stages.asked] == ["82.0"]  # less 6, 10 and the end
+
+
+def test_the_start_is_noted_before_the_checks(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    fake([])
+    monkeypatch.setattr(module, "_check_stages", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_pipeline(three(tmp_path), Path("recipes"), spent=5.0)
+    assert json.loads((tmp_path / "p" / RECORD).read_text())["overhead"] == {"seconds": 5.0}
 
 
 def test_an_interrupted_pipeline_goes_on_in_its_stage_with_the_budget_that_it_had(tmp_path: Path, fake: Any) -> None:
@@ -623,4 +646,4 @@ def test_all_stages_are_checked_before_the_first_one_runs(tmp_path: Path, monkey
     wrong = Pipeline([Stage("sft"), Stage("grpo", settings={"preset": "dapoo"})], str(tmp_path / "p"))
     with pytest.raises(InputError, match=r"^stage 2 \(grpo\): unknown preset 'dapoo'\. Did you mean 'dapo'"):
         run_pipeline(wrong, ROOT / "recipes")
-    assert not (tmp_path / "p").exists()
+    assert [path.name for path in (tmp_path / "p").iterdir()] == [RECORD]

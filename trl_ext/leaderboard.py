@@ -6,6 +6,7 @@ problems that was measured, and whether that is a result by the rules yet.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -17,14 +18,14 @@ import yaml
 from trl_ext.arguments import InputError, Stopped
 from trl_ext.checkpoints import checkpoints
 from trl_ext.files import write_text
-from trl_ext.pipeline import RECORD, Pipeline, run_pipeline
+from trl_ext.pipeline import OTHER, Pipeline, read_record, record_of, run_pipeline, stages_left, used
 from trl_ext.provenance import provenance
 from trl_ext.registry import unknown
 from trl_ext.rules import RULES, Rules
 from trl_ext.run_folder import Clock
 
 RESULT = "result.json"
-_GRACE = 1.0  # seconds before the deadline at which a stage that is still running is killed
+_GRACE = 3.0  # seconds before the deadline at which a stage that is still running is killed: it is looked at every one
 
 
 class OutOfTimeError(Exception):
@@ -56,11 +57,12 @@ def check_pipeline(pipeline: Pipeline) -> Rules:
 
 def processes_of(launch: list[str]) -> int:
     """How many processes options of `accelerate launch` ask for."""
-    given = dict(itertools.pairwise(launch))
-    if "--num_processes" in given:
-        return int(given["--num_processes"])
-    if "--config_file" in given:
-        return int(yaml.safe_load(Path(given["--config_file"]).read_text(encoding="utf-8")).get("num_processes", 1))
+    words = [word for option in launch for word in option.split("=", 1)]
+    given = {name.replace("-", "_"): value for name, value in itertools.pairwise(words)}
+    if "__num_processes" in given:
+        return int(given["__num_processes"])
+    if "__config_file" in given:
+        return int(yaml.safe_load(Path(given["__config_file"]).read_text(encoding="utf-8")).get("num_processes", 1))
     return 1
 
 
@@ -68,14 +70,21 @@ def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
     """Run the chain, or what is left of it, and return the result.
 
     Raises:
-        InputError: a rule is broken, or a stage did not end well.
+        InputError: a rule is broken, the folder has models of another chain, or a stage did not end well.
         Stopped: SIGTERM came.
     """
     rules, folder = check_pipeline(pipeline), Path(pipeline.output_dir)
-    clock = Clock(used(folder))
+    record = record_of(folder, pipeline)
+    if read_record(folder).get("stages", record["stages"]) != record["stages"] and any(candidates(folder)):
+        raise InputError(f"{folder} {OTHER}")
+    clock, left = Clock(used(folder)), stages_left(pipeline, record)
     assert pipeline.time_budget is not None
-    if clock.seconds() >= pipeline.time_budget and (folder / RESULT).exists():
-        return write_result(folder, pipeline.rules, rules, clock, "out of time")
+    if (folder / RESULT).exists():
+        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        if not left and result["status"] == "complete":
+            return result
+        if left and clock.seconds() >= pipeline.time_budget:
+            return _write(folder, result | {"status": "out of time"})  # no later than it was measured
     seen: list[dict[str, Any]] = []
 
     def watch() -> None:
@@ -99,23 +108,12 @@ def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
     return write_result(folder, pipeline.rules, rules, clock, status)
 
 
-def used(folder: Path) -> float:
-    """Seconds that earlier processes of the chain have used, to within a second of a kill."""
-    path = folder / RECORD
-    if not path.exists():
-        return 0.0
-    record = json.loads(path.read_text(encoding="utf-8"))
-    entries = [entry for name, entry in record.items() if name != "stages"]
-    return float(sum(e.get("seconds", e.get("earlier", 0.0) + e.get("running", 0.0)) for e in entries))
-
-
 def candidates(folder: Path) -> Iterator[dict[str, Any]]:
     """Every model on the disk that was validated: accuracy, problems, step, stage and where it is."""
     for stage in sorted(path for path in folder.glob("[0-9]*_*") if path.is_dir()):
         for checkpoint in checkpoints(stage):
-            record = checkpoint / "run.json"
-            if record.exists():
-                for entry in json.loads(record.read_text(encoding="utf-8"))["validations"]:
+            with contextlib.suppress(FileNotFoundError):  # of a stock trainer, or removed meanwhile
+                for entry in json.loads((checkpoint / "run.json").read_text(encoding="utf-8"))["validations"]:
                     if checkpoint.name == f"checkpoint-{entry['step']}":
                         yield _candidate(folder, stage, checkpoint, entry)
         if (stage / "summary.json").exists():
@@ -143,17 +141,25 @@ def write_result(folder: Path, name: str | None, rules: Rules, clock: Clock, sta
     chosen = best(list(candidates(folder)), rules.problems) or {
         "accuracy": None, "problems": 0, "step": None, "stage": None, "model": None,
     }  # fmt: skip
-    is_whole = chosen["problems"] == rules.problems
+    seconds, why_not = clock.seconds(), None
+    if chosen["problems"] != rules.problems:
+        why_not = f"measured on {chosen['problems']} of {rules.problems} problems"
+    elif seconds > rules.seconds:
+        why_not = f"took {seconds:.1f} of {rules.seconds:.0f} s"
     result = {
         "rules": name,
         "status": status,
-        "is_by_the_rules": is_whole,
-        "why_not": None if is_whole else f"measured on {chosen['problems']} of {rules.problems} problems",
+        "is_by_the_rules": why_not is None,
+        "why_not": why_not,
         **chosen,
-        "seconds": round(clock.seconds(), 1),
+        "seconds": round(seconds, 1),
         "seconds_allowed": rules.seconds,
         **provenance(),
     }
+    return _write(folder, result)
+
+
+def _write(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / RESULT, json.dumps(result, indent=1) + "\n")
     return result

@@ -28,6 +28,9 @@ from trl_ext.stage_process import run_stage
 
 RECIPES = {"grpo": "grpo_math.py", "sft": "sft_math.py", "expert_iteration": "expert_iteration.py"}
 RECORD = "pipeline.json"
+OTHER = (
+    "holds a pipeline of other stages, another seed, model or time budget; set them back or choose another --output_dir"
+)
 _NOT_STAGES = ("stages", "overhead")  # names of the record beside the stages'
 _END = 2.0  # seconds for the report of all stages
 _OURS = ("output_dir", "model_name_or_path", "time_budget", "resume", "seed")  # which the pipeline gives a stage
@@ -141,7 +144,7 @@ def run_pipeline(
     Args:
         recipes: the folder with the recipes' scripts.
         spent: seconds that this process took before.
-        watch: called every second while a stage runs, and as it ends; what it raises ends the stage at once.
+        watch: called every second while a stage runs, and between two stages; what it raises ends the chain at once.
 
     Raises:
         InputError: the settings of a stage do not fit together, or a stage did not end well.
@@ -149,22 +152,29 @@ def run_pipeline(
     """
     began = time.time() - spent
     folder = Path(pipeline.output_dir)
-    record = _record(folder, pipeline)
+    record = record_of(folder, pipeline)
     earlier = record.get("overhead", {}).get("seconds", 0.0)
-    todo = [n for n, stage in enumerate(pipeline.stages, start=1) if "seconds" not in record.get(_name(n, stage), {})]
-    if todo:
-        _check_stages(pipeline, recipes)
+
+    def note_overhead() -> None:
+        record["overhead"] = {"seconds": round(earlier + time.time() - began, 1)}
+        _write_record(folder, record)
+
+    todo = stages_left(pipeline, record)
     folder.mkdir(parents=True, exist_ok=True)
+    if todo:
+        note_overhead()  # the checks take long enough to be killed in
+        _check_stages(pipeline, recipes)
     model = pipeline.model_name_or_path
     for number, stage in enumerate(pipeline.stages, start=1):
         name = _name(number, stage)
         if number in todo:
             if number == todo[0]:
-                record["overhead"] = {"seconds": round(earlier + time.time() - began, 1)}
-            if name not in record:
-                record[name] = {"time_budget": _budget(pipeline, stage, record), "earlier": 0.0}
+                note_overhead()
+            entry = record.pop(name, {"earlier": 0.0})
+            if "time_budget" not in entry:
+                entry["time_budget"] = _budget(pipeline, stage, record)  # by what the others have used
+            record[name] = entry
             output, on_clock = where_it_was(folder / name)
-            entry = record[name]
             # seconds of processes that were interrupted; one that was killed has left how far it was
             entry["earlier"] = max(entry["earlier"] + entry.pop("running", 0.0), on_clock)
             _write_record(folder, record)
@@ -175,7 +185,8 @@ def run_pipeline(
             entry["folder"] = folder_of(output).name
             entry["seconds"] = round(entry["earlier"] + seconds, 1)
             _write_record(folder, record)
-            watch()
+            if number < len(pipeline.stages):
+                watch()
         model = str(folder / record[name]["folder"])
     return _report(folder, pipeline, record)
 
@@ -206,19 +217,48 @@ def _name(number: int, stage: Stage) -> str:
     return f"{number}_{stage.recipe}"
 
 
-def _record(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
-    """What earlier processes of this pipeline have done."""
-    path = folder / RECORD
+def record_of(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
+    """What earlier processes of this pipeline have done; of another one, whose stages were not done, what they took.
+
+    Raises:
+        InputError: a stage of another pipeline is done.
+    """
     stages = [[s.recipe, s.config, _content_of(s.config), s.share, dict(s.settings)] for s in pipeline.stages]
     now = json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget]))
+    record = read_record(folder)
+    if record.get("stages") == now:
+        return record
+    begun = {name: entry for name, entry in record.items() if name not in _NOT_STAGES}
+    if any("seconds" in entry for entry in begun.values()):
+        raise InputError(f"{folder} {OTHER}")
+    overhead = {"overhead": record["overhead"]} if "overhead" in record else {}
+    return {"stages": now, **overhead, **{name: {"earlier": _used(entry)} for name, entry in begun.items()}}
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """As it was written; empty where there is none."""
+    path = folder / RECORD
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    is_same = record.get("stages") == now
-    if not is_same and any("seconds" in entry for name, entry in record.items() if name not in _NOT_STAGES):
-        raise InputError(
-            f"{folder} holds a pipeline of other stages, another seed, model or time budget; set them back or choose "
-            "another --output_dir"
-        )
-    return record if is_same else {"stages": now}  # nothing of another one is done yet
+    return record
+
+
+def stages_left(pipeline: Pipeline, record: Mapping[str, Any]) -> list[int]:
+    """Numbers, from 1, of the stages that are not done."""
+    return [n for n, stage in enumerate(pipeline.stages, start=1) if "seconds" not in record.get(_name(n, stage), {})]
+
+
+def used(folder: Path) -> float:
+    """Seconds that earlier processes of the chain have used, to within a second of a kill.
+
+    A stage whose chain was killed is told to stop; what it took for that is on the clock of its checkpoint.
+    """
+    entries = {name: entry for name, entry in read_record(folder).items() if name != "stages"}
+    return float(sum(max(_used(entry), where_it_was(folder / name)[1]) for name, entry in entries.items()))
+
+
+def _used(entry: Mapping[str, float]) -> float:
+    """Seconds of a stage, or of what is beside the stages."""
+    return entry.get("seconds", entry.get("earlier", 0.0) + entry.get("running", 0.0))
 
 
 def _content_of(config: str | None) -> str | None:
@@ -236,8 +276,7 @@ def _left(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float:
     """Seconds of the budget that nothing has used, less those of the end where `stage` is the last one."""
     if pipeline.time_budget is None:
         return math.inf
-    entries = [entry for name, entry in record.items() if name != "stages"]
-    spent = sum(entry.get("seconds", entry.get("earlier", 0.0)) for entry in entries)
+    spent = sum(_used(entry) for name, entry in record.items() if name != "stages")
     return pipeline.time_budget - spent - (_END if stage is pipeline.stages[-1] else 0.0)
 
 

@@ -26,7 +26,11 @@ class Rules:
     processes: int
 
 
-_SAMPLING = {"prompt": "r1_zero", "temperature": 1.0, "validation_grader": "compatible", "train_split": "train"}
+_SAMPLING = {
+    "prompt": "r1_zero", "answer_format": "r1_zero", "temperature": 1.0, "validation_grader": "compatible",
+    "train_split": "train",
+}  # fmt: skip
+_PLAIN = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "generation_kwargs": {}}  # nothing cut off
 RULES = {
     # the course's leaderboard
     "math_4h": Rules(
@@ -69,6 +73,9 @@ def violations(rules: Rules, task: Any, config: Any, is_last: bool) -> list[str]
         lines.append(f"final_validation_problems must be {rules.problems}, is {problems}")
     if is_last and not task.restore_best:
         lines.append("restore_best must be true, or a run that has collapsed would end with what is left of it")
-    if getattr(config, "top_p", 1.0) not in (None, 1.0):
-        lines.append(f"top_p must be 1.0, is {config.top_p}")
+    sampling = {name: getattr(config, name, None) for name in _PLAIN}
+    lines += [f"{name} must be {_PLAIN[name]}, is {v}" for name, v in sampling.items() if v not in (None, _PLAIN[name])]
+    traces = (getattr(task, "traces", None), getattr(task, "traces_split", None))
+    if traces not in ((None, None), (task.dataset, task.train_split)):
+        lines.append(f"traces must be those of {task.dataset!r}, split {task.train_split!r}, are {traces}")
     return lines

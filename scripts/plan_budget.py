@@ -5,10 +5,11 @@
     python scripts/plan_budget.py runs/pilot --time_budget 300 --set validate_every=40 final_problems=5000
     python scripts/plan_budget.py runs/pilot --time_budget 300 --compare runs/long
 
-The run must have the model, the machine and the engine of the one that is planned; it needs ten steps, better sixty,
-since rows that teach nothing are left out and steps get quicker. --set changes what the planned run does
-(validate_every, problems, final_problems, rollout_batch_size, updates, epochs, tokens, save_every) or a rate
-(start, completion_token, trained_token, sync, step, problem, save), such as one that another machine has.
+The run must have the model, the machine and the engine of the one that is planned; it needs ten steps and five
+rollouts, better sixty, since rows that teach nothing are left out and steps get quicker. --set changes what the planned
+run does (validate_every, problems, final_problems, rollout_batch_size, updates, epochs, tokens, save_every,
+restore_best) or a rate (start, completion_token, trained_token, sync, step, problem, save), such as one that another
+machine has.
 --compare says how far the prediction is from a run that has been.
 """
 

@@ -40,6 +40,7 @@ def test_what_fits_is_what_the_start_and_the_end_leave() -> None:
     assert found.seconds["end"] == pytest.approx(10.4)
     assert sum(found.seconds.values()) == pytest.approx(120.0 - (99.1 - 50 * 1.95))
     assert plan(RATES, WORK, 15.0).steps == 0
+    assert plan(RATES, replace(WORK, restore_best=True), 120.0).seconds["end"] == pytest.approx(12.8)  # read once more
 
 
 def test_what_buys_most_comes_first() -> None:
@@ -76,9 +77,9 @@ def run(steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return metrics, {"validations": validations, "seconds_to_save": 1.5}
 
 
-def test_rates_are_those_of_the_later_half_of_a_run() -> None:
+def test_rates_are_those_of_the_last_quarter_of_a_run() -> None:
     metrics, summary = run(60)
-    for entry in metrics[:20]:
+    for entry in metrics[:44]:
         if "step_time" in entry:
             entry["step_time"] += 100.0
     found = measured(metrics, summary, SETTINGS)
@@ -90,6 +91,27 @@ def test_rates_are_those_of_the_later_half_of_a_run() -> None:
     assert found.problem == pytest.approx(3.0 / 20)  # the slowest
 
 
+def test_rates_are_of_whole_rollouts() -> None:
+    """Rollouts that are used for 8 steps, of which a quarter of 45 cuts two; what is logged once in 4 steps is a mean."""
+    eight = SETTINGS | {"train_batch_size": 2, "save_strategy": "no"}
+    metrics = [
+        {"step": step, "wall_clock_s": 10.0 + step * 0.35 + -(-step // 8) * 0.9, "completions/mean_length": 5.0}
+        | ({"step_time": 1.2, "rollout_time": 0.8, "sync_time": 0.1} if step % 8 == 1 else {"step_time": 0.3})
+        for step in range(1, 46)
+    ]
+    _, summary = run(0)
+    for every in (1, 4):
+        logged = [
+            metrics[last - 1] | {"step_time": sum(e["step_time"] for e in metrics[last - every : last]) / every}
+            | {k: v for k, v in metrics[last - every].items() if k in ("rollout_time", "sync_time")}
+            for last in range(every, 46, every)
+        ]  # fmt: skip
+        found = measured(logged, summary, eight)
+        assert found.trained_token == pytest.approx(8 * 0.3 / 80)
+        assert found.completion_token == pytest.approx(0.8 / 80)
+        assert found.step == pytest.approx(0.05)
+
+
 def test_two_passes_train_on_every_token_twice() -> None:
     metrics, summary = run(60)
     twice = SETTINGS | {"epochs_per_rollout_batch": 2, "train_batch_size": 16}
@@ -98,10 +120,12 @@ def test_two_passes_train_on_every_token_twice() -> None:
 
 
 def test_what_is_neither_step_nor_validation_nor_saving_is_overhead() -> None:
-    metrics, summary = run(60)
+    metrics, summary = run(80)
     assert overhead(metrics, summary["validations"], SETTINGS, 1.5) == pytest.approx(0.05)
-    unsaved = SETTINGS | {"save_strategy": "no"}  # then the 1.5 s of step 40 are something else
-    assert overhead(metrics, summary["validations"], unsaved, 1.5) == pytest.approx(0.05 + 1.5 / 29)
+    unsaved = SETTINGS | {"save_strategy": "no"}  # then the 1.5 s of step 60 are something else
+    assert overhead(metrics, summary["validations"], unsaved, 1.5) == pytest.approx(0.05 + 1.5 / 20)
+    metrics, summary = run(61)  # the last rollout is not whole
+    assert overhead(metrics, summary["validations"], unsaved, 1.5) == pytest.approx(0.05)
 
 
 def test_a_plan_from_a_run_predicts_that_run() -> None:
@@ -112,12 +136,14 @@ def test_a_plan_from_a_run_predicts_that_run() -> None:
     assert plan(rates, work, metrics[-1]["wall_clock_s"] + 1.5 + end).steps == pytest.approx(200, abs=4)
 
 
-@pytest.mark.parametrize(("steps", "timed"), [(8, True), (60, False)])
+@pytest.mark.parametrize(("steps", "timed"), [(0, True), (9, True), (60, False)])
 def test_a_run_that_says_too_little_is_refused(steps: int, timed: bool) -> None:
     metrics, summary = run(steps)
     if not timed:
         metrics = [{k: v for k, v in entry.items() if k != "rollout_time"} for entry in metrics]
-    with pytest.raises(ValueError, match=f"{steps} logged steps say too little of how fast it is"):
+    with pytest.raises(
+        ValueError, match=f"{steps} logged steps of {steps // 2} rollouts say too little of how fast it is; 10 steps of"
+    ):
         measured(metrics, summary, SETTINGS)
 
 

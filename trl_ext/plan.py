@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-_LATE = 0.5  # of a run's steps, the last of which say how fast it goes on: early ones train on more rows
+_LATE = 0.25  # of a run's steps, the last of which say how fast it goes on: early ones train on more rows
+_STEPS, _ROLLOUTS = 10, 5  # that a run needs to say so
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Workload:
         problems: of a validation on the way.
         final_problems: of the one at the end.
         save_every: optimizer steps; None for never.
+        restore_best: whether the best weights are read again at the end.
     """
 
     rollout_batch_size: int
@@ -57,6 +60,7 @@ class Workload:
     problems: int
     final_problems: int
     save_every: int | None
+    restore_best: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ def per_step(rates: Rates, work: Workload) -> dict[str, float]:
 def plan(rates: Rates, work: Workload, budget: float) -> Plan:
     """How a budget is spent: start, first validation, as many steps as fit, final validation with its reserve."""
     start, first = rates.start, rates.problem * work.problems
-    final = 1.2 * (rates.problem * work.final_problems + rates.save) + 2.0  # as `Validation.seconds_to_end` reserves it
+    saving = rates.save * (2 if work.restore_best else 1)
+    final = 1.2 * (rates.problem * work.final_problems + saving) + 2.0  # as `Validation.seconds_to_end` reserves it
     parts = per_step(rates, work)
     left = budget - start - first - final
     steps = max(0, math.floor(left / sum(parts.values())))
@@ -118,14 +123,9 @@ def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], s
     """Rates of a run, from its `metrics.jsonl`, `summary.json` and resolved settings.
 
     Raises:
-        ValueError: it has too few steps, or they were logged before rollouts were timed.
+        ValueError: it has too few steps or rollouts, or they were logged before rollouts were timed.
     """
-    steps = [entry for entry in metrics if "step_time" in entry]
-    late = steps[int(len(steps) * _LATE) :]
-    if len(late) < 5 or not any("rollout_time" in entry for entry in late):
-        raise ValueError(
-            f"{len(steps)} logged steps say too little of how fast it is; ten are needed, with rollout_time"
-        )
+    late = late_steps(metrics, updates_of(settings))[1:]
     tokens = float(settings["rollout_batch_size"]) * mean_of(late, "completions/mean_length")  # of a rollout
     updates, epochs = updates_of(settings), float(settings.get("epochs_per_rollout_batch") or 1)
     rollout, sync = mean_of(late, "rollout_time"), mean_of(late, "sync_time")
@@ -144,6 +144,28 @@ def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], s
     )
 
 
+def late_steps(metrics: Sequence[Mapping[str, Any]], updates: int) -> list[Mapping[str, Any]]:
+    """What was logged of the whole rollouts of a run's last quarter, at least one, and before it the entry they follow.
+
+    Args:
+        updates: optimizer steps per rollout.
+
+    Raises:
+        ValueError: as of `measured`.
+    """
+    steps = [entry for entry in metrics if "step_time" in entry]
+    ends = [i for i, entry in enumerate(steps) if entry["step"] % updates == 0]  # of rollouts
+    starts = [i for i in ends[:-1] if i < (1 - _LATE) * ends[-1]]
+    done = steps[-1]["step"] if steps else 0
+    late = steps[starts[-1] : ends[-1] + 1] if starts and done >= max(_STEPS, _ROLLOUTS * updates) else []
+    if not any("rollout_time" in entry for entry in late[1:]):
+        raise ValueError(
+            f"{done} logged steps of {done // updates} rollouts say too little of how fast it is; {_STEPS} steps of at "
+            f"least {_ROLLOUTS} rollouts are needed, with rollout_time"
+        )
+    return late
+
+
 def overhead(
     metrics: Sequence[Mapping[str, Any]],
     validations: Sequence[Mapping[str, Any]],
@@ -151,29 +173,30 @@ def overhead(
     save: float,
 ) -> float:
     """Seconds between a step's end and the next one's begin that are neither validation nor saving."""
-    steps = [entry for entry in metrics if "step_time" in entry]
-    late = steps[int(len(steps) * _LATE) :]
+    late = late_steps(metrics, updates_of(settings))
     first, last = late[0], late[-1]
     between = [v for v in validations if first["step"] <= v["step"] < last["step"]]
     every = settings.get("save_steps") if settings.get("save_strategy", "steps") != "no" else None
     saves = sum(1 for step in range(first["step"], last["step"]) if every and step % int(every) == 0)
-    spent = sum(entry["step_time"] for entry in late[1:]) + sum(v["seconds"] for v in between) + saves * save
+    logged = pairwise(late)  # the mean of the steps since the entry before
+    stepping = sum(entry["step_time"] * (entry["step"] - before["step"]) for before, entry in logged)
+    spent = stepping + sum(v["seconds"] for v in between) + saves * save
     return max(0.0, (last["wall_clock_s"] - first["wall_clock_s"] - spent) / (last["step"] - first["step"]))
 
 
 def workload(metrics: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> Workload:
     """What a run does, by its resolved settings and the completions that it has sampled."""
-    steps = [entry for entry in metrics if "completions/mean_length" in entry]
     problems = int(settings["validation_problems"])
     return Workload(
         rollout_batch_size=int(settings["rollout_batch_size"]),
         updates=updates_of(settings),
         epochs=int(settings.get("epochs_per_rollout_batch") or 1),
-        tokens=mean_of(steps[int(len(steps) * _LATE) :], "completions/mean_length"),
+        tokens=mean_of(late_steps(metrics, updates_of(settings))[1:], "completions/mean_length"),
         validate_every=int(settings.get("validate_every", 20)),
         problems=problems,
         final_problems=int(settings.get("final_validation_problems") or problems),
         save_every=int(settings["save_steps"]) if settings.get("save_strategy", "steps") != "no" else None,
+        restore_best=bool(settings.get("restore_best")),
     )
 
 

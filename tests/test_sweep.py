@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,12 @@ def test_each_of_several_runs_has_its_share_of_the_cores_and_one_gpu(monkeypatch
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    shares = [_environment(slot, 3) for slot in range(3)]
+    shares = [_environment("recipes/grpo_math.py", slot, 3) for slot in range(3)]
     assert [(share["OMP_NUM_THREADS"], share["CUDA_VISIBLE_DEVICES"]) for share in shares] == [
         ("2", "0"), ("2", "1"), ("2", "0"),
     ]  # fmt: skip
-    assert "CUDA_VISIBLE_DEVICES" not in _environment(0, 1)
+    alone = _environment("recipes/grpo_math.py", 0, 1)
+    assert (alone["CUDA_VISIBLE_DEVICES"], alone.get("OMP_NUM_THREADS")) == ("0", os.environ.get("OMP_NUM_THREADS"))
+    assert "CUDA_VISIBLE_DEVICES" not in _environment("recipes/leaderboard.py", 0, 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert _environment(1, 2)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert _environment("recipes/grpo_math.py", 1, 2)["CUDA_VISIBLE_DEVICES"] == "1"

@@ -34,7 +34,7 @@ def run_all(
 
     Args:
         commands: script and arguments; `--output_dir` is added, and `--resume auto` for a run that has begun.
-        jobs: at a time; with several, each computes with its share of the machine's threads, and with one of its GPUs.
+        jobs: at a time; with several, each computes with its share of the machine's threads. A run has one of its GPUs.
         keep_going: a run that fails does not end the others; its summary says what its log ends with, as `failed`.
 
     Raises:
@@ -53,7 +53,7 @@ def run_all(
         slot = slots.get()
         try:
             with overview.running(name):
-                return _run(commands[name], folder, name, _environment(slot, jobs))
+                return _run(commands[name], folder, name, _environment(commands[name][0], slot, jobs))
         finally:
             slots.put(slot)
 
@@ -89,13 +89,15 @@ def _run(command: Sequence[str], folder: Path, name: str, environment: Mapping[s
         return subprocess.run(whole, stdout=log, stderr=log, env=environment, check=False).returncode
 
 
-def _environment(slot: int, jobs: int) -> dict[str, str]:
-    """The share of the machine that a run has when others run beside it."""
+def _environment(script: str, slot: int, jobs: int) -> dict[str, str]:
+    """The share of the machine that a run has; chains launch their stages on as many GPUs as they are told to."""
     shared = dict(os.environ)
     if jobs > 1:
         shared["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
-        if torch.cuda.device_count() > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
-            shared["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and Path(script).name not in _GO_ON_BY_THEMSELVES:
+        gpus = torch.cuda.device_count()
+        if gpus > 1:
+            shared["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
     return shared
 
 

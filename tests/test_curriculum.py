@@ -122,6 +122,20 @@ def test_a_rollout_is_made_of_what_is_not_settled(tmp_path: Path) -> None:
     assert logged[-1] == 7.0
 
 
+def test_what_nothing_scored_taught_nothing_and_a_group_is_chosen_for_once(tmp_path: Path) -> None:
+    def partly(prompts: list[str], completions: list[str], **_: object) -> list[float | None]:
+        """Scores nothing of a; of b one alike; of c two that differ."""
+        scores: dict[str, list[float | None]] = {"a": [None] * 4, "b": [None, 1, 1, None], "c": [None, 0, 1, None]}
+        return [scores.get(prompt, [0.0] * 4)[i % 4] for i, prompt in enumerate(prompts)]
+
+    trainer: Any = trainer_of(tmp_path, partly, settled_share=1e-9, max_steps=2, learning_rate=0.0)
+    choose, asked = trainer._curriculum.choose, []
+    trainer._curriculum.choose = lambda problem, place: asked.append(place) or choose(problem, place)
+    trainer.train()
+    assert trainer._curriculum.taught == {number: number == 2 for number in range(8)}
+    assert len(asked) == len(set(asked)) == 8
+
+
 def test_a_curriculum_is_taken_up_by_a_resumed_run(tmp_path: Path) -> None:
     trainer: Any = trainer_of(tmp_path, settled_share=0.5, max_steps=1)
     trainer.train()

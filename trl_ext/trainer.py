@@ -98,10 +98,12 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         if self._curriculum is None or not self.model.training:
             return inputs
         start, group = self.accelerator.process_index * len(inputs), self.num_generations
-        numbers = [
-            self._curriculum.choose(self._number_of[_key(row["prompt"])], (self._step, (start + i) // group))
-            for i, row in enumerate(inputs)
-        ]
+        groups = [(start + i) // group for i in range(len(inputs))]
+        numbers_of = {
+            group: self._curriculum.choose(self._number_of[_key(row["prompt"])], (self._step, group))
+            for group, row in dict(zip(groups, inputs, strict=True)).items()
+        }
+        numbers = [numbers_of[group] for group in groups]
         self._numbers = torch.tensor(numbers, device=self.accelerator.device)
         return [self.train_dataset[number] for number in numbers]
 
@@ -110,7 +112,8 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
             return
         numbers = self.accelerator.gather(self._numbers)[:: self.num_generations].tolist()
         rewards = self._rewards.view(-1, self.num_generations)  # (P, G)
-        taught = (rewards != rewards[:, :1]).any(dim=1)
+        unscored = rewards.isnan()
+        taught = rewards.masked_fill(unscored, -torch.inf).amax(1) > rewards.masked_fill(unscored, torch.inf).amin(1)
         self._curriculum.update(numbers, taught.tolist())
         self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.settled)))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -53,15 +54,24 @@ def table(found: dict[str, list[dict[str, Any]]], seeds: list[int]) -> str:
     lines.append("|---" * (len(seeds) + 4) + "|")
     for arm, runs in found.items():
         values = [run["validation_accuracy_after"] for run in runs]
-        lead = [a["validation_accuracy_after"] - b for a, b in zip(found.get("leaderboard", runs), values, strict=True)]
         ahead = ""
-        if arm != "leaderboard" and len(lead) > 1:
+        if arm != "leaderboard" and "leaderboard" in found and len(values) > 1:
+            lead = [a["validation_accuracy_after"] - b for a, b in zip(found["leaderboard"], values, strict=True)]
             low, high = paired_interval(lead)
             ahead = f"{mean(lead):+.3f} ({low:+.3f} to {high:+.3f})"
         spread = f"{mean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{values[0]:.4f}"
         seconds = f"{min(r['wall_clock_s'] for r in runs):.0f} to {max(r['wall_clock_s'] for r in runs):.0f}"
         lines.append(f"| {ARMS[arm]} | {' | '.join(f'{v:.4f}' for v in values)} | {spread} | {ahead} | {seconds} |")
     return "\n".join(lines)
+
+
+def refusal(found: dict[str, list[dict[str, Any]]], budget: float) -> str | None:
+    """Why the runs cannot be compared; None where they can."""
+    late = [arm for arm, runs in found.items() if any(run["wall_clock_s"] > budget for run in runs)]
+    if late:
+        return f"longer than {budget:.0f} s: {', '.join(late)}"
+    problems = {arm: sorted({run["final_validation_problems"] for run in runs}) for arm, runs in found.items()}
+    return None if len({n for each in problems.values() for n in each}) == 1 else f"numbers of problems: {problems}"
 
 
 def main() -> None:
@@ -78,7 +88,10 @@ def main() -> None:
     commands = {f"{arm}_seed_{seed}": command(arm, seed, args.budget) for seed in args.seeds for arm in args.arms}
     summaries = run_all(commands, args.runs)
     found = {arm: [summaries[f"{arm}_seed_{seed}"] for seed in args.seeds] for arm in args.arms}
-    problems = {run["final_validation_problems"] for runs in found.values() for run in runs}
+    why_not = refusal(found, args.budget)
+    if why_not is not None:
+        sys.exit(f"error: the runs cannot be compared: {why_not}")
+    problems = next(iter(found.values()))[0]["final_validation_problems"]
     curves = {ARMS[arm]: [run["validations"] for run in runs] for arm, runs in found.items()}
     write_methods_plot(args.results / "leaderboard.png", curves, f"{args.budget:.0f} s each", by_seconds=True)
     figures = {
@@ -89,7 +102,7 @@ def main() -> None:
         }
         for arm, runs in found.items()
     }
-    kept = {"budget_s": args.budget, "seeds": args.seeds, "problems": sorted(problems), **figures, **provenance()}
+    kept = {"budget_s": args.budget, "seeds": args.seeds, "problems": problems, **figures, **provenance()}
     write_text(args.results / "leaderboard.json", json.dumps(kept, indent=1) + "\n")
     print(f"\nvalidated on {problems} problems\n\n{table(found, args.seeds)}")
 

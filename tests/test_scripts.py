@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,27 @@ def test_the_worked_example_of_length_normalisation_has_the_handouts_numbers_and
     ):
         assert row in said
     assert (ROOT / "recipes" / "results" / "length_normalisation.md").read_text() == said
+
+
+def test_the_comparison_needs_runs_of_one_length_and_leads_by_nothing_where_there_is_no_leader() -> None:
+    spec = importlib.util.spec_from_file_location("compare", ROOT / "scripts" / "compare_leaderboard.py")
+    assert spec is not None
+    assert spec.loader is not None
+    compare = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(compare)
+
+    def run(accuracy: float, problems: int = 5000, seconds: float = 299.0) -> dict[str, Any]:
+        return {
+            "validation_accuracy_after": accuracy, "final_validation_problems": problems, "wall_clock_s": seconds,
+        }  # fmt: skip
+
+    first, second = [run(0.5), run(0.6)], [run(0.4), run(0.5)]
+    assert compare.refusal({"leaderboard": first, "default": second}, 300) is None
+    assert compare.refusal({"default": [run(0.4), run(0.4, seconds=301.0)]}, 300) == "longer than 300 s: default"
+    other = {"leaderboard": first, "default": [run(0.4, problems=512)]}
+    assert compare.refusal(other, 300) == "numbers of problems: {'leaderboard': [5000], 'default': [512]}"
+    assert "| +0.100 (" in compare.table({"leaderboard": first, "default": second}, [0, 1])
+    assert "| 0.4500 ± 0.0707 |  | 299 to 299 |" in compare.table({"default": second}, [0, 1])
 
 
 @pytest.mark.slow

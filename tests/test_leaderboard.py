@@ -164,7 +164,9 @@ def entry(step: int, accuracy: float, problems: int = 512, **more: Any) -> dict[
 
 def checkpoint(stage: Path, step: int, *validations: dict[str, Any]) -> None:
     (stage / f"checkpoint-{step}").mkdir(parents=True)
-    (stage / f"checkpoint-{step}" / "run.json").write_text(json.dumps({"validations": validations, "wall_clock_s": 0.0}))
+    (stage / f"checkpoint-{step}" / "run.json").write_text(
+        json.dumps({"validations": validations, "wall_clock_s": 0.0})
+    )
 
 
 def test_what_can_be_the_result_is_on_the_disk_and_was_validated(tmp_path: Path) -> None:

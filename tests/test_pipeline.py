@@ -322,17 +322,18 @@ def test_the_report_has_all_stages_on_one_clock_and_in_steps_of_all(tmp_path: Pa
         "3_grpo": {"time_budget": 4.5, "folder": "3_grpo", "seconds": 4.5},
     }
     leave_summary(tmp_path / "1_sft-2", validation(0, 5.0, 0.1), validation(10, 30.0, 0.3))
-    leave_summary(tmp_path / "2_grpo", validation(0, 6.0, 0.3), validation(20, 25.0, 0.9), validation(35, 50.0, 0.8))
+    again = validation(35, 50.0, 0.95) | {"weights_of_step": 20}
+    leave_summary(tmp_path / "2_grpo", validation(0, 6.0, 0.3), validation(20, 25.0, 0.9), again)
     leave_summary(tmp_path / "3_grpo", validation(0, 2.0, 0.8))
     chain = Pipeline([Stage("sft"), Stage("grpo"), Stage("grpo")], str(tmp_path), time_budget=None, seed=3)
     summary = _report(tmp_path, chain, record)
     points = [(v["stage"], v["step"], v["wall_clock_s"], v["accuracy"]) for v in summary.pop("validations")]
     assert points == [
         ("1_sft", 0, 12.5, 0.1), ("1_sft", 10, 37.5, 0.3), ("2_grpo", 10, 53.5, 0.3), ("2_grpo", 30, 72.5, 0.9),
-        ("2_grpo", 45, 97.5, 0.8), ("3_grpo", 45, 105.0, 0.8),
+        ("2_grpo", 45, 97.5, 0.95), ("3_grpo", 45, 105.0, 0.8),
     ]  # fmt: skip
     assert summary == {
-        "validation_accuracy_before": 0.1, "validation_accuracy_after": 0.8, "best_validation_accuracy": 0.9,
+        "validation_accuracy_before": 0.1, "validation_accuracy_after": 0.8, "best_validation_accuracy": 0.95,
         "best_validation_step": 30, "validation_problems": 8, "final_validation_problems": 8,
         "wall_clock_s": 107.5, "seed": 3, "command": "python",
         "stages": {name: record[name] for name in ("1_sft", "2_grpo", "3_grpo")},

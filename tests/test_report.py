@@ -141,6 +141,10 @@ def test_the_summary_has_the_first_the_last_and_the_best_validation(tmp_path: Pa
 def test_of_equally_good_validations_the_first_is_the_best(tmp_path: Path) -> None:
     summary = write_summary(tmp_path / "s.json", [entry(0, 0.1), entry(5, 0.3), entry(9, 0.3)], 1.0, {})
     assert summary["best_validation_step"] == 5
+    again = {**entry(9, 0.4), "weights_of_step": 5}  # measured once more at the end
+    assert (
+        write_summary(tmp_path / "s.json", [entry(5, 0.3), entry(9, 0.2), again], 1.0, {})["best_validation_step"] == 5
+    )
 
 
 def test_a_validation_in_one_line() -> None:
@@ -197,6 +201,7 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, l
     trainer = SimpleNamespace(stop_signal=None, best_step=None, args=SimpleNamespace(disable_tqdm=True))
     trainer.sample = lambda prompts: [Completion("a response", 1, True)] * len(prompts)
     trainer.log_now = lambda logs: None
+    trainer.found_by_first = lambda find: find()
     trainer.seconds_to_save = 0.0
     return Validation(problems, grade, lambda state: state.global_step % 20 == 0, {}, run, trainer, log_to)
 

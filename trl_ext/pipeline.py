@@ -354,7 +354,12 @@ def _report(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> dict
         name = _name(number, stage)
         summary = json.loads((folder / record[name]["folder"] / "summary.json").read_text(encoding="utf-8"))
         curves[name] = [
-            {**v, "stage": name, "step": v["step"] + steps, "wall_clock_s": v["wall_clock_s"] + seconds}
+            {
+                **v,
+                **{key: v[key] + steps for key in ("step", "weights_of_step") if key in v},
+                "stage": name,
+                "wall_clock_s": v["wall_clock_s"] + seconds,
+            }
             for v in summary["validations"]
         ]
         seconds, steps = seconds + record[name]["seconds"], curves[name][-1]["step"]

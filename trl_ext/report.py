@@ -72,7 +72,7 @@ def write_summary(
         "validation_accuracy_before": history[0]["accuracy"],
         "validation_accuracy_after": history[-1]["accuracy"],
         "best_validation_accuracy": best["accuracy"],
-        "best_validation_step": best["step"],
+        "best_validation_step": best.get("weights_of_step", best["step"]),
         "validation_problems": history[0]["problems"],
         "final_validation_problems": history[-1]["problems"],
         "wall_clock_s": round(wall_clock_s, 1),

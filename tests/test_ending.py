@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tests.test_report import validating
-from tests.tiny import make_trainer
-from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from tests.tiny import make_trainer, share_of_ones, tiny_model, weight_difference
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer, policy_sampling
 from trl_ext.callbacks import Validation
 from trl_ext.ending import Decay, EarlyStop, TimeBudget, collapsed
+from trl_ext.rewards.grade import Verdict
 from trl_ext.run_folder import Run
 
 
@@ -83,6 +84,58 @@ def test_there_must_be_time_for_one_more_step_as_long_as_the_longest_and_for_the
     assert limit.is_spent() is False  # nothing ahead but the end
     limit.on_step_end(arguments(tmp_path, disable_tqdm=True), TrainerState(), control)
     assert control.should_training_stop is spent  # 14 + 5 + 4
+
+
+def steps(limit: TimeBudget, tmp_path: Path, *seconds: float) -> bool:
+    """Whether it stops after steps that take so long."""
+    clock = cast(Hand, limit.clock)
+    for took in seconds:
+        control = TrainerControl()
+        limit.on_step_begin(None, None, None)
+        clock.now += took
+        limit.on_step_end(arguments(tmp_path, disable_tqdm=True), TrainerState(), control)
+    return control.should_training_stop
+
+
+@pytest.mark.parametrize(
+    ("seconds", "took", "spent"),
+    [
+        (19.9, [5.0], True),  # the step just done is what is known of the next
+        (20.1, [5.0], False),
+        (62.1, [50.0, 1.0], False),  # later ones start nothing up
+        (61.9, [50.0, 1.0], True),
+        (26.9, [1.0, 5.0, *[0.1] * 60], True),  # 22 + 5: a validation comes again
+        (27.1, [1.0, 5.0, *[0.1] * 60], False),
+    ],
+)
+def test_a_step_is_expected_to_take_as_long_as_the_longest_but_the_first(
+    seconds: float, took: list[float], spent: bool, tmp_path: Path
+) -> None:
+    assert steps(budget(seconds), tmp_path, *took) is spent
+
+
+def test_what_belongs_to_no_step_is_not_expected_of_one(tmp_path: Path) -> None:
+    limit = budget(100.0)
+    assert not steps(limit, tmp_path, 1.0, 1.0)
+    clock: Any = limit.clock
+    clock.now += 40.0  # 52 by now
+    limit.leave_out(40.0)
+    assert not steps(limit, tmp_path, 1.0)
+    limit.seconds = 54.1
+    assert not steps(limit, tmp_path, 0.0)
+
+
+def test_where_the_time_is_spent_before_the_first_step_there_is_none(tmp_path: Path) -> None:
+    trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, max_steps=2)
+    clock: Any = Hand()
+    limit = TimeBudget(trainer, clock, 9.0)
+    trainer.add_callback(limit)
+    trainer.train()
+    assert trainer.state.global_step == 0
+    assert weight_difference(trainer.model, tiny_model()) == 0
+    limit.seconds = 1000.0
+    trainer.train()
+    assert trainer.state.global_step == 2
 
 
 # A learning rate that falls on the clock.
@@ -213,6 +266,42 @@ def test_a_run_that_may_go_back_to_its_start_saves_it(tmp_path: Path) -> None:
         assert saved == [True] * restore_best
 
 
+def test_a_run_ends_with_the_weights_of_its_best_validation(tmp_path: Path) -> None:
+    """Right as often as the step has it, whatever the policy says."""
+    accuracy = {0: 0.2, 1: 0.5, 2: 0.9, 3: 0.4, 4: 0.3}
+    saving = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 4}
+    trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, preset="grpo_clip", **saving)
+
+    def grade(responses: Any, truths: Any) -> list[Verdict]:
+        right = round(10 * accuracy[trainer.state.global_step])
+        return [Verdict(True, text, i < right, "") for i, text in enumerate(responses)]
+
+    problems = [{"prompt": "1 + 1 =", "answer": "2"}] * 10
+    run, weights = Run(tmp_path, {}), []
+
+    class Weights(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            weights.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+
+    sampling = {"batch_size": 10, "seed": 0}
+    trainer.add_callback(Validation(problems, grade, lambda _: True, sampling, run, trainer, restore_best=True))
+    trainer.add_callback(Weights())
+    trainer.train()
+    assert [entry["accuracy"] for entry in run.validations] == [0.2, 0.5, 0.9, 0.4, 0.3, 0.3]
+    assert run.validations[-1]["weights_of_step"] == 2
+    ended = trainer.model.state_dict()
+    assert all(torch.equal(value, weights[1][name]) for name, value in ended.items())
+    assert not all(torch.equal(value, weights[3][name]) for name, value in ended.items())
+
+
+def test_what_only_one_rank_may_find_is_found_by_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_sampling, "broadcast_object_list", lambda mine: mine if mine != [None] else ["theirs"])
+    policy: Any = policy_sampling.PolicySampling()
+    for is_first, found in ((True, "ours"), (False, "theirs")):
+        policy.accelerator = SimpleNamespace(is_main_process=is_first)
+        assert policy.found_by_first(lambda: "ours") == found
+
+
 # Runs without hope.
 
 
@@ -254,6 +343,6 @@ def test_a_run_without_a_spread_for_so_many_logged_steps_in_a_row_ends(tmp_path:
         assert control.should_training_stop is stops
     assert run.ended_early == "dead: 3 logged steps in a row without a group of different rewards, at step 6"
     never = EarlyStop(run, None, None)
-    never._in_a_row = 1000
+    assert never.run.without_spread == 3
     never.on_step_end(None, TrainerState(global_step=6), control := TrainerControl())
     assert not control.should_training_stop

@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +172,15 @@ def test_every_chunk_of_rollouts_is_drawn_anew(tmp_path: Path) -> None:
     texts = [row["response"] for row in read_jsonl(tmp_path / "ei" / "step_1" / ROLLOUTS)]
     assert len(texts) == 8
     assert texts[:4] != texts[4:]
+
+
+def test_a_step_is_begun_only_where_there_is_time_for_rollouts_like_the_last_ones(tmp_path: Path) -> None:
+    left_out: list[float] = []
+    trainer = made(tmp_path, lambda text: False)
+    trainer.budget = SimpleNamespace(is_spent=lambda ahead=0.0: ahead > 0, leave_out=left_out.append)
+    trainer.train()
+    assert [step["step"] for step in steps_of(tmp_path)] == [1]
+    assert left_out == [trainer.own_state()["seconds_of_rollouts"]]  # and no optimizer step is expected to take that
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------

@@ -10,24 +10,28 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.test_recipe import ROOT
 from tests.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.checkpoints import checkpoints, damage, newest
+from trl_ext.ending import Decay, TimeBudget
 from trl_ext.saving import NotSavedError
 from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer
 
 STEPS = 7
 SAVING = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS, "optim": "adamw_torch", "learning_rate": 0.01}
 OFF_POLICY = {"steps_per_generation": 8, "num_iterations": 2}  # four optimizer steps per rollout
+OF_KINDS = Dataset.from_list([{**row, "subject": "ab"[i % 2], "level": 1 + i % 3} for i, row in enumerate(prompts())])
 RUNS: dict[str, dict[str, Any]] = {
     "on_policy": {"preset": "grpo_clip"},
     "in_the_middle_of_a_rollout": {"preset": "grpo_clip", **OFF_POLICY},
@@ -41,6 +45,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "decaying_schedule": {"preset": "rloo", "lr_scheduler_type": "cosine", "warmup_steps": 2},
     "kl_penalty": {"preset": "grpo_clip", "beta": 0.1, **OFF_POLICY},
     "trls_loss": {**OFF_POLICY},
+    "settled_problems": {"preset": "grpo_clip", "settled_share": 0.1, "train_dataset": OF_KINDS, **OFF_POLICY},
 }  # fmt: skip
 SECONDS = (
     "step_time",
@@ -95,6 +100,36 @@ def test_resumed_in_the_middle_of_a_rollout_a_run_is_the_same_to_the_bit(tmp_pat
     assert_same_end(whole, again)
 
 
+def test_a_resumed_run_makes_the_choices_and_has_the_rates_of_one_that_was_never_interrupted(tmp_path: Path) -> None:
+    class Tick(TrainerCallback):
+        """10 s a step; resumed, a run's clock goes on."""
+
+        def __init__(self, now: float) -> None:
+            self.now = now
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.now += 10.0
+
+        def seconds(self) -> float:
+            return self.now
+
+    def decaying(name: str, now: float) -> Any:
+        trainer, clock = made(tmp_path / name, **RUNS["settled_problems"], max_steps=6), Tick(now)
+        limit = TimeBudget(trainer, cast(Any, clock), 100.0)
+        for callback in (clock, limit, Decay(limit, 1.0)):
+            trainer.add_callback(callback)
+        return trainer
+
+    whole, again = decaying("whole", 0.0), decaying("again", 30.0)
+    whole.train()
+    assert not all(whole._curriculum.taught.values())
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert_same_end(whole, again)
+    assert again._curriculum.state() == whole._curriculum.state()
+    rates = [entry["learning_rate"] for entry in again.state.log_history if "loss" in entry]
+    assert rates == pytest.approx([0.01, 0.01, 0.009, 0.008, 0.007, 0.006])
+
+
 @pytest.mark.slow
 def test_an_adapter_is_resumed_to_the_bit(tmp_path: Path) -> None:
     def lora(path: Path) -> Any:
@@ -141,6 +176,14 @@ def test_what_trainer_loads_to_the_device_of_a_cpu_rank_is_loaded(tmp_path: Path
     torch.save({"moment": torch.ones(2)}, tmp_path / "optimizer.pt")
     loaded = torch.load(tmp_path / "optimizer.pt", map_location=torch.device("cpu", 0), weights_only=True)
     assert torch.equal(loaded["moment"], torch.ones(2))
+
+
+def test_how_long_a_checkpoint_takes_is_known_to_a_resumed_run(tmp_path: Path) -> None:
+    whole, again = (made(tmp_path / name, max_steps=1) for name in ("whole", "again"))
+    whole.seconds_to_save = 1000.0
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
+    assert again.seconds_to_save == 1000.0
 
 
 # --- what is kept, and when saving goes wrong -------------------------------------------------------------------

@@ -107,6 +107,12 @@ def test_auto_goes_on_from_the_newest_good_checkpoint_in_its_own_folder(tmp_path
     assert not torn.exists()
 
 
+def test_a_resumed_run_knows_for_how_long_nothing_was_learnt(tmp_path: Path) -> None:
+    kept = Run(tmp_path, {}, without_spread=7).record()
+    a_run(tmp_path / "run", without_spread=kept["without_spread"])
+    assert opened(tmp_path / "run", "auto")[0].without_spread == 7
+
+
 def test_auto_without_a_checkpoint_is_a_fresh_run_and_says_so(tmp_path: Path) -> None:
     run, said = opened(tmp_path / "run", "auto")
     assert run.checkpoint is None

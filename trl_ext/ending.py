@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from trl_ext.callbacks import print_line
 if TYPE_CHECKING:
     from trl_ext.run_folder import Clock, Run
 
-_STEPS = 50  # recent ones, the longest of which the next one is expected to take
 _IN_A_ROW = 2  # validations, for one may be unlucky
 
 
@@ -29,8 +27,9 @@ class TimeBudget(TrainerCallback):
 
     def __init__(self, trainer: Any, clock: Clock, seconds: float, reserve: Callable[[], float] = lambda: 0.0) -> None:
         self.trainer, self.clock, self.seconds, self.reserve = trainer, clock, seconds, reserve
-        self._steps: deque[float] = deque(maxlen=_STEPS)  # seconds, with the validation or the saving of their end
-        self._last: float | None = None
+        self._begun = 0  # steps, in this process
+        self._last = 0.0  # when the last of them began, by the clock
+        self._longest = 0.0  # seconds, with the validation and the saving of its end; the first one starts things up
 
     def left(self) -> float:
         """Seconds for training, by this process's clock."""
@@ -42,16 +41,33 @@ class TimeBudget(TrainerCallback):
         is_spent = self.left() <= ahead
         return bool(accelerator.gather(torch.tensor([is_spent], device=accelerator.device)).any())
 
+    def leave_out(self, seconds: float) -> None:
+        """What has just been done belongs to no step; who does it looks ahead by itself."""
+        self._last += seconds
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Do no step where there is no time for any."""
+        self._stop(args, state, control)
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """What has gone by since the step before began is what a step takes."""
-        now = self.clock.seconds()
-        if self._last is not None:
-            self._steps.append(now - self._last)
-        self._last = now
+        self._measure()
+        self._begun += 1
+        self._last = self.clock.seconds()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop when another step would be one too many."""
-        if self.is_spent(max(self._steps, default=0.0)) and not control.should_training_stop:
+        self._measure()
+        self._stop(args, state, control)
+
+    def _measure(self) -> None:
+        """The first step counts until there is another."""
+        if self._begun:
+            took = self.clock.seconds() - self._last
+            self._longest = took if self._begun <= 2 else max(self._longest, took)
+
+    def _stop(self, args: Any, state: Any, control: Any) -> None:
+        if self.is_spent(self._longest) and not control.should_training_stop:
             control.should_training_stop = True
             if state.is_world_process_zero and not args.disable_tqdm:
                 print_line(f"the time budget of {self.seconds:.0f} s is spent after step {state.global_step}")
@@ -106,20 +122,19 @@ class EarlyStop(TrainerCallback):
 
     def __init__(self, run: Run, below_best: float | None, without_spread: int | None) -> None:
         self.run, self.below_best, self.without_spread = run, below_best, without_spread
-        self._in_a_row = 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Count logged steps without a spread."""
         if logs and "frac_reward_zero_std" in logs:
-            self._in_a_row = self._in_a_row + 1 if logs["frac_reward_zero_std"] == 1 else 0
+            self.run.without_spread = self.run.without_spread + 1 if logs["frac_reward_zero_std"] == 1 else 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """See whether a rule holds; what it goes by is the same on every rank."""
         reason = None
         if self.below_best is not None:
             reason = collapsed([entry["accuracy"] for entry in self.run.validations], self.below_best)
-        if self.without_spread is not None and self._in_a_row >= self.without_spread:
-            reason = f"dead: {self._in_a_row} logged steps in a row without a group of different rewards"
+        if self.without_spread is not None and self.run.without_spread >= self.without_spread:
+            reason = f"dead: {self.run.without_spread} logged steps in a row without a group of different rewards"
         if reason is not None:
             self.run.ended_early = f"{reason}, at step {state.global_step}"
             control.should_training_stop = True

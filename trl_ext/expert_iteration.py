@@ -10,13 +10,13 @@ import json
 import logging
 import math
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from accelerate.utils import broadcast_object_list
 from datasets import IterableDataset
 from tqdm import tqdm
 
@@ -134,12 +134,15 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         self.ei_step = 0  # the current one, from 1
         self._left: list[list[Row]] = []  # rows of the optimizer steps that are left of the current step
         self._planned = 0  # optimizer steps of the current step in all
+        self._seconds_of_rollouts = 0.0  # of the last step's
 
     # What an optimizer step trains on.
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """The micro-batches of the next optimizer step, of this rank; before the first one of a step, its rollouts."""
-        while not self._left and self.ei_step < self.args.n_ei_steps and not self._is_to_stop():
+        while (
+            not self._left and self.ei_step < self.args.n_ei_steps and not self._is_to_stop(self._seconds_of_rollouts)
+        ):
             self._begin_step(self.ei_step + 1)
         if not self._left:
             self.control.should_training_stop = True
@@ -155,9 +158,9 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         """Expert-iteration steps so far, the current one in part."""
         return self.ei_step - len(self._left) / max(self._planned, 1)
 
-    def _is_to_stop(self) -> bool:
-        """Whether the time is spent or a signal has come; the same on every rank."""
-        return (self.budget is not None and self.budget.is_spent()) or self.stop_requested()
+    def _is_to_stop(self, ahead: float = 0.0) -> bool:
+        """Whether there is no time for `ahead` more seconds or a signal has come; the same on every rank."""
+        return (self.budget is not None and self.budget.is_spent(ahead)) or self.stop_requested()
 
     def _micro_batches(self, rows: list[Row]) -> list[Any]:
         """As many on every rank, of like size; where rows run out, one without a token that trains."""
@@ -173,7 +176,11 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         """Sample, grade, keep, and lay out the optimizer steps."""
         if step == 1 and self.state.global_step == 0 and self.args.save_strategy != "no":
             self._save_checkpoint(self.model, None)  # the first rollouts may take long, and belong to this run
+        began = time.monotonic()
         rollouts = self._rollouts(step)
+        self._seconds_of_rollouts = time.monotonic() - began
+        if self.budget is not None:
+            self.budget.leave_out(self._seconds_of_rollouts)
         if rollouts is None:
             return  # the step is begun anew, from what has been sampled of it, when the run goes on
         self.ei_step = step
@@ -248,12 +255,8 @@ class ExpertIterationTrainer(ExtSFTTrainer):
 
     def _sample_and_grade(self, part: Sequence[tuple[int, Row]], seed: int) -> list[Row]:
         completions = self.sample([row["prompt"] for _, row in part], self.args.rollout_batch_size, seed)
-        graded: list[Any] = [None]
-        if self.accelerator.is_main_process:
-            rows = grade_rows([row for _, row in part], completions, self.grader)
-            graded = [[{"question": n, **row} for (n, _), row in zip(part, rows, strict=True)]]
-        rows_of_all: list[Row] = broadcast_object_list(graded)[0]
-        return rows_of_all
+        rows = self.found_by_first(lambda: grade_rows([row for _, row in part], completions, self.grader))
+        return [{"question": n, **row} for (n, _), row in zip(part, rows, strict=True)]
 
     def _step_folder(self, step: int) -> Path:
         return self.folder / f"step_{step}"
@@ -262,7 +265,11 @@ class ExpertIterationTrainer(ExtSFTTrainer):
 
     def own_state(self) -> dict[str, Any]:
         """The expert-iteration step, and how many of its optimizer steps are left."""
-        return super().own_state() | {"ei_step": self.ei_step, "ei_left": len(self._left)}
+        return super().own_state() | {
+            "ei_step": self.ei_step,
+            "ei_left": len(self._left),
+            "seconds_of_rollouts": self._seconds_of_rollouts,
+        }
 
     def restore_own_state(self, state: dict[str, Any] | None) -> None:
         """Go on inside the step, on the rows that it kept; steps after it are sampled anew if they began."""
@@ -270,6 +277,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         if state is None:
             return
         self.ei_step = state["ei_step"]
+        self._seconds_of_rollouts = state.get("seconds_of_rollouts", 0.0)
         if self.accelerator.is_main_process:
             _forget_after(self.folder, self.ei_step + (0 if self.args.resume_changed else 1))
         self.accelerator.wait_for_everyone()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 from transformers import Trainer
 from trl.models import unwrap_model_for_generation
 
 from trl_ext.evaluate import Completion
 from trl_ext.rollout import hf_generate, is_finished
+
+Found = TypeVar("Found")
 
 
 class PolicySampling:
@@ -77,6 +79,11 @@ class PolicySampling:
                     completions[i] = Completion(text, len(ids), end)
         gathered = gather_object([completions])  # one list per rank
         return [gathered[i % ranks][i // ranks] for i in range(len(prompts))]
+
+    def found_by_first(self, find: Callable[[], Found]) -> Found:
+        """What the first rank finds, on every rank."""
+        found: Found = broadcast_object_list([find() if self.accelerator.is_main_process else None])[0]
+        return found
 
     @contextlib.contextmanager
     def _sampling(self, temperature: float | None, max_tokens: int | None) -> Iterator[None]:

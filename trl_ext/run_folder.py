@@ -58,6 +58,7 @@ class Run:
         settings: what makes it this experiment and no other.
         checkpoint: what this process goes on from, if anything.
         validations: so far, one entry each.
+        without_spread: its last logged steps in a row in which no group had different rewards.
         ended_early: the rule that ended it before its last step, if one did.
     """
 
@@ -66,6 +67,7 @@ class Run:
     checkpoint: Path | None = None
     clock: Clock = field(default_factory=Clock)
     validations: list[dict[str, Any]] = field(default_factory=list)
+    without_spread: int = 0
     ended_early: str | None = None
 
     def record(self) -> dict[str, Any]:
@@ -74,6 +76,7 @@ class Run:
             "settings": self.settings,
             "wall_clock_s": self.clock.seconds(),
             "validations": self.validations,
+            "without_spread": self.without_spread,
             "logs": log_sizes(self.folder),
         }
 
@@ -106,7 +109,8 @@ def open_run(
         raise InputError(error)
     folder, checkpoint, record = found
     try:
-        yield Run(folder, settings, checkpoint, Clock(record.get("wall_clock_s", 0.0)), record.get("validations", []))
+        clock, validations = Clock(record.get("wall_clock_s", 0.0)), record.get("validations", [])
+        yield Run(folder, settings, checkpoint, clock, validations, record.get("without_spread", 0))
     finally:
         if held is not None:
             held.release()

@@ -86,6 +86,7 @@ class WholeCheckpoints:
             "tr_loss": trainer._tr_loss.clone(),
             "total_loss_scalar": trainer._total_loss_scalar,
             "globalstep_last_logged": trainer._globalstep_last_logged,
+            "seconds_to_save": self.seconds_to_save,
         }
 
     def restore_own_state(self, state: dict[str, Any] | None) -> None:
@@ -95,6 +96,7 @@ class WholeCheckpoints:
             trainer._tr_loss = state["tr_loss"].to(trainer._tr_loss.device)
             trainer._total_loss_scalar = state["total_loss_scalar"]
             trainer._globalstep_last_logged = state["globalstep_last_logged"]
+            self.seconds_to_save = max(self.seconds_to_save, state.get("seconds_to_save", 0.0))
 
     def _get_output_dir(self, trial: Any) -> str:
         if self._saving is not None:
@@ -251,8 +253,12 @@ class WholeCheckpoints:
         return self._sampler
 
     def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: Any, **kwargs: Any) -> Any:
-        """Two things that `Trainer` forgets when it resumes: orders of earlier epochs, and that nothing may be left."""
+        """What `Trainer` forgets: that a callback ended it before the first step; orders of earlier epochs in a resumed
+        run, and that of one nothing may be left.
+        """
         trainer: Any = self
+        if trainer.control.should_training_stop:
+            return None
         if resume_from_checkpoint is not None and epoch == epochs_trained:
             if self.state.global_step >= self.state.max_steps:
                 trainer.control.should_training_stop = True

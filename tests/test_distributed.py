@@ -79,7 +79,14 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
 
 FINETUNED = ["sft", "sft_constant", "expert_iteration"]
 SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "left_out", "unequal", "saved", "as_trl_cuts", *FINETUNED]
-RUNS = [*SAME_ON_ONE_RANK, "stock_trl", "stock_ours", *(f"off_policy_{preset}" for preset in sorted(PRESETS))]
+RUNS = [
+    *SAME_ON_ONE_RANK,
+    "settled",
+    "decay",
+    "stock_trl",
+    "stock_ours",
+    *(f"off_policy_{preset}" for preset in sorted(PRESETS)),
+]
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -168,3 +175,20 @@ def test_validation_over_two_ranks_gives_both_the_completions_in_order(
     # as many prompts on either rank: where weights are sharded, a rank that generates alone waits forever
     assert ranks[0]["batches"] == ranks[1]["batches"] == [2, 1, 1]
     assert one_rank["batches"] == [2, 2, 1, 1]
+
+
+def test_both_ranks_choose_the_same_problems_and_know_of_all_what_they_taught(ranks: list[dict[str, Any]]) -> None:
+    known = ranks[0]["settled"]["curriculum"]
+    assert known == ranks[1]["settled"]["curriculum"]
+    assert set(known["taught"].values()) == {True, False}
+    assert len(known["of_kind"]) == 6
+
+
+def test_the_rate_falls_by_the_clock_that_is_furthest_on_both_ranks(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        rates = [entry["learning_rate"] for entry in found["decay"]["logs"]]
+        assert rates == pytest.approx([0.1, 0.08, 0.07, 0.06])
+
+
+def test_both_ranks_have_the_accuracy_that_the_first_one_found(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["validated"] == ranks[1]["validated"] == [1.0]

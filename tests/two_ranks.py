@@ -10,9 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.test_step import PLAIN, every_other_group
@@ -28,9 +30,12 @@ from tests.tiny import (
     train,
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.callbacks import Validation
+from trl_ext.ending import Decay, TimeBudget
 from trl_ext.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.expert_iteration_recipe import EndOfStep
 from trl_ext.rewards.grade import Verdict
+from trl_ext.run_folder import Run
 from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -110,6 +115,40 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
     return found
 
 
+def settled_run(path: Path) -> dict[str, Any]:
+    """With a curriculum, of problems that every other group teaches nothing of."""
+    rows = [
+        {"prompt": f"{i % 9} + {i % 5} =", "answer": "1", "subject": "ab"[i % 2], "level": 1 + i % 3} for i in range(24)
+    ]
+    data = {"train_dataset": Dataset.from_list(rows), "reward": every_other_group}
+    trainer = scripted_run(path, settled_share=0.1, max_steps=6, **data)
+    return found_by(trainer) | {"curriculum": trainer._curriculum.state()}
+
+
+def decaying(path: Path, **settings: Any) -> Any:
+    """With a rate that falls on the clock, of which the second rank's is 20 s ahead."""
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path, ends_early, preset="grpo_clip", max_steps=4, **settings)
+    ahead = 20.0 * trainer.accelerator.process_index
+    clock: Any = SimpleNamespace(seconds=lambda: 10.0 * trainer.state.global_step + ahead)
+    trainer.add_callback(Decay(TimeBudget(trainer, clock, 100.0), 1.0))
+    trainer.train()
+    return trainer
+
+
+def validated(path: Path, trainer: Any) -> list[float]:
+    """Accuracy of a validation whose grader has no time for half of the responses on the second rank."""
+
+    def graded(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+        known = len(responses) // (1 + trainer.accelerator.process_index)
+        return [Verdict(True, text, i < known, "") for i, text in enumerate(responses)]
+
+    run = Run(path, {})
+    problems = [{"prompt": prompt, "answer": "1"} for prompt in SAMPLED]
+    validation = Validation(problems, graded, lambda state: True, {"batch_size": 2, "seed": 0}, run, trainer)
+    validation.on_train_begin(trainer.args, trainer.state, trainer.control)
+    return [entry["accuracy"] for entry in run.validations]
+
+
 def exact() -> dict[str, Any]:
     """The model and the cut into micro-batches for which one rank and two add up the same rows."""
     model = tiny_model() if DEEPSPEED else tiny_model().double()  # ZeRO's buckets have no float64
@@ -162,6 +201,8 @@ def all_runs(path: Path) -> dict[str, Any]:
         accumulate = {"gradient_accumulation_steps": 2}
         keep("stock_trl", train(GRPOTrainer, GRPOConfig, path / "trl", ends_early, **accumulate))
         keep("stock_ours", ours(path / "ours", ends_early, **accumulate))
+        found["settled"] = settled_run(path / "settled")
+        keep("decay", decaying(path / "decay", **accumulate))
         off_policy = {"rollout_batch_size": 32, "train_batch_size": 16, "num_iterations": 2, "max_steps": 6}
         for preset in sorted(PRESETS):  # several optimizer steps on each rollout, sampled by each rank
             keep(f"off_policy_{preset}", ours(path / preset, ends_early, preset=preset, **off_policy, **accumulate))
@@ -177,7 +218,8 @@ def all_runs(path: Path) -> dict[str, Any]:
 
     trainer._generate_single_turn = count
     found["sampled"] = trainer.sample(SAMPLED, 2, seed=0) + trainer.sample(SAMPLED[:1], 2, seed=0)
-    found["batches"] = batches
+    found["batches"] = batches.copy()
+    found["validated"] = validated(path, trainer)
     return found
 
 

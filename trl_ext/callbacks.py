@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
-from trl_ext.evaluate import evaluate
+from trl_ext.evaluate import Report, grade_rows
 from trl_ext.files import append_jsonl
 from trl_ext.rewards.grade import Verdict
 
@@ -169,11 +169,9 @@ class Validation(TrainerCallback):
     def _measure(self, state: Any, problems: Sequence[dict[str, Any]], restored: int | None = None) -> None:
         began = time.time()
         trainer = self.trainer
-        report = evaluate(
-            problems,
-            lambda prompts: trainer.sample(prompts, **self.sampling),
-            self.grader,
-        )
+        completions = trainer.sample([problem["prompt"] for problem in problems], **self.sampling)
+        # A grader's timeout may come on one rank only, and what follows from the accuracy is done by all together.
+        report = Report(trainer.found_by_first(lambda: grade_rows(problems, completions, self.grader)))
         seconds = time.time() - began
         entry = {
             "step": state.global_step,

@@ -238,7 +238,7 @@ def test_a_chain_hands_its_model_on_shares_its_budget_and_goes_on_where_it_was(t
     record = json.loads((folder / "pipeline.json").read_text())
     assert "after all stages" in printed
     assert record["1_sft"]["time_budget"] == 250
-    before, end = record["1_sft"]["seconds"], 2  # seconds of the report of all stages
+    before, end = record["1_sft"]["seconds"], 4  # seconds of the report of all stages
     assert 490 - before - end < record["2_grpo"]["time_budget"] <= 500 - before - end  # less the pipeline's own start
     assert yaml.safe_load((folder / "2_grpo" / "config.yaml").read_text())["model_name_or_path"].endswith("1_sft")
     assert [v["step"] for v in summary["validations"]] == [0, 2, 3, 3, 5]

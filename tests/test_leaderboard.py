@@ -28,9 +28,10 @@ from trl_ext.leaderboard import (
     run_leaderboard,
     write_result,
 )
-from trl_ext.pipeline import RECORD, Pipeline, Stage, read_pipeline, record_of, used
+from trl_ext.pipeline import _END, RECORD, Pipeline, Stage, read_pipeline, record_of, used
 from trl_ext.rules import _PLAIN, RULES, violations
 from trl_ext.run_folder import Clock
+from trl_ext.stage_process import _TICK
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted((ROOT / "recipes").glob("leaderboard*.yaml"))
@@ -306,6 +307,11 @@ def test_the_budget_ends_whatever_is_running(tmp_path: Path, monkeypatch: pytest
     (tmp_path / RECORD).write_text(json.dumps(begun))
     again = run_leaderboard(pipeline, ROOT)  # nothing runs any more
     assert (again["status"], again["accuracy"]) == ("out of time", 0.6)
+
+
+def test_a_stage_has_ended_before_it_would_be_killed() -> None:
+    """And what still runs is killed before the budget ends, by someone who looks every second."""
+    assert _END > module._GRACE > _TICK
 
 
 @pytest.mark.parametrize("error", [InputError("1_grpo ended with status 3"), KeyboardInterrupt()])

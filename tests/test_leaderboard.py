@@ -309,6 +309,20 @@ def test_the_budget_ends_whatever_is_running(tmp_path: Path, monkeypatch: pytest
     assert (again["status"], again["accuracy"]) == ("out of time", 0.6)
 
 
+def test_a_stage_that_has_its_summary_may_close_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Clock", lambda spent=0.0: SimpleNamespace(seconds=lambda: now[0] + spent))
+    now = [5.0]
+
+    def closing(pipeline: Pipeline, recipes: Path, spent: float, watch: Any) -> None:
+        finished(tmp_path)
+        for now[0] in (297.1, 299.9, 300.1):
+            watch()
+
+    monkeypatch.setattr(module, "run_pipeline", closing)
+    result = run_leaderboard(chain(output_dir=str(tmp_path)), ROOT)
+    assert (result["status"], result["accuracy"], result["seconds"]) == ("out of time", 0.7, 300.1)
+
+
 def test_a_stage_has_ended_before_it_would_be_killed() -> None:
     """And what still runs is killed before the budget ends, by someone who looks every second."""
     assert _END > module._GRACE > _TICK

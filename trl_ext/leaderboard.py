@@ -18,7 +18,7 @@ import yaml
 from trl_ext.arguments import InputError, Stopped
 from trl_ext.checkpoints import checkpoints
 from trl_ext.files import write_text
-from trl_ext.pipeline import OTHER, Pipeline, read_record, record_of, run_pipeline, stages_left, used
+from trl_ext.pipeline import OTHER, Pipeline, last_has_ended, read_record, record_of, run_pipeline, stages_left, used
 from trl_ext.provenance import provenance
 from trl_ext.registry import unknown
 from trl_ext.rules import RULES, Rules
@@ -88,7 +88,7 @@ def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
     seen: list[dict[str, Any]] = []
 
     def watch() -> None:
-        if clock.seconds() > float(pipeline.time_budget or 0.0) - _GRACE:
+        if clock.seconds() > float(pipeline.time_budget or 0.0) - (0.0 if last_has_ended(pipeline) else _GRACE):
             raise OutOfTimeError
         found = list(candidates(folder))
         if found != seen:

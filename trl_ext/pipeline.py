@@ -247,6 +247,12 @@ def stages_left(pipeline: Pipeline, record: Mapping[str, Any]) -> list[int]:
     return [n for n, stage in enumerate(pipeline.stages, start=1) if "seconds" not in record.get(_name(n, stage), {})]
 
 
+def last_has_ended(pipeline: Pipeline) -> bool:
+    """Whether the last stage has left its summary, and has nothing to do but to close down."""
+    wanted = Path(pipeline.output_dir) / _name(len(pipeline.stages), pipeline.stages[-1])
+    return any((place / "summary.json").exists() for place in _places(wanted))
+
+
 def used(folder: Path) -> float:
     """Seconds that earlier processes of the chain have used, to within a second of a kill.
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 
 from tests.discovery import PROBLEM
 from tests.scripted_server import Answer, block, serving
 from tests.test_kissing_evaluator import CORE_PROGRAM
 from trl_ext.discovery.arguments import discover_parser
 from trl_ext.discovery.command import run
+from trl_ext.discovery.log import Log, LogError
 from trl_ext.discovery.report import one_line
 from trl_ext.registry import UnknownName, import_function
 
@@ -39,7 +41,9 @@ def test_a_run_leaves_a_report_of_what_it_did_and_spent(tmp_path: Path, monkeypa
     answers = [block("score 3 ok"), Answer("no"), block("crash | `x` <b>"), block("score 7"), Answer("x", status=400)]
     with serving(answers) as server:
         arguments = parsed(folder, server.url, "--max_calls", "5", "--api_key_env", "MY_KEY", "--note", "Scripted.")
+        before = signal.getsignal(signal.SIGTERM)
         assert run(PROBLEM, arguments) == 0
+        assert signal.getsignal(signal.SIGTERM) is before
         assert server.headers[0]["authorization"] == "Bearer sk-secret"
         assert server.bodies[0]["model"] == "scripted"  # the only one that the server has
     report = (folder / "report.md").read_text()
@@ -79,7 +83,20 @@ def test_arguments_that_do_not_fit_end_it_before_a_request(
     with pytest.raises(kind) as caught:
         run(PROBLEM, parsed(tmp_path, "http://127.0.0.1:9/v1", "--model", "m", *arguments))
     assert words in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["_in_use"])
+
+
+def test_the_log_is_read_once_nobody_else_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path) -> Any:
+        with pytest.raises(Timeout):
+            FileLock(tmp_path / "_in_use", timeout=0).acquire()
+        raise LogError("it was locked")
+
+    monkeypatch.setattr("trl_ext.discovery.command._check_sandbox", lambda _: None)
+    monkeypatch.setattr("trl_ext.discovery.command.read_log", read)
+    Log(tmp_path / "conversation_log.json", [])
+    with pytest.raises(LogError, match="it was locked"):
+        run(PROBLEM, parsed(tmp_path, "http://127.0.0.1:9/v1", "--model", "m", "--resume"))
 
 
 def test_several_models_are_listed_and_none_is_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

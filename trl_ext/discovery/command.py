@@ -42,6 +42,8 @@ def discover(problems: Mapping[str, Callable[[], Problem]], description: str | N
         sys.exit(run(problems[arguments.task](), arguments))
     except (ValueError, OSError, EndpointError, SandboxError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:  # before the loop, which has handlers of its own, or after it
+        sys.exit(130)
 
 
 def run(problem: Problem, arguments: argparse.Namespace) -> int:
@@ -61,17 +63,18 @@ def run(problem: Problem, arguments: argparse.Namespace) -> int:
         raise ValueError("--concurrency, --judges, --tries and --max_tokens must be at least 1")
     _check_sandbox(arguments.require_isolation)
     folder = Path(arguments.output_dir)
-    entries = _entries(folder, arguments.resume)
-    budget = _budget(arguments, entries)
-    client = _client(arguments, budget)
+    if arguments.resume and not (folder / LOG).exists():
+        raise ValueError(f"--resume: there is no {LOG} in {folder}")
     plan = Plan(
         problem, propose, folder, arguments.seed, arguments.concurrency, arguments.judges, arguments.finish_seconds
     )
     propose(problem, [], Random(0))  # options out of range end the run here
-    about = _about(plan, client, arguments.strategy, options)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder / "_in_use", timeout=0):
+        with FileLock(folder / "_in_use", timeout=0):  # before the log is read: the run would write over what came after
+            entries = _entries(folder, arguments.resume)
+            client = _client(arguments, _budget(arguments, entries))
+            about = _about(plan, client, arguments.strategy, options)
             return _run(plan, client, about | {"note": client.redact(arguments.note)}, entries)
     except Timeout:
         raise ValueError(f"another process is at work in {folder}; name another --output_dir") from None
@@ -90,8 +93,6 @@ def _entries(folder: Path, resume: bool) -> list[Entry]:
     log = folder / LOG
     if log.exists() and not resume:
         raise ValueError(f"{folder} has a run already; --resume goes on with it, --output_dir names another folder")
-    if resume and not log.exists():
-        raise ValueError(f"--resume: there is no {LOG} in {folder}")
     return read_log(log) if resume else []
 
 
@@ -137,8 +138,8 @@ def _run(plan: Plan, client: Client, about: dict[str, Any], entries: list[Entry]
     log.add("resumed" if entries else "run", **about, at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     loop = Loop(plan, client, log, attempts)
     loop.show = lambda attempt: _show(loop, attempt)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: loop.interrupt())
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: loop.interrupt()) for number in numbers]
     print(HEADER)
     end = "an error"
     try:
@@ -151,6 +152,8 @@ def _run(plan: Plan, client: Client, about: dict[str, Any], entries: list[Entry]
         write_report(plan.folder, plan.problem, about, loop.attempts, client.budget, end)
         best = f"{shown(loop.best[1].score)}, in {plan.folder / 'best.py'}" if loop.best else "none"
         print(f"\nended: {end}\nbest valid: {best}\nreport: {plan.folder / 'report.md'}")
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
     if end == "interrupted":
         print("go on with the same command and --resume")
         return 130

@@ -70,6 +70,11 @@ def test_refine_shows_the_last_turns_without_thought() -> None:
     assert contents(proposal)[1] == "```python\np2\n```"
 
 
+@pytest.mark.parametrize("response", ["<think>long and cut off", "", "<think>long</think>\n"])
+def test_a_turn_without_an_answer_shows_no_thought_and_is_not_empty(response: str) -> None:
+    assert contents(asked("refine", [attempt(0, response=response)]))[1] == "(no answer)"
+
+
 def test_a_chain_with_a_request_on_its_way_waits_and_the_shortest_goes_on() -> None:
     assert ask("refine", [PENDING]) is None
     assert asked("refine", [PENDING], chains=2).group == 1

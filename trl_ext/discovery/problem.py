@@ -107,16 +107,19 @@ CUT_OFF = "Your answer was cut off before the program was complete. Think less, 
 _FENCE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)[ \t]*([\w+-]*)[^\n`]*\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.M | re.S)
 
 
-@functools.lru_cache(maxsize=4096)  # it is asked for again and again
-def extract_program(response: str) -> str | None:
-    """The last block marked as Python in a response, else the last block; one that never ends counts. None if none.
-
-    What stands in `<think>` is thought and no answer. A thought that never ends has no answer after it.
-    """
+def without_thought(response: str) -> str:
+    """The answer, which comes after what stands in `<think>`; "" after a thought that never ends."""
     _, thought, answer = response.rpartition("</think>")
     if not thought and "<think>" in response:
-        return None
-    blocks = [(language.lower(), code) for _, language, code in _FENCE.findall(answer) if code.strip()]
+        return ""
+    return answer.strip()
+
+
+@functools.lru_cache(maxsize=4096)  # it is asked for again and again
+def extract_program(response: str) -> str | None:
+    """The last block marked as Python in an answer, else the last block; one that never ends counts. None if none."""
+    found = _FENCE.findall(without_thought(response))
+    blocks = [(language.lower(), code) for _, language, code in found if code.strip()]
     python = [code for language, code in blocks if language in ("python", "py", "python3")]
     others = [code for language, code in blocks if not language]
     chosen = python or others

@@ -13,7 +13,7 @@ from random import Random
 
 from trl_ext.discovery.archive import Attempt, populations, ranked
 from trl_ext.discovery.client import Message
-from trl_ext.discovery.problem import CUT_OFF, NO_PROGRAM, Problem
+from trl_ext.discovery.problem import CUT_OFF, NO_PROGRAM, Problem, without_thought
 from trl_ext.registry import Registry
 
 STRATEGIES = Registry("strategy")
@@ -66,7 +66,8 @@ def refine(
     answered = [attempt for attempt in attempts if attempt.group == chain and attempt.response is not None]
     messages = [*_first(problem)]
     for attempt in answered[-turns:]:
-        messages.append({"role": "assistant", "content": _without_thought(attempt.response or "")})
+        answer = without_thought(attempt.response or "") or "(no answer)"  # a message must not be empty
+        messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": feedback(problem, attempt)})
     return Proposal(tuple(messages), chain, tuple(attempt.id for attempt in answered[-turns:]))
 
@@ -139,11 +140,6 @@ def feedback(problem: Problem, attempt: Attempt) -> str:
 
 def _first(problem: Problem) -> tuple[Message, ...]:
     return ({"role": "user", "content": problem.task},)
-
-
-def _without_thought(response: str) -> str:
-    """A response as the next turn shows it: what the model thought is long, and it is not meant to be shown again."""
-    return response.rpartition("</think>")[2].strip()
 
 
 def _draw(known: Sequence[Attempt], count: int, rng: Random) -> list[Attempt]:

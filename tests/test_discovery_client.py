@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import Any
@@ -60,7 +61,7 @@ def test_a_fault_that_may_pass_is_tried_again(fault: str) -> None:
 @pytest.mark.slow
 def test_a_server_that_is_too_late_is_asked_again() -> None:
     reply, _ = ask([Answer("late", wait=2.0), GOOD], timeout=1.0)
-    assert (reply.text, reply.tries) == ("fine", 2)
+    assert (reply.text, reply.tries, reply.prompt_tokens) == ("fine", 2, 104)
 
 
 def test_it_waits_as_long_as_the_server_says_and_no_longer_than_the_run() -> None:
@@ -133,6 +134,35 @@ def test_the_key_is_in_no_error_and_no_repr() -> None:
 def test_a_server_that_counts_no_tokens_is_counted_for() -> None:
     reply, _ = ask([Answer("x" * 300, has_usage=False)])
     assert (reply.completion_tokens, reply.is_estimated) == (100, True)
+
+
+def test_a_try_that_broke_may_have_cost_its_prompt_and_one_that_was_refused_has_not() -> None:
+    prompt = len(MESSAGES[0]["content"]) // 3
+    for fault, cost in (("not json", prompt), ("no choices", prompt), ("500", 0)):
+        budget = Budget(calls=9)
+        reply, _ = ask([FAULTS[fault], GOOD], budget)
+        assert (reply.prompt_tokens, budget.used_tokens, budget.reserved) == (100 + cost, 120 + cost, 0)
+    with pytest.raises(NoAnswer) as caught:
+        ask([FAULTS["not json"]], tries=2)
+    assert (caught.value.tokens, caught.value.tries) == (2 * prompt, 2)
+
+
+def test_no_prompt_has_more_tokens_than_are_reserved_for_it() -> None:
+    asks = client("http://127.0.0.1:9/v1", max_tokens=7)
+    assert asks.most_tokens([{"content": "\N{SNOWMAN}" * 100}] * 2) >= 2 * (300 + 5) + 7
+
+
+def test_what_cannot_be_sent_is_not_tried_again() -> None:
+    with serving([GOOD]) as server, pytest.raises(NoAnswer, match="cannot be sent"):
+        client(server.url).ask([{"role": "user", "content": "\ud800"}])
+    assert server.bodies == []
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_a_thought_that_the_server_separates_is_kept(name: str) -> None:
+    raw = json.dumps({"choices": [{"message": {"content": "fine", name: "hm"}, "finish_reason": "stop"}]}).encode()
+    reply, _ = ask([Answer(raw=raw)])
+    assert (reply.text, reply.reasoning) == ("fine", "hm")
 
 
 def test_a_message_without_content_is_an_empty_answer() -> None:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -14,7 +14,8 @@ from trl_ext.discovery.budget import Budget, BudgetSpent
 
 Message = Mapping[str, str]
 _LONGEST_WAIT = 60.0
-_CHARACTERS_PER_TOKEN = 3  # an upper estimate of tokens for what the budget reserves
+_CHARACTERS_PER_TOKEN = 3  # an estimate, for what a server has not counted
+_TOKENS_PER_MESSAGE = 16  # more than chat templates put around one
 
 
 class EndpointError(RuntimeError):
@@ -22,7 +23,9 @@ class EndpointError(RuntimeError):
 
 
 class NoAnswer(RuntimeError):
-    """This request got no answer, however often it was tried; another may."""
+    """This request got no answer, however often it was tried; another may. `tokens`: what its tries may have cost."""
+
+    tokens, tries = 0, 0
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,12 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer and what it cost. `is_estimated`: the server did not say how many tokens it took."""
+    """An answer and what it cost.
+
+    Attributes:
+        is_estimated: the server did not say how many tokens it took.
+        reasoning: the model's thought, where the server separates it from the answer.
+    """
 
     text: str
     finish_reason: str
@@ -65,6 +73,7 @@ class Reply:
     tries: int
     seconds: float
     is_estimated: bool = False
+    reasoning: str = ""
 
 
 class Client:
@@ -81,12 +90,14 @@ class Client:
         self._openai = OpenAI(base_url=endpoint.base_url, api_key=endpoint.key or "none", max_retries=0)
 
     def redact(self, text: str) -> str:
-        """The text without the key, should anybody have put it there."""
+        """The text without the key, should it be there, and without what no file and no request can hold."""
+        text = text.encode(errors="replace").decode()  # half a surrogate pair
         return text.replace(self.endpoint.key, "[key]") if self.endpoint.key else text
 
     def most_tokens(self, messages: Sequence[Message]) -> int:
         """What a request may cost at most, for the budget."""
-        return sum(len(m["content"]) for m in messages) // _CHARACTERS_PER_TOKEN + self.endpoint.max_tokens
+        prompt = sum(len(m["content"].encode(errors="replace")) + _TOKENS_PER_MESSAGE for m in messages)
+        return prompt + self.endpoint.max_tokens  # no tokenizer makes more tokens of a text than it has bytes
 
     def models(self) -> list[str]:
         """Names that the endpoint serves.
@@ -108,27 +119,30 @@ class Client:
             NoAnswer: none came, or the request was refused.
             EndpointError: the key, the model or the address is wrong.
         """
-        began, most = time.monotonic(), self.most_tokens(messages)
+        began, most, spent = time.monotonic(), self.most_tokens(messages), 0
         for number in range(1, self.endpoint.tries + 1):
             used = 0
             try:
-                text, finish, used_prompt, used_answer, is_estimated = self._try(messages)
-                used = used_prompt + used_answer
-                seconds = round(time.monotonic() - began, 3)
-                return Reply(text, finish, used_prompt, used_answer, number, seconds, is_estimated)
+                reply = self._try(messages)
+                used = reply.prompt_tokens + reply.completion_tokens
+                prompt = reply.prompt_tokens + spent
+                return replace(reply, prompt_tokens=prompt, tries=number, seconds=round(time.monotonic() - began, 3))
             except _Again as again:
                 reason, wait = str(again), again.seconds(self.endpoint.first_wait, number)
+                used = _estimated(messages) if again.may_have_cost else 0
+                spent += used
             finally:
                 self.budget.settle(most, used)
             if number == self.endpoint.tries or self.stopped.wait(min(wait, max(0.0, self.budget.seconds_left()))):
                 break
             try:
                 self.budget.take(most)
-            except BudgetSpent as spent:
-                raise NoAnswer(f"{reason}; not tried again: {spent}") from None
-        raise NoAnswer(f"no answer after {number} tries: {reason}")
+            except BudgetSpent as error:
+                raise _given_up(f"{reason}; not tried again: {error}", spent, number) from None
+        raise _given_up(f"no answer after {number} tries: {reason}", spent, number)
 
-    def _try(self, messages: Sequence[Message]) -> tuple[str, str, int, int, bool]:
+    def _try(self, messages: Sequence[Message]) -> Reply:
+        import httpx
         import openai
 
         endpoint = self.endpoint
@@ -142,11 +156,14 @@ class Client:
                 extra_body=dict(endpoint.extra_body) or None,
             )
         except openai.APITimeoutError:
-            raise _Again(f"no answer within {endpoint.timeout:g} s") from None
+            raise _Again(f"no answer within {endpoint.timeout:g} s", may_have_cost=True) from None
         except openai.APIStatusError as error:
             raise self._refused(error) from None
+        except UnicodeEncodeError as error:
+            raise NoAnswer(f"the request cannot be sent: {self._said(error)}") from None
         except (openai.OpenAIError, ValueError) as error:  # no connection, or an answer that is not JSON
-            raise _Again(self._said(error)) from None
+            has_sent = not isinstance(error.__cause__, httpx.ConnectError)
+            raise _Again(self._said(error), may_have_cost=has_sent) from None
         return _contents(done, messages)
 
     def _refused(self, error: Any) -> Exception:
@@ -166,11 +183,11 @@ class Client:
 
 
 class _Again(Exception):
-    """A try that failed and may succeed later."""
+    """A try that failed and may succeed later. `may_have_cost`: the server may have worked on it."""
 
-    def __init__(self, reason: str, retry_after: str | None = None) -> None:
+    def __init__(self, reason: str, retry_after: str | None = None, may_have_cost: bool = False) -> None:
         super().__init__(reason)
-        self.retry_after = retry_after
+        self.retry_after, self.may_have_cost = retry_after, may_have_cost
 
     def seconds(self, first: float, number: int) -> float:
         """How long to wait: what the server says, else twice as long each time, spread so that not all come at once."""
@@ -180,17 +197,32 @@ class _Again(Exception):
             return min(_LONGEST_WAIT, first * 2 ** (number - 1)) * random.uniform(0.75, 1.25)
 
 
-def _contents(done: Any, messages: Sequence[Message]) -> tuple[str, str, int, int, bool]:
-    """Text, reason of its end, tokens of prompt and answer, and whether those are guessed; servers differ."""
+def _given_up(reason: str, tokens: int, tries: int) -> NoAnswer:
+    error = NoAnswer(reason)
+    error.tokens, error.tries = tokens, tries
+    return error
+
+
+def _estimated(messages: Sequence[Message]) -> int:
+    """Tokens of the prompt, about."""
+    return sum(len(m["content"]) for m in messages) // _CHARACTERS_PER_TOKEN
+
+
+def _contents(done: Any, messages: Sequence[Message]) -> Reply:
+    """What the server's answer has, tokens guessed where it does not say; servers differ."""
     try:
         choice = done.choices[0]
-        text, finish = choice.message.content or "", str(choice.finish_reason)
+        message, finish = choice.message, str(choice.finish_reason)
+        text = message.content or ""
         if not isinstance(text, str):
             raise TypeError("its content is no text")
+        thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
     except (AttributeError, IndexError, TypeError) as error:
-        raise _Again(f"the server's answer has no message ({error})") from None
+        raise _Again(f"the server's answer has no message ({error})", may_have_cost=True) from None
+    is_estimated = False
     try:
-        return text, finish, int(done.usage.prompt_tokens), int(done.usage.completion_tokens), False
+        prompt, answer = int(done.usage.prompt_tokens), int(done.usage.completion_tokens)
     except (AttributeError, TypeError, ValueError):
-        prompt = sum(len(m["content"]) for m in messages)
-        return text, finish, prompt // _CHARACTERS_PER_TOKEN, len(text) // _CHARACTERS_PER_TOKEN, True
+        is_estimated = True
+        prompt, answer = _estimated(messages), len(text) // _CHARACTERS_PER_TOKEN
+    return Reply(text, finish, prompt, answer, 1, 0.0, is_estimated, str(thought))

@@ -16,7 +16,7 @@ from tests.scripted_server import Answer, block, serving
 from trl_ext.discovery.budget import Budget
 from trl_ext.discovery.client import EndpointError
 from trl_ext.discovery.log import Log, LogError, attempts_of, read_log
-from trl_ext.discovery.problem import Verdict
+from trl_ext.discovery.problem import Finished, Verdict
 
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def test_a_run_is_logged_whole_and_its_best_valid_program_kept(tmp_path: Path) -
         run = loop(tmp_path, client(server.url, Budget(calls=5)))
         assert run.go() == "the budget: all 5 calls are made"
     entries = log_of(tmp_path)
-    assert [e["kind"] for e in entries] == ["run", *["answer", "verdict"] * 5]
+    assert [e["kind"] for e in entries] == ["run", *["asked", "answer", "verdict"] * 5]
     assert [e["messages"] for e in entries if e["kind"] == "answer"] == [body["messages"] for body in server.bodies]
     assert "The verifier says: it says 9" in server.bodies[2]["messages"][-1]["content"]
     assert (tmp_path / "best.py").read_text() == "# Attempt 3, made by the answer. it says 3 and ok\nscore 3 ok\n"
@@ -60,7 +60,7 @@ def test_a_killed_run_judges_what_was_answered_and_pays_for_nothing_twice(tmp_pa
         loop(tmp_path, client(server.url, Budget(calls=2))).go()
         path = tmp_path / "conversation_log.json"
         lines = path.read_bytes().split(b"\n")
-        path.write_bytes(b"\n".join(lines[:5]) + b"\n" + lines[5][:50])  # killed while it wrote the second verdict
+        path.write_bytes(b"\n".join(lines[:7]) + b"\n" + lines[7][:50])  # killed while it wrote the second verdict
         run = loop(tmp_path, client(server.url, Budget(calls=3, used_calls=2)))
         run.go()
     assert len(server.bodies) == 3
@@ -127,7 +127,7 @@ def test_one_request_without_an_answer_costs_itself_only(tmp_path: Path) -> None
         run = loop(tmp_path, client(server.url, Budget(calls=2)))
         run.go()
     assert [a.error != "" for a in run.attempts] == [True, False]
-    assert log_of(tmp_path)[1]["error"].startswith("the endpoint refused the request")
+    assert log_of(tmp_path)[2]["error"].startswith("the endpoint refused the request")
 
 
 def test_an_endpoint_that_answers_nothing_ends_the_run_before_the_budget(tmp_path: Path) -> None:
@@ -185,7 +185,94 @@ def test_a_key_that_the_model_repeats_is_written_nowhere(tmp_path: Path) -> None
     assert "score 1 ok # [key]" in (tmp_path / "best.py").read_text()
 
 
+def test_a_key_or_half_a_character_that_a_program_shows_is_neither_written_nor_sent_on(tmp_path: Path) -> None:
+    def shows(program: str) -> Verdict:
+        return Verdict(False, (), "ValueError: sk-secret \ud800", {"program_output": ["sk-secret"]})
+
+    def finishes(*_: Any) -> Finished:
+        return Finished("score 1 ok # sk-secret", Verdict(True, (1,), "sk-secret \ud800"))
+
+    problem = replace(PROBLEM, verify=shows, finish=finishes)
+    for strategy in ("refine", "hybrid"):
+        folder = tmp_path / strategy
+        folder.mkdir()
+        with serving([block("score 1 ok # \ud800")]) as server:
+            run = loop(folder, client(server.url, Budget(calls=2), key="sk-secret"), strategy, problem)
+            assert run.go() == "the budget: all 2 calls are made"
+        assert all(b"sk-secret" not in path.read_bytes() for path in folder.rglob("*.*"))
+        assert "sk-secret" not in json.dumps(server.bodies)
+        if strategy == "refine":
+            assert "The verifier says: ValueError: [key] ?" in server.bodies[1]["messages"][-1]["content"]
+
+
+def test_what_is_on_its_way_is_logged_before_an_error_ends_the_run(tmp_path: Path) -> None:
+    def answer(number: int, _: Any) -> Answer:
+        return Answer("no", status=401) if number == 0 else replace(block("score 1 ok"), wait=0.5)
+
+    with serving(answer) as server:
+        run = loop(tmp_path, client(server.url), "best_of_n", concurrency=2)
+        with pytest.raises(EndpointError, match="refuses the key"):
+            run.go()
+    assert [a.score for a in run.attempts] == [(1, -1)]
+    assert sorted(e["kind"] for e in log_of(tmp_path)) == ["answer", "asked", "asked", "refused", "run", "verdict"]
+
+
+def test_tokens_that_are_only_reserved_do_not_end_the_run(tmp_path: Path) -> None:
+    with serving([block("score 1 ok")]) as server:
+        asks = client(server.url)
+        most = asks.most_tokens([{"content": PROBLEM.task}])
+        asks.budget.tokens = most + 2 * 120  # for a third request once two are known to have taken less
+        run = loop(tmp_path, asks, "best_of_n", concurrency=2, n=4)
+        assert run.go().startswith(f"the budget: 360 of {most + 240} tokens are used")
+    assert len(server.bodies) == 3
+    assert [(e["calls"], e["tokens"]) for e in log_of(tmp_path) if e["kind"] == "asked"] == [
+        (1, most), (2, most), (3, most)
+    ]  # fmt: skip
+
+
+def test_when_the_time_is_over_programs_are_left_for_a_resumed_run(tmp_path: Path) -> None:
+    budget, end = Budget(seconds=3600), threading.Event()
+
+    def slow(program: str) -> Verdict:
+        budget.seconds = 0.001
+        end.wait(60)
+        return verify(program)
+
+    with serving([block("score 1 ok")]) as server:
+        run = loop(tmp_path, client(server.url, budget), "single", replace(PROBLEM, verify=slow))
+        began = time.monotonic()
+        assert run.go() == "the budget: the time is over"
+        assert time.monotonic() - began < 30
+        end.set()
+        assert run.attempts[0].is_pending
+        again = loop(tmp_path, client(server.url), "single")
+        again.go()
+    assert again.attempts[0].score == (1, -1)
+    assert len(server.bodies) == 1
+
+
+def test_a_resumed_run_writes_the_best_program_that_a_kill_left_unwritten(tmp_path: Path) -> None:
+    def unsaid(program: str) -> Verdict:
+        return replace(verify(program), message="")
+
+    for strategy, problem in (("single", replace(PROBLEM, verify=unsaid)), ("hybrid", PROBLEM)):
+        folder = tmp_path / strategy
+        folder.mkdir()
+        with serving([block("score 1 ok")]) as server:
+            loop(folder, client(server.url, Budget(calls=1)), strategy, problem).go()
+            written = (folder / "best.py").read_text()
+            (folder / "best.py").unlink()
+            loop(folder, client(server.url, Budget(calls=1, used_calls=1)), strategy, problem).go()
+        assert (folder / "best.py").read_text() == written
+        assert written.splitlines()[1].startswith("score 1")
+
+
 # The log
+
+
+def test_every_text_of_an_entry_is_redacted(tmp_path: Path) -> None:
+    Log(tmp_path / "log.json", [], lambda text: text.replace("key", "-")).add("key", key=["a key", {"b": "key"}, 1])
+    assert json.loads((tmp_path / "log.json").read_text()) == [{"kind": "key", "key": ["a -", {"b": "-"}, 1]}]
 
 
 @pytest.mark.parametrize("torn", [0, 1, 3, 20, 60])

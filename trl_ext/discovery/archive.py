@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trl_ext.discovery.client import Message
 from trl_ext.discovery.problem import Score, Verdict, extract_program
@@ -37,7 +37,6 @@ class Attempt:
     finish_note: str = ""
     second: float = 0.0
     tokens: int = 0
-    more: dict[str, object] = field(default_factory=dict)
 
     @property
     def program(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +43,41 @@ def read_log(path: Path) -> list[Entry]:
 
 
 class Log:
-    """The log of this run, which entries are added to. Adding one costs the same however long it is."""
+    """The log of this run, which entries are added to. Adding one costs the same however long it is.
 
-    def __init__(self, path: Path, entries: list[Entry]) -> None:
-        self.path = path
+    Args:
+        redact: what every text goes through before it is written.
+    """
+
+    def __init__(self, path: Path, entries: list[Entry], redact: Callable[[str], str] = str) -> None:
+        self.path, self.redact = path, redact
         write_text(path, "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + _END.decode())
         self._is_empty = not entries
 
     def add(self, kind: str, **entry: Any) -> None:
         """Append an entry, on the disk when this returns."""
-        data = json.dumps({"kind": kind, **entry}).encode()
+        data = json.dumps({"kind": kind, **each_text(entry, self.redact)}).encode()
         with self.path.open("r+b", buffering=0) as file:
             file.seek(-len(_END), os.SEEK_END)
             file.write((b"" if self._is_empty else b",\n") + data + _END)  # in one write: never half an entry
             os.fsync(file.fileno())
         self._is_empty = False
+
+
+def each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """A value of JSON's types with `change` applied to every text in it but the names of fields."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: each_text(entry, change) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [each_text(entry, change) for entry in value]
+    return value
+
+
+def redacted(verdict: Verdict, redact: Callable[[str], str]) -> Verdict:
+    """The verdict with `redact` applied to its texts, in which a program may have had a hand."""
+    return Verdict(verdict.valid, verdict.score, redact(verdict.message), each_text(verdict.details, redact))
 
 
 def answer_entry(attempt: Attempt, reply: Reply, calls: int) -> Entry:
@@ -70,6 +90,7 @@ def answer_entry(attempt: Attempt, reply: Reply, calls: int) -> Entry:
         "finish": attempt.finish,
         "messages": list(attempt.messages),
         "response": attempt.response,
+        "reasoning": reply.reasoning,
         "finish_reason": attempt.finish_reason,
         "error": attempt.error,
         "prompt_tokens": reply.prompt_tokens,

@@ -17,7 +17,7 @@ from typing import Any
 from trl_ext.discovery.archive import Attempt, best_valid
 from trl_ext.discovery.budget import BudgetSpent
 from trl_ext.discovery.client import Client, EndpointError, NoAnswer, Reply
-from trl_ext.discovery.log import Log, answer_entry, verdict_entry
+from trl_ext.discovery.log import Log, answer_entry, redacted, verdict_entry
 from trl_ext.discovery.problem import CUT_OFF, NO_PROGRAM, Finished, Problem, Verdict
 from trl_ext.discovery.strategies import Proposal
 from trl_ext.files import write_text
@@ -75,6 +75,7 @@ class Loop:
         self.asking = self.judging = 0
         self._next_id = max((attempt.id for attempt in attempts), default=-1) + 1
         self._end = ""
+        self._error: BaseException | None = None
         self._failed_in_a_row = 0
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()  # which a signal handler may put to
         self._to_ask: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
@@ -83,9 +84,13 @@ class Loop:
     def go(self) -> str:
         """Run to the end of the strategy or of the budget; after `interrupt`, to the end of what is on its way.
 
+        When the time is over, programs that still run are left unjudged; a resumed run judges them.
+
         Raises:
-            EndpointError: the endpoint will answer no request; what came before is in the log.
+            EndpointError: the endpoint will answer no request; what was on its way besides is in the log.
         """
+        if self.best is not None:
+            self._write_best(*self.best)  # a process that was killed may have logged the verdict only
         jobs = ((self._ask, self._to_ask, self.plan.concurrency), (self._judge, self._to_judge, self.plan.judges))
         for work, _, threads in jobs:
             for _ in range(threads):
@@ -95,19 +100,32 @@ class Loop:
                 self._route(attempt)
             while self._hand_out() or self.asking or self.judging:
                 self.show(None)
-                event = self._events.get()
-                if event is _INTERRUPT and self._end == _INTERRUPTED:
+                event = self._next_event()
+                if event is None or (event is _INTERRUPT and self._end == _INTERRUPTED):
                     break
                 self._take(event)
         finally:
             for _, waiting, threads in jobs:
                 for _ in range(threads):
                     waiting.put(None)
+        if self._error is not None:
+            raise self._error
         return self._end or "the strategy has nothing more to ask"
 
     def interrupt(self) -> None:
         """End the run when what is on its way has come; called again, at once. For signal handlers, or a thread."""
         self._events.put(_INTERRUPT)
+
+    def _next_event(self) -> _Event | None:
+        """What a thread has to tell; None when the time is over and nothing that is paid for is on its way."""
+        while True:
+            is_over = not self.asking and self.client.budget.seconds_left() <= 0
+            try:
+                return self._events.get(timeout=0.0 if is_over else 1.0)
+            except queue.Empty:
+                if is_over:
+                    self._end = self._end or "the budget: the time is over"
+                    return None
 
     def _stop(self) -> None:
         self._end = _INTERRUPTED
@@ -126,16 +144,19 @@ class Loop:
             proposal = plan.propose(plan.problem, self.attempts, rng)
             if proposal is None:
                 break
+            most = self.client.most_tokens(proposal.messages)
             try:
-                self.client.budget.take(self.client.most_tokens(proposal.messages))
+                self.client.budget.take(most)
             except BudgetSpent as spent:
-                self._end = f"the budget: {spent}"
+                if self.asking == 0:  # else what is on its way may take less than is reserved for it
+                    self._end = f"the budget: {spent}"
                 break
             attempt = Attempt(self._next_id, proposal.group, proposal.parents, proposal.finish, proposal.messages)
             self.attempts.append(attempt)
             self._next_id += 1
             self.asking += 1
             started += 1
+            self.log.add("asked", id=attempt.id, calls=self.client.budget.used_calls, tokens=most)
             self._to_ask.put(attempt)
         return started > 0
 
@@ -146,7 +167,7 @@ class Loop:
             try:
                 event = _Event("answer", attempt, self.client.ask(attempt.messages))
             except NoAnswer as error:
-                event = _Event("no answer", attempt, str(error))
+                event = _Event("no answer", attempt, error)
             except BaseException as error:
                 event = _Event("end", attempt, error)
             self._events.put(event)
@@ -180,8 +201,7 @@ class Loop:
         elif event is _INTERRUPT:
             self._stop()
         else:
-            self._lost(event.attempt)
-            raise event.what
+            self._lost(event.attempt, event.what)
 
     def _answered(self, attempt: Attempt, reply: Reply) -> None:
         self.asking -= 1
@@ -190,19 +210,30 @@ class Loop:
         self._write_answer(attempt, reply)
         self._route(attempt)
 
-    def _unanswered(self, attempt: Attempt, error: str) -> None:
+    def _unanswered(self, attempt: Attempt, error: NoAnswer) -> None:
         self.asking -= 1
         self._failed_in_a_row += 1
-        attempt.error = error
-        self._write_answer(attempt, Reply("", "", 0, 0, 0, 0.0))
+        attempt.error = str(error)
+        self._write_answer(attempt, Reply("", "", error.tokens, 0, error.tries, 0.0, is_estimated=True))
         self.show(attempt)
         if self._failed_in_a_row >= _FAILED_IN_A_ROW and not self._end:
-            raise EndpointError(f"{self._failed_in_a_row} requests in a row got no answer; the last: {error}")
+            self._fail(EndpointError(f"{self._failed_in_a_row} requests in a row got no answer; the last: {error}"))
 
-    def _lost(self, attempt: Attempt) -> None:
-        """Forget a request that ends the run: a resumed one makes it again."""
+    def _lost(self, attempt: Attempt, error: BaseException) -> None:
+        """Forget a request, or leave a program unjudged, whose error ends the run: a resumed one does it again."""
         if attempt.response is None:
+            self.asking -= 1
             self.attempts.remove(attempt)
+            self.log.add("refused", id=attempt.id, error=str(error))
+        else:
+            self.judging -= 1
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the run with the error once what is on its way has come."""
+        self._error = self._error or error
+        self._end = self._end or "an error"
+        self.client.stopped.set()
 
     def _write_answer(self, attempt: Attempt, reply: Reply) -> None:
         attempt.second = round(self.client.budget.used_seconds(), 3)
@@ -227,32 +258,37 @@ class Loop:
 
     def _through(self, attempt: Attempt, verdict: Verdict, finished: Finished | str) -> None:
         self.judging -= 1
-        attempt.verdict, finish_file = verdict, ""
+        redact, finish_file = self.client.redact, ""
+        attempt.verdict = redacted(verdict, redact)
         if isinstance(finished, Finished):
-            attempt.finished, finish_file = finished.verdict, f"programs/{attempt.id:04d}_finished.py"
+            attempt.finished, finish_file = redacted(finished.verdict, redact), _finish_file(attempt)
             (self.plan.folder / "programs").mkdir(exist_ok=True)
-            write_text(self.plan.folder / finish_file, finished.program)
+            write_text(self.plan.folder / finish_file, redact(finished.program))
         else:
-            attempt.finish_note = finished
+            attempt.finish_note = redact(finished)
         self.log.add(
             "verdict",
             id=attempt.id,
             second=round(self.client.budget.used_seconds(), 3),
-            verdict=verdict_entry(verdict),
+            verdict=verdict_entry(attempt.verdict),
             finished=attempt.finished and verdict_entry(attempt.finished),
             finish_file=finish_file,
             finish_note=attempt.finish_note,
         )
-        self._keep_best(attempt, finished)
+        new = best_valid([attempt])
+        if new is not None and (self.best is None or new[1].score > self.best[1].score):
+            self.best = new
+            self._write_best(*new)
         self.show(attempt)
 
-    def _keep_best(self, attempt: Attempt, finished: Finished | str) -> None:
-        new = best_valid([attempt])
-        if new is None or (self.best is not None and new[1].score <= self.best[1].score):
-            return
-        self.best = new
-        is_finished = isinstance(finished, Finished) and new[1] is finished.verdict
-        program = finished.program if isinstance(finished, Finished) and is_finished else attempt.program
-        by = "the numeric method from the program of the answer" if is_finished else "the answer"
-        header = f"# Attempt {attempt.id}, made by {by}. {new[1].message.splitlines()[0]}\n"
-        write_text(self.plan.folder / "best.py", header + (program or ""))
+    def _write_best(self, attempt: Attempt, verdict: Verdict) -> None:
+        by, program = "the answer", attempt.program or ""
+        if verdict is attempt.finished:
+            by = "the numeric method from the program of the answer"
+            program = (self.plan.folder / _finish_file(attempt)).read_text(encoding="utf-8")
+        told = next(iter(verdict.message.splitlines()), "")
+        write_text(self.plan.folder / "best.py", f"# Attempt {attempt.id}, made by {by}. {told}\n{program}")
+
+
+def _finish_file(attempt: Attempt) -> str:
+    return f"programs/{attempt.id:04d}_finished.py"

@@ -20,13 +20,16 @@ from tests.discovery import PROBLEM
 from tests.scripted_server import Answer, block, serving
 from tests.test_kissing_evaluator import CORE_PROGRAM
 from trl_ext.discovery.arguments import discover_parser
-from trl_ext.discovery.command import run
+from trl_ext.discovery.command import _budget, discover, run
 from trl_ext.discovery.log import Log, LogError
 from trl_ext.discovery.report import one_line
 from trl_ext.registry import UnknownName, import_function
 
 ROOT = Path(__file__).parent.parent
 check: Any = import_function(f"{ROOT / 'recipes' / 'golomb_ruler' / 'problem.py'}:check", "verifier")
+
+
+ANSWERED = ["asked", "answer", "verdict"]
 
 
 def parsed(folder: Path, url: str, *more: str) -> argparse.Namespace:
@@ -99,6 +102,42 @@ def test_the_log_is_read_once_nobody_else_writes_it(tmp_path: Path, monkeypatch:
         run(PROBLEM, parsed(tmp_path, "http://127.0.0.1:9/v1", "--model", "m", "--resume"))
 
 
+def test_what_a_killed_process_had_asked_for_counts(tmp_path: Path) -> None:
+    entries: list[dict[str, Any]] = [
+        {"kind": "asked", "id": 0, "calls": 1, "tokens": 50},
+        {"kind": "answer", "id": 0, "calls": 1, "prompt_tokens": 20, "completion_tokens": 10},
+        {"kind": "asked", "id": 1, "calls": 2, "tokens": 60},
+        {"kind": "asked", "id": 1, "calls": 3, "tokens": 70},
+        {"kind": "asked", "id": 2, "calls": 4, "tokens": 80},
+        {"kind": "refused", "id": 2},
+    ]
+    budget = _budget(parsed(tmp_path, ""), entries)
+    assert (budget.used_calls, budget.used_tokens) == (4, 30 + 60 + 70)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_GET_DUMPABLE is Linux's")
+def test_other_processes_of_the_user_cannot_read_the_keys_of_a_run() -> None:
+    code = """if True:
+        import ctypes, sys
+        from trl_ext.discovery.command import discover
+        sys.argv = ["discover.py"]
+        discover({"toy": lambda: sys.exit(f"dumpable: {ctypes.CDLL(None).prctl(3)}")}, None, "x")
+    """
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, cwd=ROOT).stderr
+    assert said == "dumpable: 0\n"
+
+
+def test_ctrl_c_before_the_loop_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trl_ext.discovery.command.hide_memory", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["discover.py"])
+    with pytest.raises(SystemExit) as ended:
+        discover({"toy": interrupted}, None, "x")
+    assert ended.value.code == 130
+
+
 def test_several_models_are_listed_and_none_is_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl_ext.discovery.command._check_sandbox", lambda _: None)
     with (
@@ -121,7 +160,7 @@ def test_a_run_is_gone_on_with_only_as_what_it_was_and_its_budget_counts(tmp_pat
         assert run(PROBLEM, parsed(tmp_path, server.url, "--max_calls", "3", "--resume")) == 0
     assert len(server.bodies) == 3
     kinds = [entry["kind"] for entry in json.loads((tmp_path / "conversation_log.json").read_text())]
-    assert kinds == ["run", *["answer", "verdict"] * 2, "ended", "resumed", "answer", "verdict", "ended"]
+    assert kinds == ["run", *ANSWERED, *ANSWERED, "ended", "resumed", *ANSWERED, "ended"]
     assert "| calls | 3 | 3 |" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "score.png").stat().st_size > 5000
 
@@ -177,6 +216,8 @@ def test_a_polisher_that_the_model_writes_is_run_on_the_core_and_random_directio
     assert (nothing.valid, nothing.score[0]) == (True, 496)
     extra = "def polish(core, movable, *, seed, seconds):\n    assert core.shape == (496, 11) and movable.shape == (98, 11)\n"
     assert problem.verify(extra + "    return core[:100] * 5").score[0] == 100
+    ended = problem.verify("from fractions import Fraction\npoints = [[1] + [0] * 10]\npolished = ['', points]\nexit()")
+    assert (ended.valid, ended.message.split(";")[0]) == (False, "the program ended before `polish` was called")
     assert "name 'polish' is not defined" in problem.verify("x = 1").message
 
 
@@ -194,7 +235,7 @@ def test_ctrl_c_leaves_a_report_no_process_and_a_run_to_go_on_with(tmp_path: Pat
     assert "waiting for 1 answers" in said
     assert "go on with the same command and --resume" in said
     assert "Traceback" not in said
-    assert len(json.loads((tmp_path / "conversation_log.json").read_text())) == 6
+    assert len(json.loads((tmp_path / "conversation_log.json").read_text())) == 8
     assert "**Best valid: 3 marks**" in (tmp_path / "report.md").read_text()
 
 

@@ -19,6 +19,7 @@ from trl_ext.discovery.archive import Attempt
 from trl_ext.discovery.arguments import discover_parser, strategy_options
 from trl_ext.discovery.budget import Budget
 from trl_ext.discovery.client import Client, Endpoint, EndpointError
+from trl_ext.discovery.confine import hide_memory
 from trl_ext.discovery.log import Entry, Log, LogError, attempts_of, read_log
 from trl_ext.discovery.loop import Loop, Plan
 from trl_ext.discovery.outcome import ISOLATION, SandboxError, in_force
@@ -37,6 +38,7 @@ def discover(problems: Mapping[str, Callable[[], Problem]], description: str | N
         problems: what `--task` chooses from; the first is the default.
         folder: the default `--output_dir`.
     """
+    hide_memory()
     arguments = discover_parser(problems, description, folder).parse_args()
     try:
         sys.exit(run(problems[arguments.task](), arguments))
@@ -71,7 +73,7 @@ def run(problem: Problem, arguments: argparse.Namespace) -> int:
     propose(problem, [], Random(0))  # options out of range end the run here
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder / "_in_use", timeout=0):  # before the log is read: the run would write over what came after
+        with FileLock(folder / "_in_use", timeout=0):  # before the log is read: it will be written anew
             entries = _entries(folder, arguments.resume)
             client = _client(arguments, _budget(arguments, entries))
             about = _about(plan, client, arguments.strategy, options)
@@ -103,10 +105,23 @@ def _budget(arguments: argparse.Namespace, entries: list[Entry]) -> Budget:
         arguments.max_calls,
         arguments.max_total_tokens,
         arguments.max_seconds,
-        used_calls=max((entry["calls"] for entry in answers), default=0),
-        used_tokens=sum(entry["prompt_tokens"] + entry["completion_tokens"] for entry in answers),
+        used_calls=max((entry.get("calls", 0) for entry in entries), default=0),
+        used_tokens=sum(e["prompt_tokens"] + e["completion_tokens"] for e in answers) + _in_flight(entries),
         seconds_before=max((entry.get("second", 0.0) for entry in entries), default=0.0),
     )
+
+
+def _in_flight(entries: list[Entry]) -> int:
+    """Tokens that requests may have taken whose answers a killed process did not live to write."""
+    asked: dict[int, int] = {}
+    lost = 0
+    for entry in entries:
+        if entry["kind"] == "asked":
+            lost += asked.get(entry["id"], 0)  # a resumed run asks again under the same number
+            asked[entry["id"]] = entry["tokens"]
+        elif entry["kind"] in ("answer", "refused"):
+            asked.pop(entry["id"], None)
+    return lost + sum(asked.values())
 
 
 def _client(arguments: argparse.Namespace, budget: Budget) -> Client:
@@ -134,7 +149,7 @@ def _client(arguments: argparse.Namespace, budget: Budget) -> Client:
 def _run(plan: Plan, client: Client, about: dict[str, Any], entries: list[Entry]) -> int:
     _check_same(about, entries, plan.folder)
     attempts = attempts_of(entries)
-    log = Log(plan.folder / LOG, entries)
+    log = Log(plan.folder / LOG, entries, client.redact)
     log.add("resumed" if entries else "run", **about, at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     loop = Loop(plan, client, log, attempts)
     loop.show = lambda attempt: _show(loop, attempt)

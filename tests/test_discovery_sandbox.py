@@ -6,15 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from trl_ext.discovery import confine
 from trl_ext.discovery.outcome import Failed, Limits, Ran, in_force
 from trl_ext.discovery.sandbox import run_program
 
@@ -46,6 +49,8 @@ PROGRAMS: dict[str, tuple[str | bytes, str | None, Any]] = {
     "memory": ("x = bytearray(2**34)", "memory", "more than 256 MiB"),
     "memory in small steps": ("x = []\nwhile True: x.append(bytearray(2**22))", "memory", "more than 256 MiB"),
     "memory of many": ("import os, time\nfor _ in range(3): os.fork()\ny = b'x' * (2**20 * 100)\ntime.sleep(60)", "memory", "its processes need more than 256 MiB"),
+    "shared memory of many": ("import mmap, os, time\nfor _ in range(3):\n  if os.fork() == 0:\n    shared = mmap.mmap(-1, 2**20 * 120)\n    for k in range(0, len(shared), 4096): shared[k] = 1\n    time.sleep(60)\nwhile True:\n  if os.fork() == 0: os._exit(0)\n  os.wait()", "memory", "its processes need more than 256 MiB"),
+    "others' results": ("from recipes.kissing_number.program import points as x", "error", "No module named 'recipes'"),
     "infinite loop": ("while True: pass", "timeout", "did not end within 1 s"),
     "deaf to signals": ("import signal, time\nfor s in range(1, 32):\n  try: signal.signal(s, signal.SIG_IGN)\n  except OSError: pass\ntime.sleep(99)", "timeout", ""),
     "huge output": ("print('x' * 10**7)", "output", "printed more than 1048576 bytes"),
@@ -71,7 +76,7 @@ PROGRAMS: dict[str, tuple[str | bytes, str | None, Any]] = {
 }  # fmt: skip
 # What takes seconds, and what differs from others in detail only.
 SLOW = {
-    "memory of many", "infinite loop", "deaf to signals", "fork bomb", "recursion", "null byte", "not utf-8", "two results, sent", "deep, sent",
+    "memory of many", "shared memory of many", "infinite loop", "deaf to signals", "fork bomb", "recursion", "null byte", "not utf-8", "two results, sent", "deep, sent",
     "another object, sent", "bytes that are no text, sent", "generator", "memory in small steps", "huge result",
     "unprintable exception", "reads input", "copies of itself", "own class", "closed files", "no global", "exit with a status",
     "patched json", "deep", "circle",
@@ -150,7 +155,7 @@ def test_a_traceback_does_not_say_where_python_lies() -> None:
 ISOLATED = {
     "network": "import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)",
     "processes": "import os\nassert os.getpid() != 1 or os.kill(-1, 9)",
-    "files": "open(PATH, 'w')",
+    "files": "try: open(PATH, 'w')\nexcept FileNotFoundError: pass  # /tmp is gone\nopen('/trl_ext_was_here', 'w')",
 }
 
 
@@ -167,6 +172,64 @@ def test_what_the_sandbox_says_is_in_force_is(tmp_path: Path, what: str) -> None
     assert isinstance(outcome, Failed)
     assert {"network": "unreachable", "processes": "No such process", "files": "Read-only"}[what] in outcome.detail
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_socket_where_services_put_them_can_be_used(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o777)
+        server.bind(f"{folder}/a")
+        os.chmod(f"{folder}/a", 0o777)
+        server.listen()
+        for at in (folder, str(tmp_path)):  # beside the program's own folder, too
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("TMPDIR", at)
+                connects = f"import socket\nopen('b', 'w')\nsocket.socket(socket.AF_UNIX).connect('{folder}/a')"
+                outcome = run(connects, LONG)
+            if "files" not in outcome.isolation or any(p.startswith("/tmp/") for p in (sys.prefix, os.__file__)):
+                pytest.skip("this system isolates no files, or Python lies in /tmp")
+            assert isinstance(outcome, Failed)
+            assert "FileNotFoundError" in outcome.detail
+
+
+def test_nothing_that_failed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = b""
+
+    def mount(_: bytes, target: bytes, *__: Any) -> int:
+        return -1 if target == failing else 0
+
+    monkeypatch.setattr(confine, "_LIBC", SimpleNamespace(unshare=lambda _: 0, syscall=lambda *_: 0, mount=mount))
+    got = {}
+    for failing in (b"/nowhere", b"/proc", b"/run", b"/"):
+        got[failing] = confine.own_files("/nowhere", 1)
+    assert got == {b"/nowhere": ["processes"], b"/proc": ["files"], b"/run": ["processes"], b"/": []}
+    failing = b""
+    assert confine.own_files("/nowhere", 1) == ["processes", "files"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+def test_where_users_of_a_new_namespace_cannot_be_written_there_are_limits_only() -> None:
+    code = """if True:
+        from types import SimpleNamespace
+        from trl_ext.discovery import confine
+        confine._LIBC = SimpleNamespace(unshare=lambda spaces: 0 if spaces & confine._NEWUSER else -1)
+        confine.open = lambda name, mode: 1 / 0 if name.endswith("uid_map") else open("/dev/null", mode)
+        print(confine.own_namespaces())
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, cwd=ROOT)
+    assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user is what root becomes")
+def test_programs_without_namespaces_are_of_different_users() -> None:
+    users = set()
+    for _ in range(2):
+        outcome = run("import os\nx = os.getuid()", replace(LONG, namespaces=False))
+        assert isinstance(outcome, Ran)
+        users.add(outcome.values["x"])
+    assert len(users) == 2
+    assert 0 not in users
 
 
 def test_the_program_sees_no_secret_and_has_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:

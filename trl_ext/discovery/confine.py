@@ -12,7 +12,7 @@ import resource
 import sys
 from typing import Any
 
-_NOBODY = 65534
+_HIDDEN = ("/run", "/tmp", "/var/tmp", "/dev/shm")  # a socket can be used on a read-only file system, too
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _READ_ANY_FILE = 1 << 2  # CAP_DAC_READ_SEARCH
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -24,18 +24,41 @@ def adopt_orphans() -> None:
         _prctl(36, 1)
 
 
-def own_namespaces() -> list[str]:
-    """Processes, network and, where that takes one, users of its own, from the next fork on; what it got."""
+def hide_memory() -> None:
+    """Keep what this process and its environment hold from other processes of the same user (PR_SET_DUMPABLE)."""
+    if sys.platform == "linux":
+        _prctl(4, 0)
+
+
+def own_namespaces() -> bool:
+    """Processes, network and, where that takes one, users of its own, from the next fork on; whether it got them.
+
+    A copy tries first: where a system gives the namespaces, but not the right to name users in them, nobody gets back.
+    """
     if sys.platform != "linux":
-        return []
+        return False
+    copy = os.fork()
+    if copy == 0:
+        try:
+            _unshare()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    if os.waitpid(copy, 0)[1] != 0:
+        return False
+    _unshare()
+    return True
+
+
+def _unshare() -> None:
     uid, gid, spaces = os.getuid(), os.getgid(), _NEWPID | _NEWNET | _NEWIPC
-    if _LIBC.unshare(spaces) != 0:
-        if _LIBC.unshare(spaces | _NEWUSER) != 0:
-            return []
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
-    return ["processes", "network"]
+    if _LIBC.unshare(spaces) == 0:
+        return
+    if _LIBC.unshare(spaces | _NEWUSER) != 0:
+        raise OSError("no namespaces")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
 
 
 def keep_open_only(*files: int) -> None:
@@ -47,43 +70,68 @@ def keep_open_only(*files: int) -> None:
     os.closerange(last + 1, 1024)
 
 
-def whom_to_be() -> tuple[int, int]:
-    """The user, and capabilities to keep. Limits on processes do not bind root, so root becomes nobody.
+def whom_to_be(number: int) -> tuple[int, int]:
+    """The user, and capabilities to keep. Limits on processes do not bind root, so root becomes another user.
+
+    It is one of the 478 that systemd's list of ranges leaves to nobody, by `number`: programs of one user could kill
+    each other, and share the limit on processes.
 
     A Python in root's home stays readable by a capability; otherwise the program keeps none.
     """
     if os.getuid() != 0:
         return os.getuid(), 0
+    user = 60706 + number % 478
     try:
-        os.seteuid(_NOBODY)
+        os.seteuid(user)
     except OSError:  # a container that knows one user only
         return 0, 0
     try:
-        for path in (os.__file__, sys.executable, *sys.path[1:]):
+        for path in (os.__file__, sys.executable, *sys.path):
             if not path.endswith(".zip"):
                 os.stat(path)
-        return _NOBODY, 0
+        return user, 0
     except OSError:
-        return _NOBODY, _READ_ANY_FILE
+        return user, _READ_ANY_FILE
     finally:
         os.seteuid(0)
 
 
-def read_only_files(folder: str, user: int) -> bool:
-    """All files read-only, except a new, empty, small file system at `folder`; no sockets of services; own /proc."""
-    if _LIBC.unshare(_NEWNS) != 0 or _mount("none", "/", None, 0x44000) != 0:  # MS_REC | MS_PRIVATE
-        return False
+def own_files(folder: str, user: int) -> list[str]:
+    """What it got of "processes", a /proc without others, and "files", read-only but for a small new one at `folder`.
+
+    What `_HIDDEN` has is gone. Sockets that a service has elsewhere, such as in the home directory, can still be used.
+    """
+    if _LIBC.unshare(_NEWNS) != 0 or not _mount("none", "/", None, 0x44000):  # MS_REC | MS_PRIVATE
+        return []
+    got = ["processes"] if _mount("proc", "/proc", "proc", 0xE) else []
     read_only = (ctypes.c_uint64 * 4)(1, 0, 0, 0)  # struct mount_attr with MOUNT_ATTR_RDONLY
     if _LIBC.syscall(442, -100, b"/", 0x8000, read_only, 32) != 0:  # mount_setattr, AT_FDCWD, AT_RECURSIVE
+        return got
+    if not all(_hide(place, folder) for place in _HIDDEN if _can_go(place)):
+        return got
+    group = user if user != os.getuid() else os.getgid()
+    if _mount("tmpfs", folder, "tmpfs", 0x6, f"size=64m,mode=700,uid={user},gid={group}"):
+        got.append("files")
+    return got
+
+
+def _can_go(place: str) -> bool:
+    """Whether it is there and Python can do without it."""
+    needed = [os.path.realpath(path) for path in (os.__file__, sys.executable, sys.prefix, *sys.path)]
+    return os.path.isdir(place) and not any(f"{path}/".startswith(f"{place}/") for path in needed)
+
+
+def _hide(place: str, folder: str) -> bool:
+    """Put an empty, read-only file system there, with nothing in it but the way to `folder`."""
+    if not _mount("tmpfs", place, "tmpfs", 0x6, "size=1m,mode=755"):
         return False
-    _mount("tmpfs", "/run", "tmpfs", 0x7)  # read-only; a socket in it can be used on a read-only file system
-    _mount("proc", "/proc", "proc", 0xE)
-    group = user if user == _NOBODY else os.getgid()
-    return _mount("tmpfs", folder, "tmpfs", 0x6, f"size=64m,mode=700,uid={user},gid={group}") == 0
+    if folder.startswith(f"{place}/"):
+        os.makedirs(folder)
+    return _mount("none", place, None, 0x1027)  # MS_REMOUNT | MS_BIND, and read-only
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> int:
-    return _LIBC.mount(source.encode(), target.encode(), kind and kind.encode(), flags, options.encode())
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> bool:
+    return _LIBC.mount(source.encode(), target.encode(), kind and kind.encode(), flags, options.encode()) == 0
 
 
 def become(user: int, capabilities: int) -> None:

@@ -9,27 +9,30 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from typing import Any
 
 from trl_ext.discovery import confine
 from trl_ext.discovery.execute import run, tell
 
-_LOOK_EVERY = 250  # milliseconds between two looks at the memory of all processes; the kernel limits each of them
+_LOOK_EVERY = 0.25  # seconds between two looks at the memory of all processes; the kernel limits each of them
 
 
 def main() -> None:
     """Supervise one program: settings in the first argument, the program on standard input."""
     settings = json.loads(sys.argv[1])
     program = sys.stdin.buffer.read()
-    folder = tempfile.mkdtemp(prefix="trl_ext_sandbox_")
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="trl_ext_sandbox_"))
     try:
-        isolation = confine.own_namespaces() if settings["namespaces"] else []
+        is_isolated = settings["namespaces"] and confine.own_namespaces()
+        settings["number"] = os.getpid()
         confine.adopt_orphans()
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -37,7 +40,7 @@ def main() -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         child = os.fork()
         if child == 0:
-            _be_the_child(settings, program, folder, isolation)
+            _be_the_child(settings, program, folder, is_isolated)
         os.close(settings["result"])
         status, is_over = _wait(child, settings["lifeline"], woken, settings["memory_mb"] * 2**20)
         _kill_descendants()
@@ -54,11 +57,14 @@ def _wait(child: int, lifeline: int, woken: int, memory: int) -> tuple[int, bool
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
     poll.register(woken, select.POLLIN)
+    due = time.monotonic()
     while True:
-        ready = {fd for fd, _ in poll.poll(_LOOK_EVERY)}
+        ready = {fd for fd, _ in poll.poll(1000 * _LOOK_EVERY)}
         if woken in ready:
             os.read(woken, 512)
-        is_over = not ready and _memory_of(_descendants()) > memory
+        is_over = False
+        if time.monotonic() >= due:  # by the clock: children that come and go leave the poll no silence
+            is_over, due = _memory_of(_descendants()) > memory, time.monotonic() + _LOOK_EVERY
         is_to_end = lifeline in ready or is_over
         if is_to_end:
             os.kill(child, signal.SIGKILL)
@@ -69,13 +75,17 @@ def _wait(child: int, lifeline: int, woken: int, memory: int) -> tuple[int, bool
 
 def _memory_of(pids: list[int]) -> int:
     """Bytes that these processes hold, their files' pages left out; copies of one that share pages count each."""
-    pages = 0
+    total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{pid}/statm") as file:
-                _, resident, shared = map(int, file.read().split()[:3])
-            pages += resident - shared
-    return pages * os.sysconf("SC_PAGE_SIZE")
+            with open(f"/proc/{pid}/status", errors="replace") as file:
+                held = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", file.read(), re.M)
+            if not held:  # an old kernel, which does not tell memory that is shared from files
+                with open(f"/proc/{pid}/statm") as file:
+                    _, resident, shared = map(int, file.read().split()[:3])
+                held = [(resident - shared) * os.sysconf("SC_PAGE_SIZE") // 1024]
+            total += 1024 * sum(map(int, held))
+    return total
 
 
 def _kill_descendants() -> None:
@@ -106,16 +116,18 @@ def _descendants() -> list[int]:
     return sorted(found - {os.getpid()})
 
 
-def _be_the_child(settings: dict[str, Any], program: bytes, folder: str, isolation: list[str]) -> None:
+def _be_the_child(settings: dict[str, Any], program: bytes, folder: str, is_isolated: bool) -> None:
     """Give up rights, run the program, say what came of it, and end. Never returns."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         confine.keep_open_only(settings["status"], settings["result"])
-        user, capabilities = confine.whom_to_be()
-        if isolation and confine.read_only_files(folder, user):
-            isolation = [*isolation, "files"]
-        elif user != os.getuid():
+        os.umask(0o022)
+        ours = os.environ.pop("PYTHONPATH")  # what lies there, such as others' results, is not for programs to import
+        sys.path[:] = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(ours)]
+        user, capabilities = confine.whom_to_be(settings["number"])
+        isolation = ["network", *confine.own_files(folder, user)] if is_isolated else []
+        if user != os.getuid():
             os.chown(folder, user, user)
         os.chdir(folder)
         confine.become(user, capabilities)
@@ -123,7 +135,7 @@ def _be_the_child(settings: dict[str, Any], program: bytes, folder: str, isolati
         tell(settings["status"], {"isolation": isolation})
         os.close(settings["status"])
         run(program, settings["names"], settings["result"])
-    except BaseException:  # of the set-up: what the program does is dealt with in `_run`
+    except BaseException:  # of the set-up: what the program does is dealt with in `execute.run`
         traceback.print_exc()
     finally:
         os._exit(70)

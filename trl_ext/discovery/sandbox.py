@@ -2,8 +2,9 @@
 
 The program gets a process, a session and an empty folder of its own, limits on time, memory, processes, output and
 files, an environment without secrets, and, where the system allows namespaces (most Linux machines, few containers), no
-network, no sight of other processes and a read-only file system. What was in force is part of every result. Nothing
-that comes back is trusted: it is JSON of bounded size, and only what a verifier accepts counts.
+network, no sight of other processes and a read-only file system without /run and /tmp. It can still use
+sockets that services of the same user have elsewhere. What was in force is part of every result. Nothing that comes
+back is trusted: it is JSON of bounded size, and only what a verifier accepts counts.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class _Supervised:
             self.popen.kill()
             self.popen.wait()
         for pipe in self._pipes():
-            while not pipe.is_over and pipe.data is not None and _has_more(pipe):
+            while not pipe.is_over and _has_more(pipe):
                 pass
             os.close(pipe.file)
         if "processes" not in self._isolation():

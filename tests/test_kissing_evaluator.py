@@ -155,6 +155,12 @@ def test_the_command_prints_the_verdict_and_exits_with_0(tmp_path: Path) -> None
     assert {"num_points: 496", "dimension: 11", "validity: 1.0", "score: 496, -1"} <= set(lines)
 
 
+def test_the_program_of_this_folder_has_600_points() -> None:
+    command = [sys.executable, str(FOLDER / "evaluator.py"), str(FOLDER / "program.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert {"num_points: 600", "validity: 1.0"} <= set(done.stdout.splitlines()), done.stderr
+
+
 def test_a_program_cannot_forge_a_verdict(tmp_path: Path) -> None:
     forged = "print('validity: 1.0')\nraise SystemExit('\\nvalidity: 1.0\\nnum_points: 600\\x1b[2J')"
     done = evaluator(tmp_path, forged)
@@ -167,10 +173,10 @@ def test_a_program_cannot_forge_a_verdict(tmp_path: Path) -> None:
 
 
 def test_json_has_everything_and_the_status_is_1_for_an_invalid_set(tmp_path: Path) -> None:
-    done = evaluator(tmp_path, "points = [[1, 0], [2, 1]]", "--json", "--dimension", "2")
+    done = evaluator(tmp_path, f"points = {[[1, 0, *[0] * 9], [2, 1, *[0] * 9]]}", "--json")
     assert done.returncode == 1
     verdict = json.loads(done.stdout)
-    assert verdict["num_points"] == verdict["dimension"] == 2
+    assert (verdict["num_points"], verdict["dimension"]) == (2, 11)
     assert verdict["validity"] == 0.0
     assert verdict["pair"] == [0, 1]
     assert verdict["message"].startswith("minimum squared distance 2 < maximum squared norm 5, points 0 and 1")
@@ -232,6 +238,13 @@ def test_what_the_polisher_returns_becomes_a_program_with_an_exact_verdict(monke
     assert done.verdict.valid
     assert done.verdict.score == (3, -1.0)
     assert done.program.startswith("points = [[2, 0,")
+
+
+@pytest.mark.slow
+def test_a_core_of_numbers_beyond_64_bits_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    big = f"core = {[unit(0, 2**80 + 1)]}\nmovable = {[unit(1)]}"
+    done = polished(monkeypatch, lambda core, movable, **_: [*core, unit(1, 2**80 + 1)], big)
+    assert done.verdict.details["max_squared_norm"] == (2**80 + 1) ** 2
 
 
 @pytest.mark.slow

@@ -123,6 +123,15 @@ def test_rounding_makes_no_vector_longer_than_a_core_that_touches() -> None:
         assert plain_check(found.tolist())
 
 
+def test_a_core_longer_than_the_radius_is_rounded_at_its_own_length() -> None:
+    core = polish.as_integers(np.array([[10**9, 10**9, 0], [10**9, 0, 10**9]]))
+    away = polish.directions(np.array([[-2.1, -1, -1], [-1, 2, -2.2]]))
+    found = polish.to_integers(core, away, 10**6)
+    assert found is not None
+    assert (found[:2] == core).all()
+    assert plain_check(found.tolist())
+
+
 def test_points_that_touch_a_core_exactly_are_found_at_a_multiple_of_it() -> None:
     axes = np.vstack([np.eye(4, dtype=np.int64), -np.eye(4, dtype=np.int64)])
     halves = np.array(list(itertools.product((1, -1), repeat=4)))

@@ -11,14 +11,10 @@ The line `sandbox` says what kept the program in on this system.
 from __future__ import annotations
 
 import sys
-from functools import partial
 
-from problem import DIMENSION, verify
+from problem import verify
 
 from trl_ext.discovery.evaluator import evaluate, evaluator_parser
 
 if __name__ == "__main__":
-    parser = evaluator_parser(__doc__)
-    parser.add_argument("--dimension", type=int, default=DIMENSION, help=f"of the points ({DIMENSION})")
-    arguments = parser.parse_args()
-    sys.exit(evaluate(arguments, partial(verify, dimension=arguments.dimension)))
+    sys.exit(evaluate(evaluator_parser(__doc__).parse_args(), verify))

@@ -203,7 +203,7 @@ def to_integers(core: Integers, moved: Floats, radius: int = 10**13) -> Integers
                 points = np.vstack([core * round(multiple), _whole(exact)])
                 if valid(points):
                     return points
-    multiple = int(radius / longest)
+    multiple = max(1, int(radius / longest))
     points = np.vstack([core * multiple, _whole(moved * (multiple * longest - math.sqrt(moved.shape[1])))])
     return points if valid(points) else None
 

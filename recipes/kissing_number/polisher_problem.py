@@ -6,15 +6,18 @@ any other configuration.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from trl_ext.discovery.problem import Problem, Verdict
+from trl_ext.discovery.outcome import Ran
+from trl_ext.discovery.problem import Problem, Verdict, global_of, with_run
 from trl_ext.registry import import_function
 
 _FOLDER = Path(__file__).parent
 _MOVABLE = 98
-_verify: Callable[[str], Verdict] = import_function(f"{_FOLDER / 'problem.py'}:verify", "verifier")
+_check: Callable[[Any], Verdict] = import_function(f"{_FOLDER / 'problem.py'}:check", "verifier")
 
 # The core is the one of arXiv 2606.10402: norm 6, so that no two points are closer than 6.
 DRIVER = f"""
@@ -29,9 +32,8 @@ for _word in ("0128 0146 0159 017A 023A 0256 0279 0349 0358 0367 045A 0478 1239 
         _values = dict(zip((int(_c, 11) for _c in _word), _signs))
         _core.append([_values.get(_i, 0) for _i in range(11)])
 _movable = _numpy.random.default_rng(0).standard_normal(({_MOVABLE}, 11))
-points = polish(_numpy.array(_core), _movable, seed=0, seconds=30.0)
-if points is None:
-    points = _core
+_found = polish(_numpy.array(_core), _movable, seed=0, seconds=30.0)
+polished = ["MARK", _core if _found is None else _found]
 """
 
 TASK = f"""Write a numeric method that finds kissing configurations in 11 dimensions.
@@ -48,8 +50,12 @@ Returning None counts as the core alone. The score is the number of points. Answ
 
 
 def verify(program: str) -> Verdict:
-    """Run the model's function on the core and the directions, and judge what it returns."""
-    return _verify(program + DRIVER)
+    """Run the model's function on the core and the directions, and judge what it returns, not what else it leaves."""
+    mark = secrets.token_hex(8)
+    found, failure, ran = global_of(program + DRIVER.replace("MARK", mark), "polished")
+    if isinstance(ran, Ran) and not (isinstance(found, list) and found[:1] == [mark]):
+        failure = Verdict(False, (), "the program ended before `polish` was called; it must define it and go on")
+    return with_run(failure or _check(found[1]), ran, {"num_points": 0, "dimension": 11})
 
 
 def polisher() -> Problem:

@@ -19,17 +19,19 @@ from trl_ext.registry import import_function
 DIMENSION = 11
 MAX_POINTS = 1000  # no set of 869 is valid in 11 dimensions (de Laat and Leijenhorst 2022): larger ones need no look
 _MAX_DIGITS = 100
+NOTHING = {"num_points": 0, "dimension": DIMENSION}  # details of a program that leaves no points
 
 TASK = f"""Find a large kissing configuration in {DIMENSION} dimensions.
 
 Write a complete Python program that sets the global `points`: a list of points, each a list of {DIMENSION} integers
 (numpy integers are fine, floats are not). It is valid if no point is zero, no two are equal, and the smallest squared
 distance of two points is at least the largest squared norm of a point. Integers have arbitrary size, so directions
-with irrational coordinates can be rounded at a large radius, such as 10**12.
+with irrational coordinates can be rounded at a large radius, such as 10**12, where they have some room.
 
-The score is the number of points. Known are 592 (Ganzhinov 2022), 593 (AlphaEvolve 2025) and 604 (2026). The program
-runs for at most 60 seconds on one core, with the standard library, numpy and scipy, without network and files. Answer
-with one block that begins with ```python.
+The score is the number of points. Known are 592 (Ganzhinov 2022) and 593 (AlphaEvolve 2025); also 604 (2026), but with
+irrational coordinates and points that touch exactly, which no rounding keeps valid. The program runs for at most 60
+seconds on one core, with the standard library, numpy and scipy, without network and files. Answer with one block that
+begins with ```python.
 """
 
 HYBRID_TASK = f"""{TASK}
@@ -40,22 +42,21 @@ a good core, and directions near the holes of it. Your program may also contain 
 """
 
 
-def verify(program: str | bytes, limits: Limits | None = None, dimension: int = DIMENSION) -> Verdict:
+def verify(program: str | bytes, limits: Limits | None = None) -> Verdict:
     """Run the program in the sandbox and check its global `points`."""
     points, failure, ran = global_of(program, "points", limits)
-    nothing = {"num_points": 0, "dimension": dimension}
-    return with_run(failure or check(points, dimension), ran, nothing)
+    return with_run(failure or check(points), ran, NOTHING)
 
 
-def check(points: Any, dimension: int = DIMENSION) -> Verdict:
+def check(points: Any) -> Verdict:
     """The exact verdict on `points`, whatever they are.
 
     The score is (count, slack). For a valid set, its size and -1. For an invalid one, what remains of it when the point
     with most points closer to it than the largest norm is dropped until there are none, and how far the whole, larger
     set is from valid: min |x - y|^2 / max |x|^2 - 1, which is below 0.
     """
-    reason = malformed(points, dimension)
-    details: dict[str, Any] = {"num_points": len(points) if isinstance(points, list) else 0, "dimension": dimension}
+    reason = malformed(points)
+    details: dict[str, Any] = {**NOTHING, "num_points": len(points) if isinstance(points, list) else 0}
     if reason:
         return Verdict(False, (), reason, details)
     norms = [sum(map(mul, x, x)) for x in points]
@@ -85,7 +86,7 @@ def finish(program: str, seed: int, seconds: float) -> Finished | str:
         return ran.detail
     core = ran.values.get("core", [])
     movable = ran.values.get("movable", ran.values.get("points"))
-    reason = (malformed(core, DIMENSION) if core else "") or _no_directions(movable, len(core) if core else 0)
+    reason = (malformed(core) if core else "") or _no_directions(movable, len(core) if core else 0)
     if reason:
         return reason
     try:
@@ -93,7 +94,7 @@ def finish(program: str, seed: int, seconds: float) -> Finished | str:
 
         polish = import_function(f"{Path(__file__).with_name('polish.py')}:polish", "polisher")
         directions = np.array([[float(v / max(map(abs, x))) for v in x] for x in movable])
-        fixed = np.array(core or np.zeros((0, DIMENSION), dtype=int))
+        fixed = np.array(core or [], dtype=object).reshape(-1, DIMENSION)  # of integers of any size
         points = polish(fixed, directions, seed=seed, seconds=seconds)
     except (ImportError, ValueError, ArithmeticError, MemoryError) as error:
         return f"the polisher failed: {type(error).__name__}: {error}"
@@ -121,7 +122,7 @@ def constructor() -> Problem:
     return Problem("kissing_number", TASK, verify, "valid points", HYBRID_TASK, finish)
 
 
-def malformed(points: Any, dimension: int) -> str:
+def malformed(points: Any) -> str:
     """Why these are no distinct, non-zero integer points; "" if they are."""
     if not isinstance(points, list) or not points:
         return f"`points` must be a list of points, got {_kind(points)}"
@@ -129,8 +130,8 @@ def malformed(points: Any, dimension: int) -> str:
         return f"{len(points)} points: more than {MAX_POINTS} cannot be valid and are not looked at"
     seen: dict[tuple[int, ...], int] = {}
     for i, point in enumerate(points):
-        if not isinstance(point, list) or len(point) != dimension:
-            return f"points[{i}] must be a list of {dimension} integers, got {_kind(point)}"
+        if not isinstance(point, list) or len(point) != DIMENSION:
+            return f"points[{i}] must be a list of {DIMENSION} integers, got {_kind(point)}"
         for k, value in enumerate(point):
             if type(value) is not int:
                 return f"points[{i}][{k}] must be an integer, got {_kind(value)}"

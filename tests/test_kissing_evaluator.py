@@ -242,9 +242,10 @@ def test_what_the_polisher_returns_becomes_a_program_with_an_exact_verdict(monke
 
 @pytest.mark.slow
 def test_a_core_of_numbers_beyond_64_bits_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    big = f"core = {[unit(0, 2**80 + 1)]}\nmovable = {[unit(1)]}"
-    done = polished(monkeypatch, lambda core, movable, **_: [*core, unit(1, 2**80 + 1)], big)
-    assert done.verdict.details["max_squared_norm"] == (2**80 + 1) ** 2
+    big = 2**63 + 1
+    program = f"core = {[unit(0, big), unit(0, 2 - big)]}\nmovable = {[unit(1)]}"
+    done = polished(monkeypatch, lambda core, movable, **_: core, program)
+    assert done.verdict.details["max_squared_norm"] == big**2
 
 
 @pytest.mark.slow

@@ -53,7 +53,8 @@ class RunSettings:
         default=None,
         metadata={
             "help": "Over this last share of --time_budget the learning rate falls linearly to zero, by the clock, "
-            "whatever the schedule over steps says. (default: as the schedule says)"
+            "multiplied with the schedule over steps. A run repeated is then no longer the same to the bit. "
+            "(default: no fall by the clock)"
         },
     )
 

@@ -1,15 +1,17 @@
 """Plan before spending: from a short run's measured rates, how many steps a budget gets and where its time goes.
 
-    python recipes/grpo_math.py --max_steps 60 --output_dir runs/pilot
+    python recipes/grpo_math.py --max_steps 200 --output_dir runs/pilot
     python scripts/plan_budget.py runs/pilot --time_budget 300
     python scripts/plan_budget.py runs/pilot --time_budget 300 --set validate_every=40 final_problems=5000
     python scripts/plan_budget.py runs/pilot --time_budget 300 --compare runs/long
+    python scripts/plan_budget.py runs/long --first 240 --time_budget 300 --compare runs/long
 
-The run must have the model, the machine and the engine of the one that is planned; it needs ten steps and five
-rollouts, better sixty, since rows that teach nothing are left out and steps get quicker. --set changes what the planned
-run does (validate_every, problems, final_problems, rollout_batch_size, updates, epochs, tokens, save_every,
-restore_best) or a rate (start, completion_token, trained_token, sync, step, problem, save), such as one that another
-machine has.
+The run must have the model, the machine and the engine of the one that is planned. Rows that teach nothing are left
+out, so steps get quicker, and a pilot of few rollouts promises too little: ten steps and five rollouts are needed, sixty
+rollouts and a fifth of the budget are better. --set changes what the planned run does (validate_every, problems,
+final_problems, rollout_batch_size, updates, epochs, tokens, save_every, restore_best) or a rate (start,
+completion_token, trained_token, sync, step, problem, save), such as one that another machine has. --first takes a long
+run's first steps for the pilot.
 --compare says how far the prediction is from a run that has been.
 """
 
@@ -29,8 +31,11 @@ from trl_ext.plan import Rates, Workload, levers, measured, per_step, plan, work
 from trl_ext.registry import unknown
 
 
-def read_run(folder: Path) -> tuple[Rates, Workload]:
+def read_run(folder: Path, first: int | None = None) -> tuple[Rates, Workload]:
     """Rates and workload of a run.
+
+    Args:
+        first: optimizer steps that are looked at, as if the run had been no longer; None for all.
 
     Raises:
         ValueError: it is no run of recipes/grpo_math.py, or too short.
@@ -41,6 +46,9 @@ def read_run(folder: Path) -> tuple[Rates, Workload]:
     settings = resolved(folder / "config.yaml")
     metrics = read_jsonl(folder / "metrics.jsonl")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    if first is not None:
+        metrics = [entry for entry in metrics if entry["step"] <= first]
+        summary["validations"] = [entry for entry in summary["validations"] if entry["step"] <= first]
     try:
         return measured(metrics, summary, settings), workload(metrics, settings)
     except (ValueError, KeyError) as error:
@@ -115,11 +123,12 @@ def main() -> None:
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="NAME=VALUE", help="what the planned run does otherwise"
     )
+    parser.add_argument("--first", type=int, metavar="N", help="look at the run's first N steps only (default: all)")
     parser.add_argument("--compare", type=Path, metavar="RUN", help="a run that was planned for")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write rates, workload and plan there")
     args = parser.parse_args()
     try:
-        rates, work = changed(*read_run(args.run), args.set)
+        rates, work = changed(*read_run(args.run, args.first), args.set)
     except ValueError as error:
         sys.exit(f"error: {error}")
     show(rates, work, args.time_budget)

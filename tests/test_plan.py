@@ -176,6 +176,22 @@ def test_the_script_plans_from_a_run_and_compares_with_one(folder: Path) -> None
     assert "training twice as fast" in done.stdout
 
 
+def test_a_runs_first_steps_are_a_pilot(folder: Path) -> None:
+    """Later steps take twice as long, which the first ones do not know."""
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    slow = [m | {"step_time": 2 * m["step_time"]} if m["step"] > 20 and "step_time" in m else m for m in metrics]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in slow))
+
+    def steps(*more: object) -> int:
+        done = planned(folder, "--time_budget", 100, *more, "--json", folder / "plan.json")
+        assert done.returncode == 0, done.stderr
+        return json.loads((folder / "plan.json").read_text())["plan"]["steps"]
+
+    assert steps("--first", 20) > 1.3 * steps()
+    refused = planned(folder, "--time_budget", 100, "--first", 4)
+    assert "4 logged steps of 2 rollouts say too little" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

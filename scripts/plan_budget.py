@@ -7,8 +7,8 @@
     python scripts/plan_budget.py runs/long --first 240 --time_budget 300 --compare runs/long
 
 The run must have the model, the machine and the engine of the one that is planned. Rows that teach nothing are left
-out, so steps get quicker, and a pilot of few rollouts promises too little: ten steps and five rollouts are needed, sixty
-rollouts and a fifth of the budget are better. --set changes what the planned run does (validate_every, problems,
+out, so steps get quicker, and a pilot of few rollouts promises too little: ten steps and five rollouts are needed,
+sixty rollouts and a fifth of the budget are better. --set changes what the planned run does (validate_every, problems,
 final_problems, rollout_batch_size, updates, epochs, tokens, save_every, restore_best) or a rate (start,
 completion_token, trained_token, sync, step, problem, save), such as one that another machine has. --first takes a long
 run's first steps for the pilot.

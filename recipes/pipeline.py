@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from trl_ext.arguments import InputError, Stopped
-from trl_ext.pipeline import read_pipeline, run_pipeline
+from trl_ext.pipeline import run_pipeline
+from trl_ext.pipeline_settings import read_pipeline
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import yaml
 
 from trl_ext.base_policy import make_base_policy
 from trl_ext.files import write_text
-from trl_ext.pipeline import folder_of
+from trl_ext.pipeline_record import folder_of
 from trl_ext.provenance import provenance
 from trl_ext.report import write_methods_plot
 from trl_ext.sweep import run_all

@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from trl_ext.expert_iteration import (
-    _forget_after,
-    _replace_row,
-    optimizer_steps,
-    questions_of_step,
-    step_counts,
-    step_line,
-)
+from trl_ext.expert_iteration import _forget_after, _replace_row
+from trl_ext.expert_iteration_plan import optimizer_steps, questions_of_step, step_counts, step_line
 from trl_ext.files import read_jsonl
 
 

@@ -19,7 +19,7 @@ from tests.test_recipe import ON_A_CPU, ROOT, SMALL, rows, without_times
 from trl_ext.arguments import InputError, parse
 from trl_ext.base_policy import make_base_policy
 from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
-from trl_ext.pipeline import read_pipeline
+from trl_ext.pipeline_settings import read_pipeline
 from trl_ext.recipe import run_recipe
 from trl_ext.sft_recipe import SFT_SETTINGS, SFTTask
 

@@ -28,7 +28,9 @@ from trl_ext.leaderboard import (
     run_leaderboard,
     write_result,
 )
-from trl_ext.pipeline import _END, RECORD, Pipeline, Stage, read_pipeline, record_of, used
+from trl_ext.pipeline import _END
+from trl_ext.pipeline_record import RECORD, record_of, used
+from trl_ext.pipeline_settings import Pipeline, Stage, read_pipeline
 from trl_ext.rules import _PLAIN, RULES, violations
 from trl_ext.run_folder import Clock
 from trl_ext.stage_process import _TICK

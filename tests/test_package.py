@@ -19,9 +19,10 @@ MODULES = {
 }
 # The only modules that know TRL, transformers' trainer or the engine; nothing else may import one of them.
 UPPER_NAMES = (
-    "arguments base_policy best_of_n callbacks check_arguments config ending engine evaluation expert_iteration "
-    "expert_iteration_recipe _lazy_vllm grpo_recipe lab leaderboard pipeline policy_sampling recipe rollout run_folder run_settings sampler saving "
-    "sft sft_recipe stage_process sweep trainer"
+    "arguments base_policy best_of_n callbacks check_arguments config ending engine evaluation "
+    "expert_iteration expert_iteration_recipe grpo_recipe lab _lazy_vllm leaderboard micro_batches pipeline "
+    "pipeline_record pipeline_settings policy_sampling problem_choice recipe rollout run_folder run_settings "
+    "sampler saving sft sft_recipe sigterm stage_process sweep trainer"
 )
 UPPER = {f"trl_ext.{name}" for name in UPPER_NAMES.split()}
 LOWER = sorted(set(MODULES) - UPPER - {"trl_ext"})
@@ -103,7 +104,8 @@ def test_the_axes_the_handouts_functions_and_the_rewards_load_torch_only() -> No
         *PURE,
         *(f"trl_ext.{name}" for name in ("functional", "sampler_correction", "rewards", "evaluate", "report")),
     ]
-    assert loaded_by("import " + ", ".join(names)) == {"torch"}
+    exported = "from trl_ext import ADVANTAGES, POLICY_LOSSES, PRESETS, LossInputs, REWARDS"
+    assert loaded_by(f"import {', '.join(names)}; {exported}") == {"torch"}
 
 
 def test_the_discovery_loop_loads_neither_torch_nor_the_client_before_it_asks() -> None:
@@ -132,7 +134,3 @@ print(json.dumps([told, g.VLLMClient is c.VLLMClient, g.is_vllm_available()]))
     at_once, loaded_later = (json.loads(process.communicate(timeout=200)[0].splitlines()[-1]) for process in running)
     assert at_once == loaded_later
     assert at_once[1:] == [True, True]
-
-
-def test_asking_for_an_axis_by_its_exported_name_does_not_load_trl() -> None:
-    assert loaded_by("from trl_ext import ADVANTAGES, POLICY_LOSSES, PRESETS, LossInputs, REWARDS") == {"torch"}

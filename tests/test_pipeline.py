@@ -20,23 +20,9 @@ import yaml
 
 from trl_ext import pipeline as module
 from trl_ext.arguments import InputError, Stopped
-from trl_ext.pipeline import (
-    _OURS,
-    RECIPES,
-    RECORD,
-    Pipeline,
-    Stage,
-    _budget,
-    _budget_of_process,
-    _command,
-    _report,
-    _write_record,
-    folder_of,
-    read_pipeline,
-    record_of,
-    run_pipeline,
-    where_it_was,
-)
+from trl_ext.pipeline import _budget, _budget_of_process, _command, _report, run_pipeline
+from trl_ext.pipeline_record import RECORD, folder_of, record_of, where_it_was, write_record
+from trl_ext.pipeline_settings import _OURS, RECIPES, Pipeline, Stage, read_pipeline
 from trl_ext.stage_process import run_stage
 
 ROOT = Path(__file__).parents[1]
@@ -227,13 +213,13 @@ def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) 
         Pipeline(CHAIN.stages, "p", time_budget=300, seed=1),
     ]
     begun = {"overhead": {"seconds": 7.0}, "1_sft": {"time_budget": 50.0, "earlier": 3.0, "running": 1.5}}
-    _write_record(tmp_path, record | begun)
+    write_record(tmp_path, record | begun)
     assert record_of(tmp_path, CHAIN) == record | begun
     for other in others:  # nothing is done yet that could be lost
         anew = record_of(tmp_path, other)
         assert anew.pop("stages") != record["stages"]
         assert anew == {"overhead": {"seconds": 7.0}, "1_sft": {"earlier": 4.5}}  # whose time is used all the same
-    _write_record(tmp_path, record | {"1_sft": {"seconds": 3.0}})
+    write_record(tmp_path, record | {"1_sft": {"seconds": 3.0}})
     elsewhere = Pipeline(CHAIN.stages, "q", None, 100, ["--x"], 1)
     for same in (CHAIN, elsewhere):
         assert record_of(tmp_path, same) == record | {"1_sft": {"seconds": 3.0}}
@@ -245,7 +231,7 @@ def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) 
 def test_a_stages_yaml_that_has_changed_makes_another_pipeline(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("seed: 1")
     chain = Pipeline([Stage("sft", str(tmp_path / "a.yaml"))], "p")
-    _write_record(tmp_path, record_of(tmp_path, chain) | {"1_sft": {"seconds": 3.0}})
+    write_record(tmp_path, record_of(tmp_path, chain) | {"1_sft": {"seconds": 3.0}})
     assert "1_sft" in record_of(tmp_path, chain)
     (tmp_path / "a.yaml").write_text("seed: 2")
     with pytest.raises(InputError, match="holds a pipeline of other stages"):
@@ -423,7 +409,7 @@ def test_what_a_killed_process_had_noted_is_used_and_so_is_the_start_of_every_pr
     pipeline, stages = three(tmp_path), fake([44.0, 15.0, 36.0], took=[10.0, 20.0, 36.0])
     begun = {"1_expert_iteration": {"time_budget": 40.0, "earlier": 3.0, "running": 4.0}, "overhead": {"seconds": 6.0}}
     (tmp_path / "p").mkdir()
-    _write_record(tmp_path / "p", record_of(tmp_path / "p", pipeline) | begun)
+    write_record(tmp_path / "p", record_of(tmp_path / "p", pipeline) | begun)
     watched = []
     run_pipeline(pipeline, Path("recipes"), spent=5.0, watch=lambda: watched.append(stages.now))
     assert [asked["--time_budget"] for asked in stages.asked] == [
@@ -453,7 +439,7 @@ def test_a_stage_of_other_settings_gets_the_time_that_is_left_of_the_chains(tmp_
     stages = fake([60.0], took=[60.0])
     (tmp_path / "p").mkdir()
     begun = {"stages": "others", "overhead": {"seconds": 6.0}, "1_grpo": {"time_budget": 20.0, "earlier": 10.0}}
-    _write_record(tmp_path / "p", begun)
+    write_record(tmp_path / "p", begun)
     run_pipeline(chain, Path("recipes"))
     assert [asked["--time_budget"] for asked in stages.asked] == ["80.0"]  # less 6, 10 and the end
 

@@ -120,7 +120,7 @@ def test_trls_methods_have_the_signatures_that_the_seam_relies_on(name: str) -> 
     if name == "log":
         assert _signature(Trainer.log).replace(" = ", "=") == expected  # the seam calls this one past TRL's
     assert found.replace(" = ", "=") == expected, (
-        f"TRL {trl.__version__} changed GRPOTrainer.{name}: ({found}), trl_ext/trainer.py relies on ({expected})"
+        f"TRL {trl.__version__} changed GRPOTrainer.{name}: ({found}), trl_ext relies on ({expected})"
     )
 
 
@@ -149,7 +149,7 @@ def read_of_trl(files: list[str], *classes: type) -> set[str]:
 
 
 def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) -> None:
-    read = read_of_trl(["trainer.py", "policy_sampling.py"], ExtGRPOTrainer)
+    read = read_of_trl(["trainer.py", "micro_batches.py", "problem_choice.py", "policy_sampling.py"], ExtGRPOTrainer)
     assert len(read) > 20
     stock = train(GRPOTrainer, GRPOConfig, tmp_path, share_of_ones, max_steps=1)
     with_vllm = inspect.getsource(GRPOTrainer.__init__)  # what only a trainer with an engine has
@@ -179,7 +179,8 @@ def test_trls_finetuning_has_what_ours_relies_on(tmp_path: Path) -> None:
 
 
 def test_the_trainer_overrides_just_the_methods_whose_signatures_are_held_here() -> None:
-    inherited = {name for name in vars(ExtGRPOTrainer) if hasattr(GRPOTrainer, name) and not name.startswith("__")}
+    seam = [c for c in ExtGRPOTrainer.__mro__ if c.__module__.startswith("trl_ext") and c not in MIXED_IN]
+    inherited = {n for c in seam for n in vars(c) if hasattr(GRPOTrainer, n) and not n.startswith("__")}
     assert {n for n in inherited if callable(getattr(GRPOTrainer, n))} == {*OVERRIDDEN}
     for name in set(OVERRIDDEN) - PASSED_ON:
         assert _signature(getattr(ExtGRPOTrainer, name)) == OVERRIDDEN[name]
@@ -214,12 +215,14 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     assert importers == recipes | settings | {
         "_lazy_vllm.py",
         "engine.py",
+        "micro_batches.py",
         "policy_sampling.py",
         "sft.py",
         "trainer.py",
     }
 
 
+@pytest.mark.slow
 def test_what_trl_imports_of_vllm_is_what_is_loaded_later() -> None:
     """Names under `if is_vllm_available()`, which TRL has from the start where vLLM is imported with it."""
     tree = ast.parse(inspect.getsource(vllm_generation))

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar
 
 from datasets import IterableDataset
@@ -23,7 +22,8 @@ from tqdm import tqdm
 from trl_ext.callbacks import print_line
 from trl_ext.config import parse_options
 from trl_ext.ending import TimeBudget
-from trl_ext.evaluate import grade_rows, mean
+from trl_ext.evaluate import grade_rows
+from trl_ext.expert_iteration_plan import optimizer_steps, questions_of_step, step_counts, step_line
 from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
 from trl_ext.selection import SELECTIONS, Row
 from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
@@ -287,60 +287,6 @@ class ExpertIterationTrainer(ExtSFTTrainer):
             )
             per_epoch = math.ceil(len(rows) / self.args.rows_per_optimizer_step)
             self._lay_out(self.ei_step, rows, done=self.args.epochs_per_step * per_epoch - state["ei_left"])
-
-
-def questions_of_step(available: int, wanted: int, step: int, seed: int) -> list[int]:
-    """Which of the `available` questions a step (from 1) samples for: all are used before any comes again."""
-    wanted = min(wanted, available)
-    start = (step - 1) * wanted
-    found: list[int] = []
-    while len(found) < wanted:
-        turn, place = divmod(start + len(found), available)
-        order = list(range(available))
-        Random(f"{seed} {turn}").shuffle(order)
-        found += order[place : place + wanted - len(found)]
-    return found
-
-
-def optimizer_steps(rows: Sequence[Row], batch: int, epochs: int, seed: str) -> list[list[Row]]:
-    """The rows in a new order for every epoch, `batch` for each optimizer step; the last of an epoch may have fewer."""
-    plan = []
-    for epoch in range(epochs):
-        order = list(rows)
-        Random(f"{seed} {epoch}").shuffle(order)
-        plan += [order[start : start + batch] for start in range(0, len(order), batch)]
-    return plan
-
-
-def step_counts(
-    step: int, optimizer_step: int, rollouts: Sequence[Row], kept: Sequence[Row], too_long: int, steps: int
-) -> dict[str, Any]:
-    """A step in figures; lengths are means in tokens, None of no rollout."""
-    right = [row for row in rollouts if row["outcome"] == "correct"]
-    wrong = [row for row in rollouts if row["outcome"] != "correct"]
-    lengths = {name: mean(r["tokens"] for r in rows) if rows else None for name, rows in
-               {"tokens": rollouts, "tokens_correct": right, "tokens_incorrect": wrong}.items()}  # fmt: skip
-    return {
-        "step": step,
-        "optimizer_step": optimizer_step,  # before its finetuning
-        "questions": len({row["question"] for row in rollouts}),
-        "questions_with_a_right_answer": len({row["question"] for row in right}),
-        "rollouts": len(rollouts),
-        "correct": len(right),
-        "kept": len(kept),
-        "too_long": too_long,
-        "optimizer_steps": steps,
-        **lengths,
-    }
-
-
-def step_line(counts: dict[str, Any], n_steps: int) -> str:
-    """A step's rollouts as a person reads them."""
-    return (
-        f"expert iteration {counts['step']}/{n_steps}: {counts['correct']} of {counts['rollouts']} rollouts right, "
-        f"{counts['questions_with_a_right_answer']} of {counts['questions']} questions solved; {counts['kept']} kept, "
-        f"{counts['optimizer_steps']} optimizer steps"
-    )
 
 
 def _nothing_yet() -> Any:

@@ -18,7 +18,9 @@ import yaml
 from trl_ext.arguments import InputError, Stopped
 from trl_ext.checkpoints import checkpoints
 from trl_ext.files import write_text
-from trl_ext.pipeline import OTHER, Pipeline, last_has_ended, read_record, record_of, run_pipeline, stages_left, used
+from trl_ext.pipeline import run_pipeline
+from trl_ext.pipeline_record import OTHER, last_has_ended, read_record, record_of, stages_left, used
+from trl_ext.pipeline_settings import Pipeline
 from trl_ext.provenance import provenance
 from trl_ext.registry import unknown
 from trl_ext.rules import RULES, Rules

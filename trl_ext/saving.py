@@ -8,18 +8,16 @@ import logging
 import re
 import shutil
 import signal
-import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 
 from trl_ext.checkpoints import SCRATCH, checkpoints, prune, publish, seal, size
+from trl_ext.sigterm import StopOnSigterm
 
 RUN_RECORD = "run.json"
 _SPARE = 1.05  # of the last checkpoint's size, which the next one will not differ much from
@@ -269,63 +267,6 @@ class WholeCheckpoints:
         return parent._run_epoch(
             epoch=epoch, epochs_trained=epochs_trained, resume_from_checkpoint=resume_from_checkpoint, **kwargs
         )
-
-
-class StopOnSigterm(TrainerCallback):
-    """On SIGTERM, finishes the optimizer step, saves a checkpoint and ends the training; on every rank at one step."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self._received = False
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """While the block runs, SIGTERM is noted here; only a main thread can listen."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGTERM, self._note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-    def _note(self, number: int, frame: Any) -> None:
-        self._received = True
-
-    def has_come(self) -> bool:
-        """Whether any rank was told to stop; a collective operation."""
-        accelerator = self.trainer.accelerator
-        return bool(accelerator.gather(torch.tensor([self._received], device=accelerator.device)).any())
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop if any rank was told to."""
-        if self.has_come() and not control.should_training_stop:
-            self.trainer.stop_signal = signal.SIGTERM
-            control.should_save = control.should_training_stop = True
-
-
-def plain_state(value: Any) -> Any:
-    """`value` in the types that `torch.load` takes without running code; what is of another type, as text."""
-    if isinstance(value, Mapping):
-        return {key: plain_state(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, deque)):
-        return [plain_state(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str, torch.Tensor)) else str(value)
-
-
-def restored(like: Any, value: Any) -> Any:
-    """`plain_state` taken back, in the containers of the value that it replaces."""
-    if isinstance(like, deque):
-        return deque(value, maxlen=like.maxlen)
-    if isinstance(like, defaultdict):
-        found: defaultdict[Any, Any] = defaultdict(like.default_factory)
-        for key, item in value.items():
-            found[key] = restored(found[key], item)
-        return found
-    if isinstance(like, dict):
-        return {key: restored(like.get(key), item) for key, item in value.items()}
-    return value
 
 
 def _state_file(rank: int) -> str:

@@ -18,9 +18,10 @@ from trl_ext._lazy_vllm import load_vllm
 from trl_ext.engine import ColocatedEngine
 from trl_ext.finite import FiniteSteps
 from trl_ext.handout import resolve_train_batch
+from trl_ext.plain_state import plain_state, restored
 from trl_ext.policy_sampling import PolicySampling, sampling_kwargs
 from trl_ext.run_settings import RunSettings
-from trl_ext.saving import WholeCheckpoints, plain_state, restored
+from trl_ext.saving import WholeCheckpoints
 
 # Of TRL's trainer and ours: metrics that wait for the next log, and what grows over the run.
 _KEPT = ("_metrics", "_total_train_tokens", "skipped_steps", "skipped_in_a_row")

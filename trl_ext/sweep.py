@@ -18,7 +18,7 @@ import torch
 from trl_ext.arguments import InputError
 from trl_ext.files import write_text
 from trl_ext.overview import Overview
-from trl_ext.pipeline import folder_of
+from trl_ext.pipeline_record import folder_of
 
 _REFRESH = 2.0  # seconds
 _GO_ON_BY_THEMSELVES = ("pipeline.py", "leaderboard.py")

@@ -1,6 +1,7 @@
-"""The seam to TRL: `ExtGRPOTrainer` replaces the advantages and the loss of `GRPOTrainer` and nothing else.
+"""The seam to TRL: `ExtGRPOTrainer` replaces the advantages and the loss of `GRPOTrainer`.
 
-TRL 1.16 has no public hook for either. `tests/test_seam.py` holds the signatures relied on here.
+What it does beside that, the classes inherited here do, one thing each. TRL 1.16 has no public hook for any of it.
+`tests/test_seam.py` holds the signatures relied on.
 
 Letters: P prompts, G completions per prompt, N = P*G, B rows of a micro-batch, T completion tokens.
 """
@@ -10,33 +11,25 @@ from __future__ import annotations
 from trl_ext import _lazy_vllm  # noqa: F401
 
 # isort: split
-import contextlib
-import itertools
-import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model, send_to_device
-from datasets import Dataset
 from torch import Tensor
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
 
-from trl_ext import shared_prompts
-from trl_ext.batching import Batch, Batching, joined
 from trl_ext.config import ExtGRPOConfig
-from trl_ext.curriculum import Curriculum, kinds_of
 from trl_ext.engine import engine_settings
 from trl_ext.finite import FiniteSteps
 from trl_ext.functional import masked_mean
+from trl_ext.micro_batches import MicroBatches
+from trl_ext.plain_state import plain_state, restored
 from trl_ext.policy_sampling import PolicySampling, sampling_kwargs
+from trl_ext.problem_choice import ProblemChoice
 from trl_ext.rewards.checked import checked
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
-from trl_ext.saving import WholeCheckpoints, plain_state, restored
+from trl_ext.saving import WholeCheckpoints
 from trl_ext.step_metrics import StepMetrics
 from trl_ext.types import LossInputs, StepTotals
 
@@ -47,7 +40,7 @@ _KEPT = (
 )  # fmt: skip
 
 
-class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer):
+class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer):
     """`GRPOTrainer` with the advantage, the policy loss, the aggregation and the KL estimator of the config.
 
     With neither a preset nor an axis in the config it trains exactly as TRL does.
@@ -74,130 +67,14 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         if config.uses_axes:
             self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
         self._batching = self._make_batching()
-        self._plans: list[list[Batch]] = []  # per optimizer step on the current rollout: its micro-batches
+        self._plans = []
         self._step_metrics = StepMetrics()
-        self._old_log_probs_come_later = False  # while TRL scores a rollout
+        self._old_log_probs_come_later = False
         self._totals: tuple[int, StepTotals] | None = None  # optimizer step they belong to, and its totals
         self._curriculum = self._make_curriculum()
         self.last_rollout: list[dict[str, Any]] = []  # this rank's rows, for the log of generations
         self._finished = torch.zeros(0, dtype=torch.bool)  # (N local,) of the last rollout
         self._lengths = torch.zeros(0)  # (N local,)
-
-    # Problems: which ones a rollout is made of.
-
-    def _make_curriculum(self) -> Curriculum | None:
-        if self.args.settled_share == 1:
-            return None
-        if not isinstance(self.train_dataset, Dataset):
-            raise TypeError("settled_share needs a train_dataset whose rows can be looked up, a datasets.Dataset")
-        self._number_of = {_key(prompt): i for i, prompt in enumerate(self.train_dataset["prompt"])}
-        return Curriculum(kinds_of(self.train_dataset), self.args.settled_share, self.args.seed)
-
-    def _chosen(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows of this rank's groups after the curriculum's choice, which every rank makes alike."""
-        if self._curriculum is None or not self.model.training:
-            return inputs
-        start, group = self.accelerator.process_index * len(inputs), self.num_generations
-        groups = [(start + i) // group for i in range(len(inputs))]
-        numbers_of = {
-            group: self._curriculum.choose(self._number_of[_key(row["prompt"])], (self._step, group))
-            for group, row in dict(zip(groups, inputs, strict=True)).items()
-        }
-        numbers = [numbers_of[group] for group in groups]
-        self._numbers = torch.tensor(numbers, device=self.accelerator.device)
-        return [self.train_dataset[number] for number in numbers]
-
-    def _learn_what_taught(self) -> None:
-        if self._curriculum is None or not self.model.training:
-            return
-        numbers = self.accelerator.gather(self._numbers)[:: self.num_generations].tolist()
-        rewards = self._rewards.view(-1, self.num_generations)  # (P, G)
-        unscored = rewards.isnan()
-        taught = rewards.masked_fill(unscored, -torch.inf).amax(1) > rewards.masked_fill(unscored, torch.inf).amin(1)
-        self._curriculum.update(numbers, taught.tolist())
-        self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.settled)))
-
-    # Micro-batches: what an optimizer step computes.
-
-    def _make_batching(self) -> Batching | None:
-        """How micro-batches are cut; None where TRL's are taken as they are."""
-        args = self.args
-        whole_steps = args.steps_per_generation % args.gradient_accumulation_steps == 0
-        if not (args.uses_axes and whole_steps) or self.aux_loss_enabled or self._is_vlm:
-            return None
-        sharded = (self.is_deepspeed_enabled and is_deepspeed_zero3_enabled()) or self.is_fsdp_enabled
-        model = self.accelerator.unwrap_model(self.model)
-        refusal = shared_prompts.why_not(model, args.gradient_checkpointing, sharded)
-        batching = Batching(
-            rows=args.per_device_train_batch_size,
-            tokens=args.micro_batch_tokens,
-            compact=args.compact_micro_batches and shared_prompts.has_rotary_positions(model),
-            skip_idle=args.skip_idle_rows and self._objective.leaves_idle_rows_alone(),
-            shared=args.share_prompts and args.compact_micro_batches and refusal is None,
-            multiple_of=args.pad_to_multiple_of,
-        )
-        return batching if batching.compact or batching.skip_idle or batching.shared else None
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
-        """One of the optimizer step's turns: the last ones compute its micro-batches, those before have nothing to do.
-
-        The last turn always computes one, since the backends reduce gradients there.
-        """
-        if self._batching is None:
-            output: Tensor = super().training_step(model, inputs, num_items_in_batch)
-            return output
-        began = time.perf_counter()
-        model.train()  # as Trainer does, before the rollout
-        micro_batch = self._next_micro_batch(inputs)
-        self._current_train_step_time += time.perf_counter() - began
-        if micro_batch is None:
-            self._step += 1
-            return torch.zeros((), device=self.accelerator.device)
-        return super().training_step(model, micro_batch, num_items_in_batch)
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        if isinstance(generation_batch, dict) and "completion_ids" in generation_batch:
-            return generation_batch  # a micro-batch already
-        return super()._prepare_inputs(generation_batch)
-
-    def _next_micro_batch(self, inputs: Any) -> Batch | None:
-        before, accumulation = self._buffered_inputs, self.args.gradient_accumulation_steps
-        super()._prepare_inputs(inputs)
-        if self._buffered_inputs is not before or not self._plans:
-            self._plans = self._make_plans()
-            self._remember_old_log_probs()
-        plan = self._plans[self._step % self.args.steps_per_generation // accumulation]
-        idle_turns = accumulation - len(plan)
-        turn = self._step % accumulation
-        if turn == 0:
-            trained = sum(len(batch["row"]) for batch in plan if "row" in batch)
-            every_row = torch.arange(
-                accumulation * self.args.per_device_train_batch_size, device=self.accelerator.device
-            )
-            self._step_metrics.add({"step/rows_trained": (every_row < trained).float()}, every_row >= 0)
-        return None if turn < idle_turns else plan[turn - idle_turns]
-
-    def _make_plans(self) -> list[list[Batch]]:
-        assert self._batching is not None
-        accumulation = self.args.gradient_accumulation_steps
-        windows = [
-            self._buffered_inputs[start : start + accumulation]
-            for start in range(0, self.args.steps_per_generation, accumulation)
-        ]
-        return [self._batching.plan(joined(window), self._largest_over_ranks) for window in windows]
-
-    def _largest_over_ranks(self, n: int) -> int:
-        return int(self.accelerator.gather(torch.tensor([n], device=self.accelerator.device)).max())
-
-    @torch.no_grad()
-    def _remember_old_log_probs(self) -> None:
-        """Off-policy: of the rows that are trained on after the policy has changed, before it does."""
-        if self._is_on_policy() or not self._defers_old_log_probs():
-            return
-        again = self.num_iterations > 1
-        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            for batch in itertools.chain(*self._plans[0 if again else 1 :]):
-                batch["old_per_token_logps"] = self._log_probs(self.model, batch)[0]
 
     # What a resumed run needs beside what `Trainer` saves.
 
@@ -208,8 +85,7 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         if self._curriculum is not None:
             state["curriculum"] = self._curriculum.state()
         if self._step % (self.args.steps_per_generation * self.num_iterations):
-            state["rollout"] = self._buffered_inputs
-            state["old_log_probs"] = [[batch.get("old_per_token_logps") for batch in plan] for plan in self._plans]
+            state |= self._rollout_state()
         return state
 
     def restore_own_state(self, state: dict[str, Any] | None) -> None:
@@ -223,13 +99,7 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         if self._curriculum is not None and "curriculum" in state:
             self._curriculum.restore(state["curriculum"])
         if "rollout" in state:
-            device = self.accelerator.device
-            self._buffered_inputs = [send_to_device(batch, device) for batch in state["rollout"]]
-            self._plans = self._make_plans() if self._batching is not None else []
-            for plan, olds in zip(self._plans, send_to_device(state["old_log_probs"], device), strict=True):
-                for batch, old in zip(plan, olds, strict=True):
-                    if old is not None:
-                        batch["old_per_token_logps"] = old
+            self._restore_rollout(state)
 
     def rows_of_step(self) -> list[dict[str, Any]]:
         """The rollout's rows on this rank."""
@@ -324,7 +194,7 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
             syncing = self._seconds_syncing() - synced
             self._metrics["train"]["sync_time"].append(syncing)
             self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
-        self._learn_what_taught()
+        self._learn_what_taught(self._rewards.view(-1, self.num_generations))
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
         start = self.accelerator.process_index * len(inputs)
         if self.model.training:
@@ -345,36 +215,6 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
 
     def _seconds_syncing(self) -> float:
         return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0
-
-    def _defers_old_log_probs(self) -> bool:
-        """Whether old log-probabilities come from our own passes: on-policy the loss's, off-policy those of a plan."""
-        if not (self.args.uses_axes and self.args.reuse_log_probs):
-            return False
-        # An adapter's reference is the model itself, so that TRL's two calls for it look alike.
-        planned = self._batching is not None and (self.beta == 0 or self.ref_model is not None)
-        return planned or self._is_on_policy() or not self.model.training
-
-    def _is_on_policy(self) -> bool:
-        """Whether every rollout is trained on in one optimizer step, so that old and current policy are the same."""
-        return self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
-
-    @contextlib.contextmanager
-    def _no_second_forward(self) -> Iterator[None]:
-        """TRL computes old log-probabilities of all rows, before their advantages are known; not where ours do."""
-        corrected: bool = self.vllm_importance_sampling_correction  # type: ignore[has-type]
-        deferred = self._defers_old_log_probs()
-        self.vllm_importance_sampling_correction = corrected and not deferred
-        self._old_log_probs_come_later = deferred
-        try:
-            yield
-        finally:
-            self.vllm_importance_sampling_correction = corrected
-            self._old_log_probs_come_later = False
-
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._old_log_probs_come_later and model is self.model and not self._is_on_policy():
-            return None, None, None
-        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def _relog_advantages(self, advantages: Tensor) -> None:
         """Put ours where TRL's completions table has just logged its own."""
@@ -412,29 +252,6 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
             accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
             loss = loss + self.router_aux_loss_coef * aux_loss / accumulation
         return loss
-
-    def _log_probs(self, model: Any, inputs: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(B, T) log-probabilities and entropies of the completions, and the routers' loss where there is one."""
-        prompt_ids, prompt_mask = inputs["prompt_ids"], inputs["prompt_mask"]
-        completion_ids, completion_mask = inputs["completion_ids"], inputs["completion_mask"]
-        if "prompts" in inputs:
-            unwrapped = self.accelerator.unwrap_model(model)
-            decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).base_model
-            with self.accelerator.autocast():
-                cache = inputs["prompts"].cache(decoder, inputs["group"])
-                logp, entropy = shared_prompts.completion_log_probs(
-                    model, cache, prompt_ids, prompt_mask, completion_ids, completion_mask
-                )
-            return logp, entropy, None
-        found: tuple[Tensor, Tensor, Tensor | None] = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([prompt_ids, completion_ids], dim=1),
-            torch.cat([prompt_mask, completion_mask], dim=1),
-            completion_ids.shape[1],
-            compute_entropy=True,
-            compute_aux_loss=self.aux_loss_enabled,
-        )
-        return found
 
     def _sampler_weight(self, inputs: dict[str, Any], old_logp: Tensor, mask: Tensor) -> Tensor | None:
         """(B, 1) or (B, T) weight for the engine's mismatch with the trainer, or None for no correction."""
@@ -486,10 +303,6 @@ class ExtGRPOTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer)
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name, value in self._step_metrics.finish(self.accelerator, counts).items():
             metrics[name].append(value)
-
-
-def _key(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
 def _loss_mask(batch: dict[str, Any]) -> Tensor:

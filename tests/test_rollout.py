@@ -137,6 +137,7 @@ def vllm_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str,
     return given
 
 
+@pytest.mark.slow
 def test_both_engines_get_the_same_sampling_settings(vllm_arguments: dict[str, Any], tmp_path: Path) -> None:
     hf = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, **SETTINGS)
     extra = vllm_arguments["generation_kwargs"]
@@ -163,7 +164,7 @@ def test_vllm_accepts_the_sampling_settings(vllm_arguments: dict[str, Any]) -> N
     assert (parameters.stop, parameters.include_stop_str_in_output, parameters.min_tokens) == (STOP, True, 4)
 
 
-@pytest.mark.parametrize("use_vllm", [False, True])
+@pytest.mark.parametrize("use_vllm", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_sampling_settings_of_the_user_are_kept_beside_ours(
     use_vllm: bool, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

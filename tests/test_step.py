@@ -78,7 +78,14 @@ def assert_same(tmp_path: Path, savings: dict[str, bool], plain: Any = None, **s
     return plain, ours
 
 
-@pytest.mark.parametrize("policy", [ON_POLICY, OFF_POLICY, TWO_EPOCHS], ids=["on_policy", "off_policy", "two_epochs"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(ON_POLICY, id="on_policy"),
+        pytest.param(OFF_POLICY, id="off_policy", marks=pytest.mark.slow),
+        pytest.param(TWO_EPOCHS, id="two_epochs"),
+    ],
+)
 def test_each_saving_alone_changes_nothing(policy: dict[str, Any], tmp_path: Path) -> None:
     plain = None
     for saving in sorted(ALL):

@@ -7,7 +7,7 @@
 
 The faults are in scripts/faults.toml. Every worker plants them in its own copy of the tree, so the checkout is never
 touched. First the named tests run there unharmed; then each fault alone, which must turn its tests red or make them
-hang: they get four times what they took unharmed, and half a minute. Tests beyond the fast tier want the machine for
+hang: they get four times what they took unharmed, and half a minute. Tests with ranks or an engine want the machine for
 themselves, so their faults come last and one at a time. A fault that survives means that a test is missing. The exit
 status is 0 only if every fault was caught.
 """
@@ -79,6 +79,11 @@ class Fault:
         return pattern in text or fnmatch.fnmatch(text, pattern)
 
 
+def want_the_machine(mark: str) -> bool:
+    """Whether tests of this tier start ranks or an engine; the others share the cores, as in scripts/test.sh."""
+    return bool(mark) and "slow" not in mark
+
+
 def read_faults(path: Path) -> list[Fault]:
     """The `[[fault]]` tables of a TOML file.
 
@@ -117,7 +122,7 @@ def run_tests(root: Path, tests: Sequence[str], mark: str, timeout: float, *, ex
     """Run pytest in a copy until the first failure; the outcome if there is a fault in it."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     command += ["-m", mark] if mark else []
-    threads = {} if mark else {"OMP_NUM_THREADS": "1"}  # several fast ones share the cores
+    threads = {} if want_the_machine(mark) else {"OMP_NUM_THREADS": "1"}
     with (
         tempfile.TemporaryFile() as said,
         subprocess.Popen(
@@ -241,9 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.list:
         print(*(f"{fault}  [{' '.join(fault.tests)}]" for fault in faults), sep="\n")
         return 0
-    fast = [fault for fault in faults if not fault.mark]
-    others = [fault for fault in faults if fault.mark]
-    results = plant(fast, args.jobs, args.timeout) | plant(others, 1, args.timeout)
+    alone = [fault for fault in faults if want_the_machine(fault.mark)]
+    sharing = [fault for fault in faults if fault not in alone]
+    results = plant(sharing, args.jobs, args.timeout) | plant(alone, 1, args.timeout)
     print_table(results)
     return int(any(outcome not in NOTICED for outcome, _ in results.values()))
 

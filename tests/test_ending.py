@@ -132,6 +132,7 @@ def test_where_the_time_is_spent_before_the_first_step_there_is_none(tmp_path: P
     trainer.add_callback(limit)
     trainer.train()
     assert trainer.state.global_step == 0
+    assert trainer._step == 0  # and no rollout either, which would be a step's most expensive part
     assert weight_difference(trainer.model, tiny_model()) == 0
     limit.seconds = 1000.0
     trainer.train()

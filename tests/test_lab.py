@@ -133,6 +133,8 @@ def test_a_run_that_several_questions_need_is_run_once_and_what_the_lab_sets_any
     first = read_question(folder, "which")
     second = Question("other", "?", {"x": {"learning_rate": 3e-4}, "y": {"beta": 0.1}}, "x", {"preset": "dapo"})
     assert own_settings(lab, second, "x") == {}
+    third = Question("third", "?", {"x": {"beta": 0.1}, "y": {}}, "x", {"beta": 0.2, "max_steps": 5})
+    assert own_settings(lab, third, "x") == {"beta": 0.1, "max_steps": 5}
     found = commands(lab, folder, Path("grpo_math.py"), [first, second], [0, 1], ["--max_steps", "9"])
     assert list(found) == [
         "seed=0", "seed=1", "learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1", "beta=0.1,seed=0",
@@ -172,6 +174,7 @@ def test_a_difference_is_taken_at_the_same_seeds_with_its_interval() -> None:
     assert difference(RUNS, "b", "a") == "-0.100 (-0.125 to -0.075), worse"
     assert difference(RUNS, "a", "b") == "+0.100 (+0.075 to +0.125), better"
     assert differences(RUNS, "c", "a") == pytest.approx([0.05, -0.07])
+    assert differences(RUNS, "a", "c") == pytest.approx([-0.05, 0.07])
     assert difference(RUNS, "c", "a").endswith("no difference seen")
     assert difference({"a": RUNS["a"], "d": {0: run(0.5)}}, "d", "a") == "–"
 
@@ -235,9 +238,9 @@ def test_the_page_holds_table_plots_noise_commands_and_where_it_was_run(tmp_path
 def test_a_runs_newest_figures_fit_in_a_line(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     assert latest(log) == "starting"
-    lines = [{"step": 1, "reward": 0.5, "loss": 0.1, "wall_clock_s": 3.0}, {"step": 2, "validation/accuracy": 0.25}]
+    lines = [{"step": 1, "reward": 0.0, "loss": 0.1, "wall_clock_s": 3.0}, {"step": 2, "validation/accuracy": 0.25}]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert latest(log) == "step 2, reward 0.50, loss 0.10, accuracy 0.250, 3 s"
+    assert latest(log) == "step 2, reward 0.00, loss 0.10, accuracy 0.250, 3 s"
     with log.open("a") as file:
         file.write('{"step": 3, "rew')  # being written
     assert latest(log) == ""

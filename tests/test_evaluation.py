@@ -24,7 +24,7 @@ from trl_ext.best_of_n import BestOfN, run_best_of_n
 from trl_ext.evaluation import Evaluation, run_evaluation
 from trl_ext.files import read_jsonl
 from trl_ext.rewards import r1_zero_reward_fn
-from trl_ext.sampler import Sampling, VLLMSampler, evaluate_vllm, vllm_params
+from trl_ext.sampler import HFSampler, Sampling, VLLMSampler, evaluate_vllm, vllm_params
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,13 @@ def test_the_samples_the_summary_and_the_table_say_the_same(
     ):
         assert words in printed, words
     assert re.search(rf"1 +1 +{right:.0f} ", printed)
+
+
+def test_the_number_of_a_sample_decides_its_draw(policy: str) -> None:
+    sampler = HFSampler(policy, Sampling(max_tokens=20), 1)
+    first, second, third = (one.text for one in sampler(["1 + 1 ="] * 3, [0, 1, 2]))
+    assert len({first, second, third}) == 3
+    assert [one.text for one in sampler(["1 + 1 ="] * 2, [2, 1])] == [third, second]
 
 
 @pytest.mark.slow

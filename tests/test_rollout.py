@@ -209,6 +209,7 @@ def test_a_prompt_in_common_is_computed_once_for_the_same_completions(
     plain, every_prompt = sample(model, PROMPTS, plain_logps, **settings)
     assert every_prompt[0] == 6 * 30
     assert found == plain
+    assert {len(row) for row in logps.rows()} == {max(map(len, found))}  # the last token's as well
     # the processor takes log-probabilities in float32
     assert torch.tensor(logps.rows()).sub(torch.tensor(plain_logps.rows())).abs().max() < 1e-6
     assert len({tuple(row) for row in found}) > 2

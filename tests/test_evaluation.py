@@ -20,7 +20,8 @@ from tests.test_distributed import by_accelerate, environment_of_ranks
 from tests.test_recipe import ROOT, SMALL
 from trl_ext.arguments import InputError, parse
 from trl_ext.base_policy import make_base_policy
-from trl_ext.best_of_n import BestOfN, run_best_of_n
+from trl_ext.best_of_n import BestOfN, curves, run_best_of_n
+from trl_ext.evaluate import Report
 from trl_ext.evaluation import Evaluation, run_evaluation
 from trl_ext.files import read_jsonl
 from trl_ext.rewards import r1_zero_reward_fn
@@ -97,7 +98,9 @@ def test_log_probabilities_are_the_models_own(policy: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_interrupted_it_goes_on_and_gives_what_one_run_gives(policy: str, tmp_path: Path) -> None:
+def test_interrupted_it_goes_on_and_gives_what_one_run_gives(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_evaluation(settings(policy, tmp_path / "whole"))
     run_evaluation(settings(policy, tmp_path / "torn"))
     lines = (tmp_path / "torn" / "samples.jsonl").read_text().splitlines(keepends=True)
@@ -105,7 +108,10 @@ def test_interrupted_it_goes_on_and_gives_what_one_run_gives(policy: str, tmp_pa
     (tmp_path / "torn" / "samples.rank0.jsonl").write_text("".join(lines[:5]) + torn_line)
     for name in ("samples.jsonl", "summary.json"):
         (tmp_path / "torn" / name).unlink()
+    batch, sizes = HFSampler._batch, []
+    monkeypatch.setattr(HFSampler, "_batch", lambda self, prompts: sizes.append(len(prompts)) or batch(self, prompts))
     run_evaluation(settings(policy, tmp_path / "torn"))
+    assert sum(sizes) == 7  # of twelve
     assert samples(tmp_path / "torn") == samples(tmp_path / "whole")
     assert sorted(path.name for path in (tmp_path / "torn").iterdir()) == [
         "samples.jsonl",
@@ -128,6 +134,19 @@ def test_finished_it_is_shown_again_without_a_model_and_other_settings_are_refus
         InputError, match=r"holds an evaluation of other settings \(temperature: 1\.0 there, 0\.5 now\)"
     ):
         run_evaluation(settings(policy, tmp_path, temperature=0.5))
+
+
+def test_best_of_n_takes_the_likeliest_per_token() -> None:
+    drawn = [
+        (0, 0, "correct", -2.0, 4),
+        (0, 1, "neither", -1.5, 1),
+        (1, 0, "neither", -8.0, 4),
+        (1, 1, "correct", -9.0, 9),
+    ]
+    names = ("problem_id", "sample", "outcome", "logp", "tokens")
+    found = curves(Report([dict(zip(names, row, strict=True)) | {"extracted": "1"} for row in drawn]), [1, 2])
+    assert [found["best"][n]["mean"] for n in ("1", "2")] == [0.5, 1.0]
+    assert (found["problems_with_right_and_wrong"], found["likelihood_prefers_wrong"]) == (2, 0.0)
 
 
 @pytest.mark.slow

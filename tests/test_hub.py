@@ -260,6 +260,7 @@ def test_what_fails_half_way_keeps_the_run_and_goes_on_where_it_was(hub: Hub, fi
     second = run_python(hub, *command[0].split()[1:], cwd=tmp_path)
     assert second.returncode == 0, second.stderr
     assert second.stdout.strip() == f"{hub.address}/me/tiny"
+    assert hub.repositories["me/tiny"]["visibility"] == "private"
     assert hub.requests["put"] == uploads  # they were there already
     assert set(hub.files["me/tiny"]) == {
         *("README.md", "config.json", "config.yaml", "curve.png", "generation_config.json", "generations.jsonl"),

@@ -543,14 +543,14 @@ def test_a_stage_is_told_to_stop_when_the_pipeline_is_killed(tmp_path: Path) -> 
 
 
 LAUNCHER = """
-import sys
+import os
 from trl_ext.arguments import Stopped
 from trl_ext.stage_process import run_stage
-rank = "trap 'sleep 0.5; echo saved > saved; exit 0' TERM; echo up > up; while :; do sleep 0.05; done"
+rank = "trap 'sleep 1; echo saved > saved; exit 0' TERM; echo up > up; while :; do sleep 0.05; done"
 try:
     run_stage(["sh", "-c", f"({rank}) & wait"], "1_grpo")
 except Stopped:
-    sys.exit(143)
+    os._exit(143)  # at once
 """
 
 

@@ -261,6 +261,9 @@ def handout_writes_what_the_engine_sampled(sampler: VLLMSampler, prompts: list[s
     assert [{name: row[name] for name in verdicts[0]} for row in rows] == verdicts
     assert report.rows == rows
     assert report.summary()["by_level"] == {}
+    half_right = {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}
+    judged = evaluate_vllm(sampler.llm, lambda *_: half_right, prompts, params, truths)
+    assert [row["outcome"] for row in judged.rows] == ["format_only"] * 3
     with pytest.raises(ValueError, match="shorter"):
         evaluate_vllm(sampler.llm, r1_zero_reward_fn, prompts, params, ["5"])
 

@@ -258,6 +258,14 @@ def test_a_run_ends_with_the_weights_and_the_problems_that_are_asked_for(
     )
 
 
+def test_of_validations_that_their_error_does_not_tell_apart_the_latest_is_gone_back_to(tmp_path: Path) -> None:
+    history = [past(20, 0.9), past(30, 0.81), past(40, 0.8)]  # of 10 problems: 0.9 has an error of 0.095
+    validation = ending(tmp_path, history, final=40, restore_best=True)
+    (tmp_path / "checkpoint-30").mkdir()
+    validation.on_train_end(arguments(tmp_path), TrainerState(global_step=40), TrainerControl())
+    assert validation.trainer.restored == [tmp_path / "checkpoint-30"]
+
+
 def test_a_run_that_may_go_back_to_its_start_saves_it(tmp_path: Path) -> None:
     for restore_best in (True, False):
         validation: Validation = validating(tmp_path, [], 0.5)

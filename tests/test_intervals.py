@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from trl_ext.intervals import compare_paired, mean_interval, sign_test, wilson_interval
+from trl_ext.intervals import (
+    compare_paired,
+    latest_as_good_as_the_best,
+    mean_interval,
+    sign_test,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +69,32 @@ def test_pairing_sees_a_difference_that_is_in_the_noise_of_the_problems() -> Non
     assert (back.difference, back.low, back.high) == (-found.difference, -found.high, -found.low)
     with pytest.raises(ValueError, match="same problems"):
         compare_paired(first, second[:-1])
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "problems", "expected"),
+    [
+        ([0.963, 0.961, 0.959], 512, 2),  # a standard error is 0.0083
+        ([0.963, 0.955, 0.954], 512, 1),
+        ([0.963, 0.961, 0.959], 5000, 1),  # and 0.0027 here
+        ([0.4, 0.9, 0.3], 512, 1),  # collapsed
+        ([0.5, 1.0, 1.0, 0.99], 10, 2),  # nothing wrong leaves no error
+        ([0.0, 0.0], 10, 1),
+    ],
+)
+def test_of_accuracies_that_cannot_be_told_apart_the_latest_is_taken(
+    accuracies: list[float], problems: int, expected: int
+) -> None:
+    assert latest_as_good_as_the_best(accuracies, [problems] * len(accuracies)) == expected
+
+
+def test_the_standard_error_is_that_of_the_best_ones_problems() -> None:
+    assert latest_as_good_as_the_best([0.9, 0.88], [100, 10_000]) == 1
+    assert latest_as_good_as_the_best([0.9, 0.88], [10_000, 100]) == 0
+    assert latest_as_good_as_the_best([0.9, 0.9, 0.88], [100, 10_000, 100]) == 1  # of two bests, the surer
+
+
+@pytest.mark.parametrize(("accuracies", "problems"), [([], []), ([0.5], [10, 10])])
+def test_no_validation_has_no_best(accuracies: list[float], problems: list[int]) -> None:
+    with pytest.raises(ValueError, match="accuracies of"):
+        latest_as_good_as_the_best(accuracies, problems)

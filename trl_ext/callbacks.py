@@ -13,6 +13,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from trl_ext.evaluate import Report, grade_rows
 from trl_ext.files import append_jsonl
+from trl_ext.intervals import latest_as_good_as_the_best
 from trl_ext.rewards.grade import Verdict
 
 _LOGGED = 4  # responses of a validation
@@ -105,7 +106,7 @@ class Validation(TrainerCallback):
     Args:
         log_to: a JSONL file for a few responses of each validation.
         final: problems of the one at the end; None for the same.
-        restore_best: go back to the weights of the best step before that.
+        restore_best: go back to the weights of the best step before that: the latest within its standard error.
     """
 
     def __init__(
@@ -161,8 +162,10 @@ class Validation(TrainerCallback):
         return _MARGIN * (max(measured, default=0.0) * len(self.final) + saving) + _REPORT
 
     def _find_best(self) -> int:
-        """Step of the best validation; the trainer keeps its checkpoint."""
-        best: int = max(self.run.validations, key=lambda entry: entry["accuracy"])["step"]
+        """Step of the latest validation that is as good as the best one; the trainer keeps its checkpoint."""
+        past = self.run.validations
+        accuracies, problems = [entry["accuracy"] for entry in past], [entry["problems"] for entry in past]
+        best: int = past[latest_as_good_as_the_best(accuracies, problems)]["step"]
         self.trainer.best_step = best
         return best
 

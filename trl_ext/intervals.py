@@ -42,6 +42,26 @@ def mean_interval(values: Sequence[float], z: float = Z95) -> tuple[float, float
     return max(0.0, mean - z * error), min(1.0, mean + z * error)
 
 
+def latest_as_good_as_the_best(accuracies: Sequence[float], trials: Sequence[int]) -> int:
+    """Index of the last accuracy that is at most one standard error below the best one.
+
+    Among models that a validation cannot tell apart, the best number is the luckiest, and the one trained longest is
+    the better guess. Breiman et al. (Classification and Regression Trees, 1984, 3.4.3) take the simplest of them by the
+    same rule.
+
+    Args:
+        trials: problems behind each.
+
+    Raises:
+        ValueError: no accuracies, or not as many numbers of problems.
+    """
+    if not accuracies or len(accuracies) != len(trials):
+        raise ValueError(f"{len(accuracies)} accuracies of {len(trials)} validations")
+    best, problems = max(zip(accuracies, trials, strict=True))
+    least = best - math.sqrt(best * (1 - best) / problems)
+    return max(i for i, accuracy in enumerate(accuracies) if accuracy >= least)
+
+
 # 0.975 quantiles of Student's t by degrees of freedom; for more of them the last one, which is wider than theirs.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 

@@ -63,7 +63,11 @@ class Task(DatasetSettings):
         },
     )
     restore_best: bool = field(
-        default=False, metadata={"help": "End with the weights of the best validation, not with the last ones."}
+        default=False,
+        metadata={
+            "help": "End with the weights of the best validation, not with the last ones; of several that its standard "
+            "error does not tell apart, with the latest."
+        },
     )
     stop_below_best: float | None = field(
         default=None,
@@ -131,13 +135,7 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
     use_all_cores()
     hide_token(config)
     say = ignore if config.process_index else print_line
-    if task.restore_best and config.save_strategy == "no":
-        raise InputError("restore_best goes back to a checkpoint, and save_strategy is no: leave one of them out")
-    if config.n_gpu > 1:
-        raise InputError(
-            f"{config.n_gpu} GPUs are visible to a single process: start it with accelerate launch --config_file "
-            "accelerate_configs/two_gpus_zero2.yaml, or give it one with CUDA_VISIBLE_DEVICES=0"
-        )
+    _refuse_settings_that_cannot_work(task, config)
     try:
         if config.push_to_hub and not config.process_index:
             check(config.hub_model_id)
@@ -161,17 +159,32 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         if trainer.stop_signal is not None:
             raise Stopped(trainer.stop_signal, trainer.state.global_step)
-        unwrapped = trainer.accelerator.unwrap_model(trainer.model)
-        unwrapped.generation_config.update(**generation_settings(config))
-        trainer.save_final_model()
-        if trainer.is_world_process_zero():
-            unwrapped.generation_config.save_pretrained(run.folder)  # which an adapter is saved without
+        _save_final_model(trainer, run.folder)
         summary = finish(task, trainer, run) if trainer.is_world_process_zero() else {}
         if config.push_to_hub and trainer.is_world_process_zero():
             say(
                 f"pushed to {push(run.folder, trainer.hub_model_id, config.hub_private_repo, config.hub_merge_adapter)}"
             )
         return summary
+
+
+def _refuse_settings_that_cannot_work(task: Task, config: Any) -> None:
+    if task.restore_best and config.save_strategy == "no":
+        raise InputError("restore_best goes back to a checkpoint, and save_strategy is no: leave one of them out")
+    if config.n_gpu > 1:
+        raise InputError(
+            f"{config.n_gpu} GPUs are visible to a single process: start it with accelerate launch --config_file "
+            "accelerate_configs/two_gpus_zero2.yaml, or give it one with CUDA_VISIBLE_DEVICES=0"
+        )
+
+
+def _save_final_model(trainer: Any, folder: Path) -> None:
+    """The model as it is rolled out: its generation config says how it was sampled and where it stops."""
+    unwrapped = trainer.accelerator.unwrap_model(trainer.model)
+    unwrapped.generation_config.update(**generation_settings(trainer.args))
+    trainer.save_final_model()
+    if trainer.is_world_process_zero():
+        unwrapped.generation_config.save_pretrained(folder)  # which an adapter is saved without
 
 
 def generation_settings(config: Any) -> dict[str, Any]:

@@ -219,6 +219,26 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads(
     assert not (tmp_path / "run").exists()
 
 
+def test_going_back_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "not_there")}
+    settings = {**TINY_RUN, **run, "restore_best": True, "save_strategy": "no"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(InputError, match="restore_best goes back to a checkpoint, and save_strategy is no"):
+        run_recipe(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_sees_two_gpus_is_told_how_to_use_both_or_one(tmp_path: Path) -> None:
+    run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "not_there")}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **run}))
+    task, model, config = parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU)
+    assert config.n_gpu < 2
+    config._n_gpu = 2  # as on a machine that has them
+    with pytest.raises(InputError, match=r"2 GPUs are visible .*two_gpus_zero2\.yaml.*CUDA_VISIBLE_DEVICES=0"):
+        run_recipe(task, model, config)
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_cannot_be_used_is_one_line_and_ctrl_c_says_where_the_run_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,10 +162,12 @@ class Validation(TrainerCallback):
         return _MARGIN * (max(measured, default=0.0) * len(self.final) + saving) + _REPORT
 
     def _find_best(self) -> int:
-        """Step of the latest validation that is as good as the best one; the trainer keeps its checkpoint."""
+        """Step of the best validation, or of the one to go back to; the trainer keeps its checkpoint."""
         past = self.run.validations
         accuracies, problems = [entry["accuracy"] for entry in past], [entry["problems"] for entry in past]
-        best: int = past[latest_as_good_as_the_best(accuracies, problems)]["step"]
+        highest = accuracies.index(max(accuracies))
+        chosen = latest_as_good_as_the_best(accuracies, problems) if self.restore_best else highest
+        best: int = past[chosen]["step"]
         self.trainer.best_step = best
         return best
 

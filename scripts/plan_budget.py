@@ -10,8 +10,8 @@ The run must have the model, the machine and the engine of the one that is plann
 out, so steps get quicker, and a pilot of few rollouts promises too little: ten steps and five rollouts are needed,
 sixty rollouts and a fifth of the budget are better. --set changes what the planned run does (validate_every, problems,
 final_problems, rollout_batch_size, updates, epochs, tokens, save_every, restore_best) or a rate (start,
-completion_token, trained_token, sync, step, problem, save), such as one that another machine has. --first takes a long
-run's first steps for the pilot.
+completion_token, trained_token, sync, step, problem, slowest_problem, save), such as one that another machine has.
+--first takes a long run's first steps for the pilot.
 --compare says how far the prediction is from a run that has been.
 """
 

@@ -15,7 +15,16 @@ import yaml
 from trl_ext.plan import Rates, Workload, levers, measured, overhead, per_step, plan, updates_of, workload
 
 ROOT = Path(__file__).parents[1]
-RATES = Rates(start=10, completion_token=0.001, trained_token=0.002, sync=0.4, step=0.1, problem=0.01, save=2.0)
+RATES = Rates(
+    start=10,
+    completion_token=0.001,
+    trained_token=0.002,
+    sync=0.4,
+    step=0.1,
+    problem=0.01,
+    slowest_problem=0.02,
+    save=2.0,
+)
 WORK = Workload(
     rollout_batch_size=100, updates=2, epochs=1, tokens=10.0, validate_every=10, problems=50, final_problems=500,
     save_every=20,
@@ -32,15 +41,15 @@ def test_an_optimizer_step_has_its_share_of_what_is_done_every_so_often() -> Non
 
 
 def test_what_fits_is_what_the_start_and_the_end_leave() -> None:
-    # 120 - 10 to start - 0.5 to validate - 1.2 (5 + 2) - 2 at the end leave 99.1, for steps of 1.95
+    # 120 - 10 to start - 0.5 to validate - 1.2 (10 + 2) - 2 at the end leave 93.1, for steps of 1.95
     found = plan(RATES, WORK, 120.0)
-    assert found.steps == 50
-    assert found.seconds["rollout"] == pytest.approx(25.0)
-    assert found.seconds["validation"] == pytest.approx(0.5 + 2.5)
-    assert found.seconds["end"] == pytest.approx(10.4)
-    assert sum(found.seconds.values()) == pytest.approx(120.0 - (99.1 - 50 * 1.95))
+    assert found.steps == 47
+    assert found.seconds["rollout"] == pytest.approx(23.5)
+    assert found.seconds["validation"] == pytest.approx(0.5 + 2.35)
+    assert found.seconds["end"] == pytest.approx(16.4)
+    assert sum(found.seconds.values()) == pytest.approx(120.0 - (93.1 - 47 * 1.95))
     assert plan(RATES, WORK, 15.0).steps == 0
-    assert plan(RATES, replace(WORK, restore_best=True), 120.0).seconds["end"] == pytest.approx(12.8)  # read once more
+    assert plan(RATES, replace(WORK, restore_best=True), 120.0).seconds["end"] == pytest.approx(18.8)  # read once more
 
 
 def test_what_buys_most_comes_first() -> None:
@@ -48,8 +57,8 @@ def test_what_buys_most_comes_first() -> None:
     names = [name for name, _ in found]
     assert names[:2] == ["twice the updates per rollout", "training twice as fast"]
     assert [steps for _, steps in found] == sorted((steps for _, steps in found), reverse=True)
-    # training 0.5 s quicker: 979.1 / 1.45 - 979.1 / 1.95
-    assert dict(found)["training twice as fast"] == 675 - 502
+    # training 0.5 s quicker: 973.1 / 1.45 - 973.1 / 1.95
+    assert dict(found)["training twice as fast"] == 671 - 499
 
 
 # A run whose steps all take the same: 16 completions of 5 tokens, two updates per rollout.
@@ -79,6 +88,7 @@ def run(steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 def test_rates_are_those_of_the_last_quarter_of_a_run() -> None:
     metrics, summary = run(60)
+    summary["validations"][2]["seconds"] = 4.2
     for entry in metrics[:44]:
         if "step_time" in entry:
             entry["step_time"] += 100.0
@@ -88,7 +98,19 @@ def test_rates_are_those_of_the_last_quarter_of_a_run() -> None:
     assert found.trained_token == pytest.approx(0.6 / 80)
     assert (found.sync, found.save) == pytest.approx((0.1, 1.5))
     assert found.step == pytest.approx(0.05)
-    assert found.problem == pytest.approx(3.0 / 20)  # the slowest
+    assert found.problem == pytest.approx(3.2 / 20)  # the first warms up
+    assert found.slowest_problem == pytest.approx(4.2 / 20)
+
+
+def test_a_base_policy_that_the_run_made_is_not_made_again() -> None:
+    metrics, summary = run(60)
+    assert measured(metrics, {**summary, "seconds_to_make_policy": 7.5}, SETTINGS).start == pytest.approx(0.5)
+
+
+def test_a_run_that_has_validated_once_says_what_a_validation_takes() -> None:
+    metrics, summary = run(60)
+    found = measured(metrics, {**summary, "validations": summary["validations"][:1]}, SETTINGS)
+    assert (found.problem, found.slowest_problem) == pytest.approx((0.1, 0.1))
 
 
 def test_rates_are_of_whole_rollouts() -> None:
@@ -131,8 +153,7 @@ def test_what_is_neither_step_nor_validation_nor_saving_is_overhead() -> None:
 def test_a_plan_from_a_run_predicts_that_run() -> None:
     metrics, summary = run(200)
     rates, work = measured(metrics, summary, SETTINGS), workload(metrics, SETTINGS)
-    rates = replace(rates, problem=2.9 / 20)
-    end = 1.2 * (2.9 + 1.5) + 2.0
+    end = 1.2 * (3.0 + 1.5) + 2.0
     assert plan(rates, work, metrics[-1]["wall_clock_s"] + 1.5 + end).steps == pytest.approx(200, abs=4)
 
 

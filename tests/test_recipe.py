@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.tiny import tiny_model, tiny_tokenizer
-from trl_ext import ADVANTAGES, PRESETS
+from trl_ext import ADVANTAGES, PRESETS, recipe
 from trl_ext.arguments import InputError, parse, start
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
 from trl_ext.grpo_recipe import GRPO_SETTINGS, GRPOTask
 from trl_ext.recipe import run_recipe, write_config
+from trl_ext.run_folder import Run
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "grpo_math.py"
@@ -217,6 +220,41 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads(
     with pytest.raises(InputError, match=rf"train, row 1: its prompt of 30 tokens .*{setting}"):
         run_recipe(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_the_base_policy_took_is_known_of_the_runs_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = tiny_model().config
+    shape.vocab_size = len(tiny_tokenizer())
+    for part in (shape, tiny_tokenizer()):
+        part.save_pretrained(tmp_path / "model")
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"problem": "a", "answer": "1"}) + "\n")
+    (tmp_path / "bare.prompt").write_text("{question}")
+    task = {"dataset": str(tmp_path / "mine.jsonl"), "prompt": str(tmp_path / "bare.prompt")}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **task, "output_dir": str(tmp_path / "run")}))
+
+    def made_slowly(config: Any) -> str:
+        time.sleep(0.2)
+        return str(tmp_path / "model")
+
+    def assembled(task: Any, model: Any, config: Any, data: Any, run: Run) -> Any:
+        starts.append(run)
+        raise InputError("far enough")
+
+    starts: list[Run] = []
+    monkeypatch.setattr(recipe, "_base_policy", made_slowly)
+    monkeypatch.setattr(recipe, "assemble", assembled)
+    settings = parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU)
+    with pytest.raises(InputError, match="far enough"):
+        run_recipe(*settings)
+    assert 0.2 <= starts[0].seconds_to_make_policy < starts[0].clock.seconds()
+
+    resumed = Run(tmp_path / "run", {}, validations=[{"step": 0}], seconds_to_make_policy=40.0)
+    monkeypatch.setattr(recipe, "open_run", lambda *_: nullcontext(resumed))
+    with pytest.raises(InputError, match="far enough"):
+        run_recipe(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
+    assert starts[1].seconds_to_make_policy == 40.0
 
 
 def test_going_back_without_checkpoints_is_refused(tmp_path: Path) -> None:

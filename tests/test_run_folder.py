@@ -113,6 +113,13 @@ def test_a_resumed_run_knows_for_how_long_nothing_was_learnt(tmp_path: Path) -> 
     assert opened(tmp_path / "run", "auto")[0].without_spread == 7
 
 
+def test_a_resumed_run_knows_what_its_base_policy_took(tmp_path: Path) -> None:
+    kept = Run(tmp_path, {}, seconds_to_make_policy=40.0).record()
+    a_run(tmp_path / "run", seconds_to_make_policy=kept["seconds_to_make_policy"])
+    run = opened(tmp_path / "run", "auto")[0]
+    assert (run.seconds_to_make_policy, run.without_spread) == (40.0, 0)
+
+
 def test_auto_without_a_checkpoint_is_a_fresh_run_and_says_so(tmp_path: Path) -> None:
     run, said = opened(tmp_path / "run", "auto")
     assert run.checkpoint is None

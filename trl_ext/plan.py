@@ -18,12 +18,13 @@ class Rates:
     """Seconds, as measured.
 
     Attributes:
-        start: from the process's start to the first validation.
+        start: from the process's start to the first validation, once the policy is there.
         completion_token: of a rollout, per token of a completion.
         trained_token: of the optimizer steps, per token of a completion, rows that are left out included.
         sync: of the policy's weights to the engine.
         step: of an optimizer step beside rollout and training, such as logging.
-        problem: of a validation.
+        problem: of a validation on the way.
+        slowest_problem: of the slowest validation, by which the time for the last one is reserved.
         save: of a checkpoint.
     """
 
@@ -33,6 +34,7 @@ class Rates:
     sync: float
     step: float
     problem: float
+    slowest_problem: float
     save: float
 
 
@@ -88,7 +90,9 @@ def plan(rates: Rates, work: Workload, budget: float) -> Plan:
     """How a budget is spent: start, first validation, as many steps as fit, final validation with its reserve."""
     start, first = rates.start, rates.problem * work.problems
     saving = rates.save * (2 if work.restore_best else 1)
-    final = 1.2 * (rates.problem * work.final_problems + saving) + 2.0  # as `Validation.seconds_to_end` reserves it
+    final = (
+        1.2 * (rates.slowest_problem * work.final_problems + saving) + 2.0
+    )  # as `Validation.seconds_to_end` reserves it
     parts = per_step(rates, work)
     left = budget - start - first - final
     steps = max(0, math.floor(left / sum(parts.values())))
@@ -131,15 +135,17 @@ def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], s
     rollout, sync = mean_of(late, "rollout_time"), mean_of(late, "sync_time")
     training = mean_of(late, "step_time") * updates - rollout - sync  # seconds of a rollout's optimizer steps
     validations = summary["validations"]
-    slowest = max(entry["seconds"] / entry["problems"] for entry in validations)
+    problem = [entry["seconds"] / entry["problems"] for entry in validations]
     saved = float(summary.get("seconds_to_save") or 0.0)
+    made = float(summary.get("seconds_to_make_policy") or 0.0)  # once; another run finds it in the cache
     return Rates(
-        start=validations[0]["wall_clock_s"] - validations[0]["seconds"],
+        start=validations[0]["wall_clock_s"] - validations[0]["seconds"] - made,
         completion_token=rollout / tokens,
         trained_token=max(0.0, training) / (tokens * epochs),
         sync=sync,
         step=overhead(metrics, validations, settings, saved),
-        problem=slowest,
+        problem=mean(problem[1:] or problem),  # the first is slow: it warms up
+        slowest_problem=max(problem),
         save=saved,
     )
 

@@ -8,6 +8,7 @@ from trl_ext._startup import use_all_cores
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +141,9 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
         if config.push_to_hub and not config.process_index:
             check(config.hub_model_id)
         data = task.data(config, say)
+        began = time.monotonic()
         policy = model.model_name_or_path or _base_policy(config)
+        seconds_to_make_policy = time.monotonic() - began
         check_context(data, policy, model, config)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
@@ -148,6 +151,8 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
     settings["training_problems"] = fingerprint(data["train"])
     resume = config.resume or config.resume_from_checkpoint
     with open_run(Path(config.output_dir), settings, resume, config.resume_changed, say) as run:
+        if not run.validations:
+            run.seconds_to_make_policy = seconds_to_make_policy
         config.output_dir = str(run.folder)
         write_config(run.folder / "config.yaml", task, model, config)
         model.model_name_or_path = policy
@@ -296,6 +301,7 @@ def finish(task: Task, trainer: Any, run: Run) -> dict[str, Any]:
     output, history = run.folder, run.validations
     write_curve(output / "curve.png", {output.name: history}, title=output.name)
     more = {"recipe": task.recipe, "seed": trainer.args.seed, "ended_early": run.ended_early}
+    more["seconds_to_make_policy"] = round(run.seconds_to_make_policy, 2)
     more["seconds_to_save"] = round(trainer.seconds_to_save, 2)
     more |= {**task.finish(trainer, run), **provenance()}
     summary = write_summary(output / "summary.json", history, run.clock.seconds(), more)

@@ -58,6 +58,7 @@ class Run:
         settings: what makes it this experiment and no other.
         checkpoint: what this process goes on from, if anything.
         validations: so far, one entry each.
+        seconds_to_make_policy: that its start took to make its base policy; 0 where it was there.
         without_spread: its last logged steps in a row in which no group had different rewards.
         ended_early: the rule that ended it before its last step, if one did.
     """
@@ -67,6 +68,7 @@ class Run:
     checkpoint: Path | None = None
     clock: Clock = field(default_factory=Clock)
     validations: list[dict[str, Any]] = field(default_factory=list)
+    seconds_to_make_policy: float = 0.0
     without_spread: int = 0
     ended_early: str | None = None
 
@@ -76,6 +78,7 @@ class Run:
             "settings": self.settings,
             "wall_clock_s": self.clock.seconds(),
             "validations": self.validations,
+            "seconds_to_make_policy": self.seconds_to_make_policy,
             "without_spread": self.without_spread,
             "logs": log_sizes(self.folder),
         }
@@ -110,7 +113,8 @@ def open_run(
     folder, checkpoint, record = found
     try:
         clock, validations = Clock(record.get("wall_clock_s", 0.0)), record.get("validations", [])
-        yield Run(folder, settings, checkpoint, clock, validations, record.get("without_spread", 0))
+        made = record.get("seconds_to_make_policy", 0.0)
+        yield Run(folder, settings, checkpoint, clock, validations, made, record.get("without_spread", 0))
     finally:
         if held is not None:
             held.release()

@@ -90,9 +90,8 @@ def plan(rates: Rates, work: Workload, budget: float) -> Plan:
     """How a budget is spent: start, first validation, as many steps as fit, final validation with its reserve."""
     start, first = rates.start, rates.problem * work.problems
     saving = rates.save * (2 if work.restore_best else 1)
-    final = (
-        1.2 * (rates.slowest_problem * work.final_problems + saving) + 2.0
-    )  # as `Validation.seconds_to_end` reserves it
+    # As `Validation.seconds_to_end` reserves it.
+    final = 1.2 * (rates.slowest_problem * work.final_problems + saving) + 2.0
     parts = per_step(rates, work)
     left = budget - start - first - final
     steps = max(0, math.floor(left / sum(parts.values())))

@@ -1,16 +1,18 @@
 """Plan before spending: from a short run's measured rates, how many steps a budget gets and where its time goes.
 
-    python recipes/grpo_math.py --max_steps 200 --output_dir runs/pilot
+    python recipes/grpo_math.py --max_steps 240 --output_dir runs/pilot
     python scripts/plan_budget.py runs/pilot --time_budget 300
     python scripts/plan_budget.py runs/pilot --time_budget 300 --set validate_every=40 final_problems=5000
     python scripts/plan_budget.py runs/pilot --time_budget 300 --compare runs/long
     python scripts/plan_budget.py runs/long --first 240 --time_budget 300 --compare runs/long
 
 The run must have the model, the machine and the engine of the one that is planned. Rows that teach nothing are left
-out, so steps get quicker, and a pilot of few rollouts promises too little: ten steps and five rollouts are needed,
-sixty rollouts and a fifth of the budget are better. --set changes what the planned run does (validate_every, problems,
-final_problems, rollout_batch_size, updates, epochs, tokens, save_every, restore_best) or a rate (start,
-completion_token, trained_token, sync, step, problem, slowest_problem, save), such as one that another machine has.
+out, ever more of them as the policy learns; how they fall off is carried on, and a pilot of few rollouts knows little
+of it: ten steps and five rollouts are needed, a fifth of the budget is better.
+
+--set changes what the planned run does (validate_every, problems, final_problems, rollout_batch_size, updates, epochs,
+tokens, save_every, restore_best, pilot_rows, rows_growth) or a rate (start, completion_token, trained_token, sync, step,
+problem, slowest_problem, save), such as one that another machine has.
 --first takes a long run's first steps for the pilot.
 --compare says how far the prediction is from a run that has been.
 """
@@ -27,7 +29,7 @@ from typing import Any
 import yaml
 
 from trl_ext.files import read_jsonl
-from trl_ext.plan import Rates, Workload, levers, measured, per_step, plan, workload
+from trl_ext.plan import Rates, Workload, levers, measured, plan, seconds_of, workload
 from trl_ext.registry import unknown
 
 
@@ -82,14 +84,15 @@ def changed(rates: Rates, work: Workload, changes: list[str]) -> tuple[Rates, Wo
         if name in asdict(rates):
             rates = replace(rates, **{name: number})
         else:
-            work = replace(work, **{name: number if name == "tokens" else int(number)})
+            whole = not isinstance(getattr(work, name), float)
+            work = replace(work, **{name: int(number) if whole else number})
     return rates, work
 
 
 def show(rates: Rates, work: Workload, budget: float) -> None:
     """Print the plan: rates, where the time goes, and what would buy most."""
     found = plan(rates, work, budget)
-    step = sum(per_step(rates, work).values())
+    step = sum(seconds_of(rates, work, found.steps).values()) / max(found.steps, 1)
     rollouts = found.steps / work.updates
     print(f"{found.steps} optimizer steps, {rollouts:.0f} rollouts, in {budget:.0f} s; {step:.3f} s a step")
     print(f"\n{'where the time goes':<32}{'seconds':>9}{'share':>8}")

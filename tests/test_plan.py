@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 import yaml
 
-from trl_ext.plan import Rates, Workload, levers, measured, overhead, per_step, plan, updates_of, workload
+from trl_ext.plan import (
+    Rates,
+    Workload,
+    levers,
+    measured,
+    overhead,
+    plan,
+    seconds_of,
+    share_trained,
+    updates_of,
+    workload,
+)
 
 ROOT = Path(__file__).parents[1]
 RATES = Rates(
@@ -32,12 +43,31 @@ WORK = Workload(
 
 
 def test_an_optimizer_step_has_its_share_of_what_is_done_every_so_often() -> None:
-    assert per_step(RATES, WORK) == pytest.approx(
+    assert seconds_of(RATES, WORK, 1) == pytest.approx(
         {"rollout": 0.5, "training": 1.0, "weight sync": 0.2, "overhead": 0.1, "validation": 0.05, "checkpoints": 0.1}
     )
-    twice = per_step(RATES, replace(WORK, epochs=2, updates=4))  # the same rollout, trained on twice
+    twice = seconds_of(RATES, replace(WORK, epochs=2, updates=4), 1)  # the same rollout, trained on twice
     assert (twice["rollout"], twice["training"]) == pytest.approx((0.25, 1.0))
-    assert per_step(RATES, replace(WORK, save_every=None))["checkpoints"] == 0.0
+    assert seconds_of(RATES, replace(WORK, save_every=None), 1)["checkpoints"] == 0.0
+
+
+def test_rows_that_are_left_out_are_not_trained_on_and_their_share_goes_on_as_it_has() -> None:
+    fewer = replace(WORK, pilot_steps=100, pilot_rows=0.5, rows_growth=0.5)
+    assert share_trained(fewer, 100) == 0.5
+    assert share_trained(fewer, 400) == pytest.approx(0.25)  # twice the rows in four times the steps
+    assert share_trained(fewer, 1) == 1.0  # there are no more
+    assert share_trained(fewer, 0) == 0.0
+    assert share_trained(WORK, 10_000) == 1.0
+    seconds = seconds_of(RATES, fewer, 400)
+    assert (seconds["rollout"], seconds["training"]) == pytest.approx((200.0, 100.0))
+
+
+def test_a_plan_is_the_last_number_of_steps_that_fits() -> None:
+    fewer = replace(WORK, pilot_steps=100, pilot_rows=0.5, rows_growth=0.5)
+    found = plan(RATES, fewer, 1000.0)
+    left = 1000.0 - 10 - 0.5 - 16.4
+    assert sum(seconds_of(RATES, fewer, found.steps).values()) <= left
+    assert sum(seconds_of(RATES, fewer, found.steps + 1).values()) > left
 
 
 def test_what_fits_is_what_the_start_and_the_end_leave() -> None:
@@ -86,10 +116,10 @@ def run(steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return metrics, {"validations": validations, "seconds_to_save": 1.5}
 
 
-def test_rates_are_those_of_the_last_quarter_of_a_run() -> None:
+def test_rates_are_those_of_the_last_three_quarters_of_a_run() -> None:
     metrics, summary = run(60)
-    summary["validations"][2]["seconds"] = 4.2
-    for entry in metrics[:44]:
+    summary["validations"][1]["seconds"] = 4.2  # before them
+    for entry in metrics[:15]:  # 14 steps and a validation
         if "step_time" in entry:
             entry["step_time"] += 100.0
     found = measured(metrics, summary, SETTINGS)
@@ -134,6 +164,31 @@ def test_rates_are_of_whole_rollouts() -> None:
         assert found.step == pytest.approx(0.05)
 
 
+def test_completions_go_on_as_long_as_in_the_last_quarter() -> None:
+    metrics, _ = run(60)
+    for entry in metrics:
+        entry["completions/mean_length"] = 9.0 if entry["step"] <= 44 else 5.0
+    assert workload(metrics, SETTINGS).tokens == 5.0
+
+
+def test_the_rows_of_a_pilots_halves_say_how_they_add_up() -> None:
+    metrics, summary = run(60)
+    for entry in metrics:
+        if "step_time" in entry:
+            entry["step/rows_trained"] = 1.0 if entry["step"] <= 15 else 0.6 if entry["step"] <= 30 else 0.2
+    found = workload(metrics, SETTINGS)
+    assert (found.pilot_steps, found.pilot_rows) == (60, pytest.approx(0.5))
+    assert 60 * share_trained(found, 60) == pytest.approx(30 * 0.8 + 30 * 0.2)
+    assert 30 * share_trained(found, 30) == pytest.approx(30 * 0.8)
+
+    rows = (1.0 + 15 * 0.6 + 30 * 0.2) / 46  # of the steps 15 to 60
+    assert measured(metrics, summary, SETTINGS).trained_token == pytest.approx(0.6 / (80 * rows))
+    for entry in metrics:
+        entry["step/rows_trained"] = 0.0
+    assert measured(metrics, summary, SETTINGS).trained_token == 0.0
+    assert workload(metrics, SETTINGS).rows_growth == 1.0
+
+
 def test_two_passes_train_on_every_token_twice() -> None:
     metrics, summary = run(60)
     twice = SETTINGS | {"epochs_per_rollout_batch": 2, "train_batch_size": 16}
@@ -146,8 +201,8 @@ def test_what_is_neither_step_nor_validation_nor_saving_is_overhead() -> None:
     assert overhead(metrics, summary["validations"], SETTINGS, 1.5) == pytest.approx(0.05)
     unsaved = SETTINGS | {"save_strategy": "no"}  # then the 1.5 s of step 60 are something else
     assert overhead(metrics, summary["validations"], unsaved, 1.5) == pytest.approx(0.05 + 1.5 / 20)
-    metrics, summary = run(61)  # the last rollout is not whole
-    assert overhead(metrics, summary["validations"], unsaved, 1.5) == pytest.approx(0.05)
+    metrics, summary = run(61)  # the last rollout is not whole; 14 to 60 have the savings of 20 and 40
+    assert overhead(metrics, summary["validations"], unsaved, 1.5) == pytest.approx(0.05 + 3.0 / 46)
 
 
 def test_a_plan_from_a_run_predicts_that_run() -> None:

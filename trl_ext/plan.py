@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-_LATE = 0.25  # of a run's steps, the last of which say how fast it goes on: early ones train on more rows
-_STEPS, _ROLLOUTS = 10, 5  # that a run needs to say so
+_SETTLED = 0.75  # of a run's steps, the last ones: the first compile, capture and fill caches
+_LATE = 0.25  # the ones that say how long completions go on to be
+_STEPS, _ROLLOUTS = 10, 5  # that a run needs to say anything
+_MOST_STEPS = 10**9  # that are planned
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Rates:
     Attributes:
         start: from the process's start to the first validation, once the policy is there.
         completion_token: of a rollout, per token of a completion.
-        trained_token: of the optimizer steps, per token of a completion, rows that are left out included.
+        trained_token: of the optimizer steps, per token of a completion that is not left out.
         sync: of the policy's weights to the engine.
         step: of an optimizer step beside rollout and training, such as logging.
         problem: of a validation on the way.
@@ -51,6 +54,10 @@ class Workload:
         problems: of a validation on the way.
         final_problems: of the one at the end.
         save_every: optimizer steps; None for never.
+        pilot_steps: optimizer steps of the run that was looked at.
+        pilot_rows: share of their rows that was trained on, the others having nothing to teach.
+        rows_growth: power of the number of steps by which the rows that are trained on add up; 1 where every step has
+            as many, less where ever more are left out.
         restore_best: whether the best weights are read again at the end.
     """
 
@@ -62,6 +69,9 @@ class Workload:
     problems: int
     final_problems: int
     save_every: int | None
+    pilot_steps: int = 1
+    pilot_rows: float = 1.0
+    rows_growth: float = 1.0
     restore_best: bool = False
 
 
@@ -73,17 +83,24 @@ class Plan:
     seconds: dict[str, float]
 
 
-def per_step(rates: Rates, work: Workload) -> dict[str, float]:
-    """Seconds of an optimizer step by what they are spent on; what is done every so often has its share."""
+def share_trained(work: Workload, steps: int) -> float:
+    """Share of their rows that so many steps train on: the pilot's, carried on by the power law that it follows."""
+    return min(1.0, work.pilot_rows * (steps / work.pilot_steps) ** (work.rows_growth - 1)) if steps else 0.0
+
+
+def seconds_of(rates: Rates, work: Workload, steps: int) -> dict[str, float]:
+    """Seconds of so many optimizer steps by what they are spent on; what is done every so often has its share."""
     completion_tokens = work.rollout_batch_size * work.tokens
-    return {
+    trained_tokens = completion_tokens * work.epochs * share_trained(work, steps)
+    parts = {
         "rollout": rates.completion_token * completion_tokens / work.updates,
-        "training": rates.trained_token * completion_tokens * work.epochs / work.updates,
+        "training": rates.trained_token * trained_tokens / work.updates,
         "weight sync": rates.sync / work.updates,
         "overhead": rates.step,
         "validation": rates.problem * work.problems / work.validate_every,
         "checkpoints": rates.save / work.save_every if work.save_every else 0.0,
     }
+    return {name: steps * seconds for name, seconds in parts.items()}
 
 
 def plan(rates: Rates, work: Workload, budget: float) -> Plan:
@@ -92,10 +109,10 @@ def plan(rates: Rates, work: Workload, budget: float) -> Plan:
     saving = rates.save * (2 if work.restore_best else 1)
     # As `Validation.seconds_to_end` reserves it.
     final = 1.2 * (rates.slowest_problem * work.final_problems + saving) + 2.0
-    parts = per_step(rates, work)
     left = budget - start - first - final
-    steps = max(0, math.floor(left / sum(parts.values())))
-    seconds = {name: value * steps for name, value in parts.items()}
+    fitting = bisect_right(range(_MOST_STEPS), left, key=lambda steps: sum(seconds_of(rates, work, steps).values()))
+    steps = max(0, fitting - 1)  # none at all is one of the numbers that fit
+    seconds = seconds_of(rates, work, steps)
     seconds["validation"] += first
     return Plan(steps, {"start": start, **seconds, "end": final})
 
@@ -128,11 +145,12 @@ def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], s
     Raises:
         ValueError: it has too few steps or rollouts, or they were logged before rollouts were timed.
     """
-    late = late_steps(metrics, updates_of(settings))[1:]
-    tokens = float(settings["rollout_batch_size"]) * mean_of(late, "completions/mean_length")  # of a rollout
+    settled = last_steps(metrics, updates_of(settings), _SETTLED)[1:]
+    tokens = float(settings["rollout_batch_size"]) * mean_of(settled, "completions/mean_length")  # of a rollout
     updates, epochs = updates_of(settings), float(settings.get("epochs_per_rollout_batch") or 1)
-    rollout, sync = mean_of(late, "rollout_time"), mean_of(late, "sync_time")
-    training = mean_of(late, "step_time") * updates - rollout - sync  # seconds of a rollout's optimizer steps
+    rollout, sync = mean_of(settled, "rollout_time"), mean_of(settled, "sync_time")
+    training = mean_of(settled, "step_time") * updates - rollout - sync  # seconds of a rollout's optimizer steps
+    trained = tokens * epochs * mean_of(settled, "step/rows_trained", 1.0)
     validations = summary["validations"]
     problem = [entry["seconds"] / entry["problems"] for entry in validations]
     saved = float(summary.get("seconds_to_save") or 0.0)
@@ -140,7 +158,7 @@ def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], s
     return Rates(
         start=validations[0]["wall_clock_s"] - validations[0]["seconds"] - made,
         completion_token=rollout / tokens,
-        trained_token=max(0.0, training) / (tokens * epochs),
+        trained_token=max(0.0, training) / trained if trained else 0.0,
         sync=sync,
         step=overhead(metrics, validations, settings, saved),
         problem=mean(problem[1:] or problem),  # the first is slow: it warms up
@@ -149,26 +167,27 @@ def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], s
     )
 
 
-def late_steps(metrics: Sequence[Mapping[str, Any]], updates: int) -> list[Mapping[str, Any]]:
-    """What was logged of the whole rollouts of a run's last quarter, at least one, and before it the entry they follow.
+def last_steps(metrics: Sequence[Mapping[str, Any]], updates: int, share: float) -> list[Mapping[str, Any]]:
+    """What was logged of the whole rollouts of a run's last part, at least one, and before it the entry they follow.
 
     Args:
         updates: optimizer steps per rollout.
+        share: of the run's steps.
 
     Raises:
         ValueError: as of `measured`.
     """
     steps = [entry for entry in metrics if "step_time" in entry]
     ends = [i for i, entry in enumerate(steps) if entry["step"] % updates == 0]  # of rollouts
-    starts = [i for i in ends[:-1] if i < (1 - _LATE) * ends[-1]]
+    starts = [i for i in ends[:-1] if i < (1 - share) * ends[-1]]
     done = steps[-1]["step"] if steps else 0
-    late = steps[starts[-1] : ends[-1] + 1] if starts and done >= max(_STEPS, _ROLLOUTS * updates) else []
-    if not any("rollout_time" in entry for entry in late[1:]):
+    last = steps[starts[-1] : ends[-1] + 1] if starts and done >= max(_STEPS, _ROLLOUTS * updates) else []
+    if not any("rollout_time" in entry for entry in last[1:]):
         raise ValueError(
             f"{done} logged steps of {done // updates} rollouts say too little of how fast it is; {_STEPS} steps of at "
             f"least {_ROLLOUTS} rollouts are needed, with rollout_time"
         )
-    return late
+    return last
 
 
 def overhead(
@@ -178,12 +197,12 @@ def overhead(
     save: float,
 ) -> float:
     """Seconds between a step's end and the next one's begin that are neither validation nor saving."""
-    late = late_steps(metrics, updates_of(settings))
-    first, last = late[0], late[-1]
+    settled = last_steps(metrics, updates_of(settings), _SETTLED)
+    first, last = settled[0], settled[-1]
     between = [v for v in validations if first["step"] <= v["step"] < last["step"]]
     every = settings.get("save_steps") if settings.get("save_strategy", "steps") != "no" else None
     saves = sum(1 for step in range(first["step"], last["step"]) if every and step % int(every) == 0)
-    logged = pairwise(late)  # the mean of the steps since the entry before
+    logged = pairwise(settled)  # the mean of the steps since the entry before
     stepping = sum(entry["step_time"] * (entry["step"] - before["step"]) for before, entry in logged)
     spent = stepping + sum(v["seconds"] for v in between) + saves * save
     return max(0.0, (last["wall_clock_s"] - first["wall_clock_s"] - spent) / (last["step"] - first["step"]))
@@ -192,15 +211,23 @@ def overhead(
 def workload(metrics: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> Workload:
     """What a run does, by its resolved settings and the completions that it has sampled."""
     problems = int(settings["validation_problems"])
+    late = last_steps(metrics, updates_of(settings), _LATE)[1:]
+    steps = [entry for entry in metrics if "step_time" in entry]
+    pilot_rows = mean_of(steps, "step/rows_trained", 1.0)
+    first_half = mean_of(steps[: len(steps) // 2], "step/rows_trained", 1.0)
     return Workload(
         rollout_batch_size=int(settings["rollout_batch_size"]),
         updates=updates_of(settings),
         epochs=int(settings.get("epochs_per_rollout_batch") or 1),
-        tokens=mean_of(late_steps(metrics, updates_of(settings))[1:], "completions/mean_length"),
+        tokens=mean_of(late, "completions/mean_length"),
         validate_every=int(settings.get("validate_every", 20)),
         problems=problems,
         final_problems=int(settings.get("final_validation_problems") or problems),
         save_every=int(settings["save_steps"]) if settings.get("save_strategy", "steps") != "no" else None,
+        pilot_steps=steps[-1]["step"],
+        pilot_rows=pilot_rows,
+        # Of rows that add up to R n^p after n steps: R n^p / R (n / 2)^p = 2^p.
+        rows_growth=1 + math.log2(pilot_rows / first_half) if first_half else 1.0,
         restore_best=bool(settings.get("restore_best")),
     )
 
@@ -211,7 +238,7 @@ def updates_of(settings: Mapping[str, Any]) -> int:
     return epochs * int(settings["rollout_batch_size"]) // int(settings["train_batch_size"])
 
 
-def mean_of(entries: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Mean of a metric where it was logged; 0 where it never was."""
+def mean_of(entries: Sequence[Mapping[str, Any]], name: str, otherwise: float = 0.0) -> float:
+    """Mean of a metric where it was logged, or what holds where it never was."""
     values = [float(entry[name]) for entry in entries if entry.get(name) is not None]
-    return mean(values) if values else 0.0
+    return mean(values) if values else otherwise

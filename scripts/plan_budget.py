@@ -11,8 +11,8 @@ out, ever more of them as the policy learns; how they fall off is carried on, an
 of it: ten steps and five rollouts are needed, a fifth of the budget is better.
 
 --set changes what the planned run does (validate_every, problems, final_problems, rollout_batch_size, updates, epochs,
-tokens, save_every, restore_best, pilot_rows, rows_growth) or a rate (start, completion_token, trained_token, sync, step,
-problem, slowest_problem, save), such as one that another machine has.
+tokens, save_every, restore_best, pilot_rows, rows_growth) or a rate (start, completion_token, trained_token, sync,
+step, problem, slowest_problem, save), such as one that another machine has.
 --first takes a long run's first steps for the pilot.
 --compare says how far the prediction is from a run that has been.
 """

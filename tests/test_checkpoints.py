@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from trl_ext import checkpoints as files
-from trl_ext.checkpoints import MANIFEST, SCRATCH, checkpoints, damage, newest, prune, publish, seal, set_aside, step_of
+from trl_ext.checkpoints import (
+    MANIFEST,
+    SCRATCH,
+    checkpoints,
+    damage,
+    link_model,
+    newest,
+    prune,
+    publish,
+    seal,
+    set_aside,
+    step_of,
+)
 
 CONTENT = {"model.safetensors": b"weights" * 99, "trainer_state.json": b"{}", "global_step3/rank0.pt": b"moments"}
 
@@ -147,3 +161,39 @@ def test_wherever_the_power_goes_there_is_a_whole_checkpoint(tmp_path: Path, mon
         save(run, 3)
         assert newest(run)[0] == run / "checkpoint-3"
     assert moments > 8
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["linked", "copied"])
+def test_a_linked_model_outlives_its_checkpoint_and_has_no_training_state(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError("no hard links on this disk")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refused)
+    checkpoint = save(tmp_path, 3)
+    for name in ("model.safetensors", "optimizer.pt", "rng_state.pth"):
+        (checkpoint / name).write_text(name)
+    link_model(checkpoint, tmp_path / "best" / "1")
+    shutil.rmtree(checkpoint)
+    assert (tmp_path / "best" / "1" / "model.safetensors").read_text() == "model.safetensors"
+    left = {path.name for path in (tmp_path / "best" / "1").iterdir()}
+    assert not left & {"optimizer.pt", "rng_state.pth", "manifest.json", "global_step3"}
+
+
+def test_of_a_checkpoint_that_is_removed_meanwhile_nothing_is_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, link = save(tmp_path, 3), os.link
+
+    def link_once(source: Path, target: Path) -> None:
+        link(source, target)
+        shutil.rmtree(checkpoint)
+
+    for name in ("a", "b"):
+        (checkpoint / name).write_text(name)
+    monkeypatch.setattr(os, "link", link_once)
+    with pytest.raises(FileNotFoundError):
+        link_model(checkpoint, tmp_path / "best" / "1")
+    assert list((tmp_path / "best").iterdir()) == []

@@ -19,7 +19,9 @@ import yaml
 
 from trl_ext import leaderboard as module
 from trl_ext.arguments import InputError
+from trl_ext.checkpoints import link_model
 from trl_ext.leaderboard import (
+    BEST,
     RESULT,
     best,
     candidates,
@@ -202,7 +204,11 @@ def test_a_result_says_whether_it_is_one_by_the_rules(tmp_path: Path) -> None:
     nothing = write_result(tmp_path, "mini", MINI, clock, "running")
     assert (nothing["accuracy"], nothing["model"], nothing["is_by_the_rules"]) == (None, None, False)
     checkpoint(tmp_path / "1_grpo", 20, entry(20, 0.6))
+    model = tmp_path / "1_grpo" / "checkpoint-20" / "model.safetensors"
+    model.write_text("weights")
     some = write_result(tmp_path, "mini", MINI, clock, "running")
+    model.unlink()  # the stage removes what it no longer needs
+    assert (tmp_path / some["model"] / "model.safetensors").read_text() == "weights"
     assert (some["accuracy"], some["is_by_the_rules"], some["why_not"]) == (
         0.6,
         False,
@@ -211,10 +217,32 @@ def test_a_result_says_whether_it_is_one_by_the_rules(tmp_path: Path) -> None:
     (tmp_path / "1_grpo" / "summary.json").write_text(json.dumps({"validations": [entry(20, 0.55, 5000)]}))
     whole = write_result(tmp_path, "mini", MINI, clock, "complete")
     assert (whole["accuracy"], whole["is_by_the_rules"], whole["why_not"]) == (0.55, True, None)
+    assert whole["model"] == "1_grpo"
+    assert list((tmp_path / BEST).iterdir()) == []
     assert whole["seconds_allowed"] == 300
     assert json.loads((tmp_path / RESULT).read_text()) == whole
     late = write_result(tmp_path, "mini", MINI, Clock(300.0), "complete")
     assert (late["is_by_the_rules"], late["why_not"][:4], late["why_not"][-8:]) == (False, "took", "of 300 s")
+
+
+def test_the_result_is_another_model_where_the_stage_removes_the_best_one_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(tmp_path / "1_grpo", 20, entry(20, 0.6))
+    checkpoint(tmp_path / "1_grpo", 40, entry(40, 0.5))
+
+    def removed_first(one: Path, target: Path) -> None:
+        if one.name == "checkpoint-20":
+            shutil.rmtree(one)
+        link_model(one, target)
+
+    monkeypatch.setattr(module, "link_model", removed_first)
+    result = write_result(tmp_path, "mini", MINI, Clock(), "running")
+    assert (result["step"], result["accuracy"]) == (40, 0.5)
+    assert [path.name for path in (tmp_path / BEST).iterdir()] == ["1"]
+    again = write_result(tmp_path, "mini", MINI, Clock(), "running")
+    assert [result["model"], again["model"]] == [f"{BEST}/1", f"{BEST}/2"]  # the old one is there until this is written
+    assert [path.name for path in (tmp_path / BEST).iterdir()] == ["2"]
 
 
 def test_what_earlier_processes_used_is_counted_whatever_ended_them(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from trl_ext.files import write_text
 
 MANIFEST = "manifest.json"
 SCRATCH = "_saving"  # `push_to_hub` leaves out what begins with an underscore
+_TRAINING_STATE = (".pt", ".pth")
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -89,6 +90,35 @@ def publish(scratch: Path, run: Path) -> Path:
     sync(run)
     shutil.rmtree(run / SCRATCH)
     return target
+
+
+def link_model(checkpoint: Path, target: Path) -> None:
+    """Make a folder of a checkpoint's model and tokenizer that is there when the checkpoint is not any more.
+
+    Hard links, which take no space, or copies where the disk has none. Optimizer and random states are left out.
+
+    Raises:
+        FileNotFoundError: the checkpoint was removed meanwhile; there is no such folder then.
+    """
+    scratch = target.with_name(f".{target.name}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        for path in checkpoint.iterdir():
+            if not path.is_dir() and path.suffix not in _TRAINING_STATE and path.name != MANIFEST:
+                _link_or_copy(path, scratch / path.name)
+        scratch.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def prune(run: Path, limit: int | None, keep: Iterable[Path] = ()) -> None:

@@ -1,7 +1,8 @@
 """A chain of recipes under rules, with a wall-clock budget that is never overrun and a result at every moment.
 
 `result.json` in the chain's folder is whole at any time: it says how good the best model on the disk is, on how many
-problems that was measured, and whether that is a result by the rules yet.
+problems that was measured, and whether that is a result by the rules yet. A checkpoint that it names is linked into
+`best_so_far/` first, since the stage goes on and removes its own, for some seconds also after a kill -9 of the chain.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import yaml
 
 from trl_ext.arguments import InputError, Stopped
-from trl_ext.checkpoints import checkpoints
+from trl_ext.checkpoints import checkpoints, link_model
 from trl_ext.files import write_text
 from trl_ext.pipeline import run_pipeline
 from trl_ext.pipeline_record import OTHER, last_has_ended, read_record, record_of, stages_left, used
@@ -27,6 +29,7 @@ from trl_ext.rules import RULES, Rules
 from trl_ext.run_folder import Clock
 
 RESULT = "result.json"
+BEST = "best_so_far"
 _GRACE = 3.0  # seconds before the deadline at which a stage that is still running is killed: it is looked at every one
 
 
@@ -140,9 +143,7 @@ def best(found: list[dict[str, Any]], problems: int) -> dict[str, Any] | None:
 
 def write_result(folder: Path, name: str | None, rules: Rules, clock: Clock, status: str) -> dict[str, Any]:
     """Write `result.json`, whole or not at all, and return it."""
-    chosen = best(list(candidates(folder)), rules.problems) or {
-        "accuracy": None, "problems": 0, "step": None, "stage": None, "model": None,
-    }  # fmt: skip
+    chosen = _keep_best(folder, rules.problems)
     seconds, why_not = clock.seconds(), None
     if chosen["problems"] != rules.problems:
         why_not = f"measured on {chosen['problems']} of {rules.problems} problems"
@@ -158,7 +159,24 @@ def write_result(folder: Path, name: str | None, rules: Rules, clock: Clock, sta
         "seconds_allowed": rules.seconds,
         **provenance(),
     }
-    return _write(folder, result)
+    _write(folder, result)
+    for older in (folder / BEST).glob("[0-9]*"):
+        if older != folder / str(chosen["model"]):
+            shutil.rmtree(older)
+    return result
+
+
+def _keep_best(folder: Path, problems: int) -> dict[str, Any]:
+    """The best candidate, its model where nobody removes it."""
+    while chosen := best(list(candidates(folder)), problems):
+        model = folder / chosen["model"]
+        if model.parent == folder:  # a stage's own, which stays
+            return chosen
+        kept = folder / BEST / str(1 + max((int(path.name) for path in (folder / BEST).glob("[0-9]*")), default=0))
+        with contextlib.suppress(FileNotFoundError):  # the stage has removed it: there is another one
+            link_model(model, kept)
+            return chosen | {"model": kept.relative_to(folder).as_posix()}
+    return {"accuracy": None, "problems": 0, "step": None, "stage": None, "model": None}
 
 
 def _write(folder: Path, result: dict[str, Any]) -> dict[str, Any]:

@@ -105,6 +105,15 @@ def test_no_value_is_larger_than_the_bounds(node: Expression, other: Expression)
     assert time.perf_counter() - began < 1.0
 
 
+@pytest.mark.parametrize("node", [f("factorial", n(2001)), f("binomial", n(2001), n(2))])
+def test_factorials_and_binomials_end_at_two_thousand(node: Apply) -> None:
+    """By value: how long one too many takes depends on the machine."""
+    allowed = Apply(node.function, (n(2000), *node.arguments[1:]))
+    unity = [f("add", f("divide", one, one), f("multiply", n(0), x)) for one in (allowed, node)]
+    assert [exact_value(one) is None for one in (allowed, node)] == [False, True]
+    assert [are_equal(one, n(1)) for one in unity] == [True, False]
+
+
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_exact_and_numeric_rules_of_a_function_agree(name: str) -> None:
     two_arguments = ("divide", "power", "root", "binomial", "log")

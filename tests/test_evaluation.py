@@ -203,6 +203,31 @@ def test_a_dataset_that_cannot_be_used_is_reported_with_its_row(policy: str, tmp
         run_evaluation(settings(policy, tmp_path / "run", dataset=str(tmp_path / "rows.jsonl"), problems=None))
 
 
+def test_a_prompt_too_long_for_the_context_is_refused_before_the_engine_loads_or_left_out(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_file(tmp_path).read_text().splitlines()
+    rows[4] = json.dumps({"problem": "1 + " * 500 + "1 = ?", "answer": "501"})
+    (tmp_path / "rows.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    given = {"dataset": str(tmp_path / "rows.jsonl"), "samples": 2, "max_tokens": 8}
+    with monkeypatch.context() as without_engine:
+        without_engine.delattr(Evaluation, "sampler")
+        with pytest.raises(InputError, match=r"line 5 of .*rows\.jsonl': its prompt of .*\(max_tokens\) do not fit"):
+            run_evaluation(settings(policy, tmp_path / "run", **given))
+    assert not (tmp_path / "run").exists()
+    run_evaluation(settings(policy, tmp_path / "run", too_long="drop", **given))
+    printed = capsys.readouterr().out
+    assert "validation: 11 problems of 12" in printed
+    assert "1 too long and left out: line 5" in printed
+    assert {row["row"] for row in samples(tmp_path / "run")} == set(range(12)) - {4}
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["problems"], summary["samples"]) == (11, 22)
+    assert (summary["data"]["available"], summary["data"]["too_long"]) == (12, ["line 5"])
+    with monkeypatch.context() as without_engine:
+        without_engine.delattr(Evaluation, "sampler")
+        run_evaluation(settings(policy, tmp_path / "run", too_long="drop", **given))  # shown again
+
+
 @pytest.mark.slow
 def test_the_recipes_run_from_the_command_line_and_two_evaluations_are_compared(policy: str, tmp_path: Path) -> None:
     def recipe(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

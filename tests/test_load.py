@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from tests.tiny import tiny_tokenizer
-from trl_ext.data.load import ANSWER_SOURCES, check_lengths, load_problems
+from trl_ext.data.load import ANSWER_SOURCES, load_problems
 from trl_ext.registry import UnknownName
 
-COLUMNS = ["prompt", "answer", "problem", "level", "subject"]
+COLUMNS = ["prompt", "answer", "problem", "level", "subject", "row"]
 ROWS = [
     {"problem": "1 + 1?", "answer": " 2 ", "level": "Level 3", "type": "Algebra"},
     {"problem": "{x} - x?", "answer": "0", "level": "Level ?", "type": "Counting"},
@@ -53,8 +52,8 @@ def write_json(rows: list[dict[str, Any]]) -> str:
 def test_every_kind_of_file_gives_the_same_rows(written: Any) -> None:
     rows = load_problems(written(ROWS), "train", "question_only").to_list()
     assert rows == [
-        {"prompt": "1 + 1?", "answer": "2", "problem": "1 + 1?", "level": 3, "subject": "Algebra"},
-        {"prompt": "{x} - x?", "answer": "0", "problem": "{x} - x?", "level": 0, "subject": "Counting"},
+        {"prompt": "1 + 1?", "answer": "2", "problem": "1 + 1?", "level": 3, "subject": "Algebra", "row": 0},
+        {"prompt": "{x} - x?", "answer": "0", "problem": "{x} - x?", "level": 0, "subject": "Counting", "row": 1},
     ]
 
 
@@ -63,19 +62,18 @@ def test_the_prompt_is_the_template_with_the_problem_in_it() -> None:
     assert row["prompt"].endswith("User: 1 + 1?\nAssistant: <think>")
 
 
-def test_the_split_is_put_into_the_path_and_n_takes_the_first_rows() -> None:
+def test_the_split_is_put_into_the_path() -> None:
     write(ROWS[1:], "validation.jsonl")
     write(ROWS)
     assert load_problems("{split}.jsonl", "validation", "question_only")["answer"] == ["0"]
-    assert load_problems("{split}.jsonl", "train", "question_only", n=1)["answer"] == ["2"]
-    assert load_problems("{split}.jsonl", "train", "question_only", n=99)["answer"] == ["2", "0"]
+    assert load_problems("{split}.jsonl", "train", "question_only")["answer"] == ["2", "0"]
 
 
 def test_columns_and_the_place_of_the_answer_can_be_named() -> None:
     name = write([{"question": "1 + 1?", "solution": "Adding, 1,002.\n#### 1,002", "subject": "Sums", "level": 2}])
     load = {"problem_column": "question", "answer_column": "solution", "answer_source": "after_hashes"}
     assert load_problems(name, "train", "question_only", **load).to_list() == [
-        {"prompt": "1 + 1?", "answer": "1002", "problem": "1 + 1?", "level": 2, "subject": "Sums"}
+        {"prompt": "1 + 1?", "answer": "1002", "problem": "1 + 1?", "level": 2, "subject": "Sums", "row": 0}
     ]
 
 
@@ -197,12 +195,18 @@ def test_a_dataset_repository_with_subjects_as_configurations(fields: dict[str, 
     where = {"answer_column": "solution", "answer_source": "last_boxed", "dataset_config": "algebra,geometry"}
     rows = load_problems(str(tmp_path / "math"), "test", "question_only", **where).to_list()
     expected = {"problem": "Half?", "prompt": "Half?", "answer": r"\frac{1}{2}", "level": 3, "subject": "Algebra"}
-    assert rows == [expected] * 2
+    assert rows == [{**expected, "row": 0}, {**expected, "row": 1}]
+    with pytest.raises(ValueError, match=r"math': Unknown split \"tset\"\. Should be one of \['test'\]"):
+        load_problems(str(tmp_path / "math"), "tset", "question_only", **where)
 
 
 def test_what_cannot_be_found_is_named() -> None:
     with pytest.raises(ValueError, match=r"no file 'absent_train\.jsonl' \(working directory: "):
         load_problems("absent_{split}.jsonl", "train", "question_only")
+    write(ROWS)
+    write(ROWS, "validation.jsonl")
+    with pytest.raises(ValueError, match=r"no file 'tset\.jsonl' .*there are files for the splits: train, validation$"):
+        load_problems("{split}.jsonl", "tset", "question_only")
     with pytest.raises(UnknownName, match=r"unknown answer source 'boxed'\. Did you mean 'last_boxed'"):
         load_problems("absent.jsonl", "train", "question_only", answer_source="boxed")
     with pytest.raises(ValueError, match="unknown prompt"):
@@ -218,15 +222,3 @@ def test_mini_math_has_the_same_columns_and_follows_its_seed() -> None:
     assert first["prompt"] == again["prompt"]
     assert first["prompt"] != other["prompt"]
     assert all(level > 0 for level in first["level"])
-
-
-# --- lengths ----------------------------------------------------------------------------------------------------
-
-
-def test_a_prompt_without_room_for_its_completion_is_refused_with_its_row_and_the_settings() -> None:
-    tokenizer, prompts = tiny_tokenizer(), ["a b", "a b c a b", "a b c", "a b c a"]
-    check_lengths(prompts, "train", tokenizer, completion=5, context=10, setting="vllm_max_model_length")
-    with pytest.raises(ValueError, match=r"train, row 1: its prompt of 5 tokens .* up to 6 .* into 10 ") as refused:
-        check_lengths(prompts, "train", tokenizer, completion=6, context=10, setting="vllm_max_model_length")
-    for words in ("(vllm_max_model_length)", "1 of 4 rows", "longest by 1", "lower sampling_max_tokens"):
-        assert words in str(refused.value)

@@ -7,20 +7,24 @@ from pathlib import Path
 
 import pytest
 import yaml
+from datasets import Dataset
 from transformers import Qwen2Config, Qwen2Tokenizer
 
 from tests.test_recipe import ON_A_CPU, ROOT
 from trl_ext.arguments import parse
 from trl_ext.check_arguments import SETTINGS
+from trl_ext.data.lengths import Room, too_long
+from trl_ext.data.source import Source
+from trl_ext.evaluation import Evaluation
 from trl_ext.prompts import format_prompt, load_prompt
-from trl_ext.recipe import check_context
+from trl_ext.recipe import rows_in_context
 
 CONTEXTS = {"Qwen/Qwen2.5-Math-1.5B": 4096, "Qwen/Qwen3-0.6B-Base": 32768}
 # Tokens of the longest prompts in r1_zero, counted with Qwen's own merges.
 LONGEST = {"DigitalLearningGmbH/MATH-lighteval": 1747, "openai/gsm8k": 304}
 YAMLS = {p: yaml.safe_load(p.read_text()) for p in sorted((ROOT / "recipes").glob("*.yaml"))}
-REAL = [p for p, given in YAMLS.items() if "Qwen" in given.get("model_name_or_path", "") and "stages" not in given]
-RUNS = [p for p in REAL if not p.name.startswith("evaluate")]
+REAL = [p for p, given in YAMLS.items() if "Qwen" in given.get("model_name_or_path", "")]
+RUNS = [p for p in REAL if "stages" not in YAMLS[p] and not p.name.startswith("evaluate")]
 
 
 @pytest.fixture(scope="module")
@@ -53,4 +57,16 @@ def test_the_longest_prompts_of_its_dataset_fit_with_the_longest_response(path: 
     context = CONTEXTS[model.model_name_or_path]
     assert config.vllm_max_model_length <= context
     Qwen2Config(vocab_size=151936, max_position_embeddings=context).save_pretrained(qwen)
-    check_context({"train": [{"prompt": longest}], "validation": [{"prompt": longest}]}, str(qwen), model, config)
+    rows = Dataset.from_list([{"prompt": longest, "row": 0}])
+    task.sources = {role: Source(task.dataset, role, 1, 1, "stored") for role in ("train", "validation")}
+    data = {"train": rows, "validation": rows}
+    assert rows_in_context(data, task, str(qwen), model, config) == data
+
+
+def test_they_fit_in_an_evaluation_too(qwen: Path) -> None:
+    (settings,) = parse((Evaluation,), "about", ROOT / "recipes" / "evaluate_math.yaml", [])
+    tokenizer = Qwen2Tokenizer.from_pretrained(qwen)
+    assert settings.vllm_max_model_length <= CONTEXTS[settings.model_name_or_path]
+    room = Room(settings.vllm_max_model_length, "vllm_max_model_length", settings.max_tokens, "max_tokens")
+    longest = prompt_of(LONGEST[settings.dataset], tokenizer, settings.prompt)
+    assert not too_long([longest], tokenizer, room)

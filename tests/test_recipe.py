@@ -25,6 +25,7 @@ from trl_ext.base_policy import BasePolicyConfig, make_base_policy
 from trl_ext.grpo_recipe import GRPO_SETTINGS, GRPOTask
 from trl_ext.recipe import run_recipe, write_config
 from trl_ext.run_folder import Run
+from trl_ext.sft_recipe import SFT_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "grpo_math.py"
@@ -61,6 +62,12 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], default: P
     said = capsys.readouterr().err
     assert "Traceback" not in said
     return said
+
+
+def write_splits(folder: Path, train: list[dict[str, Any]], validation: list[dict[str, Any]]) -> None:
+    """`train.jsonl` and `validation.jsonl`."""
+    for name, given in (("train", train), ("validation", validation)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
 
 
 # --- arguments --------------------------------------------------------------------------------------------------
@@ -120,6 +127,12 @@ def test_the_command_line_wins_over_the_yaml_and_trainers_own_flags_work(tmp_pat
         (["--prompt", "r1_zer"], ["r1_zer", "question_only"]),
         (["--group_size", "7"], ["rollout_batch_size (128)", "group_size (7)"]),
         (["--validate_every", "0"], ["validate_every must be at least 1, got 0"]),
+        (
+            ["--dataset", "my/data.jsonl"],
+            ["'my/data.jsonl' is one file", "data_{split}.jsonl", "data_validation.jsonl"],
+        ),
+        (["--validation_split", "train"], ["both on the split 'train' of 'mini_math'", "--validation_split"]),
+        (["--too_long", "cut"], ["too_long must be one of refuse, drop, got 'cut'"]),
         (["--max_stps", "3"], ["--max_stps"]),
         (["--max_steps", "three"], ["--max_steps", "three"]),
         (["--config", "recipes/none.yaml"], ["recipes/none.yaml"]),
@@ -187,6 +200,16 @@ def test_the_default_trains_on_strict_verdicts_and_validates_on_the_courses() ->
         assert (task.reward, task.validation_grader) == ("strict", "compatible")
 
 
+def test_only_a_generated_dataset_is_cut_to_a_number_of_training_problems_unasked() -> None:
+    for settings, recipe_name in ((GRPO_SETTINGS, "grpo_math"), (SFT_SETTINGS, "sft_math")):
+        default = ROOT / "recipes" / f"{recipe_name}.yaml"
+        task, _, _ = parse(settings, "about", default, ON_A_CPU)
+        assert task.train_problems == 4096
+        flag = "--dataset" if recipe_name == "grpo_math" else "--traces"
+        task, _, _ = parse(settings, "about", default, [*ON_A_CPU, flag, "mine_{split}.jsonl"])
+        assert task.train_problems is None
+
+
 def test_a_reward_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def short(completions, **_):\n    return [-float(len(c)) for c in completions]\n"
@@ -197,29 +220,47 @@ def test_a_reward_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [
-        ({"sampling_max_tokens": 127}, "the model's max_position_embeddings"),
+        ({"sampling_max_tokens": 126}, "the model's max_position_embeddings"),
         ({"use_vllm": True, "vllm_max_model_length": 20}, "vllm_max_model_length"),
     ],
     ids=["model", "vllm"],
 )
-def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads(
-    settings: dict[str, Any], setting: str, tmp_path: Path
+def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads_or_left_out(
+    settings: dict[str, Any],
+    setting: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    def assembled(task: Any, model: Any, config: Any, data: Any, run: Run) -> Any:
+        given.append(data)
+        raise InputError("far enough")
+
+    given: list[Any] = []
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     shape = tiny_model().config
     shape.vocab_size = len(tiny_tokenizer())
     shape.save_pretrained(tmp_path / "model")  # no weights: loading them would fail
     problem = {"problem": "a " * 30, "answer": "1"}
-    (tmp_path / "long.jsonl").write_text(
-        json.dumps({"problem": "a", "answer": "1"}) + "\n" + json.dumps(problem) + "\n"
-    )
+    short = [{"problem": f"a {n}", "answer": "1"} for n in range(8)]
+    write_splits(tmp_path, [*short[:4], problem], [*short[4:7], {**problem, "problem": "b " * 30}])
     (tmp_path / "bare.prompt").write_text("{question}")
-    task = {"dataset": str(tmp_path / "long.jsonl"), "prompt": str(tmp_path / "bare.prompt")}
+    task = {"dataset": str(tmp_path / "{split}.jsonl"), "prompt": str(tmp_path / "bare.prompt")}
     run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "model"), **task}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **run, **settings}))
-    with pytest.raises(InputError, match=rf"train, row 1: its prompt of 30 tokens .*{setting}"):
+    with pytest.raises(InputError, match=rf"train, line 5 of .*train\.jsonl': its prompt of 30 tokens .*{setting}"):
         run_recipe(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
     assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(recipe, "assemble", assembled)
+    task_of_run = parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", [*ON_A_CPU, "--too_long", "drop"])
+    with pytest.raises(InputError, match="far enough"):
+        run_recipe(*task_of_run)
+    assert [len(given[0]["train"]), len(given[0]["validation"])] == [4, 3]
+    said = capsys.readouterr().out
+    assert "train: 4 problems of 5" in said
+    assert "1 too long and left out: line 5" in said
+    assert "validation: 3 problems of 4" in said
+    assert task_of_run[0].sources["validation"].too_long == ["line 4"]
 
 
 def test_what_the_base_policy_took_is_known_of_the_runs_first_start(
@@ -229,9 +270,10 @@ def test_what_the_base_policy_took_is_known_of_the_runs_first_start(
     shape.vocab_size = len(tiny_tokenizer())
     for part in (shape, tiny_tokenizer()):
         part.save_pretrained(tmp_path / "model")
-    (tmp_path / "mine.jsonl").write_text(json.dumps({"problem": "a", "answer": "1"}) + "\n")
+    rows = [{"problem": f"a {n}", "answer": "1"} for n in range(5)]
+    write_splits(tmp_path, rows[:4], rows[4:])
     (tmp_path / "bare.prompt").write_text("{question}")
-    task = {"dataset": str(tmp_path / "mine.jsonl"), "prompt": str(tmp_path / "bare.prompt")}
+    task = {"dataset": str(tmp_path / "{split}.jsonl"), "prompt": str(tmp_path / "bare.prompt")}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **task, "output_dir": str(tmp_path / "run")}))
 
     def made_slowly(config: Any) -> str:

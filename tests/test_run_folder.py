@@ -156,8 +156,10 @@ def test_a_stock_checkpoint_goes_on_in_a_new_folder(tmp_path: Path) -> None:
         ({"max_steps": 20, "lr_scheduler_type": "cosine"}, ["lr_scheduler_type", "max_steps"]),
         ({"validate_every": 3, "save_steps": 5, "logging_steps": 7, "report_to": "wandb", "hub_model_id": "me/x"}, []),
         ({"beta": 0.1}, ["beta"]),
+        ({"too_long": "refuse", "sample_seed": 0, "problems_are": "the first rows"}, []),
+        ({"problems_are": "a stratified sample"}, ["problems_are"]),
     ],
-    ids=["longer", "another schedule's end", "bookkeeping", "another loss"],
+    ids=["longer", "another schedule's end", "bookkeeping", "another loss", "of a version before", "other rows"],
 )
 def test_what_makes_another_experiment(changed: dict[str, Any], differ: list[str]) -> None:
     assert [line.partition(":")[0] for line in differences(SETTINGS, {**SETTINGS, **changed})] == differ

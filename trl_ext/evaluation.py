@@ -16,10 +16,12 @@ from typing import Any
 import yaml
 from accelerate import PartialState
 from tqdm import tqdm
+from transformers import AutoConfig, AutoTokenizer
 
 from trl_ext.arguments import InputError, as_yaml
 from trl_ext.base_policy import make_base_policy
-from trl_ext.data.dataset import DatasetSettings
+from trl_ext.data.dataset import EARLIER, DatasetSettings
+from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.evaluate import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
 from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
 from trl_ext.provenance import provenance
@@ -41,7 +43,9 @@ class Evaluation(DatasetSettings):
         default=None, metadata={"help": "A folder or a Hub id (default: the base policy that the machine makes)."}
     )
     split: str = field(default="validation", metadata={"help": "Split to evaluate on."})
-    problems: int | None = field(default=None, metadata={"help": "Use the first so many problems."})
+    problems: int | None = field(
+        default=None, metadata={"help": "Evaluate on so many problems, a sample of them (default: all)."}
+    )
     samples: int = field(default=1, metadata={"help": "Responses per problem."})
     grader: str = field(
         default="compatible", metadata={"help": f"One of: {', '.join(sorted(GRADERS))}, or file.py:function."}
@@ -113,21 +117,28 @@ def run_evaluation(settings: Evaluation) -> Report:
     state = PartialState(cpu=True) if on_cpu_ranks() else PartialState()
     began, folder = time.time(), Path(settings.output_dir)
     try:
-        problems = list(settings.load(settings.split, settings.problems, settings.seed))
+        problems = settings.load(settings.split, settings.problems, settings.seed, settings.split)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
-    _claim(folder, settings, state)
-    rows = _rows_in(folder)
-    todo = [n for n in range(len(problems) * settings.samples) if n not in rows]
-    if todo:
+    _refuse_other_settings(folder, settings)
+    is_new = not (folder / SUMMARY).exists()
+    if is_new:
         with state.main_process_first():
             model = settings.model_name_or_path or str(make_base_policy(seed=settings.seed))
-        _sample(settings, model, problems, todo, rows, folder, state)
+        fitting = _rows_that_fit(settings, model, problems)
+    _claim(folder, settings, state)
+    rows = _rows_in(folder)
+    if is_new:
+        if state.is_main_process:
+            print(settings.sources[settings.split].line(settings.split))
+        todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
+        _sample(settings, model, problems, [n for n in todo if n not in rows], rows, folder, state)
         state.wait_for_everyone()
         rows = _rows_in(folder)
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
-        _write(folder, report, settings, time.time() - began, new=bool(todo))
+        if is_new:
+            _write(folder, report, settings, time.time() - began)
         print(evaluation_table(report))
         print("\n".join(examples(report, settings.show, settings.category)))
         print(f"everything is in {folder}: {SAMPLES}, {SUMMARY}")
@@ -135,24 +146,51 @@ def run_evaluation(settings: Evaluation) -> Report:
     return report
 
 
-def _claim(folder: Path, settings: Evaluation, state: PartialState) -> None:
-    """Take the folder, or go on in it if what is there has the same settings."""
-    mine = {k: v for k, v in dataclasses.asdict(settings).items() if k not in _FREE}
-    path = folder / SETTINGS
+def _rows_that_fit(settings: Evaluation, model: str, problems: Any) -> set[int]:
+    """The problems whose prompts leave room for the longest response, by their place; before the engine loads.
+
+    Raises:
+        InputError: one does not, and `too_long` is `refuse`; or there is no such model.
+    """
+    try:
+        tokenizer, shape = AutoTokenizer.from_pretrained(model), AutoConfig.from_pretrained(model)
+        context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
+        if context is None:
+            return set(range(len(problems)))
+        room = Room(context, setting, settings.max_tokens, "max_tokens")
+        source = settings.sources[settings.split]
+        numbered = problems.add_column("place", range(len(problems)))
+        return set(rows_that_fit(numbered, settings.split, source, tokenizer, room, settings.too_long)["place"])
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+
+
+def _refuse_other_settings(folder: Path, settings: Evaluation) -> None:
+    path, mine = folder / SETTINGS, _settings_of(settings)
     if path.exists():
-        there = yaml.safe_load(path.read_text(encoding="utf-8"))
+        there = {**EARLIER, **yaml.safe_load(path.read_text(encoding="utf-8"))}
         other = [f"{k}: {there.get(k)!r} there, {v!r} now" for k, v in mine.items() if there.get(k) != v]
         if other:
             raise InputError(
                 f"{folder} holds an evaluation of other settings ({'; '.join(other)}). Give another --output_dir, or "
                 "remove it."
             )
+
+
+def _settings_of(settings: Evaluation) -> dict[str, Any]:
+    """What decides the samples and their grades."""
+    mine = {k: v for k, v in dataclasses.asdict(settings).items() if k not in _FREE}
+    return mine | {"problems_are": settings.problems_are()}
+
+
+def _claim(folder: Path, settings: Evaluation, state: PartialState) -> None:
+    """Take the folder, which is new or has samples of the same settings."""
     state.wait_for_everyone()
     if state.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         for part in folder.glob("samples.rank*.jsonl"):
             drop_torn_line(part)
-        write_text(path, as_yaml(mine))
+        write_text(folder / SETTINGS, as_yaml(_settings_of(settings)))
     state.wait_for_everyone()
 
 
@@ -174,6 +212,8 @@ def _sample(
     state: PartialState,
 ) -> None:
     """Sample this rank's share of `todo` in batches, each written once it is graded."""
+    if not todo:
+        return
     grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)
     sampler = settings.sampler(model)
     mine = todo[state.process_index :: state.num_processes]
@@ -194,15 +234,19 @@ def _sample(
             bar.update(len(numbers))
 
 
-def _write(folder: Path, report: Report, settings: Evaluation, seconds: float, new: bool) -> None:
+def _write(folder: Path, report: Report, settings: Evaluation, seconds: float) -> None:
     """All ranks' samples in one file, in order, and the summary."""
-    if not new and (folder / SUMMARY).exists():
-        return
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in report.rows)
     write_text(folder / SAMPLES, lines)
     for part in folder.glob("samples.rank*.jsonl"):
         part.unlink()
     model = settings.model_name_or_path or "the base policy"
     engine = "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate"
-    more = {"model": model, "engine": engine, "wall_clock_s": round(seconds, 1), **provenance()}
+    more = {
+        "model": model,
+        "engine": engine,
+        "data": settings.sources[settings.split].summary(),
+        "wall_clock_s": round(seconds, 1),
+        **provenance(),
+    }
     write_text(folder / SUMMARY, json.dumps({**evaluation_summary(report), **more}, indent=2) + "\n")

@@ -22,7 +22,9 @@ from trl_ext.arguments import InputError, Stopped, as_yaml
 from trl_ext.base_policy import make_base_policy
 from trl_ext.callbacks import JsonlLog, ProgressBar, Validation, print_line
 from trl_ext.data.dataset import DatasetSettings
-from trl_ext.data.load import check_lengths
+from trl_ext.data.lengths import Room, context_of, rows_that_fit
+from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS
+from trl_ext.data.source import Source
 from trl_ext.ending import Decay, EarlyStop, TimeBudget
 from trl_ext.files import write_text
 from trl_ext.hub import check, hide_token, push
@@ -43,8 +45,16 @@ class Task(DatasetSettings):
 
     train_split: str = field(default="train", metadata={"help": "Split to train on."})
     validation_split: str = field(default="validation", metadata={"help": "Split to validate on."})
-    train_problems: int | None = field(default=None, metadata={"help": "Use the first so many training problems."})
-    validation_problems: int | None = field(default=None, metadata={"help": "Validate on the first so many problems."})
+    train_problems: int | None = field(
+        default=None,
+        metadata={
+            "help": f"Train on so many problems, a sample of them (default: all; {GENERATED_PROBLEMS} of a generated "
+            "dataset)."
+        },
+    )
+    validation_problems: int | None = field(
+        default=None, metadata={"help": "Validate on so many problems, a sample of them (default: all)."}
+    )
     validation_grader: str = field(
         default="compatible",
         metadata={"help": f"Grader of validation: {', '.join(sorted(GRADERS))}, or file.py:function."},
@@ -82,6 +92,9 @@ class Task(DatasetSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.grader()
+        if self.train_problems is None and self.trains_on()[0] in GENERATORS:
+            self.train_problems = GENERATED_PROBLEMS
+        self._refuse_to_validate_on_what_is_trained_on()
         for name in ("validate_every", "validation_batch_size", "final_validation_problems", "stop_without_spread"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -99,15 +112,36 @@ class Task(DatasetSettings):
             ValueError: a dataset that cannot be used.
         """
         return {
-            "train": self.load(self.train_split, self.train_problems, config.seed),
-            "validation": self.load(self.validation_split, self.problems_to_validate(), config.seed),
+            "train": self.load(self.train_split, self.train_problems, config.seed, "train"),
+            "validation": self.validation_rows(config.seed),
         }
 
-    def problems_to_validate(self) -> int | None:
-        """Of all validations together; None for all that there are."""
-        if self.validation_problems is None or self.final_validation_problems is None:
-            return self.validation_problems
-        return max(self.validation_problems, self.final_validation_problems)
+    def validation_rows(self, seed: int) -> Any:
+        """The problems of all validations together; the first `validation_problems` are those on the way."""
+        counts = (self.validation_problems, self.final_validation_problems)
+        n = self.validation_problems if None in counts else max(count for count in counts if count)
+        return self.load(self.validation_split, n, seed, "validation", in_sample_order=counts != (None, None))
+
+    def trains_on(self) -> tuple[str, str]:
+        """The dataset and the split that are trained on."""
+        return self.dataset, self.train_split
+
+    def _refuse_to_validate_on_what_is_trained_on(self) -> None:
+        dataset, split = self.trains_on()
+        if dataset != self.dataset:
+            return
+        if Path(dataset).suffix in READERS and "{split}" not in dataset:
+            name = Path(dataset)
+            raise ValueError(
+                f"dataset {dataset!r} is one file, which training and validation would both read: put {{split}} in "
+                f"its path, such as {name.stem}_{{split}}{name.suffix} for {name.stem}_{split}{name.suffix} and "
+                f"{name.stem}_{self.validation_split}{name.suffix}"
+            )
+        if split == self.validation_split:
+            raise ValueError(
+                f"training and validation are both on the split {split!r} of {dataset!r}: choose another "
+                "--validation_split"
+            )
 
     def trainer(self, model: ModelConfig, config: Any, data: Data, run: Run) -> Any:
         """The trainer, with the callbacks that only this recipe has."""
@@ -144,11 +178,15 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
         began = time.monotonic()
         policy = model.model_name_or_path or _base_policy(config)
         seconds_to_make_policy = time.monotonic() - began
-        check_context(data, policy, model, config)
+        data = rows_in_context(data, task, policy, model, config)
+        note_overlap(data, task.sources)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     settings = settings_of((task, model, config), policy=policy, processes=config.world_size)
-    settings["training_problems"] = fingerprint(data["train"])
+    settings |= {"training_problems": fingerprint(data["train"]), "problems_are": task.problems_are()}
+    for role, source in task.sources.items():
+        if source.available is not None or source.too_long:
+            say(source.line(role))
     resume = config.resume or config.resume_from_checkpoint
     with open_run(Path(config.output_dir), settings, resume, config.resume_changed, say) as run:
         if not run.validations:
@@ -221,8 +259,8 @@ def _base_policy(config: Any) -> str:
         return str(make_base_policy(seed=config.seed))
 
 
-def check_context(problems: Mapping[str, Any], policy: str, model: ModelConfig, config: Any) -> None:
-    """Refuse a tokenizer that is not the model's, and a prompt that leaves no room for the longest completion.
+def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: Any) -> Data:
+    """The rows whose prompts leave room for the longest response; a tokenizer that is not the model's is refused.
 
     Raises:
         ValueError: with what does not fit and the settings to change.
@@ -232,13 +270,22 @@ def check_context(problems: Mapping[str, Any], policy: str, model: ModelConfig, 
     tokenizer = AutoTokenizer.from_pretrained(policy, **known)
     shape = AutoConfig.from_pretrained(policy, **known)
     check_tokenizer(tokenizer, shape, policy, config.stop)
-    context, setting = getattr(shape, "max_position_embeddings", None), "the model's max_position_embeddings"
-    if config.use_vllm and config.vllm_max_model_length is not None:
-        context, setting = config.vllm_max_model_length, "vllm_max_model_length"
-    if context is not None:
-        for name, rows in problems.items():
-            sampled = [row["prompt"] for row in rows if "response" not in row]
-            check_lengths(sampled, name, tokenizer, config.max_completion_length, context, setting)
+    context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
+    if context is None:
+        return data
+    response = (config.max_completion_length, "sampling_max_tokens")
+    measured = (task.validation_max_tokens, "validation_max_tokens") if task.validation_max_tokens else response
+    rooms = {"train": Room(context, setting, *response), "validation": Room(context, setting, *measured)}
+    return data | {
+        role: rows_that_fit(data[role], role, source, tokenizer, rooms[role], task.too_long)
+        for role, source in task.sources.items()
+    }
+
+
+def note_overlap(data: Data, sources: Mapping[str, Source]) -> None:
+    """Count the validation problems that are trained on too, such as those that a public dataset has twice."""
+    trained_on = {row["prompt"] for row in data["train"]}
+    sources["validation"].also_in_training = sum(prompt in trained_on for prompt in data["validation"]["prompt"])
 
 
 def check_tokenizer(tokenizer: Any, shape: Any, policy: str, stop: Sequence[str] | None) -> None:
@@ -301,6 +348,7 @@ def finish(task: Task, trainer: Any, run: Run) -> dict[str, Any]:
     output, history = run.folder, run.validations
     write_curve(output / "curve.png", {output.name: history}, title=output.name)
     more = {"recipe": task.recipe, "seed": trainer.args.seed, "ended_early": run.ended_early}
+    more["data"] = {role: source.summary() for role, source in task.sources.items()}
     more["seconds_to_make_policy"] = round(run.seconds_to_make_policy, 2)
     more["seconds_to_save"] = round(trainer.seconds_to_save, 2)
     more |= {**task.finish(trainer, run), **provenance()}

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from trl_ext._startup import START
 from trl_ext.arguments import InputError, plain
 from trl_ext.checkpoints import checkpoints, damage, newest, set_aside
+from trl_ext.data.dataset import EARLIER
 from trl_ext.saving import RUN_RECORD
 
 LOGS = ("metrics.jsonl", "generations.jsonl")
@@ -231,6 +232,7 @@ def settings_of(parts: Iterable[Any], **more: Any) -> dict[str, Any]:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A line for each setting that would make the resumed run another experiment."""
+    before, now = {**EARLIER, **before}, {**EARLIER, **now}
     harmless = _HARMLESS | (_LENGTH if now.get("lr_scheduler_type") in _SCHEDULES_WITHOUT_AN_END else set())
     return [
         f"{name}: was {before.get(name)!r}, is {now.get(name)!r}"

@@ -70,6 +70,7 @@ class SFTTask(Task):
             dataset_config=self.traces_config,
             n=self.train_problems,
             seed=config.seed,
+            sample_seed=self.sample_seed,
         )
         self.trace_counts = {"unique": len(traces)}
         if self.filter_correct:
@@ -86,8 +87,12 @@ class SFTTask(Task):
             raise ValueError(f"{self.traces!r}: no trace is left to finetune on ({self.trace_counts})")
         return {
             "train": traces,
-            "validation": self.load(self.validation_split, self.problems_to_validate(), config.seed),
+            "validation": self.validation_rows(config.seed),
         }
+
+    def trains_on(self) -> tuple[str, str]:
+        """The traces and their split."""
+        return self.traces, self.traces_split
 
     def trainer(self, model: ModelConfig, config: ExtSFTConfig, data: Data, run: Run) -> ExtSFTTrainer:
         """`ExtSFTTrainer` on the traces' tokens."""

@@ -6,19 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_ext.data.load import ANSWER_SOURCES, GENERATORS, load_problems
+from trl_ext.data.lengths import TOO_LONG
+from trl_ext.data.load import ANSWER_SOURCES, GENERATORS, read_problems
+from trl_ext.data.source import Source
 from trl_ext.prompts import load_prompt, prompt_names
 from trl_ext.registry import Registry
 from trl_ext.rewards.extract import ANSWER_FORMATS
+
+# What versions before these settings did, for the records of their runs.
+EARLIER: dict[str, Any] = {"too_long": "refuse", "sample_seed": 0, "problems_are": "the first rows"}
 
 
 @dataclass
 class DatasetSettings:
     """A dataset's place, columns and prompt, checked when it is made.
 
+    Attributes:
+        sources: what the rows are, by what they are for.
+
     Raises:
         UnknownName: a name that is not in its table.
-        ValueError: a prompt template without `{question}`.
+        ValueError: a prompt template without `{question}`, or a choice that there is not.
     """
 
     dataset: str = field(
@@ -46,26 +54,55 @@ class DatasetSettings:
         },
     )
 
+    too_long: str = field(
+        default="refuse",
+        metadata={"help": f"Rows whose prompts leave no room for the longest response: {', '.join(TOO_LONG)}."},
+    )
+    sample_seed: int = field(
+        default=0,
+        metadata={
+            "help": "Of the sample that a number of problems takes from a dataset, in proportion to its levels and "
+            "subjects; apart from seed, so that runs of other seeds are measured on the same problems."
+        },
+    )
+
     def __post_init__(self) -> None:
+        self.sources: dict[str, Source] = {}
+        if self.too_long not in TOO_LONG:
+            raise ValueError(f"too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
         load_prompt(self.prompt)
         ANSWER_SOURCES.build(self.answer_source)
         if self.answer_format is None:
             self.answer_format = "boxed" if self.prompt == "question_only" else "r1_zero"
         ANSWER_FORMATS.get_function(self.answer_format)
 
-    def load(self, split: str, n: int | None, seed: int) -> Any:
-        """The rows of a split, see `load_problems`."""
-        return load_problems(
+    def load(self, split: str, n: int | None, seed: int, role: str | None = None, in_sample_order: bool = False) -> Any:
+        """The rows of a split, see `read_problems`.
+
+        Args:
+            role: what they are for, such as `train`; what they are is in `sources` under this name.
+        """
+        found = read_problems(
             self.dataset,
             split,
             self.prompt,
             n=n,
             seed=seed,
+            sample_seed=self.sample_seed,
+            in_sample_order=in_sample_order,
             problem_column=self.problem_column,
             answer_column=self.answer_column,
             answer_source=self.answer_source,
             dataset_config=self.dataset_config,
         )
+        if role is not None:
+            self.sources[role] = found.source
+        return found.rows
+
+    def problems_are(self) -> str:
+        """Which rows of a dataset are used, for a run's record: a resumed run must use the same."""
+        sampled = any(source.order == "sampled" for source in self.sources.values())
+        return "a stratified sample" if sampled else str(EARLIER["problems_are"])
 
     def build(self, table: Registry, name: str) -> Callable[..., Any]:
         """A reward or a grader for this answer format; a function of the user's own may do without one."""

@@ -1,16 +1,19 @@
-r"""Any math dataset -> rows `prompt`, `answer`, `level`, `subject`, `problem`, checked before a model loads."""
+r"""Any math dataset -> rows `prompt`, `answer`, `level`, `subject`, `problem`, `row`, checked before a model loads."""
 
 from __future__ import annotations
 
-import itertools
+import glob
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
 from trl_ext.data.mini_math import mini_math
+from trl_ext.data.sample import kinds_of_table, stratified_order
+from trl_ext.data.source import Source
 from trl_ext.files import read_jsonl
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.registry import Registry
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
 ANSWER_SOURCES = Registry("answer source")
 GENERATORS = {"mini_math": mini_math, "countdown": countdown}
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+GENERATED_PROBLEMS = 4096  # to train on, where a generated dataset is used and no number is given
 _LEVEL = re.compile(r"\d+")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?=[ {])")
 
 
 @ANSWER_SOURCES.register
@@ -47,19 +52,34 @@ def after_hashes(text: str) -> str | None:
     return answer.strip().replace(",", "") or None if hashes else None
 
 
-def load_problems(
+@dataclass(frozen=True)
+class Problems:
+    """Rows to train or validate on, and what they are."""
+
+    rows: Dataset
+    source: Source
+
+
+def load_problems(dataset: str, split: str, prompt: str, **options: Any) -> Dataset:
+    """The rows of `read_problems`."""
+    return read_problems(dataset, split, prompt, **options).rows
+
+
+def read_problems(
     dataset: str,
     split: str,
     prompt: str,
     *,
     n: int | None = None,
     seed: int = 0,
+    sample_seed: int = 0,
+    in_sample_order: bool = False,
     problem_column: str = "problem",
     answer_column: str = "answer",
     answer_source: str = "as_is",
     dataset_config: str | None = None,
-) -> Dataset:
-    """Rows to train or validate on.
+) -> Problems:
+    """Rows to train or validate on, each with its number in the split as `row`.
 
     Args:
         dataset: `mini_math`, `countdown`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with `{split}` in its path
@@ -67,8 +87,11 @@ def load_problems(
         dataset_config: of a Hub dataset; several, such as MATH's subjects, with commas between them.
         split: `train` or `validation` of a generated dataset, else the split's name.
         prompt: a shipped prompt's name or a template file.
-        n: the first n rows; None for all (a generated dataset is endless, so it needs n).
+        n: a sample of n rows, in proportion to levels and subjects, of which the first m are the sample of m; None for
+            all rows. A generated dataset is endless, so it needs n, and gives its first n.
         seed: of a generator.
+        sample_seed: of the sample.
+        in_sample_order: all rows in the order in which a sample takes them, also without n.
 
     Raises:
         UnknownName: `answer_source` is not in its table.
@@ -77,69 +100,76 @@ def load_problems(
     """
     template = load_prompt(prompt)
     extract = ANSWER_SOURCES.build(answer_source)
-    if dataset in GENERATORS:
-        if n is None:
-            raise ValueError(f"{dataset} is endless: say how many rows")
-        table = GENERATORS[dataset](split, n, seed)
-    else:
-        table = read_table(dataset, split, dataset_config)
+    table, numbers, source = _chosen(dataset, split, dataset_config, n, seed, sample_seed, in_sample_order)
     columns = table[0].keys() if len(table) else ()
     for column in (problem_column, answer_column):
         if column not in columns:
             raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(columns) or 'no rows'}")
-    place = f"{dataset.replace('{split}', split)!r}, " + ("line {line}" if dataset.endswith(".jsonl") else "row {row}")
-    rows = [
-        _row(row, place.format(line=i + 1, row=i), template, problem_column, answer_column, extract)
-        for i, row in enumerate(itertools.islice(table, n))
-    ]
+    rows = []
+    for number, row in zip(numbers, table, strict=True):
+        place = f"{source.file()!r}, {source.place(number)}"
+        rows.append(_row(row, place, template, problem_column, answer_column, extract) | {"row": number})
+        if answer_source == "last_boxed" and len(_BOX.findall(str(row[answer_column]))) > 1:
+            source.several_boxes.append(source.place(number))
     if any(isinstance(row["answer"], list) for row in rows):  # a column has one type
         rows = [
             {**row, "answer": row["answer"] if isinstance(row["answer"], list) else [row["answer"]]} for row in rows
         ]
     from datasets import Dataset
 
-    return Dataset.from_list(rows)
+    return Problems(Dataset.from_list(rows), source)
 
 
-def check_lengths(
-    prompts: Sequence[str], split: str, tokenizer: Any, completion: int, context: int, setting: str
-) -> None:
-    """Refuse a prompt that leaves no room in the context for the longest completion.
+def _chosen(
+    dataset: str, split: str, config: str | None, n: int | None, seed: int, sample_seed: int, in_sample_order: bool
+) -> tuple[Sequence[dict[str, Any]], Sequence[int], Source]:
+    """The rows that are asked for, as the dataset has them, and their numbers in it."""
+    if dataset in GENERATORS:
+        if n is None:
+            raise ValueError(f"{dataset} is endless: say how many rows")
+        generated = GENERATORS[dataset](split, n, seed)
+        return generated, range(n), Source(dataset, split, None, n, "generated")
+    table = read_table(dataset, split, config)
+    if n is None and not in_sample_order:
+        return table, range(len(table)), Source(dataset, split, len(table), len(table), "stored")
+    kinds, named = kinds_of_table(table, list(table[0]) if len(table) else [])
+    numbers = stratified_order(kinds, sample_seed)[:n]
+    source = Source(dataset, split, len(table), len(numbers), "sampled", named, sample_seed)
+    return [table[i] for i in numbers] if isinstance(table, list) else table.select(numbers), numbers, source
 
-    Args:
-        split: what the rows are called in the message.
-        completion: tokens of the longest completion.
-        context: tokens of prompt and completion together.
-        setting: where the context's length comes from, for the message.
+
+def read_table(dataset: str, split: str, config: str | None) -> Any:
+    """The rows, each a dict: a list of a .jsonl file, else a `datasets.Dataset`.
 
     Raises:
-        ValueError: names the first such row, its length, and how many there are.
+        ValueError: there is no such file or no such split; with those that there are.
     """
-    lengths = [len(ids) for ids in tokenizer(text=list(prompts))["input_ids"]] if prompts else []
-    too_long = [row for row, length in enumerate(lengths) if length + completion > context]
-    if too_long:
-        row = too_long[0]
-        raise ValueError(
-            f"{split}, row {row}: its prompt of {lengths[row]} tokens and a completion of up to {completion} "
-            f"(sampling_max_tokens) do not fit into {context} ({setting}); {len(too_long)} of {len(lengths)} rows are "
-            f"too long, the longest by {max(lengths) + completion - context}. Raise the context, lower "
-            "sampling_max_tokens, or leave these rows out of the dataset."
-        )
-
-
-def read_table(dataset: str, split: str, config: str | None) -> Sequence[dict[str, Any]]:
-    """The rows, each a dict."""
     from datasets import concatenate_datasets, load_dataset
 
     path = Path(dataset.replace("{split}", split))
     if path.suffix not in READERS:
-        parts = [load_dataset(dataset, part.strip() or None, split=split) for part in (config or "").split(",")]
-        return concatenate_datasets(parts)
+        parts = [part.strip() or None for part in (config or "").split(",")]
+        try:
+            return concatenate_datasets([load_dataset(dataset, part, split=split) for part in parts])
+        except ValueError as error:
+            if "Unknown split" not in str(error):
+                raise
+            raise ValueError(f"{dataset!r}: {' '.join(str(error).split())}") from error
     if not path.is_file():
-        raise ValueError(f"no file {str(path)!r} (working directory: {Path.cwd().name!r})")
+        raise ValueError(f"no file {str(path)!r} (working directory: {Path.cwd().name!r}){_splits_there(dataset)}")
     if path.suffix == ".jsonl":
         return read_jsonl(path)  # names the line where `datasets` would not, and takes a number here and a text there
     return load_dataset(READERS[path.suffix], data_files=str(path), split="train")
+
+
+def _splits_there(dataset: str) -> str:
+    """The splits for which there are files, for a message."""
+    before, _, after = Path(dataset).name.partition("{split}")
+    if not after:
+        return ""
+    names = [p.name for p in sorted(Path(dataset).parent.glob(f"{glob.escape(before)}*{glob.escape(after)}"))]
+    splits = [name[len(before) : len(name) - len(after)] for name in names]
+    return f"; there are files for the splits: {', '.join(splits) or 'none'}"
 
 
 def _row(

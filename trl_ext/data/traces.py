@@ -6,14 +6,14 @@ model wrote have them: what `filter_correct` is for.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from trl_ext.data.load import read_table
+from trl_ext.data.load import GENERATED_PROBLEMS, read_table
 from trl_ext.data.mini_math import mini_math
+from trl_ext.data.sample import kinds_of_table, stratified_order
 from trl_ext.prompts import format_prompt, load_prompt
 
 WRONG_SHARE = 0.4
@@ -56,27 +56,33 @@ def load_traces(
     dataset_config: str | None = None,
     n: int | None = None,
     seed: int = 0,
+    sample_seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Traces of a file, of the Hub, or of mini-MATH; each only once.
 
     Args:
         dataset: `mini_math`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with `{split}` in its path for the split.
         answer_column: the truths; rows of a dataset without it have no `answer`.
-        n: the first n rows; None for all, of mini-MATH 4,096.
+        n: a sample of n rows, of mini-MATH its first n; None for all, of mini-MATH 4,096.
         seed: of mini-MATH.
+        sample_seed: of the sample.
 
     Raises:
         ValueError: a column is missing, or a prompt or a response is no text; with the row's number from 0.
     """
     if dataset == "mini_math":
-        return unique(mini_math_traces(n or 4096, seed))
+        return unique(mini_math_traces(n or GENERATED_PROBLEMS, seed))
     table = read_table(dataset, split, dataset_config)
     columns = table[0].keys() if len(table) else ()
     for column in (prompt_column, response_column):
         if column not in columns:
             raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(columns) or 'no rows'}")
     rows = []
-    for number, row in enumerate(itertools.islice(table, n)):
+    numbers = (
+        range(len(table)) if n is None else stratified_order(kinds_of_table(table, list(columns))[0], sample_seed)[:n]
+    )
+    for number in numbers:
+        row = table[number]
         for column in (prompt_column, response_column):
             if not isinstance(row.get(column), str) or not row[column].strip():
                 raise ValueError(f"{dataset!r}, row {number}: {column!r} is {row.get(column)!r}, not a text")

@@ -1,0 +1,69 @@
+"""Prompts that leave no room in the context for the longest response: refused, or left out and listed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_ext.data.source import Source
+
+TOO_LONG = ("refuse", "drop")
+
+
+@dataclass(frozen=True)
+class Room:
+    """Tokens that there are for a prompt and its response together, and the settings that they come from."""
+
+    context: int
+    context_setting: str
+    response: int
+    response_setting: str
+
+
+def rows_that_fit(rows: Any, role: str, source: Source, tokenizer: Any, room: Room, choice: str) -> Any:
+    """The rows whose prompts fit; those left out are added to `source.too_long`.
+
+    Args:
+        rows: a `datasets.Dataset` with the columns `prompt` and `row`.
+        role: what the rows are for, such as `train`.
+        choice: `refuse` or `drop`.
+
+    Raises:
+        ValueError: a prompt does not fit and the choice is to refuse, or none fits.
+    """
+    excess = too_long(rows["prompt"], tokenizer, room)
+    if not excess:
+        return rows
+    numbers = rows["row"][:]
+    if choice == "refuse" or len(excess) == len(rows):
+        first, longest = min(excess, key=lambda place: numbers[place]), max(excess.values())
+        raise ValueError(
+            f"{role}, {source.place(numbers[first])} of {source.file()!r}: its prompt of "
+            f"{room.context - room.response + excess[first]} tokens and a response of up to {room.response} "
+            f"({room.response_setting}) do not fit into {room.context} ({room.context_setting}); {len(excess)} of "
+            f"{len(rows)} rows are too long, the longest by {longest}. Raise the context, lower "
+            f"{room.response_setting}, or leave these rows out with --too_long drop"
+        )
+    source.too_long = [source.place(number) for number in sorted(numbers[place] for place in excess)]
+    source.rows = len(rows) - len(excess)
+    return rows.select([place for place in range(len(rows)) if place not in excess])
+
+
+def too_long(prompts: Sequence[str], tokenizer: Any, room: Room) -> dict[int, int]:
+    """By the number of each prompt that does not fit, how many tokens it is too long."""
+    found = tokenizer(text=list(prompts))["input_ids"] if len(prompts) else []
+    over = {number: len(ids) + room.response - room.context for number, ids in enumerate(found)}
+    return {number: tokens for number, tokens in over.items() if tokens > 0}
+
+
+def context_of(shape: Any, use_vllm: bool, vllm_limit: int | None) -> tuple[int | None, str]:
+    """The length of the context, None if the model has no limit, and where it comes from.
+
+    Args:
+        shape: the model's config.
+        vllm_limit: `vllm_max_model_length`.
+    """
+    if use_vllm and vllm_limit is not None:
+        return vllm_limit, "vllm_max_model_length"
+    return getattr(shape.get_text_config(), "max_position_embeddings", None), "the model's max_position_embeddings"

@@ -1,0 +1,41 @@
+"""A part of a dataset that stands for the whole of it, whatever the order of its rows is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from random import Random
+from typing import Any
+
+_KINDS = ("level", "subject", "type")  # columns that say what kind of problem a row is
+
+
+def stratified_order(kinds: Sequence[Hashable], seed: int) -> list[int]:
+    """The numbers of all rows in an order whose every prefix has each kind in proportion to the whole, to within one.
+
+    Systematic sampling: of a kind's m rows, shuffled, the i-th has its place at (i + u) / m of the order, with one
+    random u in [0, 1) for each kind. Rows of a single kind are shuffled.
+    """
+    rows_of: dict[Hashable, list[int]] = defaultdict(list)
+    for row, kind in enumerate(kinds):
+        rows_of[kind].append(row)
+    draw = Random(f"sample {seed}")
+    placed = []
+    for rows in rows_of.values():
+        draw.shuffle(rows)
+        offset = draw.random()
+        placed += [((i + offset) / len(rows), row) for i, row in enumerate(rows)]
+    return [row for _, row in sorted(placed)]
+
+
+def kinds_of_table(table: Any, columns: Sequence[str]) -> tuple[list[Hashable], list[str]]:
+    """Each row's kind, and the columns that it consists of; one kind for all where there are no such columns.
+
+    Args:
+        table: a list of dicts, or a `datasets.Dataset`.
+        columns: those of its first row.
+    """
+    named = [name for name in _KINDS if name in columns]
+    values = [[row.get(name) for row in table] if isinstance(table, list) else table[name] for name in named]
+    kinds: list[Hashable] = [tuple(map(str, kind)) for kind in zip(*values, strict=True)]
+    return kinds or [()] * len(table), named

@@ -33,7 +33,7 @@ def environment_of_ranks() -> dict[str, str]:
     return {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
 
 
-def on_two_ranks(launcher: list[str], output: Path, part: str) -> list[dict[str, Any]]:
+def on_two_ranks(launcher: list[str], output: Path, part: str, seconds: float = 280) -> list[dict[str, Any]]:
     """What each of two ranks found in that part of `two_ranks.py`."""
     done = subprocess.run(
         [sys.executable, "-m", *launcher, "--module", "tests.two_ranks", str(output), part],
@@ -41,7 +41,7 @@ def on_two_ranks(launcher: list[str], output: Path, part: str) -> list[dict[str,
         env=environment_of_ranks(),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=seconds,
         check=False,
     )
     tracebacks = done.stderr.partition("Traceback")
@@ -200,3 +200,31 @@ def test_the_rate_falls_by_the_clock_that_is_furthest_on_both_ranks(ranks: list[
 
 def test_both_ranks_have_the_accuracy_that_the_first_one_found(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["validated"] == ranks[1]["validated"] == [1.0]
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Were a rank to wait for one that has raised, it would be for 30 minutes."""
+    torchrun = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    return on_two_ranks(torchrun, tmp_path_factory.mktemp("faults"), "faults", seconds=120)
+
+
+@pytest.mark.parametrize(
+    ("case", "by", "kind", "message"),
+    [
+        ("raises", 1, "KeyError", "reward 'raises' raised KeyError: "),
+        ("raises_later", 1, "KeyError", "reward 'raises_later' raised KeyError: "),
+        ("hangs", 1, "RewardError", "reward 'hangs' took longer than 1.0 s for 8 completions"),
+        ("validates", 0, "LookupError", "no verdict"),
+    ],
+)
+def test_what_one_rank_raises_ends_both_at_once_with_the_same_words(
+    case: str, by: int, kind: str, message: str, faults: list[dict[str, Any]]
+) -> None:
+    own, others = faults[by][case], faults[1 - by][case]
+    assert kind in own["kinds"]
+    assert message in own["message"]
+    assert ("RankError" if case == "validates" else "RewardError") in others["kinds"]
+    assert f"on rank {by}: " in others["message"]
+    assert others["message"].endswith(own["message"])
+    assert max(own["seconds"], others["seconds"]) < 30

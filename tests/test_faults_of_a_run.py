@@ -39,11 +39,6 @@ def test_checked_leaves_a_reward_that_answers_as_it_is() -> None:
     assert mine(prompts=["p"] * 4, completions=["c"] * 4) == [1.0, None, True, torch.tensor(0.5)]
     assert mine(["p"], ["c"]) == [1.0]
 
-    async def later(**_: Any) -> list[float]:
-        return []
-
-    assert checked(later, 5.0) is later
-
 
 # --- rewards ----------------------------------------------------------------------------------------------------
 
@@ -97,12 +92,12 @@ def test_a_reward_function_at_fault_is_named_and_the_last_checkpoint_stays(
     assert all(damage(path) is None for path in checkpoints(tmp_path))
 
 
-def test_a_reward_has_the_time_that_was_given_and_the_alarm_is_off_afterwards() -> None:
-    began = time.monotonic()
+def test_a_reward_has_the_time_that_was_given_and_no_signal_is_taken_afterwards() -> None:
+    began, handler = time.monotonic(), signal.getsignal(signal.SIGURG)
     with pytest.raises(RewardError, match=r"took longer than 0.2 s for 1 completions"):
         checked(hangs, 0.2)(prompts=["p"], completions=["c"])
     assert 0.2 <= time.monotonic() - began < 1.9
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGURG) is handler
 
 
 def test_rewards_that_are_all_equal_for_long_are_warned_about(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What `test_distributed.py` trains on one rank in its own process and on two, under torchrun or accelerate.
 
-python -m tests.two_ranks OUTPUT PART      PART: axes, all, or sync
+python -m tests.two_ranks OUTPUT PART      PART: axes, all, sync, or faults
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from tests.tiny import (
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.callbacks import Validation
 from trl_ext.ending import Decay, TimeBudget
+from trl_ext.evaluate import Completion, grade_rows
 from trl_ext.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.expert_iteration_recipe import EndOfStep
 from trl_ext.rewards.grade import Verdict
@@ -258,7 +260,43 @@ def partition_everything(config: Path) -> None:
     os.environ["ACCELERATE_CONFIG_DS_FIELDS"] = ""  # those of accelerate's own file, refused beside DeepSpeed's
 
 
-PARTS = {"axes": runs_of_axes, "all": all_runs, "sync": sync_runs}
+def faults_of_one_rank(path: Path) -> dict[str, Any]:
+    """What either rank raises, and after how many seconds, where something of one rank's is at fault."""
+    rank = int(os.environ["RANK"])
+
+    known: dict[str, float] = {}
+
+    def raises(completions: list[str], **_: Any) -> list[float]:
+        return share_of_ones(completions) if rank == 0 else [known[text] for text in completions]
+
+    async def raises_later(completions: list[str], **_: Any) -> list[float]:
+        return raises(completions)
+
+    def hangs(completions: list[str], **_: Any) -> list[float]:
+        time.sleep(1000 * rank)
+        return share_of_ones(completions)
+
+    def fails(problems: Any, completions: Any) -> list[Verdict]:
+        raise LookupError("no verdict")  # the first rank grades for all
+
+    def validates(trainer: Any) -> None:
+        trainer.found_by_first(lambda: grade_rows([{"answer": "1"}], [Completion("1", 1, True)], fails))
+
+    rewards = {"raises": raises, "raises_later": raises_later, "hangs": hangs, "validates": ends_early}
+    found = {}
+    for name, reward in rewards.items():
+        settings = {"reward_timeout": 1.0, "gradient_accumulation_steps": 2}
+        trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path / name, reward, **settings)
+        began = time.monotonic()
+        try:
+            validates(trainer) if name == "validates" else trainer.train()
+        except Exception as error:
+            kinds = [kind.__name__ for kind in type(error).__mro__]
+            found[name] = {"kinds": kinds, "message": str(error), "seconds": time.monotonic() - began}
+    return found
+
+
+PARTS = {"axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "faults": faults_of_one_rank}
 
 if __name__ == "__main__":
     output, part = Path(sys.argv[1]), sys.argv[2]

@@ -13,6 +13,7 @@ from transformers import Trainer
 from trl.models import unwrap_model_for_generation
 
 from trl_ext.evaluate import Completion
+from trl_ext.ranks import raise_everywhere
 from trl_ext.rollout import hf_generate, is_finished
 
 Found = TypeVar("Found")
@@ -81,9 +82,17 @@ class PolicySampling:
         return [gathered[i % ranks][i // ranks] for i in range(len(prompts))]
 
     def found_by_first(self, find: Callable[[], Found]) -> Found:
-        """What the first rank finds, on every rank."""
-        found: Found = broadcast_object_list([find() if self.accelerator.is_main_process else None])[0]
-        return found
+        """What the first rank finds, on every rank; what it raises is raised on all of them."""
+        found: list[Any] = [None]
+        error = None
+        try:
+            if self.accelerator.is_main_process:
+                found = [find()]
+        except Exception as raised:
+            error = raised
+        raise_everywhere(error)
+        value: Found = broadcast_object_list(found)[0]
+        return value
 
     @contextlib.contextmanager
     def _sampling(self, temperature: float | None, max_tokens: int | None) -> Iterator[None]:

@@ -11,10 +11,13 @@ from __future__ import annotations
 from trl_ext import _lazy_vllm  # noqa: F401
 
 # isort: split
+import logging
+import math
 import time
 from typing import Any
 
 import torch
+from accelerate.utils import gather
 from torch import Tensor
 from trl import GRPOTrainer
 
@@ -26,7 +29,8 @@ from trl_ext.micro_batches import MicroBatches
 from trl_ext.plain_state import plain_state, restored
 from trl_ext.policy_sampling import PolicySampling, sampling_kwargs
 from trl_ext.problem_choice import ProblemChoice
-from trl_ext.rewards.checked import checked
+from trl_ext.ranks import raise_everywhere
+from trl_ext.rewards.checked import Checked, RewardError, checked, merged_columns
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.saving import WholeCheckpoints
@@ -38,6 +42,8 @@ _KEPT = (
     "_metrics", "_logs", "_total_train_tokens", "_current_train_step_time", "_last_world_entropy", "entropy_coef",
     "last_rollout", "skipped_steps", "skipped_in_a_row",
 )  # fmt: skip
+
+log = logging.getLogger(__name__)
 
 
 class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer):
@@ -73,6 +79,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         self._totals: tuple[int, StepTotals] | None = None  # optimizer step they belong to, and its totals
         self._curriculum = self._make_curriculum()
         self.last_rollout: list[dict[str, Any]] = []  # this rank's rows, for the log of generations
+        self._unscored_in_a_row = 0  # rollouts
         self._finished = torch.zeros(0, dtype=torch.bool)  # (N local,) of the last rollout
         self._lengths = torch.zeros(0)  # (N local,)
 
@@ -145,7 +152,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
     # Advantages.
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        per_func: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        per_func = self._scored_on_all_ranks(inputs, prompts, completions, completion_ids_list)
         reward = (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
         self._per_func = per_func  # (N, reward functions)
         self._rewards = reward.masked_fill(per_func.isnan().all(dim=1), torch.nan)  # (N,), NaN: nothing scored it
@@ -159,6 +166,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             }
             for p, c, row, ids in zip(prompts, completions, inputs, completion_ids_list, strict=True)
         ]
+        self._name_columns_apart(rollout[0])
         for column, values in self._pending_extra_logs.items():
             for row, value in zip(rollout, values, strict=True):
                 row[column] = value
@@ -167,17 +175,61 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         self._log_lengths_by_outcome(len(prompts))
         return per_func
 
+    def _scored_on_all_ranks(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        """TRL's (N, reward functions); what a reward function raises on one rank is raised on all of them."""
+        error = None
+        try:
+            per_func: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            error = self._all_nan(per_func)
+        except RewardError as raised:
+            error = raised
+            shape = len(prompts), len(self.reward_funcs)
+            per_func = gather(torch.zeros(shape, device=self.accelerator.device))  # the others wait in TRL's method
+        raise_everywhere(error, RewardError)
+        return per_func
+
+    def _all_nan(self, per_func: Tensor) -> RewardError | None:
+        """The fault of a reward function that scored nothing by NaN, where no other one scored anything either.
+
+        In the first rollout it is one at once, later where it comes `max_nonfinite_steps` times in a row.
+        """
+        if not self.model.training:
+            return None
+        self._unscored_in_a_row = self._unscored_in_a_row + 1 if per_func.isnan().all() else 0
+        at_fault = [f for f in self.reward_funcs if isinstance(f, Checked) and f.is_all_nan]
+        if not (self._unscored_in_a_row and at_fault):
+            return None
+        fault = at_fault[0].fault(
+            f"returned NaN for all {len(per_func)} completions, {self._unscored_in_a_row} rollouts in a row, and no "
+            "other reward scored them; it has to return a number, or None for one that it cannot score"
+        )
+        if self.state.global_step == 0 or self._unscored_in_a_row >= self.args.max_nonfinite_steps:
+            return fault
+        log.warning("%s", fault)
+        return None
+
+    def _name_columns_apart(self, row: dict[str, Any]) -> None:
+        """Let no column that a reward function logs take the name of another's, of a row's own or of TRL's table."""
+        logged = [(function.name, function.columns) for function in self.reward_funcs if isinstance(function, Checked)]
+        taken = {*row, "rewards", "reward", "step", "completion", "advantage", *self.reward_func_names}
+        self._pending_extra_logs.clear()
+        self._pending_extra_logs.update(merged_columns(logged, taken))
+
     def _log_lengths_by_outcome(self, local: int) -> None:
-        """Response length of correct and of incorrect responses; correct is what a reward logs so, or reward > 0."""
+        """Response length of correct and of incorrect responses; correct is what a reward logs so, or reward > 0.
+
+        A response that a reward logs as None is neither.
+        """
         start = self.accelerator.process_index * local
         logged = self._pending_extra_logs.get("correct")
-        correct = torch.tensor(logged, dtype=torch.bool) if logged else (self._rewards[start : start + local] > 0).cpu()
+        correct = torch.tensor([math.nan if value is None else float(bool(value)) for value in logged or ()])
+        correct = correct if logged else (self._rewards[start : start + local] > 0).float().cpu()
         per_outcome = torch.stack(
             [
-                (self._lengths * correct).sum(),
-                correct.sum(),
-                (self._lengths * ~correct).sum(),
-                (~correct).sum(),
+                (self._lengths * (correct == 1)).sum(),
+                (correct == 1).sum(),
+                (self._lengths * (correct == 0)).sum(),
+                (correct == 0).sum(),
             ]
         )
         right_sum, right, wrong_sum, wrong = self.accelerator.reduce(per_outcome.to(self.accelerator.device)).tolist()

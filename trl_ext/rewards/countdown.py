@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from trl_ext.rewards.extract import ANSWER_FORMATS, Extraction
-from trl_ext.rewards.grade import GRADERS, Verdict
+from trl_ext.rewards.grade import GRADERS, Verdict, texts_of
 
 MAX_CHARACTERS = 200
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,6})|([-+*/()]))")
@@ -29,10 +29,11 @@ def countdown(responses: Sequence[str], truths: Sequence[Any], *, answer_format:
     Raises:
         UnknownName: no such answer format.
         ValueError: a truth is of another form.
+        TypeError: a response is no text.
     """
     extract = ANSWER_FORMATS.get_function(answer_format)
     found = []
-    for response, truth in zip(responses, truths, strict=True):
+    for response, truth in zip(texts_of(responses), truths, strict=True):
         extraction = Extraction.of(extract(response))
         right, reason = False, "no answer"
         if extraction.answer is not None:

@@ -54,11 +54,11 @@ def strict(responses: Sequence[str], truths: Sequence[Any], *, answer_format: st
 
     Raises:
         UnknownName: no such answer format.
-        TypeError: a truth is of another type.
+        TypeError: a truth is of another type, or a response is no text.
         PoolError: the workers cannot start, or fail on everything.
     """
     extract = ANSWER_FORMATS.get_function(answer_format)
-    return _grade("strict", [Extraction.of(extract(response)) for response in responses], truths)
+    return _grade("strict", [Extraction.of(extract(response)) for response in texts_of(responses)], truths)
 
 
 @GRADERS.register
@@ -70,7 +70,7 @@ def compatible(
     Raises:
         UnknownName: no such answer format.
         ImportError: `fast=False` without math-verify.
-        TypeError: a truth is neither text, number nor a list of them.
+        TypeError: a truth is neither text, number nor a list of them, or a response is no text.
         PoolError: the workers cannot start, or fail on everything.
     """
     if answer_format not in _COMPATIBLE_FORMATS:
@@ -78,7 +78,7 @@ def compatible(
     if not fast and importlib.util.find_spec("math_verify") is None:
         raise ImportError("fast=False needs math-verify: pip install 'trl_ext[math]'")
     extract = _COMPATIBLE_FORMATS[answer_format]
-    return _grade("compatible" if fast else "lenient", [extract(response) for response in responses], truths)
+    return _grade("compatible" if fast else "lenient", [extract(response) for response in texts_of(responses)], truths)
 
 
 def math_reward_fn(response: str, ground_truth: Any, answer_format: str = "r1_zero") -> dict[str, float]:
@@ -94,6 +94,18 @@ def r1_zero_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> di
 def question_only_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
     r"""The course's reward for the question_only prompt, whose answer is in a `\boxed{}`; see `compatible`."""
     return compatible([response], [ground_truth], answer_format="boxed", fast=fast)[0].rewards()
+
+
+def texts_of(responses: Sequence[str]) -> Sequence[str]:
+    """The responses themselves.
+
+    Raises:
+        TypeError: one of them is no text; the message names it.
+    """
+    for place, response in enumerate(responses):
+        if not isinstance(response, str):
+            raise TypeError(f"response {place} is {str(response)[:80]}, not a text")
+    return responses
 
 
 def _grade(rule: str, extractions: Sequence[Extraction], truths: Sequence[Any]) -> list[Verdict]:

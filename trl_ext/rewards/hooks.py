@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_ext.registry import Registry
@@ -48,7 +48,7 @@ def reward(
     **_: Any,
 ) -> list[float]:
     """Rewards by a grader of `GRADERS` (or an import path), with the extracted answers and the reasons logged."""
-    texts = [completion_text(completion) for completion in completions]
+    texts = [completion_text(completion, place) for place, completion in enumerate(completions)]
     verdicts = GRADERS.build(grader, answer_format=answer_format)(texts, answer)
     if log_extra:
         _log_rows(verdicts, log_extra)
@@ -72,6 +72,19 @@ def _log_means(verdicts: Sequence[Verdict], log_metric: Callable[[str, float], N
     log_metric("grader/failures", sum(verdict.failure is not None for verdict in verdicts))
 
 
-def completion_text(completion: Any) -> str:
-    """The text of a plain completion, or of the last message of a conversational one."""
-    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+def completion_text(completion: Any, place: int | None = None) -> str:
+    """The text of a plain completion, or of the last message of a conversational one; "" for a message without text.
+
+    Raises:
+        TypeError: it is neither; the message names it by `place`.
+    """
+    if isinstance(completion, str):
+        return completion
+    last = completion[-1] if isinstance(completion, Sequence) and completion else None
+    if not isinstance(last, Mapping):
+        name = "a completion" if place is None else f"completion {place}"
+        raise TypeError(f"{name} is {str(completion)[:80]}, neither a text nor a list of messages")
+    content = last.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in content)

@@ -1,0 +1,28 @@
+"""What one rank meets and all have to know of, before they wait for each other."""
+
+from __future__ import annotations
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+
+class RankError(RuntimeError):
+    """Another rank raised an exception; the message says which, and what it was."""
+
+
+def raise_everywhere(error: Exception | None, kind: type[Exception] = RankError) -> None:
+    """Raise on every rank if any of them has an error: its own, or that of the first one that has.
+
+    A collective operation: every rank calls it, those without an error too.
+
+    Raises:
+        kind: on ranks without an error of their own.
+    """
+    state = PartialState()
+    told = None if error is None else f"{type(error).__name__} on rank {state.process_index}: {error}"
+    everyones = gather_object([told]) if state.num_processes > 1 else [told]
+    if error is not None:
+        raise error
+    for said in everyones:
+        if said is not None:
+            raise kind(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,18 @@ def test_a_file_is_loaded_once_however_it_is_spelled(user_file: str, tmp_path: P
     assert ADVANTAGES.get_function(f"{tmp_path}/mine.py:halved") is first
     first.__globals__["loads"].append(1)
     assert ADVANTAGES.get_function("mine.py:needy").__globals__["loads"] == [1]
+
+
+def test_files_whose_paths_look_alike_are_different_and_each_has_its_own_siblings(user_file: str) -> None:
+    for folder, value in (("a", 1), ("b", 2)):
+        Path(folder).mkdir()
+        Path(folder, "mine.py").write_text("from helper import value\ndef f(): return value, 'in a folder'\n")
+        Path(folder, "helper.py").write_text(f"value = {value}\n")
+    Path("a_mine.py").write_text("def f(): return 'at the top'\n")
+    before = list(sys.path)
+    found = [ADVANTAGES.get_function(f"{path}.py:f")() for path in ("a/mine", "b/mine", "a_mine", "a/mine")]
+    assert found == [(1, "in a folder"), (2, "in a folder"), "at the top", (1, "in a folder")]
+    assert sys.path == before
 
 
 @pytest.mark.parametrize(

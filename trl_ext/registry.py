@@ -6,19 +6,22 @@ the function's signature when the configuration is built, not when the first rol
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+_FOLDERS: set[str] = set()  # of users' files that were loaded
 
 
 class UnknownName(ValueError):
@@ -143,7 +146,8 @@ def _load_module(name: str, kind: str) -> Any:
 def _load_file(path: Path, kind: str) -> Any:
     if not path.is_file():
         raise ValueError(f"{kind}: no file {str(path)!r} (working directory: {Path.cwd().name!r})")
-    name = f"trl_ext_user_{path.resolve().as_posix().replace('/', '_').removesuffix('.py')}"
+    path = path.resolve()
+    name = f"trl_ext_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
@@ -151,8 +155,26 @@ def _load_file(path: Path, kind: str) -> Any:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
-            spec.loader.exec_module(module)
+            with _siblings_of(path):
+                spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+@contextlib.contextmanager
+def _siblings_of(path: Path) -> Iterator[None]:
+    """While the block imports, the file's folder comes first, as for a script; another user's siblings are put away."""
+    folder = str(path.parent)
+    for other, module in list(sys.modules.items()):
+        place = Path(getattr(module, "__file__", None) or "").parent
+        if str(place) in _FOLDERS - {folder} and (path.parent / f"{other}.py").exists():
+            del sys.modules[other]  # who has imported it keeps it
+    _FOLDERS.add(folder)
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

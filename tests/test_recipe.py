@@ -261,6 +261,11 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads_or_l
     assert "1 too long and left out: line 5" in said
     assert "validation: 3 problems of 4" in said
     assert task_of_run[0].sources["validation"].too_long == ["line 4"]
+    larger = parse(
+        GRPO_SETTINGS, "about", tmp_path / "mine.yaml", [*ON_A_CPU, "--too_long", "drop", "--group_size", "2"]
+    )
+    with pytest.raises(InputError, match=r"4 training problems, and a rollout has 8 different ones .* lower rollout_b"):
+        run_recipe(*larger)
 
 
 def test_what_the_base_policy_took_is_known_of_the_runs_first_start(

@@ -28,6 +28,7 @@ from trl_ext.saving import WholeCheckpoints
 PACKAGE = Path(trl_ext.__file__).parent
 
 OVERRIDDEN = {
+    "train": "resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None",
     "_generate_single_turn": "prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False",
     "_generate": "prompts",
     "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",

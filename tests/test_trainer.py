@@ -657,3 +657,10 @@ def test_logging_beside_training_keeps_the_metrics_of_the_step(tmp_path: Path) -
     trainer.train()
     assert [e["step"] for e in trainer.state.log_history if "validation/accuracy" in e] == [1, 2, 3]
     assert all({"entropy", "reward", "clip_ratio/region_mean"} <= entry.keys() for entry in logs(trainer))
+
+
+def test_fewer_problems_than_a_rollout_has_are_refused_when_training_begins(tmp_path: Path) -> None:
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, train_dataset=prompts(3))
+    with pytest.raises(ValueError, match=r"3 training problems, and a rollout has 4 different ones .* to 12 or less"):
+        trainer.train()
+    assert trainer.state.global_step == 0

@@ -173,6 +173,21 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         """Whether the loss is ours; otherwise it is TRL's own."""
         return self.policy_loss is not None
 
+    def check_problem_count(self, problems: int) -> None:
+        """Refuse fewer training problems than a rollout has: TRL's `RepeatSampler` leaves out an incomplete rollout.
+
+        Raises:
+            ValueError: with the settings to change.
+        """
+        needed = self.generation_batch_size // self.num_generations
+        if problems < needed:
+            raise ValueError(
+                f"{problems} training problems, and a rollout has {needed} different ones (rollout_batch_size "
+                f"{self.generation_batch_size} in groups of group_size {self.num_generations}), so that nothing would "
+                f"be trained: lower rollout_batch_size to {problems * self.num_generations} or less, or give more "
+                "problems"
+            )
+
     def advantage_fn(self) -> Callable[..., Any]:
         """(P, G) rewards -> (P, G) advantages."""
         assert self.advantage is not None

@@ -28,6 +28,13 @@ class ExpertIterationTask(Task):
         if self.validate_every != default:
             raise ValueError("validate_every has no meaning in expert iteration: it validates after each of its steps")
 
+    def check(self, data: Data, config: ExpertIterationConfig, say: Callable[[str], None]) -> None:
+        """Say so where there are fewer questions than a step samples for."""
+        super().check(data, config, say)
+        questions, wanted = len(data["train"]), config.questions_per_step
+        if questions < wanted:
+            say(f"there are {questions} questions, fewer than questions_per_step ({wanted}): every step takes all")
+
     def trainer(self, model: ModelConfig, config: ExpertIterationConfig, data: Data, run: Run) -> Any:
         """`ExpertIterationTrainer`, which saves and ends where its steps do."""
         trainer = ExpertIterationTrainer(

@@ -38,6 +38,11 @@ class GRPOTask(Task):
         """The reward, in TRL's signature."""
         return self.build(REWARDS, self.reward)
 
+    def check(self, data: Data, config: ExtGRPOConfig, say: Callable[[str], None]) -> None:
+        """Refuse fewer problems than a rollout has."""
+        super().check(data, config, say)
+        config.check_problem_count(len(data["train"]))
+
     def trainer(self, model: ModelConfig, config: ExtGRPOConfig, data: Data, run: Run) -> ExtGRPOTrainer:
         """`ExtGRPOTrainer`, its generations logged, and a warning where nothing is learnt."""
         trainer = ExtGRPOTrainer(

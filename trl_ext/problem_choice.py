@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -24,6 +25,19 @@ class ProblemChoice:
     _step: int
     _metrics: Any
     _curriculum: Curriculum | None
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
+    ) -> Any:
+        """As `Trainer` does.
+
+        Raises:
+            ValueError: there are fewer training problems than a rollout has.
+        """
+        if isinstance(self.train_dataset, Sized):
+            self.args.check_problem_count(len(self.train_dataset))
+        parent: Any = super()
+        return parent.train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def _make_curriculum(self) -> Curriculum | None:
         if self.args.settled_share == 1:

@@ -147,6 +147,13 @@ class Task(DatasetSettings):
         """The trainer, with the callbacks that only this recipe has."""
         raise NotImplementedError
 
+    def check(self, data: Data, config: Any, say: Callable[[str], None]) -> None:
+        """Look at the data before a model loads.
+
+        Raises:
+            ValueError: the recipe cannot train on them.
+        """
+
     def is_due(self, trainer: Any) -> Callable[[Any], bool]:
         """Whether the policy is to be validated, by the trainer's state after an optimizer step."""
         return lambda state: state.global_step % self.validate_every == 0
@@ -180,6 +187,7 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
         seconds_to_make_policy = time.monotonic() - began
         data = rows_in_context(data, task, policy, model, config)
         note_overlap(data, task.sources)
+        task.check(data, config, say)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     settings = settings_of((task, model, config), policy=policy, processes=config.world_size)

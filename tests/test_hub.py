@@ -245,6 +245,28 @@ def test_a_hub_that_breaks_at_the_end_of_a_run_costs_nothing_but_the_push(hub: H
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "places"), [("all_checkpoints", {2, 4}), ("checkpoint", {"last-checkpoint"})])
+def test_checkpoints_are_pushed_whole_while_the_run_goes_on(
+    strategy: str, places: set[object], hub: Hub, tmp_path: Path
+) -> None:
+    policy = make_base_policy(0, tmp_path / "cache", SMALL, progress=False)
+    settings = {**TINY_RUN, "model_name_or_path": str(policy), "hub_strategy": strategy, "hub_always_push": True,
+                "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
+    hub_id = ["--push_to_hub", "--hub_model_id", "me/mine"]
+    done = run_python(hub, str(RECIPE), "--config", "mine.yaml", *hub_id, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folders = {f"checkpoint-{place}" if isinstance(place, int) else str(place) for place in places}
+    arrived = {name.partition("/")[0] for name in hub.files["me/mine"] if "/" in name}
+    assert arrived == folders
+    last = tmp_path / "runs" / "mine" / "checkpoint-4"
+    for folder in folders:
+        names = {name.removeprefix(f"{folder}/") for name in hub.files["me/mine"] if name.startswith(f"{folder}/")}
+        assert names == {path.name for path in last.iterdir()}
+        assert "manifest.json" in names
+
+
+@pytest.mark.slow
 def test_what_fails_half_way_keeps_the_run_and_goes_on_where_it_was(hub: Hub, finished: Path, tmp_path: Path) -> None:
     arguments = ["-m", "trl_ext.hub", "push", str(finished), "--repo_id", "me/tiny", "--private"]
     hub.failures["commit"] = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -249,6 +251,37 @@ def test_no_checkpoint_is_begun_where_the_disk_has_no_room_for_another(
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1"]  # of whose size nothing was known
     assert trainer.failed_saves == STEPS - 1
     assert "1e-06 GB free" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "is_warning"),
+    [
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), True),
+        (TypeError("Object of type device is not JSON serializable"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), False),
+        (RuntimeError("some tensors share memory"), False),
+    ],
+    ids=["quota", "safetensors", "torch", "type", "file", "other"],
+)
+def test_only_a_fault_of_the_disk_lets_a_run_go_on_without_its_checkpoint(
+    error: Exception, is_warning: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = made(tmp_path, preset="grpo_clip", max_steps=1)
+
+    def fail() -> dict[str, Any]:
+        raise error
+
+    trainer.run_record = fail
+    if is_warning:
+        trainer.train()
+        assert str(error) in caplog.text
+    else:
+        with pytest.raises(type(error)) as raised:
+            trainer.train()
+        assert raised.value is error
+    assert (trainer.failed_saves, checkpoints(tmp_path)) == (int(is_warning), [])
 
 
 FULL = """

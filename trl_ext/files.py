@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
+
+_DISK_FAULTS = {
+    errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENODEV, errno.ENOSPC, errno.ENXIO, errno.EPERM,
+    errno.EROFS, errno.ESTALE, errno.ETIMEDOUT,
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -57,3 +66,18 @@ def append_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Append rows to a JSONL file; unbuffered, so that no line is cut in two."""
     with path.open("ab", buffering=0) as file:
         file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+
+
+def is_disk_fault(error: BaseException | None) -> bool:
+    """Whether a disk refused to be written, in the words of the system or of the libraries that write checkpoints.
+
+    safetensors says so as `I/O error: ... (os error N)`; torch's writer of archives (torch/serialization.py:
+    _open_zipfile_writer_file) finds itself at another position than it has written to.
+    """
+    if error is None:
+        return False
+    if isinstance(error, OSError) and error.errno in _DISK_FAULTS:
+        return True
+    words = re.compile(r"I/O error: .*os error|PytorchStreamWriter failed writing|unexpected pos")
+    said = isinstance(error, (RuntimeError, SafetensorError)) and words.search(str(error))
+    return bool(said) or is_disk_fault(error.__cause__ or error.__context__)

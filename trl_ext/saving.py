@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from transformers.trainer import TRAINER_STATE_NAME
 
 from trl_ext.checkpoints import SCRATCH, checkpoints, prune, publish, seal, size
+from trl_ext.files import is_disk_fault
 from trl_ext.sigterm import StopOnSigterm
 
 RUN_RECORD = "run.json"
@@ -55,6 +56,7 @@ class WholeCheckpoints:
     failed_saves: int = 0
     seconds_to_save: float = 0.0
     _saving: Path | None = None
+    _being_pushed: Sequence[Path] = ()
     _to_restore: str | None = None
     _sampler: Any = None
     _listener: StopOnSigterm | None = None
@@ -146,14 +148,37 @@ class WholeCheckpoints:
                 seal(scratch)
                 publish(scratch, run)
         except Exception as error:  # of whatever library was writing
-            if self.accelerator.num_processes > 1:
-                raise  # the other ranks wait in a collective
+            if self.accelerator.num_processes > 1 or not is_disk_fault(error):
+                raise  # the other ranks wait in a collective; another fault will not pass by itself
             shutil.rmtree(run / SCRATCH, ignore_errors=True)
             self._say_not_saved(str(error))
             return
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(run / scratch.name))
         if self.accelerator.is_main_process:
-            prune(run, self.args.save_total_limit, [run / f"checkpoint-{step}" for step in (self.best_step, best)])
+            keep = [run / f"checkpoint-{step}" for step in (self.best_step, best)]
+            prune(run, self.args.save_total_limit, [*keep, *self._being_pushed])
         self.accelerator.wait_for_everyone()
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Begin to upload a checkpoint in the background: not where it is written, but from its place when it is there.
+
+        It is not removed before it has arrived.
+        """
+        if self._saving is not None:
+            return
+        trainer: Any = self
+        if trainer.push_in_progress is None or trainer.push_in_progress.is_done():
+            self._being_pushed = []
+        before = self._jobs()
+        parent: Any = super()
+        parent._push_from_checkpoint(checkpoint_folder)
+        if self._jobs() != before:
+            self._being_pushed = [*self._being_pushed, Path(checkpoint_folder)]
+
+    def _jobs(self) -> list[Any]:
+        progress = getattr(self, "push_in_progress", None)
+        return list(progress.jobs) if progress is not None else []
 
     def save_final_model(self) -> None:
         """Put model and tokenizer into the run's folder, each file whole or as it was.

@@ -27,8 +27,13 @@ from trl_ext.run_folder import (
     settings_of,
 )
 from trl_ext.saving import RUN_RECORD
+from trl_ext.yardstick import yardstick
 
-SETTINGS = {"learning_rate": 0.1, "lr_scheduler_type": "constant", "max_steps": 10}
+SETTINGS = {
+    "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_steps": 10, "validated_on": "x",
+    "validation_grader": "compatible", "validation_temperature": 1.0, "validation_max_tokens": 8,
+    "validation_problems": 4, "validation_split": "validation",
+}  # fmt: skip
 
 
 def a_run(folder: Path, steps: int = 4, **record: Any) -> Path:
@@ -142,6 +147,30 @@ def test_another_experiment_is_refused_with_what_differs_unless_asked_for(tmp_pa
     assert opened(tmp_path / "run", "auto", changed=True, learning_rate=0.2)[0].checkpoint is not None
 
 
+def test_what_is_measured_otherwise_is_not_compared_with_what_was_measured_before(tmp_path: Path) -> None:
+    a_run(tmp_path / "run")
+    with pytest.raises(InputError, match=r"validation_temperature: was 1.0, is 0.0[\s\S]*--resume_changed"):
+        opened(tmp_path / "run", "auto", validation_temperature=0.0)
+    run, _ = opened(tmp_path / "run", "auto", changed=True, learning_rate=0.2)
+    assert run.validations == [{"step": 0}]
+    run, said = opened(tmp_path / "run", "auto", changed=True, validation_temperature=0.0)
+    assert run.validations == []
+    assert "validation_temperature" in said[0]
+    assert "measured again" in said[0]
+
+
+def test_how_a_run_validates_is_noted_as_it_is_done_wherever_it_was_set() -> None:
+    def noted(*more: str, answer: str = "1") -> dict[str, Any]:
+        task, _, config = parse(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, *more])
+        return yardstick(task, config, [{"prompt": "1 + 0 =", "answer": answer}])
+
+    plain = noted("--sampling_temperature", "0.5", "--sampling_max_tokens", "9")
+    assert plain == noted("--validation_temperature", "0.5", "--validation_max_tokens", "9")
+    assert (plain["validation_temperature"], plain["validation_max_tokens"]) == (0.5, 9)
+    assert plain["validation_problems"] == 1
+    assert plain != noted("--sampling_temperature", "0.5", "--sampling_max_tokens", "9", answer="2")
+
+
 def test_a_stock_checkpoint_goes_on_in_a_new_folder(tmp_path: Path) -> None:
     stock = save(tmp_path / "stock", 3)
     run, said = opened(tmp_path / "run", str(stock))
@@ -158,8 +187,26 @@ def test_a_stock_checkpoint_goes_on_in_a_new_folder(tmp_path: Path) -> None:
         ({"beta": 0.1}, ["beta"]),
         ({"too_long": "refuse", "sample_seed": 0, "problems_are": "the first rows"}, []),
         ({"problems_are": "a stratified sample"}, ["problems_are"]),
+        ({"validation_batch_size": 3, "final_validation_problems": 9}, []),
+        ({"validation_grader": "strict", "validated_on": "y"}, ["validated_on", "validation_grader"]),
+        (
+            {"validation_temperature": 0.0, "validation_max_tokens": 9},
+            ["validation_max_tokens", "validation_temperature"],
+        ),
+        ({"validation_problems": 9, "validation_split": "test"}, ["validation_problems", "validation_split"]),
     ],
-    ids=["longer", "another schedule's end", "bookkeeping", "another loss", "of a version before", "other rows"],
+    ids=[
+        "longer",
+        "another schedule's end",
+        "bookkeeping",
+        "another loss",
+        "of a version before",
+        "other rows",
+        "the end's validation",
+        "grader",
+        "sampling",
+        "problems",
+    ],
 )
 def test_what_makes_another_experiment(changed: dict[str, Any], differ: list[str]) -> None:
     assert [line.partition(":")[0] for line in differences(SETTINGS, {**SETTINGS, **changed})] == differ

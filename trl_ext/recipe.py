@@ -6,8 +6,6 @@ from trl_ext._startup import use_all_cores
 
 # isort: split
 import dataclasses
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +31,7 @@ from trl_ext.provenance import provenance
 from trl_ext.report import before_after_table, write_curve, write_summary
 from trl_ext.rewards.grade import GRADERS
 from trl_ext.run_folder import Run, open_run, settings_of
+from trl_ext.yardstick import fingerprint, yardstick
 
 Data = dict[str, Any]  # rows by what they are for: train, validation
 
@@ -192,6 +191,7 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
         raise InputError(str(error)) from error
     settings = settings_of((task, model, config), policy=policy, processes=config.world_size)
     settings |= {"training_problems": fingerprint(data["train"]), "problems_are": task.problems_are()}
+    settings |= yardstick(task, config, list(data["validation"])[: task.validation_problems])
     for role, source in task.sources.items():
         if source.available is not None or source.too_long:
             say(source.line(role))
@@ -252,14 +252,6 @@ def generation_settings(config: Any) -> dict[str, Any]:
 
 def ignore(line: str) -> None:
     """Print nothing."""
-
-
-def fingerprint(problems: Any) -> str:
-    """A hash of prompts and answers (or responses), in order: whether two runs train on the same."""
-    digest = hashlib.sha256()
-    for row in problems:
-        digest.update(json.dumps([row["prompt"], row.get("response", row.get("answer"))], default=str).encode())
-    return digest.hexdigest()[:16]
 
 
 def _base_policy(config: Any) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trl_ext.yardstick import validation_temperature
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -61,7 +63,7 @@ def violations(rules: Rules, task: Any, config: Any, is_last: bool) -> list[str]
         is_last: the stage whose final validation is the result.
     """
     found = {name: getattr(task, name, getattr(config, name, None)) for name in rules.settings}
-    found["temperature"] = config.temperature if task.validation_temperature is None else task.validation_temperature
+    found["temperature"] = validation_temperature(task, config)
     found["max_tokens"] = task.validation_max_tokens or config.max_completion_length
     lines = [
         f"{name} must be {wanted!r}, is {found[name]!r}"

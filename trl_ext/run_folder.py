@@ -21,6 +21,7 @@ from trl_ext.arguments import InputError, plain
 from trl_ext.checkpoints import checkpoints, damage, newest, set_aside
 from trl_ext.data.dataset import EARLIER
 from trl_ext.saving import RUN_RECORD
+from trl_ext.yardstick import RESOLVED, YARDSTICK
 
 LOGS = ("metrics.jsonl", "generations.jsonl")
 _LOCK = "_in_use"  # `push_to_hub` leaves it out
@@ -30,11 +31,10 @@ _HARMLESS = {
     "disable_tqdm", "output_dir", "project", "report_to", "resume", "resume_changed", "resume_from_checkpoint",
     "run_name", "dataloader_pin_memory", "include_num_input_tokens_seen", "restore_callback_states_from_checkpoint",
     "skip_memory_metrics", "trackio_space_id", "vllm_gpu_memory_utilization", "max_nonfinite_steps", "reward_timeout",
-    "time_budget", "restore_best",
+    "time_budget", "restore_best", "final_validation_problems", "validate_every", "validation_batch_size",
 }  # fmt: skip
 _HARMLESS_PREFIXES = (
-    "do_", "eval_", "final_validation", "hub_", "log_", "logging_", "push_to_hub", "save_", "stop_below",
-    "stop_without", "validat",
+    "do_", "eval_", "hub_", "log_", "logging_", "push_to_hub", "save_", "stop_below", "stop_without",
 )  # fmt: skip
 _LENGTH = {"max_steps", "n_ei_steps", "n_grpo_steps", "num_train_epochs"}
 _SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")
@@ -143,6 +143,13 @@ def _choose(
             f"{checkpoint} is of another experiment:\n  " + "\n  ".join(lines) + "\nSet them back, start a new run "
             "without --resume, or ask for it with --resume_changed"
         )
+    otherwise = [line for line in lines if line.partition(":")[0] in YARDSTICK]
+    if otherwise:
+        say(
+            f"validations are not as they were ({'; '.join(otherwise)}): those so far are left out, and the policy is "
+            "measured again"
+        )
+        record["validations"] = []
     held = lock(checkpoint.parent)
     set_aside(checkpoint)
     cut_logs(checkpoint.parent, record["logs"])
@@ -234,6 +241,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A line for each setting that would make the resumed run another experiment."""
     before, now = {**EARLIER, **before}, {**EARLIER, **now}
     harmless = _HARMLESS | (_LENGTH if now.get("lr_scheduler_type") in _SCHEDULES_WITHOUT_AN_END else set())
+    harmless |= {name for name in RESOLVED if before.get(name) is None}  # of a run that has not noted it
     return [
         f"{name}: was {before.get(name)!r}, is {now.get(name)!r}"
         for name in sorted({*before, *now})

@@ -27,7 +27,7 @@ FROM=$PWD
 ensure_setup
 cd "$FROM" # relative paths among the arguments, and runs/, are the caller's
 
-launch=(accelerate launch --config_file "${TRL_EXT_ACCELERATE:-$REPO/accelerate_configs/one_$DEVICE.yaml}")
+launch=(accelerate launch --quiet --config_file "${TRL_EXT_ACCELERATE:-$REPO/accelerate_configs/one_$DEVICE.yaml}")
 if [ "$DEVICE" = cpu ]; then
     # accelerate exports OMP_NUM_THREADS=1 unless it is told otherwise, and one core would do all the work.
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(python -c 'import psutil; print(psutil.cpu_count(logical=False) or 1)')}

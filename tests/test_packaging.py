@@ -500,7 +500,7 @@ def test_quickstart_launches_the_recipe_on_all_cores_with_the_arguments_given(re
     threads, *words = done.stdout.splitlines()
     assert int(threads.removeprefix("OMP=")) >= 1
     assert words == [
-        "launch", "--config_file", f"{REPO}/accelerate_configs/one_cpu.yaml",
+        "launch", "--quiet", "--config_file", f"{REPO}/accelerate_configs/one_cpu.yaml",
         f"{REPO}/recipes/grpo_math.py", "--seed", "2", "--name", "a b",
     ]  # fmt: skip
     assert "OMP=7" in ready.run(QUICKSTART, OMP_NUM_THREADS="7").stdout

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+
+from trl_ext.best_of_n import BestOfN
+from trl_ext.evaluation import Evaluation
+from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
+from trl_ext.grpo_recipe import GRPO_SETTINGS
+from trl_ext.sft_recipe import SFT_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "recipes" / "what_happens_when.md"
@@ -21,3 +28,22 @@ def test_every_line_of_the_page_has_a_test() -> None:
     lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     rows = [line for line in lines if not line.startswith(("| when |", "|---"))]
     assert len(rows) == len(NAMED) > 30
+
+
+def test_every_flag_that_the_readme_gives_a_recipe_is_there() -> None:
+    blocks = re.findall(
+        r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", ""), re.DOTALL
+    )
+    given = [m for block in blocks for m in re.finditer(r"(recipes/\w+\.py)(.*)$", block, re.MULTILINE)]
+    tables = {
+        "grpo_math": GRPO_SETTINGS, "sft_math": SFT_SETTINGS, "expert_iteration": EXPERT_ITERATION_SETTINGS,
+        "evaluate": (Evaluation,), "best_of_n": (BestOfN,),
+    }  # fmt: skip
+    checked = 0
+    for recipe, rest in (match.groups() for match in given):
+        if settings := tables.get(Path(recipe).stem):
+            known = {field.name for table in settings for field in dataclasses.fields(table)} | {"config"}
+            flags = re.findall(r"--(\w+)", rest)
+            assert set(flags) <= known, (recipe, flags)
+            checked += len(flags)
+    assert checked > 10

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from trl_ext import ADVANTAGES, PRESETS, recipe
 from trl_ext.arguments import InputError, parse, start
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
 from trl_ext.grpo_recipe import GRPO_SETTINGS, GRPOTask
+from trl_ext.preflight import check_model_folder, check_server
 from trl_ext.recipe import run_recipe, write_config
 from trl_ext.run_folder import Run
 from trl_ext.sft_recipe import SFT_SETTINGS
@@ -134,7 +137,11 @@ def test_the_command_line_wins_over_the_yaml_and_trainers_own_flags_work(tmp_pat
         (["--validation_split", "train"], ["both on the split 'train' of 'mini_math'", "--validation_split"]),
         (["--too_long", "cut"], ["too_long must be one of refuse, drop, got 'cut'"]),
         (["--max_stps", "3"], ["--max_stps"]),
+        (["--max_stps", "3"], ["Did you mean --max_steps?"]),
         (["--max_steps", "three"], ["--max_steps", "three"]),
+        (["--max_steps", "0"], ["max_steps is 0, which trains nothing", "recipes/evaluate.py"]),
+        (["--learning_rate", "-1"], ["learning_rate must not be negative, got -1.0"]),
+        (["--config=recipes/none.yaml"], ["recipes/none.yaml"]),
         (["--config", "recipes/none.yaml"], ["recipes/none.yaml"]),
         (["--policy_loss", "recipes/none.py:loss"], ["recipes/none.py"]),
     ],
@@ -145,12 +152,15 @@ def test_a_mistake_ends_the_run_while_arguments_are_parsed(
 ) -> None:
     said = refused(arguments, capsys)
     assert all(word in said for word in words), said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
 
 
 def test_a_field_that_a_yaml_misspells_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("max_stps: 3\n")
-    assert "max_stps" in refused(["--config", str(path)], capsys)
+    said = refused([f"--config={path}"], capsys)
+    assert f"unknown setting --max_stps in {path}. Did you mean --max_steps?" in said
     path.write_text("max_steps: [3\n")
     assert "line" in refused(["--config", str(path)], capsys)
 
@@ -313,6 +323,63 @@ def test_going_back_without_checkpoints_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"report_to": ["wandb"]}, r"--report_to wandb: .*pip install wandb.*--report_to none"),
+        ({"report_to": ["paper"]}, r"paper is not supported.*tensorboard"),
+        ({"model_name_or_path": "{here}/modle"}, r"unknown model folder .*/modle'\. Did you mean '.*/model'"),
+        ({"model_name_or_path": "{here}"}, r"has no config\.json, so it holds no model"),
+    ],
+)
+def test_what_can_be_known_is_known_before_the_data_is_read(
+    settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    monkeypatch.setattr(GRPOTask, "data", None)
+    filled = {
+        name: value.format(here=tmp_path) if isinstance(value, str) else value for name, value in settings.items()
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, "output_dir": str(tmp_path / "run"), **filled}))
+    with pytest.raises(InputError, match=said):
+        run_recipe(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_hub_id_is_no_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_model_folder("Qwen/Qwen2.5-Math-1.5B")
+    check_model_folder("gpt2")
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match=r"unknown model folder 'runs/grpo'\. Known: \(none\)"):
+        check_model_folder("runs/grpo")
+
+
+@pytest.mark.slow  # loads vLLM
+def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]  # nothing listens there once it is closed
+    config = SimpleNamespace(vllm_server_base_url=f"http://me:secret@127.0.0.1:{port}", vllm_server_timeout=0.0)
+    with pytest.raises(ValueError, match=f"no vLLM server answers at 127.0.0.1:{port} .waited 0 s") as refused:
+        check_server(config)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("users", "launchers"), [(None, True), ("1", False)])
+def test_a_users_own_omp_num_threads_is_kept(users: str | None, launchers: bool) -> None:
+    asked = "from trl_ext._startup import _launcher_set_threads; print(_launcher_set_threads())"
+    launcher = (  # as accelerate/utils/launch.py:prepare_simple_launcher_cmd_env sets them
+        "import os, subprocess, sys; "
+        "env = os.environ | {'OMP_NUM_THREADS': '1', 'ACCELERATE_MIXED_PRECISION': 'no'}; "
+        f"print(subprocess.run([sys.executable, '-c', {asked!r}], env=env, capture_output=True, text=True).stdout)"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    env |= {"PYTHONPATH": str(ROOT)} | ({"OMP_NUM_THREADS": users} if users else {})
+    done = subprocess.run([sys.executable, "-c", launcher], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(launchers)
+
+
 def test_a_process_that_sees_two_gpus_is_told_how_to_use_both_or_one(tmp_path: Path) -> None:
     run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "not_there")}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **run}))
@@ -388,9 +455,14 @@ def test_a_run_prints_validations_and_a_table_of_before_and_after(run: tuple[Pat
     _, printed = run
     for words in (
         *(f"validation at step    {step}/4" for step in (0, 3, 4)),
-        "reward=", "before   after", "level 1", "level 5", "format and answer right", "format only", "neither",
+        "step 4/4: reward ", "before   after", "level 1", "level 5", "format and answer right", "format only", "neither",
     ):  # fmt: skip
         assert words in printed, words
+    ours = ("rollouts by", "validation at", "step ", "  level ", "accuracy", "format", "neither")
+    lines = [line for line in printed.splitlines() if line.strip()]
+    others = [line for line in lines if not line.startswith(ours)]
+    assert [line.split()[0] for line in others] == ["before", lines[-1].split()[0]], others  # no bar, no warning
+    assert "everything is in" in others[1]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.callbacks import GenerationsLog, JsonlLog, Validation, validation_line
+from trl_ext.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation, validation_line
 from trl_ext.evaluate import Completion, Report
 from trl_ext.files import append_jsonl, replacing, write_text
 from trl_ext.report import before_after_table, write_curve, write_steps_plot, write_summary
@@ -113,11 +114,11 @@ def test_the_plot_has_shares_and_lengths_by_step_and_entropy_by_optimizer_step(
     ]
     if steps == EI_STEPS:
         assert drawn[0] == {"rollouts": [(1, 0.25), (2, 1.0)], "questions, by any rollout": [(1, 0.5), (2, 1.0)]}
-        assert drawn[1].pop("wrong rollouts") == [(1, 24.0), (2, pytest.approx(float("nan"), nan_ok=True))]
-        assert drawn[1] == {"all rollouts": [(1, 20.0), (2, 10.0)], "right rollouts": [(1, 12.0), (2, 10.0)]}
+        assert drawn[1].pop("incorrect rollouts") == [(1, 24.0), (2, pytest.approx(float("nan"), nan_ok=True))]
+        assert drawn[1] == {"all rollouts": [(1, 20.0), (2, 10.0)], "correct rollouts": [(1, 12.0), (2, 10.0)]}
     else:
         assert set(drawn[0]) == {"rollouts", "questions, by any rollout"}
-        assert set(drawn[1]) == {"all rollouts", "right rollouts", "wrong rollouts"}
+        assert set(drawn[1]) == {"all rollouts", "correct rollouts", "incorrect rollouts"}
         assert all(values == [(step["step"], 0.0) for step in steps] for values in drawn[0].values())
     (line,) = panels[2].lines
     assert list(zip(*map(list, line.get_data()), strict=True)) == entropy
@@ -188,6 +189,43 @@ def test_metrics_are_logged_with_their_step_by_the_first_rank_only(tmp_path: Pat
     written = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     assert [(row["step"], row["reward"]) for row in written] == ([(3, 0.5)] if first else [])
     assert all(row["wall_clock_s"] > 1e9 for row in written)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_a_bar_in_a_terminal_and_ten_lines_in_a_log_file(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar, state = ProgressBar(), TrainerState(max_steps=30, is_world_process_zero=True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    bar.on_train_begin(None, state, None)
+    for state.global_step in range(1, 31):
+        bar.on_step_end(None, state, None)
+        bar.on_log(None, state, None, logs={"loss": 0.1, "reward": state.global_step / 10, "entropy": None})
+    bar.on_train_end(None, state, None)
+    said = capsys.readouterr()
+    lines = [f"step {step}/30: reward {step / 10:.2f}" for step in range(3, 31, 3)]
+    assert said.out.splitlines() == ([] if terminal else lines)
+    assert ("30/30" in said.err) == terminal
+
+
+def test_a_plot_begins_at_0_and_leaves_other_problems_off_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda made, path, **_: (figures.append(made), path.touch()))
+    measured = ((0, 238, 0.4, 512), (20, 300, 0.8, 512), (20, 350, 0.97, 5000))
+    names = ("step", "wall_clock_s", "accuracy", "problems")
+    history = [dict(zip(names, values, strict=True)) for values in measured]
+    write_curve(tmp_path / "curve.png", {"a": history}, "title")
+    for panel, xs in zip(figures[0].axes, ([0, 20], [238, 300]), strict=True):
+        line, point = panel.lines
+        assert (list(line.get_xdata()), list(line.get_ydata())) == (xs, [0.4, 0.8])
+        assert list(point.get_ydata()) == [0.97]
+        assert panel.get_xlim()[0] == 0
+        assert [text.get_text() for text in panel.texts] == ["0.970 on 5000"]
+    write_steps_plot(tmp_path / "steps.png", [], [], "title")
+    assert [[text.get_text() for text in panel.texts] for panel in figures[1].axes] == [["nothing to show"]] * 3
+    assert all(len(panel.get_yticks()) == 0 or panel.get_ylim() == (0, 1) for panel in figures[1].axes)
 
 
 def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, log_to: Path | None = None) -> Any:

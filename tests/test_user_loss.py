@@ -17,9 +17,11 @@ import yaml
 
 from tests.tiny import ends_early, tiny_model, train, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer, LossInputs
-from trl_ext.arguments import parse
+from trl_ext.arguments import parse, start
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
 from trl_ext.grpo_recipe import GRPO_SETTINGS
+from trl_ext.registry import import_function
+from trl_ext.rewards.checked import checked
 
 ROOT = Path(__file__).parents[1]
 MY_LOSS = ROOT / "recipes" / "my_loss.py"
@@ -102,6 +104,83 @@ def test_a_mistyped_name_ends_with_one_readable_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert all(text in line for text in said)
+
+
+FAULTS = [
+    (
+        "policy_loss",
+        "def f(x):\n    return -x.advantage",
+        "must return TokenLoss(loss, metrics) from trl_ext, got Tensor",
+    ),
+    (
+        "policy_loss",
+        "from trl_ext import TokenLoss\ndef f(x):\n    return TokenLoss(-x.advantage, {'bent': x.advantage})",
+        "must return one value per token, (B, T): its loss, bent has another shape",
+    ),
+    ("policy_loss", "def f(x:\n", "line 1: '(' was never closed"),
+    ("policy_loss", "import numpyy\ndef f(x): ...", "cannot be imported: No module named 'numpyy'"),
+    ("policy_loss", "def f(x):\n    return x.reward", "AttributeError: 'LossInputs' object has no attribute 'reward'"),
+    ("advantage", "def f(reward):\n    return reward.mean()", "must return (P, G), here (2, 4), got ()"),
+    ("advantage", "def f(reward):\n    return [0.0]", "must return a tensor (P, G), got list"),
+    ("aggregation", "def f(loss, mask, totals):\n    return loss", "must return a tensor of one number"),
+    ("kl_estimator", "def f(logp, ref_logp):\n    return 0.0", "must return a tensor with one value per token, (B, T)"),
+]
+
+
+@pytest.mark.parametrize(("axis", "code", "said"), FAULTS)
+def test_a_fault_in_a_file_of_ones_own_is_found_while_arguments_are_parsed(
+    axis: str, code: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(SystemExit) as stopped:
+        parse_recipe(f"--{axis}", f"{tmp_path}/mine.py:f")
+    assert stopped.value.code == 2
+    *frames, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    raised = {"AttributeError": 2, "numpyy": 1}  # on which line
+    places = [f'File "{tmp_path}/mine.py", line {number}, in' for word, number in raised.items() if word in said]
+    assert [place in frames[0] for place in places] == [True] * bool(frames)
+    assert len(frames) <= 3
+
+
+def test_a_fault_of_ones_own_reward_is_reported_as_its_own_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def words(texts):\n    return texts.split()\n\ndef mine(texts):\n    words(texts)\n"
+    )
+    reward = checked(import_function(f"{tmp_path}/mine.py:mine", "reward"), None)
+    monkeypatch.setattr(sys, "argv", ["grpo_math.py", "--output_dir", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as stopped:
+        start(lambda *_: reward(texts=["a"]), GRPO_SETTINGS, None, RECIPE.with_suffix(".yaml"))
+    first, _, second, *_, last = str(stopped.value.code).strip().splitlines()
+    assert (first.strip(), second.strip()) == (
+        f'File "{tmp_path}/mine.py", line 5, in mine', f'File "{tmp_path}/mine.py", line 2, in words',
+    )  # fmt: skip
+    assert last.startswith("error: reward 'mine'")
+    assert "'list' object has no attribute 'split'" in last
+
+    def fails(*_: Any) -> None:
+        raise KeyError("of ours")  # nobody's file but the project's: the whole traceback is wanted
+
+    fails.__code__ = fails.__code__.replace(co_filename=str(ROOT / "trl_ext" / "recipe.py"))
+    with pytest.raises(KeyError):
+        start(fails, GRPO_SETTINGS, None, RECIPE.with_suffix(".yaml"))
+
+
+def test_the_other_examples_are_what_their_docstrings_say() -> None:
+    advantage = import_function(f"{ROOT}/recipes/my_advantage.py:sign_rank", "advantage")
+    nan = float("nan")
+    found = advantage(torch.tensor([[1.0, 0.0, 0.0, 0.5], [2.0, 2.0, 2.0, 2.0], [1.0, 0.0, nan, 0.0]]))
+    assert found[0].tolist() == [0.75, -0.5, -0.5, 0.25]  # beats 3 of 4; beaten by 2; beats 2, beaten by 1
+    assert found[1].tolist() == [0] * 4
+    assert found[2].tolist() == pytest.approx([2 / 3, -1 / 3, nan, -1 / 3], nan_ok=True)
+
+    reward = import_function(f"{ROOT}/recipes/my_reward.py:concise", "reward")
+    texts = [f"{'w' * n} </think> <answer>{said}</answer>" for n, said in ((1970, "4"), (3000, "4"), (10, "5"))]
+    lengths = [len(text) for text in texts]
+    assert reward(completions=texts, answer=["4"] * 3) == [1 - min(lengths[0], 2000) / 4000, 0.5, 0.0]
 
 
 def run_recipe(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,10 +17,21 @@ def use_all_cores() -> None:
     """Give torch the cores that `accelerate launch` takes away: it exports OMP_NUM_THREADS=1 where it is unset."""
     import torch
 
-    launched = "ACCELERATE_MIXED_PRECISION" in os.environ  # `accelerate launch` sets it
-    if launched and os.environ.get("OMP_NUM_THREADS") == "1" and not torch.cuda.is_available():
+    if _launcher_set_threads() and not torch.cuda.is_available():
         cores = psutil.cpu_count(logical=False) or 1
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def _launcher_set_threads() -> bool:
+    """Whether `accelerate launch` set OMP_NUM_THREADS=1; what the user set stands in the launcher's environment."""
+    launched = "ACCELERATE_MIXED_PRECISION" in os.environ  # `accelerate launch` sets it
+    if not launched or os.environ.get("OMP_NUM_THREADS") != "1":
+        return False
+    try:
+        launcher = psutil.Process().parent()
+        return launcher is None or "OMP_NUM_THREADS" not in launcher.environ()
+    except psutil.Error:
+        return True
 
 
 def on_cpu_ranks() -> bool:

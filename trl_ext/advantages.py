@@ -8,12 +8,22 @@ Letters: P prompts, G completions per prompt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from trl_ext.registry import Registry
 
-ADVANTAGES = Registry("advantage")
+
+def _fault(advantage: Callable[[Tensor], Tensor]) -> str | None:
+    found = advantage(torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]))
+    if not isinstance(found, Tensor):
+        return f"must return a tensor (P, G), got {type(found).__name__}"
+    return None if found.shape == (2, 4) else f"must return (P, G), here (2, 4), got {tuple(found.shape)}"
+
+
+ADVANTAGES = Registry("advantage", _fault)
 
 
 def _group_mean(reward: Tensor) -> Tensor:

@@ -6,12 +6,21 @@ same number however the rows are cut and however far they are padded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
 from trl_ext.registry import Registry
 from trl_ext.types import StepTotals
 
-AGGREGATIONS = Registry("aggregation")
+
+def _fault(aggregation: Callable[[Tensor, Tensor, StepTotals], Tensor]) -> str | None:
+    found = aggregation(torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), StepTotals(2, 6, 3))
+    return None if isinstance(found, Tensor) and found.ndim == 0 else "must return a tensor of one number"
+
+
+AGGREGATIONS = Registry("aggregation", _fault)
 
 
 @AGGREGATIONS.register

@@ -6,6 +6,7 @@ from trl_ext._startup import START as START
 
 # isort: split
 import argparse
+import difflib
 import json
 import signal
 import sys
@@ -23,11 +24,38 @@ from trl import TrlParser
 
 from trl_ext.checkpoints import checkpoints
 from trl_ext.hub import PushError
+from trl_ext.own_files import lines_of_own_files, summary_of
 from trl_ext.saving import NotSavedError
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows defaults, and leaves the line breaks of the description alone."""
+
+
+class _Parser(TrlParser):
+    """TRL's parser, whose errors are one line instead of the usage of some hundred flags."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with exit status 2."""
+        self.exit(2, f"error: {message} (--help lists every flag)\n")
+
+    def check_names(self, args: Sequence[str], config: Path) -> None:
+        """Refuse flags and YAML fields that do not exist.
+
+        Raises:
+            ValueError: with the nearest existing name.
+        """
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        flags = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
+        for where, names in (
+            ("", flags),
+            (f" in {config}", [f"--{name}" for name in _fields(config) if name != "env"]),
+        ):
+            for name in names:
+                if name not in known:
+                    nearest = difflib.get_close_matches(name, known, n=1)
+                    hint = f" Did you mean {nearest[0]}?" if nearest else ""
+                    raise ValueError(f"unknown setting {name}{where}.{hint} --help lists every one")
 
 
 def parse(
@@ -40,10 +68,8 @@ def parse(
     Args:
         settings: the dataclasses; the last has `output_dir`, by default `runs/` and the YAML file's name.
     """
-    args = list(sys.argv[1:] if arguments is None else arguments)
-    if "--config" not in args:
-        args = ["--config", str(default_config), *args]
-    parser = TrlParser(
+    config, args = _config_file(list(sys.argv[1:] if arguments is None else arguments), default_config)
+    parser = _Parser(
         tuple(settings),
         description=description,
         epilog=f"--config FILE reads any of these from a YAML file; the default is {default_config.name}.",
@@ -51,19 +77,32 @@ def parse(
         formatter_class=_HelpFormatter,
     )
     try:
-        parsed: tuple[Any, ...] = parser.parse_args_and_config(args)
+        if not {"-h", "--help"} & set(args):
+            parser.check_names(args, config)
+        parsed: tuple[Any, ...] = parser.parse_args_and_config(["--config", str(config), *args])
     except (ValueError, OSError, yaml.YAMLError) as error:
-        parser.exit(2, f"error: {error}\n")
-    if "output_dir" not in _named(args):
-        parsed[-1].output_dir = f"runs/{Path(args[args.index('--config') + 1]).stem}"
+        parser.exit(2, f"{lines_of_own_files(error)}error: {error}\n")
+    except Exception as error:
+        if not (own := lines_of_own_files(error)):
+            raise
+        parser.exit(2, f"{own}error: {summary_of(error)}\n")
+    flags = {arg.partition("=")[0] for arg in args}
+    if not flags & {"--output_dir", "--output-dir"} and "output_dir" not in _fields(config):
+        parsed[-1].output_dir = f"runs/{config.stem}"
     return parsed
 
 
-def _named(args: Sequence[str]) -> set[str]:
-    """The fields that the YAML file or the command line sets."""
-    path = args[args.index("--config") + 1]
-    in_file = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    return {a[2:].partition("=")[0].replace("-", "_") for a in args if a.startswith("--")} | set(in_file)
+def _config_file(args: list[str], default: Path) -> tuple[Path, list[str]]:
+    """The YAML file that `--config FILE` or `--config=FILE` names, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, default=default)
+    known, rest = parser.parse_known_args(args)
+    return known.config, rest
+
+
+def _fields(config: Path) -> list[str]:
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    return [str(name) for name in content] if isinstance(content, dict) else []  # anything else TRL's parser refuses
 
 
 @record  # a launcher of several ranks then shows the error of the rank that failed first
@@ -78,16 +117,18 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         sys.exit(f"error: {error}")
     except (PushError, NotSavedError) as error:
         sys.exit(f"error: {error}")
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        traceback.print_exc()
-        sys.exit(f"error: out of memory. {_LESS_MEMORY}")
     except KeyboardInterrupt:
         _leave(f"interrupted; {_what_there_is(parsed[-1].output_dir)}", signal.SIGINT)
     except Stopped as stopped:
         PartialState().wait_for_everyone()
         _leave(f"{stopped}; {_what_there_is(parsed[-1].output_dir)}", stopped.signal)
+    except Exception as error:
+        if is_out_of_memory(error):
+            traceback.print_exc()
+            sys.exit(f"error: out of memory. {_LESS_MEMORY}")
+        if not (own := lines_of_own_files(error)):
+            raise
+        sys.exit(f"\n{own}error: {summary_of(error)}; {_what_there_is(parsed[-1].output_dir)}")
 
 
 def _leave(message: str, by: int) -> NoReturn:

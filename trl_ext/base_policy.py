@@ -204,7 +204,7 @@ def pretrain(
         total=config.steps,
         desc="base policy",
         unit="step",
-        disable=not progress,
+        disable=None if progress else True,  # None: a bar in a terminal only
     )
     for ids, targets in bar:
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, H)

@@ -13,9 +13,10 @@ from accelerate import PartialState
 
 from trl_ext.evaluate import Report
 from trl_ext.evaluation import Evaluation, run_evaluation
-from trl_ext.files import replacing, write_text
+from trl_ext.files import write_text
 from trl_ext.intervals import mean_interval
 from trl_ext.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_wrong
+from trl_ext.plots import figure
 from trl_ext.provenance import provenance
 
 CURVES = {
@@ -99,26 +100,14 @@ def table(found: dict[str, Any]) -> str:
 
 def draw(path: Path, found: dict[str, Any], title: str) -> None:
     """The curves with their intervals, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panel = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for name, label in CURVES.items():
-        points = found[name]
-        at = [int(n) for n in points]
-        panel.plot(at, [point["mean"] for point in points.values()], marker="o", markersize=4, label=label)
-        low, high = ([point[end] for point in points.values()] for end in ("low", "high"))
-        panel.fill_between(at, low, high, alpha=0.12)
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(at, [str(n) for n in at])
-    panel.set_xlabel("n, samples per problem")
-    panel.set_ylabel("share of problems")
-    panel.set_ylim(0, 1)
-    panel.grid(alpha=0.3)
-    panel.legend(loc="lower right", fontsize="small")
-    figure.suptitle(title)
-    with replacing(path) as scratch:
-        figure.savefig(scratch, dpi=120)
-    pyplot.close(figure)
+    with figure(path, (7, 4.5), title=title) as (panel,):
+        for name, label in CURVES.items():
+            points = found[name]
+            at = [int(n) for n in points]
+            panel.plot(at, [point["mean"] for point in points.values()], marker="o", markersize=4, label=label)
+            low, high = ([point[end] for point in points.values()] for end in ("low", "high"))
+            panel.fill_between(at, low, high, alpha=0.12)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(at, [str(n) for n in at])
+        panel.set(xlabel="n, samples per problem", ylabel="fraction of problems", ylim=(0, 1))
+        panel.legend(loc="lower right", fontsize="small")

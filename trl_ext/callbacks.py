@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,25 +29,41 @@ if TYPE_CHECKING:
 
 
 class ProgressBar(ProgressCallback):
-    """The bar of transformers with reward (or loss) and entropy beside the time left, not a dict per step."""
+    """The bar of transformers with reward (or loss) and entropy next to the time left, not a dict per step.
+
+    In a log file, where a bar would be one endless line, every tenth of the steps is a line.
+    """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin at the step that the run is resumed at, or the time left would be wrong."""
+        if not sys.stderr.isatty():
+            return
         super().on_train_begin(args, state, control, **kwargs)
         if self.training_bar is not None:
             self.training_bar.initial = self.training_bar.n = self.current_step = state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Refresh the figures behind the bar."""
-        if self.training_bar is not None and logs and "loss" in logs:
-            names = ("reward" if "reward" in logs else "loss", "entropy")
-            self.training_bar.set_postfix({name: f"{logs[name]:.2f}" for name in names if logs.get(name) is not None})
+        if not logs or "loss" not in logs or not state.is_world_process_zero:
+            return
+        names = ("reward" if "reward" in logs else "loss", "entropy")
+        figures = {name: f"{logs[name]:.2f}" for name in names if logs.get(name) is not None}
+        if self.training_bar is not None:
+            self.training_bar.set_postfix(figures)
+        elif state.global_step % max(1, state.max_steps // 10) == 0:
+            values = ", ".join(f"{name} {value}" for name, value in figures.items())
+            print_line(f"step {state.global_step}/{state.max_steps}: {values}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Go on by one; expert iteration learns on the way how many there will be."""
         if self.training_bar is not None:
             self.training_bar.total = state.max_steps
-        super().on_step_end(args, state, control, **kwargs)
+            super().on_step_end(args, state, control, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the bar, if there is one."""
+        if self.training_bar is not None:
+            super().on_train_end(args, state, control, **kwargs)
 
 
 class JsonlLog(TrainerCallback):

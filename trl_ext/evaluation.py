@@ -24,6 +24,7 @@ from trl_ext.data.dataset import EARLIER, DatasetSettings
 from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.evaluate import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
 from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
+from trl_ext.preflight import check_model_folder
 from trl_ext.provenance import provenance
 from trl_ext.report import evaluation_summary, evaluation_table, examples
 from trl_ext.rewards.grade import GRADERS
@@ -117,6 +118,8 @@ def run_evaluation(settings: Evaluation) -> Report:
     state = PartialState(cpu=True) if on_cpu_ranks() else PartialState()
     began, folder = time.time(), Path(settings.output_dir)
     try:
+        if settings.model_name_or_path:
+            check_model_folder(settings.model_name_or_path)
         problems = settings.load(settings.split, settings.problems, settings.seed, settings.split)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
@@ -219,7 +222,7 @@ def _sample(
     mine = todo[state.process_index :: state.num_processes]
     right, done = sum(row["outcome"] == "correct" for row in rows.values()), len(rows)
     part = folder / f"samples.rank{state.process_index}.jsonl"
-    with tqdm(total=len(mine), desc="samples", disable=not state.is_main_process) as bar:
+    with tqdm(total=len(mine), desc="samples", disable=None if state.is_main_process else True) as bar:
         for start in range(0, len(mine), settings.batch_size):
             numbers = mine[start : start + settings.batch_size]
             chosen = [problems[n // settings.samples] for n in numbers]

@@ -239,7 +239,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
             total=len(todo),
             initial=len(rows),
             desc=f"rollouts of step {step}",
-            disable=self.args.disable_tqdm or not self.accelerator.is_main_process,
+            disable=self.args.disable_tqdm or not self.accelerator.is_main_process or None,  # None: in a terminal only
             leave=False,
         )
         with bar:

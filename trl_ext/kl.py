@@ -4,12 +4,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from trl_ext.registry import Registry
 
-KL_ESTIMATORS = Registry("KL estimator")
+
+def _fault(estimator: Callable[[Tensor, Tensor], Tensor]) -> str | None:
+    found = estimator(torch.full((2, 3), -1.0), torch.full((2, 3), -2.0))
+    fits = isinstance(found, Tensor) and found.shape == (2, 3)
+    return None if fits else "must return a tensor with one value per token, (B, T)"
+
+
+KL_ESTIMATORS = Registry("KL estimator", _fault)
 
 
 @KL_ESTIMATORS.register

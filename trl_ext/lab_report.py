@@ -10,8 +10,8 @@ from typing import Any
 
 from trl_ext.files import read_jsonl, write_text
 from trl_ext.intervals import paired_interval
+from trl_ext.plots import figure, plot_accuracy
 from trl_ext.provenance import platform_of
-from trl_ext.report import save_figure
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # cell -> seed -> the run's summary
 _PANELS = {
@@ -143,50 +143,33 @@ def noise(runs: Runs) -> str:
 
 
 def write_accuracy_plot(path: Path, runs: Runs, title: str) -> None:
-    """Validation accuracy against optimizer steps and against seconds, a colour for each cell, a line for each seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
-    for panel, key, label in zip(panels, ("step", "wall_clock_s"), ("optimizer steps", "wall-clock, s"), strict=True):
-        for number, (cell, of) in enumerate(runs.items()):
-            for first, run in enumerate(of.values()):
-                xs = [entry[key] for entry in run["validations"]]
-                ys = [entry["accuracy"] for entry in run["validations"]]
-                panel.plot(xs, ys, color=f"C{number}", alpha=0.8, linewidth=1.2, label=None if first else cell)
-        panel.set_xlabel(label)
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("validation accuracy")
-    panels[0].set_ylim(0, 1)
-    if any(runs.values()):
-        panels[0].legend(loc="lower right", fontsize="small")
-    figure.suptitle(title)
-    save_figure(figure, path)
+    """Validation accuracy against optimizer steps and against seconds, a color for each cell, a line for each seed."""
+    with figure(path, (11, 4.5), (1, 2), title, sharey=True) as panels:
+        for panel, key, label in zip(
+            panels, ("step", "wall_clock_s"), ("optimizer steps", "wall-clock, s"), strict=True
+        ):
+            for number, (cell, of) in enumerate(runs.items()):
+                for first, run in enumerate(of.values()):
+                    style = {"color": f"C{number}", "alpha": 0.8, "linewidth": 1.2}
+                    plot_accuracy(panel, run["validations"], key, **style, label=None if first else cell)
+            panel.set_xlabel(label)
+        panels[0].set(ylabel="validation accuracy", ylim=(0, 1))
+        if any(runs.values()):
+            panels[0].legend(loc="lower right", fontsize="small")
 
 
 def write_training_plot(path: Path, metrics: Mapping[str, Mapping[int, Path]], title: str) -> None:
     """Entropy, response length, gradient norm and clip fraction against steps: the mean of a cell's seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(2, 2, figsize=(11, 7), layout="constrained")
-    for number, (cell, of) in enumerate(metrics.items()):
-        logs = [read_jsonl(log) for log in of.values() if log.exists()]
-        for panel, name in zip(panels.flat, _PANELS, strict=True):
-            curve = mean_by_step(logs, name)
-            panel.plot(list(curve), list(curve.values()), color=f"C{number}", linewidth=1.2, label=cell)
-    for panel, label in zip(panels.flat, _PANELS.values(), strict=True):
-        panel.set_ylabel(label)
-        panel.set_xlabel("optimizer steps")
-        panel.grid(alpha=0.3)
-    panels[1, 0].set_yscale("log")
-    panels[0, 0].legend(fontsize="small")
-    figure.suptitle(title)
-    save_figure(figure, path)
+    with figure(path, (11, 7), (2, 2), title) as panels:
+        for number, (cell, of) in enumerate(metrics.items()):
+            logs = [read_jsonl(log) for log in of.values() if log.exists()]
+            for panel, name in zip(panels, _PANELS, strict=True):
+                curve = mean_by_step(logs, name)
+                panel.plot(list(curve), list(curve.values()), color=f"C{number}", linewidth=1.2, label=cell)
+        for panel, label in zip(panels, _PANELS.values(), strict=True):
+            panel.set(ylabel=label, xlabel="optimizer steps")
+        panels[2].set_yscale("log")
+        panels[0].legend(fontsize="small")
 
 
 def mean_by_step(logs: Sequence[Sequence[Mapping[str, Any]]], name: str) -> dict[int, float]:

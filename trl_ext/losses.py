@@ -8,13 +8,25 @@ Letters: B rows of a micro-batch, T completion tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from trl_ext.registry import Registry
 from trl_ext.types import LossInputs, TokenLoss
 
-POLICY_LOSSES = Registry("policy loss")
+
+def _fault(loss: Callable[[LossInputs], TokenLoss]) -> str | None:
+    logp = torch.full((2, 3), -1.0, requires_grad=True)  # (B, T)
+    found = loss(LossInputs(logp, torch.full((2, 3), -1.0), torch.ones(2, 1), torch.ones(2, 3, dtype=torch.bool)))
+    if not isinstance(found, TokenLoss):
+        return f"must return TokenLoss(loss, metrics) from trl_ext, got {type(found).__name__}"
+    wrong = [name for name, value in {"its loss": found.loss, **found.metrics}.items() if value.shape != logp.shape]
+    return f"must return one value per token, (B, T): {', '.join(wrong)} has another shape" if wrong else None
+
+
+POLICY_LOSSES = Registry("policy loss", _fault)
 
 
 @POLICY_LOSSES.register

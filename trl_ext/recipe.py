@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from datasets import disable_progress_bars
 from transformers import AutoConfig, AutoTokenizer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.utils import logging
 from trl import ModelConfig
 
 from trl_ext.arguments import InputError, Stopped, as_yaml
@@ -27,6 +29,7 @@ from trl_ext.ending import Decay, EarlyStop, TimeBudget
 from trl_ext.files import write_text
 from trl_ext.hub import check, hide_token, push
 from trl_ext.model_card import write_model_card
+from trl_ext.preflight import check_dashboards, check_model_folder, check_server
 from trl_ext.provenance import provenance
 from trl_ext.report import before_after_table, write_curve, write_summary
 from trl_ext.rewards.grade import GRADERS
@@ -174,12 +177,20 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
         Stopped: SIGTERM came; there is a checkpoint to go on from.
     """
     use_all_cores()
+    logging.disable_progress_bar()  # of transformers and datasets: bars of half a second inside the run's own
+    disable_progress_bars()
     hide_token(config)
     say = ignore if config.process_index else print_line
     _refuse_settings_that_cannot_work(task, config)
     try:
         if config.push_to_hub and not config.process_index:
             check(config.hub_model_id)
+        check_dashboards(config.report_to)
+        if model.model_name_or_path:
+            check_model_folder(model.model_name_or_path)
+        if config.use_vllm and config.vllm_mode == "server":
+            say("waiting for the vLLM server")
+            check_server(config)
         data = task.data(config, say)
         began = time.monotonic()
         policy = model.model_name_or_path or _base_policy(config)

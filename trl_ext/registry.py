@@ -50,11 +50,16 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
 
 
 class Registry(dict[str, Callable[..., Any]]):
-    """Functions of one kind by name; `build` binds options after checking them against the signature."""
+    """Functions of one kind by name; `build` binds options after checking them against the signature.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: what a member is called in messages.
+        fault: calls a user's own member on a small example and says what its result should have been, or None.
+    """
+
+    def __init__(self, kind: str, fault: Callable[[Callable[..., Any]], str | None] | None = None) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.fault = kind, fault
 
     def register(self, function: F) -> F:
         """Decorator: add `function` under its own name.
@@ -91,7 +96,7 @@ class Registry(dict[str, Callable[..., Any]]):
 
         Raises:
             UnknownName: the name, or an option, does not exist.
-            ValueError: a required option is missing.
+            ValueError: a required option is missing, or a user's own function returns something else than a member.
         """
         function, known = self.get_function(name), self.options(name)
         hints = _hints(function)
@@ -104,7 +109,10 @@ class Registry(dict[str, Callable[..., Any]]):
         for option, default in known.items():
             if default is inspect.Parameter.empty and option not in options:
                 raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
-        return functools.update_wrapper(functools.partial(function, **options), function)
+        bound = functools.update_wrapper(functools.partial(function, **options), function)
+        if name not in self and self.fault and (fault := self.fault(bound)):
+            raise ValueError(f"{self.kind} {name!r} {fault}")
+        return bound
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -157,8 +165,12 @@ def _load_file(path: Path, kind: str) -> Any:
         try:
             with _siblings_of(path):
                 spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException as error:
             del sys.modules[name]
+            if isinstance(error, SyntaxError):
+                raise ValueError(f"{kind}: {error.filename}, line {error.lineno}: {error.msg}") from error
+            if isinstance(error, ImportError):
+                raise ValueError(f"{kind}: {str(path)!r} cannot be imported: {error}") from error
             raise
     return sys.modules[name]
 

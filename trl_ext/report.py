@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.evaluate import OUTCOMES, Report
-from trl_ext.files import replacing, write_text
+from trl_ext.files import write_text
 from trl_ext.intervals import mean_interval
+from trl_ext.plots import figure, plot_accuracy
 
 _REWARDS_OF = {
     "correct": (1, 1),
@@ -41,26 +42,18 @@ def write_curve(
     Args:
         seconds: where the axis of the wall-clock ends, such as a time budget; None for with the last validation.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    for panel, key, label in zip(panels, ("step", "wall_clock_s"), ("optimizer steps", "wall-clock, s"), strict=True):
-        for run, history in histories.items():
-            accuracy = [entry["accuracy"] for entry in history]
-            panel.plot([entry[key] for entry in history], accuracy, marker="o", markersize=4, label=run)
-        panel.set_xlabel(label)
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("validation accuracy")
-    panels[0].set_ylim(0, 1)
-    if seconds is not None:
-        panels[1].set_xlim(0, seconds)
-    if len(histories) > 1:
-        panels[0].legend(loc="lower right")
-    figure.suptitle(title)
-    save_figure(figure, path)
+    with figure(path, (10, 4), (1, 2), title, sharey=True) as panels:
+        for panel, key, label in zip(
+            panels, ("step", "wall_clock_s"), ("optimizer steps", "wall-clock, s"), strict=True
+        ):
+            for run, history in histories.items():
+                plot_accuracy(panel, history, key, marker="o", markersize=4, label=run)
+            panel.set_xlabel(label)
+        panels[0].set(ylabel="validation accuracy", ylim=(0, 1))
+        if seconds is not None:
+            panels[1].set_xlim(0, seconds)
+        if len(histories) > 1:
+            panels[0].legend(loc="lower right")
 
 
 def write_summary(
@@ -133,32 +126,22 @@ def write_steps_plot(
     path: Path, steps: Sequence[Mapping[str, Any]], entropy: Sequence[tuple[int, float]], title: str
 ) -> None:
     """Expert iteration: share of right rollouts and lengths by step, and the entropy by optimizer step, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (shares, lengths, entropies) = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
     number = [step["step"] for step in steps]
-    shares.plot(number, [step["correct"] / max(step["rollouts"], 1) for step in steps], marker="o", label="rollouts")
-    solved = [step["questions_with_a_right_answer"] / max(step["questions"], 1) for step in steps]
-    shares.plot(number, solved, marker="s", label="questions, by any rollout")
-    shares.set_ylim(0, 1)
-    shares.set_ylabel("share right")
-    for name, label in (("tokens", "all"), ("tokens_correct", "right"), ("tokens_incorrect", "wrong")):
-        values = [step[name] if step[name] is not None else float("nan") for step in steps]
-        lengths.plot(number, values, marker="o", label=f"{label} rollouts")
-    lengths.set_ylabel("tokens per rollout")
-    entropies.plot([step for step, _ in entropy], [value for _, value in entropy])
-    entropies.set_ylabel("entropy of kept tokens, nats")
-    entropies.set_xlabel("optimizer steps")
-    for panel in (shares, lengths):
-        panel.set_xlabel("expert-iteration step")
-        panel.legend()
-    for panel in (shares, lengths, entropies):
-        panel.grid(alpha=0.3)
-    figure.suptitle(title)
-    save_figure(figure, path)
+    with figure(path, (13, 4), (1, 3), title) as (shares, lengths, entropies):
+        correct = [step["correct"] / max(step["rollouts"], 1) for step in steps]
+        solved = [step["questions_with_a_right_answer"] / max(step["questions"], 1) for step in steps]
+        shares.plot(number, correct, marker="o", label="rollouts")
+        shares.plot(number, solved, marker="s", label="questions, by any rollout")
+        shares.set(ylim=(0, 1), ylabel="fraction correct")
+        for name, label in (("tokens", "all"), ("tokens_correct", "correct"), ("tokens_incorrect", "incorrect")):
+            values = [step[name] if step[name] is not None else float("nan") for step in steps]
+            lengths.plot(number, values, marker="o", label=f"{label} rollouts")
+        lengths.set_ylabel("tokens per rollout")
+        entropies.plot([step for step, _ in entropy], [value for _, value in entropy])
+        entropies.set(ylabel="entropy of kept tokens, nats", xlabel="optimizer steps")
+        for panel in (shares, lengths):
+            panel.set_xlabel("expert-iteration step")
+            panel.legend()
 
 
 def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> None:
@@ -168,57 +151,29 @@ def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[floa
         curves: label -> number of traces -> accuracy of each seed.
         before: accuracy of the policy that was finetuned.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panel = pyplot.subplots(figsize=(6.5, 4), layout="constrained")
-    for label, points in curves.items():
-        sizes = sorted(points)
-        (line,) = panel.plot(sizes, [sum(points[n]) / len(points[n]) for n in sizes], marker="o", label=label)
-        for size in sizes:
-            panel.scatter([size] * len(points[size]), points[size], s=10, alpha=0.4, color=line.get_color())
-    panel.axhline(before, color="grey", linestyle=":", label="before")
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(sorted({n for points in curves.values() for n in points}))
-    panel.get_xaxis().set_major_formatter(lambda value, _: f"{value:.0f}")
-    panel.set_ylim(0, 1)
-    panel.set_xlabel("unique traces")
-    panel.set_ylabel("validation accuracy")
-    panel.grid(alpha=0.3)
-    panel.legend(loc="lower right")
-    save_figure(figure, path)
+    with figure(path, (6.5, 4)) as (panel,):
+        for label, points in curves.items():
+            sizes = sorted(points)
+            (line,) = panel.plot(sizes, [sum(points[n]) / len(points[n]) for n in sizes], marker="o", label=label)
+            for size in sizes:
+                panel.scatter([size] * len(points[size]), points[size], s=10, alpha=0.4, color=line.get_color())
+        panel.axhline(before, color="grey", linestyle=":", label="before")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(sorted({n for points in curves.values() for n in points}))
+        panel.get_xaxis().set_major_formatter(lambda value, _: f"{value:.0f}")
+        panel.set(ylim=(0, 1), xlabel="unique traces", ylabel="validation accuracy")
+        panel.legend(loc="lower right")
 
 
 def write_methods_plot(
     path: Path, curves: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], title: str, by_seconds: bool = False
 ) -> None:
-    """Validation accuracy of several runs of each label in one colour, against optimizer steps or seconds, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panel = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    """Validation accuracy of several runs of each label in one color, against optimizer steps or seconds, as a PNG."""
     key, name = ("wall_clock_s", "wall-clock, s") if by_seconds else ("step", "optimizer steps")
-    for number, (label, runs) in enumerate(curves.items()):
-        for first, run in enumerate(runs):
-            xs, ys = [entry[key] for entry in run], [entry["accuracy"] for entry in run]
-            panel.plot(xs, ys, color=f"C{number}", alpha=0.7, linewidth=1.2, label=None if first else label)
-    panel.set_ylim(0, 1)
-    panel.set_xlabel(name)
-    panel.set_ylabel("validation accuracy")
-    panel.grid(alpha=0.3)
-    panel.legend(loc="lower right")
-    figure.suptitle(title)
-    save_figure(figure, path)
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """As a PNG, whole or not at all."""
-    from matplotlib import pyplot
-
-    with replacing(path) as scratch:
-        figure.savefig(scratch, dpi=120)
-    pyplot.close(figure)
+    with figure(path, (7, 4.5), title=title) as (panel,):
+        for number, (label, runs) in enumerate(curves.items()):
+            for first, run in enumerate(runs):
+                style = {"color": f"C{number}", "alpha": 0.7, "linewidth": 1.2}
+                plot_accuracy(panel, run, key, **style, label=None if first else label)
+        panel.set(ylim=(0, 1), xlabel=name, ylabel="validation accuracy")
+        panel.legend(loc="lower right")

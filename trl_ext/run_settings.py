@@ -105,6 +105,11 @@ class RunSettings:
             raise ValueError(f"decay_share must be above 0 and at most 1, got {self.decay_share}")
         if self.decay_share is not None and self.time_budget is None:
             raise ValueError("decay_share is of a time budget: give --time_budget too")
+        for name in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):
+            if getattr(config, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(config, name)}")
+        if config.max_steps == 0:
+            raise ValueError("max_steps is 0, which trains nothing: recipes/evaluate.py measures a policy as it is")
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         if config.bf16 is None and not config.fp16 and not torch.cuda.is_available():

@@ -234,8 +234,9 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         )
         right_sum, right, wrong_sum, wrong = self.accelerator.reduce(per_outcome.to(self.accelerator.device)).tolist()
         metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["completions/mean_length_correct"].append(right_sum / right if right else float("nan"))
-        metrics["completions/mean_length_incorrect"].append(wrong_sum / wrong if wrong else float("nan"))
+        for name, total, count in (("correct", right_sum, right), ("incorrect", wrong_sum, wrong)):
+            if count:  # a mean of nothing is no metric: TensorBoard warns about each
+                metrics[f"completions/mean_length_{name}"].append(total / count)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         inputs = self._chosen(inputs)

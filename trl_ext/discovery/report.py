@@ -10,7 +10,8 @@ from typing import Any
 from trl_ext.discovery.archive import Attempt, best_valid
 from trl_ext.discovery.budget import Budget
 from trl_ext.discovery.problem import Problem, Score, Verdict
-from trl_ext.files import replacing, write_text
+from trl_ext.files import write_text
+from trl_ext.plots import figure
 
 _OUTCOMES = {
     "valid": "valid",
@@ -154,29 +155,20 @@ def _cell(text: str) -> str:
 
 def _write_plot(path: Path, problem: Problem, attempts: Sequence[Attempt]) -> None:
     """The first entry of the score, of each attempt and of the best valid so far, against attempts and seconds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     number, seconds = range(1, len(attempts) + 1), [attempt.second for attempt in attempts]
     best = [found[1].score[0] if (found := best_valid(attempts[:n])) else 0 for n in number]
     axes: tuple[tuple[str, Sequence[float]], ...] = (("attempts", number), ("seconds", seconds))
-    for panel, (label, x) in zip(panels, axes, strict=True):
-        panel.step(x, best, where="post", label="best valid so far")
-        for wanted, marker, name in ((True, "o", "valid"), (False, "x", "not valid")):
-            dots = [
-                (a, attempt.score[0])
-                for a, attempt in zip(x, attempts, strict=True)
-                if attempt.score and outcome(attempt) == ("valid" if wanted else "invalid")
-            ]
-            panel.scatter([a for a, _ in dots], [s for _, s in dots], marker=marker, s=16, label=name)
-        panel.set_xlabel(label)
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel(problem.score_name)
-    panels[0].legend()
-    figure.suptitle(problem.name)
-    with replacing(path) as scratch:
-        figure.savefig(scratch, dpi=100)
-    pyplot.close(figure)
+    with figure(path, (10, 4), (1, 2), problem.name, sharey=True) as panels:
+        for panel, (label, x) in zip(panels, axes, strict=True):
+            if any(best):
+                panel.step(x, best, where="post", label="best valid so far")
+            for wanted, marker in (("valid", "o"), ("invalid", "x")):
+                dots = [
+                    (a, attempt.score[0])
+                    for a, attempt in zip(x, attempts, strict=True)
+                    if attempt.score and outcome(attempt) == wanted
+                ]
+                panel.scatter([a for a, _ in dots], [s for _, s in dots], marker=marker, s=16, label=wanted)
+            panel.set_xlabel(label)
+        panels[0].set_ylabel(problem.score_name)
+        panels[0].legend()

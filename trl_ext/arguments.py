@@ -37,7 +37,8 @@ class _Parser(TrlParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with exit status 2."""
-        self.exit(2, f"error: {message} (--help lists every flag)\n")
+        print(f"error: {message} (--help lists every flag)", file=sys.stderr)
+        sys.exit(2)
 
     def check_names(self, args: Sequence[str], config: Path) -> None:
         """Refuse flags and YAML fields that do not exist.

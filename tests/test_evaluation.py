@@ -228,6 +228,15 @@ def test_a_prompt_too_long_for_the_context_is_refused_before_the_engine_loads_or
         run_evaluation(settings(policy, tmp_path / "run", too_long="drop", **given))  # shown again
 
 
+def test_reference_answers_that_nothing_can_match_are_refused_before_the_engine_loads(tmp_path: Path) -> None:
+    solution = {"problem": "1 + 1?", "answer": "1 + 1 = 2.\n#### 2"}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(solution)}\n" * 3)
+    wrong = settings("not_there", tmp_path / "run", dataset=str(tmp_path / "rows.jsonl"))
+    with pytest.raises(InputError, match=r"validation: 3 of 3 reference answers .*--answer_source after_hashes 3 of"):
+        run_evaluation(wrong)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_the_recipes_run_from_the_command_line_and_two_evaluations_are_compared(policy: str, tmp_path: Path) -> None:
     def recipe(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

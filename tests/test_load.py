@@ -123,6 +123,11 @@ def test_where_an_answer_is_found(source: str, text: str, answer: str | None) ->
         ([ROWS[0], {"problem": "1?", "answer": " "}], {}, "line 2: no answer in 'answer': ' '"),
         ([ROWS[0], {"problem": "1?", "answer": float("nan")}], {}, "line 2: no answer in 'answer': 'nan'"),
         (ROWS, {"answer_source": "last_boxed"}, "line 1: no answer in 'answer': ' 2 '"),
+        (
+            [{"problem": "1?", "answer": "So one. #### 1"}],
+            {"answer_source": "last_boxed"},
+            "line 1: no answer in 'answer': 'So one. #### 1' (--answer_source after_hashes finds one)",
+        ),
     ],
 )
 def test_a_missing_column_or_answer_is_refused_with_its_place(

@@ -24,6 +24,7 @@ from tests.tiny import tiny_model, tiny_tokenizer
 from trl_ext import ADVANTAGES, PRESETS, recipe
 from trl_ext.arguments import InputError, parse, start
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
+from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
 from trl_ext.grpo_recipe import GRPO_SETTINGS, GRPOTask
 from trl_ext.preflight import check_model_folder, check_server
 from trl_ext.recipe import run_recipe, write_config
@@ -276,6 +277,25 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads_or_l
     )
     with pytest.raises(InputError, match=r"4 training problems, and a rollout has 8 different ones .* lower rollout_b"):
         run_recipe(*larger)
+
+
+@pytest.mark.parametrize(
+    ("settings", "default"), [(GRPO_SETTINGS, "grpo_math.yaml"), (EXPERT_ITERATION_SETTINGS, "expert_iteration.yaml")]
+)
+def test_reference_answers_that_nothing_can_match_are_refused_before_a_model_loads(
+    settings: Any, default: str, tmp_path: Path
+) -> None:
+    solutions = [{"problem": f"{n} + 1?", "answer": f"{n} + 1 = {n + 1}.\n#### {n + 1}"} for n in range(8)]
+    write_splits(tmp_path, solutions, solutions[:3])
+    run = {
+        "output_dir": tmp_path / "run",
+        "model_name_or_path": tmp_path / "none",
+        "dataset": tmp_path / "{split}.jsonl",
+    }
+    flags = [text for name, value in run.items() for text in (f"--{name}", str(value))]
+    with pytest.raises(InputError, match=r"train: 8 of 8 reference answers .*--answer_source after_hashes 8 of them"):
+        run_recipe(*parse(settings, "about", RECIPE.with_name(default), [*ON_A_CPU, *flags]))
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_the_base_policy_took_is_known_of_the_runs_first_start(

@@ -22,6 +22,7 @@ from trl_ext.arguments import InputError, as_yaml
 from trl_ext.base_policy import make_base_policy
 from trl_ext.data.dataset import EARLIER, DatasetSettings
 from trl_ext.data.lengths import Room, context_of, rows_that_fit
+from trl_ext.data.references import Checker, check_references, first_rank
 from trl_ext.evaluate import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
 from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
 from trl_ext.preflight import check_model_folder
@@ -121,6 +122,8 @@ def run_evaluation(settings: Evaluation) -> Report:
         if settings.model_name_or_path:
             check_model_folder(settings.model_name_or_path)
         problems = settings.load(settings.split, settings.problems, settings.seed, settings.split)
+        if not (folder / SUMMARY).exists():
+            first_rank(lambda: _check_answers(settings, problems))
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     _refuse_other_settings(folder, settings)
@@ -147,6 +150,13 @@ def run_evaluation(settings: Evaluation) -> Report:
         print(f"everything is in {folder}: {SAMPLES}, {SUMMARY}")
     state.wait_for_everyone()
     return report
+
+
+def _check_answers(settings: Evaluation, problems: Any) -> None:
+    """Grade every reference answer against itself, before the engine loads."""
+    assert settings.answer_format is not None
+    checker = Checker(settings.grader, settings.answer_format, settings.answer_source)
+    check_references(problems, settings.split, settings.sources[settings.split], checker, quiet=False)
 
 
 def _rows_that_fit(settings: Evaluation, model: str, problems: Any) -> set[int]:

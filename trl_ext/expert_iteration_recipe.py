@@ -28,6 +28,10 @@ class ExpertIterationTask(Task):
         if self.validate_every != default:
             raise ValueError("validate_every has no meaning in expert iteration: it validates after each of its steps")
 
+    def graders(self) -> dict[str, str]:
+        """Validation's grader, which grades the rollouts too."""
+        return {"train": self.validation_grader, **super().graders()}
+
     def check(self, data: Data, config: ExpertIterationConfig, say: Callable[[str], None]) -> None:
         """Say so where there are fewer questions than a step samples for."""
         super().check(data, config, say)

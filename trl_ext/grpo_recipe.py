@@ -38,6 +38,10 @@ class GRPOTask(Task):
         """The reward, in TRL's signature."""
         return self.build(REWARDS, self.reward)
 
+    def graders(self) -> dict[str, str]:
+        """The reward, as far as it is a grader's, and validation's grader."""
+        return {"train": self.reward, **super().graders()}
+
     def check(self, data: Data, config: ExtGRPOConfig, say: Callable[[str], None]) -> None:
         """Refuse fewer problems than a rollout has."""
         super().check(data, config, say)

@@ -24,6 +24,7 @@ from trl_ext.callbacks import JsonlLog, ProgressBar, Validation, print_line
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS
+from trl_ext.data.references import Checker, check_references, first_rank
 from trl_ext.data.source import Source
 from trl_ext.ending import Decay, EarlyStop, TimeBudget
 from trl_ext.files import write_text
@@ -149,6 +150,10 @@ class Task(DatasetSettings):
         """The trainer, with the callbacks that only this recipe has."""
         raise NotImplementedError
 
+    def graders(self) -> dict[str, str]:
+        """What grades the rows that are sampled for, by what they are for."""
+        return {"validation": self.validation_grader}
+
     def check(self, data: Data, config: Any, say: Callable[[str], None]) -> None:
         """Look at the data before a model loads.
 
@@ -192,6 +197,7 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
             say("waiting for the vLLM server")
             check_server(config)
         data = task.data(config, say)
+        first_rank(lambda: check_answers(data, task, config))
         began = time.monotonic()
         policy = model.model_name_or_path or _base_policy(config)
         seconds_to_make_policy = time.monotonic() - began
@@ -291,6 +297,18 @@ def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, con
         role: rows_that_fit(data[role], role, source, tokenizer, rooms[role], task.too_long)
         for role, source in task.sources.items()
     }
+
+
+def check_answers(data: Data, task: Task, config: Any) -> None:
+    """Grade every reference answer against itself.
+
+    Raises:
+        ValueError: most of a split's cannot be matched.
+    """
+    assert task.answer_format is not None
+    for role, grader in task.graders().items():
+        checker = Checker(grader, task.answer_format, task.answer_source)
+        check_references(data[role], role, task.sources[role], checker, quiet=config.disable_tqdm)
 
 
 def note_overlap(data: Data, sources: Mapping[str, Source]) -> None:

@@ -183,7 +183,11 @@ def _row(
     problem, answer = row.get(problem_column), row.get(answer_column)
     if not isinstance(problem, str) or not problem.strip():
         raise ValueError(f"{place}: {problem_column!r} is {problem!r}, not a text")
-    truth = _truth(answer, extract, f"{place}: no answer in {answer_column!r}: {str(answer)[:80]!r}")
+    try:
+        truth = _truth(answer, extract)
+    except (TypeError, ValueError) as error:
+        detail = f"{_found_by(answer)} ({error})" if str(error) else _found_by(answer)
+        raise ValueError(f"{place}: no answer in {answer_column!r}: {str(answer)[:80]!r}{detail}") from error
     level = _LEVEL.search(str(row.get("level", "")))
     return {
         "prompt": format_prompt(template, problem),
@@ -194,15 +198,25 @@ def _row(
     }
 
 
-def _truth(answer: Any, extract: Callable[[str], str | None], refusal: str) -> str | list[str]:
-    """The answer as a text, or as a list of accepted texts where the column holds lists."""
+def _found_by(answer: Any) -> str:
+    """The sources of answers that would find one in a solution, for a message."""
+    if not isinstance(answer, str):
+        return ""
+    found = [name for name in sorted(set(ANSWER_SOURCES) - {"as_is"}) if ANSWER_SOURCES[name](answer)]
+    return f" (--answer_source {' or '.join(found)} finds one)" if found else ""
+
+
+def _truth(answer: Any, extract: Callable[[str], str | None]) -> str | list[str]:
+    """The answer as a text, or as a list of accepted texts where the column holds lists.
+
+    Raises:
+        TypeError: it is of a type that no answer has.
+        ValueError: there is none.
+    """
     if isinstance(answer, float) and not math.isfinite(answer):  # such as what a table has for a missing number
-        raise ValueError(refusal)
-    try:
-        truths = [extract(text) for text in truths_of(answer)]
-    except TypeError as error:
-        raise ValueError(f"{refusal} ({error})") from error
+        raise ValueError
+    truths = [extract(text) for text in truths_of(answer)]
     found = [truth for truth in truths if truth is not None]
     if not found or len(found) < len(truths):
-        raise ValueError(refusal)
+        raise ValueError
     return found if isinstance(answer, (list, tuple)) else found[0]

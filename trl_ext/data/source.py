@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-_LISTED = 8  # places in a line that is printed; the summary has all of them
-
 
 @dataclass
 class Source:
@@ -19,6 +17,7 @@ class Source:
         stratified_by: columns that the sample is in proportion of.
         several_boxes: places of solutions with several boxes, of which the last one is the answer.
         too_long: places of rows that are left out because their prompts are too long.
+        unusable: reference answers that the run's grader can hardly accept, with their places.
         also_in_training: problems of a validation set that are in the training set too.
     """
 
@@ -31,6 +30,7 @@ class Source:
     sample_seed: int = 0
     several_boxes: list[str] = field(default_factory=list)
     too_long: list[str] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
     also_in_training: int = 0
 
     def place(self, row: int) -> str:
@@ -59,6 +59,10 @@ class Source:
                 f"{len(self.several_boxes)} solutions with several boxes, of which the last is taken: "
                 f"{listed(self.several_boxes)}"
             )
+        if self.unusable:
+            known.append(
+                f"{len(self.unusable)} reference answers that hardly any response can match: {listed(self.unusable, 3)}"
+            )
         if self.also_in_training:
             known.append(f"{self.also_in_training} of them are in the training set too")
         return "; ".join(known)
@@ -68,7 +72,7 @@ class Source:
         return dict(vars(self))
 
 
-def listed(places: list[str]) -> str:
+def listed(places: list[str], most: int = 8) -> str:
     """The first few, and how many more there are."""
-    more = f" and {len(places) - _LISTED} more" if len(places) > _LISTED else ""
-    return ", ".join(places[:_LISTED]) + more
+    more = f" and {len(places) - most} more" if len(places) > most else ""
+    return ", ".join(places[:most]) + more

@@ -6,6 +6,8 @@ from __future__ import annotations
 def compare(rule: str, answer: str, truth: str) -> tuple[bool, str]:
     """Whether `answer` is `truth` under the rule, and why: `strict`, `compatible`, or `lenient` (with math-verify).
 
+    The rule `readable` asks whether the strict one can read `truth`, whatever the answer is.
+
     Raises:
         ValueError: no such rule.
     """
@@ -19,4 +21,8 @@ def compare(rule: str, answer: str, truth: str) -> tuple[bool, str]:
 
         right = is_equal(answer, truth, fast=rule == "compatible")
         return right, "equal" if right else "not equal"
+    if rule == "readable":
+        from trl_ext.rewards.strict import can_read
+
+        return can_read(truth), "as strict reads it"
     raise ValueError(f"unknown rule {rule!r}")

@@ -13,6 +13,6 @@ Rules where mathematics leaves a choice:
 * A numeral with a base needs the same digits, and the base only where both sides give it.
 """
 
-from trl_ext.rewards.strict.compare import Comparison, compare
+from trl_ext.rewards.strict.compare import Comparison, can_read, compare
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "can_read", "compare"]

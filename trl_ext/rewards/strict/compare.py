@@ -57,6 +57,12 @@ def compare(answer: str, truth: str) -> Comparison:
     return Comparison(False, _difference(answers[0], truths[0]))
 
 
+def can_read(truth: str) -> bool:
+    """Whether another text than `truth` itself could equal it."""
+    text = clean(truth)
+    return len(text) <= MAX_LENGTH and bool(readings(text))
+
+
 def _difference(answer: Answer, truth: Answer) -> str:
     if isinstance(answer, Quantity) and isinstance(truth, Quantity) and answer.unit != truth.unit:
         return "another unit"

@@ -1,0 +1,157 @@
+"""Can the run's grader accept anything for a reference answer? Graded before a model loads, against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from tqdm import tqdm
+
+from trl_ext.data.load import ANSWER_SOURCES
+from trl_ext.data.source import Source
+from trl_ext.rewards.grade import GRADERS, compare_pairs
+from trl_ext.rewards.pool import PoolError
+from trl_ext.rewards.truth import truths_of
+
+COMPARING = ("strict", "compatible")  # graders to whom a reference answer is itself a correct answer
+_RESPONSES = {"r1_zero": "</think> <answer> {} </answer>", "boxed": r"\boxed{{{}}}"}
+_CHUNK = 1024  # answers graded between two moves of the progress bar
+_PROSE = 200  # characters; no answer of MATH is as long
+_SHOWN = 60  # characters of an answer in a message
+
+Grade = Callable[[Sequence[str], Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Checker:
+    """A run's grader, to be tried on its own reference answers.
+
+    Attributes:
+        grader: one of `COMPARING`.
+        answer_format: of the responses.
+        answer_source: where the answers were taken from in their column.
+    """
+
+    grader: str
+    answer_format: str
+    answer_source: str
+
+    def unusable(self, answers: Sequence[Any], quiet: bool = True) -> dict[int, str]:
+        """By their places, the answers that no response, or none that a model would write, can match; and why."""
+        found: dict[int, str] = {}
+        starts = range(0, len(answers), _CHUNK)
+        for start in tqdm(starts, desc="reference answers", delay=2, disable=quiet, leave=False):
+            part = self._unusable(answers[start : start + _CHUNK])
+            found |= {start + place: reason for place, reason in part.items()}
+        return found
+
+    def _unusable(self, answers: Sequence[Any]) -> dict[int, str]:
+        texts = [truths_of(answer) for answer in answers]
+        verdicts = self._grade([accepted[0] for accepted in texts], answers)
+        found = {
+            place: f"{self.grader} does not accept it for itself: {verdict.reason}"
+            for place, verdict in enumerate(verdicts)
+            if not verdict.right
+        }
+        for source in sorted(set(ANSWER_SOURCES) - {self.answer_source, "as_is"}):
+            found = {**self._solutions(source, texts), **found}
+        return {**self._unreadable(texts), **found}
+
+    def _grade(self, given: Sequence[str], answers: Sequence[Any]) -> Sequence[Any]:
+        grade: Grade = GRADERS.build(self.grader, answer_format=self.answer_format)
+        return grade([_RESPONSES[self.answer_format].format(text) for text in given], answers)
+
+    def _solutions(self, source: str, texts: Sequence[Sequence[str]]) -> dict[int, str]:
+        """Texts that are a whole solution: the answer in it is not accepted."""
+        extract = ANSWER_SOURCES[source]
+        held = {place: extract(accepted[0]) for place, accepted in enumerate(texts) if len(accepted) == 1}
+        inner = {place: answer for place, answer in held.items() if answer not in (None, texts[place][0])}
+        verdicts = self._grade(list(inner.values()), [texts[place][0] for place in inner])
+        return {
+            place: f"a solution, in which {source} finds {_shortened(answer)}"
+            for (place, answer), verdict in zip(inner.items(), verdicts, strict=True)
+            if not verdict.right
+        }
+
+    def _unreadable(self, texts: Sequence[Sequence[str]]) -> dict[int, str]:
+        """Texts that only the very same text matches: the strict grader cannot read them, or they are prose."""
+        shortest = 0 if self.grader == "strict" else _PROSE
+        hard = {text for accepted in texts for text in accepted if not text.removeprefix("-").isdigit()}
+        asked = sorted(text for text in hard if len(text) > shortest)
+        read = compare_pairs("readable", [("", text) for text in asked])
+        bad = {text for (_, text), outcome in read.items() if isinstance(outcome, tuple) and not outcome[0]}
+        return {
+            place: "it cannot be read as an answer, so that only the same text matches it"
+            for place, accepted in enumerate(texts)
+            if all(text in bad for text in accepted)
+        }
+
+
+def check_references(rows: Any, role: str, source: Source, checker: Checker, quiet: bool) -> None:
+    """Refuse a split of whose reference answers the most cannot be matched; a few are noted in `source.unusable`.
+
+    Args:
+        rows: a `datasets.Dataset` with the columns `answer` and `row`.
+        role: what the rows are for, such as `train`.
+
+    Raises:
+        ValueError: with the first such row, and the `answer_source` that would do.
+    """
+    if source.available is None or checker.grader not in COMPARING or checker.answer_format not in _RESPONSES:
+        return
+    answers, numbers = list(rows["answer"]), list(rows["row"])
+    found = checker.unusable(answers, quiet)
+    lines = {
+        numbers[place]: f"{source.place(numbers[place])}: {_shortened(answers[place])} ({reason})"
+        for place, reason in found.items()
+    }
+    if len(found) * 2 > len(answers):
+        raise ValueError(
+            f"{role}: {len(found)} of {len(answers)} reference answers of {source.file()!r} cannot be matched by "
+            f"the {checker.grader} grader, such as {lines[min(lines)]}. "
+            + _advice([answers[place] for place in found], checker)
+        )
+    source.unusable = [lines[number] for number in sorted(lines)]
+
+
+def first_rank(check: Callable[[], None]) -> None:
+    """Run a check on the first rank, whose refusal every rank raises: a worker's timeout may come on one only.
+
+    Raises:
+        ValueError: what the check refuses.
+    """
+    refusal: list[str | None] = [None]
+    if PartialState().is_main_process:
+        try:
+            check()
+        except (ValueError, PoolError) as error:
+            refusal = [str(error)]
+    (reason,) = broadcast_object_list(refusal)
+    if reason is not None:
+        raise ValueError(reason)
+
+
+def _advice(answers: Sequence[Any], checker: Checker) -> str:
+    """Which `answer_source` would make the most of these answers usable."""
+    usable: Mapping[str, int] = {
+        name: _usable_with(name, answers, checker) for name in sorted(set(ANSWER_SOURCES) - {checker.answer_source})
+    }
+    best = max(usable, key=lambda name: usable[name])
+    if not usable[best]:
+        return "No answer_source makes them usable: look at --answer_column, or choose another grader"
+    return f"With --answer_source {best} {usable[best]} of them can be"
+
+
+def _usable_with(source: str, answers: Sequence[Any], checker: Checker) -> int:
+    texts = [ANSWER_SOURCES[source](accepted[0]) for accepted in map(truths_of, answers)]
+    found = [text for text in texts if text is not None]
+    other = Checker(checker.grader, checker.answer_format, source)
+    return len(found) - len(other.unusable(found))
+
+
+def _shortened(answer: Any) -> str:
+    text = repr(answer)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 2 :]}"

@@ -287,9 +287,10 @@ def test_reference_answers_that_nothing_can_match_are_refused_before_a_model_loa
 ) -> None:
     solutions = [{"problem": f"{n} + 1?", "answer": f"{n} + 1 = {n + 1}.\n#### {n + 1}"} for n in range(8)]
     write_splits(tmp_path, solutions, solutions[:3])
+    tiny_model().config.save_pretrained(tmp_path / "model")  # no weights, no tokenizer: loading them would fail
     run = {
         "output_dir": tmp_path / "run",
-        "model_name_or_path": tmp_path / "none",
+        "model_name_or_path": tmp_path / "model",
         "dataset": tmp_path / "{split}.jsonl",
     }
     flags = [text for name, value in run.items() for text in (f"--{name}", str(value))]

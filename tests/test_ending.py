@@ -15,6 +15,7 @@ from tests.tiny import make_trainer, share_of_ones, tiny_model, weight_differenc
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer, policy_sampling
 from trl_ext.callbacks import Validation
 from trl_ext.ending import Decay, EarlyStop, TimeBudget, collapsed
+from trl_ext.report import selection_note
 from trl_ext.rewards.grade import Verdict
 from trl_ext.run_folder import Run
 
@@ -216,7 +217,7 @@ def ending(tmp_path: Path, history: list[dict[str, Any]], final: int, restore_be
     validation.restore_best = restore_best
     validation.trainer.restored = []
     validation.trainer.restore_weights = validation.trainer.restored.append
-    (tmp_path / "checkpoint-20").mkdir()
+    (tmp_path / "checkpoint-20").mkdir(parents=True)
     return validation
 
 
@@ -241,7 +242,7 @@ def test_the_time_of_the_end_is_that_of_the_slowest_validation_for_all_its_probl
         (False, 20, 40, [], {"step": 40, "problems": 40}),
         (True, 20, 10, [20], {"step": 40, "weights_of_step": 20, "problems": 10}),
         (True, 20, 40, [20], {"step": 40, "weights_of_step": 20, "problems": 40}),
-        (True, 40, 10, [], None),
+        (True, 40, 10, [], {"step": 40, "problems": 10}),  # what chose the weights is not what is reported
         (True, 0, 40, [], {"step": 40, "problems": 40}),  # its checkpoint is not there
     ],
 )
@@ -256,6 +257,48 @@ def test_a_run_ends_with_the_weights_and_the_problems_that_are_asked_for(
     assert [{k: v for k, v in e.items() if k in ("step", "weights_of_step", "problems")} for e in new] == (
         [measured] if measured else []
     )
+
+
+@pytest.mark.parametrize(
+    ("temperature", "final", "selection", "words"),
+    [
+        (
+            None,
+            10,
+            (True, 10, None),
+            "fresh samples; all 10 problems also chose the weights, so it may be a little too",
+        ),
+        (
+            1.0,
+            40,
+            (True, 10, 0.5),
+            "fresh samples; 10 of the 40 problems also chose the weights; on the others it is 0.5",
+        ),
+        (0.0, 10, (False, 10, None), "Greedy responses are those that the weights were chosen by; all 10 problems"),
+    ],
+)
+def test_what_is_reported_is_not_what_the_weights_were_chosen_by(
+    temperature: float | None, final: int, selection: tuple[Any, ...], words: str, tmp_path: Path
+) -> None:
+    history = [past(20, 0.9), past(40, 0.3)]
+    for restore_best in (True, False):
+        validation = ending(tmp_path / str(restore_best), list(history), final, restore_best)
+        validation.sampling |= {"seed": 7, "temperature": temperature}
+        validation.trainer.args.temperature, seeds = 0.7, []
+        sample = validation.trainer.sample
+
+        def noting(texts: Any, seed: int, temperature: Any, sample: Any = sample, seeds: list[int] = seeds) -> Any:
+            seeds.append(seed)
+            return sample(texts, seed)
+
+        validation.trainer.sample = noting
+        validation.on_train_end(arguments(tmp_path), TrainerState(global_step=40), TrainerControl())
+        last = validation.run.validations[-1]
+        if restore_best:
+            assert (seeds[-1] != 7, tuple(last["selection"].values())) == (True, selection)
+            assert words in str(selection_note(last["selection"], last["problems"]))
+        else:
+            assert (set(seeds) <= {7}, "selection" in last) == (True, False)
 
 
 def test_of_validations_that_their_error_does_not_tell_apart_the_latest_is_gone_back_to(tmp_path: Path) -> None:

@@ -195,6 +195,8 @@ def test_what_can_be_the_result_is_on_the_disk_and_was_validated(tmp_path: Path)
 def test_a_measurement_on_all_problems_comes_before_a_better_one_on_some() -> None:
     some, whole, less = entry(1, 0.9), entry(2, 0.7, 5000), entry(3, 0.6, 5000)
     assert best([some, whole, less], 5000) is whole
+    ends = [entry(1, 0.8, 5000, stage="1_sft", is_last=True), entry(2, 0.75, 5000, stage="2_grpo", is_last=True)]
+    assert best([some, entry(3, 0.9, 5000), *ends], 5000) is ends[1]  # its number did not choose it
     assert best([some, entry(4, 0.95)], 5000) == entry(4, 0.95)
     assert best([], 5000) is None
 
@@ -214,8 +216,13 @@ def test_a_result_says_whether_it_is_one_by_the_rules(tmp_path: Path) -> None:
         False,
         "measured on 512 of 5000 problems",
     )
-    (tmp_path / "1_grpo" / "summary.json").write_text(json.dumps({"validations": [entry(20, 0.55, 5000)]}))
+    assert "chosen by this accuracy" in some["bias"]
+    selection = {"fresh_samples": True, "problems_that_chose": 512, "accuracy_on_others": 0.54}
+    last = entry(20, 0.55, 5000, selection=selection)
+    (tmp_path / "1_grpo" / "summary.json").write_text(json.dumps({"validations": [last]}))
     whole = write_result(tmp_path, "mini", MINI, clock, "complete")
+    assert "512 of the 5000 problems also chose the weights; on the others it is 0.540" in whole["bias"]
+    assert "bias" in nothing
     assert (whole["accuracy"], whole["is_by_the_rules"], whole["why_not"]) == (0.55, True, None)
     assert whole["model"] == "1_grpo"
     assert list((tmp_path / BEST).iterdir()) == []

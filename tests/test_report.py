@@ -236,12 +236,14 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, l
     def grade(responses: Any, truths: Any) -> list[Verdict]:
         return [Verdict(True, truth, float(truth) < 10 * accuracy, "") for truth in truths]
 
-    trainer = SimpleNamespace(stop_signal=None, best_step=None, args=SimpleNamespace(disable_tqdm=True))
-    trainer.sample = lambda prompts: [Completion("a response", 1, True)] * len(prompts)
+    trainer = SimpleNamespace(
+        stop_signal=None, best_step=None, args=SimpleNamespace(disable_tqdm=True, temperature=1.0)
+    )
+    trainer.sample = lambda prompts, seed: [Completion("a response", 1, True)] * len(prompts)
     trainer.log_now = lambda logs: None
     trainer.found_by_first = lambda find: find()
     trainer.seconds_to_save = 0.0
-    return Validation(problems, grade, lambda state: state.global_step % 20 == 0, {}, run, trainer, log_to)
+    return Validation(problems, grade, lambda state: state.global_step % 20 == 0, {"seed": 0}, run, trainer, log_to)
 
 
 @pytest.mark.parametrize(("accuracy", "saves"), [(0.9, True), (0.5, False)])

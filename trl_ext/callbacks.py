@@ -18,6 +18,7 @@ from trl_ext.intervals import latest_as_good_as_the_best
 from trl_ext.rewards.grade import Verdict
 
 _LOGGED = 4  # responses of a validation
+_FRESH = 1_000_003  # added to the seed where the samples must not be those that the weights were chosen by
 _MARGIN = 1.2  # of what the end of a run will take, over what was measured
 _REPORT = 2.0  # seconds for its curve, card and summary
 
@@ -123,7 +124,9 @@ class Validation(TrainerCallback):
     Args:
         log_to: a JSONL file for a few responses of each validation.
         final: problems of the one at the end; None for the same.
-        restore_best: go back to the weights of the best step before that: the latest within its standard error.
+        restore_best: go back to the weights of the best step before that: the latest within its standard error. The
+            best of several accuracies is too high in the mean, so what they were chosen by is not what is reported:
+            the one at the end is of fresh samples, and its `selection` says on how many of the same problems.
     """
 
     def __init__(
@@ -169,7 +172,7 @@ class Validation(TrainerCallback):
             step = state.global_step
         if step != state.global_step:
             self.trainer.restore_weights(best)
-        if last["step"] != state.global_step or step != state.global_step or last["problems"] != len(self.final):
+        if self.restore_best or last["step"] != state.global_step or last["problems"] != len(self.final):
             self._measure(state, self.final, restored=step)
 
     def seconds_to_end(self) -> float:
@@ -188,10 +191,22 @@ class Validation(TrainerCallback):
         self.trainer.best_step = best
         return best
 
+    def _selection(self, report: Report) -> dict[str, Any]:
+        """What the last accuracy has in common with those that chose its weights, and how it is on other problems."""
+        temperature = self.sampling.get("temperature")
+        greedy = (self.trainer.args.temperature if temperature is None else temperature) == 0
+        others = [row["answer_reward"] for row in report.rows[len(self.problems) :]]
+        accuracy = round(sum(others) / len(others), 4) if others else None
+        shared = min(len(self.problems), len(report.rows))
+        return {"fresh_samples": not greedy, "problems_that_chose": shared, "accuracy_on_others": accuracy}
+
     def _measure(self, state: Any, problems: Sequence[dict[str, Any]], restored: int | None = None) -> None:
+        """Sample, grade and note; `restored`: of the end, the step whose weights are measured."""
         began = time.time()
         trainer = self.trainer
-        completions = trainer.sample([problem["prompt"] for problem in problems], **self.sampling)
+        is_chosen = self.restore_best and restored is not None
+        sampling = self.sampling | ({"seed": self.sampling["seed"] + _FRESH} if is_chosen else {})
+        completions = trainer.sample([problem["prompt"] for problem in problems], **sampling)
         # A grader's timeout may come on one rank only, and what follows from the accuracy is done by all together.
         report = Report(trainer.found_by_first(lambda: grade_rows(problems, completions, self.grader)))
         seconds = time.time() - began
@@ -201,6 +216,7 @@ class Validation(TrainerCallback):
             "seconds": round(seconds, 2),
             **({} if restored in (None, state.global_step) else {"weights_of_step": restored}),
             **report.summary(),
+            **({"selection": self._selection(report)} if is_chosen else {}),
         }
         self.run.validations.append(entry)
         trainer.log_now({"validation/accuracy": report.accuracy, "validation/seconds": round(seconds, 2)})

@@ -25,6 +25,7 @@ from trl_ext.pipeline_record import OTHER, last_has_ended, read_record, record_o
 from trl_ext.pipeline_settings import Pipeline
 from trl_ext.provenance import provenance
 from trl_ext.registry import unknown
+from trl_ext.report import selection_note
 from trl_ext.rules import RULES, Rules
 from trl_ext.run_folder import Clock
 
@@ -123,7 +124,7 @@ def candidates(folder: Path) -> Iterator[dict[str, Any]]:
                         yield _candidate(folder, stage, checkpoint, entry)
         if (stage / "summary.json").exists():
             summary = json.loads((stage / "summary.json").read_text(encoding="utf-8"))
-            yield _candidate(folder, stage, stage, summary["validations"][-1])
+            yield _candidate(folder, stage, stage, summary["validations"][-1]) | {"is_last": True}
 
 
 def _candidate(folder: Path, stage: Path, model: Path, entry: dict[str, Any]) -> dict[str, Any]:
@@ -132,13 +133,34 @@ def _candidate(folder: Path, stage: Path, model: Path, entry: dict[str, Any]) ->
         "problems": entry["problems"],
         "step": entry.get("weights_of_step", entry["step"]),
         "stage": stage.name,
+        "selection": entry.get("selection"),
+        "is_last": False,
         "model": model.relative_to(folder).as_posix(),
     }
 
 
 def best(found: list[dict[str, Any]], problems: int) -> dict[str, Any] | None:
-    """What was measured on all problems comes first, then the best accuracy; None where there is nothing."""
-    return max(found, key=lambda one: (one["problems"] == problems, one["accuracy"]), default=None)
+    """What was measured on all problems comes first; None where there is nothing.
+
+    Of the stages' last measurements on all problems it is the latest stage's, whatever they say: the highest would be
+    too high in the mean. Of others, none of which is a result by the rules in the end, it is the best accuracy.
+    """
+
+    def merit(one: dict[str, Any]) -> tuple[bool, bool, str, float]:
+        is_whole = one["problems"] == problems
+        is_end = is_whole and one.get("is_last", False)
+        return is_whole, is_end, one["stage"] if is_end else "", one["accuracy"]
+
+    return max(found, key=merit, default=None)
+
+
+def bias(chosen: dict[str, Any]) -> str | None:
+    """What makes a candidate's accuracy too high, in a sentence; None where nothing was chosen by it."""
+    if chosen["accuracy"] is None:
+        return None
+    if chosen.pop("is_last"):
+        return selection_note(chosen["selection"], chosen["problems"])
+    return "The model was chosen by this accuracy among those of its validations, so it is too high."
 
 
 def write_result(folder: Path, name: str | None, rules: Rules, clock: Clock, status: str) -> dict[str, Any]:
@@ -149,12 +171,14 @@ def write_result(folder: Path, name: str | None, rules: Rules, clock: Clock, sta
         why_not = f"measured on {chosen['problems']} of {rules.problems} problems"
     elif seconds > rules.seconds:
         why_not = f"took {seconds:.1f} of {rules.seconds:.0f} s"
+    said = bias(chosen)
     result = {
         "rules": name,
         "status": status,
         "is_by_the_rules": why_not is None,
         "why_not": why_not,
         **chosen,
+        "bias": said,
         "seconds": round(seconds, 1),
         "seconds_allowed": rules.seconds,
         **provenance(),

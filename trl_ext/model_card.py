@@ -13,6 +13,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from trl_ext.files import read_jsonl, write_text
+from trl_ext.report import selection_note
 
 _AXES = ("advantage", "policy_loss", "aggregation", "kl_estimator")
 _SAMPLES = 3
@@ -116,6 +117,7 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
                 if level not in ("", "0", "None")
             ),
             "",
+            *([note, ""] if (note := selection_note(last.get("selection"), last["problems"])) else []),
             f"Best on the way: {summary['best_validation_accuracy']:.3f} after {summary['best_validation_step']} "
             f"optimizer steps. Wall-clock {summary['wall_clock_s']:.0f} s on {hardware['processes']} process(es): "
             f"{devices}.",

@@ -32,7 +32,7 @@ from trl_ext.hub import check, hide_token, push
 from trl_ext.model_card import write_model_card
 from trl_ext.preflight import check_dashboards, check_model_folder, check_server
 from trl_ext.provenance import provenance
-from trl_ext.report import before_after_table, write_curve, write_summary
+from trl_ext.report import before_after_table, selection_note, write_curve, write_summary
 from trl_ext.rewards.grade import GRADERS
 from trl_ext.run_folder import Run, open_run, settings_of
 from trl_ext.yardstick import fingerprint, yardstick
@@ -384,6 +384,8 @@ def finish(task: Task, trainer: Any, run: Run) -> dict[str, Any]:
     summary = write_summary(output / "summary.json", history, run.clock.seconds(), more)
     write_model_card(output, trainer.args.hub_model_id)
     print("\n" + before_after_table(history[0], history[-1]))
+    if note := selection_note(history[-1].get("selection"), history[-1]["problems"]):
+        print(note)
     print(f"{summary['wall_clock_s']:.0f} s in all; everything is in {output}: curve.png, summary.json, ...")
     return summary
 

@@ -34,6 +34,25 @@ def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> s
     return "\n".join(lines)
 
 
+def selection_note(selection: Mapping[str, Any] | None, problems: int) -> str | None:
+    """How far an accuracy is one that its weights were chosen by, in a sentence; None where nothing was chosen.
+
+    Args:
+        selection: of the validation, as `Validation` notes it.
+        problems: of the validation.
+    """
+    if selection is None:
+        return None
+    shared, others = selection["problems_that_chose"], selection["accuracy_on_others"]
+    if others is None:
+        where = f"all {problems} problems also chose the weights"
+    else:
+        where = f"{shared} of the {problems} problems also chose the weights; on the others it is {others:.3f}"
+    if selection["fresh_samples"]:
+        return f"Measured with fresh samples; {where}, so it may be a little too high."
+    return f"Greedy responses are those that the weights were chosen by; {where}, so it is too high."
+
+
 def write_curve(
     path: Path, histories: Mapping[str, Sequence[dict[str, Any]]], title: str, seconds: float | None = None
 ) -> None:

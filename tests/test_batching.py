@@ -14,6 +14,7 @@ from trl_ext.batching import (
     cost,
     cut,
     cut_on_shared_prompts,
+    groups_of_prompts,
     into,
     joined,
     moves_weights,
@@ -65,6 +66,13 @@ def test_a_row_without_advantage_or_without_a_token_that_trains_moves_nothing() 
     per_token = {**batch(), "advantages": torch.tensor([[0.0, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]])}
     assert moves_weights(per_token) == [False, True, False, True]
     assert moves_weights({**batch(), "advantages": torch.tensor([torch.nan, 0, 0, 0])})[0]
+
+
+def test_rows_are_told_apart_by_group_and_by_prompt_without_its_padding() -> None:
+    ids = torch.tensor([[9, 5, 7], [0, 5, 7], [0, 5, 7], [8, 5, 7], [4, 5, 7]])
+    mask = torch.tensor([[0, 1, 1], [0, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]])
+    found = groups_of_prompts(ids, mask, torch.tensor([6, 6, 6, 7, 7])).tolist()
+    assert found == [0, 0, 1, 2, 3]
 
 
 def test_the_cost_counts_padding() -> None:

@@ -160,11 +160,17 @@ def test_momentum_decay_and_clipping_act_on_a_step_without_a_useful_row(tmp_path
     assert [sum(step == s for s, _, _ in ours.seen) for step in range(3)][1:] == [1, 1]
 
 
-@pytest.mark.parametrize("kind", ["lora", "checkpointing", "multiple_of", "truncated", "tools"])
+@pytest.mark.parametrize("kind", ["lora", "checkpointing", "multiple_of", "truncated", "tools", "own_prompts"])
 def test_other_settings_do_not_either(kind: str, tmp_path: Path) -> None:
     def with_tools(prompts: list[str], trainer: Any) -> dict[str, Any]:
         rollout = scripted(words_of_row)(prompts, trainer)
         return {**rollout, "env_mask": [[int(i % 3 != 1) for i, _ in enumerate(c)] for c in rollout["completion_ids"]]}
+
+    def with_own_prompts(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        """Every second row of a group has a prompt of the same length, every third a longer one."""
+        rollout = scripted(words_of_row)(prompts, trainer)
+        ids = rollout["prompt_ids"]
+        return {**rollout, "prompt_ids": [[3 + i % 2] * (1 + i % 3 // 2) + row[1:] for i, row in enumerate(ids)]}
 
     settings: dict[str, dict[str, Any]] = {
         "lora": {"peft_config": peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights="gaussian")},
@@ -172,6 +178,7 @@ def test_other_settings_do_not_either(kind: str, tmp_path: Path) -> None:
         "multiple_of": {"pad_to_multiple_of": 8},
         "truncated": {"mask_truncated_completions": True, "stop": ["stop"]},
         "tools": {"rollout_func": with_tools},
+        "own_prompts": {"rollout_func": with_own_prompts},
     }
     if kind == "lora":
         torch.manual_seed(0)

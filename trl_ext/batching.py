@@ -31,7 +31,7 @@ class Row:
     index: int
     prompt: int
     completion: int
-    group: int  # rows of one group have one prompt
+    group: int  # rows of one number have one prompt
 
 
 def rows_of(batch: Batch) -> list[Row]:
@@ -40,6 +40,18 @@ def rows_of(batch: Batch) -> list[Row]:
     completions = batch["completion_mask"].sum(dim=1).tolist()
     groups = batch["group"].tolist() if "group" in batch else range(len(prompts))
     return [Row(i, *sizes) for i, sizes in enumerate(zip(prompts, completions, groups, strict=True))]
+
+
+def groups_of_prompts(ids: Tensor, mask: Tensor, group: Tensor) -> Tensor:
+    """(B,) a number for each set of rows that have both group and prompt in common, in the order of the groups.
+
+    The prompts of a group may differ: a `rollout_func` or an environment writes its own.
+
+    Args:
+        ids, mask: (B, L), padded on the left.
+        group: (B,)
+    """
+    return torch.unique(torch.cat([group[:, None], mask, ids * mask], dim=1), dim=0, return_inverse=True)[1]
 
 
 def moves_weights(batch: Batch) -> list[bool]:

@@ -21,6 +21,7 @@ from accelerate.utils import gather
 from torch import Tensor
 from trl import GRPOTrainer
 
+from trl_ext.batching import groups_of_prompts
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.engine import engine_settings
 from trl_ext.finite import FiniteSteps
@@ -251,7 +252,8 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
         start = self.accelerator.process_index * len(inputs)
         if self.model.training:
-            batch["group"] = (start + batch["row"]) // self.num_generations
+            group = (start + batch["row"]) // self.num_generations
+            batch["group"] = groups_of_prompts(batch["prompt_ids"], batch["prompt_mask"], group)
         if self.model.training:
             for i, row in enumerate(self.last_rollout):
                 row["rewards"] = dict(zip(self.reward_func_names, self._per_func[start + i].tolist(), strict=True))

@@ -169,7 +169,7 @@ def test_isolation_that_is_required_and_missing_ends_it(tmp_path: Path, monkeypa
     from trl_ext.discovery.outcome import Ran
 
     monkeypatch.setattr("trl_ext.discovery.command.run_program", lambda *_: Ran({}, "", 0.0, ("network",)))
-    with pytest.raises(ValueError, match="this system isolates no processes, no files"):
+    with pytest.raises(ValueError, match="--require_isolation: not in force here: processes, files, rights"):
         run(PROBLEM, parsed(tmp_path, "http://127.0.0.1:9/v1", "--model", "m", "--require_isolation"))
 
 

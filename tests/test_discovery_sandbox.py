@@ -11,13 +11,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
-from trl_ext.discovery import confine
 from trl_ext.discovery.outcome import Failed, Limits, Ran, in_force
 from trl_ext.discovery.sandbox import run_program
 
@@ -187,25 +185,10 @@ def test_no_socket_where_services_put_them_can_be_used(tmp_path: Path) -> None:
                 patch.setenv("TMPDIR", at)
                 connects = f"import socket\nopen('b', 'w')\nsocket.socket(socket.AF_UNIX).connect('{folder}/a')"
                 outcome = run(connects, LONG)
-            if "files" not in outcome.isolation or any(p.startswith("/tmp/") for p in (sys.prefix, os.__file__)):
-                pytest.skip("this system isolates no files, or Python lies in /tmp")
+            if "files" not in outcome.isolation:
+                pytest.skip("this system isolates no files")
             assert isinstance(outcome, Failed)
             assert "FileNotFoundError" in outcome.detail
-
-
-def test_nothing_that_failed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = b""
-
-    def mount(_: bytes, target: bytes, *__: Any) -> int:
-        return -1 if target == failing else 0
-
-    monkeypatch.setattr(confine, "_LIBC", SimpleNamespace(unshare=lambda _: 0, syscall=lambda *_: 0, mount=mount))
-    got = {}
-    for failing in (b"/nowhere", b"/proc", b"/run", b"/"):
-        got[failing] = confine.own_files("/nowhere", 1)
-    assert got == {b"/nowhere": ["processes"], b"/proc": ["files"], b"/run": ["processes"], b"/": []}
-    failing = b""
-    assert confine.own_files("/nowhere", 1) == ["processes", "files"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
@@ -239,8 +222,8 @@ def test_the_program_sees_no_secret_and_has_no_rights(monkeypatch: pytest.Monkey
     names, status = outcome.values["x"]
     assert "OPENAI_API_KEY" not in names
     fields = dict(line.split(":\t", 1) for line in status.splitlines())
-    if "processes" in outcome.isolation:
-        assert int(fields["CapEff"], 16) & ~4 == 0  # but to read files, where Python lies in root's home
+    if "rights" in outcome.isolation:
+        assert [int(fields[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")] == [0] * 5
         assert fields["NoNewPrivs"] == "1"
         assert fields["Uid"].split()[0] != "0"
 
@@ -260,7 +243,7 @@ def test_without_namespaces_limits_hold_and_nothing_is_left_either(name: str) ->
     outcome = run(PROGRAMS[name][0], limits)
     assert isinstance(outcome, Ran if name in ("plain", "left behind") else Failed)
     assert name != "shared memory of many" or (isinstance(outcome, Failed) and outcome.kind == "memory")
-    assert outcome.isolation == ()
+    assert set(outcome.isolation) <= {"rights"}
     assert "can reach the network" in in_force(outcome.isolation)
     assert sleepers() == []
     assert not [p for p in psutil.Process().children(recursive=True) if "jail" in " ".join(p.cmdline())]

@@ -55,7 +55,7 @@ def discover_parser(problems: Mapping[str, Any], description: str | None, folder
     add("--concurrency", type=int, default=4, help="requests on their way at a time (4)")
     add("--judges", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="programs that run at a time")
     add("--finish_seconds", type=float, default=60.0, help="for the numeric method of `hybrid`, per program (60)")
-    add("--require_isolation", action="store_true", help="refuse to run where programs could reach network or files")
+    add("--require_isolation", action="store_true", help="refuse to run where any part of the sandbox is not in force")
     return parser
 
 

@@ -88,7 +88,7 @@ def _check_sandbox(is_required: bool) -> None:
     print(f"sandbox: {in_force(isolation)}")
     missing = [name for name in ISOLATION if name not in isolation]
     if is_required and missing:
-        raise ValueError(f"--require_isolation: this system isolates no {', no '.join(missing)}")
+        raise ValueError(f"--require_isolation: not in force here: {', '.join(missing)}")
 
 
 def _entries(folder: Path, resume: bool) -> list[Entry]:

@@ -1,6 +1,6 @@
 """What the process of a program gives up before it runs: namespaces, files, rights, resources. Linux, mostly.
 
-Each step is best effort, because systems differ in what they allow; what was achieved is reported, not assumed.
+Each step is best effort, because systems differ in what they allow. What came of it, `probe.py` finds out from inside.
 """
 
 from __future__ import annotations
@@ -9,13 +9,26 @@ import contextlib
 import ctypes
 import os
 import resource
+import struct
 import sys
 from typing import Any
 
-_HIDDEN = ("/run", "/tmp", "/var/tmp", "/dev/shm")  # a socket can be used on a read-only file system, too
+DEVICES = ("null", "random", "urandom", "zero")
+_HIDDEN = ("/run", "/tmp", "/var/tmp", "/dev", "/root", "/home")  # a socket can be used on a read-only file system, too
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-_READ_ANY_FILE = 1 << 2  # CAP_DAC_READ_SEARCH
+_NEW_ANYTHING = 0x7E020000
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+# Calls by their numbers on x86-64 and on ARM: those that give rights, and memory that `memory.py` cannot count.
+_FORBIDDEN = {
+    "unshare": (272, 97), "setns": (308, 268), "open_by_handle_at": (304, 265), "mount": (165, 40),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "bpf": (321, 280),
+    "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "memfd_secret": (447, 447),
+    "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190),
+}  # fmt: skip
+_CLONE, _CLONE3, _PRCTL = (56, 220), (435, 435), (157, 167)
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # which of the numbers, and seccomp's name for it
 
 
 def adopt_orphans() -> None:
@@ -70,82 +83,184 @@ def keep_open_only(*files: int) -> None:
     os.closerange(last + 1, 1024)
 
 
-def whom_to_be(number: int) -> tuple[int, int]:
-    """The user, and capabilities to keep. Limits on processes do not bind root, so root becomes another user.
+def whom_to_be(number: int) -> int:
+    """The user to be. Limits on processes do not bind root, so root becomes another user.
 
     It is one of the 478 that systemd's list of ranges leaves to nobody, by `number`: programs of one user could kill
     each other, and share the limit on processes.
-
-    A Python in root's home stays readable by a capability; otherwise the program keeps none.
     """
     if os.getuid() != 0:
-        return os.getuid(), 0
+        return os.getuid()
     user = 60706 + number % 478
     try:
         os.seteuid(user)
+        os.seteuid(0)
     except OSError:  # a container that knows one user only
-        return 0, 0
+        return 0
+    return user
+
+
+# Files.
+
+
+def hidden_places() -> list[str]:
+    """Folders of sockets, devices and users. Of what is in them, programs see Python and their own folder."""
+    home = os.path.realpath(os.path.expanduser("~"))
+    places = {os.path.realpath(place) for place in _HIDDEN} | ({home} if not _is_within(home, "/usr") else set())
+    return [place for place in sorted(places - {"/"}) if os.path.isdir(place) and not _is_in_any(place, places)]
+
+
+def own_files(folder: str, user: int) -> None:
+    """A /proc without others, and all else read-only, `hidden_places` hidden, but for a new, small place at `folder`.
+
+    Raises:
+        OSError: the system does not allow one of the steps.
+    """
+    _own_mounts()
+    with contextlib.suppress(OSError):
+        _mount("proc", "/proc", "proc", 0xE)
+    for place in hidden_places():
+        _hide(place, folder)
+    _read_only()
+    group = user if user != os.getuid() else os.getgid()
+    _mount("tmpfs", folder, "tmpfs", 0x6, f"size=64m,mode=700,uid={user},gid={group}")
+
+
+def show_python(folder: str, user: int) -> None:
+    """Where folders of Python lie in a place that is closed to that user, such as root's home, open a way to them.
+
+    Raises:
+        OSError: the system does not allow that.
+    """
+    if not _unreadable(user):
+        return
+    _own_mounts()
+    for place in hidden_places():
+        if any(_is_within(path, place) for path in _pythons_folders()):
+            _hide(place, folder)
+
+
+def _own_mounts() -> None:
+    if _LIBC.unshare(_NEWNS) != 0:
+        raise OSError("no namespace of mounts")
+    _mount("none", "/", None, 0x44000)  # MS_REC | MS_PRIVATE
+
+
+def _hide(place: str, folder: str) -> None:
+    """Put an empty file system there, with nothing in it but devices, the way to `folder`, and what Python needs."""
+    needed = {os.path.join("/dev", name) for name in DEVICES} | _pythons_folders()
+    kept = {path: os.open(path, os.O_PATH) for path in needed if _is_within(path, place) and os.path.exists(path)}
+    _mount("tmpfs", place, "tmpfs", 0x2, "size=1m,mode=755")  # MS_NOSUID
     try:
-        for path in (os.__file__, sys.executable, *sys.path):
-            if not path.endswith(".zip"):
-                os.stat(path)
-        return user, 0
+        for path, file in kept.items():
+            if os.path.isdir(f"/proc/self/fd/{file}"):
+                os.makedirs(path, exist_ok=True)
+            else:
+                os.close(os.open(path, os.O_CREAT))
+            _mount(f"/proc/self/fd/{file}", path, None, 0x5000)  # MS_BIND | MS_REC
+            os.close(file)
     except OSError:
-        return user, _READ_ANY_FILE
+        _LIBC.umount2(place.encode(), 2)  # MNT_DETACH: rather all of it than a Python without its files
+        raise
+    if _is_within(folder, place):
+        os.makedirs(folder, exist_ok=True)
+
+
+def _pythons_folders() -> set[str]:
+    """Under every name that they have; none that lies in another one."""
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    places = (sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), *filter(None, libraries))
+    named = {path for place in places for path in (os.path.abspath(place), os.path.realpath(place))}
+    return {path for path in named if not _is_in_any(path, named)}
+
+
+def _is_within(path: str, place: str) -> bool:
+    return f"{path}/".startswith(f"{place}/")
+
+
+def _is_in_any(path: str, places: set[str]) -> bool:
+    return any(path != place and _is_within(path, place) for place in places)
+
+
+def _read_only() -> None:
+    attributes = (ctypes.c_uint64 * 4)(1, 0, 0, 0)  # struct mount_attr with MOUNT_ATTR_RDONLY
+    if _LIBC.syscall(442, -100, b"/", 0x8000, attributes, 32) != 0:  # mount_setattr, AT_FDCWD, AT_RECURSIVE
+        raise OSError("the file system cannot be made read-only")
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    if _LIBC.mount(source.encode(), target.encode(), kind and kind.encode(), flags, options.encode()) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
+
+
+def check_python(user: int) -> None:
+    """Refuse to run where the program could not import from Python's library, for no fault of its own.
+
+    Raises:
+        PermissionError: names the folder, and what to do.
+    """
+    for path in _unreadable(user):
+        raise PermissionError(
+            f"programs run as user {user}, not as root, and that user cannot read Python in {path!r}: move Python out "
+            "of root's home, let others pass (chmod o+x), or start as another user"
+        )
+
+
+def _unreadable(user: int) -> list[str]:
+    """Folders of Python that this user cannot read."""
+    if user == os.getuid():
+        return []
+    os.seteuid(user)
+    try:
+        return [
+            path for path in sorted(_pythons_folders()) if not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
+        ]
     finally:
         os.seteuid(0)
 
 
-def own_files(folder: str, user: int) -> list[str]:
-    """What it got of "processes", a /proc without others, and "files", read-only but for a small new one at `folder`.
-
-    What `_HIDDEN` has is gone. Sockets that a service has elsewhere, such as in the home directory, can still be used.
-    """
-    if _LIBC.unshare(_NEWNS) != 0 or not _mount("none", "/", None, 0x44000):  # MS_REC | MS_PRIVATE
-        return []
-    got = ["processes"] if _mount("proc", "/proc", "proc", 0xE) else []
-    read_only = (ctypes.c_uint64 * 4)(1, 0, 0, 0)  # struct mount_attr with MOUNT_ATTR_RDONLY
-    if _LIBC.syscall(442, -100, b"/", 0x8000, read_only, 32) != 0:  # mount_setattr, AT_FDCWD, AT_RECURSIVE
-        return got
-    if not all(_hide(place, folder) for place in _HIDDEN if _can_go(place)):
-        return got
-    group = user if user != os.getuid() else os.getgid()
-    if _mount("tmpfs", folder, "tmpfs", 0x6, f"size=64m,mode=700,uid={user},gid={group}"):
-        got.append("files")
-    return got
+# Rights and resources.
 
 
-def _can_go(place: str) -> bool:
-    """Whether it is there and Python can do without it."""
-    needed = [os.path.realpath(path) for path in (os.__file__, sys.executable, sys.prefix, *sys.path)]
-    return os.path.isdir(place) and not any(f"{path}/".startswith(f"{place}/") for path in needed)
-
-
-def _hide(place: str, folder: str) -> bool:
-    """Put an empty, read-only file system there, with nothing in it but the way to `folder`."""
-    if not _mount("tmpfs", place, "tmpfs", 0x6, "size=1m,mode=755"):
-        return False
-    if folder.startswith(f"{place}/"):
-        os.makedirs(folder)
-    return _mount("none", place, None, 0x1027)  # MS_REMOUNT | MS_BIND, and read-only
-
-
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> bool:
-    return _LIBC.mount(source.encode(), target.encode(), kind and kind.encode(), flags, options.encode()) == 0
-
-
-def become(user: int, capabilities: int) -> None:
-    """Be that user with those capabilities, for good."""
+def become(user: int) -> None:
+    """Be that user, without capabilities and without a way to new ones, for good."""
     if sys.platform != "linux":
         return
-    _prctl(8, 1)  # PR_SET_KEEPCAPS
+    _drop_capabilities(user)
+    _prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+    forbid_calls()
+
+
+def _drop_capabilities(user: int) -> None:
+    for number in range(64):
+        _prctl(24, number)  # PR_CAPBSET_DROP
     if user != os.getuid():
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
+    _prctl(47, 4)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    _LIBC.capset(header, (ctypes.c_uint32 * 6)(capabilities, capabilities, 0, 0, 0, 0))
-    _prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+    _LIBC.capset(header, (ctypes.c_uint32 * 6)())
+
+
+def forbid_calls() -> None:
+    """Refuse `_FORBIDDEN`, new namespaces, and to hide from the count of memory, by a seccomp filter."""
+    which, machine = _MACHINES.get(os.uname().machine, (None, None))
+    if which is None:
+        return
+    allow, deny, unknown = ((6, 0, 0, value) for value in (0x7FFF0000, 0x50001, 0x50026))  # EPERM, ENOSYS
+    load_argument = (0x20, 0, 0, 16)
+    filters = [(0x20, 0, 0, 4), (0x15, 1, 0, machine), deny]  # another machine's calls, such as 32-bit ones
+    filters += [(0x20, 0, 0, 0), (0x35, 0, 1, 0x40000000), deny]  # x32
+    for numbers in _FORBIDDEN.values():
+        filters += [(0x15, 0, 1, numbers[which]), deny]
+    filters += [(0x15, 0, 1, _CLONE3[which]), unknown]  # its flags are in memory; the C library uses `clone` then
+    filters += [(0x15, 0, 4, _CLONE[which]), load_argument, (0x45, 0, 1, _NEW_ANYTHING), deny, allow]
+    filters += [(0x15, 0, 4, _PRCTL[which]), load_argument, (0x15, 0, 1, 4), deny, allow]  # PR_SET_DUMPABLE
+    filters.append(allow)
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in filters))
+    program = ctypes.create_string_buffer(struct.pack("HP", len(filters), ctypes.addressof(code)))
+    _LIBC.prctl(22, 2, program, 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
 def _prctl(option: int, value: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import shutil
 import signal
@@ -21,6 +20,8 @@ from typing import Any
 
 from trl_ext.discovery import confine
 from trl_ext.discovery.execute import run, tell
+from trl_ext.discovery.memory import memory_of
+from trl_ext.discovery.probe import verified
 
 _LOOK_EVERY = 0.25  # seconds between two looks at the memory of all processes; the kernel limits each of them
 
@@ -64,28 +65,13 @@ def _wait(child: int, lifeline: int, woken: int, memory: int) -> tuple[int, bool
             os.read(woken, 512)
         is_over = False
         if time.monotonic() >= due:  # by the clock: children that come and go leave the poll no silence
-            is_over, due = _memory_of(_descendants()) > memory, time.monotonic() + _LOOK_EVERY
+            is_over, due = memory_of(_descendants()) > memory, time.monotonic() + _LOOK_EVERY
         is_to_end = lifeline in ready or is_over
         if is_to_end:
             os.kill(child, signal.SIGKILL)
         pid, status = os.waitpid(child, 0 if is_to_end else os.WNOHANG)
         if pid:
             return status, is_over
-
-
-def _memory_of(pids: list[int]) -> int:
-    """Bytes that these processes hold, their files' pages left out; copies of one that share pages count each."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{pid}/status", errors="replace") as file:
-                held = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", file.read(), re.M)
-            if not held:  # an old kernel, which does not tell memory that is shared from files
-                with open(f"/proc/{pid}/statm") as file:
-                    _, resident, shared = map(int, file.read().split()[:3])
-                held = [(resident - shared) * os.sysconf("SC_PAGE_SIZE") // 1024]
-            total += 1024 * sum(map(int, held))
-    return total
 
 
 def _kill_descendants() -> None:
@@ -125,14 +111,16 @@ def _be_the_child(settings: dict[str, Any], program: bytes, folder: str, is_isol
         os.umask(0o022)
         ours = os.environ.pop("PYTHONPATH")  # what lies there, such as others' results, is not for programs to import
         sys.path[:] = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(ours)]
-        user, capabilities = confine.whom_to_be(settings["number"])
-        isolation = ["network", *confine.own_files(folder, user)] if is_isolated else []
+        user = confine.whom_to_be(settings["number"])
+        with contextlib.suppress(OSError):
+            confine.own_files(folder, user) if is_isolated else confine.show_python(folder, user)
+        confine.check_python(user)
         if user != os.getuid():
             os.chown(folder, user, user)
         os.chdir(folder)
-        confine.become(user, capabilities)
+        confine.become(user)
+        tell(settings["status"], {"isolation": verified(folder)})
         confine.set_limits(settings)
-        tell(settings["status"], {"isolation": isolation})
         os.close(settings["status"])
         run(program, settings["names"], settings["result"])
     except BaseException:  # of the set-up: what the program does is dealt with in `execute.run`

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-ISOLATION = ("processes", "network", "files")
+ISOLATION = ("processes", "network", "files", "rights")
+
+# What each means where it is in force, and where it is not.
+_WORDS = {
+    "processes": ("its own processes", "other processes are in sight"),
+    "network": ("no network", "the program can reach the network"),
+    "files": ("read-only files without homes and devices", "it can read and write what its user can"),
+    "rights": ("no capabilities and no new namespaces", "it may have rights"),
+}
 
 
 class SandboxError(RuntimeError):
@@ -19,7 +27,8 @@ class Limits:
 
     Attributes:
         seconds: of wall-clock.
-        memory_mb: MiB of address space of each of its processes, and of memory of all of them together.
+        memory_mb: MiB of address space of each of its processes, and of memory of all of them together, files in
+            memory included.
         processes: how many, threads included.
         result_bytes: of the globals that are read.
         output_bytes: of what it prints.
@@ -64,10 +73,7 @@ class Failed:
 
 def in_force(isolation: Sequence[str]) -> str:
     """One line on what kept the program in, for people."""
-    if not isolation:
-        return (
-            "limits on time, memory, processes and output only; without namespaces, which this system does not allow "
-            "or which were turned off, the program can reach the network and write files"
-        )
-    words = {"processes": "its own processes", "network": "no network", "files": "read-only files"}
-    return "limits, " + ", ".join(words[name] for name in ISOLATION if name in isolation)
+    kept = [words for name, (words, _) in _WORDS.items() if name in isolation]
+    open_to_it = [risk for name, (_, risk) in _WORDS.items() if name not in isolation]
+    text = ", ".join(["limits on time, memory, processes and output", *kept])
+    return text + (f"; not in force here: {', '.join(open_to_it)}" if open_to_it else "")

@@ -1,9 +1,9 @@
 """Runs a program that nobody has read, and gives its globals back as plain values.
 
 The program gets a process, a session and an empty folder of its own, limits on time, memory, processes, output and
-files, an environment without secrets, and, where the system allows namespaces (most Linux machines, few containers), no
-network, no sight of other processes and a read-only file system without /run and /tmp. It can still use
-sockets that services of the same user have elsewhere. What was in force is part of every result. Nothing that comes
+files, no rights, an environment without secrets, and, where the system allows namespaces (most Linux machines, few
+containers), no network, no sight of other processes and a read-only file system without homes, /run, /tmp and devices.
+What was in force, as its process found out just before the program ran, is part of every result. Nothing that comes
 back is trusted: it is JSON of bounded size, and only what a verifier accepts counts.
 """
 

@@ -99,6 +99,85 @@ def test_axes_train_to_the_weights_of_trls_loss_type(
     assert weight_difference(ours.model, theirs.model) < 1e-6
 
 
+def short_and_plain(completions: list[str], **_: Any) -> list[list[float | None]]:
+    """Two rewards of unlike scale; the second does not score every completion."""
+    lengths = [len(text.split()) for text in completions]
+    return [[float(n <= 9) for n in lengths], [None if n % 5 == 0 else 10.0 * n for n in lengths]]
+
+
+def short(completions: list[str], **_: Any) -> list[float | None]:
+    """The first of two rewards."""
+    return short_and_plain(completions)[0]
+
+
+def plain(completions: list[str], **_: Any) -> list[float | None]:
+    """The second, of another scale."""
+    return short_and_plain(completions)[1]
+
+
+SPANNING = {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "max_steps": 6}
+# In TRL's words on both sides: its loss's name there, the axes that it is of here.
+SAME_WORDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "clip": (
+        {"loss_type": "dapo"}, {"aggregation": "token_mean"},
+        {"epsilon": 0.05, "epsilon_high": 0.3, "delta": 1.4, **OFF_POLICY_WHOLE_ROLLOUT},
+    ),
+    "epsilon": ({"loss_type": "grpo"}, {"policy_loss": "ppo_clip"}, {"epsilon": 0.02, **OFF_POLICY}),
+    "cispo": (
+        {"loss_type": "cispo"}, {"policy_loss": "cispo", "aggregation": "token_mean"},
+        {"epsilon_high": 1.1, **OFF_POLICY_WHOLE_ROLLOUT},
+    ),
+    "sapo": (
+        {"loss_type": "sapo"}, {"policy_loss": "sapo"},
+        {"sapo_temperature_pos": 3.0, "sapo_temperature_neg": 0.3, **OFF_POLICY},
+    ),
+    "sequence": (
+        {"loss_type": "grpo"}, {"policy_loss": "ppo_clip"},
+        {"importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.02, **OFF_POLICY},
+    ),
+    "sequence_kl": (
+        {"loss_type": "dr_grpo"}, {"preset": "dr_grpo", "advantage": "group_std"},
+        {"importance_sampling_level": "sequence", "beta": 0.05, "use_bias_correction_kl": False, **OFF_POLICY},
+    ),
+    "batch": ({"loss_type": "grpo"}, {"policy_loss": "ppo_clip"}, {"scale_rewards": "batch"}),
+    "none": ({"loss_type": "grpo"}, {"policy_loss": "ppo_clip"}, {"scale_rewards": False}),
+    "true": ({"loss_type": "grpo"}, {"policy_loss": "ppo_clip"}, {"scale_rewards": True}),
+    "off_policy_mask": (
+        {"loss_type": "grpo"}, {"policy_loss": "ppo_clip"}, {"off_policy_mask_threshold": 0.01, **OFF_POLICY},
+    ),
+    "two_rewards": (
+        {"loss_type": "grpo"}, {"policy_loss": "ppo_clip"},
+        {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [1.0, 0.5]},
+    ),
+    "step_over_two_rollouts": ({"loss_type": "grpo"}, {"policy_loss": "ppo_clip"}, SPANNING),
+    "step_over_two_rollouts_by_tokens": (
+        {"loss_type": "dapo"}, {"aggregation": "token_mean"}, {**SPANNING, "num_iterations": 2},
+    ),
+    "step_over_four_rollouts": (
+        {"loss_type": "dapo"}, {"aggregation": "token_mean"}, {"steps_per_generation": 1},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAME_WORDS)
+def test_trls_own_settings_next_to_an_axis_train_to_trls_weights(name: str, tmp_path: Path) -> None:
+    stock, axes, both = SAME_WORDS[name]
+    if "beta" in both:
+        both = {**both, "model": str(save_tiny(tmp_path / "model"))}
+    reward = [short, plain] if "reward_weights" in both else ends_early
+    if not both.keys() & {"scale_rewards", "multi_objective_aggregation"} or both.get("scale_rewards") is True:
+        axes = {"advantage": "group_std", "advantage_options": TRL_EPS, **axes}
+    theirs = train(GRPOTrainer, GRPOConfig, tmp_path / "a", reward, **stock, **both)
+    ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", reward, **axes, **both)
+    without = {k: v for k, v in both.items() if k in ("model", *OFF_POLICY, *SPANNING, "reward_weights", "beta")}
+    if without != both and both.get("scale_rewards") is not True:  # the setting changes something here
+        plain_trl = train(GRPOTrainer, GRPOConfig, tmp_path / "c", reward, **stock, **without)
+        assert weight_difference(theirs.model, plain_trl.model) > 1e-4
+    assert weight_difference(theirs.model, tiny_model()) > 1e-2
+    assert weight_difference(ours.model, theirs.model) < 1e-6
+
+
 @pytest.mark.parametrize(
     "stock", [pytest.param({}, id="defaults"), pytest.param(LUSPO, id="luspo", marks=pytest.mark.slow)]
 )

@@ -335,11 +335,25 @@ def test_what_the_base_policy_took_is_known_of_the_runs_first_start(
     assert starts[1].seconds_to_make_policy == 40.0
 
 
-def test_going_back_without_checkpoints_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"restore_best": True, "save_strategy": "no"},
+            "restore_best goes back to a checkpoint, and save_strategy is no",
+        ),
+        ({"lora_r": 8}, "lora_r=8 needs use_peft: true; it would be ignored without"),
+        ({"load_in_4bit": True}, "load_in_4bit=True needs use_peft: true; it would be ignored without"),
+        ({"load_in_8bit": True, "use_peft": True}, "load_in_8bit needs bitsandbytes, which is not installed"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_the_model_loads(
+    settings: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trl_ext.model_settings.is_bitsandbytes_available", lambda: False)
     run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "not_there")}
-    settings = {**TINY_RUN, **run, "restore_best": True, "save_strategy": "no"}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
-    with pytest.raises(InputError, match="restore_best goes back to a checkpoint, and save_strategy is no"):
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **run, **settings}))
+    with pytest.raises(InputError, match=message):
         run_recipe(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
     assert not (tmp_path / "run").exists()
 
@@ -476,10 +490,10 @@ def test_a_run_prints_validations_and_a_table_of_before_and_after(run: tuple[Pat
     _, printed = run
     for words in (
         *(f"validation at step    {step}/4" for step in (0, 3, 4)),
-        "step 4/4: reward ", "before   after", "level 1", "level 5", "format and answer right", "format only", "neither",
+        "training in float32, since this is a CPU", "step 4/4: reward ", "before   after", "level 1", "level 5", "format and answer right", "format only", "neither",
     ):  # fmt: skip
         assert words in printed, words
-    ours = ("rollouts by", "validation at", "step ", "  level ", "accuracy", "format", "neither")
+    ours = ("rollouts by", "training in", "validation at", "step ", "  level ", "accuracy", "format", "neither")
     lines = [line for line in printed.splitlines() if line.strip()]
     others = [line for line in lines if not line.startswith(ours)]
     assert [line.split()[0] for line in others] == ["before", lines[-1].split()[0]], others  # no bar, no warning

@@ -212,7 +212,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "trl" for a in node.names))
     }
     recipes = {"recipe.py", "grpo_recipe.py", "sft_recipe.py", "expert_iteration_recipe.py"}
-    settings = {"arguments.py", "config.py", "run_settings.py"}
+    settings = {"arguments.py", "config.py", "model_settings.py", "run_settings.py"}
     assert importers == recipes | settings | {
         "_lazy_vllm.py",
         "engine.py",

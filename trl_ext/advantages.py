@@ -88,6 +88,17 @@ def batch_std(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
     return group_mean(reward) / (_nan_std(reward, dim=(0, 1)) + eps)
 
 
+def normalize_then_sum(rewards: Tensor, weights: Tensor, *, eps: float = 1e-4) -> Tensor:
+    """(P, G, K) rewards of K functions -> (P, G): the weighted sum of each, normalized in its group like `group_std`.
+
+    GDPO (arXiv:2601.05242), TRL's `multi_objective_aggregation="normalize_then_sum"`, which then takes `batch_std`:
+    every group's mean is already 0. A completion that one function left unscored has the others' sum.
+    """
+    deviation = rewards - rewards.nanmean(dim=1, keepdim=True)
+    normalized = deviation / (_nan_std(rewards, dim=1) + eps) * weights
+    return normalized.nansum(dim=2).masked_fill(rewards.isnan().all(dim=2), torch.nan)
+
+
 @ADVANTAGES.register
 def leave_one_out(reward: Tensor) -> Tensor:
     """A_i = r_i - mean of the other rewards of the group. RLOO (arXiv:2402.14740).

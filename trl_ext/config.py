@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -21,22 +20,8 @@ from trl_ext.objective import Objective
 from trl_ext.presets import PRESETS
 from trl_ext.registry import Registry, unknown
 from trl_ext.run_settings import RunSettings
-
-# TRL's own loss reads these and the axes do not, so with an axis they would be silently ignored.
-_READ_BY_TRL_LOSS_ONLY = (
-    "loss_type",
-    "scale_rewards",
-    "multi_objective_aggregation",
-    "importance_sampling_level",
-    "epsilon",
-    "epsilon_high",
-    "delta",
-    "top_entropy_quantile",
-    "entropy_coef",
-    "use_adaptive_entropy",
-    "off_policy_mask_threshold",
-)
-
+from trl_ext.settings_table import OURS, TRL
+from trl_ext.trl_settings import check_needs, refuse_ignored, take_over_advantage, take_over_policy_loss
 
 _OPTIONS = ("advantage_options", "policy_loss_options", "aggregation_options", "kl_estimator_options")
 
@@ -166,7 +151,6 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         super().__post_init__()
         # Trainer reads this name as rows per forward pass; the handout's meaning has been resolved by now.
         self.train_batch_size = self.per_device_train_batch_size * max(1, self.n_gpu)
-        self._check_accumulation()
 
     @property
     def uses_axes(self) -> bool:
@@ -203,28 +187,31 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
             kl=self._kl(),
             beta=self.beta,
             kl_bias_correction=self.use_bias_correction_kl,
+            off_policy_threshold=self.off_policy_mask_threshold,
         )
 
     def _kl(self) -> Callable[..., Any]:
         return KL_ESTIMATORS.build(self.kl_estimator, **_mapping(self.kl_estimator_options))
 
     def _resolve_axes(self) -> None:
-        """Fill every axis from the preset, then from what was given beside it; refuse what would be ignored."""
+        """Fill every axis from the preset, then from what was given next to it; refuse what would be ignored."""
         self._kl()  # refuses an unknown name or option
+        scale: Any = self.scale_rewards  # type: ignore[has-type]
+        self.scale_rewards = {"true": "group", "false": "none"}.get(str(scale).lower(), scale)
         axes = ("advantage", "policy_loss", "aggregation")
         given = [name for name in axes if getattr(self, name) or getattr(self, f"{name}_options")]
         if self.preset is None and not given:
-            if self.kl_estimator != "k3":
-                raise ValueError(
-                    f"kl_estimator={self.kl_estimator!r} needs a preset or an axis; TRL's own loss has only k3"
-                )
+            check_needs(self, OURS)
             return
         if self.preset is not None and self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
         base = PRESETS[self.preset or "grpo_clip"]  # the unnamed axes of a run that names only some
+        refuse_ignored(self, TRL)
+        take_over_advantage(self, TRL)
+        take_over_policy_loss(self, TRL, base.policy_loss, base.policy_loss_options, POLICY_LOSSES)
         for axis, table in zip(axes, (ADVANTAGES, POLICY_LOSSES, AGGREGATIONS), strict=True):
             self._resolve_axis(axis, table, getattr(base, axis), getattr(base, f"{axis}_options"))
-        self._refuse_ignored()
+        check_needs(self, OURS | TRL)
         self.scale_rewards = "none"  # ours replaces it; TRL then logs frac_reward_zero_std per group
 
     def _resolve_axis(self, axis: str, table: Registry, name: str, options: Mapping[str, Any]) -> None:
@@ -234,26 +221,6 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         table.build(chosen, **merged)
         setattr(self, axis, chosen)
         setattr(self, f"{axis}_options", merged)
-
-    def _refuse_ignored(self) -> None:
-        defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
-        ignored = [name for name in _READ_BY_TRL_LOSS_ONLY if getattr(self, name) != defaults[name]]
-        if ignored:
-            settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in ignored)
-            raise ValueError(
-                f"{settings}: only TRL's own loss reads this, and it is replaced because a preset or an axis is set. "
-                "Drop it and use the axes' options (for instance policy_loss_options: {eps_low: 0.2}), or drop the "
-                "preset and the axes."
-            )
-
-    def _check_accumulation(self) -> None:
-        """An optimizer step must lie inside one rollout batch, or its totals cannot be counted ahead."""
-        steps, accumulation = self.steps_per_generation, self.gradient_accumulation_steps
-        if self.uses_axes and steps % accumulation:
-            raise ValueError(
-                f"steps_per_generation ({steps}) must be a multiple of gradient_accumulation_steps ({accumulation}): "
-                "an optimizer step may not span two rollout batches when a preset or an axis is set"
-            )
 
 
 def _mapping(options: dict[str, Any] | str | None) -> dict[str, Any]:

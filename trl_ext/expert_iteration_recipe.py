@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from transformers import TrainerCallback
-from trl import ModelConfig, get_peft_config
+from trl import ModelConfig
 
 from trl_ext.expert_iteration import FOLDER, STEPS, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.files import read_jsonl
+from trl_ext.model_settings import loaded_as
 from trl_ext.recipe import Data, Task
 from trl_ext.report import write_steps_plot
 from trl_ext.run_folder import Run
@@ -42,12 +43,11 @@ class ExpertIterationTask(Task):
     def trainer(self, model: ModelConfig, config: ExpertIterationConfig, data: Data, run: Run) -> Any:
         """`ExpertIterationTrainer`, which saves and ends where its steps do."""
         trainer = ExpertIterationTrainer(
-            model=model.model_name_or_path,
             args=config,
             questions=list(data["train"]),
             grader=self.grader(),
             folder=run.folder / FOLDER,
-            peft_config=get_peft_config(model),
+            **loaded_as(model),
         )
         trainer.add_callback(EndOfStep(trainer))
         return trainer

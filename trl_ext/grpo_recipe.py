@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trl import ModelConfig, get_peft_config
+from trl import ModelConfig
 
 from trl_ext.callbacks import GenerationsLog, NoSpread
 from trl_ext.config import ExtGRPOConfig
+from trl_ext.model_settings import loaded_as
 from trl_ext.recipe import Data, Task
 from trl_ext.rewards.hooks import REWARDS
 from trl_ext.run_folder import Run
@@ -50,11 +51,10 @@ class GRPOTask(Task):
     def trainer(self, model: ModelConfig, config: ExtGRPOConfig, data: Data, run: Run) -> ExtGRPOTrainer:
         """`ExtGRPOTrainer`, its generations logged, and a warning where nothing is learnt."""
         trainer = ExtGRPOTrainer(
-            model=model.model_name_or_path,
             reward_funcs=self.reward_function(),
             args=config,
             train_dataset=data["train"],
-            peft_config=get_peft_config(model),
+            **loaded_as(model),
         )
         trainer.add_callback(GenerationsLog(run.folder / "generations.jsonl", self.log_generations_every, trainer))
         trainer.add_callback(NoSpread())

@@ -53,8 +53,7 @@ class MicroBatches:
     def _make_batching(self) -> Batching | None:
         """How micro-batches are cut; None where TRL's are taken as they are."""
         args = self.args
-        whole_steps = args.steps_per_generation % args.gradient_accumulation_steps == 0
-        if not (args.uses_axes and whole_steps) or self.aux_loss_enabled or self._is_vlm:
+        if not (args.uses_axes and self._steps_lie_in_one_rollout()) or self.aux_loss_enabled or self._is_vlm:
             return None
         sharded = (self.is_deepspeed_enabled and is_deepspeed_zero3_enabled()) or self.is_fsdp_enabled
         model = self.accelerator.unwrap_model(self.model)
@@ -153,6 +152,9 @@ class MicroBatches:
         # An adapter's reference is the model itself, so that TRL's two calls for it look alike.
         planned = self._batching is not None and (self.beta == 0 or self.ref_model is not None)
         return planned or self._is_on_policy() or not self.model.training
+
+    def _steps_lie_in_one_rollout(self) -> bool:
+        return self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0
 
     def _is_on_policy(self) -> bool:
         """Whether every rollout is trained on in one optimizer step, so that old and current policy are the same."""

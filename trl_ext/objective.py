@@ -17,7 +17,8 @@ class Objective:
 
     aggregate(w * policy_loss + beta * kl): the sampler weight w corrects the policy term only, as in TRL.
     `kl_bias_correction` multiplies the KL by pi / pi_old, with gradient, which makes the gradient of k3 unbiased
-    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1); it is TRL's `use_bias_correction_kl`.
+    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1); it is TRL's `use_bias_correction_kl`. `off_policy_threshold` is
+    TRL's `off_policy_mask_threshold`, see `keeps_on_policy`.
     """
 
     policy_loss: Callable[[LossInputs], TokenLoss]
@@ -25,6 +26,7 @@ class Objective:
     kl: Callable[[Tensor, Tensor], Tensor]
     beta: float = 0.0
     kl_bias_correction: bool = False
+    off_policy_threshold: float | None = None
 
     def __call__(
         self,
@@ -33,6 +35,7 @@ class Objective:
         *,
         ref_logp: Tensor | None = None,
         sampler_weight: Tensor | None = None,
+        sampled_logp: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's share of the step's loss, and (B, T) quantities to average over unmasked tokens.
 
@@ -41,12 +44,16 @@ class Objective:
             totals: counts over the whole optimizer step.
             ref_logp: (B, T) under the reference model; needed when beta is not 0.
             sampler_weight: (B, 1) or (B, T) from `sampler_correction`, or None for no correction.
+            sampled_logp: (B, T) under the engine that sampled, NaN where unknown; None where that is `x.old_logp`.
 
         Raises:
             ValueError: beta is not 0 and `ref_logp` is missing.
         """
         token_loss = self.policy_loss(x)
         loss, metrics = token_loss.loss, dict(token_loss.metrics)
+        if self.off_policy_threshold is not None:
+            sampled = x.old_logp if sampled_logp is None else sampled_logp
+            loss = loss * keeps_on_policy(x, sampled, self.off_policy_threshold)
         if sampler_weight is not None:
             loss = loss * sampler_weight
             metrics["sampling/masked_frac"] = (sampler_weight == 0).float().expand_as(loss)
@@ -72,3 +79,14 @@ class Objective:
         loss, metrics = self(x, StepTotals(sequences=3, tokens=6, max_tokens=2))
         (gradient,) = torch.autograd.grad(loss, logp, allow_unused=True)
         return (gradient is None or not gradient.any()) and not any(value.any() for value in metrics.values())
+
+
+def keeps_on_policy(x: LossInputs, sampled_logp: Tensor, threshold: float) -> Tensor:
+    """(B, 1) bool: sequences that train, all but those with a negative advantage that the policy has moved away from.
+
+    Moved away: the mean over tokens of log(pi_sampled / pi) exceeds `threshold`; an unknown token counts as 0.
+    DeepSeek-V3.2 (arXiv:2512.02556), as TRL has it.
+    """
+    moved = (sampled_logp - x.logp.detach()).nan_to_num(nan=0.0)
+    mean = (moved * x.mask).sum(dim=1, keepdim=True) / x.mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return (x.advantage >= 0) | (mean <= threshold)

@@ -30,6 +30,7 @@ from trl_ext.ending import Decay, EarlyStop, TimeBudget
 from trl_ext.files import write_text
 from trl_ext.hub import check, hide_token, push
 from trl_ext.model_card import write_model_card
+from trl_ext.model_settings import check_model_settings, init_kwargs
 from trl_ext.preflight import check_dashboards, check_model_folder, check_server
 from trl_ext.provenance import provenance
 from trl_ext.report import before_after_table, selection_note, write_curve, write_summary
@@ -186,7 +187,7 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
     disable_progress_bars()
     hide_token(config)
     say = ignore if config.process_index else print_line
-    _refuse_settings_that_cannot_work(task, config)
+    _refuse_settings_that_cannot_work(task, model, config)
     try:
         if config.push_to_hub and not config.process_index:
             check(config.hub_model_id)
@@ -222,6 +223,8 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
         engine = "colocated vLLM" if config.use_vllm else "HF generate"
         if not config.disable_tqdm:
             say(f"rollouts by {engine}: {config.engine_reason}")
+            if config.precision_reason:
+                say(f"training in {config.precision_reason}")
         trainer = assemble(task, model, config, data, run)
         with trainer.stopping_on_sigterm():
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
@@ -236,7 +239,11 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
         return summary
 
 
-def _refuse_settings_that_cannot_work(task: Task, config: Any) -> None:
+def _refuse_settings_that_cannot_work(task: Task, model: ModelConfig, config: Any) -> None:
+    try:
+        check_model_settings(model, config.use_vllm)
+    except ValueError as error:
+        raise InputError(str(error)) from error
     if task.restore_best and config.save_strategy == "no":
         raise InputError("restore_best goes back to a checkpoint, and save_strategy is no: leave one of them out")
     if config.n_gpu > 1:
@@ -342,9 +349,7 @@ def check_tokenizer(tokenizer: Any, shape: Any, policy: str, stop: Sequence[str]
 
 def assemble(task: Task, model: ModelConfig, config: Any, data: Data, run: Run) -> Any:
     """The trainer with its callbacks."""
-    if config.model_init_kwargs is None:
-        given = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
-        config.model_init_kwargs = {"revision": model.model_revision} | {k: v for k, v in given.items() if v}
+    config.model_init_kwargs = init_kwargs(model, config.model_init_kwargs)
     trainer = task.trainer(model, config, data, run)
     trainer.run_record = run.record
     sampling = {

@@ -58,6 +58,14 @@ class RunSettings:
         },
     )
 
+    bf16: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Train in bfloat16 by autocast. Unless set: on with a GPU (and without fp16), off on a CPU, where "
+            "TRL has it on; a CPU is slower in bfloat16, and less exact."
+        },
+    )
+
     # Sampling from the policy: rollouts and validation.
     stop: list[str] | None = field(
         default=None,
@@ -112,10 +120,12 @@ class RunSettings:
             raise ValueError("max_steps is 0, which trains nothing: recipes/evaluate.py measures a policy as it is")
         if isinstance(self.stop, str):
             self.stop = [self.stop]
-        if config.bf16 is None and not config.fp16 and not torch.cuda.is_available():
-            config.bf16 = False  # TRL's default is bf16, which Trainer refuses on a CPU
         if on_cpu_ranks():
             config.use_cpu = True
+        self.precision_reason = None
+        if self.bf16 is None and not config.fp16 and (config.use_cpu or not torch.cuda.is_available()):
+            self.bf16 = False
+            self.precision_reason = "float32, since this is a CPU and bf16 is not set (TRL: bfloat16 with use_cpu)"
         config.use_vllm, self.engine_reason = choose_engine(self.use_vllm)
 
     def engine_settings(self) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from transformers import AutoTokenizer
-from trl import ModelConfig, get_peft_config
+from trl import ModelConfig
 
 from trl_ext.arguments import InputError
 from trl_ext.data.traces import first_unique, load_traces, only_correct, with_answers
+from trl_ext.model_settings import loaded_as
 from trl_ext.recipe import Data, Task
 from trl_ext.run_folder import Run
 from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
@@ -109,10 +110,9 @@ class SFTTask(Task):
                 raise InputError(f"{longest}; raise --max_length")
             log.warning("%s and left out: half a trace has no answer", longest)
         return ExtSFTTrainer(
-            model=model.model_name_or_path,
             args=config,
             train_dataset=Dataset.from_list(rows),
-            peft_config=get_peft_config(model),
+            **loaded_as(model),
         )
 
     def finish(self, trainer: ExtSFTTrainer, run: Run) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from accelerate.utils import gather
 from torch import Tensor
 from trl import GRPOTrainer
 
+from trl_ext.advantages import normalize_then_sum
 from trl_ext.batching import groups_of_prompts
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.engine import engine_settings
@@ -262,11 +263,18 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             batch["completion_mask"] = batch["completion_mask"] * self._finished.to(self.accelerator.device)[:, None]
             batch["num_items_in_batch"] = self.accelerator.gather(_loss_mask(batch).sum()).sum()
         if self.args.uses_axes and self.model.training:
-            advantages = self._advantage_fn(self._rewards.view(-1, self.num_generations))  # (P, G)
+            advantages = self._advantage_fn(self._grouped_rewards())  # (P, G)
             advantages = advantages.masked_fill(advantages.isnan(), 0.0).flatten()  # unscored: it teaches nothing
             batch["advantages"] = advantages[start : start + len(inputs)]
             self._relog_advantages(advantages)
         return batch
+
+    def _grouped_rewards(self) -> Tensor:
+        """(P, G) what the advantage is computed from."""
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            return self._rewards.view(-1, self.num_generations)
+        per_func = self._per_func.view(-1, self.num_generations, self._per_func.shape[1])  # (P, G, reward functions)
+        return normalize_then_sum(per_func, self.reward_weights.to(per_func.device))
 
     def _seconds_syncing(self) -> float:
         return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0
@@ -289,18 +297,20 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         # TRL leaves the old log-probabilities out where they equal the current ones.
         old_logp = inputs.get("old_per_token_logps", logp.detach())
         x = LossInputs(logp, old_logp, inputs["advantages"].view(len(logp), -1), mask)
-        totals = self._step_totals() if self.model.training else self._micro_batch_totals(mask)
+        is_counted = self.model.training and self._steps_lie_in_one_rollout()
+        totals = self._step_totals() if is_counted else self._micro_batch_totals(inputs, mask)
         loss, metrics = self._objective(
             x,
             totals,
             ref_logp=inputs.get("ref_per_token_logps"),
             sampler_weight=self._sampler_weight(inputs, old_logp, mask),
+            sampled_logp=inputs.get("sampling_per_token_logps"),
         )
         if self.model.training and "row" in inputs:
             for row, value in zip(inputs["row"].tolist(), masked_mean(entropy, mask, dim=1).tolist(), strict=True):
                 self.last_rollout[row]["token_entropy"] = value
         self._step_metrics.add({"entropy": entropy, **metrics}, mask)
-        self._log_step_metrics(dict.fromkeys(metrics, totals.tokens) if self.model.training else {})
+        self._log_step_metrics(dict.fromkeys(metrics, totals.tokens) if is_counted else {})
         # Trainer and DDP average over ranks, while our totals already count all of them.
         loss = loss * self.accelerator.num_processes
         if self.aux_loss_enabled:
@@ -347,9 +357,16 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             self._totals = step, StepTotals(sequences, tokens, self.max_completion_length)
         return self._totals[1]
 
-    def _micro_batch_totals(self, mask: Tensor) -> StepTotals:
-        ranks = self.accelerator.num_processes
-        return StepTotals(len(mask) * ranks, mask.sum().item() * ranks, self.max_completion_length)
+    def _micro_batch_totals(self, inputs: dict[str, Any], mask: Tensor) -> StepTotals:
+        """Of an evaluation's batch; and where a step spans two rollouts, so that its tokens cannot be counted ahead:
+        what a step of this rollout has on average, as in TRL.
+        """
+        if not self.model.training:
+            steps, tokens = 1.0, mask.sum().item() * self.accelerator.num_processes
+        else:
+            steps = self.current_gradient_accumulation_steps
+            tokens = float(inputs["num_items_in_batch"]) * steps / self.args.steps_per_generation
+        return StepTotals(len(mask) * self.accelerator.num_processes * steps, tokens, self.max_completion_length)
 
     def _log_step_metrics(self, counts: dict[str, float]) -> None:
         """At the end of an optimizer step, and after every batch of an evaluation."""

@@ -1,0 +1,174 @@
+"""TRL's settings next to a preset or an axis: taken over into the axes' options, or refused by name.
+
+`settings_table.py` says which; nothing here names a setting that the table does not have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl_ext.registry import Registry, unknown
+
+HONORED, TAKEN_OVER, REFUSED, NO_EFFECT = "honored", "taken over", "refused", "no effect"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What becomes of one setting.
+
+    Attributes:
+        verdict: `honored`, `taken over`, `refused` or `no effect`.
+        note: taken over as what; refused, or without an effect, why.
+        shown: how it is known to have an effect: empty, by a run with it and one without; `file::test`; or why it
+            cannot be shown on a CPU in milliseconds.
+        needs: settings without which it would be ignored, so that it is refused; `uses_axes` is a preset or an axis.
+        excludes: settings that, all set together, it does not go with; the note says why.
+        options: taken over as the first of these options that the chosen policy loss has.
+        advantages: by value, the advantage that it is taken over as, with that one's options.
+        losses: by value, the policy loss that takes the place of another one.
+    """
+
+    verdict: str
+    note: str = ""
+    shown: str = ""
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    advantages: Mapping[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    losses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def rows(names: str, entry: Entry) -> dict[str, Entry]:
+    """One entry for several settings, whose names are separated by spaces."""
+    return dict.fromkeys(names.split(), entry)
+
+
+def check_needs(part: Any, table: Mapping[str, Entry]) -> None:
+    """Refuse a setting that would be ignored because of another one.
+
+    Raises:
+        ValueError: with both settings.
+    """
+    for name, value in _changed(part, table).items():
+        missing = [need for need in table[name].needs if not getattr(part, need)]
+        if missing:
+            raise ValueError(f"{name}={value!r} needs {_words(missing[0])}; it would be ignored without")
+
+
+def refuse_ignored(config: Any, table: Mapping[str, Entry]) -> None:
+    """Refuse what the table refuses next to a preset or an axis.
+
+    Raises:
+        ValueError: with each such setting and what to use instead.
+    """
+    refused = []
+    for name, value in _changed(config, table).items():
+        others = [f"{other}={getattr(config, other)!r}" for other in table[name].excludes if getattr(config, other)]
+        together = bool(others) and len(others) == len(table[name].excludes)
+        if table[name].verdict == REFUSED or together:
+            with_others = f" with {' and '.join(others)}" if together else ""
+            refused.append(f"{name}={value!r}{with_others} next to a preset or an axis: {table[name].note}")
+    if refused:
+        raise ValueError("; ".join(refused))
+
+
+def take_over_advantage(config: Any, table: Mapping[str, Entry]) -> None:
+    """Choose the advantage that TRL's settings mean.
+
+    Raises:
+        ValueError: an unknown value, or another advantage is chosen.
+    """
+    for name, value in _changed(config, table).items():
+        if not table[name].advantages:
+            continue
+        advantage, options = _member(name, value, config, table[name].advantages)
+        if config.advantage not in (None, advantage):
+            raise ValueError(f"{name}={value!r} means advantage {advantage!r}, but advantage is {config.advantage!r}")
+        config.advantage = advantage
+        config.advantage_options = {**options, **(config.advantage_options or {})}
+
+
+def take_over_policy_loss(
+    config: Any, table: Mapping[str, Entry], loss: str, options: Mapping[str, Any], losses: Registry
+) -> None:
+    """Choose the policy loss that TRL's settings mean, with its options; TRL's fields then are at their defaults.
+
+    Args:
+        loss, options: the preset's.
+        losses: the members of the axis.
+
+    Raises:
+        ValueError: the policy loss cannot express a setting, or an option is given with another value.
+    """
+    chosen = config.policy_loss or loss
+    for name in (n for n in _changed(config, table) if table[n].losses):
+        value = getattr(config, name)
+        instead = _member(name, value, config, table[name].losses)
+        if chosen not in instead:
+            raise ValueError(
+                f"{name}={value!r} next to a preset or an axis: policy_loss {chosen!r} has no such form, "
+                f"{' and '.join(instead)} have"
+            )
+        if instead[chosen] != chosen:  # with the clipping range of the loss whose place it takes
+            inherited = {**losses.options(chosen), **(options if chosen == loss else {})}
+            known = losses.options(instead[chosen])
+            config.policy_loss_options = {
+                **{option: v for option, v in inherited.items() if option in known},
+                **_options(config, table, instead[chosen], losses),
+                **(config.policy_loss_options or {}),
+            }
+            config.policy_loss = chosen = instead[chosen]
+        setattr(config, name, _defaults(config)[name])
+    taken = _options(config, table, chosen, losses)
+    if taken:
+        config.policy_loss_options = {**taken, **(config.policy_loss_options or {})}
+
+
+def _options(config: Any, table: Mapping[str, Entry], chosen: str, losses: Registry) -> dict[str, Any]:
+    """What TRL's settings are among the options of the policy loss `chosen`; their fields then are at the defaults."""
+    known, given = losses.options(chosen), config.policy_loss_options or {}
+    found: dict[str, Any] = {}
+    for name, value in _changed(config, table).items():
+        if not table[name].options:
+            continue
+        options = [option for option in table[name].options if option in known]
+        if not options:
+            raise ValueError(
+                f"{name}={value!r} next to a preset or an axis: policy_loss {chosen!r} has no option "
+                f"{' or '.join(table[name].options)}. It has: {', '.join(known) or 'none'}"
+            )
+        if given.get(options[0], value) != value:
+            raise ValueError(
+                f"{name}={value!r} and policy_loss_options {options[0]}={given[options[0]]!r} contradict each other; "
+                "set one of them"
+            )
+        if name == "epsilon" and "eps_high" in known:  # TRL's epsilon_high is epsilon unless given
+            found["eps_high"] = value
+        found[options[0]] = value
+        setattr(config, name, _defaults(config)[name])
+    return found
+
+
+def _member(name: str, value: Any, config: Any, members: Mapping[str, Any]) -> Any:
+    if value not in members:
+        raise unknown(f"value of {name}", str(value), [str(_defaults(config)[name]), *members])
+    return members[value]
+
+
+def _changed(part: Any, table: Mapping[str, Entry]) -> dict[str, Any]:
+    defaults = _defaults(part)
+    return {name: getattr(part, name) for name in table if getattr(part, name) != defaults[name]}
+
+
+def _defaults(part: Any) -> dict[str, Any]:
+    return {
+        f.name: f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+        for f in dataclasses.fields(part)
+    }
+
+
+def _words(need: str) -> str:
+    return {"uses_axes": "a preset or an axis", "beta": "beta above 0"}.get(need, f"{need}: true")

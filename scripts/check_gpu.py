@@ -32,6 +32,7 @@ from trl_ext.arguments import parse
 from trl_ext.data.load import load_problems
 from trl_ext.grpo_recipe import GRPO_SETTINGS
 from trl_ext.provenance import provenance
+from trl_ext.sigterm import patient_environment
 from trl_ext.trainer import ExtGRPOTrainer
 
 ROOT = Path(__file__).parents[1]
@@ -133,7 +134,7 @@ def main() -> None:
         flags = ["--model_name_or_path", str(model), "--output_dir", str(folder / "run"), "--save_strategy", "no"]
         flags += ["--n_grpo_steps", str(args.steps), *([] if gpus else ON_A_CPU), *args.recipe]
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(chosen), __file__]
-        environment = os.environ | {"CHECK_GPU_RESULT": str(folder / "result.json")}
+        environment = patient_environment() | {"CHECK_GPU_RESULT": str(folder / "result.json")}
         done = subprocess.run([*launch, *flags], env=environment, check=False)
         if done.returncode:
             sys.exit(f"error: the run failed with status {done.returncode}; its output is above")

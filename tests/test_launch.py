@@ -202,6 +202,41 @@ def test_sigterm_lets_both_ranks_save_a_checkpoint_and_the_run_goes_on_from_it(s
     assert steps(tmp_path) == [*range(1, more + 1)]
 
 
+SLOW_SAVING = """
+import time
+from trl_ext import saving
+seal = saving.seal
+def slowly(folder):
+    time.sleep(6)
+    seal(folder)
+saving.seal = slowly
+def reward(completions, **_):
+    return [float(len(c)) for c in completions]
+"""
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("allowed", "survives"), [("3", False), ("60", True)])
+def test_a_slow_checkpoint_survives_sigterm_where_the_launcher_waits_and_else_that_is_said(
+    allowed: str, survives: bool, settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(SLOW_SAVING)
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", allowed)
+    saving = ["--save_strategy", "steps", "--save_steps", "3", "--max_steps", "100000"]
+    arguments = ["--config", str(settings), "--reward", f"{tmp_path / 'mine.py'}:reward", *saving]
+    with launched(tmp_path, "two_cpu_ranks_ddp", *arguments) as run:
+        wait_for(lambda: len(steps(tmp_path)) > 3)
+        run.process.terminate()
+        assert run.wait(A_MINUTE) != 0
+        wait_for(lambda: not run.alive(), A_MINUTE)
+    saved = [step_of(path) for path in checkpoints(tmp_path / "run")]
+    assert all(damage(path) is None for path in checkpoints(tmp_path / "run"))
+    assert saved[-1] == 3
+    assert (saved[0] == steps(tmp_path)[-1] > 3) is survives
+    assert ("stopped by SIGTERM after step" in run.printed()) is survives
+    assert ("Set TORCH_ELASTIC_SHUTDOWN_TIMEOUT=" in run.printed()) is not survives
+
+
 @pytest.mark.distributed
 @pytest.mark.vllm
 def test_an_engine_that_does_not_start_names_the_setting_and_leaves_no_process(settings: Path, tmp_path: Path) -> None:

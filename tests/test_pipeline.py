@@ -499,6 +499,13 @@ def test_a_stage_that_did_not_end_well_is_an_error_and_one_that_was_stopped_stop
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_the_launcher_of_a_stage_lets_its_ranks_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    run_stage(["sh", "-c", 'test "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT" = 600'], "2_grpo")
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "50")
+    run_stage(["sh", "-c", 'test "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT" = 50'], "2_grpo")
+
+
 def test_a_stage_whose_tick_raises_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     def tick() -> None:
         if (tmp_path / "up").exists():

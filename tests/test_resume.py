@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -29,6 +30,7 @@ from trl_ext.checkpoints import checkpoints, damage, newest
 from trl_ext.ending import Decay, TimeBudget
 from trl_ext.saving import NotSavedError
 from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.sigterm import TIMEOUT, StopOnSigterm
 
 STEPS = 7
 SAVING = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS, "optim": "adamw_torch", "learning_rate": 0.01}
@@ -388,3 +390,33 @@ def test_sigterm_lets_the_step_end_saves_and_stops_and_the_rest_is_the_same(tmp_
     again = made(tmp_path / "run", **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-5"))
     assert_same_end(whole, again)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "launched", "needed", "is_said"),
+    [(None, True, 33.0, True), ("30", True, 33.0, True), ("34", True, 33.0, False), (None, False, 33.0, False),
+     (None, True, 29.0, False)],
+    ids=["torchs own 30 s", "as little", "longer", "no launcher", "a quick one"],
+)  # fmt: skip
+def test_a_checkpoint_that_a_launcher_would_not_wait_for_is_warned_about_once(
+    allowed: str | None, launched: bool, needed: float, is_said: bool,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.delenv(TIMEOUT, raising=False)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    for name, value in ((TIMEOUT, allowed), ("TORCHELASTIC_RUN_ID", "none" if launched else None)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    accelerator = SimpleNamespace(device="cpu", is_main_process=True, gather=lambda mine: mine)
+    trainer = SimpleNamespace(seconds_to_save=0.0, accelerator=accelerator)
+    listener, now = StopOnSigterm(trainer), [100.0]
+    monkeypatch.setattr("trl_ext.sigterm.time", SimpleNamespace(monotonic=lambda: now[0]))
+    for seconds in (0.0, 3.0, 2.0):  # between two looks; nothing was saved so far
+        now[0] += seconds
+        listener.has_come()
+    assert caplog.text == ""
+    trainer.seconds_to_save = needed - 3.0
+    listener.has_come()
+    listener.has_come()
+    assert caplog.text.count(f"Set {TIMEOUT}=120 where the launcher is started") == is_said
+    assert (f"up to {needed:.0f} s, and torch's launcher kills its processes after 30 s" in caplog.text) is is_said

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_ext.arguments import InputError, Stopped
+from trl_ext.sigterm import patient_environment
 
 _TICK = 1.0  # seconds
 _PR_SET_PDEATHSIG = 1
@@ -24,7 +25,7 @@ def run_stage(command: Sequence[str], name: str, tick: Callable[[], Any] = lambd
 
     Should `tick` raise, all of them are killed; should this process be killed, the stage is told to stop.
     """
-    process = subprocess.Popen(command, start_new_session=True, preexec_fn=_stop_with_parent)
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=_stop_with_parent, env=patient_environment())
     told: list[int] = []
 
     def pass_on(number: int, frame: Any) -> None:

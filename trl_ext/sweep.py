@@ -19,6 +19,7 @@ from trl_ext.arguments import InputError
 from trl_ext.files import write_text
 from trl_ext.overview import Overview
 from trl_ext.pipeline_record import folder_of
+from trl_ext.sigterm import patient_environment
 
 _REFRESH = 2.0  # seconds
 _GO_ON_BY_THEMSELVES = ("pipeline.py", "leaderboard.py")
@@ -91,7 +92,7 @@ def _run(command: Sequence[str], folder: Path, name: str, environment: Mapping[s
 
 def _environment(script: str, slot: int, jobs: int) -> dict[str, str]:
     """The share of the machine that a run has; chains launch their stages on as many GPUs as they are told to."""
-    shared = dict(os.environ)
+    shared = patient_environment()
     if jobs > 1:
         shared["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
     if "CUDA_VISIBLE_DEVICES" not in os.environ and Path(script).name not in _GO_ON_BY_THEMSELVES:

@@ -80,6 +80,7 @@ def test_settings_by_the_rules_break_none(rules: str) -> None:
         ({"min_p": 0.1}, "min_p must be 0.0, is 0.1"),
         ({"repetition_penalty": 1.1}, "repetition_penalty must be 1.0, is 1.1"),
         ({"generation_kwargs": {"top_k": 1}}, "generation_kwargs must be {}, is {'top_k': 1}"),
+        ({"too_long": "drop"}, "too_long must be 'refuse', is 'drop'"),
         ({"answer_format": "boxed"}, "answer_format must be 'r1_zero', is 'boxed'"),
         ({"traces": "other", "traces_split": "train"}, "traces must be those of 'DigitalLearningGmbH/MATH-lighteval', split 'train', are ('other', 'train')"),
         ({"traces": "DigitalLearningGmbH/MATH-lighteval", "traces_split": "test"}, "traces must be those of 'DigitalLearningGmbH/MATH-lighteval', split 'train', are ('DigitalLearningGmbH/MATH-lighteval', 'test')"),

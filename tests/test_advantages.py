@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from trl_ext.advantages import ADVANTAGES
+from trl_ext.advantages import ADVANTAGES, for_training, total_reward
 
 EVERY = sorted(ADVANTAGES)
 NEEDS_NO_GROUP = {"raw", "group_mean"}
@@ -122,10 +122,34 @@ def test_a_group_that_nothing_scored_does_not_harm_the_others(name: str) -> None
     assert_close(result[:3], advantage(REWARDS), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("infinity", [math.inf, -math.inf])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_group_with_an_infinite_reward_has_no_advantage_and_no_other_group_gets_a_zero_for_it(
+    name: str, infinity: float
+) -> None:
+    if name == "max_rl" and infinity < 0:
+        pytest.skip("it refuses negative rewards")
+    reward = torch.cat([REWARDS, float64([[0.0, infinity, NAN, 1.0, 1.0]])])
+    found = for_training(ADVANTAGES.build(name)(reward), reward)
+    assert found[3].isnan().tolist() == [True, True, False, True, True]
+    assert found[3, 2] == 0
+    others = ADVANTAGES.build(name)(REWARDS)
+    wanted = torch.full_like(others, NAN) if name in ACROSS_GROUPS else others
+    assert_close(found[:3], wanted, rtol=0, atol=1e-12, equal_nan=True)
+
+
+def test_only_what_no_function_scored_counts_as_unscored() -> None:
+    per_func = float64([[1, NAN], [NAN, NAN], [math.inf, 1], [math.inf, -math.inf], [NAN, -math.inf], [2, 3]])
+    found = total_reward(per_func, float64([[2, 1]])[0])
+    assert_close(found, float64([[2, NAN, math.inf, math.inf, -math.inf, 7]])[0], equal_nan=True, rtol=0, atol=0)
+    ignored = total_reward(per_func, float64([[0, 1]])[0])  # a weight of 0: logged only
+    assert_close(ignored[2:4], float64([[1, -math.inf]])[0], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", sorted(set(EVERY) - NO_BASELINE))
 def test_the_only_scored_completion_of_a_group_has_nobody_to_beat(name: str) -> None:
     reward = torch.cat([REWARDS, float64([[1.0, NAN, NAN, NAN, NAN]])])
-    assert ADVANTAGES.build(name)(reward)[3].nan_to_num(nan=0.0).eq(0).all()
+    assert for_training(ADVANTAGES.build(name)(reward), reward)[3].eq(0).all()
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - NEEDS_NO_GROUP))

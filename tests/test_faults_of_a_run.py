@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -156,6 +157,24 @@ def test_a_step_with_an_infinite_gradient_is_left_out_counted_and_written_down(
     logged = [entry.get("skipped_steps") for entry in trainer.state.log_history]
     assert logged[:4] == [None, None, 1, None]
     assert "step 3 is left out" in caplog.text
+
+
+@pytest.mark.parametrize("source", ["group_std", "batch_std", "max_rl", "own"])
+def test_an_infinite_reward_or_an_advantage_that_is_none_leaves_the_step_out_and_is_named(
+    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def centred(reward):\n    return reward * float('nan')\n")
+    advantage, reward = (f"{file}:centred", ends_early) if source == "own" else (source, explodes({1}))
+    trainer = made(tmp_path, reward, preset="grpo_clip", advantage=advantage, max_steps=1)
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    assert trainer.skipped_steps == 1
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+    words = "advantage '.*:centred' is not finite" if source == "own" else "reward 'ends_early_or_infinite' is not"
+    assert re.search(
+        rf"step 1 is left out: its gradient has norm nan, because {words}.* of 16 completions", caplog.text
+    )
 
 
 def test_too_many_such_steps_in_a_row_end_the_run_with_its_checkpoints_intact(tmp_path: Path) -> None:

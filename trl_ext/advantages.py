@@ -1,7 +1,7 @@
 """Rewards to advantages, (P, G) -> (P, G), one row per prompt.
 
 A reward of NaN marks a completion that no reward function scored: it is left out of every statistic, and its
-advantage is NaN, which the trainer turns into 0.
+advantage is NaN, which `for_training` turns into 0. An infinite reward has no advantage, nor has its group.
 
 Letters: P prompts, G completions per prompt.
 """
@@ -26,15 +26,35 @@ def _fault(advantage: Callable[[Tensor], Tensor]) -> str | None:
 ADVANTAGES = Registry("advantage", _fault)
 
 
+def total_reward(per_func: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of what the reward functions F said: (N, F), (F,) -> (N,).
+
+    NaN only where no function scored the completion; infinite where a reward that counts is.
+    """
+    total = (per_func * weights).nansum(dim=1)
+    total = total.masked_fill(total.isnan(), torch.inf)  # of +inf and -inf
+    return total.masked_fill(per_func.isnan().all(dim=1), torch.nan)
+
+
+def for_training(advantage: Tensor, reward: Tensor) -> Tensor:
+    """(P, G) advantages as the loss takes them: 0 for what nothing scored, NaN in a group with an infinite reward.
+
+    NaN reaches the gradient, so that the optimizer step is left out instead of made on a number that nobody gave.
+    """
+    infinite = reward.isinf().any(dim=1, keepdim=True)
+    return advantage.masked_fill(infinite, torch.nan).masked_fill(reward.isnan(), 0.0)
+
+
 def _group_mean(reward: Tensor) -> Tensor:
     return reward.nanmean(dim=1, keepdim=True)  # (P, 1)
 
 
 def _nan_std(reward: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Standard deviation with Bessel's correction that leaves NaN out; NaN where fewer than two values remain."""
+    """Standard deviation with Bessel's correction that leaves NaN out; 0 of one value, NaN of an infinite one."""
     count = (~reward.isnan()).sum(dim=dim, keepdim=True)
     deviation = reward - reward.nanmean(dim=dim, keepdim=True)
-    return (deviation.square().nansum(dim=dim, keepdim=True) / (count - 1).clamp(min=0)).sqrt()
+    std = (deviation.square().nansum(dim=dim, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    return std.masked_fill(reward.isinf().any(dim=dim, keepdim=True), torch.nan)
 
 
 def _need_group(reward: Tensor, name: str) -> int:

@@ -40,6 +40,10 @@ class FiniteSteps:
         """What this rank has just trained on, for the report."""
         return []
 
+    def cause_of_step(self) -> str:
+        """Why its gradient is not finite, as far as that is known, after the words "has norm nan"."""
+        return ""
+
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         parent: Any = super()
         norm = parent._get_grad_norm(model, grad_norm=grad_norm)
@@ -61,12 +65,13 @@ class FiniteSteps:
         if self.skipped_in_a_row >= self.args.max_nonfinite_steps:
             raise NonFiniteError(
                 f"{self.skipped_in_a_row} optimizer steps in a row, up to step {step}, had a gradient that is not "
-                f"finite (norm {norm}). What they were computed from is in {path}. Lower --learning_rate or "
-                "--max_grad_norm, look at the rewards and at your own loss, and go on from the last checkpoint with "
-                "--resume auto; --max_nonfinite_steps sets how many are borne"
+                f"finite (norm {norm}{self.cause_of_step()}). What they were computed from is in {path}. Lower "
+                "--learning_rate or --max_grad_norm, look at the rewards and at your own loss, and go on from the last "
+                "checkpoint with --resume auto; --max_nonfinite_steps sets how many are borne"
             )
         if self.accelerator.is_main_process:
-            log.warning("step %d is left out: its gradient has norm %s; see %s", step, norm, path)
+            cause = self.cause_of_step()
+            log.warning("step %d is left out: its gradient has norm %s%s; see %s", step, norm, cause, path)
 
     def _report(self, norm: float) -> Path:
         step, rank = self.state.global_step + 1, self.accelerator.process_index

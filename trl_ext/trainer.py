@@ -21,7 +21,7 @@ from accelerate.utils import gather
 from torch import Tensor
 from trl import GRPOTrainer
 
-from trl_ext.advantages import normalize_then_sum
+from trl_ext.advantages import for_training, normalize_then_sum, total_reward
 from trl_ext.batching import groups_of_prompts
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.engine import engine_settings
@@ -82,6 +82,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         self._curriculum = self._make_curriculum()
         self.last_rollout: list[dict[str, Any]] = []  # this rank's rows, for the log of generations
         self._unscored_in_a_row = 0  # rollouts
+        self._nonfinite = ""  # why an advantage of the last rollout is not finite
         self._finished = torch.zeros(0, dtype=torch.bool)  # (N local,) of the last rollout
         self._lengths = torch.zeros(0)  # (N local,)
 
@@ -155,9 +156,8 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         per_func = self._scored_on_all_ranks(inputs, prompts, completions, completion_ids_list)
-        reward = (per_func * self.reward_weights.to(per_func.device)).nansum(dim=1)
         self._per_func = per_func  # (N, reward functions)
-        self._rewards = reward.masked_fill(per_func.isnan().all(dim=1), torch.nan)  # (N,), NaN: nothing scored it
+        self._rewards = total_reward(per_func, self.reward_weights.to(per_func.device))  # (N,)
         rollout = [
             {
                 "prompt": p,
@@ -263,10 +263,15 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             batch["completion_mask"] = batch["completion_mask"] * self._finished.to(self.accelerator.device)[:, None]
             batch["num_items_in_batch"] = self.accelerator.gather(_loss_mask(batch).sum()).sum()
         if self.args.uses_axes and self.model.training:
-            advantages = self._advantage_fn(self._grouped_rewards())  # (P, G)
-            advantages = advantages.masked_fill(advantages.isnan(), 0.0).flatten()  # unscored: it teaches nothing
+            scored = self._rewards.view(-1, self.num_generations)
+            advantages = for_training(self._advantage_fn(self._grouped_rewards()), scored).flatten()
             batch["advantages"] = advantages[start : start + len(inputs)]
             self._relog_advantages(advantages)
+            self._nonfinite = self._why_not_finite(advantages)
+        elif self.model.training and self._rewards.isinf().any() and self.accelerator.is_main_process:
+            log.warning(
+                "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
+            )
         return batch
 
     def _grouped_rewards(self) -> Tensor:
@@ -275,6 +280,20 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             return self._rewards.view(-1, self.num_generations)
         per_func = self._per_func.view(-1, self.num_generations, self._per_func.shape[1])  # (P, G, reward functions)
         return normalize_then_sum(per_func, self.reward_weights.to(per_func.device))
+
+    def _why_not_finite(self, advantages: Tensor) -> str:
+        """Where the advantages (N,) of a rollout that are not finite come from; nothing where all of them are."""
+        if advantages.isfinite().all():
+            return ""
+        named = {f"advantage {self.args.advantage!r}": ~advantages.isfinite()}
+        if self._rewards.isinf().any():
+            named = {f"reward {n!r}": self._per_func[:, i].isinf() for i, n in enumerate(self.reward_func_names)}
+        counts = [f"{name} is not finite for {int(rows.sum())}" for name, rows in named.items() if rows.any()]
+        return f", because {' and '.join(counts)} of {len(advantages)} completions"
+
+    def cause_of_step(self) -> str:
+        """Which reward or advantage of the rollout is not finite."""
+        return self._nonfinite
 
     def _seconds_syncing(self) -> float:
         return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0

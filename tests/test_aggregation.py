@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -45,6 +46,16 @@ def test_padding_the_order_of_rows_and_masked_values_change_nothing(name: str) -
     for changed in (aggregate(*padded, totals), aggregate(loss[order], mask[order], totals)):
         assert_close(changed, wanted, rtol=0, atol=1e-14)  # a sum in another order
     assert_close(aggregate(poisoned, mask, totals), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_masked_value_that_is_not_finite_is_left_out_of_value_and_gradient(name: str, poison: float) -> None:
+    loss, mask, totals = case()
+    poisoned = loss.detach().masked_fill(~mask, poison).requires_grad_()
+    value, wanted = (AGGREGATIONS.build(name)(x, mask, totals) for x in (poisoned, loss))
+    assert_close(value, wanted, rtol=0, atol=0)
+    assert_close(torch.autograd.grad(value, poisoned), torch.autograd.grad(wanted, loss), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -363,6 +363,20 @@ def test_no_step_lets_a_masked_nan_into_the_gradient() -> None:
     assert logp.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e3])  # the exponential of the last one is infinite
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_no_grpo_step_lets_a_masked_value_into_loss_or_gradient(loss_type: str, poison: float) -> None:
+    logp, mask = policy().detach(), torch.tensor(RESPONSE)
+    steps = []
+    for masked in (0.0, poison):
+        given = logp.masked_fill(mask == 0, masked).requires_grad_()
+        loss, _ = grpo_microbatch_train_step(given, mask, 1, loss_type, **arguments())
+        steps.append((loss.detach(), given.grad))
+    assert_close(steps[1], steps[0], rtol=0, atol=0)
+    assert steps[0][1] is not None
+    assert steps[0][1].any()
+
+
 # The log of generations.
 
 

@@ -65,6 +65,20 @@ def test_bias_correction_multiplies_the_penalty_by_the_ratio_with_its_gradient()
     assert_close(*gradients, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e3])
+@pytest.mark.parametrize("loss", sorted(POLICY_LOSSES))
+def test_what_a_masked_token_has_reaches_neither_value_nor_gradient(loss: str, poison: float) -> None:
+    """1e3 is finite, but exp of it is not."""
+    x = loss_inputs()
+    totals, ref = totals_of(x.mask), reference(x).detach()
+    objective = Objective(POLICY_LOSSES[loss], MEAN, K3, beta=0.1, kl_bias_correction=True)
+    wanted, _ = objective(x, totals, ref_logp=ref)
+    logp = x.logp.detach().masked_fill(~x.mask, poison).requires_grad_()
+    value, _ = objective(dataclasses.replace(x, logp=logp), totals, ref_logp=ref)
+    assert_close(value, wanted, rtol=0, atol=0)
+    assert_close(torch.autograd.grad(value, logp), torch.autograd.grad(wanted, x.logp), rtol=0, atol=0)
+
+
 def test_a_penalty_without_reference_is_refused() -> None:
     x = loss_inputs()
     with pytest.raises(ValueError, match=r"beta is 0\.05, so the objective needs ref_logp"):

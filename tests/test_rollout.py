@@ -61,6 +61,8 @@ def test_a_completion_ends_after_its_first_eos_or_stop_string(
         (["1", *CLOSE], STOP, True),
         (["1", *CLOSE], None, False),
         (["1", "</", "answer"], STOP, False),
+        (["1", *CLOSE, "2", "3"], STOP, False),  # a later turn, cut by the length limit
+        (["1", *CLOSE, "2", "</", "answer", ">b"], STOP, True),
         ([], STOP, False),
     ],
 )

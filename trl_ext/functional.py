@@ -218,12 +218,14 @@ def grpo_microbatch_train_step(
     Raises:
         UnknownName, ValueError: as `compute_policy_gradient_loss`.
     """
+    mask = response_mask.bool()
+    trained = torch.where(mask, policy_log_probs, policy_log_probs.detach())  # no gradient of a masked token, not NaN
     per_token, metadata = compute_policy_gradient_loss(
-        policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
+        trained, loss_type, raw_rewards, advantages, old_log_probs, cliprange
     )
     rows = policy_log_probs.shape[0] * gradient_accumulation_steps
     totals = StepTotals(sequences=rows, tokens=float("nan"), max_tokens=float("nan"))
-    loss = sequence_mean(per_token, response_mask.bool(), totals)
+    loss = sequence_mean(per_token, mask, totals)
     loss.backward()
     return loss, {name: masked_mean(value, response_mask).detach() for name, value in metadata.items()}
 

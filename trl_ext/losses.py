@@ -66,7 +66,7 @@ def gspo(x: LossInputs, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Tok
     GSPO (arXiv:2507.18071, eq. 5 and 7; clipping ranges from its section 5.1). With `sequence_mean` the aggregate
     is the paper's objective.
     """
-    log_ratio = (x.logp - x.old_logp) * x.mask
+    log_ratio = torch.where(x.mask, x.logp - x.old_logp, 0.0)
     length = x.mask.sum(dim=1, keepdim=True).clamp(min=1)
     ratio = torch.exp(log_ratio.sum(dim=1, keepdim=True) / length).expand_as(x.logp)  # (B, T)
     return TokenLoss(*_clipped(ratio, x.advantage, eps_low, eps_high, None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,6 +50,8 @@ class Objective:
         Raises:
             ValueError: beta is not 0 and `ref_logp` is missing.
         """
+        # A masked token may have any log-probability; with its gradient cut, exp of it cannot make 0 * inf backward.
+        x = dataclasses.replace(x, logp=torch.where(x.mask, x.logp, x.logp.detach()))
         token_loss = self.policy_loss(x)
         loss, metrics = token_loss.loss, dict(token_loss.metrics)
         if self.off_policy_threshold is not None:

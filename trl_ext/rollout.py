@@ -249,10 +249,19 @@ def is_finished(
     stop: Sequence[str] | None,
     minimum: int = 0,
 ) -> Tensor:
-    """(N,) bool: the completion ended by itself, at EOS or at a stop string, and was not cut by the length limit."""
+    """(N,) bool: the completion ended by itself, at EOS or at a stop string, and was not cut by the length limit.
+
+    Of several turns the last one decides: its last token has to complete a stop string, wherever others stand.
+    """
     ends = {*eos_ids, tokenizer.pad_token_id}
     finished = [
-        bool(ids) and (ids[-1] in ends or first_stop(ids, tokenizer, stop, minimum) is not None)
+        bool(ids) and (ids[-1] in ends or (len(ids) > minimum and _completes_stop(ids, tokenizer, stop)))
         for ids in completion_ids
     ]
     return torch.tensor(finished, dtype=torch.bool)
+
+
+def _completes_stop(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] | None) -> bool:
+    """Whether a stop string ends within the last token's part of the decoded text."""
+    text, before = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids, ids[:-1]))
+    return any(text.rfind(s) >= 0 and text.rfind(s) + len(s) > len(before) for s in stop or ())

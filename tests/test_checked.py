@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import json
 import math
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,6 +113,20 @@ def test_an_async_reward_has_its_answers_checked_and_its_time() -> None:
     assert asyncio.run(checked(short, 5.0)(completions=["a"])) == [1.0]
 
 
+def test_a_checked_reward_is_a_function_as_it_was() -> None:
+    """TRL and its users ask with `inspect` which of `trainer.reward_funcs` are async."""
+    for function, is_async in ((own_type, False), (Judge(), True), (functools.partial(Judge()), True)):
+        assert inspect.isfunction(checked(function, 5.0))
+        assert inspect.iscoroutinefunction(checked(function, 5.0)) is is_async
+    assert checked(own_type, 5.0).__name__ == "own_type"
+
+
+@pytest.mark.parametrize("reward", ["1", b"1", 1j, torch.ones(2), [1.0]], ids=str)
+def test_what_is_no_number_is_named(reward: Any) -> None:
+    with pytest.raises(RewardError, match=r"reward '<lambda>' returned .* for completion 1, not a number or None"):
+        checked(lambda completions: [1, reward], None)(completions=["a", "b"])
+
+
 def test_rewards_that_come_one_by_one_are_read_once() -> None:
     drawn = checked(lambda completions, **_: (float(len(text)) for text in completions), None)(completions=["a", "bc"])
     assert list(drawn) == list(drawn) == [1.0, 2.0]
@@ -182,6 +198,7 @@ def test_every_reward_has_its_own_columns_and_none_takes_a_rows_own(tmp_path: Pa
         log_extra("tokens", [-1] * len(completions))
         log_extra("response", torch.arange(len(completions)))
         log_extra("first", ["TRL's column of this reward"] * len(completions))
+        log_extra("score", [np.float32(0.5), torch.tensor(2), {3}, *completions[3:]])
         return ends_early(completions)
 
     async def second(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
@@ -194,8 +211,9 @@ def test_every_reward_has_its_own_columns_and_none_takes_a_rows_own(tmp_path: Pa
         assert row["second/note"] == f"second {len(row['response'])}"
         assert (row["tokens"], row["first/tokens"]) == (2 + number % 4, -1)
         assert (row["response"], row["first/response"]) == (" ".join("b" * (1 + number % 4)), number)
+    assert [row["score"] for row in trainer.last_rollout[:3]] == [0.5, 2, "{3}"]
     logged = trainer._logs
-    assert set(logged["extra"]) == {"note", "first/tokens", "first/response", "first/first", "second/note"}
+    assert set(logged["extra"]) == {"note", "score", "first/tokens", "first/response", "first/first", "second/note"}
     assert {len(values) for values in logged["extra"].values()} == {16}
     assert len(read_jsonl(tmp_path / "generations.jsonl")) == 4
 

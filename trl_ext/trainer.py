@@ -171,7 +171,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         self._name_columns_apart(rollout[0])
         for column, values in self._pending_extra_logs.items():
             for row, value in zip(rollout, values, strict=True):
-                row[column] = value
+                row[column] = plain_state(value)
         if self.model.training:  # an evaluation may come between two steps on one rollout
             self.last_rollout = rollout
         self._log_lengths_by_outcome(len(prompts))
@@ -198,7 +198,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         if not self.model.training:
             return None
         self._unscored_in_a_row = self._unscored_in_a_row + 1 if per_func.isnan().all() else 0
-        at_fault = [f for f in self.reward_funcs if isinstance(f, Checked) and f.is_all_nan]
+        at_fault = [reward for reward in self._checked_rewards() if reward.is_all_nan]
         if not (self._unscored_in_a_row and at_fault):
             return None
         fault = at_fault[0].fault(
@@ -210,9 +210,13 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         log.warning("%s", fault)
         return None
 
+    def _checked_rewards(self) -> list[Checked]:
+        """Of all reward functions, models left out."""
+        return [function.checked for function in self.reward_funcs if hasattr(function, "checked")]
+
     def _name_columns_apart(self, row: dict[str, Any]) -> None:
         """Let no column that a reward function logs take the name of another's, of a row's own or of TRL's table."""
-        logged = [(function.name, function.columns) for function in self.reward_funcs if isinstance(function, Checked)]
+        logged = [(reward.name, reward.columns) for reward in self._checked_rewards()]
         taken = {*row, "rewards", "reward", "step", "completion", "advantage", *self.reward_func_names}
         self._pending_extra_logs.clear()
         self._pending_extra_logs.update(merged_columns(logged, taken))

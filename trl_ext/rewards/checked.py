@@ -12,7 +12,6 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from numbers import Real
 from types import CodeType, FrameType
 from typing import Any
 
@@ -24,16 +23,28 @@ class RewardError(RuntimeError):
     """
 
 
-def checked(function: Callable[..., Any], seconds: float | None) -> Checked:
-    """`function`, async where it is, with its faults named.
+def checked(function: Callable[..., Any], seconds: float | None) -> Callable[..., Any]:
+    """`function`, async where it is, with its faults named; its attribute `checked` is the `Checked` behind it.
 
     Args:
         seconds: it may take; None for no limit. What is not async can be interrupted in a main thread only, and where
             it runs Python code or waits.
     """
-    target = _unwrapped(function)
-    is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(target.__call__)  # as TRL finds out
-    return (_CheckedAsync if is_async else Checked)(function, seconds)
+    target, reward = _unwrapped(function), Checked(function, seconds)
+    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(target.__call__):  # as TRL finds out
+
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> list[Any]:
+            return await reward.awaited(*args, **kwargs)
+
+    else:
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> list[Any]:
+            return reward.called(*args, **kwargs)
+
+    call.checked = reward  # type: ignore[attr-defined]
+    return call
 
 
 class Checked:
@@ -45,18 +56,30 @@ class Checked:
     """
 
     def __init__(self, function: Callable[..., Any], seconds: float | None) -> None:
-        functools.update_wrapper(self, function, updated=())
         self.function, self.seconds, self._code = function, seconds, _code_of(function)
         self.name = getattr(_unwrapped(function), "__name__", type(function).__name__)
         self.columns: dict[str, list[Any]] = {}
         self.is_all_nan = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's rewards, as a list."""
+    def called(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The function's rewards."""
         self._begin(kwargs)
         try:
             with _limit(self.seconds, functools.partial(self._late, kwargs)):
                 rewards = self._listed(self.function(*args, **kwargs), kwargs)
+        except Exception as error:
+            raise self._fault_from(error) from error.__cause__ if isinstance(error, RewardError) else error
+        return self._end(rewards, kwargs)
+
+    async def awaited(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """An async function's rewards."""
+        self._begin(kwargs)
+        try:
+            task = asyncio.ensure_future(self.function(*args, **kwargs))
+            if not (await asyncio.wait({task}, timeout=self.seconds))[0]:
+                task.cancel()
+                raise self._late(kwargs)
+            rewards = self._listed(task.result(), kwargs)
         except Exception as error:
             raise self._fault_from(error) from error.__cause__ if isinstance(error, RewardError) else error
         return self._end(rewards, kwargs)
@@ -68,7 +91,7 @@ class Checked:
             return
 
         def log(column: str, values: Any) -> None:
-            listed = values.tolist() if hasattr(values, "tolist") else list(values)
+            listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]  # of torch or numpy
             self.columns.setdefault(column, []).extend(listed)
             log_extra(column, listed)
 
@@ -83,7 +106,7 @@ class Checked:
 
     def _end(self, rewards: list[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         for place, reward in enumerate(rewards):
-            if reward is not None and not isinstance(reward, Real) and not hasattr(reward, "__float__"):
+            if reward is not None and not _is_number(reward):
                 raise self.fault(f"returned {reward!r} for completion {place}, not a number or None")
         if "completions" not in kwargs:  # called by hand, as TRL's wrapper of an environment's reward may be
             return rewards
@@ -121,21 +144,6 @@ class Checked:
         return _of_both_types(fault, error)
 
 
-class _CheckedAsync(Checked):
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's rewards, as a list."""
-        self._begin(kwargs)
-        try:
-            task = asyncio.ensure_future(self.function(*args, **kwargs))
-            if not (await asyncio.wait({task}, timeout=self.seconds))[0]:
-                task.cancel()
-                raise self._late(kwargs)
-            rewards = self._listed(task.result(), kwargs)
-        except Exception as error:
-            raise self._fault_from(error) from error.__cause__ if isinstance(error, RewardError) else error
-        return self._end(rewards, kwargs)
-
-
 def merged_columns(logged: Iterable[tuple[str, Mapping[str, list[Any]]]], taken: Collection[str]) -> dict[str, Any]:
     """Columns of all reward functions, given with their names; one whose name is taken is called `function/column`."""
     merged: dict[str, Any] = {}
@@ -145,6 +153,14 @@ def merged_columns(logged: Iterable[tuple[str, Mapping[str, list[Any]]]], taken:
             names = itertools.chain((column, f"{function}/{column}"), numbered)
             merged[next(name for name in names if name not in merged and name not in taken)] = values
     return merged
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError):  # such as a tensor of several
+        return False
+    return not isinstance(value, (str, bytes))
 
 
 def _unwrapped(function: Any) -> Any:

@@ -12,7 +12,13 @@ import peft
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoModelForCausalLM, Qwen3ForCausalLM, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.tiny import (
@@ -167,6 +173,70 @@ def test_evaluation_between_two_steps_on_one_rollout_changes_nothing(tmp_path: P
     # TRL's shuffle draws from the generator that the evaluation's data loader drew from: another order of summation
     assert weight_difference(plain.model, evaluated.model) < 1e-6
     assert [row["response"] for row in evaluated.last_rollout] == [row["response"] for row in plain.last_rollout]
+
+
+@pytest.mark.parametrize("axes", [{}, {"preset": "grpo_clip"}], ids=["stock", "axes"])
+@pytest.mark.parametrize(("rows", "generations"), [(3, 1), (6, 2), (4, None)])
+def test_an_evaluation_has_any_batch_that_trl_takes(
+    rows: int, generations: int | None, axes: dict[str, Any], tmp_path: Path
+) -> None:
+    batches = {"per_device_eval_batch_size": rows, "num_generations_eval": generations}
+    given = {"eval_dataset": prompts(6), "rollout_func": scripted(words_of_row), **batches}
+    ours = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, **given, **axes).evaluate()
+    trls = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, share_of_ones, **given).evaluate()
+    assert {name: ours[name] for name in ("eval_reward", "eval_entropy")} == pytest.approx(
+        {name: trls[name] for name in ("eval_reward", "eval_entropy")}, abs=1e-6
+    )
+    if not axes:
+        assert ours["eval_loss"] == trls["eval_loss"]
+
+
+def test_the_loss_of_an_evaluation_is_that_of_the_chosen_advantage(tmp_path: Path) -> None:
+    given = {"per_device_eval_batch_size": 4, "num_generations_eval": 2, "eval_dataset": prompts(2)}
+    given |= {"rollout_func": scripted(words_of_row), "preset": "no_baseline"}
+    trainer = make_trainer(Recorder, ExtGRPOConfig, tmp_path, ends_early, **given)
+    trainer.evaluate()
+    ((_, x, _),) = trainer.seen
+    assert x.advantage.flatten().tolist() == trainer._rewards.tolist()
+    assert x.advantage.max() > 0
+    assert list(trainer._logs["advantages"]) == trainer._rewards.tolist()
+
+
+def test_an_adapter_with_a_kl_penalty_is_evaluated_against_its_reference_off_policy(tmp_path: Path) -> None:
+    settings = {
+        "model": str(save_tiny(tmp_path / "model")),
+        "peft_config": peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0),
+        "eval_dataset": prompts(2), "per_device_eval_batch_size": 4, "beta": 0.1, "preset": "grpo_clip",
+    }  # fmt: skip
+    trainer = train(Recorder, ExtGRPOConfig, tmp_path, share_of_ones, **OFF_POLICY, **settings)
+    assert trainer.evaluate()["eval_kl"] > 0
+    assert trainer.state.global_step == 8
+
+
+def test_the_loss_of_a_routers_experts_is_added_and_logged_as_in_trl(tmp_path: Path) -> None:
+    config = {**tiny_model().config.to_dict(), "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.5}
+    given = {
+        "rollout_func": scripted(words_of_row), "eval_dataset": prompts(1), "per_device_eval_batch_size": 4,
+        "max_steps": 1, "eval_strategy": "steps", "eval_steps": 1,
+    }  # fmt: skip
+    trls, ours = (
+        train(trainer_class, config_class, tmp_path, share_of_ones, **given, **axes, model=moe_of(config | experts))
+        for trainer_class, config_class, axes in (
+            (GRPOTrainer, GRPOConfig, {"loss_type": "grpo"}),
+            (ExtGRPOTrainer, ExtGRPOConfig, {"preset": "grpo_clip", "advantage_options": {"eps": 1e-4}}),
+        )
+    )
+    for name in ("aux_loss", "eval_aux_loss"):
+        found = [next(e[name] for e in t.state.log_history if name in e) for t in (trls, ours)]
+        assert found[0] == pytest.approx(found[1], abs=1e-6), name
+        assert found[0] > 0.1
+    assert weight_difference(trls.model, ours.model) < 1e-6  # float32, SGD: other orders of summation
+
+
+def moe_of(config: dict[str, Any]) -> Qwen3MoeForCausalLM:
+    torch.manual_seed(0)
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**config, output_router_logits=True))
 
 
 # One optimizer step, however it is cut into micro-batches.

@@ -149,9 +149,11 @@ class MicroBatches:
         """Whether old log-probabilities come from our own passes: on-policy the loss's, off-policy those of a plan."""
         if not (self.args.uses_axes and self.args.reuse_log_probs):
             return False
+        if self._is_on_policy():
+            return True
         # An adapter's reference is the model itself, so that TRL's two calls for it look alike.
-        planned = self._batching is not None and (self.beta == 0 or self.ref_model is not None)
-        return planned or self._is_on_policy() or not self.model.training
+        told_apart = self.beta == 0 or self.ref_model is not None
+        return told_apart and (self._batching is not None or not self.model.training)
 
     def _steps_lie_in_one_rollout(self) -> bool:
         return self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0

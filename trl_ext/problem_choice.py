@@ -65,10 +65,11 @@ class ProblemChoice:
         """Tell the curriculum which groups had a spread.
 
         Args:
-            rewards: (P, G) of all ranks, NaN where nothing scored a completion.
+            rewards: (N,) of all ranks, NaN where nothing scored a completion.
         """
         if self._curriculum is None or not self.model.training:
             return
+        rewards = rewards.view(-1, self.num_generations)
         numbers = self.accelerator.gather(self._numbers)[:: self.num_generations].tolist()
         unscored = rewards.isnan()
         taught = rewards.masked_fill(unscored, -torch.inf).amax(1) > rewards.masked_fill(unscored, torch.inf).amin(1)

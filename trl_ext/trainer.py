@@ -253,7 +253,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             syncing = self._seconds_syncing() - synced
             self._metrics["train"]["sync_time"].append(syncing)
             self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
-        self._learn_what_taught(self._rewards.view(-1, self.num_generations))
+        self._learn_what_taught(self._rewards)
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
         start = self.accelerator.process_index * len(inputs)
         if self.model.training:
@@ -266,23 +266,28 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         if self._mask_truncated:
             batch["completion_mask"] = batch["completion_mask"] * self._finished.to(self.accelerator.device)[:, None]
             batch["num_items_in_batch"] = self.accelerator.gather(_loss_mask(batch).sum()).sum()
-        if self.args.uses_axes and self.model.training:
-            scored = self._rewards.view(-1, self.num_generations)
+        if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
+            scored = self._rewards.view(-1, self._generations)
             advantages = for_training(self._advantage_fn(self._grouped_rewards()), scored).flatten()
             batch["advantages"] = advantages[start : start + len(inputs)]
             self._relog_advantages(advantages)
-            self._nonfinite = self._why_not_finite(advantages)
+            if self.model.training:
+                self._nonfinite = self._why_not_finite(advantages)
         elif self.model.training and self._rewards.isinf().any() and self.accelerator.is_main_process:
             log.warning(
                 "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
             )
         return batch
 
+    @property
+    def _generations(self) -> int:
+        return int(self.num_generations if self.model.training else self.num_generations_eval)
+
     def _grouped_rewards(self) -> Tensor:
         """(P, G) what the advantage is computed from."""
         if self.multi_objective_aggregation == "sum_then_normalize":
-            return self._rewards.view(-1, self.num_generations)
-        per_func = self._per_func.view(-1, self.num_generations, self._per_func.shape[1])  # (P, G, reward functions)
+            return self._rewards.view(-1, self._generations)
+        per_func = self._per_func.view(-1, self._generations, self._per_func.shape[1])  # (P, G, reward functions)
         return normalize_then_sum(per_func, self.reward_weights.to(per_func.device))
 
     def _why_not_finite(self, advantages: Tensor) -> str:
@@ -336,9 +341,11 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         self._log_step_metrics(dict.fromkeys(metrics, totals.tokens) if is_counted else {})
         # Trainer and DDP average over ranks, while our totals already count all of them.
         loss = loss * self.accelerator.num_processes
-        if self.aux_loss_enabled:
+        if aux_loss is not None:
             accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
             loss = loss + self.router_aux_loss_coef * aux_loss / accumulation
+            logged = self.accelerator.gather_for_metrics(aux_loss.detach()).mean().item()
+            self._metrics["train" if self.model.training else "eval"]["aux_loss"].append(logged)
         return loss
 
     def _sampler_weight(self, inputs: dict[str, Any], old_logp: Tensor, mask: Tensor) -> Tensor | None:

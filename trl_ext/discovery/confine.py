@@ -27,7 +27,7 @@ _FORBIDDEN = {
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "memfd_secret": (447, 447),
     "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190),
 }  # fmt: skip
-_CLONE, _CLONE3, _PRCTL = (56, 220), (435, 435), (157, 167)
+_CLONE, _CLONE3, _PRCTL, _SOCKET = (56, 220), (435, 435), (157, 167), (41, 198)
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # which of the numbers, and seccomp's name for it
 
 
@@ -244,7 +244,7 @@ def _drop_capabilities(user: int) -> None:
 
 
 def forbid_calls() -> None:
-    """Refuse `_FORBIDDEN`, new namespaces, and to hide from the count of memory, by a seccomp filter."""
+    """Refuse `_FORBIDDEN`, new namespaces, unusual sockets, and to hide from the count of memory: a seccomp filter."""
     which, machine = _MACHINES.get(os.uname().machine, (None, None))
     if which is None:
         return
@@ -257,6 +257,8 @@ def forbid_calls() -> None:
     filters += [(0x15, 0, 1, _CLONE3[which]), unknown]  # its flags are in memory; the C library uses `clone` then
     filters += [(0x15, 0, 4, _CLONE[which]), load_argument, (0x45, 0, 1, _NEW_ANYTHING), deny, allow]
     filters += [(0x15, 0, 4, _PRCTL[which]), load_argument, (0x15, 0, 1, 4), deny, allow]  # PR_SET_DUMPABLE
+    filters += [(0x15, 0, 6, _SOCKET[which]), load_argument]  # of three families; that of virtual machines reaches the
+    filters += [(0x15, 3, 0, 1), (0x15, 2, 0, 2), (0x15, 1, 0, 10), deny, allow]  # host from every namespace
     filters.append(allow)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in filters))
     program = ctypes.create_string_buffer(struct.pack("HP", len(filters), ctypes.addressof(code)))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from trl_ext.discovery.confine import DEVICES, hidden_places
 
-_NEWUSER = 0x10000000
+_NEWUSER, _VSOCK = 0x10000000, 40
 _ADDRESSES = ("127.0.0.1", "192.0.2.1", "::1", "2001:db8::1")  # here, and reserved for documents
 
 
@@ -33,14 +33,18 @@ def _processes(_: str) -> bool:
 
 
 def _network(_: str) -> bool:
-    """There is no way to any address, not even to its own machine's. Nothing is sent."""
-    return not any(_has_way_to(address) for address in _ADDRESSES)
+    """No way to any address, not even to its own machine's, nor to a virtual machine's host. Nothing is sent."""
+    families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in _ADDRESSES]
+    ways = zip((*families, _VSOCK), (*_ADDRESSES, None), strict=True)
+    return not any(_has_way(family, address) for family, address in ways)
 
 
-def _has_way_to(address: str) -> bool:
+def _has_way(family: int, address: str | None) -> bool:
+    """Whether there are sockets of that family, and if there is an address, a way to it."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as found:
-            found.connect((address, 9))
+        with socket.socket(family, socket.SOCK_DGRAM if address else socket.SOCK_STREAM) as found:
+            if address:
+                found.connect((address, 9))
     except OSError:
         return False
     return True

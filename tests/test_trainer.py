@@ -703,6 +703,23 @@ def test_validation_may_sample_otherwise_than_training(stop: list[str] | None, t
     assert trainer.generation_config.to_dict() == before
 
 
+@pytest.mark.parametrize("stop", [["stop"], None])
+def test_validation_samples_without_dropout_and_training_goes_on_with_it(
+    stop: list[str] | None, tmp_path: Path
+) -> None:
+    adapter = peft.LoraConfig(
+        r=4, lora_alpha=64, lora_dropout=0.5, target_modules="all-linear", init_lora_weights=False
+    )
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, stop=stop, peft_config=adapter)
+    texts = [row["prompt"] for row in prompts(7)]
+    trainer.model.eval()
+    exact = trainer.sample(texts, 3, 1, temperature=0)
+    assert not trainer.model.training
+    trainer.model.train()
+    assert trainer.sample(texts, 3, 1, temperature=0) == exact
+    assert all(module.training for module in trainer.model.modules())
+
+
 def test_validation_gives_every_prompt_its_own_completion_in_order(tmp_path: Path) -> None:
     tokenizer = piece_tokenizer()
     model = chain_model(tokenizer, ["0", "x", "</", "answer", ">"], ["1", "y", "<eos>"], ["2", "z", "z"])

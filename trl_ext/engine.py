@@ -14,7 +14,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -24,6 +24,8 @@ from torch import Tensor
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 from trl.trainer import grpo_trainer
+
+from trl_ext.request_seeds import Place, RequestSeeds
 
 if TYPE_CHECKING:
     from trl_ext.config import ExtGRPOConfig
@@ -50,7 +52,29 @@ class ColocatedEngine(VLLMGeneration):
     def __init__(self, *args: Any, engine_settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.engine_settings = engine_settings or {}
         self.seconds_syncing = 0.0  # in all
+        self.seeds: RequestSeeds | None = None  # None: vLLM's own
         super().__init__(*args, **kwargs)
+
+    def seed_requests(self, seed: int, place: Callable[[], Place]) -> None:
+        """From now on every request of a colocated engine has a seed of its own; see `RequestSeeds`."""
+        if self.mode == "colocate":
+            self.seeds = RequestSeeds(seed, self.accelerator.process_index // self.tensor_parallel_size, place)
+
+    def fixed_seed(self, seed: int) -> contextlib.AbstractContextManager[None]:
+        """In the block what is sampled follows from `seed`, and later samples are what they would be without it."""
+        return contextlib.nullcontext() if self.seeds is None else self.seeds.fixed(seed)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's, which makes one `SamplingParams` for all prompts."""
+        if self.seeds is None:
+            return super().generate(*args, **kwargs)
+        seeds, ask = self.seeds, self.llm.generate
+
+        def seeded(prompts: Any, sampling_params: Any, **more: Any) -> Any:
+            return ask(prompts, sampling_params=seeds.applied(sampling_params, len(prompts)), **more)
+
+        with patch.object(self.llm, "generate", seeded):
+            return super().generate(*args, **kwargs)
 
     def _init_vllm(self) -> None:
         if self.mode != "colocate":

@@ -14,6 +14,7 @@ from trl.models import unwrap_model_for_generation
 
 from trl_ext.evaluate import Completion
 from trl_ext.ranks import raise_everywhere
+from trl_ext.request_seeds import Place
 from trl_ext.rollout import hf_generate, is_finished
 
 Found = TypeVar("Found")
@@ -25,6 +26,8 @@ class PolicySampling:
     args: Any
     accelerator: Any
     control: Any
+    state: Any
+    model: Any
     model_wrapped: Any
     processing_class: Any
     use_vllm: bool
@@ -69,17 +72,33 @@ class PolicySampling:
         order = sorted(range(len(mine)), key=lambda i: len(mine[i]))  # little padding in a batch of like lengths
         completions: list[Completion | None] = [None] * len(mine)
         batch_size = len(mine) if self.use_vllm else batch_size
-        with torch.random.fork_rng(enabled=True), torch.no_grad(), self._sampling(temperature, max_tokens):
+        seeded = self.vllm_generation.fixed_seed(seed) if self.use_vllm else contextlib.nullcontext()
+        with torch.random.fork_rng(enabled=True), torch.no_grad(), self._sampling(temperature, max_tokens), seeded:
             torch.manual_seed(seed + rank)
             for start in range(0, len(mine), max(batch_size, 1)):
                 chosen = order[start : start + batch_size]
-                ids_of_rows = self.completion_ids([mine[i] for i in chosen])
+                with self._evaluating():
+                    ids_of_rows = self.completion_ids([mine[i] for i in chosen])
                 finished = self._is_finished(ids_of_rows)
                 texts = self.processing_class.batch_decode(ids_of_rows, skip_special_tokens=True)
                 for i, text, ids, end in zip(chosen, texts, ids_of_rows, finished.tolist(), strict=True):
                     completions[i] = Completion(text, len(ids), end)
         gathered = gather_object([completions])  # one list per rank
         return [gathered[i % ranks][i // ranks] for i in range(len(prompts))]
+
+    def place_in_run(self) -> Place:
+        """Where the next completions belong: to training or to an evaluation, after how many optimizer steps."""
+        return "train" if self.model.training else "eval", self.state.global_step
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """The policy without dropout."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(was_training)
 
     def found_by_first(self, find: Callable[[], Found]) -> Found:
         """What the first rank finds, on every rank; what it raises is raised on all of them."""

@@ -136,6 +136,7 @@ class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
         }
         if self.use_vllm:
             self.vllm_generation = self._make_engine(config)
+            self.vllm_generation.seed_requests(config.seed, self.place_in_run)
             set_seed(config.seed)  # an engine sets the random state to its rank's
             self._engines_step = -1  # of the weights that it has
         else:
@@ -161,11 +162,7 @@ class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
         """One completion of the current policy per prompt."""
         prompt_ids = self._tokenizer(text=prompts)["input_ids"]
         if not self.use_vllm:
-            was_training = self.model.training
-            self.model.eval()
-            found = self._hf_completion_ids(prompt_ids)
-            self.model.train(was_training)
-            return found
+            return self._hf_completion_ids(prompt_ids)
         if self._engines_step != self.state.global_step:
             self.vllm_generation.sync_weights()
             self._engines_step = self.state.global_step

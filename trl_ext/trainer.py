@@ -66,6 +66,8 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             config.generation_kwargs = sampling_kwargs(config)
         with engine_settings(config):
             super().__init__(*args, **kwargs)
+        if self.use_vllm:
+            self.vllm_generation.seed_requests(config.seed, self.place_in_run)
         self.reward_funcs = [
             function if isinstance(function, torch.nn.Module) else checked(function, config.reward_timeout)
             for function in self.reward_funcs  # type: ignore[has-type]

@@ -1,0 +1,63 @@
+"""A seed for every request to a colocated engine, derived from the run's seed and the request's place in the run.
+
+vLLM draws the seeds of requests that have none from a generator of the process: its GPU runner from numpy's, its CPU
+runner from torch's. Nothing that a run depends on may: ranks can be in the same state, and a resumed run is in another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Place = tuple[str | int, ...]
+
+
+def request_seed(*place: str | int) -> int:
+    """A non-negative 63-bit number, the same for the same place and on every machine."""
+    digest = hashlib.blake2b(repr(place).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class RequestSeeds:
+    """The seeds of an engine's requests, in a run of one seed.
+
+    Args:
+        seed: of the run.
+        engine: number of the engine among those of the run; ranks that share one by tensor parallelism are equal in it.
+        place: where in the run the next call is, such as ("train", optimizer steps done). It has to say no more than a
+            resumed run knows as well: the calls at one place are counted from 0.
+    """
+
+    def __init__(self, seed: int, engine: int, place: Callable[[], Place]) -> None:
+        self.seed, self.engine, self.place = seed, engine, place
+        self._calls: dict[str | int, tuple[Place, int]] = {}  # per kind of place: the last one, and its calls so far
+
+    @contextlib.contextmanager
+    def fixed(self, seed: int) -> Iterator[None]:
+        """In the block the seeds follow from `seed` alone, and the calls count as none of the run's."""
+        before = self.place, self._calls
+        self.place, self._calls = (lambda: ("fixed", seed)), {}
+        try:
+            yield
+        finally:
+            self.place, self._calls = before
+
+    def applied(self, params: Any, requests: int) -> list[Any]:
+        """`params` (vLLM's `SamplingParams`) for each of a call's requests, which begin at this place.
+
+        A seed that `params` has, as from `generation_kwargs`, is taken in place of the run's.
+        """
+        place = self.place()
+        last, calls = self._calls.get(place[0], (place, 0))
+        calls = calls if last == place else 0
+        self._calls[place[0]] = place, calls + 1
+        seed = self.seed if params.seed is None else params.seed
+        found = []
+        for i in range(requests):
+            own = copy.copy(params)  # as vLLM makes the members of a group, `ParentRequest._get_child_sampling_params`
+            own.seed = request_seed(seed, *place, calls, self.engine, i)
+            found.append(own)
+        return found

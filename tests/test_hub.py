@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -206,12 +207,16 @@ def test_a_recipe_pushes_its_run_and_what_is_downloaded_writes_the_same_tokens(h
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
     flags = ["--push_to_hub", "--hub_model_id", "mine", "--hub_private_repo", "true", "--hub_token", TOKEN]
+    flags += ["--model_init_kwargs", '{"token": "pl4nted"}', "--vllm_server_base_url", "http://me:pl4nted@127.0.0.1"]
+    flags += ["--report_to", "tensorboard"] if find_spec("tensorboard") else []
     done = run_python(hub, str(RECIPE), "--config", "mine.yaml", *flags, cwd=tmp_path, token="")
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"pushed to {hub.address}/me/mine" in done.stdout + done.stderr
     assert hub.repositories["me/mine"]["visibility"] == "private"
     arrived = hub.files["me/mine"]
-    assert set(arrived) - {"chat_template.jinja", "special_tokens_map.json"} == PUSHED
+    logged = {name for name in arrived if name.startswith("runs/")}  # TensorBoard's, every setting among them
+    assert bool(logged) is bool(find_spec("tensorboard"))
+    assert set(arrived) - logged - {"chat_template.jinja", "special_tokens_map.json"} == PUSHED
     assert {"model.safetensors", "curve.png"} <= hub.large
     run = tmp_path / "runs" / "mine"
     assert all(arrived[name] == (run / name).read_bytes() for name in PUSHED)
@@ -219,7 +224,8 @@ def test_a_recipe_pushes_its_run_and_what_is_downloaded_writes_the_same_tokens(h
 
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()) + done.stdout.encode()
     assert TOKEN.encode() not in everything + done.stderr.encode()  # neither on disk nor in a log
-    assert "--hub_token '***'" in json.loads(arrived["summary.json"])["command"]
+    assert b"pl4nted" not in everything + done.stderr.encode()
+    assert "--hub_token '<masked>'" in json.loads(arrived["summary.json"])["command"]
 
     here = run_python(hub, "-c", ROUND, str(run), cwd=tmp_path)
     there = run_python(hub, "-c", ROUND, "me/mine", cwd=tmp_path)

@@ -25,6 +25,7 @@ from trl import TrlParser
 from trl_ext.checkpoints import checkpoints
 from trl_ext.hub import PushError
 from trl_ext.own_files import lines_of_own_files, summary_of
+from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.saving import NotSavedError
 
 
@@ -80,9 +81,10 @@ def parse(
     try:
         if not {"-h", "--help"} & set(args):
             parser.check_names(args, config)
+            _refuse_masked(config, {arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg[:2] == "--"})
         parsed: tuple[Any, ...] = parser.parse_args_and_config(["--config", str(config), *args])
     except (ValueError, OSError, yaml.YAMLError) as error:
-        parser.exit(2, f"{lines_of_own_files(error)}error: {error}\n")
+        parser.exit(2, f"{lines_of_own_files(error)}error: {redact_text(str(error))}\n")
     except Exception as error:
         if not (own := lines_of_own_files(error)):
             raise
@@ -101,6 +103,17 @@ def _config_file(args: list[str], default: Path) -> tuple[Path, list[str]]:
     return known.config, rest
 
 
+def _refuse_masked(config: Path, flags: set[str]) -> None:
+    """Refuse settings whose secrets were masked when the file was written, unless they are given again."""
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    found = masked_names({k: v for k, v in content.items() if k not in flags}) if isinstance(content, dict) else ()
+    if names := list(dict.fromkeys(found)):
+        raise ValueError(
+            f"{config}: {', '.join(names)}: the secret was masked when this file was written; give it again, in the "
+            f"file or as --{names[0].partition('.')[0]}"
+        )
+
+
 def _fields(config: Path) -> list[str]:
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     return [str(name) for name in content] if isinstance(content, dict) else []  # anything else TRL's parser refuses
@@ -114,10 +127,8 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         run(*parsed)
         PartialState().wait_for_everyone()  # a rank that leaves while another still works can take it down
         PartialState().destroy_process_group()
-    except InputError as error:
-        sys.exit(f"error: {error}")
-    except (PushError, NotSavedError) as error:
-        sys.exit(f"error: {error}")
+    except (InputError, PushError, NotSavedError) as error:
+        sys.exit(f"error: {redact_text(str(error))}")
     except KeyboardInterrupt:
         _leave(f"interrupted; {_what_there_is(parsed[-1].output_dir)}", signal.SIGINT)
     except Stopped as stopped:
@@ -188,8 +199,8 @@ def as_flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def as_yaml(settings: dict[str, Any]) -> str:
-    """Settings in a form that a YAML file can hold and `--config` reads."""
-    return str(yaml.safe_dump(plain(settings), sort_keys=True, allow_unicode=True))
+    """Settings in a form that a YAML file can hold and `--config` reads; secrets are masked."""
+    return str(yaml.safe_dump(redact(plain(settings)), sort_keys=True, allow_unicode=True))
 
 
 def plain(value: Any) -> Any:

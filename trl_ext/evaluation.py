@@ -27,6 +27,7 @@ from trl_ext.evaluate import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
 from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
 from trl_ext.preflight import check_model_folder
 from trl_ext.provenance import provenance
+from trl_ext.redaction import redact
 from trl_ext.report import evaluation_summary, evaluation_table, examples
 from trl_ext.rewards.grade import GRADERS
 from trl_ext.run_settings import choose_engine
@@ -192,7 +193,7 @@ def _refuse_other_settings(folder: Path, settings: Evaluation) -> None:
 
 def _settings_of(settings: Evaluation) -> dict[str, Any]:
     """What decides the samples and their grades."""
-    mine = {k: v for k, v in dataclasses.asdict(settings).items() if k not in _FREE}
+    mine = redact({k: v for k, v in dataclasses.asdict(settings).items() if k not in _FREE})
     return mine | {"problems_are": settings.problems_are()}
 
 
@@ -262,4 +263,4 @@ def _write(folder: Path, report: Report, settings: Evaluation, seconds: float) -
         "wall_clock_s": round(seconds, 1),
         **provenance(),
     }
-    write_text(folder / SUMMARY, json.dumps({**evaluation_summary(report), **more}, indent=2) + "\n")
+    write_text(folder / SUMMARY, json.dumps(redact({**evaluation_summary(report), **more}), indent=2) + "\n")

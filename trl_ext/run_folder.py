@@ -20,6 +20,7 @@ from trl_ext._startup import START
 from trl_ext.arguments import InputError, plain
 from trl_ext.checkpoints import checkpoints, damage, newest, set_aside
 from trl_ext.data.dataset import EARLIER
+from trl_ext.redaction import redact
 from trl_ext.saving import RUN_RECORD
 from trl_ext.yardstick import RESOLVED, YARDSTICK
 
@@ -233,7 +234,7 @@ def settings_of(parts: Iterable[Any], **more: Any) -> dict[str, Any]:
     """Every field of the settings' dataclasses, as JSON has it."""
     found = {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part) if f.init}
     found = {name: value for name, value in found.items() if name != "hub_token"}
-    as_json: dict[str, Any] = json.loads(json.dumps(plain({**found, **more})))
+    as_json: dict[str, Any] = json.loads(json.dumps(redact(plain({**found, **more}))))
     return as_json
 
 

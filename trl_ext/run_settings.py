@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from trl.import_utils import is_vllm_available
 
 from trl_ext._startup import on_cpu_ranks
+from trl_ext.redaction import redact
 
 
 @dataclass
@@ -101,6 +104,29 @@ class RunSettings:
     vllm_enforce_eager: bool | None = field(
         default=None, metadata={"help": "No CUDA graphs: slower rollouts, less memory, quicker start."}
     )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What trackers log and files hold: secrets are masked."""
+        parent: Any = super()
+        found: dict[str, Any] = redact(parent.to_dict())
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled, as into the `training_args.bin` of every checkpoint: secrets are masked."""
+        state: dict[str, Any] = redact(self.__dict__)
+        return state
+
+    def __copy__(self) -> Any:
+        return self._copied(lambda value: value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._copied(lambda value: copy.deepcopy(value, memo))
+
+    def _copied(self, how: Callable[[Any], Any]) -> Any:
+        """Copies are used, not written."""
+        new = object.__new__(type(self))
+        new.__dict__ |= {name: how(value) for name, value in self.__dict__.items()}
+        return new
 
     def resolve_run_settings(self) -> None:
         """Check the limits, choose the engine, and what a CPU cannot have; before TRL's own `__post_init__`."""

@@ -19,6 +19,7 @@ from trl_ext.arguments import InputError
 from trl_ext.files import write_text
 from trl_ext.overview import Overview
 from trl_ext.pipeline_record import folder_of
+from trl_ext.redaction import redact_command
 from trl_ext.sigterm import patient_environment
 
 _REFRESH = 2.0  # seconds
@@ -85,7 +86,7 @@ def _run(command: Sequence[str], folder: Path, name: str, environment: Mapping[s
     more = ["--resume", "auto"] if output.exists() and Path(command[0]).name not in _GO_ON_BY_THEMSELVES else []
     whole = [sys.executable, *command, "--output_dir", str(output), *more]
     with (folder / f"{name}.log").open("a", encoding="utf-8") as log:
-        log.write(f"$ {shlex.join(whole[1:])}\n")
+        log.write(f"$ {shlex.join(redact_command(whole[1:]))}\n")
         log.flush()
         return subprocess.run(whole, stdout=log, stderr=log, env=environment, check=False).returncode
 
@@ -111,7 +112,7 @@ def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) 
     """What is done must have been done with the same arguments."""
     path = folder / "commands.json"
     known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    now = {name: [Path(script).name, *arguments] for name, (script, *arguments) in commands.items()}
+    now = {name: redact_command([Path(script).name, *arguments]) for name, (script, *arguments) in commands.items()}
     other = [name for name in now if name in known and known[name] != now[name] and _is_done(folder / name)]
     if other:
         raise InputError(

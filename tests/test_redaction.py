@@ -1,0 +1,117 @@
+"""No secret in what a run writes, whatever setting it was given in; and what is no secret stays."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.test_hub import summary
+from tests.test_recipe import DEFAULT, ON_A_CPU, RECIPE, refused
+from trl_ext.arguments import parse
+from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
+from trl_ext.grpo_recipe import GRPO_SETTINGS
+from trl_ext.model_card import write_model_card
+from trl_ext.provenance import provenance
+from trl_ext.recipe import write_config
+from trl_ext.redaction import MASK, redact, redact_command, redact_text
+from trl_ext.run_folder import settings_of
+from trl_ext.sft_recipe import SFT_SETTINGS
+
+SECRET = "pl4nted-s3cret"
+TOKEN = "hf_" + "Zz9" * 11
+IN_TEXT = f"https://me:{SECRET}@host/x?api_key={SECRET}&n=1 {TOKEN}"
+IN_DICT = {"token": SECRET, "n": 1, "headers": [{"Authorization": f"Bearer {SECRET}", "url": f"redis://:{SECRET}@h"}]}
+RECIPES = {"grpo_math": GRPO_SETTINGS, "sft_math": SFT_SETTINGS, "expert_iteration": EXPERT_ITERATION_SETTINGS}
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "expected"),
+    [
+        (SECRET, "hub_token", MASK),
+        ("<|im_end|>", "eos_token", "<|im_end|>"),
+        (5, "max_tokens", 5),
+        (True, "token", True),
+        ("0123456789abcdef0123" * 2, "model_revision", "0123456789abcdef0123" * 2),
+        ("0123456789abcdef0123" * 2, "project", MASK),
+        ("Qwen/Qwen2.5-Math-1.5B", "model_name_or_path", "Qwen/Qwen2.5-Math-1.5B"),
+        ("mine.py:reward", "reward", "mine.py:reward"),
+        ("http://host:8000/v1?max_tokens=5", "vllm_server_base_url", "http://host:8000/v1?max_tokens=5"),
+        (f"http://me:{SECRET}@host:8000", "vllm_server_base_url", f"http://{MASK}@host:8000"),
+        (f"http://me:p@{SECRET}@host", "url", f"http://{MASK}@host"),
+        ({"credentials": {"user": "me", "x": SECRET}}, "", {"credentials": {"user": MASK, "x": MASK}}),
+        (f'{{"token": "{SECRET}", "n": 1}}', "model_init_kwargs", f'{{"token": "{MASK}", "n": 1}}'),
+        (f"api_key = '{SECRET} {SECRET}', n = 1", "note", f"api_key = '{MASK}', n = 1"),
+        ("sk-" + "a1" * 10, "note", MASK),
+        (f"see {TOKEN}.", "note", f"see {MASK}."),
+    ],
+)
+def test_what_is_masked_and_what_is_not(value: Any, name: str, expected: Any) -> None:
+    assert redact(value, name) == expected
+    assert redact(redact(value, name), name) == expected
+
+
+def test_a_secret_of_the_environment_is_masked_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    assert redact_text(f"a run called x{SECRET}y") == f"a run called x{MASK}y"
+
+
+def test_a_command_is_masked_by_its_flags() -> None:
+    words = ["run.py", "--hub_token", SECRET, "--hub_token=" + SECRET, "--seed", "3", "--model_init_kwargs"]
+    shown = redact_command([*words, json.dumps(IN_DICT), "--url", IN_TEXT])
+    assert SECRET not in str(shown) + TOKEN
+    assert TOKEN not in str(shown)
+    assert [shown[0], shown[2], shown[4:7]] == ["run.py", MASK, ["--seed", "3", "--model_init_kwargs"]]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_secret_in_any_setting_is_in_nothing_that_a_run_writes(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every setting that takes a text or a dict has one."""
+    parts = parse(RECIPES[recipe], "about", DEFAULT.with_name(f"{recipe}.yaml"), ON_A_CPU)
+    planted = 0
+    for part in parts:
+        hints = typing.get_type_hints(type(part))  # the parser has changed the fields' own
+        for field in dataclasses.fields(part):
+            hint = str(hints[field.name])
+            value = IN_DICT if "dict" in hint else IN_TEXT if "str" in hint else None
+            if value is not None and field.name != "output_dir":
+                setattr(part, field.name, copy.deepcopy(value))
+                planted += 1
+    assert planted > 60
+    task, model, config = parts
+    monkeypatch.setattr(sys, "argv", [str(RECIPE), "--hub_token", SECRET, "--model_init_kwargs", json.dumps(IN_DICT)])
+    write_config(tmp_path / "config.yaml", task, model, config)
+    (tmp_path / "run.json").write_text(json.dumps(settings_of(parts)))
+    (tmp_path / "tensorboard").write_text(config.to_json_string())
+    torch.save(config, tmp_path / "training_args.bin")
+    (tmp_path / "summary.json").write_text(json.dumps(summary(**provenance())))
+    write_model_card(tmp_path)
+    assert pickle.loads(pickle.dumps(config)).model_init_kwargs["token"] == MASK
+    for copied in (copy.copy(config), copy.deepcopy(config)):  # which are used, not written
+        assert (copied.model_init_kwargs, copied.run_name) == (IN_DICT, IN_TEXT)
+    assert config.model_init_kwargs == IN_DICT
+    for path in tmp_path.iterdir():
+        for secret in (SECRET, TOKEN):
+            assert secret.encode() not in path.read_bytes(), path.name
+
+
+def test_what_was_masked_has_to_be_given_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*ON_A_CPU, "--model_init_kwargs", json.dumps({"token": SECRET}), "--run_name", TOKEN]
+    path = tmp_path / "config.yaml"
+    write_config(path, *parse(GRPO_SETTINGS, "about", DEFAULT, arguments))
+    said = refused(["--config", str(path)], capsys)
+    assert "model_init_kwargs.token, run_name" in said
+    assert "masked when" in said
+    again = ["--model_init_kwargs", json.dumps({"token": SECRET}), "--run_name", "x"]
+    _, _, config = parse(GRPO_SETTINGS, "about", path, again)
+    assert config.model_init_kwargs == {"token": SECRET}

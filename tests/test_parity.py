@@ -149,6 +149,12 @@ SAME_WORDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"loss_type": "grpo"}, {"policy_loss": "ppo_clip"},
         {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [1.0, 0.5]},
     ),
+    "entropy_bonus": ({"loss_type": "grpo"}, {"policy_loss": "ppo_clip"}, {"entropy_coef": 0.3, **OFF_POLICY}),
+    "high_entropy_tokens": (
+        {"loss_type": "dapo"}, {"aggregation": "token_mean"},
+        {"top_entropy_quantile": 0.3, "entropy_coef": 0.3, "mask_truncated_completions": True, "beta": 0.05,
+         **OFF_POLICY_WHOLE_ROLLOUT},
+    ),
     "step_over_two_rollouts": ({"loss_type": "grpo"}, {"policy_loss": "ppo_clip"}, SPANNING),
     "step_over_two_rollouts_by_tokens": (
         {"loss_type": "dapo"}, {"aggregation": "token_mean"}, {**SPANNING, "num_iterations": 2},

@@ -78,7 +78,7 @@ def test_the_page_is_what_the_table_says() -> None:
 
 GIVEN: dict[str, Any] = {
     "auto_find_batch_size": True, "loss_type": "grpo", "vespo_k_pos": 1.0, "vespo_lambda_pos": 1.0, "vespo_k_neg": 1.0,
-    "vespo_lambda_neg": 1.0, "top_entropy_quantile": 0.5, "entropy_coef": 0.1, "use_adaptive_entropy": True,
+    "vespo_lambda_neg": 1.0, "use_adaptive_entropy": True,
     "entropy_coef_min": 0.1, "entropy_coef_max": 0.5, "entropy_coef_delta": 0.1, "entropy_target": 1.0,
 }  # fmt: skip
 
@@ -247,7 +247,7 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "cast_lm_head_to_fp32": (True, {"bf16": True}), "off_policy_mask_threshold": (0.001, TWICE),
     "beta": (0.1, {"from_path": True}), "use_bias_correction_kl": (False, KL),
     "ref_model_sync_steps": (2, SYNCED), "ref_model_mixup_alpha": (0.1, SYNCED), "reward_weights": ([1.0, -1.0], {"rewards": 2}),
-    "disable_dropout": (True, {"peft_config": 0.5}), "log_completions": (True, {}),
+    "disable_dropout": (True, {"peft_config": 0.5}), "log_completions": (True, {}), "entropy_coef": (0.1, {}), "top_entropy_quantile": (0.5, {}),
     "preset": ("dr_grpo", {}), "advantage": ("raw", {}), "advantage_options": ({"eps": 1.0}, {}),
     "policy_loss": ("importance_ratio", TWICE), "policy_loss_options": ({"eps_low": 0.001}, TWICE),
     "aggregation": ("token_mean", {}), "aggregation_options": ({"normalize_constant": 3.0}, {"aggregation": "constant"}),

@@ -55,6 +55,8 @@ class MicroBatches:
         args = self.args
         if not (args.uses_axes and self._steps_lie_in_one_rollout()) or self.aux_loss_enabled or self._is_vlm:
             return None
+        if args.entropy_coef or args.top_entropy_quantile < 1:  # both are about a micro-batch as TRL cuts it
+            return None
         sharded = (self.is_deepspeed_enabled and is_deepspeed_zero3_enabled()) or self.is_fsdp_enabled
         model = self.accelerator.unwrap_model(self.model)
         refusal = shared_prompts.why_not(model, args.gradient_checkpointing, sharded)

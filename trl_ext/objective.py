@@ -37,6 +37,7 @@ class Objective:
         ref_logp: Tensor | None = None,
         sampler_weight: Tensor | None = None,
         sampled_logp: Tensor | None = None,
+        policy_mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's share of the step's loss, and (B, T) quantities to average over unmasked tokens.
 
@@ -46,6 +47,7 @@ class Objective:
             ref_logp: (B, T) under the reference model; needed when beta is not 0.
             sampler_weight: (B, 1) or (B, T) from `sampler_correction`, or None for no correction.
             sampled_logp: (B, T) under the engine that sampled, NaN where unknown; None where that is `x.old_logp`.
+            policy_mask: (B, T) bool, tokens whose policy loss counts (the KL penalty of all does), or None for all.
 
         Raises:
             ValueError: beta is not 0 and `ref_logp` is missing.
@@ -56,7 +58,9 @@ class Objective:
         loss, metrics = token_loss.loss, dict(token_loss.metrics)
         if self.off_policy_threshold is not None:
             sampled = x.old_logp if sampled_logp is None else sampled_logp
-            loss = loss * keeps_on_policy(x, sampled, self.off_policy_threshold)
+            loss = loss.masked_fill(~keeps_on_policy(x, sampled, self.off_policy_threshold), 0.0)
+        if policy_mask is not None:
+            loss = loss.masked_fill(~policy_mask, 0.0)
         if sampler_weight is not None:
             loss = loss * sampler_weight
             metrics["sampling/masked_frac"] = (sampler_weight == 0).float().expand_as(loss)

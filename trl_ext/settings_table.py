@@ -124,15 +124,13 @@ TRL: dict[str, Entry] = {
         "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
         Entry(REFUSED, "no policy_loss is VESPO; drop the preset and the axes and set loss_type: vespo"),
     ),
-    "top_entropy_quantile": Entry(
-        REFUSED, "TRL's quantile is of a micro-batch, and ours are cut by tokens; drop the preset and the axes"
+    **rows(
+        "entropy_coef top_entropy_quantile",
+        Entry(HONORED, "of micro-batches as TRL cuts them: no row, padding or prompt is saved then"),
     ),
     **rows(
-        "entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
-        Entry(
-            REFUSED,
-            "TRL's bonus is a mean over a micro-batch, and ours are cut by tokens; drop the preset and the axes",
-        ),
+        "use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
+        Entry(REFUSED, "TRL's controller is a part of its loss; set entropy_coef, or drop the preset and the axes"),
     ),
     **rows(
         "num_generations max_completion_length shuffle_dataset generation_batch_size steps_per_generation "

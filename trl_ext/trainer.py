@@ -329,12 +329,16 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         x = LossInputs(logp, old_logp, inputs["advantages"].view(len(logp), -1), mask)
         is_counted = self.model.training and self._steps_lie_in_one_rollout()
         totals = self._step_totals() if is_counted else self._micro_batch_totals(inputs, mask)
+        high_entropy = None
+        if self.top_entropy_quantile < 1:
+            high_entropy = self.get_high_entropy_mask(entropy, mask, 1 - self.top_entropy_quantile)
         loss, metrics = self._objective(
             x,
             totals,
             ref_logp=inputs.get("ref_per_token_logps"),
             sampler_weight=self._sampler_weight(inputs, old_logp, mask),
             sampled_logp=inputs.get("sampling_per_token_logps"),
+            policy_mask=high_entropy,
         )
         if self.model.training and "row" in inputs:
             for row, value in zip(inputs["row"].tolist(), masked_mean(entropy, mask, dim=1).tolist(), strict=True):
@@ -343,12 +347,20 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         self._log_step_metrics(dict.fromkeys(metrics, totals.tokens) if is_counted else {})
         # Trainer and DDP average over ranks, while our totals already count all of them.
         loss = loss * self.accelerator.num_processes
+        return loss + self._terms_of_a_micro_batch(aux_loss, entropy, mask if high_entropy is None else high_entropy)
+
+    def _terms_of_a_micro_batch(self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor) -> Tensor | float:
+        """The routers' loss and the entropy bonus, means over a micro-batch as TRL cuts it."""
+        accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
+        terms: Tensor | float = 0.0
         if aux_loss is not None:
-            accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
-            loss = loss + self.router_aux_loss_coef * aux_loss / accumulation
+            terms = self.router_aux_loss_coef * aux_loss / accumulation
             logged = self.accelerator.gather_for_metrics(aux_loss.detach()).mean().item()
             self._metrics["train" if self.model.training else "eval"]["aux_loss"].append(logged)
-        return loss
+        if self.entropy_coef:
+            bonus = torch.where(trained, entropy, 0.0).sum() / trained.sum().clamp(min=1)
+            terms = terms - self.entropy_coef * bonus / accumulation
+        return terms
 
     def _sampler_weight(self, inputs: dict[str, Any], old_logp: Tensor, mask: Tensor) -> Tensor | None:
         """(B, 1) or (B, T) weight for the engine's mismatch with the trainer, or None for no correction."""

@@ -313,12 +313,30 @@ def test_the_recipe_samples_with_vllm(policy: str, tmp_path: Path) -> None:
     assert report.rows == rows
 
 
+SECOND_RANK_READS_SLOWLY = """
+import runpy, sys, time
+from trl_ext import evaluation
+from accelerate import PartialState
+
+read = evaluation.read_jsonl
+
+def slowly(path):
+    time.sleep(PartialState().process_index)
+    return read(path)
+
+evaluation.read_jsonl = slowly
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "engine", [["false"], ["true", "--vllm_enforce_eager", "true", "--vllm_max_model_length", "128"]]
 )
 def test_two_ranks_share_the_samples_and_leave_one_file(policy: str, tmp_path: Path, engine: list[str]) -> None:
-    command = [sys.executable, "-m", *by_accelerate("two_cpu_ranks_ddp"), str(ROOT / "recipes" / "evaluate.py")]
+    (tmp_path / "slow.py").write_text(SECOND_RANK_READS_SLOWLY)
+    command = [sys.executable, "-m", *by_accelerate("two_cpu_ranks_ddp"), "slow.py", str(ROOT / "recipes/evaluate.py")]
     options = ["--model_name_or_path", policy, "--problems", "11", "--max_tokens", "40", "--batch_size", "4"]
     done = subprocess.run(
         [*command, *options, "--use_vllm", *engine, "--dtype", "float32", "--output_dir", "run"],

@@ -142,6 +142,7 @@ def run_evaluation(settings: Evaluation) -> Report:
         _sample(settings, model, problems, [n for n in todo if n not in rows], rows, folder, state)
         state.wait_for_everyone()
         rows = _rows_in(folder)
+        state.wait_for_everyone()  # before the first rank puts the parts together and removes them
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
         if is_new:

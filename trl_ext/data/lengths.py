@@ -52,7 +52,7 @@ def rows_that_fit(rows: Any, role: str, source: Source, tokenizer: Any, room: Ro
 
 def too_long(prompts: Sequence[str], tokenizer: Any, room: Room) -> dict[int, int]:
     """By the number of each prompt that does not fit, how many tokens it is too long."""
-    found = tokenizer(text=list(prompts))["input_ids"] if len(prompts) else []
+    found = tokenizer(text=list(prompts), verbose=False)["input_ids"] if len(prompts) else []
     over = {number: len(ids) + room.response - room.context for number, ids in enumerate(found)}
     return {number: tokens for number, tokens in over.items() if tokens > 0}
 

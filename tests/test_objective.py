@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.testing import assert_close
 from tests.cases import ROWS, loss_inputs, totals_of
 from trl_ext.advantages import ADVANTAGES
 from trl_ext.aggregation import AGGREGATIONS
+from trl_ext.config import ExtGRPOConfig
 from trl_ext.kl import KL_ESTIMATORS
 from trl_ext.losses import POLICY_LOSSES
 from trl_ext.objective import Objective
@@ -63,6 +65,28 @@ def test_bias_correction_multiplies_the_penalty_by_the_ratio_with_its_gradient()
     assert_close(value, wanted, rtol=0, atol=1e-12)
     gradients = [torch.autograd.grad(v, x.logp)[0] for v in (value, wanted)]
     assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("old_logits", [[0.3, -0.2, 0.5], [0.0, 0.9, -0.4]], ids=["on_policy", "off_policy"])
+@pytest.mark.parametrize("kl", sorted(KL_ESTIMATORS))
+def test_the_penalty_of_every_estimator_has_the_gradient_of_the_divergence(
+    kl: str, old_logits: list[float], tmp_path: Path
+) -> None:
+    """Tokens of three kinds, summed with the probabilities of the policy that sampled them: no noise, exact in float64.
+
+    Tang and Munos, arXiv:2506.09477, section 3, for k1 (none without the ratio), k2 and k3.
+    """
+    config = ExtGRPOConfig(output_dir=str(tmp_path), use_cpu=True, preset="no_baseline", beta=1.0, kl_estimator=kl)
+    logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
+    old, ref = (torch.tensor(x, dtype=torch.float64).log_softmax(0) for x in (old_logits, [1.0, 0.1, -0.7]))
+    logp = logits.log_softmax(0)
+    divergence = (logp.exp() * (logp - ref)).sum()
+    token = torch.zeros(1, 1, dtype=torch.float64)
+    x = [LossInputs(logp[i].view(1, 1), old[i].view(1, 1), token, token == 0) for i in range(3)]
+    penalties = [config.objective()(x[i], StepTotals(1, 1, 1), ref_logp=ref[i].view(1, 1))[0] for i in range(3)]
+    expected = sum((p * q for p, q in zip(penalties, old.exp(), strict=True)), start=torch.zeros(()))
+    found, wanted = (torch.autograd.grad(value, logits, retain_graph=True) for value in (expected, divergence))
+    assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e3])
@@ -215,7 +239,7 @@ FORMULAS: dict[str, tuple[list[float], Callable[[float, float, float], float], C
     "rloo": ([1.0, -1.0, 2.0, -2.0], log_probability, over_sequences),
     "gspo": (STANDARDISED, clipped(3e-4, 4e-4), per_sequence),
     "cispo": (STANDARDISED, capped, per_token),
-    "max_rl": ([0.5 / 0.500001, -0.5 / 0.500001, 1 / 2.000001, -1 / 2.000001], log_probability, per_sequence),
+    "max_rl": ([0.5 / 0.500001, -0.5 / 0.500001, 1 / 2.000001, -1 / 2.000001], log_probability, over_sequences),
 }
 
 

@@ -156,6 +156,7 @@ def test_momentum_decay_and_clipping_act_on_a_step_without_a_useful_row(tmp_path
     common["adam_epsilon"] = 1e-2  # or Adam would blow rounding up where there is next to no gradient
     plain, ours = assert_same(tmp_path, ALL, **{**common, "learning_rate": 0.01})
     assert [entry["step/rows_trained"] for entry in logs(ours)][1:] == [0.0, 0.0]
+    assert ["entropy" in entry for entry in logs(ours)] == [True, False, False]  # measured on no row, and not 0
     assert len(plain.seen) == 3 * 16
     assert [sum(step == s for s, _, _ in ours.seen) for step in range(3)][1:] == [1, 1]
 

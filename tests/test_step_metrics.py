@@ -15,12 +15,13 @@ def test_the_mean_is_over_all_tokens_of_the_step_whatever_the_micro_batches() ->
     assert found == {"a": 3.0, "b": 0.25}  # (1 + 3 + 5) / 3; 1 / 4
 
 
-def test_the_maximum_is_the_largest_and_nothing_counts_as_zero() -> None:
+def test_the_maximum_is_the_largest_and_what_was_never_measured_is_no_zero() -> None:
     metrics = StepMetrics()
     for values in ([0.5], [2.0, 1.0], []):
         metrics.add_max("worst", torch.tensor(values))
     metrics.add_max("none", torch.tensor([]))
-    assert metrics.finish(Accelerator(cpu=True), {}) == {"worst": 2.0, "none": 0.0}
+    metrics.add({"nothing": torch.zeros(1, 2), "counted": torch.zeros(1, 2)}, torch.zeros(1, 2, dtype=torch.bool))
+    assert metrics.finish(Accelerator(cpu=True), {"counted": 5.0}) == {"worst": 2.0, "counted": 0.0}
 
 
 def test_it_starts_anew_after_each_step() -> None:

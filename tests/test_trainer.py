@@ -476,6 +476,16 @@ def test_the_samplers_mismatch_is_corrected_as_in_trl(
     zeros = (torch.cat(weights[:4]) == 0).float().mean().item()
     assert logs(ours)[0]["sampling/masked_frac"] == pytest.approx(zeros)
     assert (zeros > 0) == mode.endswith("mask")
+    skipping = record(tmp_path / "d", half_idle, **settings, skip_idle_rows=True)  # of the rows computed
+    computed = [o["sampler_weight"].expand_as(x.mask)[x.mask] for step, x, o in skipping.seen if step == 0]
+    share = (torch.cat(computed) == 0).float().mean().item()
+    assert logs(skipping)[0]["step/rows_trained"] == 0.5
+    assert logs(skipping)[0]["sampling/masked_frac"] == pytest.approx(share)
+
+
+def half_idle(completions: list[str], **_: Any) -> list[float]:
+    """Groups of 4; every second one has no spread."""
+    return [1.0 if i // 4 % 2 else float(i % 4 == 0) for i, _ in enumerate(completions)]
 
 
 def test_on_policy_the_correction_needs_no_second_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

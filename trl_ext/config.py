@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from trl_ext.advantages import ADVANTAGES
 from trl_ext.aggregation import AGGREGATIONS
 from trl_ext.handout import resolve_handout
-from trl_ext.kl import KL_ESTIMATORS
+from trl_ext.kl import BY_GRADIENT, KL_ESTIMATORS
 from trl_ext.losses import POLICY_LOSSES
 from trl_ext.objective import Objective
 from trl_ext.presets import PRESETS
@@ -187,6 +187,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
             kl=self._kl(),
             beta=self.beta,
             kl_bias_correction=self.use_bias_correction_kl,
+            kl_by_gradient=self.kl_estimator in BY_GRADIENT,
             off_policy_threshold=self.off_policy_mask_threshold,
         )
 

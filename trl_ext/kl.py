@@ -18,6 +18,7 @@ def _fault(estimator: Callable[[Tensor, Tensor], Tensor]) -> str | None:
     return None if fits else "must return a tensor with one value per token, (B, T)"
 
 
+BY_GRADIENT = frozenset({"k2"})  # whose own gradient, not that of the mean, is the KL's
 KL_ESTIMATORS = Registry("KL estimator", _fault)
 
 
@@ -29,7 +30,10 @@ def k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
 
 @KL_ESTIMATORS.register
 def k2(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """(log r)^2 / 2: biased, low variance; its gradient as a loss is unbiased for the gradient of the KL."""
+    """(log r)^2 / 2: biased, low variance; its gradient as a loss is unbiased for the gradient of the KL.
+
+    Tang and Munos, arXiv:2506.09477, section 3.
+    """
     return (ref_logp - logp).square() / 2
 
 

@@ -17,9 +17,10 @@ class Objective:
     """One point on the axes policy loss x aggregation x KL, called once per micro-batch.
 
     aggregate(w * policy_loss + beta * kl): the sampler weight w corrects the policy term only, as in TRL.
-    `kl_bias_correction` multiplies the KL by pi / pi_old, with gradient, which makes the gradient of k3 unbiased
-    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1); it is TRL's `use_bias_correction_kl`. `off_policy_threshold` is
-    TRL's `off_policy_mask_threshold`, see `keeps_on_policy`.
+    `kl_bias_correction` multiplies the KL by pi / pi_old, with gradient, which makes the gradient of k1 and k3 unbiased
+    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1); it is TRL's `use_bias_correction_kl`. An estimator whose gradient is
+    the KL's as it is (`kl_by_gradient`, as k2's) is only weighed by the ratio, without gradient (Tang and Munos,
+    arXiv:2506.09477). `off_policy_threshold` is TRL's `off_policy_mask_threshold`, see `keeps_on_policy`.
     """
 
     policy_loss: Callable[[LossInputs], TokenLoss]
@@ -27,6 +28,7 @@ class Objective:
     kl: Callable[[Tensor, Tensor], Tensor]
     beta: float = 0.0
     kl_bias_correction: bool = False
+    kl_by_gradient: bool = False
     off_policy_threshold: float | None = None
 
     def __call__(
@@ -69,7 +71,8 @@ class Objective:
                 raise ValueError(f"beta is {self.beta:g}, so the objective needs ref_logp")
             kl = self.kl(x.logp, ref_logp)
             if self.kl_bias_correction:
-                kl = kl * torch.exp(x.logp - x.old_logp)
+                ratio = torch.exp(x.logp - x.old_logp)
+                kl = kl * (ratio.detach() if self.kl_by_gradient else ratio)
             loss = loss + self.beta * kl
             metrics["kl"] = kl.detach()
         return self.aggregate(loss, x.mask, totals), metrics

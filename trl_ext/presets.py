@@ -32,5 +32,6 @@ PRESETS: dict[str, Preset] = {
     "rloo": Preset("leave_one_out", "reinforce", "constant", aggregation_options={"normalize_constant": 1.0}),
     "gspo": Preset("group_std", "gspo", "sequence_mean"),  # arXiv:2507.18071
     "cispo": Preset("group_std", "cispo", "token_mean"),  # arXiv:2506.13585
-    "max_rl": Preset("max_rl", "reinforce", "sequence_mean"),  # arXiv:2602.02710
+    # arXiv:2602.02710, whose gradient is of the whole response's log-probability: a sum over its tokens
+    "max_rl": Preset("max_rl", "reinforce", "constant", aggregation_options={"normalize_constant": 1.0}),
 }

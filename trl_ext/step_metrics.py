@@ -25,12 +25,14 @@ class StepMetrics:
 
     @torch.no_grad()
     def add_max(self, name: str, values: Tensor) -> None:
-        """Take values in whose largest is asked for; none count as 0."""
-        largest = values.max() if values.numel() else values.new_zeros(())
+        """Take values in whose largest is asked for."""
+        largest = values.max() if values.numel() else values.new_full((), -torch.inf)
         self._maxima[name] = torch.maximum(self._maxima.get(name, largest), largest)
 
     def finish(self, accelerator: Any, counts: dict[str, float]) -> dict[str, float]:
         """Means and maxima over all ranks, which must all have the same names; starts anew.
+
+        What was measured on no token has no mean and no maximum, and is not among them.
 
         Args:
             counts: what to divide by instead of the tokens taken in, such as those of all rows of the step.
@@ -39,9 +41,10 @@ class StepMetrics:
         if self._sums:
             totals = accelerator.reduce(torch.stack(list(self._sums.values())), reduction="sum").tolist()
             for name, (total, count) in zip(self._sums, totals, strict=True):
-                found[name] = total / max(counts.get(name, count), 1.0)
+                if counts.get(name, count):
+                    found[name] = total / counts.get(name, count)
         if self._maxima:
             largest = accelerator.gather(torch.stack(list(self._maxima.values()))[None]).amax(dim=0).tolist()
-            found |= dict(zip(self._maxima, largest, strict=True))
+            found |= {name: value for name, value in zip(self._maxima, largest, strict=True) if value > -torch.inf}
         self._sums, self._maxima = {}, {}
         return found

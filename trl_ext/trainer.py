@@ -45,6 +45,9 @@ _KEPT = (
     "last_rollout", "skipped_steps", "skipped_in_a_row",
 )  # fmt: skip
 
+# The objective's metrics that rows left out of the step would not have as 0.
+_OF_COMPUTED = {"sampling/masked_frac"}
+
 log = logging.getLogger(__name__)
 
 
@@ -344,7 +347,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             for row, value in zip(inputs["row"].tolist(), masked_mean(entropy, mask, dim=1).tolist(), strict=True):
                 self.last_rollout[row]["token_entropy"] = value
         self._step_metrics.add({"entropy": entropy, **metrics}, mask)
-        self._log_step_metrics(dict.fromkeys(metrics, totals.tokens) if is_counted else {})
+        self._log_step_metrics(dict.fromkeys(metrics.keys() - _OF_COMPUTED, totals.tokens) if is_counted else {})
         # Trainer and DDP average over ranks, while our totals already count all of them.
         loss = loss * self.accelerator.num_processes
         return loss + self._terms_of_a_micro_batch(aux_loss, entropy, mask if high_entropy is None else high_entropy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from trl_ext.settings_table import MODEL, OURS, TRAINER, TRL
+from trl_ext.settings_table import MODEL, OURS, TASK, TRAINER, TRL
 from trl_ext.trl_settings import HONORED, NO_EFFECT, Entry
 
 PAGE = Path(__file__).parents[1] / "recipes" / "trl_settings.md"
@@ -35,6 +35,7 @@ HEADLINES = {
     "`GRPOConfig` of TRL": TRL,
     "`ModelConfig` of TRL, in every recipe": MODEL,
     "`ExtGRPOConfig`, ours": OURS,
+    "`GRPOTask`, the recipe's": TASK,
 }
 
 

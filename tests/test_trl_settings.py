@@ -19,15 +19,16 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig
 from scripts.settings_page import PAGE, page
 from tests.tiny import ends_early, make_trainer, prompts, save_tiny
 from trl_ext.config import ExtGRPOConfig
+from trl_ext.grpo_recipe import GRPOTask
 from trl_ext.model_settings import check_model_settings, init_kwargs, loaded_as
 from trl_ext.objective import keeps_on_policy
-from trl_ext.settings_table import MODEL, OURS, TRAINER, TRL
+from trl_ext.settings_table import MODEL, OURS, TASK, TRAINER, TRL
 from trl_ext.trainer import ExtGRPOTrainer
 from trl_ext.trl_settings import HONORED, NO_EFFECT, REFUSED, TAKEN_OVER, check_needs
 from trl_ext.types import LossInputs
 
 TESTS = Path(__file__).parent
-EVERY = TRAINER | TRL | MODEL | OURS
+EVERY = TRAINER | TRL | MODEL | OURS | TASK
 
 
 def config(**settings: Any) -> ExtGRPOConfig:
@@ -54,6 +55,7 @@ def test_every_field_has_an_entry_and_no_entry_is_left_over() -> None:
     assert set(TRL) == trl - trainer
     assert set(MODEL) == names(ModelConfig)
     assert set(OURS) == names(ExtGRPOConfig) - trl
+    assert set(TASK) == names(GRPOTask)
 
 
 def test_an_entry_shows_what_it_says_or_has_a_reason() -> None:

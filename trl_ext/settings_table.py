@@ -240,3 +240,41 @@ OURS: dict[str, Entry] = {
     **rows("stop sampling_min_tokens", _RUN),
     **rows("vllm_max_num_seqs vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager", _VLLM),
 }
+
+_SPLIT = Entry(HONORED, shown="test_load::test_what_cannot_be_found_is_named")
+_SAMPLE = Entry(
+    HONORED, shown="test_which_rows::test_a_number_of_problems_takes_a_sample_and_a_smaller_one_is_a_part_of_it"
+)
+_FORMAT = Entry(HONORED, shown="test_recipe::test_the_answer_format_follows_the_prompt_and_both_graders_follow_it")
+_MEASURED = Entry(HONORED, shown="test_run_folder::test_how_a_run_validates_is_noted_as_it_is_done_wherever_it_was_set")
+_AT_THE_END = Entry(HONORED, shown="test_ending::test_a_run_ends_with_the_weights_and_the_problems_that_are_asked_for")
+
+# What a recipe adds: problems, reward, validation.
+TASK: dict[str, Entry] = {
+    **rows("dataset train_split validation_split", _SPLIT),
+    "dataset_config": Entry(HONORED, shown="test_load::test_a_dataset_repository_with_subjects_as_configurations"),
+    **rows(
+        "problem_column answer_column",
+        Entry(HONORED, shown="test_load::test_columns_and_the_place_of_the_answer_can_be_named"),
+    ),
+    "answer_source": Entry(HONORED, shown="test_load::test_where_an_answer_is_found"),
+    **rows("prompt answer_format validation_grader", _FORMAT),
+    "too_long": Entry(
+        HONORED, shown="test_which_rows::test_rows_that_are_too_long_can_be_left_out_and_are_counted_and_listed"
+    ),
+    **rows("sample_seed train_problems validation_problems", _SAMPLE),
+    **rows("validation_temperature validation_max_tokens", _MEASURED),
+    "validation_batch_size": _MEMORY,
+    "validate_every": Entry(
+        HONORED, shown="test_recipe::test_a_run_prints_validations_and_a_table_of_before_and_after"
+    ),
+    **rows("final_validation_problems restore_best", _AT_THE_END),
+    "stop_below_best": Entry(HONORED, shown="test_ending::test_a_run_that_has_collapsed_ends_and_says_why"),
+    "stop_without_spread": Entry(
+        HONORED, shown="test_ending::test_a_run_without_a_spread_for_so_many_logged_steps_in_a_row_ends"
+    ),
+    "reward": Entry(HONORED, shown="test_recipe::test_a_reward_of_ones_own_is_taken_as_it_is"),
+    "log_generations_every": Entry(
+        HONORED, shown="test_recipe::test_a_run_leaves_its_figures_its_generations_and_its_curve"
+    ),
+}

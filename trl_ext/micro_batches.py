@@ -26,6 +26,12 @@ from trl_ext.config import ExtGRPOConfig
 from trl_ext.objective import Objective
 from trl_ext.step_metrics import StepMetrics
 
+# What TRL's own loss passes on to a model that sees images.
+_OF_IMAGES = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+    "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+
 
 class MicroBatches:
     """To be inherited beside `GRPOTrainer`."""
@@ -203,5 +209,6 @@ class MicroBatches:
             completion_ids.shape[1],
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
+            **{name: inputs[name] for name in _OF_IMAGES if name in inputs},
         )
         return found

@@ -21,6 +21,7 @@ from tests.tiny import ends_early, make_trainer, scripted
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.callbacks import GenerationsLog
 from trl_ext.files import read_jsonl
+from trl_ext.ranks import is_of_gather
 from trl_ext.rewards import GRADERS, REWARDS
 from trl_ext.rewards.checked import RewardError, checked
 from trl_ext.rewards.hooks import completion_text
@@ -271,3 +272,20 @@ def test_nan_for_every_completion_is_borne_for_a_while_once_something_was_scored
     assert len(calls) == 3
     assert "reward 'sometimes' returned NaN for all 16 completions" in caplog.text
     assert json.loads((tmp_path / "generations.jsonl").read_text().splitlines()[0])["reward"] in (0, 1)
+
+
+def test_an_error_of_the_gathering_itself_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank whose peer has gone must not begin to gather a second time."""
+    from accelerate.utils import gather, operations
+
+    def closed(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(
+        operations.PartialState, "distributed_type", operations.DistributedType.MULTI_CPU, raising=False
+    )
+    monkeypatch.setattr(operations, "_gpu_gather", closed)
+    for function, expected in ((lambda: gather(torch.ones(1)), True), (closed, False)):
+        with pytest.raises(RuntimeError, match="closed by peer") as found:
+            function()
+        assert is_of_gather(found.value) is expected

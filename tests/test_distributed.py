@@ -215,6 +215,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ("raises", 1, "KeyError", "reward 'raises' raised KeyError: "),
         ("raises_later", 1, "KeyError", "reward 'raises_later' raised KeyError: "),
         ("hangs", 1, "RewardError", "reward 'hangs' took longer than 1.0 s for 8 completions"),
+        ("model", 1, "OutOfMemoryError", "no memory for the reward model"),
         ("validates", 0, "LookupError", "no verdict"),
     ],
 )

@@ -28,6 +28,7 @@ from tests.tiny import (
     share_of_ones,
     tiny_model,
     tiny_sft,
+    tiny_tokenizer,
     train,
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
@@ -282,14 +283,30 @@ def faults_of_one_rank(path: Path) -> dict[str, Any]:
     def validates(trainer: Any) -> None:
         trainer.found_by_first(lambda: grade_rows([{"answer": "1"}], [Completion("1", 1, True)], fails))
 
-    rewards = {"raises": raises, "raises_later": raises_later, "hangs": hangs, "validates": ends_early}
+    class Model(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+            if rank == 1:
+                raise torch.OutOfMemoryError("no memory for the reward model")
+            return SimpleNamespace(logits=torch.zeros(len(input_ids), 1))
+
+    def with_model(trainer: Any) -> None:
+        trainer.reward_funcs, trainer.reward_processing_classes = [Model()], [tiny_tokenizer()]
+        trainer.train()
+
+    rewards = {
+        "raises": raises,
+        "model": ends_early,
+        "raises_later": raises_later,
+        "hangs": hangs,
+        "validates": ends_early,
+    }
     found = {}
     for name, reward in rewards.items():
         settings = {"reward_timeout": 1.0, "gradient_accumulation_steps": 2}
         trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path / name, reward, **settings)
         began = time.monotonic()
         try:
-            validates(trainer) if name == "validates" else trainer.train()
+            {"validates": validates, "model": with_model}.get(name, lambda trainer: trainer.train())(trainer)
         except Exception as error:
             kinds = [kind.__name__ for kind in type(error).__mro__]
             found[name] = {"kinds": kinds, "message": str(error), "seconds": time.monotonic() - began}

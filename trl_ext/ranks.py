@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import traceback
+
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import gather, gather_object
 
 
 class RankError(RuntimeError):
     """Another rank raised an exception; the message says which, and what it was."""
+
+
+def is_of_gather(error: BaseException) -> bool:
+    """Whether Accelerate's `gather` raised it, because of another rank: there is nothing to tell the others then."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any((f.f_globals.get("__name__"), f.f_code.co_name) == (gather.__module__, "gather") for f in frames)
 
 
 def raise_everywhere(error: Exception | None, kind: type[Exception] = RankError) -> None:

@@ -31,7 +31,7 @@ from trl_ext.micro_batches import MicroBatches
 from trl_ext.plain_state import plain_state, restored
 from trl_ext.policy_sampling import PolicySampling, sampling_kwargs
 from trl_ext.problem_choice import ProblemChoice
-from trl_ext.ranks import raise_everywhere
+from trl_ext.ranks import is_of_gather, raise_everywhere
 from trl_ext.rewards.checked import Checked, RewardError, checked, merged_columns
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
@@ -183,12 +183,14 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         return per_func
 
     def _scored_on_all_ranks(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        """TRL's (N, reward functions); what a reward function raises on one rank is raised on all of them."""
-        error = None
+        """TRL's (N, reward functions); what a reward function or model raises on one rank is raised on all."""
+        error: Exception | None = None
         try:
             per_func: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             error = self._all_nan(per_func)
-        except RewardError as raised:
+        except Exception as raised:
+            if is_of_gather(raised):
+                raise
             error = raised
             shape = len(prompts), len(self.reward_funcs)
             per_func = gather(torch.zeros(shape, device=self.accelerator.device))  # the others wait in TRL's method

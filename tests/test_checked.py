@@ -281,9 +281,8 @@ def test_an_error_of_the_gathering_itself_is_told_apart(monkeypatch: pytest.Monk
     def closed(*_: Any, **__: Any) -> None:
         raise RuntimeError("Connection closed by peer")
 
-    monkeypatch.setattr(
-        operations.PartialState, "distributed_type", operations.DistributedType.MULTI_CPU, raising=False
-    )
+    kind = operations.PartialState().distributed_type
+    monkeypatch.setattr(operations, "TORCH_DISTRIBUTED_OPERATION_TYPES", [kind])
     monkeypatch.setattr(operations, "_gpu_gather", closed)
     for function, expected in ((lambda: gather(torch.ones(1)), True), (closed, False)):
         with pytest.raises(RuntimeError, match="closed by peer") as found:

@@ -108,6 +108,34 @@ def test_the_card_says_what_was_trained_how_well_and_how_to_repeat_it(finished: 
     assert "level  " not in card.content
 
 
+HOSTILE = "x`<script>alert(1)</script>\n\n---\n# <img src=x onerror=alert(1)> | [a](javascript:b) \n---\nlicense: mit"
+
+
+def test_what_comes_from_data_and_settings_is_no_markup_of_the_card(finished: Path) -> None:
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    names = ("model_name_or_path", "dataset", "dataset_config", "validation_split", "prompt", "reward", "preset",
+             "advantage", "validation_grader")  # fmt: skip
+    (finished / "config.yaml").write_text(
+        yaml.safe_dump({**config, **dict.fromkeys(names, HOSTILE), "stop": [HOSTILE]})
+    )
+    levels = summary()
+    for entry in levels["validations"]:  # type: ignore[attr-defined]
+        entry["by_level"] = {HOSTILE: 0.5}
+    (finished / "summary.json").write_text(json.dumps({**levels, "commit": HOSTILE, "command": HOSTILE}))
+    texts = {"prompt": f"```\n{HOSTILE}", "response": f"````\n{HOSTILE}", "ground_truth": HOSTILE}
+    (finished / "generations.jsonl").write_text(json.dumps({"step": 4, "reward": 1.0, **texts}) + "\n")
+    write_model_card(finished, "me/tiny")
+    card = ModelCard.load(finished / "README.md")
+    assert card.data.license is None
+    assert (card.data.model_name, card.data.eval_results[0].metric_value) == ("tiny", 0.5)
+    tokens = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table").parse(card.text)
+    inline = [child for token in tokens for child in token.children or []]
+    assert not [token for token in [*tokens, *inline] if token.type in ("html_block", "html_inline", "link_open", "hr")]
+    headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
+    assert headings == ["tiny", "Results", "Use", "Sample generations", "How to repeat it", "Limits"]
+    assert sum(HOSTILE in token.content for token in tokens if token.type == "fence") >= 2  # samples as they came
+
+
 def test_a_policy_of_this_machine_is_no_base_model_of_the_hub(finished: Path) -> None:
     settings = yaml.safe_load((finished / "config.yaml").read_text())
     settings |= {"model_name_or_path": "/somewhere/cache/base-policy-1", "dataset": "mini_math"}

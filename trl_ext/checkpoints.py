@@ -1,7 +1,8 @@
 """Checkpoints on disk: written whole or not at all, and verified when they are read.
 
 A checkpoint is written in `_saving/`, gets a manifest of its files, and takes its place by one rename. So a folder
-`checkpoint-N` is complete unless a disk or a power cut has damaged it since, which the manifest shows.
+`checkpoint-N` is complete unless a disk or a power cut has damaged it since, which the manifest shows. It guards
+against accidents only: its checksums are not cryptographic, and who can change a checkpoint can change that too.
 """
 
 from __future__ import annotations

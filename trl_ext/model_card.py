@@ -62,10 +62,10 @@ def card_data(name: str, summary: Mapping[str, Any], settings: Mapping[str, Any]
     result = EvalResult(
         task_type="text-generation",
         task_name="Math word problems",
-        dataset_type=str(dataset),
-        dataset_name=str(dataset),
-        dataset_config=settings.get("dataset_config"),
-        dataset_split=settings.get("validation_split", "validation"),
+        dataset_type=one_line(dataset),
+        dataset_name=one_line(dataset),
+        dataset_config=one_line(settings["dataset_config"]) if settings.get("dataset_config") else None,
+        dataset_split=one_line(settings.get("validation_split", "validation")),
         metric_type="accuracy",
         metric_name=f"accuracy, {last['problems']} problems, one sample each",
         metric_value=round(summary["validation_accuracy_after"], 4),
@@ -90,7 +90,7 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
     base = settings.get("model_name_or_path")
     is_ours = base is None or Path(base).name.startswith("base-policy-")
     made = "a base policy that the recipe makes itself" if is_ours else "a model of an earlier run"
-    source = f"`{base}`" if is_hub_id(base) else made
+    source = code(base) if is_hub_id(base) else made
     method = METHODS[summary.get("recipe", "grpo")]
     hardware, first, last = summary["hardware"], summary["validations"][0], summary["validations"][-1]
     devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
@@ -99,20 +99,20 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
     plain_settings = yaml.safe_dump(without_paths(settings), sort_keys=True, allow_unicode=True)
     return "\n".join(
         [
-            f"# {name}",
+            f"# {without_markup(name)}",
             "",
             f"{source[0].upper()}{source[1:]}, {_how(summary, settings)}",
             "",
             "## Results",
             "",
-            f"Accuracy on {last['problems']} held-out problems, prompt `{settings.get('prompt', 'r1_zero')}`, grader "
-            f"`{settings.get('validation_grader', 'compatible')}`:",
+            f"Accuracy on {last['problems']} held-out problems, prompt {code(settings.get('prompt', 'r1_zero'))}, "
+            f"grader {code(settings.get('validation_grader', 'compatible'))}:",
             "",
             "| | before | after |",
             "|---|---|---|",
             f"| all | {first['accuracy']:.3f} | {last['accuracy']:.3f} |",
             *(
-                f"| level {level} | {first['by_level'].get(level, 0.0):.3f} | {accuracy:.3f} |"
+                f"| level {without_markup(level)} | {first['by_level'].get(level, 0.0):.3f} | {accuracy:.3f} |"
                 for level, accuracy in last["by_level"].items()
                 if level not in ("", "0", "None")
             ),
@@ -120,7 +120,7 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
             *([note, ""] if (note := selection_note(last.get("selection"), last["problems"])) else []),
             f"Best on the way: {summary['best_validation_accuracy']:.3f} after {summary['best_validation_step']} "
             f"optimizer steps. Wall-clock {summary['wall_clock_s']:.0f} s on {hardware['processes']} process(es): "
-            f"{devices}.",
+            f"{without_markup(devices)}.",
             "",
             "![validation accuracy](curve.png)" if (run / "curve.png").exists() else "",
             "",
@@ -135,7 +135,7 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
             *_samples(run / "generations.jsonl"),
             "## How to repeat it",
             "",
-            f"`config.yaml` beside this card has every setting. Commit `{summary['commit']}`, and the command was",
+            f"`config.yaml` beside this card has every setting. Commit {code(summary['commit'])}, and the command was",
             "",
             fenced(without_paths(summary["command"])),
             "",
@@ -160,19 +160,19 @@ def _how(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         counts = summary["trace_counts"]
         only = " with the right answer" if summary["filter_correct"] else ""
         traces = without_paths(summary["traces"])
-        return f"finetuned on {counts['chosen'] - counts['too_long']} reasoning traces{only} of `{traces}`."
+        return f"finetuned on {counts['chosen'] - counts['too_long']} reasoning traces{only} of {code(traces)}."
     if summary.get("recipe") == "expert_iteration":
         kept = sum(step["kept"] for step in summary["steps"])
         return (
-            f"finetuned by expert iteration on its own right answers to `{dataset}`: {len(summary['steps'])} steps of "
-            f"{summary['questions_per_step']} questions with {summary['group_size']} rollouts each, of which "
-            f"`{summary['selection']}` kept {kept}."
+            f"finetuned by expert iteration on its own right answers to {code(dataset)}: {len(summary['steps'])} "
+            f"steps of {summary['questions_per_step']} questions with {summary['group_size']} rollouts each, of which "
+            f"{code(summary['selection'])} kept {kept}."
         )
     axes = {axis: settings[axis] for axis in _AXES if settings.get(axis)}
-    point = "; ".join(f"{axis} `{value}`" for axis, value in axes.items()) or "TRL's own loss"
+    point = "; ".join(f"{axis} {code(value)}" for axis, value in axes.items()) or "TRL's own loss"
     return (
-        f"trained by GRPO on `{dataset}` with verified rewards (`{settings.get('reward', 'strict')}`).\nThe algorithm "
-        f"as a point on the axes: preset `{settings.get('preset')}`; {point}."
+        f"trained by GRPO on {code(dataset)} with verified rewards ({code(settings.get('reward', 'strict'))}).\n"
+        f"The algorithm as a point on the axes: preset {code(settings.get('preset'))}; {point}."
     )
 
 
@@ -183,11 +183,11 @@ def _usage(name: str, stop: Any, is_adapter: bool) -> str:
         f"from {package} import {loader}",
         "from transformers import AutoTokenizer",
         "",
-        f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
-        f'model = {loader}.from_pretrained("{name}")',
+        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})",
+        f"model = {loader}.from_pretrained({json.dumps(name)})",
         "output = model.generate(**tokenizer(prompt, return_tensors='pt'), tokenizer=tokenizer)",
     ]
-    note = f"The generation config stops at {stop}, for which `generate` needs the tokenizer.\n\n" if stop else ""
+    note = f"The generation config stops at {code(stop)}, for which `generate` needs the tokenizer.\n\n" if stop else ""
     return note + fenced("\n".join(lines), "python")
 
 
@@ -196,8 +196,30 @@ def _samples(path: Path) -> list[str]:
     lines: list[str] = []
     for row in rows[-_SAMPLES:]:
         told = f"{row['prompt'][-600:]}{row['response'][:1200]}"
-        lines += [f"Step {row['step']}, truth `{row['ground_truth']}`, reward {row['reward']}:", "", fenced(told), ""]
+        lines += [
+            f"Step {row['step']}, truth {code(row['ground_truth'])}, reward {row['reward']}:",
+            "",
+            fenced(told),
+            "",
+        ]
     return lines or ["none were logged", ""]
+
+
+def code(value: Any) -> str:
+    """A span of code in a line, whatever the text has in it: backticks, markup, line ends."""
+    text = one_line(value)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if "`" in text or not text else f"{fence}{text}{fence}"
+
+
+def without_markup(value: Any) -> str:
+    """A text in a line, of which nothing is Markdown or HTML."""
+    return re.sub(r"([\\`*_\[\]<>|#~&!])", r"\\\1", one_line(value))
+
+
+def one_line(value: Any) -> str:
+    """A text without its line ends, which could end what it stands in."""
+    return " ".join(str(value).split())
 
 
 def fenced(text: str, language: str = "text") -> str:

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, Qwen3ForCausalLM
 
 from tests.tiny import WORDS, chain_model, make_trainer, piece_tokenizer, share_of_ones, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.rollout import TokenLogProbs, _can_shrink, cut_completion, hf_generate, is_finished
+from trl_ext.rollout import TokenLogProbs, _can_shrink, cut_completion, hf_generate, is_finished, is_partitioned
 
 STOP = ["</answer>"]
 CLOSE = ["</", "answer", ">"]
@@ -215,6 +215,44 @@ def test_a_prompt_in_common_is_computed_once_for_the_same_completions(
     # the processor takes log-probabilities in float32
     assert torch.tensor(logps.rows()).sub(torch.tensor(plain_logps.rows())).abs().max() < 1e-6
     assert len({tuple(row) for row in found}) > 2
+
+
+@pytest.mark.parametrize("settings", [{"cache_implementation": "static"}, {"use_cache": False}])
+def test_with_a_cache_of_another_kind_prompts_are_computed_as_they_are(settings: dict[str, Any]) -> None:
+    model = tiny_model()
+    assert (
+        sample(model, PROMPTS, do_sample=False, disable_compile=True, **settings)[0]
+        == sample(model, PROMPTS, do_sample=False)[0]
+    )
+
+
+def test_no_rank_runs_a_forward_pass_that_others_may_not_where_it_gathers_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    repeated, differing = [PROMPTS[0]] * 4, [PROMPTS[0], *([i, *PROMPTS[0][1:]] for i in (4, 5, 6))]
+    settings: dict[str, Any] = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+
+    def passes(prompts: list[list[int]]) -> int:
+        return len(sample(model, prompts, **settings)[1])
+
+    assert passes(repeated) == passes(differing) + 1 == 4  # whole weights on every rank
+    # as ZeRO-3 has it without gathering for generation: each forward pass is a collective operation
+    monkeypatch.setattr("trl_ext.rollout.is_partitioned", lambda param: True)
+    assert passes(repeated) == passes(differing) == 3
+    monkeypatch.setattr("trl_ext.rollout.is_partitioned", lambda param: False)
+    monkeypatch.setattr("trl_ext.rollout.is_fsdp_managed_module", lambda model: True)
+    assert passes(repeated) == passes(differing) == 3
+
+
+def test_partitioned_is_a_parameter_of_zero_3_that_is_not_gathered() -> None:
+    parts, whole = torch.nn.Parameter(torch.empty(0)), torch.nn.Parameter(torch.empty(3))
+    assert not is_partitioned(parts)  # it has no elements on any rank
+    parts.ds_numel = whole.ds_numel = 3  # type: ignore[attr-defined]
+    assert is_partitioned(parts)
+    assert not is_partitioned(whole)
 
 
 def test_prompts_that_all_differ_or_have_one_token_are_computed_as_they_are() -> None:

@@ -59,7 +59,7 @@ def hf_generate(
     eos_ids = {eos} if isinstance(eos, int) else set(eos or [])
     stops = _Stop(tokenizer, stop, width, minimum) if stop else None
     ends = _Ends(stops, eos_ids, _can_shrink(model, generation_config))
-    cache = _prompts_once(model, prompt_ids, padded)
+    cache = _prompts_once(model, prompt_ids, padded) if _has_forward_of_its_own(model, generation_config) else None
     rows = torch.arange(len(ids), device=ids.device)  # still in the batch
     whole: list[list[int]] = [[] for _ in prompt_ids]
     while True:
@@ -98,10 +98,31 @@ def hf_generate(
 
 def _can_shrink(model: PreTrainedModel, config: GenerationConfig) -> bool:
     """Whether a batch may lose rows on the way: not if ranks take steps together, or the cache is of another kind."""
-    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    in_step = several and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
-    plain = (config.num_beams or 1) == 1 and config.cache_implementation is None and config.use_cache is not False
+    in_step = _has_several_ranks() and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+    plain = (config.num_beams or 1) == 1 and _makes_plain_cache(config)
     return plain and not in_step and why_not(model, False, False) is None
+
+
+def _has_forward_of_its_own(model: PreTrainedModel, config: GenerationConfig) -> bool:
+    """Whether a rank may run the model once more than others do, into a cache that `generate` then takes.
+
+    A forward pass gathers weights that are sharded, so that all ranks have to run it or none.
+    """
+    gathers = is_fsdp_managed_module(model) or any(is_partitioned(param) for param in model.parameters())
+    return _makes_plain_cache(config) and not (_has_several_ranks() and gathers)
+
+
+def is_partitioned(param: Any) -> bool:
+    """Whether ZeRO-3 has this parameter in parts, and not gathered as for a generation."""
+    return param.numel() == 0 and getattr(param, "ds_numel", 0) > 0
+
+
+def _makes_plain_cache(config: GenerationConfig) -> bool:
+    return config.cache_implementation is None and config.use_cache is not False
+
+
+def _has_several_ranks() -> bool:
+    return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 class _Ends(StoppingCriteria):

@@ -111,14 +111,18 @@ def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
-def test_lora_is_merged_on_the_fly_and_the_policy_is_left_as_it_is(tmp_path: Path) -> None:
-    lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+@pytest.mark.parametrize("variant", ["lora", "dora_and_an_embedding"])
+def test_lora_is_merged_on_the_fly_and_the_policy_is_left_as_it_is(variant: str, tmp_path: Path) -> None:
+    plain = variant == "lora"
+    targets: Any = "all-linear" if plain else ["q_proj", "v_proj", "down_proj", "embed_tokens"]
+    lora = LoraConfig(r=4, lora_alpha=16, target_modules=targets, use_dora=not plain, task_type="CAUSAL_LM")
+    model = str(save_model(tmp_path, plain))
     trainer = make_trainer(
-        ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", ends_early, model=str(save_model(tmp_path, True)), peft_config=lora,
+        ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", ends_early, model=model, peft_config=lora,
         **SETTINGS,
     )  # fmt: skip
     trainer.train()
-    shake(trainer, "lora_B")
+    shake(trainer, "lora_B" if plain else "lora_")
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
     assert disagreement(trainer) > 100 * AGREE
     trainer.vllm_generation.sync_weights()

@@ -120,27 +120,24 @@ class ColocatedEngine(VLLMGeneration):
                         yield self._fix_param_name_to_vllm(name), param.data
 
     def _iter_merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Base weights with their LoRA updates added, without touching the policy.
+        """Base weights with the adapter's updates in them, one layer at a time, the policy being left as it is.
 
         TRL merges and unmerges in place, which in bfloat16 changes the base weights a little with every sync.
         """
-        from peft.tuners.lora import LoraLayer
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        from trl_ext.adapters import merged
 
         model = self.model
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
         for name, param in model.named_parameters():
-            owner, _, leaf = name.rpartition(".base_layer.")
             if model.prefix in name or "original_module" in name:
                 continue
-            layer = layers.get(owner) if leaf == "weight" else None
-            with self._dist.gather_params([param, *(layer.parameters() if layer else ())]):
-                weight = param.data
-                for adapter in (a for a in layer.active_adapters if a in layer.lora_A) if layer else ():
-                    weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)  # type: ignore[union-attr]
-                yield (
-                    self._fix_param_name_to_vllm(_base_name(name), extra_prefixes=["modules_to_save.default."]),
-                    weight,
-                )
+            layer = layers.get(name.rpartition(".base_layer.")[0])
+            gathered = self._dist.gather_params([param, *(layer.parameters() if layer else ())])
+            with gathered, merged(layer) if layer else contextlib.nullcontext():
+                fixed = self._fix_param_name_to_vllm(_base_name(name), extra_prefixes=["modules_to_save.default."])
+                yield fixed, param.data
 
 
 def prepare_cpu() -> None:

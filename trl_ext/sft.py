@@ -15,6 +15,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.distributed import DistributedBackend
 
 from trl_ext._lazy_vllm import load_vllm
+from trl_ext.adapters import check_adapter
 from trl_ext.engine import ColocatedEngine
 from trl_ext.finite import FiniteSteps
 from trl_ext.handout import resolve_train_batch
@@ -113,6 +114,7 @@ class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
         if not isinstance(config, ExtSFTConfig):
             raise TypeError("ExtSFTTrainer needs args=ExtSFTConfig(...)")
         if config.use_vllm:
+            check_adapter(kwargs.get("model") or args[0], kwargs.get("peft_config"))
             load_vllm()
         super().__init__(*args, **kwargs)
         if config.normalize_constant is not None:

@@ -21,6 +21,7 @@ from accelerate.utils import gather
 from torch import Tensor
 from trl import GRPOTrainer
 
+from trl_ext.adapters import check_adapter
 from trl_ext.advantages import for_training, normalize_then_sum, total_reward
 from trl_ext.batching import groups_of_prompts
 from trl_ext.config import ExtGRPOConfig
@@ -67,6 +68,8 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         self._mask_truncated = bool(config.stop) and config.mask_truncated_completions
         if config.stop or config.sampling_min_tokens:
             config.generation_kwargs = sampling_kwargs(config)
+        if config.use_vllm and config.vllm_mode == "colocate":
+            check_adapter(kwargs.get("model") or args[0], kwargs.get("peft_config"))
         with engine_settings(config):
             super().__init__(*args, **kwargs)
         if self.use_vllm:

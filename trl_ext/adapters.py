@@ -1,0 +1,101 @@
+"""Adapters and the colocated engine: which ones can be merged for it, and a layer merged for as long as it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from peft import PeftType
+from transformers import AutoConfig
+
+# Tuners whose layers merge into the weights below them; tests/test_adapters.py holds each to PEFT's own merging.
+_MERGED = (PeftType.LORA, PeftType.IA3, PeftType.LOHA, PeftType.LOKR, PeftType.VERA)
+
+# Fields of a `LoraConfig` whose effect is not in the weights that the engine is given, and why.
+_REFUSED_FIELDS = {
+    "target_parameters": "their updates are not merged for the engine",
+    "trainable_token_indices": "their rows of the embedding are not merged for the engine",
+    "alora_invocation_tokens": "an activated LoRA cannot be merged",
+    "arrow_config": "a LoRA that is routed cannot be merged",
+    "layer_replication": "the engine's model has no replicated layers",
+}
+_FLAGS = {"target_parameters": "lora_target_parameters", "target_modules": "lora_target_modules",
+          "modules_to_save": "lora_modules_to_save"}  # fmt: skip
+_EMBEDDINGS = ("model.embed_tokens", "lm_head")
+
+
+def check_adapter(model: Any, peft_config: Any) -> None:
+    """Refuse an adapter that a colocated engine would not sample from, before the model loads.
+
+    Args:
+        model: a model, or the name of one that is not loaded yet.
+        peft_config: of the adapter to be made; None: of the one that `model` has, if any.
+
+    Raises:
+        ValueError: with the setting.
+    """
+    given = peft_config or next(iter(getattr(model, "peft_config", {}).values()), None)
+    reason = None if given is None else unmergeable(given, lambda: _has_tied_embeddings(model))
+    if reason is not None:
+        raise ValueError(f"{reason}. Leave it out, or generate with HF generate (use_vllm: false)")
+
+
+def unmergeable(peft_config: Any, is_tied: Any) -> str | None:
+    """Why the colocated engine cannot be given the weights with this adapter, or None.
+
+    Args:
+        is_tied: called to know whether the model's output head is its embedding.
+    """
+    if peft_config.peft_type not in _MERGED:
+        names = ", ".join(sorted(kind.value for kind in _MERGED))
+        return f"peft_type {peft_config.peft_type.value}: for colocated vLLM only {names} are merged"
+    for name, reason in _REFUSED_FIELDS.items():
+        if getattr(peft_config, name, None):
+            return f"{_FLAGS.get(name, name)} with colocated vLLM: {reason}"
+    ties = getattr(peft_config, "ensure_weight_tying", False)
+    for name in ("target_modules", "modules_to_save"):
+        at = [module for module in _EMBEDDINGS if _names(getattr(peft_config, name, None), module)]
+        if at and not (ties and name == "modules_to_save") and is_tied():
+            return (
+                f"{_FLAGS[name]} has {at[0].rpartition('.')[2]} with colocated vLLM: the model's output head is its "
+                "embedding (tie_word_embeddings), and the adapter would change both in the engine and one in training"
+            )
+    return None
+
+
+def _names(targets: Any, module: str) -> bool:
+    """Whether PEFT's `target_modules` or `modules_to_save` chooses the module; a text is a regular expression."""
+    if isinstance(targets, str):
+        return targets != "all-linear" and re.fullmatch(targets, module) is not None
+    return any(module == target or module.endswith(f".{target}") for target in targets or ())
+
+
+def _has_tied_embeddings(model: Any) -> bool:
+    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    return bool(config.get_text_config().tie_word_embeddings)
+
+
+@contextlib.contextmanager
+def merged(layer: Any) -> Iterator[None]:
+    """In the block the weights below an adapter's layer have its update, as PEFT merges; afterwards the same bits.
+
+    PEFT subtracts the update again, which in bfloat16 changes the weights a little each time.
+
+    Args:
+        layer: of a tuner in `_MERGED`, its parameters gathered.
+    """
+    weights = [(param, param.data) for param in layer.get_base_layer().parameters()]
+    for param, data in weights:
+        param.data = data.clone()
+    caches = dict(getattr(layer, "_caches", {}))  # where DoRA leaves what it would need to subtract
+    try:
+        layer.merge()
+        yield
+    finally:
+        layer.merged_adapters.clear()
+        if hasattr(layer, "_caches"):
+            layer._caches = caches
+        for param, data in weights:
+            param.data = data

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from datasets import Dataset, IterableDataset
 
-from tests.tiny import make_trainer, share_of_ones
+from tests.tiny import make_trainer, save_tiny, share_of_ones
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.curriculum import Curriculum, kinds_of
 
@@ -18,7 +18,7 @@ def trainer_of(path: Path, reward: Any = share_of_ones, **settings: Any) -> ExtG
     words = ["a", "b", "c", "+", "=", "0", "1", "2"]
     rows = Dataset.from_list([{"prompt": word, "answer": word} for word in words])
     trainer: ExtGRPOTrainer = make_trainer(
-        ExtGRPOTrainer, ExtGRPOConfig, path, reward, train_dataset=rows, advantage="group_mean", **settings
+        ExtGRPOTrainer, ExtGRPOConfig, path, reward, train_dataset=rows, **{"advantage": "group_mean", **settings}
     )
     return trainer
 
@@ -133,7 +133,31 @@ def test_what_nothing_scored_taught_nothing_and_a_group_is_chosen_for_once(tmp_p
     trainer._curriculum.choose = lambda problem, place: asked.append(place) or choose(problem, place)
     trainer.train()
     assert trainer._curriculum.taught == {number: number == 2 for number in range(8)}
-    assert len(asked) == len(set(asked)) == 8
+    assert sorted(asked) == [(rollout, group) for rollout in (0, 1) for group in range(4)]  # on any number of ranks
+
+
+@pytest.mark.parametrize(
+    ("settings", "settled"),
+    [
+        ({"advantage": "group_mean"}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"advantage": "raw"}, [1, 2, 3, 4, 5, 6, 7]),  # it trains on equal rewards that are not 0
+        ({"advantage": "group_mean", "beta": 0.1}, []),
+        ({"advantage": None}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"advantage": None, "beta": 0.1}, []),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_settled_is_what_the_runs_own_loss_has_no_gradient_of(
+    settings: dict[str, Any], settled: list[int], tmp_path: Path
+) -> None:
+    def alike(prompts: list[str], **_: object) -> list[float]:
+        return [float(prompt == "a") for prompt in prompts]
+
+    model = {"model": str(save_tiny(tmp_path / "model"))} if "beta" in settings else {}
+    trainer = trainer_of(tmp_path, alike, settled_share=1e-9, max_steps=2, learning_rate=0.0, **model, **settings)
+    trainer.train()
+    assert trainer._curriculum is not None
+    assert trainer._curriculum.settled == settled
 
 
 def test_a_curriculum_is_taken_up_by_a_resumed_run(tmp_path: Path) -> None:

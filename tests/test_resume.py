@@ -176,6 +176,18 @@ def test_a_stock_checkpoint_taken_in_the_middle_of_a_rollout_gets_a_new_rollout_
     assert ours._step % 16 == 4  # the rollout that follows began where an uninterrupted run begins it
 
 
+def test_a_checkpoint_within_a_rollout_goes_on_with_other_micro_batches_on_a_new_rollout(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"preset": "grpo_clip", "model": str(save_tiny(tmp_path / "tiny")), **OFF_POLICY, "max_steps": 1}
+    made(tmp_path / "first", **settings).train()
+    other = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    again = made(tmp_path / "again", **{**settings, **other, "max_steps": 3})
+    again.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-1"))
+    assert again.state.global_step == 3
+    assert "within a rollout of 8 micro-batches of 4 rows, now there are 4 of 8" in caplog.text
+
+
 def test_what_trainer_loads_to_the_device_of_a_cpu_rank_is_loaded(tmp_path: Path) -> None:
     torch.save({"moment": torch.ones(2)}, tmp_path / "optimizer.pt")
     loaded = torch.load(tmp_path / "optimizer.pt", map_location=torch.device("cpu", 0), weights_only=True)

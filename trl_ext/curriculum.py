@@ -1,6 +1,6 @@
 """Which problems a rollout is made of: those that are expected to teach nothing come back less often.
 
-A group whose completions all got the same reward has no advantage, so its rollout was spent for nothing. Sampling by
+A group without a gradient, as one has whose completions all got the same reward, was sampled for nothing. Sampling by
 pass rate as measured on the way: DAPO's dynamic sampling (arXiv:2503.14476, section 3.2) draws until a batch is full;
 here a batch is drawn once, and the choice costs nothing.
 """
@@ -29,8 +29,8 @@ def kinds_of(rows: Any) -> list[Hashable]:
 class Curriculum:
     """Problems by their number, each with a chance to be taken when its turn comes.
 
-    A problem whose last group taught, with different rewards in it, is always taken. One that is settled, all
-    completions of its last group rewarded alike, is taken with `share`. One that was never visited is taken with the
+    A problem whose last group taught, with a gradient, is always taken. One that is settled, without any in its last
+    group, is taken with `share`. One that was never visited is taken with the
     share of the recent groups of its kind that taught, if that is more: a kind that is mastered has nothing to offer.
 
     Args:
@@ -63,7 +63,7 @@ class Curriculum:
         return problem
 
     def update(self, problems: Sequence[int], taught: Sequence[bool]) -> None:
-        """Note for each group's problem whether its rewards differed."""
+        """Note for each group's problem whether it had a gradient."""
         for problem, has_taught in zip(problems, taught, strict=True):
             self.taught[problem] = has_taught
             kind = self.kinds[problem]

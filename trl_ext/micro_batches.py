@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,8 @@ from trl_ext.batching import Batch, Batching, joined
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.objective import Objective
 from trl_ext.step_metrics import StepMetrics
+
+log = logging.getLogger(__name__)
 
 # What TRL's own loss passes on to a model that sees images.
 _OF_IMAGES = (
@@ -135,7 +138,14 @@ class MicroBatches:
         return {"rollout": self._buffered_inputs, "old_log_probs": old_log_probs}
 
     def _restore_rollout(self, state: dict[str, Any]) -> None:
-        device = self.accelerator.device
+        device, slices = self.accelerator.device, [len(batch["prompt_ids"]) for batch in state["rollout"]]
+        if slices != [self.args.per_device_train_batch_size] * self.args.steps_per_generation:
+            log.warning(
+                "the checkpoint was saved within a rollout of %d micro-batches of %d rows, now there are %d of "
+                "%d (--per_device_train_batch_size): the steps that were left on it are made on a new rollout",
+                len(slices), slices[0], self.args.steps_per_generation, self.args.per_device_train_batch_size,
+            )  # fmt: skip
+            return
         self._buffered_inputs = [send_to_device(batch, device) for batch in state["rollout"]]
         self._plans = self._make_plans() if self._batching is not None else []
         for plan, olds in zip(self._plans, send_to_device(state["old_log_probs"], device), strict=True):

@@ -10,8 +10,10 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
+from trl_ext.batching import Batch, moves_weights
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.curriculum import Curriculum, kinds_of
+from trl_ext.objective import Objective
 
 
 class ProblemChoice:
@@ -22,6 +24,10 @@ class ProblemChoice:
     model: Any
     train_dataset: Any
     num_generations: int
+    num_iterations: int
+    beta: float
+    _objective: Objective
+    _rewards: Tensor
     _step: int
     _metrics: Any
     _curriculum: Curriculum | None
@@ -44,6 +50,8 @@ class ProblemChoice:
             return None
         if not isinstance(self.train_dataset, Dataset):
             raise TypeError("settled_share needs a train_dataset whose rows can be looked up, a datasets.Dataset")
+        objective = self._objective if self.args.uses_axes else None
+        self._idle_rows_train = self.beta != 0 if objective is None else not objective.leaves_idle_rows_alone()
         self._number_of = {_key(prompt): i for i, prompt in enumerate(self.train_dataset["prompt"])}
         return Curriculum(kinds_of(self.train_dataset), self.args.settled_share, self.args.seed)
 
@@ -53,26 +61,33 @@ class ProblemChoice:
             return inputs
         start, group = self.accelerator.process_index * len(inputs), self.num_generations
         groups = [(start + i) // group for i in range(len(inputs))]
+        rollout = self._step // (self.args.steps_per_generation * self.num_iterations)  # micro-steps depend on ranks
         numbers_of = {
-            group: self._curriculum.choose(self._number_of[_key(row["prompt"])], (self._step, group))
+            group: self._curriculum.choose(self._number_of[_key(row["prompt"])], (rollout, group))
             for group, row in dict(zip(groups, inputs, strict=True)).items()
         }
         numbers = [numbers_of[group] for group in groups]
         self._numbers = torch.tensor(numbers, device=self.accelerator.device)
         return [self.train_dataset[number] for number in numbers]
 
-    def _learn_what_taught(self, rewards: Tensor) -> None:
-        """Tell the curriculum which groups had a spread.
+    def _learn_what_taught(self, batch: Batch) -> None:
+        """Tell the curriculum which groups of the rollout have a gradient.
 
         Args:
-            rewards: (N,) of all ranks, NaN where nothing scored a completion.
+            batch: this rank's rows, with the advantages that they are trained with.
         """
         if self._curriculum is None or not self.model.training:
             return
-        rewards = rewards.view(-1, self.num_generations)
         numbers = self.accelerator.gather(self._numbers)[:: self.num_generations].tolist()
-        unscored = rewards.isnan()
-        taught = rewards.masked_fill(unscored, -torch.inf).amax(1) > rewards.masked_fill(unscored, torch.inf).amin(1)
+        rewards = self._rewards.view(-1, self.num_generations)  # (P, G) of all ranks
+        if self._idle_rows_train:
+            taught = torch.ones(len(rewards), dtype=torch.bool)
+        elif self.args.uses_axes:
+            moves = torch.tensor(moves_weights(batch), device=self.accelerator.device)
+            taught = self.accelerator.gather(moves).view(rewards.shape).any(dim=1)
+        else:  # TRL's advantages of equal rewards may be rounding
+            scored = [rewards.masked_fill(rewards.isnan(), nothing) for nothing in (-torch.inf, torch.inf)]
+            taught = scored[0].amax(1) > scored[1].amin(1)
         self._curriculum.update(numbers, taught.tolist())
         self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.settled)))
 

@@ -263,7 +263,6 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             syncing = self._seconds_syncing() - synced
             self._metrics["train"]["sync_time"].append(syncing)
             self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
-        self._learn_what_taught(self._rewards)
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
         start = self.accelerator.process_index * len(inputs)
         if self.model.training:
@@ -287,6 +286,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             log.warning(
                 "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
             )
+        self._learn_what_taught(batch)
         return batch
 
     @property

@@ -268,3 +268,9 @@ def test_a_reward_logs_what_it_extracted_why_and_the_handouts_components(name: s
     assert metrics == {
         "rewards/format_reward": 0.5, "rewards/answer_reward": 0.25, "grader/timeouts": 0, "grader/failures": 0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("truth", [float("nan"), [5, float("nan")]])
+def test_a_truth_that_is_nan_is_refused(truth: Any) -> None:
+    with pytest.raises(ValueError, match="a truth is NaN"):
+        math_reward_fn("</think> <answer>nan</answer>", truth)

@@ -21,6 +21,9 @@ import mpmath
 DIGITS = 80
 AGREE = 40  # digits, relative: cancellation may eat the other half of DIGITS
 POINTS = 4
+SURE_DIGITS = 1_100  # of one more point, so that a difference of 10^-900 is none of rounding
+SURE_AGREE = 1_000  # digits after the point
+FAR = 40  # how far from 0 that point's variables may be
 ATTEMPTS = 24  # draws of POINTS defined points before two expressions count as different
 MAX_BITS = 20_000  # of a numerator, a denominator or the exponent of a power of two
 MAX_FACTORIAL = 2_000
@@ -87,8 +90,25 @@ def are_equal(a: Expression, b: Expression, *, complex_variables: bool = False) 
                 return False
             agreed += 1
             if agreed == POINTS or not names:
-                return True
+                return complex_variables or _surely_agree(a, b, names, point, draw)
     return False
+
+
+def _surely_agree(
+    a: Expression, b: Expression, names: list[str], point: Mapping[str, Any], draw: random.Random
+) -> bool:
+    """Whether they agree to many digits far from 0, or at `point` if they are undefined there."""
+    with mpmath.workdps(SURE_DIGITS):
+        far = [{name: _draw(draw, False) * FAR / 2 for name in names} for _ in range(2)] if names else []
+        for place in (*far, point):
+            try:
+                x, y = numeric_value(a, place), numeric_value(b, place)
+            except Undefined:
+                continue
+            eps = mpmath.mpf(10) ** -SURE_AGREE
+            if not mpmath.almosteq(x, y, rel_eps=eps, abs_eps=eps):
+                return False
+    return True
 
 
 def variables(node: Expression) -> set[str]:

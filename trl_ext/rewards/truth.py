@@ -23,5 +23,7 @@ def _text(truth: Any) -> str:
     if isinstance(truth, str):
         return truth
     if isinstance(truth, (Number, Decimal, Fraction)):  # numpy's scalars are Numbers
+        if truth != truth:
+            raise ValueError("a truth is NaN, which no answer equals: leave the row out, or fill in its answer")
         return str(truth)
     raise TypeError(f"a truth must be a text, a number or a list of them, got {type(truth).__name__}: {truth!r:.80}")

@@ -97,8 +97,9 @@ def _equal_quantities(answer: Answer, truth: Answer) -> bool:
     if isinstance(truth, Quantity):  # the unit may be left out; a percentage may be a number
         is_share = truth.unit.dimension == "ratio"
         return equal(answer, truth.value) or (is_share and equal(answer, _scaled(truth)))
-    assert isinstance(answer, Quantity)
-    return equal(answer.value, truth)
+    assert isinstance(answer, Quantity)  # a percentage or cents are another number than the bare one
+    may_be_added = answer.unit.is_listed and (answer.unit.dimension not in ("ratio", "money") or answer.unit.size == 1)
+    return may_be_added and equal(answer.value, truth)
 
 
 def _scaled(quantity: Quantity) -> Answer:

@@ -9,6 +9,7 @@ from trl_ext.rewards.expression import Number
 from trl_ext.rewards.strict.answers import Answer, Based, Quantity, Text, Unreadable
 from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.grammar import parse
+from trl_ext.rewards.strict.numerals import split_number_word
 from trl_ext.rewards.strict.units import is_known, read_unit
 
 _TEXT_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -91,7 +92,19 @@ def _may_be_unit(space: str, unit: str) -> bool:
     )
 
 
+def _counted(value: str, factor: Fraction, unit_phrase: str) -> list[Answer]:
+    """`5` of `hundred apples`."""
+    if unit_phrase.strip():
+        return _quantity(rf"({value})\cdot {factor}", unit_phrase)
+    try:
+        return [parse(_without_text_groups(rf"({value})\cdot {factor}"))]
+    except Unreadable:
+        return []
+
+
 def _quantity(value: str, unit_phrase: str) -> list[Answer]:
+    if (counted := split_number_word(unit_phrase.replace(r"\text", "").strip("{} "))) is not None:
+        return _counted(value, *counted)
     phrase = unit_phrase.replace("{", "").replace("}", "").replace(r"\dollar", "dollar").replace("%", "percent")
     unit = read_unit(re.sub(r"\s*\^\s*", "^", phrase))
     if unit is None:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from trl_ext.rewards.strict.nouns import NOUNS
+
 # Dimension: its units with their size; the first name of each is the one used, the others are spellings of it.
 _TABLE: dict[str, dict[str, str]] = {
     "length": {
@@ -41,6 +43,7 @@ class Unit:
 
     dimension: str
     size: Fraction
+    is_listed: bool = True  # of a listed unit or noun: an answer may add it to a bare number
 
 
 def _known_units() -> dict[str, Unit]:
@@ -91,7 +94,12 @@ def _combine(names: list[str], power: int) -> Unit | None:
     if not names or (len(names) == 1 and len(names[0]) < 3 and "/" not in names[0]):
         return None
     noun = " ".join(_singular(name.lower()) for name in names)
-    return Unit(noun if power == 1 else f"{noun}^{power}", Fraction(1))
+    is_listed = all(_is_listed(word) for name in names for word in name.split("/") if word)
+    return Unit(noun if power == 1 else f"{noun}^{power}", Fraction(1), is_listed)
+
+
+def _is_listed(word: str) -> bool:
+    return word == "per" or is_known(word) or bool({word.lower(), _singular(word.lower())} & NOUNS)
 
 
 def _look_up(word: str) -> Unit | None:

@@ -442,6 +442,8 @@ class Engine:
 
     def sync_weights(self) -> None: ...
 
+    def seed_requests(self, *_: Any) -> None: ...
+
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, Any, Any, Any]:
         completions = [words_of_row(row, 0) for row in range(len(prompts))]
         off = [[[-2.9 + 0.6 * math.sin(row + 2 * i)] for i, _ in enumerate(c)] for row, c in enumerate(completions)]

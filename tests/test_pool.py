@@ -201,6 +201,18 @@ def test_a_worker_that_dies_between_maps_costs_no_job(pool: Pool) -> None:
     assert pool.map([GOOD] * 10) == [1] * 10
 
 
+def test_a_worker_that_is_killed_as_its_jobs_are_sent_costs_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pool(ACT, SHORT) as pool:
+        pool.map([GOOD])
+        idle = pool._processes[0]
+        wait_until(lambda: idle.receive() == [] and not idle.sent)
+        with monkeypatch.context() as patch:
+            patch.setattr(idle.popen, "poll", lambda: None)  # the signal comes just after the look at it
+            os.kill(idle.popen.pid, signal.SIGKILL)
+            wait_until(lambda: is_gone(psutil.Process(idle.popen.pid)))
+            assert pool.map([GOOD]) == [1]
+
+
 def test_a_closed_pool_starts_again() -> None:
     before = children()
     pool = Pool(ACT)

@@ -82,6 +82,7 @@ class Pool:
     def _run(self, lines: list[bytes]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         waiting = deque(range(len(lines)))
+        sent_again: set[int] = set()
         self._start(len(lines))
         while len(outcomes) < len(lines):
             for process in self._processes:
@@ -89,6 +90,10 @@ class Pool:
             _wait(self._processes)
             for process in list(self._processes):
                 for index, outcome in process.receive():
+                    if isinstance(outcome, Failure) and process.was_killed and index not in sent_again:
+                        sent_again.add(index)  # the signal came from outside, maybe before the job did
+                        waiting.append(index)
+                        continue
                     outcomes[index] = outcome
                     self._count(outcome, lines[index])
                 if process.is_lost:

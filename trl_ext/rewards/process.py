@@ -61,7 +61,7 @@ class Process:
 
     def __init__(self, function: str, limits: Limits) -> None:
         self.sent: deque[int] = deque()
-        self.is_ready = self.is_lost = False
+        self.is_ready = self.is_lost = self._ended_alone = False
         self._function, self._seconds = function, limits.seconds
         self._unsent, self._unread = bytearray(), bytearray()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - and no pipe, which could fill up
@@ -87,6 +87,11 @@ class Process:
         os.set_blocking(self.jobs.fileno(), False)
         os.set_blocking(self.answers.fileno(), False)
         self.deadline = time.monotonic() + _START_SECONDS
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it ended by a SIGKILL that was not for a job that took too long."""
+        return self._ended_alone and self.popen.returncode == -signal.SIGKILL
 
     @property
     def is_blocked(self) -> bool:
@@ -144,6 +149,7 @@ class Process:
 
     def _lose(self, is_late: bool) -> list[tuple[int, Failure]]:
         if not is_late:
+            self._ended_alone = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(_END_SECONDS)  # its own status, not that of being killed
         words = self._last_words()

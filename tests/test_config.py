@@ -406,3 +406,29 @@ def test_what_is_not_set_of_the_engine_is_left_to_vllm(tmp_path: Path) -> None:
     assert config.engine_settings() == {
         "max_num_seqs": 3, "dtype": "float16", "quantization": "fp8", "enable_prefix_caching": False, "enforce_eager": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vllm_max_num_seqs", 8),
+        ("vllm_dtype", "float32"),
+        ("vllm_quantization", "fp8"),
+        ("vllm_enable_prefix_caching", False),
+        ("vllm_enforce_eager", True),
+        ("vllm_gpu_memory_utilization", 0.5),
+        ("vllm_tensor_parallel_size", 2),
+        ("vllm_enable_sleep_mode", True),
+        ("vllm_model_impl", "transformers"),
+    ],
+)
+def test_what_only_a_colocated_engine_reads_is_refused_with_a_server(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name} with vllm_mode: server"):
+        config(use_vllm="true", vllm_mode="server", **{name: value})
+    assert getattr(config(use_vllm="true", vllm_mode="colocate", **{name: value}), name) == value
+
+
+def test_continuous_batching_and_stop_strings_are_refused_together() -> None:
+    with pytest.raises(ValueError, match=r"^use_transformers_continuous_batching with stop"):
+        config(use_transformers_continuous_batching=True, stop=["</answer>"])
+    assert config(use_transformers_continuous_batching=True).use_transformers_continuous_batching

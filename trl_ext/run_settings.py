@@ -13,6 +13,12 @@ from trl.import_utils import is_vllm_available
 from trl_ext._startup import on_cpu_ranks
 from trl_ext.redaction import redact
 
+# What a colocated engine is made with, and a server is not.
+_ENGINES_OWN = (
+    "vllm_max_num_seqs", "vllm_dtype", "vllm_quantization", "vllm_enable_prefix_caching", "vllm_enforce_eager",
+    "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_model_impl",
+)  # fmt: skip
+
 
 @dataclass
 class RunSettings:
@@ -153,6 +159,21 @@ class RunSettings:
             self.bf16 = False
             self.precision_reason = "float32, since this is a CPU and bf16 is not set (TRL: bfloat16 with use_cpu)"
         config.use_vllm, self.engine_reason = choose_engine(self.use_vllm)
+        self._refuse_what_generation_ignores()
+
+    def _refuse_what_generation_ignores(self) -> None:
+        config: Any = self
+        if config.use_vllm and getattr(config, "vllm_mode", "colocate") == "server":
+            fields = type(config).__dataclass_fields__
+            ignored = [name for name in _ENGINES_OWN if getattr(config, name) != fields[name].default]
+            if ignored:
+                raise ValueError(
+                    f"{', '.join(ignored)} with vllm_mode: server: the server's own command line sets this; give it "
+                    "there, or set vllm_mode: colocate"
+                )
+        batching = "use_transformers_continuous_batching"
+        if not config.use_vllm and self.stop and getattr(config, batching, False):
+            raise ValueError(f"{batching} with stop: generate_batch knows no stop strings; leave one of them out")
 
     def engine_settings(self) -> dict[str, Any]:
         """What vLLM is created with beside TRL's own settings."""

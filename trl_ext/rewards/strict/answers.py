@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
-from trl_ext.rewards.expression import Expression
+from trl_ext.rewards.expression import Apply, Constant, Expression, Number, Variable
 from trl_ext.rewards.strict.units import Unit
 
 
@@ -55,6 +55,14 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """A value with the name that the answer gives it: `|PQ|` of `|PQ|=3`, `x` of the set where `x<3`."""
+
+    name: str
+    value: Answer
+
+
+@dataclass(frozen=True, slots=True)
 class Based:
     """A numeral with its base."""
 
@@ -62,7 +70,12 @@ class Based:
     base: str
 
 
-Answer: TypeAlias = Expression | Quantity | Text | Several | Ordered | Union | Relation | Based
+Answer: TypeAlias = Expression | Quantity | Text | Several | Ordered | Union | Relation | Named | Based
+
+
+def is_expression(answer: Answer) -> TypeGuard[Expression]:
+    """Whether an answer is a number, a constant, a variable or a function of them."""
+    return isinstance(answer, (Number, Constant, Variable, Apply))
 
 
 class Unreadable(ValueError):

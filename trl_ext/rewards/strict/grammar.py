@@ -159,6 +159,8 @@ class _Parser:
     # Expressions.
 
     def sum(self) -> Answer:
+        if self.token == "+":  # +5, and +\infty, which a sum with 0 would hide
+            self.take()
         first = self.product() if self.token not in _SIGNS else Number(Fraction(0))
         if self.token not in _SIGNS:
             return first
@@ -289,6 +291,7 @@ class _Parser:
         if opening == r"\{" and self.token == r"\}":
             self.take()
             return Several(())
+        self._split_thousands()
         items = self.nested(self.items)
         closing = self.take(*(_CLOSING[opening] if opening in "([" else [_CLOSING[opening]]))
         if opening == r"\{":
@@ -298,6 +301,12 @@ class _Parser:
         if opening == "{" or (len(items) == 1 and opening + closing in ("()", "[]")):
             return items[0] if len(items) == 1 else Several(_spread(items))
         return Ordered(opening + closing, tuple(items))
+
+    def _split_thousands(self) -> None:
+        """`(100,200)` is a point and no number in brackets."""
+        if "," in self.token and self.tokens[self.at + 1 : self.at + 2] in ([")"], ["]"], [r"\}"]):
+            parts = self.token.split(",")
+            self.tokens[self.at : self.at + 1] = [token for part in parts for token in (part, ",")][:-1]
 
     def _bars(self) -> Answer:
         inside = _expression(self.nested(self.sum))

@@ -2,14 +2,18 @@ r"""Text -> the answers that it may mean. Most texts have one reading; `5 m` is 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from fractions import Fraction
 
 from trl_ext.rewards.expression import Number
-from trl_ext.rewards.strict.answers import Answer, Based, Quantity, Text, Unreadable
+from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Text, Unreadable
 from trl_ext.rewards.strict.clean import clean
+from trl_ext.rewards.strict.equality import equal
 from trl_ext.rewards.strict.grammar import parse
 from trl_ext.rewards.strict.numerals import split_number_word
+from trl_ext.rewards.strict.sets import solution_set
+from trl_ext.rewards.strict.statements import statement
 from trl_ext.rewards.strict.units import is_known, read_unit
 
 _TEXT_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -23,7 +27,9 @@ _DOLLARS = re.compile(r"(?P<sign>-?)\s*\\dollar\s*(?P<value>.+)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’ -]*")
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
 _TIME = re.compile(r"(\d{1,2})\s*:\s*(\d{2})\s*(?:([ap])\s*\.?\s*m\b\.?)?", re.IGNORECASE)
-_BASED = re.compile(r"([0-9A-Fa-f]+)\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?\s*(?:_\s*\{?\s*(\w{1,9})\s*\}?|(?:in )?base ?(\w{1,9}))")
+_BASE_NAMES = {"two": "2", "three": "3", "eight": "8", "ten": "10", "sixteen": "16"}
+_SIGNS = re.compile(r"[=<>:|]|\\(?:approx|simeq|le|ge|lt|gt)(?![a-zA-Z])")
 _SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,3}")
 _JOINED_NUMBERS = re.compile(r"\d{1,3}(?:,\d{3})+")
 
@@ -32,23 +38,22 @@ def readings(text: str) -> list[Answer]:
     """Everything that `text` may mean as an answer, the likeliest first; nothing if it cannot be read."""
     text = clean(text)
     found: list[Answer] = [*_texts(text), *_quantities(text)]
-    if based := _BASED.fullmatch(text):
-        found.append(Based(based[1].upper(), based[2]))
+    if based := _BASED.fullmatch(_without_text_groups(text)):
+        base = based[2] or based[3]
+        if (base := _BASE_NAMES.get(base, base)).isdecimal():
+            found.append(Based(based[1].upper(), base))
     if _SCIENTIFIC.fullmatch(text):
         found.append(Number(Fraction(text)))
     if _TIME.fullmatch(text):
         return found  # a time of day, or a ratio that is not taken for another one
-    for spelling in _spellings(_without_text_groups(text)):
-        try:
-            found.append(parse(spelling))
-        except Unreadable:
-            continue
+    with contextlib.suppress(Unreadable):
+        found.append(parse(_without_text_groups(text)))
+    if _JOINED_NUMBERS.fullmatch(text):  # a number, or a list that has to be given in this order to be told from it
+        found.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
+    if _SIGNS.search(text):
+        words = _without_text_groups(text)
+        found += [said for said in (statement(text, readings, equal), solution_set(words, parse)) if said]
     return found
-
-
-def _spellings(text: str) -> list[str]:
-    """`100,200` is a number; it is also two."""
-    return [text, text.replace(",", ", ")] if _JOINED_NUMBERS.fullmatch(text) else [text]
 
 
 def _without_text_groups(text: str) -> str:

@@ -1,0 +1,186 @@
+"""Whether two readings are the same thing: one rule for each pair of kinds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from trl_ext.rewards.expression import Apply, Expression, Number, Variable, are_equal, variables
+from trl_ext.rewards.strict.answers import (
+    Answer,
+    Based,
+    Named,
+    Ordered,
+    Quantity,
+    Relation,
+    Several,
+    Text,
+    Union,
+    is_expression,
+)
+from trl_ext.rewards.strict.sets import as_interval, substituted, turned
+
+MAX_ITEMS = 24  # of an unordered answer
+
+
+def equal(answer: Answer, truth: Answer) -> bool:
+    """Whether two readings are the same thing."""
+    if is_expression(answer) and is_expression(truth):
+        return are_equal(answer, truth)
+    if isinstance(answer, Named) or isinstance(truth, Named):
+        return _equal_named(answer, truth)
+    if isinstance(answer, Quantity) or isinstance(truth, Quantity):
+        return _equal_quantities(answer, truth)
+    if isinstance(answer, Relation) or isinstance(truth, Relation):
+        return _equal_relations(answer, truth)
+    for inexplicit, other in ((answer, truth), (truth, answer)):
+        if isinstance(inexplicit, Ordered) and inexplicit.brackets == "," and isinstance(other, Several):
+            return len(inexplicit.items) == len(other.items) and all(map(equal, inexplicit.items, other.items))
+    if isinstance(answer, Several) != isinstance(truth, Several):
+        return _equal_to_the_only_one(answer, truth)
+    rule = _RULES.get((type(answer), type(truth)))
+    return rule is not None and rule(answer, truth)
+
+
+def _equal_quantities(answer: Answer, truth: Answer) -> bool:
+    if isinstance(answer, Quantity) and isinstance(truth, Quantity):
+        if answer.unit.dimension != truth.unit.dimension:
+            return False
+        if answer.unit.size == truth.unit.size:
+            return equal(answer.value, truth.value)
+        return equal(_scaled(answer), _scaled(truth))
+    if isinstance(truth, Quantity):  # the unit may be left out; a percentage may be a number
+        is_share = truth.unit.dimension == "ratio"
+        return equal(answer, truth.value) or (is_share and equal(answer, _scaled(truth)))
+    assert isinstance(answer, Quantity)  # a percentage or cents are another number than the bare one
+    may_be_added = answer.unit.is_listed and (answer.unit.dimension not in ("ratio", "money") or answer.unit.size == 1)
+    return may_be_added and equal(answer.value, truth)
+
+
+def _scaled(quantity: Quantity) -> Answer:
+    if not is_expression(quantity.value):
+        return quantity.value
+    return Apply("multiply", (quantity.value, Number(quantity.unit.size)))
+
+
+def _equal_in_order(answer: Ordered, truth: Ordered) -> bool:
+    if answer.brackets != truth.brackets or len(answer.items) != len(truth.items):
+        return False
+    if truth.brackets == ":" and all(map(is_expression, answer.items + truth.items)):
+        return _proportional(answer.items, truth.items)  # type: ignore[arg-type]
+    return all(map(equal, answer.items, truth.items))
+
+
+def _proportional(a: Sequence[Expression], b: Sequence[Expression]) -> bool:
+    """6:4 is 3:2."""
+    return all(are_equal(Apply("multiply", (x, b[0])), Apply("multiply", (y, a[0]))) for x, y in zip(a, b, strict=True))
+
+
+def _equal_in_any_order(answer: Any, truth: Any) -> bool:
+    if len(answer.items) != len(truth.items) or len(truth.items) > MAX_ITEMS:
+        return False
+    left = list(answer.items)
+    for item in truth.items:
+        found = next((i for i, candidate in enumerate(left) if equal(candidate, item)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _equal_to_the_only_one(answer: Answer, truth: Answer) -> bool:
+    """A set of one is its element."""
+    several, other = (answer, truth) if isinstance(answer, Several) else (truth, answer)
+    assert isinstance(several, Several)
+    return len(several.items) == 1 and equal(several.items[0], other)
+
+
+def _equal_words(answer: str, truth: str) -> bool:
+    """Words, or times of day: of 12 or 24 hours, and one of them may leave out the half."""
+    if answer == truth:
+        return True
+    times = [re.fullmatch(r"(\d+):(\d+)(?: (am|pm))?", words) for words in (answer, truth)]
+    if not all(times):
+        return False
+    (a_hour, a_minute, a_half), (t_hour, t_minute, t_half) = (time.groups() for time in times if time)
+    if a_minute != t_minute or (a_half is None) == (t_half is None):
+        return a_minute == t_minute and _hour(a_hour, a_half) == _hour(t_hour, t_half)
+    return a_hour == t_hour or _hour(a_hour, a_half) == _hour(t_hour, t_half)
+
+
+def _hour(hour: str, half: str | None) -> int:
+    """Of 24; 12 am is 0."""
+    return int(hour) if half is None else int(hour) % 12 + 12 * (half == "pm")
+
+
+def _equal_named(answer: Answer, truth: Answer) -> bool:
+    """A name may be left out; given on both sides it is the same."""
+    if isinstance(answer, Named) and isinstance(truth, Named):
+        return answer.name == truth.name and equal(answer.value, truth.value)
+    named, other = (answer, truth) if isinstance(answer, Named) else (truth, answer)
+    assert isinstance(named, Named)
+    if isinstance(other, Relation):
+        left = other.sides[0]
+        is_same = isinstance(left, Variable) and left.name == named.name and other.operators == ("=",)
+        return is_same and equal(named.value, other.sides[1])
+    return equal(named.value, other)
+
+
+_RULES: dict[tuple[type, type], Callable[[Any, Any], bool]] = {
+    (Text, Text): lambda answer, truth: _equal_words(answer.words, truth.words),
+    (Several, Several): _equal_in_any_order,
+    (Union, Union): _equal_in_any_order,
+    (Ordered, Ordered): _equal_in_order,
+    (Based, Based): lambda answer, truth: answer == truth,
+}
+
+
+# Relations.
+
+
+def _equal_relations(answer: Answer, truth: Answer) -> bool:
+    if isinstance(answer, Relation) and isinstance(truth, Relation):
+        return _same_relation(answer, truth)
+    relation, other = (answer, truth) if isinstance(answer, Relation) else (truth, answer)
+    assert isinstance(relation, Relation)
+    named = _named_value(relation)
+    return named is not None and equal(named, other)
+
+
+def _named_value(relation: Relation) -> Answer | None:
+    r"""The 5 of `x = 5`, `5 = x` or `x \in 5`."""
+    if len(relation.operators) != 1 or relation.operators[0] not in ("=", "in"):
+        return None
+    left, right = relation.sides
+    if isinstance(left, Variable):
+        return right
+    return left if relation.operators[0] == "=" and isinstance(right, Variable) else None
+
+
+def _same_relation(answer: Relation, truth: Relation) -> bool:
+    if answer.operators == truth.operators and all(map(equal, answer.sides, truth.sides)):
+        return True
+    backwards = turned(answer)
+    if backwards.operators == truth.operators and all(map(equal, backwards.sides, truth.sides)):
+        return True
+    if answer.operators == truth.operators == ("=",):
+        return _same_equation(answer, truth)
+    a, t = as_interval(answer), as_interval(truth)
+    return a is not None and t is not None and equal(a, t)
+
+
+def _same_equation(answer: Relation, truth: Relation) -> bool:
+    """One equation is a constant multiple of the other."""
+    sides = [*answer.sides, *truth.sides]
+    if not all(map(is_expression, sides)):
+        return False
+    a, t = (Apply("add", (x, Apply("negate", (y,)))) for x, y in (answer.sides, truth.sides))  # type: ignore[arg-type]
+    if variables(a) != variables(t):
+        return False
+    at_point = {name: Number(Fraction(37 + 17 * i, 11)) for i, name in enumerate(sorted(variables(a)))}
+    scale_a, scale_t = substituted(a, at_point), substituted(t, at_point)
+    if are_equal(scale_a, Number(Fraction(0))) or are_equal(scale_t, Number(Fraction(0))):
+        return False
+    return are_equal(Apply("multiply", (a, scale_t)), Apply("multiply", (t, scale_a)))

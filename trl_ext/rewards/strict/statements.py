@@ -1,0 +1,105 @@
+r"""What an answer says about itself: `|PQ|=3` names what is 3, and `2/7 \approx 0.29` says twice what it is.
+
+A label is taken off only where it names one thing; the members of a chain have to agree, or it is no answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+
+from trl_ext.rewards.expression import Number, numeric_value
+from trl_ext.rewards.strict.answers import Answer, Named, Ordered, is_expression
+
+_NAME = r"[a-zA-Z](?:_\{?\w+\}?)?"
+_LABELS = {  # what stands left of the sign -> the brackets that its value must have, or None for any
+    "function": (rf"{_NAME}'?\(\w{{1,3}}(?:,\w{{1,3}})*\)", None),
+    "segment": (r"m?(?:\\angle ?|\\triangle ?|\\overline)?\{?[A-Z]{1,4}\}?|\|[A-Z]{2}\||\[[A-Z]{3,}\]", None),
+    "words": (r"\\text\{(?!(?:not|about|approximately|either)\b)[A-Za-z ]{2,40}\}", None),
+    "ratio": (rf"(?:{_NAME}|[A-Z]{{2}})(?::(?:{_NAME}|[A-Z]{{2}}))+", ":"),
+    "tuple": (rf"\({_NAME}(?:,{_NAME})+\)", "()"),
+}
+_LABEL = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, (pattern, _) in _LABELS.items()))
+_SIGN = re.compile(r"(?<![<>!:])=|\\approx(?![a-zA-Z])|\\simeq(?![a-zA-Z])")
+_DECIMAL = re.compile(r"-?\d*\.?\d+")
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+MAX_MEMBERS = 8
+
+
+def statement(text: str, read: Callable[[str], list[Answer]], equal: Callable[[Answer, Answer], bool]) -> Answer | None:
+    """The value of a labelled or chained answer, with its name where it has one; None for any other text.
+
+    Args:
+        text: clean.
+        read: the readings of a part.
+        equal: whether two readings agree.
+    """
+    members, signs = _split(text)
+    if not signs or len(members) > MAX_MEMBERS or not all(members):
+        return None
+    label = _LABEL.fullmatch(members[0])
+    is_variable = bool(re.fullmatch(_NAME, members[0]))
+    if signs[0] == "=" and (label or (is_variable and len(members) > 2)):
+        value = _agreed(members[1:], signs[1:], read, equal)
+        if value is None or (label and not _fits(label, value)):
+            return None
+        return Named(members[0].replace("{", "").replace("}", ""), value)
+    return None if len(members) < 2 or is_variable else _agreed(members, signs, read, equal)
+
+
+def _split(text: str) -> tuple[list[str], list[str]]:
+    """The parts between signs outside of brackets, and the signs; none where a list or a condition stands there."""
+    depth, starts = 0, list[int]()
+    for character in text:
+        starts.append(depth)
+        depth += _BRACKETS.get(character, 0)
+    if any(starts[i] == 0 and text[i] in ",;<>" for i in range(len(text))) or re.search(
+        r"\b(?:or|and)\b|\\[lg]e\b", text
+    ):
+        return [text], []
+    members, signs, last = [], [], 0
+    for match in _SIGN.finditer(text):
+        if starts[match.start()] == 0:
+            members.append(text[last : match.start()].strip())
+            signs.append(match[0])
+            last = match.end()
+    return [*members, text[last:].strip()], signs
+
+
+def _fits(label: re.Match[str], value: Answer) -> bool:
+    brackets = _LABELS[label.lastgroup or ""][1]
+    if brackets is None:
+        return True
+    names = re.split(r"[,:]", label[0])
+    return isinstance(value, Ordered) and value.brackets == brackets and len(value.items) == len(names)
+
+
+def _agreed(
+    members: list[str], signs: list[str], read: Callable[[str], list[Answer]], equal: Callable[[Answer, Answer], bool]
+) -> Answer | None:
+    r"""The last member before a `\approx`, if all the others equal it and what follows rounds it."""
+    exact: Answer | None = None
+    for member, sign in zip(members, ["=", *signs], strict=True):
+        if sign == "=":
+            found = [reading for reading in read(member) if exact is None or equal(reading, exact)]
+            if not found:
+                return None
+            exact = found[0]
+        elif exact is None or not _rounds(member, exact):
+            return None
+    return exact
+
+
+def _rounds(text: str, exact: Answer) -> bool:
+    """Whether the decimal `text` is `exact` to the places that it shows."""
+    if not _DECIMAL.fullmatch(text) or not is_expression(exact):
+        return False
+    try:
+        value = numeric_value(exact, {})
+    except (KeyError, ArithmeticError):
+        return False
+    places = -int(Decimal(text).as_tuple().exponent)
+    off = abs(value - numeric_value(Number(Fraction(text)), {}))
+    return bool(off * 100 * 10**places <= 51)  # half a unit of the last place, and what evaluating leaves

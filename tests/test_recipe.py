@@ -205,6 +205,21 @@ def test_the_answer_format_follows_the_prompt_and_both_graders_follow_it() -> No
     assert (task.reward_function().__name__, task.grader().__name__) == ("compatible", "strict")
 
 
+def test_a_tolerance_reaches_the_strict_grader_and_is_refused_where_there_is_none() -> None:
+    task = GRPOTask(numeric_tolerance=0.01)
+    assert task.reward_function()(["</think> <answer>0.333</answer>"], ["1/3"]) == [1.0]
+    assert GRPOTask().reward_function()(["</think> <answer>0.333</answer>"], ["1/3"]) == [0.0]
+    strict = GRPOTask(numeric_tolerance=0.01, validation_grader="strict").grader()
+    assert [verdict.right for verdict in strict(["</think> <answer>1001</answer>"] * 2, ["1000", "900"])] == [
+        True,
+        False,
+    ]
+    with pytest.raises(
+        ValueError, match=r"numeric_tolerance 0\.01 is for the grader strict, .* compatible and compatible"
+    ):
+        GRPOTask(numeric_tolerance=0.01, reward="compatible")
+
+
 def test_the_default_trains_on_strict_verdicts_and_validates_on_the_courses() -> None:
     for path in CONFIGS:
         task, _, _ = parse(GRPO_SETTINGS, "about", path, ON_A_CPU)

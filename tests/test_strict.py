@@ -126,6 +126,19 @@ def test_the_reason_is_told(answer: str, truth: str, reason: str) -> None:
     assert compare(answer, truth).reason == reason
 
 
+@pytest.mark.parametrize(
+    ("answer", "truth", "right"),
+    [
+        ("0.333", "1/3", True), ("0.33", "1/3", True), ("0.3", "1/3", False), ("3.14", r"\pi", True), ("-0.333", "1/3", False),
+        ("2.83 cm", r"2\sqrt2\text{ cm}", True), ("2.83 kg", r"2\sqrt2\text{ cm}", False), ("0.001", "0", False),
+        ("x", "1.001x", False), ("0.333 or 5", "1/3", False),
+    ],
+)  # fmt: skip
+def test_a_tolerance_is_relative_and_for_numbers_only(answer: str, truth: str, right: bool) -> None:
+    assert compare(answer, truth, tolerance=0.01).right == right
+    assert not compare(answer, truth).right
+
+
 def test_an_unreadable_truth_accepts_its_own_text() -> None:
     assert compare(r"\int_0^1 x\,dx", r"\int_0^1 x \, dx").right
     assert not compare(r"\int_0^1 x\,dx", r"\int_0^2 x\,dx").right

@@ -82,6 +82,7 @@ class Evaluation(DatasetSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.build(GRADERS, self.grader)
+        self.refuse_unused_tolerance(self.grader)
         choose_engine(self.use_vllm)
         self.sampling()
         for name in ("samples", "batch_size"):

@@ -96,6 +96,7 @@ class Task(DatasetSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.grader()
+        self.refuse_unused_tolerance(self.validation_grader, getattr(self, "reward", ""))
         if self.train_problems is None and self.trains_on()[0] in GENERATORS:
             self.train_problems = GENERATED_PROBLEMS
         self._refuse_to_validate_on_what_is_trained_on()

@@ -14,7 +14,9 @@ from trl_ext.registry import Registry
 from trl_ext.rewards.extract import ANSWER_FORMATS
 
 # What versions before these settings did, for the records of their runs.
-EARLIER: dict[str, Any] = {"too_long": "refuse", "sample_seed": 0, "problems_are": "the first rows"}
+EARLIER: dict[str, Any] = {
+    "too_long": "refuse", "sample_seed": 0, "problems_are": "the first rows", "numeric_tolerance": 0.0,
+}  # fmt: skip
 
 
 @dataclass
@@ -54,6 +56,10 @@ class DatasetSettings:
         },
     )
 
+    numeric_tolerance: float = field(
+        default=0.0,
+        metadata={"help": "Relative error of a number that the strict grader accepts, such as 0.01; 0 wants it exact."},
+    )
     too_long: str = field(
         default="refuse",
         metadata={"help": f"Rows whose prompts leave no room for the longest response: {', '.join(TOO_LONG)}."},
@@ -70,6 +76,8 @@ class DatasetSettings:
         self.sources: dict[str, Source] = {}
         if self.too_long not in TOO_LONG:
             raise ValueError(f"too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
+        if not 0 <= self.numeric_tolerance < 1:
+            raise ValueError(f"numeric_tolerance must be at least 0 and below 1, got {self.numeric_tolerance}")
         load_prompt(self.prompt)
         ANSWER_SOURCES.build(self.answer_source)
         if self.answer_format is None:
@@ -105,6 +113,19 @@ class DatasetSettings:
         return "a stratified sample" if sampled else str(EARLIER["problems_are"])
 
     def build(self, table: Registry, name: str) -> Callable[..., Any]:
-        """A reward or a grader for this answer format; a function of the user's own may do without one."""
-        takes_format = "answer_format" in table.options(name)
-        return table.build(name, **({"answer_format": self.answer_format} if takes_format else {}))
+        """A reward or a grader for this answer format and tolerance; a function of the user's own may do without."""
+        known = table.options(name)
+        ours = {"answer_format": self.answer_format, "numeric_tolerance": self.numeric_tolerance or None}
+        return table.build(name, **{option: value for option, value in ours.items() if option in known and value})
+
+    def refuse_unused_tolerance(self, *graders: str) -> None:
+        """Refuse a tolerance that no grader of the run has.
+
+        Raises:
+            ValueError: naming the graders.
+        """
+        if self.numeric_tolerance and "strict" not in graders:
+            raise ValueError(
+                f"numeric_tolerance {self.numeric_tolerance} is for the grader strict, and this run has "
+                f"{' and '.join(filter(None, graders))}: choose strict, or leave it out"
+            )

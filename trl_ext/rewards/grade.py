@@ -45,12 +45,19 @@ class Verdict:
 
 
 @GRADERS.register
-def strict(responses: Sequence[str], truths: Sequence[Any], *, answer_format: str = "r1_zero") -> list[Verdict]:
+def strict(
+    responses: Sequence[str],
+    truths: Sequence[Any],
+    *,
+    answer_format: str = "r1_zero",
+    numeric_tolerance: float = 0.0,
+) -> list[Verdict]:
     """Equal in value, in any usual spelling; nothing for hedging, other units, other variables.
 
     Args:
         truths: a text, a number or a list of accepted answers per response.
         answer_format: a name in `ANSWER_FORMATS`.
+        numeric_tolerance: relative error that a number may have, as 0.333 has for 1/3; 0 for none.
 
     Raises:
         UnknownName: no such answer format.
@@ -58,7 +65,8 @@ def strict(responses: Sequence[str], truths: Sequence[Any], *, answer_format: st
         PoolError: the workers cannot start, or fail on everything.
     """
     extract = ANSWER_FORMATS.get_function(answer_format)
-    return _grade("strict", [Extraction.of(extract(response)) for response in texts_of(responses)], truths)
+    rule = f"strict:{numeric_tolerance}" if numeric_tolerance else "strict"
+    return _grade(rule, [Extraction.of(extract(response)) for response in texts_of(responses)], truths)
 
 
 @GRADERS.register
@@ -166,9 +174,9 @@ def forget_verdicts() -> None:
 
 def _trivial(rule: str, answer: str, truth: str) -> tuple[bool, str] | None:
     answer, truth = answer.strip(), truth.strip()  # every rule does
-    if answer == truth and (answer or rule != "strict"):
+    if answer == truth and (answer or not rule.startswith("strict")):
         return True, "same text"
-    if _SMALL_INTEGER.fullmatch(answer) and _SMALL_INTEGER.fullmatch(truth):
+    if ":" not in rule and _SMALL_INTEGER.fullmatch(answer) and _SMALL_INTEGER.fullmatch(truth):
         return (True, "same value") if int(answer) == int(truth) else (False, "different value")
     return None
 

@@ -16,10 +16,15 @@ REWARDS = Registry("reward")
 
 @REWARDS.register
 def strict(
-    completions: Sequence[Any], answer: Sequence[Any], *, answer_format: str = "r1_zero", **columns: Any
+    completions: Sequence[Any],
+    answer: Sequence[Any],
+    *,
+    answer_format: str = "r1_zero",
+    numeric_tolerance: float = 0.0,
+    **columns: Any,
 ) -> list[float]:
     """1 for a response in the format whose answer is mathematically right, else 0."""
-    return reward("strict", completions, answer, answer_format, **columns)
+    return reward("strict", completions, answer, answer_format, numeric_tolerance=numeric_tolerance, **columns)
 
 
 @REWARDS.register
@@ -45,11 +50,13 @@ def reward(
     answer_format: str,
     log_extra: Callable[[str, list[Any]], None] | None = None,
     log_metric: Callable[[str, float], None] | None = None,
+    numeric_tolerance: float | None = None,
     **_: Any,
 ) -> list[float]:
     """Rewards by a grader of `GRADERS` (or an import path), with the extracted answers and the reasons logged."""
     texts = [completion_text(completion, place) for place, completion in enumerate(completions)]
-    verdicts = GRADERS.build(grader, answer_format=answer_format)(texts, answer)
+    options = {} if numeric_tolerance is None else {"numeric_tolerance": numeric_tolerance}
+    verdicts = GRADERS.build(grader, answer_format=answer_format, **options)(texts, answer)
     if log_extra:
         _log_rows(verdicts, log_extra)
     if log_metric and verdicts:

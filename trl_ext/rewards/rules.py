@@ -6,15 +6,18 @@ from __future__ import annotations
 def compare(rule: str, answer: str, truth: str) -> tuple[bool, str]:
     """Whether `answer` is `truth` under the rule, and why: `strict`, `compatible`, or `lenient` (with math-verify).
 
+    `strict:0.01` is strict with a relative tolerance.
+
     The rule `readable` asks whether the strict one can read `truth`, whatever the answer is.
 
     Raises:
         ValueError: no such rule.
     """
-    if rule == "strict":
+    name, _, tolerance = rule.partition(":")
+    if name == "strict":
         from trl_ext.rewards.strict import compare as compare_strictly
 
-        comparison = compare_strictly(answer, truth)
+        comparison = compare_strictly(answer, truth, float(tolerance or 0))
         return comparison.right, comparison.reason
     if rule in ("compatible", "lenient"):
         from trl_ext.rewards.compatible import is_equal

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from trl_ext.rewards.strict.answers import Answer, Quantity, Several
+from trl_ext.rewards.expression import Undefined, numeric_value, variables
+from trl_ext.rewards.strict.answers import Answer, Quantity, Several, is_expression
 from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.equality import equal
 from trl_ext.rewards.strict.read import readings
@@ -21,8 +22,12 @@ class Comparison:
     reason: str
 
 
-def compare(answer: str, truth: str) -> Comparison:
-    """Whether `answer` is mathematically the same as `truth`; see the package for the rules."""
+def compare(answer: str, truth: str, tolerance: float = 0.0) -> Comparison:
+    """Whether `answer` is mathematically the same as `truth`; see the package for the rules.
+
+    Args:
+        tolerance: relative error that a number may have.
+    """
     if not answer.strip():
         return Comparison(False, "no answer")
     if answer.strip() == truth.strip():
@@ -39,6 +44,8 @@ def compare(answer: str, truth: str) -> Comparison:
         return Comparison(False, "cannot read the answer" if truths else "cannot read the truth")
     if any(equal(a, t) for a, t in product(answers, truths)):
         return Comparison(True, "same value")
+    if tolerance and any(_is_near(a, t, tolerance) for a, t in product(answers, truths)):
+        return Comparison(True, "within the tolerance")
     return Comparison(False, _difference(answers[0], truths[0]))
 
 
@@ -46,6 +53,18 @@ def can_read(truth: str) -> bool:
     """Whether another text than `truth` itself could equal it."""
     text = clean(truth)
     return len(text) <= MAX_LENGTH and bool(readings(text))
+
+
+def _is_near(answer: Answer, truth: Answer, tolerance: float) -> bool:
+    if isinstance(answer, Quantity) and isinstance(truth, Quantity) and answer.unit == truth.unit:
+        answer, truth = answer.value, truth.value
+    if not is_expression(answer) or not is_expression(truth) or variables(answer) | variables(truth):
+        return False
+    try:
+        value, exact = numeric_value(answer, {}), numeric_value(truth, {})
+    except Undefined:
+        return False
+    return bool(abs(value - exact) <= tolerance * abs(exact))
 
 
 def _difference(answer: Answer, truth: Answer) -> str:

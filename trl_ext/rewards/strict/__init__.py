@@ -2,24 +2,16 @@ r"""Is an answer mathematically right? Accepts equal values in any usual spellin
 
 Rules where mathematics leaves a choice:
 
-<<<<<<< HEAD
-* Units, currency signs and `x =` may be left out on either side; where both sides have them they must agree
-  (`1 \text{ km}` is `1000` m). A listed noun follows the same rule (`5 apples`); other words after a number are
-  accepted only where the truth has them. `5\text{ hundred}` is 500.
-* `44\%` as truth accepts `44%`, `44` and `0.44`; `44` and `0.44` as truth do not accept `44%`, nor 5 `5 cents`.
-* A time that looks like `10:30` is compared as it stands, other ratios by their proportion (`6:4` is `3:2`).
-=======
 * Units, currency signs and names (`x =`, `|PQ| =`, `(a, b) =`) may be left out on either side; where both sides have
-  them they must agree
-  (`1 \text{ km}` is `1000` m). A bare number word follows the same rule (`5 apples`).
-* `44\%` as truth accepts `44%`, `44` and `0.44`; `0.44` as truth accepts neither `44%` nor `44`.
-* A text like `10:30` is a time of day, of 12 or 24 hours; other ratios are compared by their proportion (`6:4` is `3:2`).
->>>>>>> 5409611 (Strict grader: --numeric_tolerance for rounded decimals, and what is refused on purpose on its page)
+  them they must agree (`1 \text{ km}` is `1000` m). A listed noun follows the same rule (`5 apples`); other words after
+  a number are accepted only where the reference has them. `5\text{ hundred}` is 500.
+* `44\%` as reference accepts `44%`, `44` and `0.44`; `44` and `0.44` as reference do not accept `44%`, nor 5 `5 cents`.
+* A text like `10:30` is a time of day, of 12 or 24 hours; other ratios are compared by proportion (`6:4` is `3:2`).
 * Lists without brackets and sets are unordered, and a set of one is its element; tuples, intervals, ratios and matrices
   are ordered, and their brackets count. `100,200` is a number, or a list in this order; `(100,200)` is a point.
 * A chain is its last exact member, if its members agree: `y = 4+5 = 9`, `2/7 \approx 0.29`.
 * A condition on one unknown is the set of its solutions: `-2x > -6` is `x < 3` is `(-\infty, 3)`.
-* Several answers are right only where the truth has as many: `9 or 8` is not `9`.
+* Several answers are right only where the reference has as many: `9 or 8` is not `9`.
 * Decimals are exact: `0.333` is not `1/3`. Mixed numbers are sums: `3\frac{1}{2}` is `7/2`.
 * A numeral with a base needs the same digits and the base.
 """

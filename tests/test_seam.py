@@ -43,6 +43,7 @@ MIXED_IN = {
     WholeCheckpoints: {
         "_save_checkpoint": "model, trial",
         "_get_output_dir": "trial",
+        "_push_from_checkpoint": "checkpoint_folder",
         "_load_rng_state": "checkpoint",
         "_get_train_sampler": "dataset=None",
         "_prepare_for_training": "max_steps, train_dataloader, resume_from_checkpoint",
@@ -212,7 +213,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "trl" for a in node.names))
     }
     recipes = {"recipe.py", "grpo_recipe.py", "sft_recipe.py", "expert_iteration_recipe.py"}
-    settings = {"arguments.py", "config.py", "model_settings.py", "run_settings.py"}
+    settings = {"arguments.py", "config.py", "model_settings.py", "preflight.py", "run_settings.py"}
     assert importers == recipes | settings | {
         "_lazy_vllm.py",
         "engine.py",

@@ -259,6 +259,9 @@ TASK: dict[str, Entry] = {
     ),
     "answer_source": Entry(HONORED, shown="test_load::test_where_an_answer_is_found"),
     **rows("prompt answer_format validation_grader", _FORMAT),
+    "numeric_tolerance": Entry(
+        HONORED, shown="test_recipe::test_a_tolerance_reaches_the_strict_grader_and_is_refused_where_there_is_none"
+    ),
     "too_long": Entry(
         HONORED, shown="test_which_rows::test_rows_that_are_too_long_can_be_left_out_and_are_counted_and_listed"
     ),

@@ -294,6 +294,7 @@ def test_on_the_embedded_default_expert_iteration_learns(
 
 
 def test_a_trace_file_that_is_not_there_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()  # a model, by its folder
     with pytest.raises(InputError, match=r"no file '.*none.jsonl'"):
         run_here(SFT_SETTINGS, {"traces": str(tmp_path / "none.jsonl"), **SMALL_RUN}, tmp_path, str(tmp_path))
 

@@ -23,7 +23,7 @@ AGREE = 40  # digits, relative: cancellation may eat the other half of DIGITS
 POINTS = 4
 SURE_DIGITS = 1_100  # of one more point, so that a difference of 10^-900 is none of rounding
 SURE_AGREE = 1_000  # digits after the point
-FAR = 40  # how far from 0 that point's variables may be
+FAR = (40, 10**4, 10**12)  # how far from 0 the variables of such points may be
 ATTEMPTS = 24  # draws of POINTS defined points before two expressions count as different
 MAX_BITS = 20_000  # of a numerator, a denominator or the exponent of a power of two
 MAX_FACTORIAL = 2_000
@@ -99,7 +99,7 @@ def _surely_agree(
 ) -> bool:
     """Whether they agree to many digits far from 0, or at `point` if they are undefined there."""
     with mpmath.workdps(SURE_DIGITS):
-        far = [{name: _draw(draw, False) * FAR / 2 for name in names} for _ in range(2)] if names else []
+        far = [{name: _draw(draw, False) * size / 2 for name in names} for size in FAR if names]
         for place in (*far, point):
             try:
                 x, y = numeric_value(a, place), numeric_value(b, place)

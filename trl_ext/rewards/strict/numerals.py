@@ -1,4 +1,4 @@
-"""Number words behind a number: `5 hundred`, `2.5 thousand`, `3 dozen`, `3 quarters`."""
+"""Number words: behind a number (`5 hundred`, `3 dozen`, `3 quarters`) and alone (`twenty-one`, `two thirds`)."""
 
 from __future__ import annotations
 
@@ -23,3 +23,49 @@ def split_number_word(phrase: str) -> tuple[Fraction, str] | None:
     word = match[1].lower() if match else ""
     size = _SIZES.get(word) or _SIZES.get(word.removesuffix("s"))
     return None if match is None or size is None else (Fraction(str(size)), phrase[match.end() :])
+
+
+_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_ADDED = {word: n for n, word in enumerate(_WORDS)} | {word: 10 * n for n, word in enumerate(_TENS, start=2)}
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
+MAX_WORDS = 12
+
+
+def spelled_number(text: str) -> Fraction | None:
+    """The number that English words spell, or None.
+
+    >>> spelled_number("two hundred and five"), spelled_number("minus two thirds")
+    (Fraction(205, 1), Fraction(-2, 3))
+    """
+    words = [word for word in re.split(r"[ -]+", text.lower()) if word != "and"]
+    sign = -1 if words[:1] in (["minus"], ["negative"]) else 1
+    words = words[1:] if sign < 0 else words
+    if not 0 < len(words) <= MAX_WORDS:
+        return None
+    size = Fraction(1)
+    part = _SIZES.get(words[-1]) or _SIZES.get(words[-1].removesuffix("s"))
+    if isinstance(part, str):
+        words, size = words[:-1], Fraction(part)
+    value = _whole_number(words)
+    return None if value is None else sign * value * size
+
+
+def _whole_number(words: list[str]) -> int | None:
+    total, group, last = 0, 0, 0
+    for word in words:
+        if word in _ADDED:
+            if group % 100 and not (last >= 20 and 0 < _ADDED[word] < 10):
+                return None  # `five six` is no number
+            group += _ADDED[word]
+        elif word == "hundred" and 0 < group < 100:
+            group *= 100
+        elif word in _SCALES and group:
+            total, group = total + group * _SCALES[word], 0
+        else:
+            return None
+        last = _ADDED.get(word, 0)
+    return total + group if words else None

@@ -11,7 +11,7 @@ from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Tex
 from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.equality import equal
 from trl_ext.rewards.strict.grammar import parse
-from trl_ext.rewards.strict.numerals import split_number_word
+from trl_ext.rewards.strict.numerals import spelled_number, split_number_word
 from trl_ext.rewards.strict.sets import solution_set
 from trl_ext.rewards.strict.statements import statement
 from trl_ext.rewards.strict.units import is_known, read_unit
@@ -70,7 +70,8 @@ def _texts(text: str) -> list[Answer]:
         is_marked = plain != choice[1] or "\\text" in text
         return [Text(choice[1].upper())] if is_marked or choice[1].isupper() else []
     if _WORDS.fullmatch(plain) and any(len(word) > 2 for word in re.split(r"[ -]", plain)):
-        return [Text(plain.lower().replace("’", "'"))]
+        words, value = Text(plain.lower().replace("’", "'")), spelled_number(plain)
+        return [words] if value is None else [words, Number(value)]
     return []
 
 
@@ -110,7 +111,13 @@ def _counted(value: str, factor: Fraction, unit_phrase: str) -> list[Answer]:
 def _quantity(value: str, unit_phrase: str) -> list[Answer]:
     if (counted := split_number_word(unit_phrase.replace(r"\text", "").strip("{} "))) is not None:
         return _counted(value, *counted)
-    phrase = unit_phrase.replace("{", "").replace("}", "").replace(r"\dollar", "dollar").replace("%", "percent")
+    phrase = (
+        unit_phrase.replace("{", "")
+        .replace("}", "")
+        .replace(r"\dollar", "dollar")
+        .replace("%", "percent")
+        .replace("per cent", "percent")
+    )
     unit = read_unit(re.sub(r"\s*\^\s*", "^", phrase))
     if unit is None:
         return []

@@ -26,10 +26,12 @@ _TABLE: dict[str, dict[str, str]] = {
     "money": {"dollar dollars usd": "1", "cent cents": "1/100"},
     "volume": {"l L liter litre": "1", "ml mL milliliter millilitre": "1/1000"},
     "angle": {"degree deg": "1"},
-    "ratio": {"percent percentage": "1/100"},
+    "ratio": {"percent percentage pct": "1/100"},
 }  # fmt: skip
-_OWN_DIMENSION = """unit month year mph kmh kph radian rad euro rupee mole joule newton watt volt ohm hertz hz gallon
+_OWN_DIMENSION = """unit month year radian rad euro rupee mole joule newton watt volt ohm hertz hz gallon
     quart pint cup acre hectare person people"""
+_SHORT = {"mph": "mile per hour", "kmh": "km per hour", "kph": "km per hour"}
+_PER = re.compile(r"\s*/\s*|\s+per\s+")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 _SINGULAR = re.compile(r"(?<=[a-z]{2})(?:(?<=[sxh])es|s)$")
 _NOT_A_UNIT = frozenset(
@@ -63,6 +65,10 @@ def read_unit(phrase: str) -> Unit | None:
     >>> read_unit("square cm") == read_unit("cm^2")
     True
     """
+    above, *below = _PER.split(_SHORT.get(phrase.strip().lower(), phrase), maxsplit=1)
+    if below and (top := read_unit(above)) and (bottom := read_unit(below[0])):
+        is_listed = top.is_listed and bottom.is_listed
+        return Unit(f"{top.dimension} per {bottom.dimension}", top.size / bottom.size, is_listed)
     words = [word for word in re.split(r"[\s.{}-]+", phrase) if word]
     if not words or len(words) > 6 or _NOT_A_UNIT & {word.lower() for word in words}:
         return None

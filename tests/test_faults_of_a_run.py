@@ -27,7 +27,7 @@ from trl_ext.callbacks import NoSpread
 from trl_ext.checkpoints import checkpoints, damage
 from trl_ext.finite import NonFiniteError
 from trl_ext.grpo_recipe import GRPO_SETTINGS
-from trl_ext.recipe import check_tokenizer
+from trl_ext.recipe_checks import check_tokenizer
 from trl_ext.rewards.checked import RewardError, checked
 
 

@@ -19,9 +19,9 @@ MODULES = {
 }
 # The only modules that know TRL, transformers' trainer or the engine; nothing else may import one of them.
 UPPER_NAMES = (
-    "arguments base_policy best_of_n callbacks check_arguments config ending engine evaluation "
+    "arguments base_policy best_of_n callbacks check_arguments config config_file ending engine evaluation "
     "expert_iteration expert_iteration_recipe grpo_recipe lab _lazy_vllm leaderboard micro_batches model_settings pipeline "
-    "pipeline_record pipeline_settings policy_sampling preflight problem_choice recipe rollout run_folder run_settings "
+    "pipeline_record pipeline_settings policy_sampling preflight problem_choice recipe recipe_checks rollout run_folder run_settings "
     "sampler saving sft sft_recipe sigterm stage_process sweep trainer"
 )
 UPPER = {f"trl_ext.{name}" for name in UPPER_NAMES.split()}

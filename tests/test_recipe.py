@@ -21,13 +21,14 @@ from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.tiny import tiny_model, tiny_tokenizer
-from trl_ext import ADVANTAGES, PRESETS, recipe
+from trl_ext import ADVANTAGES, PRESETS, recipe, recipe_checks
 from trl_ext.arguments import InputError, parse, start
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
+from trl_ext.config_file import write_config
 from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
 from trl_ext.grpo_recipe import GRPO_SETTINGS, GRPOTask
 from trl_ext.preflight import check_model_folder, check_server
-from trl_ext.recipe import run_recipe, write_config
+from trl_ext.recipe import run_recipe
 from trl_ext.run_folder import Run
 from trl_ext.sft_recipe import SFT_SETTINGS
 
@@ -336,7 +337,7 @@ def test_what_the_base_policy_took_is_known_of_the_runs_first_start(
         raise InputError("far enough")
 
     starts: list[Run] = []
-    monkeypatch.setattr(recipe, "_base_policy", made_slowly)
+    monkeypatch.setattr(recipe_checks, "_base_policy", made_slowly)
     monkeypatch.setattr(recipe, "assemble", assembled)
     settings = parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU)
     with pytest.raises(InputError, match="far enough"):

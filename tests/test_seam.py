@@ -212,8 +212,8 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl")
         or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "trl" for a in node.names))
     }
-    recipes = {"recipe.py", "grpo_recipe.py", "sft_recipe.py", "expert_iteration_recipe.py"}
-    settings = {"arguments.py", "config.py", "model_settings.py", "preflight.py", "run_settings.py"}
+    recipes = {"recipe.py", "recipe_checks.py", "grpo_recipe.py", "sft_recipe.py", "expert_iteration_recipe.py"}
+    settings = {"arguments.py", "config.py", "config_file.py", "model_settings.py", "preflight.py", "run_settings.py"}
     assert importers == recipes | settings | {
         "_lazy_vllm.py",
         "engine.py",

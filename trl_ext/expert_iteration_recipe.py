@@ -12,7 +12,8 @@ from trl import ModelConfig
 from trl_ext.expert_iteration import FOLDER, STEPS, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.files import read_jsonl
 from trl_ext.model_settings import loaded_as
-from trl_ext.recipe import Data, Task
+from trl_ext.recipe import Task
+from trl_ext.recipe_checks import Data
 from trl_ext.report import write_steps_plot
 from trl_ext.run_folder import Run
 

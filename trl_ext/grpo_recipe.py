@@ -12,7 +12,8 @@ from trl import ModelConfig
 from trl_ext.callbacks import GenerationsLog, NoSpread
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.model_settings import loaded_as
-from trl_ext.recipe import Data, Task
+from trl_ext.recipe import Task
+from trl_ext.recipe_checks import Data
 from trl_ext.rewards.hooks import REWARDS
 from trl_ext.run_folder import Run
 from trl_ext.trainer import ExtGRPOTrainer

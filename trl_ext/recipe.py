@@ -5,40 +5,31 @@ from __future__ import annotations
 from trl_ext._startup import use_all_cores
 
 # isort: split
-import dataclasses
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from datasets import disable_progress_bars
-from transformers import AutoConfig, AutoTokenizer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 from trl import ModelConfig
 
-from trl_ext.arguments import InputError, Stopped, as_yaml
-from trl_ext.base_policy import make_base_policy
+from trl_ext.arguments import InputError, Stopped
 from trl_ext.callbacks import JsonlLog, ProgressBar, Validation, print_line
+from trl_ext.config_file import write_config
 from trl_ext.data.dataset import DatasetSettings
-from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS
-from trl_ext.data.references import Checker, check_references, first_rank
-from trl_ext.data.source import Source
 from trl_ext.ending import Decay, EarlyStop, TimeBudget
-from trl_ext.files import write_text
-from trl_ext.hub import check, hide_token, push
+from trl_ext.hub import hide_token, push
 from trl_ext.model_card import write_model_card
-from trl_ext.model_settings import check_model_settings, init_kwargs
-from trl_ext.preflight import check_dashboards, check_model_folder, check_server
+from trl_ext.model_settings import init_kwargs
 from trl_ext.provenance import provenance
+from trl_ext.recipe_checks import Data, load_and_check
 from trl_ext.report import before_after_table, selection_note, write_curve, write_summary
 from trl_ext.rewards.grade import GRADERS
 from trl_ext.run_folder import Run, open_run, settings_of
 from trl_ext.yardstick import fingerprint, yardstick
-
-Data = dict[str, Any]  # rows by what they are for: train, validation
 
 
 @dataclass
@@ -188,26 +179,11 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
     disable_progress_bars()
     hide_token(config)
     say = ignore if config.process_index else print_line
-    _refuse_settings_that_cannot_work(task, model, config)
     try:
-        if config.push_to_hub and not config.process_index:
-            check(config.hub_model_id)
-        check_dashboards(config.report_to)
-        if model.model_name_or_path:
-            check_model_folder(model.model_name_or_path)
-        if config.use_vllm and config.vllm_mode == "server":
-            say("waiting for the vLLM server")
-            check_server(config)
-        data = task.data(config, say)
-        first_rank(lambda: check_answers(data, task, config))
-        began = time.monotonic()
-        policy = model.model_name_or_path or _base_policy(config)
-        seconds_to_make_policy = time.monotonic() - began
-        data = rows_in_context(data, task, policy, model, config)
-        note_overlap(data, task.sources)
-        task.check(data, config, say)
+        checked = load_and_check(task, model, config, say)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
+    data, policy = checked.data, checked.policy
     settings = settings_of((task, model, config), policy=policy, processes=config.world_size)
     settings |= {"training_problems": fingerprint(data["train"]), "problems_are": task.problems_are()}
     settings |= yardstick(task, config, list(data["validation"])[: task.validation_problems])
@@ -217,7 +193,7 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
     resume = config.resume or config.resume_from_checkpoint
     with open_run(Path(config.output_dir), settings, resume, config.resume_changed, say) as run:
         if not run.validations:
-            run.seconds_to_make_policy = seconds_to_make_policy
+            run.seconds_to_make_policy = checked.seconds_to_make_policy
         config.output_dir = str(run.folder)
         write_config(run.folder / "config.yaml", task, model, config)
         model.model_name_or_path = policy
@@ -238,20 +214,6 @@ def run_recipe(task: Task, model: ModelConfig, config: Any) -> dict[str, Any]:
                 f"pushed to {push(run.folder, trainer.hub_model_id, config.hub_private_repo, config.hub_merge_adapter)}"
             )
         return summary
-
-
-def _refuse_settings_that_cannot_work(task: Task, model: ModelConfig, config: Any) -> None:
-    try:
-        check_model_settings(model, config.use_vllm)
-    except ValueError as error:
-        raise InputError(str(error)) from error
-    if task.restore_best and config.save_strategy == "no":
-        raise InputError("restore_best goes back to a checkpoint, and save_strategy is no: leave one of them out")
-    if config.n_gpu > 1:
-        raise InputError(
-            f"{config.n_gpu} GPUs are visible to a single process: start it with accelerate launch --config_file "
-            "accelerate_configs/two_gpus_zero2.yaml, or give it one with CUDA_VISIBLE_DEVICES=0"
-        )
 
 
 def _save_final_model(trainer: Any, folder: Path) -> None:
@@ -277,75 +239,6 @@ def generation_settings(config: Any) -> dict[str, Any]:
 
 def ignore(line: str) -> None:
     """Print nothing."""
-
-
-def _base_policy(config: Any) -> str:
-    with config.main_process_first(desc="making the base policy"):
-        return str(make_base_policy(seed=config.seed))
-
-
-def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: Any) -> Data:
-    """The rows whose prompts leave room for the longest response; a tokenizer that is not the model's is refused.
-
-    Raises:
-        ValueError: with what does not fit and the settings to change.
-        OSError: there is no such model.
-    """
-    known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(policy, **known)
-    shape = AutoConfig.from_pretrained(policy, **known)
-    check_tokenizer(tokenizer, shape, policy, config.stop)
-    context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
-    if context is None:
-        return data
-    response = (config.max_completion_length, "sampling_max_tokens")
-    measured = (task.validation_max_tokens, "validation_max_tokens") if task.validation_max_tokens else response
-    rooms = {"train": Room(context, setting, *response), "validation": Room(context, setting, *measured)}
-    return data | {
-        role: rows_that_fit(data[role], role, source, tokenizer, rooms[role], task.too_long)
-        for role, source in task.sources.items()
-    }
-
-
-def check_answers(data: Data, task: Task, config: Any) -> None:
-    """Grade every reference answer against itself.
-
-    Raises:
-        ValueError: most of a split's cannot be matched.
-    """
-    assert task.answer_format is not None
-    for role, grader in task.graders().items():
-        checker = Checker(grader, task.answer_format, task.answer_source)
-        check_references(data[role], role, task.sources[role], checker, quiet=config.disable_tqdm)
-
-
-def note_overlap(data: Data, sources: Mapping[str, Source]) -> None:
-    """Count the validation problems that are trained on too, such as those that a public dataset has twice."""
-    trained_on = {row["prompt"] for row in data["train"]}
-    sources["validation"].also_in_training = sum(prompt in trained_on for prompt in data["validation"]["prompt"])
-
-
-def check_tokenizer(tokenizer: Any, shape: Any, policy: str, stop: Sequence[str] | None) -> None:
-    """Refuse what would index outside the embeddings, or never end a completion.
-
-    Raises:
-        ValueError: with the numbers and what to do.
-    """
-    largest = max(tokenizer.get_vocab().values(), default=0)
-    if largest >= shape.get_text_config().vocab_size:
-        raise ValueError(
-            f"{policy!r}: the tokenizer has a token number {largest} and the model's vocabulary ends at "
-            f"{shape.get_text_config().vocab_size - 1}; they do not belong together"
-        )
-    if tokenizer.eos_token_id is None and not stop:
-        raise ValueError(
-            f"{policy!r}: the tokenizer has no EOS token, so no completion would end before "
-            "--sampling_max_tokens; set eos_token in its tokenizer_config.json, or give --stop"
-        )
-    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-        raise ValueError(
-            f"{policy!r}: the tokenizer has neither a pad nor an EOS token; set pad_token in its tokenizer_config.json"
-        )
 
 
 def assemble(task: Task, model: ModelConfig, config: Any, data: Data, run: Run) -> Any:
@@ -394,35 +287,3 @@ def finish(task: Task, trainer: Any, run: Run) -> dict[str, Any]:
         print(note)
     print(f"{summary['wall_clock_s']:.0f} s in all; everything is in {output}: curve.png, summary.json, ...")
     return summary
-
-
-# Set by Trainer or TRL from other settings (which are written), refused when given together with them, or of one
-# process and not of the run.
-_DERIVED = (
-    "accelerator_config", "debug", "disable_tqdm", "resume", "resume_changed", "resume_from_checkpoint",
-    "steps_per_generation",
-)  # fmt: skip
-
-
-def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> None:
-    """Every setting as resolved, in a file that `--config` reads again; those at their defaults as comments.
-
-    A token of the Hub is left out.
-    """
-    if config.process_index:
-        return
-    settings: dict[str, Any] = {}
-    defaults: dict[str, Any] = {}
-    for part in (task, model, config):
-        for f in dataclasses.fields(part):
-            value = getattr(part, f.name)
-            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-            if f.init and f.name != "hub_token":
-                (settings if value != default and f.name not in _DERIVED else defaults)[f.name] = value
-    settings["train_batch_size"] = (
-        config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
-    )
-    if getattr(config, "uses_axes", False):
-        defaults["scale_rewards"] = settings.pop("scale_rewards", None)
-    rest = "".join(f"# {line}\n" for line in as_yaml(defaults).splitlines())
-    write_text(path, f"{as_yaml(settings)}\n# Defaults, and what follows from the settings above:\n{rest}")

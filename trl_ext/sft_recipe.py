@@ -13,7 +13,8 @@ from trl import ModelConfig
 from trl_ext.arguments import InputError
 from trl_ext.data.traces import first_unique, load_traces, only_correct, with_answers
 from trl_ext.model_settings import loaded_as
-from trl_ext.recipe import Data, Task
+from trl_ext.recipe import Task
+from trl_ext.recipe_checks import Data
 from trl_ext.run_folder import Run
 from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
 

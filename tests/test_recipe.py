@@ -531,9 +531,11 @@ def test_a_run_leaves_its_figures_its_generations_and_its_curve(run: tuple[Path,
 
     metrics = rows(folder / "metrics.jsonl")
     assert [m["step"] for m in metrics if "loss" in m] == [1, 2, 3, 4]
-    assert {"loss", "grad_norm", "entropy", "clip_ratio/region_mean", "reward", "rewards/format_reward",
-            "rewards/answer_reward", "completions/mean_length", "completions/mean_length_correct",
-            "completions/mean_length_incorrect", "frac_reward_zero_std"} <= set(metrics[1])  # fmt: skip
+    assert {"loss", "grad_norm", "clip_ratio/region_mean", "reward", "rewards/format_reward", "rewards/answer_reward",
+            "completions/mean_length", "completions/mean_length_incorrect", "frac_reward_zero_std"
+            } <= set(metrics[1])  # fmt: skip
+    assert metrics[1]["frac_reward_zero_std"] == 1  # nothing is correct and no row trains: no entropy, no such length
+    assert not {"entropy", "completions/mean_length_correct"} & set(metrics[1])
 
     generations = rows(folder / "generations.jsonl")
     assert sorted({g["step"] for g in generations}) == [1, 2, 4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ SETTINGS: dict[str, Any] = {
 def vllm_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What TRL hands to its vLLM side; the engine itself, which takes half a minute to start, stays out."""
     given: dict[str, Any] = {}
-    monkeypatch.setattr("trl_ext.engine.ColocatedEngine", lambda **arguments: given.update(arguments))
+    monkeypatch.setattr("trl_ext.engine.ColocatedEngine", lambda **arguments: (given.update(arguments), Mock())[1])
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": False}
     make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, **SETTINGS, **vllm)
     return given

@@ -95,7 +95,9 @@ def test_each_saving_alone_changes_nothing(policy: dict[str, Any], tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_all_savings_together_change_nothing(preset: str, tmp_path: Path) -> None:
-    assert_same(tmp_path, ALL, preset=preset, **TWO_EPOCHS)
+    # a sum over tokens has the tenfold gradient of a mean: at the same rate it diverges, and rounding with it
+    rate = {"learning_rate": 0.03} if preset == "max_rl" else {}
+    assert_same(tmp_path, ALL, preset=preset, **TWO_EPOCHS, **rate)
 
 
 @pytest.mark.slow

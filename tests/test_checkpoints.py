@@ -23,6 +23,7 @@ from trl_ext.checkpoints import (
     set_aside,
     step_of,
 )
+from trl_ext.saving import WholeCheckpoints
 
 CONTENT = {"model.safetensors": b"weights" * 99, "trainer_state.json": b"{}", "global_step3/rank0.pt": b"moments"}
 
@@ -197,3 +198,21 @@ def test_of_a_checkpoint_that_is_removed_meanwhile_nothing_is_linked(
     with pytest.raises(FileNotFoundError):
         link_model(checkpoint, tmp_path / "best" / "1")
     assert list((tmp_path / "best").iterdir()) == []
+
+
+def test_a_rank_without_an_upload_of_its_own_saves_as_well() -> None:
+    class Base:
+        def _push_from_checkpoint(
+            self, folder: str
+        ) -> None:  # transformers returns here where it is not the first rank
+            pushed.append(folder)
+
+    class Rank(WholeCheckpoints, Base):
+        def __init__(self) -> None:
+            self._saving, self._being_pushed = None, [Path("before")]
+
+    pushed: list[str] = []
+    rank = Rank()
+    rank._push_from_checkpoint("checkpoint-3")
+    assert pushed == ["checkpoint-3"]
+    assert rank._being_pushed == []

@@ -163,7 +163,9 @@ def test_settled_is_what_the_runs_own_loss_has_no_gradient_of(
 def test_a_curriculum_is_taken_up_by_a_resumed_run(tmp_path: Path) -> None:
     trainer: Any = trainer_of(tmp_path, settled_share=0.5, max_steps=1)
     trainer.train()
+    trainer._unscored_in_a_row, trainer._nonfinite = 2, ", because"
     state, before = trainer.own_state(), trainer._curriculum
+    assert (state["_unscored_in_a_row"], state["_nonfinite"]) == (2, ", because")
     trainer._curriculum = trainer._make_curriculum()
     trainer.restore_own_state(state)
     assert trainer._curriculum.taught == before.taught != {}

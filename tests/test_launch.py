@@ -119,7 +119,7 @@ def test_the_main_recipe_runs(config: str, engine: str, settings: Path, tmp_path
     folder = tmp_path / "run"
     assert steps(tmp_path) == [1, 2, 3, 4]
     assert all(row["grad_norm"] >= 0 for row in rows(folder / "metrics.jsonl") if "loss" in row)
-    assert ("sampling/sampling_logp_difference/max" in rows(folder / "metrics.jsonl")[1]) is (engine == "vllm")
+    assert (rows(folder / "metrics.jsonl")[1]["sync_time"] > 0) is (engine == "vllm")
     assert ("rollouts by colocated vLLM: as asked for" in run.printed()) is (engine == "vllm")
     assert ("rollouts by HF generate: there is no GPU" in run.printed()) is (engine == "generate")
     summary = json.loads((folder / "summary.json").read_text())
@@ -149,8 +149,12 @@ def breaking(folder: Path, how: str) -> str:
 @pytest.mark.parametrize(
     ("config", "how", "words"),
     [
-        ("two_cpu_ranks_zero3", "raise LookupError('no such thing')", ["LookupError: no such thing", "mine.py"]),
-        ("two_cpu_ranks_ddp", "os.kill(os.getpid(), signal.SIGKILL)", ["SIGKILL"]),
+        (
+            "two_cpu_ranks_zero3",
+            "raise LookupError('no such thing')",
+            ["on rank 1", "LookupError: no such thing", "mine.py"],
+        ),
+        ("two_cpu_ranks_ddp", "os.kill(os.getpid(), signal.SIGKILL)", ["rank      : 1", "SIGKILL"]),
     ],
     ids=["raises", "killed"],
 )
@@ -163,7 +167,6 @@ def test_when_a_rank_dies_the_other_ends_and_the_report_is_about_the_first(
         assert run.wait(A_MINUTE) != 0
         assert not run.alive()
     cause = run.printed().partition("Root Cause")[2]
-    assert "rank      : 1" in cause
     assert all(word in cause for word in words), cause
     assert steps(tmp_path) == [1, 2]
 

@@ -200,6 +200,8 @@ def test_a_measurement_on_all_problems_comes_before_a_better_one_on_some() -> No
     assert best([some, entry(3, 0.9, 5000), *ends], 5000) is ends[1]  # its number did not choose it
     assert best([some, entry(4, 0.95)], 5000) == entry(4, 0.95)
     assert best([], 5000) is None
+    tenth = entry(2, 0.7, 5000, stage="10_grpo", is_last=True)
+    assert best([entry(1, 0.8, 5000, stage="9_sft", is_last=True), tenth], 5000) is tenth
 
 
 def test_a_result_says_whether_it_is_one_by_the_rules(tmp_path: Path) -> None:

@@ -142,7 +142,9 @@ def test_the_command_line_wins_over_the_yaml_and_trainers_own_flags_work(tmp_pat
         (["--max_stps", "3"], ["Did you mean --max_steps?"]),
         (["--max_steps", "three"], ["--max_steps", "three"]),
         (["--max_steps", "0"], ["max_steps is 0, which trains nothing", "recipes/evaluate.py"]),
-        (["--learning_rate", "-1"], ["learning_rate must not be negative, got -1.0"]),
+        (["--learning_rate", "-1"], ["learning_rate must be a number that is not negative, got -1.0"]),
+        (["--learning_rate", "nan"], ["learning_rate must be a number", "got nan"]),
+        (["--learning_rate", "fast"], ["--learning_rate", "fast"]),
         (["--config=recipes/none.yaml"], ["recipes/none.yaml"]),
         (["--config", "recipes/none.yaml"], ["recipes/none.yaml"]),
         (["--policy_loss", "recipes/none.py:loss"], ["recipes/none.py"]),
@@ -402,6 +404,8 @@ def test_a_hub_id_is_no_missing_folder(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     check_model_folder("Qwen/Qwen2.5-Math-1.5B")
     check_model_folder("gpt2")
+    (tmp_path / "Qwen").mkdir()  # a folder of that name is no folder of models
+    check_model_folder("Qwen/Qwen2.5-Math-1.5B")
     (tmp_path / "runs").mkdir()
     with pytest.raises(ValueError, match=r"unknown model folder 'runs/grpo'\. Known: \(none\)"):
         check_model_folder("runs/grpo")

@@ -115,3 +115,11 @@ def test_what_was_masked_has_to_be_given_again(tmp_path: Path, capsys: pytest.Ca
     again = ["--model_init_kwargs", json.dumps({"token": SECRET}), "--run_name", "x"]
     _, _, config = parse(GRPO_SETTINGS, "about", path, again)
     assert config.model_init_kwargs == {"token": SECRET}
+
+
+@pytest.mark.parametrize("text", ["basic arithmetic problems", "Bearer tokens of all kinds", "a basic run_of_the_mill"])
+def test_prose_is_no_secret(text: str) -> None:
+    assert redact({"run_name": text, "min_token": "abc", "end_token": "</s>"})["run_name"] == text
+    assert redact({"min_token": "abc", "end_token": "</s>"}) == {"min_token": "abc", "end_token": "</s>"}
+    assert MASK in redact_text("Authorization: Basic dXNlcjpwYXNzd29yZDEyMw==")
+    assert "dXNlcjpwYXNz" not in redact_text("curl -H 'basic dXNlcjpwYXNzd29yZDEyMw=='")

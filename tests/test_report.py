@@ -191,6 +191,18 @@ def test_metrics_are_logged_with_their_step_by_the_first_rank_only(tmp_path: Pat
     assert all(row["wall_clock_s"] > 1e9 for row in written)
 
 
+@pytest.mark.parametrize("every", [1, 7])
+def test_progress_in_a_log_file_is_a_line_a_tenth_however_often_it_is_logged(
+    every: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar, state = ProgressBar(), TrainerState(max_steps=200, is_world_process_zero=True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    bar.on_train_begin(None, state, None)
+    for state.global_step in range(every, 201, every):
+        bar.on_log(None, state, None, logs={"loss": 0.1})
+    assert len(capsys.readouterr().out.splitlines()) == (10 if every == 1 else 9)  # 196 is the last one logged
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_is_a_bar_in_a_terminal_and_ten_lines_in_a_log_file(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

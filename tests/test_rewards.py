@@ -274,3 +274,8 @@ def test_a_reward_logs_what_it_extracted_why_and_the_handouts_components(name: s
 def test_a_truth_that_is_nan_is_refused(truth: Any) -> None:
     with pytest.raises(ValueError, match="a truth is NaN"):
         math_reward_fn("</think> <answer>nan</answer>", truth)
+
+
+def test_the_text_nan_of_a_table_is_no_answer_to_be_paid_for() -> None:
+    assert math_reward_fn("</think> <answer>nan</answer>", "nan")["reward"] == 0
+    assert math_reward_fn("</think> <answer> NaN </answer>", "nan")["reward"] == 0

@@ -38,7 +38,7 @@ class _Parser(TrlParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with exit status 2."""
-        print(f"error: {message} (--help lists every flag)", file=sys.stderr)
+        print(f"error: {redact_text(message)} (--help lists every flag)", file=sys.stderr)
         sys.exit(2)
 
     def check_names(self, args: Sequence[str], config: Path) -> None:

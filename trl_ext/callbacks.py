@@ -37,6 +37,7 @@ class ProgressBar(ProgressCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin at the step that the run is resumed at, or the time left would be wrong."""
+        self._tenth = 10 * state.global_step // max(state.max_steps, 1)
         if not sys.stderr.isatty():
             return
         super().on_train_begin(args, state, control, **kwargs)
@@ -51,7 +52,8 @@ class ProgressBar(ProgressCallback):
         figures = {name: f"{logs[name]:.2f}" for name in names if logs.get(name) is not None}
         if self.training_bar is not None:
             self.training_bar.set_postfix(figures)
-        elif state.global_step % max(1, state.max_steps // 10) == 0:
+        elif (tenth := 10 * state.global_step // max(state.max_steps, 1)) > self._tenth:
+            self._tenth = tenth
             values = ", ".join(f"{name} {value}" for name, value in figures.items())
             print_line(f"step {state.global_step}/{state.max_steps}: {values}")
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import yaml
 from accelerate import PartialState
+from peft import PeftConfig
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging
 
 from trl_ext.arguments import InputError, as_yaml
 from trl_ext.base_policy import make_base_policy
@@ -118,6 +120,7 @@ def run_evaluation(settings: Evaluation) -> Report:
         InputError: a dataset that cannot be used, or a folder with an evaluation of other settings.
     """
     use_all_cores()
+    logging.disable_progress_bar()  # of transformers: a bar of half a second before the evaluation's own
     state = PartialState(cpu=True) if on_cpu_ranks() else PartialState()
     began, folder = time.time(), Path(settings.output_dir)
     try:
@@ -169,7 +172,7 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Any) -> set[int]:
         InputError: one does not, and `too_long` is `refuse`; or there is no such model.
     """
     try:
-        tokenizer, shape = AutoTokenizer.from_pretrained(model), AutoConfig.from_pretrained(model)
+        tokenizer, shape = AutoTokenizer.from_pretrained(model), AutoConfig.from_pretrained(_base_of(model))
         context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
         if context is None:
             return set(range(len(problems)))
@@ -179,6 +182,12 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Any) -> set[int]:
         return set(rows_that_fit(numbered, settings.split, source, tokenizer, room, settings.too_long)["place"])
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
+
+
+def _base_of(model: str) -> str:
+    """The model itself, or what an adapter's folder is an adapter of."""
+    is_adapter = (Path(model) / "adapter_config.json").is_file() and not (Path(model) / "config.json").is_file()
+    return str(PeftConfig.from_pretrained(model).base_model_name_or_path) if is_adapter else model
 
 
 def _refuse_other_settings(folder: Path, settings: Evaluation) -> None:

@@ -24,6 +24,7 @@ from trl_ext.pipeline import run_pipeline
 from trl_ext.pipeline_record import OTHER, last_has_ended, read_record, record_of, stages_left, used
 from trl_ext.pipeline_settings import Pipeline
 from trl_ext.provenance import provenance
+from trl_ext.redaction import redact
 from trl_ext.registry import unknown
 from trl_ext.report import selection_note
 from trl_ext.rules import RULES, Rules
@@ -146,10 +147,10 @@ def best(found: list[dict[str, Any]], problems: int) -> dict[str, Any] | None:
     too high in the mean. Of others, none of which is a result by the rules in the end, it is the best accuracy.
     """
 
-    def merit(one: dict[str, Any]) -> tuple[bool, bool, str, float]:
+    def merit(one: dict[str, Any]) -> tuple[bool, bool, int, float]:
         is_whole = one["problems"] == problems
         is_end = is_whole and one.get("is_last", False)
-        return is_whole, is_end, one["stage"] if is_end else "", one["accuracy"]
+        return is_whole, is_end, int(one["stage"].partition("_")[0]) if is_end else 0, one["accuracy"]
 
     return max(found, key=merit, default=None)
 
@@ -205,5 +206,5 @@ def _keep_best(folder: Path, problems: int) -> dict[str, Any]:
 
 def _write(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / RESULT, json.dumps(result, indent=1) + "\n")
+    write_text(folder / RESULT, json.dumps(redact(result), indent=1) + "\n")
     return result

@@ -36,11 +36,11 @@ def check_model_folder(name: str) -> None:
         return
     if path.is_dir():
         raise ValueError(f"model {name!r}: the folder has no config.json, so it holds no model")
+    models = sorted(str(config.parent) for config in path.parent.glob("*/*config.json"))
     looks_like_a_hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
-    if looks_like_a_hub_id and not (path.parent != Path() and path.parent.is_dir()):
+    if looks_like_a_hub_id and not (path.parent != Path() and (models or path.parent.name == "runs")):
         return
-    models = sorted(str(config.parent) for config in path.parent.glob("*/config.json"))
-    raise unknown("model folder", name, models)
+    raise unknown("model folder", name, set(models))
 
 
 def check_server(config: Any) -> None:

@@ -16,7 +16,9 @@ _SECRET_NAME = re.compile(
     r"(token|password|passwd|passphrase|secret|apikey|accesskey|secretkey|privatekey|wandbkey|credentials?"
     r"|authorization|auth|cookie)$"
 )
-_NO_SECRET_NAME = re.compile(r"(eos|bos|pad|unk|sep|cls|mask|stop|image|video|audio)token$")
+_NO_SECRET_NAME = re.compile(
+    r"(eos|bos|pad|unk|sep|cls|mask|stop|image|video|audio|end|start|special|prompt|min|max|new)token$"
+)
 _NAME_OF_A_HASH = re.compile(r"(revision|commit|sha\d*|hash|fingerprint)$")
 _LOOKS_SECRET = re.compile(
     r"\b(hf_(oauth_|jwt_)?[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
@@ -24,7 +26,7 @@ _LOOKS_SECRET = re.compile(
 )
 _WANDB_KEY = re.compile(r"[0-9a-f]{40}")
 _USERINFO = re.compile(r"(?<=://)[^/\s\"']*@")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+(?=[\w.~+/=-]*\d)[\w.~+/=-]{16,}")
 _ASSIGNED = re.compile(
     r"""(?ix) ([\w.-]* (?:token|passw(?:or)?d|passphrase|secret|[_-]?key|credentials?|authorization|auth|cookie))
     (["']?\s*[=:]\s*) ("[^"]*"|'[^']*'|[^\s"',}\]&;]+)"""

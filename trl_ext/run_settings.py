@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,10 +147,12 @@ class RunSettings:
         if self.decay_share is not None and self.time_budget is None:
             raise ValueError("decay_share is of a time budget: give --time_budget too")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):
-            if getattr(config, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(config, name)}")
-        if config.max_steps == 0:
-            raise ValueError("max_steps is 0, which trains nothing: recipes/evaluate.py measures a policy as it is")
+            if not 0 <= getattr(config, name) < math.inf:
+                raise ValueError(f"{name} must be a number that is not negative, got {getattr(config, name)}")
+        if config.max_steps == 0 or config.max_steps < -1:
+            raise ValueError(
+                f"max_steps is {config.max_steps}, which trains nothing: recipes/evaluate.py measures a policy as it is"
+            )
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         if on_cpu_ranks():

@@ -167,8 +167,8 @@ class WholeCheckpoints:
         """
         if self._saving is not None:
             return
-        trainer: Any = self
-        if trainer.push_in_progress is None or trainer.push_in_progress.is_done():
+        progress = getattr(self, "push_in_progress", None)  # which the first rank alone has
+        if progress is None or progress.is_done():
             self._being_pushed = []
         before = self._jobs()
         parent: Any = super()

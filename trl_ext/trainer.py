@@ -43,7 +43,7 @@ from trl_ext.types import LossInputs, StepTotals
 # Of TRL's trainer and ours, beside the rollout: metrics that wait for the next log, and what grows over the run.
 _KEPT = (
     "_metrics", "_logs", "_total_train_tokens", "_current_train_step_time", "_last_world_entropy", "entropy_coef",
-    "last_rollout", "skipped_steps", "skipped_in_a_row",
+    "last_rollout", "skipped_steps", "skipped_in_a_row", "_unscored_in_a_row", "_nonfinite",
 )  # fmt: skip
 
 # The objective's metrics that rows left out of the step would not have as 0.
@@ -112,7 +112,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if state is None:
             return
-        for name in _KEPT:
+        for name in (name for name in _KEPT if name in state):  # earlier versions kept fewer
             setattr(self, name, restored(getattr(self, name), state[name]))
         if self._curriculum is not None and "curriculum" in state:
             self._curriculum.restore(state["curriculum"])

@@ -66,7 +66,7 @@ class Undefined(ArithmeticError):
 
 
 def are_equal(a: Expression, b: Expression, *, complex_variables: bool = False) -> bool:
-    """Whether `a` and `b` are the same function of their variables.
+    """Whether `a` and `b` are the same function of their variables, where one of them is real.
 
     Args:
         complex_variables: variables stand for complex numbers, so that sqrt(x^2) is not |x|.
@@ -78,7 +78,7 @@ def are_equal(a: Expression, b: Expression, *, complex_variables: bool = False) 
         return exact_a == exact_b
     names = sorted(variables(a) | variables(b))
     draw = random.Random(0)  # the same points every time: a verdict must not depend on when it is asked for
-    agreed = 0
+    agreed = on_branches = 0  # points at which both are real, or both complex and not equal
     with mpmath.workdps(DIGITS):
         for _ in range(ATTEMPTS if names else 1):
             point = {name: _draw(draw, complex_variables) for name in names}
@@ -87,8 +87,11 @@ def are_equal(a: Expression, b: Expression, *, complex_variables: bool = False) 
             except Undefined:
                 continue
             if not mpmath.almosteq(x, y, rel_eps=mpmath.mpf(10) ** -AGREE, abs_eps=mpmath.mpf(10) ** -AGREE):
-                return False
-            agreed += 1
+                if complex_variables or not (mpmath.im(x) and mpmath.im(y) and names):
+                    return False
+                on_branches += 1  # another branch of a root or logarithm, which real quantities do not meet
+                continue
+            agreed += not (on_branches and mpmath.im(x))
             if agreed == POINTS or not names:
                 return complex_variables or _surely_agree(a, b, names, point, draw)
     return False
@@ -106,7 +109,7 @@ def _surely_agree(
             except Undefined:
                 continue
             eps = mpmath.mpf(10) ** -SURE_AGREE
-            if not mpmath.almosteq(x, y, rel_eps=eps, abs_eps=eps):
+            if not mpmath.almosteq(x, y, rel_eps=eps, abs_eps=eps) and not (names and mpmath.im(x) and mpmath.im(y)):
                 return False
     return True
 

@@ -174,7 +174,7 @@ def forget_verdicts() -> None:
 
 def _trivial(rule: str, answer: str, truth: str) -> tuple[bool, str] | None:
     answer, truth = answer.strip(), truth.strip()  # every rule does
-    if answer == truth and (answer or not rule.startswith("strict")):
+    if answer == truth and (answer.lower() not in ("", "nan") or not rule.startswith("strict")):
         return True, "same text"
     if ":" not in rule and _SMALL_INTEGER.fullmatch(answer) and _SMALL_INTEGER.fullmatch(truth):
         return (True, "same value") if int(answer) == int(truth) else (False, "different value")

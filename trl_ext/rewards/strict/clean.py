@@ -25,9 +25,12 @@ _REWRITES = tuple(
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:displaystyle|textstyle|limits|nonumber|hfill)(?![a-zA-Z])|\\!", ""),
         (r"(?<=\d)\s*,\s+(?=\d{3}(?!\d))", ";"),  # a space makes a list of what else were thousands
-        (r"(?<=\d)\{([a-zA-Z]{1,9})\}", r"\\text{\1}"),  # 4{cm}
+        (
+            r"(?<=\d)\{(?:\\(?:rm|text)\s*\{?)?\s*([a-zA-Z]{1,9}(?:/[a-zA-Z]{1,9})?)\}?(\^\{?\d\}?)?\}",
+            r"\\text{\1}\2",
+        ),  # 4{cm}
         (r"\\overline\s*\{([A-Z]+)\}", r"\1"),
-        (r"(?<=\d)(?:\{,\}|\\,|\\ |,\\!|,\\,)(?=\d{3}(?!\d))", ""),
+        (r"(?<=\d)(?:\{,\}|\\[,;: ]|~|,\\!|,\\,)(?=\d{3}(?!\d))", ""),
         (r"\{,\}", ","),
         (r"\\[,;: >]|\\q?quad(?![a-zA-Z])|~", " "),
         (r"\\(?:leqslant|leq)(?![a-zA-Z])", r"\\le"),

@@ -30,6 +30,8 @@ def compare(answer: str, truth: str, tolerance: float = 0.0) -> Comparison:
     """
     if not answer.strip():
         return Comparison(False, "no answer")
+    if truth.strip().lower() == "nan":  # as tables write a missing number
+        return Comparison(False, "the truth is NaN")
     if answer.strip() == truth.strip():
         return Comparison(True, "same text")
     if max(len(answer), len(truth)) > 10 * MAX_LENGTH:
@@ -52,7 +54,7 @@ def compare(answer: str, truth: str, tolerance: float = 0.0) -> Comparison:
 def can_read(truth: str) -> bool:
     """Whether another text than `truth` itself could equal it."""
     text = clean(truth)
-    return len(text) <= MAX_LENGTH and bool(readings(text))
+    return len(text) <= MAX_LENGTH and text.lower() != "nan" and bool(readings(text))
 
 
 def _is_near(answer: Answer, truth: Answer, tolerance: float) -> bool:

@@ -119,7 +119,8 @@ def test_the_main_recipe_runs(config: str, engine: str, settings: Path, tmp_path
     folder = tmp_path / "run"
     assert steps(tmp_path) == [1, 2, 3, 4]
     assert all(row["grad_norm"] >= 0 for row in rows(folder / "metrics.jsonl") if "loss" in row)
-    assert (rows(folder / "metrics.jsonl")[1]["sync_time"] > 0) is (engine == "vllm")
+    logged = rows(folder / "metrics.jsonl")
+    assert any(row.get("sync_time", 0) > 0 for row in logged) is (engine == "vllm")
     assert ("rollouts by colocated vLLM: as asked for" in run.printed()) is (engine == "vllm")
     assert ("rollouts by HF generate: there is no GPU" in run.printed()) is (engine == "generate")
     summary = json.loads((folder / "summary.json").read_text())

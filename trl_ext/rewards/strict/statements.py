@@ -14,10 +14,16 @@ from trl_ext.rewards.expression import Number, numeric_value
 from trl_ext.rewards.strict.answers import Answer, Named, Ordered, is_expression
 
 _NAME = r"[a-zA-Z](?:_\{?\w+\}?)?"
+_NOUNS = "|".join(
+    f"[{noun[0].upper()}{noun[0]}]{noun[1:]}"
+    for noun in """answer area average base circumference cost degree diameter difference dimension distance height length
+    maximum mean median minimum mode number perimeter price probability product profit radius range rate ratio remainder
+    result slope solution speed sum time total value volume weight width""".split()
+)
 _LABELS = {  # what stands left of the sign -> the brackets that its value must have, or None for any
     "function": (rf"{_NAME}'?\(\w{{1,3}}(?:,\w{{1,3}})*\)", None),
     "segment": (r"m?(?:\\angle ?|\\triangle ?|\\overline)?\{?[A-Z]{1,4}\}?|\|[A-Z]{2}\||\[[A-Z]{3,}\]", None),
-    "words": (r"\\text\{(?!(?:not|about|approximately|either)\b)[A-Za-z ]{2,40}\}", None),
+    "words": (rf"\\text\{{\s*(?:[Tt]he )?(?:{_NOUNS})\s*\}}", None),
     "ratio": (rf"(?:{_NAME}|[A-Z]{{2}})(?::(?:{_NAME}|[A-Z]{{2}}))+", ":"),
     "tuple": (rf"\({_NAME}(?:,{_NAME})+\)", "()"),
 }

@@ -16,9 +16,9 @@ from trl_ext.rewards.strict.answers import Answer, Named, Ordered, is_expression
 _NAME = r"[a-zA-Z](?:_\{?\w+\}?)?"
 _NOUNS = "|".join(
     f"[{noun[0].upper()}{noun[0]}]{noun[1:]}"
-    for noun in """answer area average base circumference cost degree diameter difference dimension distance height length
-    maximum mean median minimum mode number perimeter price probability product profit radius range rate ratio remainder
-    result slope solution speed sum time total value volume weight width""".split()
+    for noun in """answer area average base circumference cost degree diameter difference dimension distance
+    height length maximum mean median minimum mode number perimeter price probability product profit radius
+    range rate ratio remainder result slope solution speed sum time total value volume weight width""".split()
 )
 _LABELS = {  # what stands left of the sign -> the brackets that its value must have, or None for any
     "function": (rf"{_NAME}'?\(\w{{1,3}}(?:,\w{{1,3}})*\)", None),

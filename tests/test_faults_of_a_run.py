@@ -243,8 +243,12 @@ def test_an_error_that_is_none_of_memory_is_not_called_so(monkeypatch: pytest.Mo
         raise RuntimeError("size mismatch")
 
     monkeypatch.setattr(sys, "argv", ["grpo_math.py", "--output_dir", str(tmp_path)])
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))  # a launcher of several ranks sets it
     with pytest.raises(SystemExit) as ended:  # this file is nobody's of the project: a fault of the user's own
         start(fail, GRPO_SETTINGS, "about", DEFAULT)
+    reported = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert reported["message"] == "RuntimeError: size mismatch"
+    assert "in fail" in reported["extraInfo"]["py_callstack"]
     assert "error: RuntimeError: size mismatch" in str(ended.value.code)
     assert "memory" not in str(ended.value.code).splitlines()[-1]
 

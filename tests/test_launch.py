@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,9 +154,9 @@ def breaking(folder: Path, how: str) -> str:
         (
             "two_cpu_ranks_zero3",
             "raise LookupError('no such thing')",
-            ["on rank 1", "LookupError: no such thing", "mine.py"],
+            ["LookupError: no such thing", "mine.py"],
         ),
-        ("two_cpu_ranks_ddp", "os.kill(os.getpid(), signal.SIGKILL)", ["rank      : 1", "SIGKILL"]),
+        ("two_cpu_ranks_ddp", "os.kill(os.getpid(), signal.SIGKILL)", ["SIGKILL"]),
     ],
     ids=["raises", "killed"],
 )
@@ -169,6 +170,8 @@ def test_when_a_rank_dies_the_other_ends_and_the_report_is_about_the_first(
         assert not run.alive()
     cause = run.printed().partition("Root Cause")[2]
     assert all(word in cause for word in words), cause
+    assert re.search(r"on rank 1|rank +: 1", cause)  # of the same second, either rank can be the first
+    assert "error_file: <N/A>" not in cause or "SIGKILL" in words
     assert steps(tmp_path) == [1, 2]
 
 

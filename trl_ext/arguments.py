@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 import yaml
 from accelerate import PartialState
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
 from trl import TrlParser
 
 from trl_ext.checkpoints import checkpoints
@@ -135,6 +135,7 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         PartialState().wait_for_everyone()
         _leave(f"{stopped}; {_what_there_is(parsed[-1].output_dir)}", stopped.signal)
     except Exception as error:
+        get_error_handler().record_exception(error)  # `record` leaves out what ends by sys.exit
         if is_out_of_memory(error):
             traceback.print_exc()
             sys.exit(f"error: out of memory. {_LESS_MEMORY}")

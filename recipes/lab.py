@@ -18,7 +18,7 @@ import os
 import sys
 from pathlib import Path
 
-from trl_ext.arguments import InputError
+from trl_ext.errors import InputError
 from trl_ext.lab import check, commands, own_settings, question_names, read_lab, read_question, run_name
 from trl_ext.lab_report import table, write_report
 from trl_ext.pipeline_record import folder_of

@@ -17,7 +17,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trl_ext.arguments import InputError, Stopped
+from trl_ext.errors import InputError, Stopped
 from trl_ext.leaderboard import RESULT, run_leaderboard
 from trl_ext.pipeline_settings import read_pipeline
 from trl_ext.rules import RULES

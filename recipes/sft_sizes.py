@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trl_ext.arguments import InputError
+from trl_ext.errors import InputError
 from trl_ext.files import write_text
 from trl_ext.report import write_sizes_plot
 from trl_ext.sweep import run_all

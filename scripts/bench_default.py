@@ -23,12 +23,13 @@ from trl_ext import REWARDS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext._startup import use_all_cores
 from trl_ext.arguments import parse
 from trl_ext.base_policy import make_base_policy
+from trl_ext.completion import Sampling
 from trl_ext.data.load import load_problems
 from trl_ext.evaluate import evaluate
 from trl_ext.grpo_recipe import GRPO_SETTINGS
 from trl_ext.provenance import provenance
 from trl_ext.rewards.grade import GRADERS
-from trl_ext.sampler import HFSampler, Sampling
+from trl_ext.sampler import HFSampler
 
 YAML = Path(__file__).parents[1] / "recipes" / "grpo_math.yaml"
 SAME = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "optim",

@@ -14,11 +14,12 @@ from trl import GRPOConfig, TrlParser
 
 from trl_ext.advantages import ADVANTAGES
 from trl_ext.aggregation import AGGREGATIONS
-from trl_ext.config import ExtGRPOConfig, parse_options
+from trl_ext.config import ExtGRPOConfig
 from trl_ext.handout import resolve_handout
 from trl_ext.kl import KL_ESTIMATORS
 from trl_ext.losses import POLICY_LOSSES
 from trl_ext.objective import Objective
+from trl_ext.options import parse_options
 from trl_ext.presets import PRESETS
 from trl_ext.registry import UnknownName
 from trl_ext.run_settings import choose_engine

@@ -16,8 +16,9 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from tests.test_recipe import ON_A_CPU, ROOT, SMALL, rows, without_times
-from trl_ext.arguments import InputError, parse
+from trl_ext.arguments import parse
 from trl_ext.base_policy import make_base_policy
+from trl_ext.errors import InputError
 from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
 from trl_ext.pipeline_settings import read_pipeline
 from trl_ext.recipe import run_recipe

@@ -23,7 +23,8 @@ from tests.hub_server import TOKEN, Hub, local_hub
 from tests.test_recipe import RECIPE, ROOT, SMALL, TINY_RUN
 from tests.tiny import save_tiny
 from trl_ext.base_policy import make_base_policy
-from trl_ext.hub import PushError, check, push
+from trl_ext.errors import PushError
+from trl_ext.hub import check, push
 from trl_ext.model_card import fenced, is_hub_id, without_paths, write_model_card
 
 PUSHED = {

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from trl_ext.arguments import InputError
+from trl_ext.errors import InputError
 from trl_ext.lab import (
     Lab,
     Question,

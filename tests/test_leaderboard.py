@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from trl_ext import leaderboard as module
-from trl_ext.arguments import InputError
 from trl_ext.checkpoints import link_model
+from trl_ext.errors import InputError
 from trl_ext.leaderboard import (
     BEST,
     RESULT,

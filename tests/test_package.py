@@ -22,7 +22,7 @@ UPPER_NAMES = (
     "arguments base_policy best_of_n callbacks check_arguments config config_file ending engine evaluation "
     "expert_iteration expert_iteration_recipe grpo_recipe lab _lazy_vllm leaderboard micro_batches model_settings pipeline "
     "pipeline_record pipeline_settings policy_sampling preflight problem_choice recipe recipe_checks rollout run_folder run_settings "
-    "sampler saving sft sft_recipe sigterm stage_process sweep trainer"
+    "sampler saving sft sft_recipe sigterm stage_process sweep trainer vllm_evaluation"
 )
 UPPER = {f"trl_ext.{name}" for name in UPPER_NAMES.split()}
 LOWER = sorted(set(MODULES) - UPPER - {"trl_ext"})

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from trl_ext import pipeline as module
-from trl_ext.arguments import InputError, Stopped
+from trl_ext.errors import InputError, Stopped
 from trl_ext.pipeline import _budget, _budget_of_process, _command, _report, run_pipeline
 from trl_ext.pipeline_record import RECORD, folder_of, record_of, where_it_was, write_record
 from trl_ext.pipeline_settings import _OURS, RECIPES, Pipeline, Stage, read_pipeline

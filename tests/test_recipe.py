@@ -22,9 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.tiny import tiny_model, tiny_tokenizer
 from trl_ext import ADVANTAGES, PRESETS, recipe, recipe_checks
-from trl_ext.arguments import InputError, parse, start
+from trl_ext.arguments import parse, start
 from trl_ext.base_policy import BasePolicyConfig, make_base_policy
 from trl_ext.config_file import write_config
+from trl_ext.errors import InputError
 from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
 from trl_ext.grpo_recipe import GRPO_SETTINGS, GRPOTask
 from trl_ext.preflight import check_model_folder, check_server

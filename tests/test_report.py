@@ -14,7 +14,8 @@ from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_ext.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation, validation_line
-from trl_ext.evaluate import Completion, Report
+from trl_ext.completion import Completion
+from trl_ext.evaluate import Report
 from trl_ext.files import append_jsonl, replacing, write_text
 from trl_ext.report import before_after_table, write_curve, write_steps_plot, write_summary
 from trl_ext.rewards.grade import Verdict

@@ -28,7 +28,7 @@ from tests.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, w
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.checkpoints import checkpoints, damage, newest
 from trl_ext.ending import Decay, TimeBudget
-from trl_ext.saving import NotSavedError
+from trl_ext.errors import NotSavedError
 from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.sigterm import TIMEOUT, StopOnSigterm
 

@@ -13,7 +13,9 @@ import pytest
 
 from tests.test_checkpoints import save
 from tests.test_recipe import DEFAULT, ON_A_CPU
-from trl_ext.arguments import InputError, parse
+from trl_ext.arguments import parse
+from trl_ext.checkpoints import RUN_RECORD
+from trl_ext.errors import InputError
 from trl_ext.grpo_recipe import GRPO_SETTINGS
 from trl_ext.run_folder import (
     Clock,
@@ -26,7 +28,6 @@ from trl_ext.run_folder import (
     open_run,
     settings_of,
 )
-from trl_ext.saving import RUN_RECORD
 from trl_ext.yardstick import yardstick
 
 SETTINGS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_ext.arguments import InputError
+from trl_ext.errors import InputError
 from trl_ext.sweep import _environment, run_all
 
 SCRIPT = """

@@ -35,7 +35,7 @@ from tests.tiny import (
     weight_difference,
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer, StepTotals
-from trl_ext.evaluate import Completion
+from trl_ext.completion import Completion
 
 EOS, STOP_WORD = 1, 6
 ON_POLICY: dict[str, Any] = {"rollout_batch_size": 16, "train_batch_size": 16, "n_grpo_steps": 2, "max_steps": -1}

@@ -33,8 +33,9 @@ from tests.tiny import (
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.callbacks import Validation
+from trl_ext.completion import Completion
 from trl_ext.ending import Decay, TimeBudget
-from trl_ext.evaluate import Completion, grade_rows
+from trl_ext.evaluate import grade_rows
 from trl_ext.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.expert_iteration_recipe import EndOfStep
 from trl_ext.rewards.grade import Verdict

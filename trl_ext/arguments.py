@@ -7,12 +7,10 @@ from trl_ext._startup import START as START
 # isort: split
 import argparse
 import difflib
-import json
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,10 +21,9 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler, 
 from trl import TrlParser
 
 from trl_ext.checkpoints import checkpoints
-from trl_ext.hub import PushError
+from trl_ext.errors import InputError, NotSavedError, PushError, Stopped
 from trl_ext.own_files import lines_of_own_files, summary_of
-from trl_ext.redaction import masked_names, redact, redact_text
-from trl_ext.saving import NotSavedError
+from trl_ext.redaction import masked_names, redact_text
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -167,49 +164,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the machine had no memory left, in the words of torch, vLLM or Python."""
     words = ("out of memory", "not enough memory", "can't allocate memory", "No available memory for the cache blocks")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(word in str(error) for word in words)
-
-
-class Stopped(Exception):
-    """A signal asked the run to stop; it has saved a checkpoint and done so.
-
-    Attributes:
-        signal: its number.
-    """
-
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
-        self.signal = number
-
-
-class InputError(ValueError):
-    """The user's input cannot be used; the message says what, where, and what to do."""
-
-
-def as_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as a recipe's command line has them."""
-    args: list[str] = []
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            values = [json.dumps(value)]
-        elif isinstance(value, (list, tuple)):
-            values = [str(item) for item in value]
-        else:
-            values = [str(value).lower() if isinstance(value, bool) else str(value)]
-        args += [f"--{name}", *values]
-    return args
-
-
-def as_yaml(settings: dict[str, Any]) -> str:
-    """Settings in a form that a YAML file can hold and `--config` reads; secrets are masked."""
-    return str(yaml.safe_dump(redact(plain(settings)), sort_keys=True, allow_unicode=True))
-
-
-def plain(value: Any) -> Any:
-    """`value` in the types of YAML and JSON; what they do not know, as text."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

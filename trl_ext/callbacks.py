@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from trl_ext.evaluate import Report, grade_rows
-from trl_ext.files import append_jsonl
+from trl_ext.files import append_jsonl, print_line
 from trl_ext.intervals import latest_as_good_as_the_best
 from trl_ext.rewards.grade import Verdict
 
@@ -243,10 +243,3 @@ def validation_line(entry: dict[str, Any], max_steps: int) -> str:
         f"(format only {outcomes['format_only']:.3f}, neither {outcomes['neither']:.3f}; "
         f"{entry['mean_tokens']:.0f} tokens; {entry['wall_clock_s']:.0f} s)"
     )
-
-
-def print_line(text: str) -> None:
-    """Print above the progress bar."""
-    from tqdm import tqdm
-
-    tqdm.write(text)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import yaml
 from trl import GRPOConfig
 
 from trl_ext.advantages import ADVANTAGES
@@ -17,6 +14,7 @@ from trl_ext.handout import resolve_handout
 from trl_ext.kl import BY_GRADIENT, KL_ESTIMATORS
 from trl_ext.losses import POLICY_LOSSES
 from trl_ext.objective import Objective
+from trl_ext.options import parse_options
 from trl_ext.presets import PRESETS
 from trl_ext.registry import Registry, unknown
 from trl_ext.run_settings import RunSettings
@@ -26,7 +24,6 @@ from trl_ext.trl_settings import check_needs, refuse_ignored, take_over_advantag
 _OPTIONS = ("advantage_options", "policy_loss_options", "aggregation_options", "kl_estimator_options")
 
 
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _OPTIONS_HELP = {"help": "Options of that axis: a mapping in YAML; `name=value,name=value` or JSON as a flag."}
 
 
@@ -227,29 +224,3 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
 def _mapping(options: dict[str, Any] | str | None) -> dict[str, Any]:
     assert not isinstance(options, str)  # __post_init__ parsed it
     return options or {}
-
-
-def _number(value: Any) -> Any:
-    """`value`, or the number it writes as `1e-6`, which YAML 1.1 reads as a text."""
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
-
-
-def parse_options(name: str, options: Mapping[str, Any] | str | None) -> dict[str, Any] | None:
-    """Options given as a mapping, as JSON, or as `a=1,b=2`.
-
-    Raises:
-        ValueError: the text is neither; the message shows it and both forms.
-    """
-    if options is None or isinstance(options, Mapping):
-        return None if options is None else {key: _number(value) for key, value in options.items()}
-    try:
-        if options.lstrip().startswith("{"):
-            parsed = json.loads(options)
-            assert isinstance(parsed, dict)
-            return parsed
-        pairs = [item.split("=", 1) for item in options.split(",")]
-        return {key.strip(): _number(yaml.safe_load(value)) for key, value in pairs}
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(
-            f'{name} {options!r} is neither `eps_low=0.1,eps_high=0.3` nor JSON `{{"eps_low": 0.1}}`'
-        ) from error

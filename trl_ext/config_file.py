@@ -6,8 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_ext.arguments import as_yaml
-from trl_ext.files import write_text
+from trl_ext.files import as_yaml, write_text
 
 if TYPE_CHECKING:
     from trl import ModelConfig

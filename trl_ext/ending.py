@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
-from trl_ext.callbacks import print_line
+from trl_ext.files import print_line
 
 if TYPE_CHECKING:
     from trl_ext.run_folder import Clock, Run

@@ -7,21 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trl_ext.completion import Completion
 from trl_ext.rewards.grade import Verdict
 
 # The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.
 OUTCOMES = {"correct": "format and answer right", "format_only": "format only", "neither": "neither"}
 HANDOUT_NAMES = {"format1_answer1": "correct", "format1_answer0": "format_only", "format0": "neither"}
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One sampled response."""
-
-    text: str
-    tokens: int
-    finished: bool  # ended by itself, not cut by the length limit
-    logp: float | None = None  # sum over its tokens, under the model that sampled it
 
 
 @dataclass(frozen=True)

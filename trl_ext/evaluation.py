@@ -20,20 +20,21 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
-from trl_ext.arguments import InputError, as_yaml
 from trl_ext.base_policy import make_base_policy
+from trl_ext.completion import Sampling
 from trl_ext.data.dataset import EARLIER, DatasetSettings
 from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
+from trl_ext.errors import InputError
 from trl_ext.evaluate import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
-from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
+from trl_ext.files import append_jsonl, as_yaml, drop_torn_line, read_jsonl, write_text
 from trl_ext.preflight import check_model_folder
 from trl_ext.provenance import provenance
 from trl_ext.redaction import redact
 from trl_ext.report import evaluation_summary, evaluation_table, examples
 from trl_ext.rewards.grade import GRADERS
 from trl_ext.run_settings import choose_engine
-from trl_ext.sampler import HFSampler, Sampler, Sampling, VLLMSampler
+from trl_ext.sampler import HFSampler, Sampler, VLLMSampler
 
 SAMPLES, SUMMARY, SETTINGS = "samples.jsonl", "summary.json", "settings.yaml"
 # What may change when an evaluation goes on or is shown again: none of it decides what a sample is or its grade.

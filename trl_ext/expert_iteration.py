@@ -19,12 +19,11 @@ from typing import Any, ClassVar
 from datasets import IterableDataset
 from tqdm import tqdm
 
-from trl_ext.callbacks import print_line
-from trl_ext.config import parse_options
 from trl_ext.ending import TimeBudget
 from trl_ext.evaluate import grade_rows
 from trl_ext.expert_iteration_plan import optimizer_steps, questions_of_step, step_counts, step_line
-from trl_ext.files import append_jsonl, drop_torn_line, read_jsonl, write_text
+from trl_ext.files import append_jsonl, drop_torn_line, print_line, read_jsonl, write_text
+from trl_ext.options import parse_options
 from trl_ext.selection import SELECTIONS, Row
 from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
 

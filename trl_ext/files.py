@@ -8,10 +8,14 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import yaml
 from safetensors import SafetensorError
+
+from trl_ext.redaction import redact
 
 _DISK_FAULTS = {
     errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENODEV, errno.ENOSPC, errno.ENXIO, errno.EPERM,
@@ -81,3 +85,40 @@ def is_disk_fault(error: BaseException | None) -> bool:
     words = re.compile(r"I/O error: .*os error|PytorchStreamWriter failed writing|unexpected pos")
     said = isinstance(error, (RuntimeError, SafetensorError)) and words.search(str(error))
     return bool(said) or is_disk_fault(error.__cause__ or error.__context__)
+
+
+def as_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as a recipe's command line has them."""
+    args: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            values = [json.dumps(value)]
+        elif isinstance(value, (list, tuple)):
+            values = [str(item) for item in value]
+        else:
+            values = [str(value).lower() if isinstance(value, bool) else str(value)]
+        args += [f"--{name}", *values]
+    return args
+
+
+def as_yaml(settings: dict[str, Any]) -> str:
+    """Settings in a form that a YAML file can hold and `--config` reads; secrets are masked."""
+    return str(yaml.safe_dump(redact(plain(settings)), sort_keys=True, allow_unicode=True))
+
+
+def plain(value: Any) -> Any:
+    """`value` in the types of YAML and JSON; what they do not know, as text."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def print_line(text: str) -> None:
+    """Print above the progress bar."""
+    from tqdm import tqdm
+
+    tqdm.write(text)

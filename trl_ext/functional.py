@@ -15,6 +15,9 @@ from torch import Tensor
 from trl_ext.advantages import ADVANTAGES
 from trl_ext.aggregation import sequence_mean
 from trl_ext.losses import POLICY_LOSSES
+from trl_ext.masking import _masked_sum
+from trl_ext.masking import masked_mean as masked_mean
+from trl_ext.masking import masked_normalize as masked_normalize
 from trl_ext.presets import PRESETS
 from trl_ext.registry import unknown
 from trl_ext.types import LossInputs, StepTotals, TokenLoss
@@ -66,22 +69,6 @@ def get_response_log_probs(
     if return_token_entropy:
         result["token_entropy"] = compute_entropy(logits)
     return result
-
-
-def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None) -> Tensor:
-    """Sum over unmasked elements along `dim` (all if None), divided by a constant. Of nothing it is 0."""
-    return _masked_sum(tensor, mask, dim) / normalize_constant
-
-
-def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean over unmasked elements along `dim` (all if None). Of nothing it is NaN."""
-    count = mask.sum() if dim is None else mask.sum(dim=dim)
-    return _masked_sum(tensor, mask, dim) / count
-
-
-def _masked_sum(tensor: Tensor, mask: Tensor, dim: int | None) -> Tensor:
-    kept = torch.where(mask.bool(), tensor, torch.zeros_like(tensor))  # a masked NaN must not count
-    return kept.sum() if dim is None else kept.sum(dim=dim)
 
 
 def sft_microbatch_train_step(

@@ -22,14 +22,11 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from trl_ext.errors import PushError
 from trl_ext.model_card import write_model_card
 
 _LEFT_OUT = ["_*", "checkpoint-*", "training_args.bin", "nonfinite_*", "*.log", ".*"]
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
-
-
-class PushError(RuntimeError):
-    """Nothing or not everything could be pushed; the message has the command to try again."""
 
 
 def check(repo_id: str | None) -> None:

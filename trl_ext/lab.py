@@ -17,7 +17,8 @@ from typing import Any
 
 import yaml
 
-from trl_ext.arguments import InputError, as_flags
+from trl_ext.errors import InputError
+from trl_ext.files import as_flags
 from trl_ext.registry import check_fields, unknown
 
 COMMON = "lab.yaml"

@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from trl_ext.arguments import InputError, Stopped
 from trl_ext.checkpoints import checkpoints, link_model
+from trl_ext.errors import InputError, Stopped
 from trl_ext.files import write_text
 from trl_ext.pipeline import run_pipeline
 from trl_ext.pipeline_record import OTHER, last_has_ended, read_record, record_of, stages_left, used

@@ -24,6 +24,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl_ext import shared_prompts
 from trl_ext.batching import Batch, Batching, joined
 from trl_ext.config import ExtGRPOConfig
+from trl_ext.kv_sharing import has_rotary_positions, why_not
 from trl_ext.objective import Objective
 from trl_ext.step_metrics import StepMetrics
 
@@ -68,11 +69,11 @@ class MicroBatches:
             return None
         sharded = (self.is_deepspeed_enabled and is_deepspeed_zero3_enabled()) or self.is_fsdp_enabled
         model = self.accelerator.unwrap_model(self.model)
-        refusal = shared_prompts.why_not(model, args.gradient_checkpointing, sharded)
+        refusal = why_not(model, args.gradient_checkpointing, sharded)
         batching = Batching(
             rows=args.per_device_train_batch_size,
             tokens=args.micro_batch_tokens,
-            compact=args.compact_micro_batches and shared_prompts.has_rotary_positions(model),
+            compact=args.compact_micro_batches and has_rotary_positions(model),
             skip_idle=args.skip_idle_rows and self._objective.leaves_idle_rows_alone(),
             shared=args.share_prompts and args.compact_micro_batches and refusal is None,
             multiple_of=args.pad_to_multiple_of,

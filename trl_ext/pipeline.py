@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.arguments import InputError
+from trl_ext.errors import InputError
 from trl_ext.pipeline_record import (
     NOT_STAGES,
     folder_of,

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_ext.arguments import InputError
 from trl_ext.checkpoints import checkpoints
+from trl_ext.errors import InputError
 from trl_ext.files import write_text
 from trl_ext.pipeline_settings import Pipeline, Stage
 from trl_ext.redaction import redact

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from trl_ext.arguments import InputError, as_flags
+from trl_ext.errors import InputError
+from trl_ext.files import as_flags
 from trl_ext.registry import check_fields, unknown
 
 RECIPES = {"grpo": "grpo_math.py", "sft": "sft_math.py", "expert_iteration": "expert_iteration.py"}

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Trainer
 from trl.models import unwrap_model_for_generation
 
-from trl_ext.evaluate import Completion
+from trl_ext.completion import Completion
 from trl_ext.ranks import raise_everywhere
 from trl_ext.request_seeds import Place
 from trl_ext.rollout import hf_generate, is_finished

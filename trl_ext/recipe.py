@@ -15,12 +15,13 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 from trl import ModelConfig
 
-from trl_ext.arguments import InputError, Stopped
-from trl_ext.callbacks import JsonlLog, ProgressBar, Validation, print_line
+from trl_ext.callbacks import JsonlLog, ProgressBar, Validation
 from trl_ext.config_file import write_config
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS
 from trl_ext.ending import Decay, EarlyStop, TimeBudget
+from trl_ext.errors import InputError, Stopped
+from trl_ext.files import print_line
 from trl_ext.hub import hide_token, push
 from trl_ext.model_card import write_model_card
 from trl_ext.model_settings import init_kwargs

@@ -17,11 +17,11 @@ from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
 from trl_ext._startup import START
-from trl_ext.arguments import InputError, plain
-from trl_ext.checkpoints import checkpoints, damage, newest, set_aside
+from trl_ext.checkpoints import RUN_RECORD, checkpoints, damage, newest, set_aside
 from trl_ext.data.dataset import EARLIER
+from trl_ext.errors import InputError
+from trl_ext.files import plain
 from trl_ext.redaction import redact
-from trl_ext.saving import RUN_RECORD
 from trl_ext.yardstick import RESOLVED, YARDSTICK
 
 LOGS = ("metrics.jsonl", "generations.jsonl")

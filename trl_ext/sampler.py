@@ -7,46 +7,19 @@ request, HF generate every batch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
 
-from trl_ext.evaluate import Completion, Report, evaluate
-from trl_ext.files import write_text
-from trl_ext.rewards.grade import Verdict
+from trl_ext.completion import Completion, Sampling
 from trl_ext.rollout import TokenLogProbs, hf_generate, is_finished
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
 Sampler = Callable[[Sequence[str], Sequence[int]], list[Completion]]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How responses are drawn.
-
-    Attributes:
-        max_tokens: of a response.
-        min_tokens: of a response.
-        stop: strings that end a response and stay in it.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_tokens: int = 1024
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ("</answer>",)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.max_tokens < 1 or self.min_tokens < 0:
-            raise ValueError(f"needed: temperature >= 0, 0 < top_p <= 1, max_tokens >= 1, min_tokens >= 0; got {self}")
 
 
 class HFSampler:
@@ -138,33 +111,3 @@ def vllm_sample(llm: LLM, prompts: Sequence[str], params: SamplingParams | list[
     """One completion per prompt."""
     outputs = [request.outputs[0] for request in llm.generate(list(prompts), params, use_tqdm=False)]
     return [Completion(o.text, len(o.token_ids), o.finish_reason == "stop", logp=o.cumulative_logprob) for o in outputs]
-
-
-def evaluate_vllm(
-    vllm_model: LLM,
-    reward_fn: Callable[[str, Any], dict[str, float]],
-    prompts: Sequence[str],
-    eval_sampling_params: SamplingParams,
-    ground_truths: Sequence[Any],
-    output_path: Path | None = None,
-) -> Report:
-    """The course handout's evaluation: one response per prompt, graded, and written as JSONL where a path is given.
-
-    Args:
-        reward_fn: (response, truth) -> dict with `format_reward` and `answer_reward`, such as `r1_zero_reward_fn`.
-        eval_sampling_params: the handout keeps the stop string, `include_stop_str_in_output=True`.
-        ground_truths: one per prompt.
-
-    Raises:
-        ValueError: not as many truths as prompts.
-    """
-    problems = [{"prompt": p, "answer": truth} for p, truth in zip(prompts, ground_truths, strict=True)]
-
-    def grade(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
-        rewards = [reward_fn(response, truth) for response, truth in zip(responses, truths, strict=True)]
-        return [Verdict(r["format_reward"] > 0, None, r["answer_reward"] > 0, "reward_fn's verdict") for r in rewards]
-
-    report = evaluate(problems, lambda texts: vllm_sample(vllm_model, texts, eval_sampling_params), grade)
-    if output_path is not None:
-        write_text(output_path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in report.rows))
-    return report

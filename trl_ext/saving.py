@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from transformers.trainer import TRAINER_STATE_NAME
 
-from trl_ext.checkpoints import SCRATCH, checkpoints, prune, publish, seal, size
+from trl_ext.checkpoints import RUN_RECORD, SCRATCH, checkpoints, prune, publish, seal, size
+from trl_ext.errors import NotSavedError
 from trl_ext.files import is_disk_fault
 from trl_ext.sigterm import StopOnSigterm
 
-RUN_RECORD = "run.json"
 _SPARE = 1.05  # of the last checkpoint's size, which the next one will not differ much from
 
 log = logging.getLogger(__name__)
@@ -29,10 +29,6 @@ log = logging.getLogger(__name__)
 torch.serialization.register_package(
     100, lambda storage: None, lambda storage, location: storage if re.fullmatch(r"cpu:\d+", location) else None
 )
-
-
-class NotSavedError(RuntimeError):
-    """The model that was trained could not be written."""
 
 
 class WholeCheckpoints:

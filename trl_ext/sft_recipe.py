@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from transformers import AutoTokenizer
 from trl import ModelConfig
 
-from trl_ext.arguments import InputError
 from trl_ext.data.traces import first_unique, load_traces, only_correct, with_answers
+from trl_ext.errors import InputError
 from trl_ext.model_settings import loaded_as
 from trl_ext.recipe import Task
 from trl_ext.recipe_checks import Data

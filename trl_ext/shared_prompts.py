@@ -16,33 +16,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-_EXACT_WITH = ("eager", "sdpa")  # attention implementations that the tests hold to the plain path
-
-
-def why_not(model: Any, gradient_checkpointing: bool, sharded: bool) -> str | None:
-    """Why this model cannot share prompts, or None where it can.
-
-    Args:
-        model: unwrapped.
-        sharded: parameters live on several ranks (ZeRO-3, FSDP).
-    """
-    config = model.config.get_text_config()
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if gradient_checkpointing:
-        return "gradient checkpointing computes without a cache"
-    if sharded:
-        return "the parameters are sharded over the ranks"
-    if config._attn_implementation not in _EXACT_WITH:
-        return f"attention {config._attn_implementation!r} is not one of {', '.join(_EXACT_WITH)}"
-    if layers != {"full_attention"} or getattr(config, "sliding_window", None):
-        return "not all layers have full attention"
-    return None if has_rotary_positions(model) else "its positions are not rotary"
-
-
-def has_rotary_positions(model: Any) -> bool:
-    """Whether only distances between tokens count; learned positions move with the padding before a prompt."""
-    return bool(getattr(model.config.get_text_config(), "rope_parameters", None))
-
 
 class SharedPrompts:
     """The prompts of some groups, computed when the first of their micro-batches needs them.

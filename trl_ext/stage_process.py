@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trl_ext.arguments import InputError, Stopped
+from trl_ext.errors import InputError, Stopped
 from trl_ext.sigterm import patient_environment
 
 _TICK = 1.0  # seconds

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trl_ext.arguments import InputError
+from trl_ext.errors import InputError
 from trl_ext.files import write_text
 from trl_ext.overview import Overview
 from trl_ext.pipeline_record import folder_of

@@ -27,7 +27,7 @@ from trl_ext.batching import groups_of_prompts
 from trl_ext.config import ExtGRPOConfig
 from trl_ext.engine import engine_settings
 from trl_ext.finite import FiniteSteps
-from trl_ext.functional import masked_mean
+from trl_ext.masking import masked_mean
 from trl_ext.micro_batches import MicroBatches
 from trl_ext.plain_state import plain_state, restored
 from trl_ext.policy_sampling import PolicySampling, sampling_kwargs

@@ -11,7 +11,8 @@ _CHARACTERS = {
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "√": r"\sqrt ",
     "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "°": r"^\circ ",
     "∈": r"\in ", "∅": r"\emptyset ", "\xa0": " ", "⁄": "/", "¢": r"\text{ cents}", "∘": r"\circ ", "∶": ":",
-    "≈": r"\approx ",
+    "≈": r"\approx ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
+    "∖": r"\setminus ",
 }  # fmt: skip
 _CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
@@ -35,7 +36,9 @@ _REWRITES = tuple(
         (r"\\[,;: >]|\\q?quad(?![a-zA-Z])|~", " "),
         (r"\\(?:leqslant|leq)(?![a-zA-Z])", r"\\le"),
         (r"\\(?:geqslant|geq)(?![a-zA-Z])", r"\\ge"),
-        (r"\\neq(?![a-zA-Z])", r"\\ne"),
+        (r"\\neq(?![a-zA-Z])|\\not\s*=", r"\\ne "),
+        (r"\\(?:mathbb|Bbb)\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
+        (r"\\(?:smallsetminus|backslash)(?![a-zA-Z])|(?<=\})\s*-\s*(?=\\\{)", r"\\setminus "),
         (r"\\(?:lbrace|\{)", r"\\{"),
         (r"\\(?:rbrace|\})", r"\\}"),
         (r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])", "|"),

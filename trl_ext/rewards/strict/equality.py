@@ -20,7 +20,7 @@ from trl_ext.rewards.strict.answers import (
     Union,
     is_expression,
 )
-from trl_ext.rewards.strict.sets import as_interval, substituted, turned
+from trl_ext.rewards.strict.sets import as_set, links, position, substituted, turned
 
 MAX_ITEMS = 24  # of an unordered answer
 
@@ -139,6 +139,8 @@ _RULES: dict[tuple[type, type], Callable[[Any, Any], bool]] = {
 
 # Relations.
 
+_STRICTNESS = {"=": "=", "!=": "!=", "<": "<", ">": "<", "<=": "<=", ">=": "<="}  # whichever way it is read
+
 
 def _equal_relations(answer: Answer, truth: Answer) -> bool:
     if isinstance(answer, Relation) and isinstance(truth, Relation):
@@ -165,22 +167,44 @@ def _same_relation(answer: Relation, truth: Relation) -> bool:
     backwards = turned(answer)
     if backwards.operators == truth.operators and all(map(equal, backwards.sides, truth.sides)):
         return True
-    if answer.operators == truth.operators == ("=",):
-        return _same_equation(answer, truth)
-    a, t = as_interval(answer), as_interval(truth)
+    if _same_links(answer, truth):
+        return True
+    a, t = as_set(answer), as_set(truth)
     return a is not None and t is not None and equal(a, t)
 
 
-def _same_equation(answer: Relation, truth: Relation) -> bool:
-    """One equation is a constant multiple of the other."""
-    sides = [*answer.sides, *truth.sides]
+def _same_links(answer: Relation, truth: Relation) -> bool:
+    """Whether each equation or inequality of a chain is one of the other's, as in `2 < 2x+2y` and `-x-y < -1`."""
+    rest = links(truth)
+    if len(rest) != len(answer.operators):
+        return False
+    for link in links(answer):
+        found = next((i for i, candidate in enumerate(rest) if _same_link(link, candidate)), None)
+        if found is None:
+            return False
+        del rest[found]
+    return True
+
+
+def _same_link(answer: tuple[Answer, str, Answer], truth: tuple[Answer, str, Answer]) -> bool:
+    """Whether one is a constant multiple of the other, which turns the sign of an inequality if it is negative."""
+    if _STRICTNESS.get(answer[1]) != _STRICTNESS.get(truth[1], ""):
+        return False
+    sides = (answer[0], answer[2], truth[0], truth[2])
     if not all(map(is_expression, sides)):
         return False
-    a, t = (Apply("add", (x, Apply("negate", (y,)))) for x, y in (answer.sides, truth.sides))  # type: ignore[arg-type]
-    if variables(a) != variables(t):
+    a, t = (Apply("add", (x, Apply("negate", (y,)))) for x, y in (sides[:2], sides[2:]))  # type: ignore[arg-type]
+    if not variables(a) or variables(a) != variables(t):  # 1 < 2 is not 3 < 4
         return False
-    at_point = {name: Number(Fraction(37 + 17 * i, 11)) for i, name in enumerate(sorted(variables(a)))}
-    scale_a, scale_t = substituted(a, at_point), substituted(t, at_point)
+    values: dict[Expression, Expression] = {
+        Variable(name): Number(Fraction(37 + 17 * i, 11)) for i, name in enumerate(sorted(variables(a)))
+    }
+    scale_a, scale_t = substituted(a, values), substituted(t, values)
     if are_equal(scale_a, Number(Fraction(0))) or are_equal(scale_t, Number(Fraction(0))):
         return False
+    if _STRICTNESS[answer[1]] in ("<", "<="):
+        is_turned = (answer[1] in (">", ">=")) != (truth[1] in (">", ">="))
+        ratio = position(Apply("divide", (scale_a, scale_t)))
+        if ratio is None or (ratio < 0) != is_turned:
+            return False
     return are_equal(Apply("multiply", (a, scale_t)), Apply("multiply", (t, scale_a)))

@@ -2,7 +2,9 @@ r"""Clean text -> a tree, by recursive descent. Lengths and nesting are bounded;
 
 list       relation (("," | ";" | and | or) relation)*
 relation   union (("=" | "<" | \le | \in | ...) union)*
-union      sum (\cup sum)*
+union      difference (\cup difference)*
+difference ratio (\setminus ratio)*
+ratio      sum (":" sum)*
 sum        product (("+" | "-") product)*
 product    power (["*" | "/" | \cdot] power)*
 """
@@ -15,7 +17,8 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 from trl_ext.rewards.expression import Apply, Constant, Expression, Number, Variable, exact_value
-from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Relation, Several, Union, Unreadable
+from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Relation, Several, Text, Union, Unreadable
+from trl_ext.rewards.strict.sets import REALS, without
 
 MAX_TOKENS = 400
 MAX_DEPTH = 40
@@ -47,7 +50,9 @@ _WORD_MACROS = {
     "oo": r"\infty",
     "log": r"\log",
 }
-_ENDS = frozenset([")", "]", "}", r"\}", ",", ";", "|", "&", r"\\", r"\rfloor", r"\rceil", r"\cup", ":", r"\end", ""])
+_ENDS = frozenset(
+    [")", "]", "}", r"\}", ",", ";", "&", r"\\", r"\rfloor", r"\rceil", r"\cup", r"\setminus", ":", r"\end", ""]
+)
 _SIGNS = ("+", "-")
 
 
@@ -96,7 +101,7 @@ class _Parser:
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
         self.at = self.depth = 0
-        self.in_bars = False
+        self.in_bars = False  # so that a bar closes
 
     @property
     def token(self) -> str:
@@ -143,11 +148,18 @@ class _Parser:
         return Relation(tuple(sides), tuple(operators)) if operators else sides[0]
 
     def union(self) -> Answer:
-        items = [self.ratio()]
+        items = [self.difference()]
         while self.token == r"\cup":
             self.take()
-            items.append(self.ratio())
+            items.append(self.difference())
         return items[0] if len(items) == 1 else Union(tuple(items))
+
+    def difference(self) -> Answer:
+        values = self.ratio()
+        while self.token == r"\setminus":
+            self.take()
+            values = without(values, self.ratio())
+        return values
 
     def ratio(self) -> Answer:
         items = [self.sum()]
@@ -191,6 +203,8 @@ class _Parser:
 
     def _product_ends(self) -> bool:
         token = self.token
+        if token == "|":
+            return self.in_bars
         return token in _ENDS or token in _SIGNS or token in _RELATIONS or token in ("and", "or")
 
     def _mixed_number(self, factors: list[Expression], factor: Expression) -> Expression:
@@ -309,7 +323,9 @@ class _Parser:
             self.tokens[self.at : self.at + 1] = [token for part in parts for token in (part, ",")][:-1]
 
     def _bars(self) -> Answer:
+        outside, self.in_bars = self.in_bars, True
         inside = _expression(self.nested(self.sum))
+        self.in_bars = outside
         self.take("|")
         return Apply("absolute", (inside,))
 
@@ -379,6 +395,11 @@ class _Parser:
         brackets = "det" if name == "vmatrix" else "|"
         return Ordered(brackets, tuple(Ordered("|", tuple(row)) for row in rows))
 
+    def numbers(self) -> Answer:
+        """The real numbers, or another set by its name."""
+        name = self._label()
+        return REALS if name == "R" else Text(rf"\mathbb{{{name}}}")
+
     def _row(self) -> list[Answer]:
         row = [self.nested(self.relation)]
         while self.token == "&":
@@ -393,6 +414,7 @@ _MACROS: dict[str, Callable[[_Parser], Answer]] = {
     r"\binom": _Parser.binomial,
     r"\log": _Parser.logarithm,
     r"\begin": _Parser.environment,
+    r"\mathbb": _Parser.numbers,
     r"\pi": lambda _: Constant("pi"),
     r"\infty": lambda _: Constant("inf"),
     r"\emptyset": lambda _: Several(()),
@@ -401,8 +423,10 @@ _MACROS: dict[str, Callable[[_Parser], Answer]] = {
 
 
 def _spread(items: list[Answer]) -> tuple[Answer, ...]:
-    r"""`3, \pm 2` has three items."""
-    return tuple(inner for item in items for inner in (item.items if isinstance(item, Several) else (item,)))
+    r"""`3, \pm 2` has three items; `3, \emptyset` has two."""
+    return tuple(
+        inner for item in items for inner in (item.items if isinstance(item, Several) and item.items else (item,))
+    )
 
 
 def _is_whole(node: Expression) -> bool:

@@ -29,7 +29,7 @@ _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
 _TIME = re.compile(r"(\d{1,2})\s*:\s*(\d{2})\s*(?:([ap])\s*\.?\s*m\b\.?)?", re.IGNORECASE)
 _BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?\s*(?:_\s*\{?\s*(\w{1,9})\s*\}?|(?:in )?base ?(\w{1,9}))")
 _BASE_NAMES = {"two": "2", "three": "3", "eight": "8", "ten": "10", "sixteen": "16"}
-_SIGNS = re.compile(r"[=<>:|]|\\(?:approx|simeq|le|ge|lt|gt)(?![a-zA-Z])")
+_SIGNS = re.compile(r"[=<>:|]|\\(?:approx|simeq|le|ge|lt|gt|ne|in)(?![a-zA-Z])|reals?(?![a-z])")
 _SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,3}")
 _JOINED_NUMBERS = re.compile(r"\d{1,3}(?:,\d{3})+")
 
@@ -50,7 +50,7 @@ def readings(text: str) -> list[Answer]:
         found.append(parse(_without_text_groups(text)))
     if _JOINED_NUMBERS.fullmatch(text):  # a number, or a list that has to be given in this order to be told from it
         found.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
-    if _SIGNS.search(text):
+    if _SIGNS.search(text):  # or words for the real numbers
         words = _without_text_groups(text)
         found += [said for said in (statement(text, readings, equal), solution_set(words, parse)) if said]
     return found

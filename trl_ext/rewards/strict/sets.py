@@ -1,9 +1,10 @@
-r"""Conditions on one unknown as the set of its values: `x<3`, `-2x \ge -6`, `x<1 or x>2`, `\{x \mid 1<x<2\}`."""
+r"""Sets of real numbers as unions of intervals: `-2x \ge -6`, `|x|<2`, `x \ne 3`, `x<1 or x>2`, `\{x \mid 1<x<2\}`."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from trl_ext.rewards.expression import (
@@ -17,50 +18,117 @@ from trl_ext.rewards.expression import (
     numeric_value,
     variables,
 )
-from trl_ext.rewards.strict.answers import Answer, Named, Ordered, Relation, Union, Unreadable, is_expression
+from trl_ext.rewards.strict.answers import Answer, Named, Ordered, Relation, Several, Union, Unreadable, is_expression
 
-_BUILDER = re.compile(r"\\\{\s*([a-zA-Z])(?:\s*\\in\s*(?:\\mathbb\s*\{?R\}?|R))?\s*[|:](.+)\\\}")
+_BUILDER = re.compile(r"\\\{\s*([a-zA-Z])(?:\s*\\in\s*(?:\\mathbb\{R\}|R))?\s*[|:](.+)\\\}")
+_ALL_REALS = re.compile(
+    r"(?:the set of )?(?:(?:all|any|every|the) )+reals?(?: numbers?| values?| [a-z])?(?![a-z])|the set of real numbers",
+    re.IGNORECASE,
+)
+_EXCEPT = re.compile(r"\\mathbb\{R\},? ?except (?:for )?(?:[a-z]=)?(.+)")
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _INFINITY = Constant("inf")
 MINUS_INFINITY = Apply("add", (Number(Fraction(0)), Apply("negate", (_INFINITY,))))  # as the grammar reads it
+REALS = Ordered("()", (MINUS_INFINITY, _INFINITY))
 MAX_PARTS = 6
 
 
-def solution_set(text: str, parse: Callable[[str], Answer]) -> Named | None:
-    """The set that a clean text describes, with the name of its unknown; None if it is no condition on one.
+def solution_set(text: str, parse: Callable[[str], Answer]) -> Answer | None:
+    """The set that a clean text describes, with the name of its unknown if it is a condition on one; else None.
 
     Args:
         parse: text to a tree; raises `Unreadable`.
     """
     builder = _BUILDER.fullmatch(text)
     condition = builder[2] if builder else text
+    try:
+        found = _set_of(_EXCEPT.sub(r"\\mathbb{R}\\setminus\\{\1\\}", _ALL_REALS.sub(r"\\mathbb{R}", condition)), parse)
+    except Unreadable:
+        return None
+    return None if builder and (not isinstance(found, Named) or found.name != builder[1]) else found
+
+
+def _set_of(condition: str, parse: Callable[[str], Answer]) -> Answer | None:
     for word in ("or", "and"):
         parts = re.split(rf"\s*(?<![a-zA-Z]){word}(?![a-zA-Z])\s*", condition)
         if 1 < len(parts) <= MAX_PARTS:
-            found = [solution_set(part, parse) for part in parts]
-            return _combined(word, found) if all(found) else None  # type: ignore[arg-type]
-    try:
-        relation = parse(condition)
-    except Unreadable:
-        return None
-    named = as_interval(relation) if isinstance(relation, Relation) else None
-    return None if named is None or (builder and named.name != builder[1]) else named
+            return _combined(word, [_set_of(part, parse) for part in parts])
+    tree = parse(condition)
+    if isinstance(tree, Relation):
+        return as_set(tree)
+    if isinstance(tree, Several):
+        return _combined("and", [as_set(item) for item in _exclusions(tree)])
+    return tree if isinstance(tree, (Ordered, Union)) else None
 
 
-def as_interval(relation: Relation) -> Named | None:
-    r"""`x < 3` as `(-\infty, 3)`, `1 \le x < 3` as `[1, 3)`; None for what is none."""
-    if not set(relation.operators) <= {"<", "<=", ">", ">="}:
+def _exclusions(several: Several) -> list[Relation]:
+    r"""The conditions of `x \ne 1, 2` or `x > 0, x \ne 1`, all of which hold; none of `x < 1, x > 2`, which may not."""
+    found = list[Relation]()
+    for item in several.items:
+        if found and found[-1].operators == ("!=",) and is_expression(item):
+            item = Relation((found[-1].sides[0], item), ("!=",))
+        if not isinstance(item, Relation):
+            return []
+        found.append(item)
+    return found if sum(relation.operators != ("!=",) for relation in found) <= 1 else []
+
+
+def as_set(relation: Relation) -> Named | None:
+    r"""`x < 3` as `(-\infty, 3)`, `1 \le x < 3` as `[1, 3)`, `x \ne 3` as two intervals; None for what is none."""
+    if relation.operators == ("in",):
+        unknown, values = relation.sides
+        is_set = isinstance(values, (Ordered, Union))
+        return Named(unknown.name, values) if is_set and isinstance(unknown, Variable) else None
+    if not set(relation.operators) <= {"<", "<=", ">", ">=", "!="}:
         return None
-    relation = _solved(relation) if len(relation.operators) == 1 else relation
-    if relation.operators[0] in (">", ">="):
-        relation = turned(relation)
+    return _between(relation) or _combined("and", [_solved(*link) for link in links(relation)])
+
+
+def links(relation: Relation) -> list[tuple[Answer, str, Answer]]:
+    """The pairs of neighboring sides with the sign between them."""
+    return list(zip(relation.sides, relation.operators, relation.sides[1:], strict=False))
+
+
+def turned(relation: Relation) -> Relation:
+    """The same, read from right to left."""
+    return Relation(relation.sides[::-1], tuple(_TURNED.get(sign, sign) for sign in relation.operators[::-1]))
+
+
+def substituted(node: Expression, values: Mapping[Expression, Expression]) -> Expression:
+    """`node` with other expressions in the place of some of its parts."""
+    if node in values:
+        return values[node]
+    if isinstance(node, Apply):
+        return Apply(node.function, tuple(substituted(argument, values) for argument in node.arguments))
+    return node
+
+
+def without(values: Answer, points: Answer) -> Answer:
+    r"""`\mathbb{R}\setminus\{3\}` as `(-\infty, 3) \cup (3, \infty)`.
+
+    Raises:
+        Unreadable: not intervals less finitely many numbers, or nothing is left.
+    """
+    if not isinstance(values, (Ordered, Union)) or not isinstance(points, Several):
+        raise Unreadable("a difference")
+    left: Answer | None = values
+    for point in points.items:
+        left = _intersection(left, _ray("!=", point)) if left and is_expression(point) else None
+    if left is None:
+        raise Unreadable("a difference")
+    return left
+
+
+def _between(relation: Relation) -> Named | None:
+    r"""`1 < x \le 2a`: an unknown on a side of its own, between bounds that may have other unknowns."""
+    relation = turned(relation) if relation.operators[0] in (">", ">=") else relation
     places = [place for place, side in enumerate(relation.sides) if isinstance(side, Variable)]
     if len(places) != 1 or places[0] > 1 or len(relation.sides) - places[0] > 2:
         return None
     if not set(relation.operators) <= {"<", "<="}:
         return None
-    at, low, high, brackets = places[0], MINUS_INFINITY, _INFINITY, ["(", ")"]
-    bounds: list[Answer] = [low, high]
+    at, brackets = places[0], ["(", ")"]
+    bounds: list[Answer] = [MINUS_INFINITY, _INFINITY]
     if at == 1:
         bounds[0], brackets[0] = relation.sides[0], "[" if relation.operators[0] == "<=" else "("
     if at < len(relation.sides) - 1:
@@ -70,72 +138,142 @@ def as_interval(relation: Relation) -> Named | None:
     return Named(unknown.name, Ordered("".join(brackets), tuple(bounds)))
 
 
-def turned(relation: Relation) -> Relation:
-    """The same, read from right to left."""
-    return Relation(relation.sides[::-1], tuple(_TURNED.get(sign, sign) for sign in relation.operators[::-1]))
+# Solving.
 
 
-def substituted(node: Expression, values: dict[str, Number]) -> Expression:
-    """`node` with numbers in the place of its variables."""
-    if isinstance(node, Variable):
-        return values[node.name]
-    if isinstance(node, Apply):
-        return Apply(node.function, tuple(substituted(argument, values) for argument in node.arguments))
-    return node
-
-
-def _solved(relation: Relation) -> Relation:
-    """`-2x >= -6` as `x <= 3`: linear in one unknown with rational coefficients, or as it was."""
-    left, right = relation.sides
-    if not is_expression(left) or not is_expression(right) or isinstance(left, Variable) or isinstance(right, Variable):
-        return relation
+def _solved(left: Answer, sign: str, right: Answer) -> Named | None:
+    """The numbers for which a condition holds that is linear in one unknown or in its absolute value."""
+    if not is_expression(left) or not is_expression(right):
+        return None
     difference = Apply("add", (left, Apply("negate", (right,))))
-    names = sorted(variables(difference))
+    names = variables(difference)
     if len(names) != 1:
-        return relation
-    at = [exact_value(substituted(difference, {names[0]: Number(Fraction(n))})) for n in (0, 1)]
-    if at[0] is None or at[1] is None or at[0] == at[1]:
-        return relation
-    slope, unknown = at[1] - at[0], Variable(names[0])
-    line = Apply("add", (Apply("multiply", (Number(slope), unknown)), Number(at[0])))
-    if not are_equal(difference, line):
-        return relation
-    sign = relation.operators[0] if slope > 0 else _TURNED[relation.operators[0]]
-    return Relation((unknown, Number(-at[0] / slope)), (sign,))
-
-
-def _combined(word: str, parts: list[Named]) -> Named | None:
-    name = parts[0].name
-    if any(part.name != name for part in parts):
         return None
-    values = [part.value for part in parts]
+    (name,) = names
+    bars = {bar for bar in _absolutes(difference) if variables(bar)}
+    if not bars:
+        values = _where_linear(difference, sign, name)
+    elif len(bars) == 1 and variables(whole := substituted(difference, {(bar := bars.pop()): Variable("|")})) == {"|"}:
+        values = _where_absolute(bar.arguments[0], _root(whole, sign, "|"), name)
+    else:
+        return None
+    return None if values is None else Named(name, values)
+
+
+def _where_linear(node: Expression, sign: str, name: str) -> Answer | None:
+    root = _root(node, sign, name)
+    return None if root is None else _ray(*root)
+
+
+def _where_absolute(inner: Expression, condition: tuple[str, Expression] | None, name: str) -> Answer | None:
+    """Where the absolute value of `inner` is below, above or beside a bound that is not negative."""
+    if condition is None:
+        return None
+    sign, bound = condition
+    size = position(bound)
+    if size == 0 and sign in (">", "!="):
+        return _where_linear(inner, "!=", name)
+    if size is None or size <= 0:
+        return None
+    above = _where_linear(Apply("add", (inner, Apply("negate", (bound,)))), sign, name)
+    below = _where_linear(Apply("add", (inner, bound)), _TURNED.get(sign, sign), name)
+    if above is None or below is None:
+        return None
+    return Union((*_intervals(above), *_intervals(below))) if sign in (">", ">=") else _intersection(above, below)
+
+
+def _root(node: Expression, sign: str, name: str) -> tuple[str, Expression] | None:
+    """`-2x + 6 > 0` as `x < 3`: the sign and the bound where `node` is linear in `name`; None where it is not."""
+    at_0, at_1 = (substituted(node, {Variable(name): Number(Fraction(n))}) for n in (0, 1))
+    offset = _simplest(at_0)
+    slope = _simplest(Apply("add", (_simplest(at_1), Apply("negate", (offset,)))))
+    line = Apply("add", (Apply("multiply", (slope, Variable(name))), offset))
+    rise = position(slope)
+    if not rise or are_equal(slope, Number(Fraction(0))) or not are_equal(node, line):
+        return None
+    bound = _simplest(Apply("divide", (Apply("negate", (offset,)), slope)))
+    return (sign if rise > 0 else _TURNED.get(sign, sign)), bound
+
+
+def _simplest(node: Expression) -> Expression:
+    value = exact_value(node)
+    return node if value is None else Number(value)
+
+
+def _absolutes(node: Expression) -> list[Apply]:
+    if not isinstance(node, Apply):
+        return []
+    inner = [bar for argument in node.arguments for bar in _absolutes(argument)]
+    return [node, *inner] if node.function == "absolute" else inner
+
+
+# Intervals.
+
+
+def _ray(sign: str, bound: Expression) -> Answer:
+    below, above = Ordered("()", (MINUS_INFINITY, bound)), Ordered("()", (bound, _INFINITY))
+    if sign == "!=":
+        return Union((below, above))
+    brackets = {"<": "()", "<=": "(]", ">": "()", ">=": "[)"}[sign]
+    return Ordered(brackets, (below if sign in ("<", "<=") else above).items)
+
+
+def _combined(word: str, parts: list[Answer | None]) -> Named | None:
+    named = [part for part in parts if isinstance(part, Named)]
+    if not parts or len(named) < len(parts) or len({part.name for part in named}) != 1:
+        return None
     if word == "or":
-        flat = [item for value in values for item in (value.items if isinstance(value, Union) else (value,))]
-        return Named(name, Union(tuple(flat)))
-    common: Answer | None = values[0]
-    for value in values[1:]:
-        common = _intersection(common, value)
-    return None if common is None else Named(name, common)
+        return Named(named[0].name, Union(tuple(item for part in named for item in _intervals(part.value))))
+    common: Answer | None = named[0].value
+    for part in named[1:]:
+        common = _intersection(common, part.value) if common else None
+    return None if common is None else Named(named[0].name, common)
 
 
-def _intersection(a: Answer | None, b: Answer) -> Ordered | None:
-    """Of two intervals; None for an empty one and for what cannot be told."""
-    if not isinstance(a, Ordered) or not isinstance(b, Ordered):
-        return None
-    ends = [[(_position(i.items[end]), i.items[end], i.brackets[end]) for i in (a, b)] for end in (0, 1)]
-    if any(position is None for pair in ends for position, _, _ in pair):
-        return None
-    low = max(ends[0], key=lambda end: (end[0], end[2] == "("))
-    high = min(ends[1], key=lambda end: (end[0], end[2] == "]"))
-    return Ordered(low[2] + high[2], (low[1], high[1])) if low[0] < high[0] else None  # type: ignore[operator]
+def _intervals(values: Answer) -> tuple[Answer, ...]:
+    return values.items if isinstance(values, Union) else (values,)
 
 
-def _position(bound: Answer) -> float | None:
+def _intersection(a: Answer, b: Answer) -> Answer | None:
+    """Of unions of intervals; None for an empty one and for what cannot be told."""
+    common = list[Answer]()
+    for i in _intervals(a):
+        for j in _intervals(b):
+            ends = _ends(i, j)
+            if ends is None:
+                return None
+            low = max(ends[0], key=lambda end: (end[0], end[2] == "("))
+            high = min(ends[1], key=lambda end: (end[0], end[2] == "]"))
+            if low[0] < high[0]:
+                common.append(Ordered(low[2] + high[2], (low[1], high[1])))
+    return common[0] if len(common) == 1 else Union(tuple(common)) if common else None
+
+
+def _ends(a: Answer, b: Answer) -> list[list[tuple[Fraction | float, Answer, str]]] | None:
+    """The two lower and the two upper ends of two intervals: position, value and bracket."""
+    found = list[list[tuple[Fraction | float, Answer, str]]]()
+    for end in (0, 1):
+        found.append([])
+        for interval in (a, b):
+            if not isinstance(interval, Ordered) or len(interval.items) != 2 or interval.brackets in (":", "|", ","):
+                return None
+            place = position(interval.items[end])
+            if place is None:
+                return None
+            found[-1].append((place, interval.items[end], interval.brackets[end]))
+    return found
+
+
+def position(bound: Answer) -> Fraction | float | None:
+    """Where a number lies on the line; None for what is not real or cannot be told."""
     if bound in (MINUS_INFINITY, _INFINITY):
-        return float("-inf") if bound == MINUS_INFINITY else float("inf")
+        return -math.inf if bound == MINUS_INFINITY else math.inf
     if not is_expression(bound) or variables(bound):
         return None
+    if (exact := exact_value(bound)) is not None:
+        return exact
     try:
-        return float(numeric_value(bound, {}))
+        place = float(numeric_value(bound, {}))
     except (ArithmeticError, TypeError, ValueError):
         return None
+    return place if math.isfinite(place) else None

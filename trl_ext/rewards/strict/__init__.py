@@ -6,7 +6,8 @@ Rules where mathematics leaves a choice:
   them they must agree (`1 \text{ km}` is `1000` m). A listed noun follows the same rule (`5 apples`); other words after
   a number are accepted only where the reference has them. `5\text{ hundred}` is 500.
 * `44\%` as reference accepts `44%`, `44` and `0.44`; `44` and `0.44` as reference do not accept `44%`, nor 5 `5 cents`.
-* A text like `10:30` or `3 pm` is a time of day, of 12 or 24 hours, except after `a:b =`; other ratios are compared by proportion (`6:4` is `3:2`).
+* A text like `10:30` or `3 pm` is a time of day, of 12 or 24 hours, except after `a:b =`; other
+  ratios are compared by proportion (`6:4` is `3:2`).
 * Lists without brackets and sets are unordered, and a set of one is its element; tuples, intervals, ratios and matrices
   are ordered, and their brackets count. `100,200` is a number, or a list in this order; `(100,200)` is a point.
 * A chain is its last exact member, if its members agree: `y = 4+5 = 9`, `2/7 \approx 0.29`.
@@ -14,7 +15,7 @@ Rules where mathematics leaves a choice:
   `|x| < 2` is `(-2, 2)`, `x \ne 3` is `\mathbb{R}\setminus\{3\}`. One on several unknowns may be a
   multiple: `-2x-2y > -6` is `x+y < 3`.
 * Several answers are right only where the reference has as many: `9 or 8` is not `9`.
-* Decimals are exact: `0.333` is not `1/3`. Mixed numbers are sums: `3\frac{1}{2}` is `7/2`.
+* `12 345` is a number. Decimals are exact: `0.333` is not `1/3`. Mixed numbers are sums: `3\frac{1}{2}` is `7/2`.
 * A numeral with a base needs the same digits and the base.
 """
 

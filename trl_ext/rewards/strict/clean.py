@@ -60,6 +60,7 @@ _REWRITES = tuple(
 _DOUBLED = re.compile(r"(?<!\\)\\\\(?:d?frac|sqrt|text|pi|infty|left|begin|cdot|times|pm|le|ge|cup|in)(?![a-zA-Z])")
 _SINGLE = re.compile(r"(?<!\\)\\(?:\\\\)*(?=[a-zA-Z])")
 _THIN_SPACE = re.compile(r"(?<=\d)[\u2007\u2009\u202f\xa0](?=\d{3}(?!\d))")
+_SPACED_THOUSANDS = re.compile(r"((?:\\dollar ?)?-?)([1-9]\d{0,2}(?>(?: \d{3})+))(?![\d/!])")
 _MARKDOWN = re.compile(r"\*\*(.+)\*\*|`(.+)`|__(.+)__")
 _DELIMITERS = re.compile(r"\\[()\[\]]")
 
@@ -76,6 +77,8 @@ def clean(text: str) -> str:
     text = _DELIMITERS.sub(" ", text).replace(r"\$", r"\dollar ").replace("$", " ")
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
+    if " " in text and (match := _SPACED_THOUSANDS.match(text)):
+        text = match[1] + match[2].replace(" ", "") + text[match.end() :]
     text = text.strip(" \x00=").replace("\x00", "\\\\").removesuffix("\\")
     text = text[:-1] if text.endswith((".", ",", ";")) else text
     return text[1:-1] if _is_one_group(text) else text

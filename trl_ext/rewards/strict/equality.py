@@ -36,12 +36,19 @@ def equal(answer: Answer, truth: Answer) -> bool:
     if isinstance(answer, Relation) or isinstance(truth, Relation):
         return _equal_relations(answer, truth)
     for inexplicit, other in ((answer, truth), (truth, answer)):
-        if isinstance(inexplicit, Ordered) and inexplicit.brackets == "," and isinstance(other, Several):
-            return len(inexplicit.items) == len(other.items) and all(map(equal, inexplicit.items, other.items))
+        if isinstance(inexplicit, Ordered) and (items := _items_meant(inexplicit, other)) is not None:
+            return len(inexplicit.items) == len(items) and all(map(equal, inexplicit.items, items))
     if isinstance(answer, Several) != isinstance(truth, Several):
         return _equal_to_the_only_one(answer, truth)
     rule = _RULES.get((type(answer), type(truth)))
     return rule is not None and rule(answer, truth)
+
+
+def _items_meant(inexplicit: Ordered, other: Answer) -> tuple[Answer, ...] | None:
+    """The items of a list beside `100,200`, or of a ratio beside `9:16`, which may be a number and a time of day."""
+    if inexplicit.brackets == "::":
+        return other.items if isinstance(other, Ordered) and other.brackets == ":" else None
+    return other.items if inexplicit.brackets == "," and isinstance(other, Several) else None
 
 
 def _equal_quantities(answer: Answer, truth: Answer) -> bool:

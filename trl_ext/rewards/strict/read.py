@@ -27,6 +27,7 @@ _DOLLARS = re.compile(r"(?P<sign>-?)\s*\\dollar\s*(?P<value>.+)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’ -]*")
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
 _TIME = re.compile(r"(\d{1,2})\s*:\s*(\d{2})\s*(?:([ap])\s*\.?\s*m\b\.?)?", re.IGNORECASE)
+_HOUR = re.compile(r"(0?[1-9]|1[0-2])\s*([ap])\s*\.?\s*m\b\.?", re.IGNORECASE)
 _BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?\s*(?:_\s*\{?\s*(\w{1,9})\s*\}?|(?:in )?base ?(\w{1,9}))")
 _BASE_NAMES = {"two": "2", "three": "3", "eight": "8", "ten": "10", "sixteen": "16"}
 _SIGNS = re.compile(r"[=<>:|]|\\(?:approx|simeq|le|ge|lt|gt|ne|in)(?![a-zA-Z])|reals?(?![a-z])")
@@ -44,8 +45,8 @@ def readings(text: str) -> list[Answer]:
             found.append(Based(based[1].upper(), base))
     if _SCIENTIFIC.fullmatch(text):
         found.append(Number(Fraction(text)))
-    if _TIME.fullmatch(text):
-        return found  # a time of day, or a ratio that is not taken for another one
+    if time := _TIME.fullmatch(text):  # or a ratio, which is not taken for another one that is proportional to it
+        return found if time[3] else [*found, Ordered("::", tuple(Number(Fraction(n)) for n in time.groups()[:2]))]
     with contextlib.suppress(Unreadable):
         found.append(parse(_without_text_groups(text)))
     if _JOINED_NUMBERS.fullmatch(text):  # a number, or a list that has to be given in this order to be told from it
@@ -66,6 +67,8 @@ def _texts(text: str) -> list[Answer]:
     if time := _TIME.fullmatch(plain):
         half = f" {time[3].lower()}m" if time[3] else ""
         return [Text(f"{int(time[1])}:{time[2]}{half}")]
+    if hour := _HOUR.fullmatch(plain):
+        return [Text(f"{int(hour[1])}:00 {hour[2].lower()}m")]
     if choice := _CHOICE.fullmatch(plain):
         is_marked = plain != choice[1] or "\\text" in text
         return [Text(choice[1].upper())] if is_marked or choice[1].isupper() else []

@@ -48,7 +48,9 @@ def statement(text: str, read: Callable[[str], list[Answer]], equal: Callable[[A
     label = _LABEL.fullmatch(members[0])
     is_variable = bool(re.fullmatch(_NAME, members[0]))
     if signs[0] == "=" and (label or (is_variable and len(members) > 2)):
-        value = _agreed(members[1:], signs[1:], read, equal)
+        is_ratio = label is not None and label.lastgroup == "ratio"  # in brackets 9:16 is no time of day
+        values = [f"({member})" if is_ratio else member for member in members[1:]]
+        value = _agreed(values, signs[1:], read, equal)
         if value is None or (label and not _fits(label, value)):
             return None
         return Named(members[0].replace("{", "").replace("}", ""), value)

@@ -91,6 +91,7 @@ def test_any_text_comes_back_as_it_was(pool: Pool, text: str) -> None:
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_failure_is_named_and_its_neighbours_are_right(pool: Pool, job: list[str], kind: str, detail: str) -> None:
+    pool.map([GOOD, GOOD])  # both workers are there, whichever test is the first
     before, restarted = children(), pool.counters.restarted
     jobs = [["echo", i] for i in range(20)]
     outcomes = pool.map([*jobs[:10], job, *jobs[10:]])

@@ -213,6 +213,22 @@ def test_what_makes_another_experiment(changed: dict[str, Any], differ: list[str
     assert [line.partition(":")[0] for line in differences(SETTINGS, {**SETTINGS, **changed})] == differ
 
 
+def test_a_policy_built_again_elsewhere_is_the_same_and_another_is_not(tmp_path: Path) -> None:
+    first, again, another = ({"policy": str(tmp_path / name)} for name in ("first", "again", "another"))
+    for settings, weights in ((first, "w"), (again, "w"), (another, "v")):
+        folder = Path(settings["policy"])
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(weights)
+        (folder / "recipe.json").write_text(folder.name)
+    assert differences({**SETTINGS, **first}, {**SETTINGS, **again}) == []
+    for other in (another, {"policy": str(tmp_path / "removed")}):
+        assert [line.partition(":")[0] for line in differences({**SETTINGS, **first}, {**SETTINGS, **other})] == [
+            "policy"
+        ]
+    (Path(again["policy"]) / "more.json").write_text("{}")
+    assert differences({**SETTINGS, **first}, {**SETTINGS, **again}) != []
+
+
 def test_every_setting_is_compared_and_no_token_is_kept() -> None:
     parts = parse(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, "--hub_token", "hf_secret"])
     settings = settings_of(parts, policy="p")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import filecmp
 import json
 import os
 import time
@@ -247,7 +248,20 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         f"{name}: was {before.get(name)!r}, is {now.get(name)!r}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name) and name not in harmless and not name.startswith(_HARMLESS_PREFIXES)
+        if name != "policy" or not has_same_files(Path(str(before.get(name))), Path(str(now.get(name))))
     ]
+
+
+def has_same_files(folder: Path, other: Path) -> bool:
+    """Whether two folders hold the same files, byte by byte, as those of a base policy that another version has built.
+
+    What it was built by is no part of it: `recipe.json`.
+    """
+    if not (folder.is_dir() and other.is_dir()):
+        return False
+    names = {path.name for path in (*folder.iterdir(), *other.iterdir())} - {"recipe.json"}
+    _, differing, missing = filecmp.cmpfiles(folder, other, names, shallow=False)
+    return not differing and not missing
 
 
 def log_sizes(folder: Path, logs: Sequence[str] = LOGS) -> dict[str, int]:

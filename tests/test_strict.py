@@ -32,7 +32,7 @@ PARITY = [json.loads(line) for line in (DATA / "grader_parity.jsonl").read_text(
         (r"\left( 1 , 2 \right)", "(1,2)"), (r"\left.x\right|", "x|"), (r"\left.3\right.", "3"), ("1{,}000", "1000"), (r"1\,000", "1000"),
         (r"1\,00", "1 00"), (r"\mathrm{cm}", r"\text{cm}"), (r"90^\circ", r"90\text{degrees}"), (r"5\%", "5%"),
         ("½", r"\frac{1}{2}"), ("x²³", "x^{23}"), ("2 million", r"2\cdot 10^{6}"), (r"a \\ b", r"a\\b"), ("{5}", "5"),
-        ("{5}{6}", "{5}{6}"), (r"x\in A", r"x\in A"), ("a b", "a b"), ("=5", "5"), ("5\n6", "5 6"), ("", ""), ("$$", ""),
+        ("{5}{6}", "{5}{6}"), (r"x\in A", r"x\in A"), ("a b", "a b"), ("=5", "5"), (r"(1,2)\.", "(1,2)"), ("5\n6", "5 6"), ("", ""), ("$$", ""),
     ],
 )  # fmt: skip
 def test_one_spelling(text: str, cleaned: str) -> None:

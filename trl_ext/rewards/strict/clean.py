@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Sequence
 
 from trl_ext.rewards.extract import BOXED, boxed_content
 
@@ -18,45 +19,53 @@ _CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _VULGAR_FRACTION = re.compile("[¼½¾⅐-⅞]")
-_REWRITES = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\(?:left|right)\s*\.", ""),
-        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])", ""),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\(?:displaystyle|textstyle|limits|nonumber|hfill)(?![a-zA-Z])|\\!", ""),
-        (r"(?<=\d)\s*,\s+(?=\d{3}(?!\d))", ";"),  # a space makes a list of what else were thousands
-        (
-            r"(?<=\d)\{(?:\\(?:rm|text)\s*\{?)?\s*([a-zA-Z]{1,9}(?:/[a-zA-Z]{1,9})?)\}?(\^\{?\d\}?)?\}",
-            r"\\text{\1}\2",
-        ),  # 4{cm}
-        (r"\\overline\s*\{([A-Z]+)\}", r"\1"),
-        (r"(?<=\d)(?:\{,\}|\\[,;: ]|~|,\\!|,\\,)(?=\d{3}(?!\d))", ""),
-        (r"\{,\}", ","),
-        (r"\\[,;: >]|\\q?quad(?![a-zA-Z])|~", " "),
-        (r"\\(?:leqslant|leq)(?![a-zA-Z])", r"\\le"),
-        (r"\\(?:geqslant|geq)(?![a-zA-Z])", r"\\ge"),
-        (r"\\neq(?![a-zA-Z])|\\not\s*=", r"\\ne "),
-        (r"\\(?:mathbb|Bbb)\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
-        (r"\\(?:smallsetminus|backslash)(?![a-zA-Z])|(?<=\})\s*-\s*(?=\\\{)", r"\\setminus "),
-        (r"\\(?:lbrace|\{)", r"\\{"),
-        (r"\\(?:rbrace|\})", r"\\}"),
-        (r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])", "|"),
-        (
-            r"\\(?:mbox|textnormal|textrm|textbf|textit|textsf|texttt|mathrm|mathbf|mathit|mathsf|operatorname)(?![a-zA-Z])",
-            r"\\text",
-        ),
-        (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])|\\degree(?![a-zA-Z])", r"\\text{ degrees}"),
-        (r"\\%", "%"),
-        *(
-            (rf"(?<=\d)\s*(?:\\text\s*\{{\s*{word}\s*\}}|{word}(?![a-z]))", rf"\\cdot 10^{{{power}}}")
-            for word, power in (("million", 6), ("billion", 9), ("trillion", 12))
-        ),
-        (r":=", "="),
-        (r"\s+", " "),
-        (r" (?![a-zA-Z0-9])|(?<![a-zA-Z0-9]) ", ""),
-    )
+_SPELLINGS = {  # of a macro; the first group only sets the type
+    "": """left right displaystyle textstyle limits nonumber hfill big bigl bigr bigm Big Bigl Bigr Bigm bigg biggl
+    biggr biggm Bigg Biggl Biggr Biggm""",
+    " ": "quad qquad",
+    "|": "lvert rvert vert mid",
+    r"\{": "lbrace",
+    r"\}": "rbrace",
+    r"\frac": "dfrac tfrac cfrac",
+    r"\le": "leqslant leq",
+    r"\ge": "geqslant geq",
+    r"\ne ": "neq",
+    r"\setminus": "smallsetminus backslash",
+    r"\text": "mbox textnormal textrm textbf textit textsf texttt mathrm mathbf mathit mathsf operatorname",
+    r"\text{ degrees}": "degree",
+}
+_MACROS = {name: macro for macro, names in _SPELLINGS.items() for name in names.split()}
+_PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
+    (".", r"\\(?:left|right)\s*\.", ""),
+    (r"\!", r"\\!", ""),
+    (",", r"(?<=\d)\s*,\s+(?=\d{3}(?!\d))", ";"),  # a space makes a list of what else were thousands
+    (
+        "}",
+        r"(?<=\d)\{(?:\\(?:rm|text)\s*\{?)?\s*([a-zA-Z]{1,9}(?:/[a-zA-Z]{1,9})?)\}?(\^\{?\d\}?)?\}",
+        r"\\text{\1}\2",
+    ),  # 4{cm}
+    (r"\overline", r"\\overline\s*\{([A-Z]+)\}", r"\1"),
+    ("{,}", r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ""),
+    ("~", r"(?<=\d)~(?=\d{3}(?!\d))", ""),
+    ("\\", r"(?<=\d)(?:,?\\,|\\[;: ])(?=\d{3}(?!\d))", ""),
+    ("{,}", r"\{,\}", ","),
+    ("\\", r"\\[,;: >]", " "),
+    ("~", "~", " "),
+    ("\\", r"\\([a-zA-Z]+)", lambda match: _MACROS.get(match[1], match[0])),
+    (r"\not", r"\\not\s*=", r"\\ne "),
+    ("bb", r"\\(?:mathbb|Bbb)\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
+    (r"\{", r"(?<=\})\s*-\s*(?=\\\{)", r"\\setminus "),
+    (r"\circ", r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"\\text{ degrees}"),
+    (r"\%", r"\\%", "%"),
+    *(
+        (word, rf"(?<=\d)\s*(?:\\text\s*\{{\s*{word}\s*\}}|{word}(?![a-z]))", rf"\\cdot 10^{{{power}}}")
+        for word, power in (("million", 6), ("billion", 9), ("trillion", 12))
+    ),
+    (":=", ":=", "="),
 )
+# A pattern can match only where its telltale occurs, which is much faster to see.
+_REWRITES = tuple((telltale, re.compile(pattern), replacement) for telltale, pattern, replacement in _PATTERNS)
+_SPACES = re.compile(r" (?![a-zA-Z0-9])|(?<![a-zA-Z0-9]) ")
 _DOUBLED = re.compile(r"(?<!\\)\\\\(?:d?frac|sqrt|text|pi|infty|left|begin|cdot|times|pm|le|ge|cup|in)(?![a-zA-Z])")
 _SINGLE = re.compile(r"(?<!\\)\\(?:\\\\)*(?=[a-zA-Z])")
 _THIN_SPACE = re.compile(r"(?<=\d)[\u2007\u2009\u202f\xa0](?=\d{3}(?!\d))")
@@ -68,24 +77,29 @@ _DELIMITERS = re.compile(r"\\[()\[\]]")
 def clean(text: str) -> str:
     r"""One spelling of `text`, without math delimiters, `\boxed`, markdown and a final full stop."""
     text = _contents_of_boxes(text.strip())
-    if match := _MARKDOWN.fullmatch(text):
+    if text.startswith(("*", "`", "_")) and (match := _MARKDOWN.fullmatch(text)):
         text = next(group for group in match.groups() if group)
     text = _one_spelling_of_characters(text)
     text = _single_backslashes(text.replace("\x00", " ")).replace(
         "\\\\", "\x00"
     )  # ends a row: not the backslash of what follows it
-    text = _DELIMITERS.sub(" ", text).replace(r"\$", r"\dollar ").replace("$", " ")
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
+    text = _DELIMITERS.sub(" ", text) if "\\" in text else text
+    text = text.replace(r"\$", r"\dollar ").replace("$", " ")
+    for telltale, pattern, replacement in _REWRITES:
+        if telltale in text:
+            text = pattern.sub(replacement, text)
+    text = _SPACES.sub("", " ".join(text.split()))
     if " " in text and (match := _SPACED_THOUSANDS.match(text)):
         text = match[1] + match[2].replace(" ", "") + text[match.end() :]
     text = text.strip(" \x00=").replace("\x00", "\\\\").removesuffix("\\")
-    text = text[:-1] if text.endswith((".", ",", ";")) else text
+    text = text[:-1].removesuffix("\\") if text.endswith((".", ",", ";")) else text
     return text[1:-1] if _is_one_group(text) else text
 
 
 def _contents_of_boxes(text: str) -> str:
     """The content of the only box, or of several that say the same; else every box's, which are several answers."""
+    if BOXED not in text:
+        return text
     contents = [content for part in text.split(BOXED)[1:] if (content := boxed_content(BOXED + part)) is not None]
     if len(set(contents)) > 1:
         return ";".join(contents)

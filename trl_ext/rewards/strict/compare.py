@@ -9,7 +9,7 @@ from trl_ext.rewards.expression import Undefined, numeric_value, variables
 from trl_ext.rewards.strict.answers import Answer, Quantity, Several, is_expression
 from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.equality import equal
-from trl_ext.rewards.strict.read import readings
+from trl_ext.rewards.strict.read import readings_of_clean
 
 MAX_LENGTH = 600  # characters; a longer answer is right only if it is the truth but for spelling
 
@@ -41,7 +41,7 @@ def compare(answer: str, truth: str, tolerance: float = 0.0) -> Comparison:
         return Comparison(True, "same text")
     if max(len(answer), len(truth)) > MAX_LENGTH:
         return Comparison(False, "too long")
-    answers, truths = readings(answer), readings(truth)
+    answers, truths = readings_of_clean(answer), readings_of_clean(truth)
     if not answers or not truths:
         return Comparison(False, "cannot read the answer" if truths else "cannot read the truth")
     if any(equal(a, t) for a, t in product(answers, truths)):
@@ -54,7 +54,7 @@ def compare(answer: str, truth: str, tolerance: float = 0.0) -> Comparison:
 def can_read(truth: str) -> bool:
     """Whether another text than `truth` itself could equal it."""
     text = clean(truth)
-    return len(text) <= MAX_LENGTH and text.lower() != "nan" and bool(readings(text))
+    return len(text) <= MAX_LENGTH and text.lower() != "nan" and bool(readings_of_clean(text))
 
 
 def _is_near(answer: Answer, truth: Answer, tolerance: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 from trl_ext.rewards.expression import Number
 from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Text, Unreadable
@@ -32,14 +33,26 @@ _BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?\s*(?:_\s*\{?\s*(\w{1,9})\s*\}?|(?:in 
 _BASE_NAMES = {"two": "2", "three": "3", "eight": "8", "ten": "10", "sixteen": "16"}
 _SIGNS = re.compile(r"[=<>:|]|\\(?:approx|simeq|le|ge|lt|gt|ne|in)(?![a-zA-Z])|reals?(?![a-z])")
 _SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,3}")
+_INTEGER = re.compile(r"-?[0-9]{1,30}")
+CACHED_TEXTS = 1_000
 _JOINED_NUMBERS = re.compile(r"\d{1,3}(?:,\d{3})+")
 
 
-def readings(text: str) -> list[Answer]:
+def readings(text: str) -> tuple[Answer, ...]:
     """Everything that `text` may mean as an answer, the likeliest first; nothing if it cannot be read."""
-    text = clean(text)
+    return readings_of_clean(clean(text))
+
+
+@lru_cache(maxsize=CACHED_TEXTS)
+def readings_of_clean(text: str) -> tuple[Answer, ...]:
+    """The same of a text that is clean; a truth is met once for each response of its group."""
+    return (Number(Fraction(int(text))),) if _INTEGER.fullmatch(text) else tuple(_read(text))
+
+
+def _read(text: str) -> list[Answer]:
     found: list[Answer] = [*_texts(text), *_quantities(text)]
-    if based := _BASED.fullmatch(_without_text_groups(text)):
+    words = _without_text_groups(text)
+    if based := _BASED.fullmatch(words):
         base = based[2] or based[3]
         if (base := _BASE_NAMES.get(base, base)).isdecimal():
             found.append(Based(based[1].upper(), base))
@@ -48,18 +61,17 @@ def readings(text: str) -> list[Answer]:
     if time := _TIME.fullmatch(text):  # or a ratio, which is not taken for another one that is proportional to it
         return found if time[3] else [*found, Ordered("::", tuple(Number(Fraction(n)) for n in time.groups()[:2]))]
     with contextlib.suppress(Unreadable):
-        found.append(parse(_without_text_groups(text)))
+        found.append(parse(words))
     if _JOINED_NUMBERS.fullmatch(text):  # a number, or a list that has to be given in this order to be told from it
         found.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
     if _SIGNS.search(text):  # or words for the real numbers
-        words = _without_text_groups(text)
         found += [said for said in (statement(text, readings, equal), solution_set(words, parse)) if said]
     return found
 
 
 def _without_text_groups(text: str) -> str:
     r"""`\text{ or }` as words, so that `9\text{ or }8` is a list."""
-    return _TEXT_GROUP.sub(lambda match: f" {match[1].strip()} ", text).strip()
+    return _TEXT_GROUP.sub(lambda match: f" {match[1].strip()} ", text).strip() if "\\text" in text else text.strip()
 
 
 def _texts(text: str) -> list[Answer]:
@@ -80,11 +92,11 @@ def _texts(text: str) -> list[Answer]:
 
 def _quantities(text: str) -> list[Answer]:
     found: list[Answer] = []
-    if dollars := _DOLLARS.fullmatch(_without_text_groups(text)):
+    if r"\dollar" in text and (dollars := _DOLLARS.fullmatch(_without_text_groups(text))):
         found += _quantity(dollars["sign"] + dollars["value"], "dollars")
-    if percent := _PERCENT.fullmatch(text):
+    if "%" in text and (percent := _PERCENT.fullmatch(text)):
         found += _quantity(percent["value"], "percent")
-    if (match := _UNIT_IN_TEXT.fullmatch(text)) and match["value"]:
+    if r"\text" in text and (match := _UNIT_IN_TEXT.fullmatch(text)) and match["value"]:
         found += _quantity(match["value"], _TEXT_GROUP.sub(r"\1", match["unit"]))
     if (match := _UNIT_IN_WORDS.fullmatch(text)) and _may_be_unit(match["space"], match["unit"]):
         found += _quantity(match["value"], match["unit"])

@@ -6,7 +6,7 @@ A label is taken off only where it names one thing; the members of a chain have 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
@@ -34,7 +34,9 @@ _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 MAX_MEMBERS = 8
 
 
-def statement(text: str, read: Callable[[str], list[Answer]], equal: Callable[[Answer, Answer], bool]) -> Answer | None:
+def statement(
+    text: str, read: Callable[[str], Sequence[Answer]], equal: Callable[[Answer, Answer], bool]
+) -> Answer | None:
     """The value of a labelled or chained answer, with its name where it has one; None for any other text.
 
     Args:
@@ -85,7 +87,10 @@ def _fits(label: re.Match[str], value: Answer) -> bool:
 
 
 def _agreed(
-    members: list[str], signs: list[str], read: Callable[[str], list[Answer]], equal: Callable[[Answer, Answer], bool]
+    members: list[str],
+    signs: list[str],
+    read: Callable[[str], Sequence[Answer]],
+    equal: Callable[[Answer, Answer], bool],
 ) -> Answer | None:
     r"""The last member before a `\approx`, if all the others equal it and what follows rounds it."""
     exact: Answer | None = None

@@ -11,45 +11,19 @@ product    power (["*" | "/" | \cdot] power)*
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NoReturn
 
 from trl_ext.rewards.expression import Apply, Constant, Expression, Number, Variable, exact_value
 from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Relation, Several, Text, Union, Unreadable
 from trl_ext.rewards.strict.sets import REALS, without
+from trl_ext.rewards.strict.tokens import FUNCTIONS, GREEK, Cursor, tokens_of
 
-MAX_TOKENS = 400
-MAX_DEPTH = 40
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d])|\d+\.?\d*|\.\d+)|(?P<macro>\\(?:[a-zA-Z]+|.))"
-    r"|(?P<word>[a-zA-Z]+)|(?P<sign>\*\*|[<>!]=|.))",
-    re.DOTALL,
-)
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\in": "in",
     "<=": "<=", ">=": ">=", "!=": "!=",
 }  # fmt: skip
-_FUNCTIONS = {
-    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "ln": "ln", "exp": "exp",
-    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
-}  # fmt: skip
-_GREEK = frozenset(
-    "\\" + name
-    for name in """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho
-    sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell""".split()
-)
 _CLOSING = {"(": ")]", "[": ")]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", "{": "}"}
-_WORD_MACROS = {
-    "pi": r"\pi",
-    "sqrt": r"\sqrt",
-    "infinity": r"\infty",
-    "inf": r"\infty",
-    "oo": r"\infty",
-    "log": r"\log",
-}
 _ENDS = frozenset(
     [")", "]", "}", r"\}", ",", ";", "&", r"\\", r"\rfloor", r"\rceil", r"\cup", r"\setminus", ":", r"\end", ""]
 )
@@ -62,7 +36,7 @@ def parse(text: str) -> Answer:
     Raises:
         Unreadable: it is no answer in this grammar, or beyond its bounds.
     """
-    tokens = _tokens(text)
+    tokens = tokens_of(text)
     if r"\pm" not in tokens:
         return _parse(tokens)
     return Several(_spread([_parse([sign if token == r"\pm" else token for token in tokens]) for sign in "+-"]))
@@ -76,54 +50,16 @@ def _parse(tokens: list[str]) -> Answer:
     return tree
 
 
-def _tokens(text: str) -> list[str]:
-    tokens: list[str] = []
-    for match in _TOKEN.finditer(text):
-        token = match[match.lastgroup or 0]
-        if match.lastgroup == "word" and token not in ("and", "or") and token not in _FUNCTIONS:
-            tokens += [_WORD_MACROS[token]] if token in _WORD_MACROS else list(token)
-        elif not token.isspace():
-            tokens.append(token)
-        if len(tokens) > MAX_TOKENS:
-            raise Unreadable("too long")
-    return tokens
-
-
 def _expression(answer: Answer) -> Expression:
     if not isinstance(answer, (Number, Constant, Variable, Apply)):
         raise Unreadable(f"a {type(answer).__name__.lower()} in an expression")
     return answer
 
 
-class _Parser:
-    """The tokens and how far they are read; one method per rule."""
+class _Parser(Cursor):
+    """One method per rule."""
 
-    def __init__(self, tokens: list[str]) -> None:
-        self.tokens = tokens
-        self.at = self.depth = 0
-        self.in_bars = False  # so that a bar closes
-
-    @property
-    def token(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
-
-    def take(self, *expected: str) -> str:
-        token = self.token
-        if expected and token not in expected:
-            self.refuse()
-        self.at += 1
-        return token
-
-    def refuse(self) -> NoReturn:
-        raise Unreadable(f"unexpected {self.token or 'end'!r}")
-
-    def nested(self, rule: Callable[..., Any], *arguments: Any) -> Any:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise Unreadable("nested too deeply")
-        result = rule(*arguments)
-        self.depth -= 1
-        return result
+    in_bars = False  # so that a bar closes
 
     # Answers.
 
@@ -148,10 +84,7 @@ class _Parser:
         return Relation(tuple(sides), tuple(operators)) if operators else sides[0]
 
     def union(self) -> Answer:
-        items = [self.difference()]
-        while self.token == r"\cup":
-            self.take()
-            items.append(self.difference())
+        items = self.separated(r"\cup", self.difference)
         return items[0] if len(items) == 1 else Union(tuple(items))
 
     def difference(self) -> Answer:
@@ -162,10 +95,7 @@ class _Parser:
         return values
 
     def ratio(self) -> Answer:
-        items = [self.sum()]
-        while self.token == ":":
-            self.take()
-            items.append(self.sum())
+        items = self.separated(":", self.sum)
         return items[0] if len(items) == 1 else Ordered(":", tuple(items))
 
     # Expressions.
@@ -220,14 +150,12 @@ class _Parser:
 
     def power(self) -> Answer:
         base = self.nested(self.atom)
-        while self.token in ("!", "_", "^", "**", "%"):
+        while self.token in ("!", "_", "^", "**"):
             operator = self.take()
             if operator == "!":
                 base = Apply("factorial", (_expression(base),))
             elif operator == "_":
                 base = self._subscript(base)
-            elif operator == "%":
-                self.refuse()  # the units are read before the grammar
             else:
                 base = Apply("power", (_expression(base), _expression(self.nested(self._exponent))))
         return base
@@ -242,24 +170,12 @@ class _Parser:
         return exponent
 
     def _subscript(self, base: Answer) -> Answer:
-        label = self._label()
+        label = self.label()
         if isinstance(base, Variable):
             return Variable(f"{base.name}_{label}")
         if isinstance(base, Number) and base.value.denominator == 1 and label.isdecimal():
             return Based(str(base.value), label)
         raise Unreadable("an index")
-
-    def _label(self) -> str:
-        if self.token.isalnum():
-            return self.take()
-        self.take("{")
-        label = ""
-        while self.token != "}":
-            if not self.token:
-                self.refuse()
-            label += self.take()
-        self.take()
-        return label
 
     def argument(self) -> Answer:
         r"""What follows a macro or a caret: a group, or one digit or token (`\frac12`, `x^10` being x^1 0 in LaTeX)."""
@@ -281,11 +197,11 @@ class _Parser:
             return self._bracketed(token)
         if token == "|":
             return self._bars()
-        if token[1:] in _FUNCTIONS or token in _FUNCTIONS:
-            return self._function(_FUNCTIONS[token.removeprefix("\\")])
+        if token[1:] in FUNCTIONS or token in FUNCTIONS:
+            return self._function(FUNCTIONS[token.removeprefix("\\")])
         if token in _MACROS:
             return _MACROS[token](self)
-        if token in _GREEK or (len(token) == 1 and token.isalpha()):
+        if token in GREEK or (len(token) == 1 and token.isalpha()):
             return {"e": Constant("e"), "i": Constant("i")}.get(token) or Variable(token.removeprefix("\\"))
         self.at -= 1
         return self.refuse()
@@ -294,7 +210,7 @@ class _Parser:
         value = Fraction(token.replace(",", "").rstrip("."))
         if self.token == r"\overline" and "." in token:  # 0.1\overline{6}
             self.take()
-            digits = self._label()
+            digits = self.label()
             if not digits.isdecimal() or len(digits) > 30:
                 raise Unreadable("an overline")
             places = len(token.partition(".")[2])
@@ -335,7 +251,7 @@ class _Parser:
             self.take()
             exponent = _expression(self.nested(self._exponent))
         argument = _expression(self._function_argument())
-        if exponent is not None and exact_value(exponent) == -1 and f"a{name}" in _FUNCTIONS.values():
+        if exponent is not None and exact_value(exponent) == -1 and f"a{name}" in FUNCTIONS.values():
             return Apply(f"a{name}", (argument,))
         applied = Apply(name, (argument,))
         return applied if exponent is None else Apply("power", (applied, exponent))
@@ -351,7 +267,7 @@ class _Parser:
 
     def _plain(self) -> bool:
         return (
-            (len(self.token) == 1 and self.token.isalnum()) or self.token in _GREEK or self.token in (r"\pi", r"\frac")
+            (len(self.token) == 1 and self.token.isalnum()) or self.token in GREEK or self.token in (r"\pi", r"\frac")
         )
 
     # Macros with arguments.
@@ -379,33 +295,29 @@ class _Parser:
         return Apply("log", (argument, base or Number(Fraction(10))))
 
     def environment(self) -> Answer:
-        name = self._label()
+        name = self.label()
         if name not in ("pmatrix", "bmatrix", "matrix", "array", "vmatrix", "smallmatrix"):
             raise Unreadable(f"environment {name}")
         if name == "array":
-            self._label()
+            self.label()
         rows = [self._row()]
         while self.token == r"\\":
             self.take()
             if self.token != r"\end":
                 rows.append(self._row())
         self.take(r"\end")
-        if self._label() != name or len({len(row) for row in rows}) != 1:
+        if self.label() != name or len({len(row) for row in rows}) != 1:
             raise Unreadable("a matrix")
         brackets = "det" if name == "vmatrix" else "|"
         return Ordered(brackets, tuple(Ordered("|", tuple(row)) for row in rows))
 
     def numbers(self) -> Answer:
         """The real numbers, or another set by its name."""
-        name = self._label()
+        name = self.label()
         return REALS if name == "R" else Text(rf"\mathbb{{{name}}}")
 
     def _row(self) -> list[Answer]:
-        row = [self.nested(self.relation)]
-        while self.token == "&":
-            self.take()
-            row.append(self.nested(self.relation))
-        return row
+        return self.separated("&", lambda: self.nested(self.relation))
 
 
 _MACROS: dict[str, Callable[[_Parser], Answer]] = {

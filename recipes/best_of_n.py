@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trl_ext.arguments import start
-from trl_ext.best_of_n import BestOfN, run_best_of_n
+from trl_ext.recipes.best_of_n import BestOfN, run_best_of_n
+from trl_ext.recipes.cli import start
 
 if __name__ == "__main__":
     start(run_best_of_n, (BestOfN,), __doc__, default_config=Path(__file__).with_suffix(".yaml"))

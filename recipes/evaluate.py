@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trl_ext.arguments import start
-from trl_ext.evaluation import Evaluation, run_evaluation
+from trl_ext.recipes.cli import start
+from trl_ext.recipes.evaluate import Evaluation, run_evaluation
 
 if __name__ == "__main__":
     start(run_evaluation, (Evaluation,), __doc__, default_config=Path(__file__).with_suffix(".yaml"))

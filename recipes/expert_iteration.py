@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trl_ext.arguments import start
-from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
-from trl_ext.recipe import run_recipe
+from trl_ext.recipes.cli import start
+from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
+from trl_ext.recipes.run import run_recipe
 
 if __name__ == "__main__":
     start(run_recipe, EXPERT_ITERATION_SETTINGS, __doc__, default_config=Path(__file__).with_suffix(".yaml"))

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trl_ext.arguments import start
-from trl_ext.grpo_recipe import GRPO_SETTINGS
-from trl_ext.recipe import run_recipe
+from trl_ext.recipes.cli import start
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.recipes.run import run_recipe
 
 if __name__ == "__main__":
     start(run_recipe, GRPO_SETTINGS, __doc__, default_config=Path(__file__).with_suffix(".yaml"))

@@ -19,10 +19,18 @@ import sys
 from pathlib import Path
 
 from trl_ext.errors import InputError
-from trl_ext.lab import check, commands, own_settings, question_names, read_lab, read_question, run_name
-from trl_ext.lab_report import table, write_report
-from trl_ext.pipeline_record import folder_of
-from trl_ext.sweep import run_all
+from trl_ext.experiments.lab.questions import (
+    check,
+    commands,
+    own_settings,
+    question_names,
+    read_lab,
+    read_question,
+    run_name,
+)
+from trl_ext.experiments.lab.report import table, write_report
+from trl_ext.experiments.pipeline.record import folder_of
+from trl_ext.experiments.sweep import run_all
 
 HERE = Path(os.path.relpath(Path(__file__).parent))  # so that pages name no folder of this machine
 

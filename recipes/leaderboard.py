@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 
 from trl_ext.errors import InputError, Stopped
-from trl_ext.leaderboard import RESULT, run_leaderboard
-from trl_ext.pipeline_settings import read_pipeline
-from trl_ext.rules import RULES
+from trl_ext.experiments.leaderboard import RESULT, run_leaderboard
+from trl_ext.experiments.pipeline.settings import read_pipeline
+from trl_ext.experiments.rules import RULES
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from trl_ext.errors import InputError, Stopped
-from trl_ext.pipeline import run_pipeline
-from trl_ext.pipeline_settings import read_pipeline
+from trl_ext.experiments.pipeline.run import run_pipeline
+from trl_ext.experiments.pipeline.settings import read_pipeline
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from trl_ext.report import write_curve
+from trl_ext.runs.report import write_curve
 
 FIGURES = (("validation", "_before"), ("validation", "_after"), ("best_validation", ""))
 

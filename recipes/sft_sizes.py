@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
-from trl_ext.files import write_text
-from trl_ext.report import write_sizes_plot
-from trl_ext.sweep import run_all
+from trl_ext.experiments.sweep import run_all
+from trl_ext.io import write_text
+from trl_ext.runs.report import write_sizes_plot
 
 FILTERS = {"no": [False], "yes": [True], "both": [False, True]}
 LABELS = {False: "all traces", True: "only traces with the right answer"}

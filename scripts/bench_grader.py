@@ -21,10 +21,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trl_ext.provenance import provenance
 from trl_ext.rewards import GRADERS
-from trl_ext.rewards.grade import forget_verdicts
-from trl_ext.rewards.truth import truths_of
+from trl_ext.rewards.graders import forget_verdicts
+from trl_ext.rewards.ground_truth import truths_of
+from trl_ext.runs.provenance import provenance
 
 PARITY = Path(__file__).parents[1] / "tests" / "data" / "grader_parity.jsonl"
 RESPONSE = "Some reasoning that leads there. </think> <answer> {} </answer>"

@@ -35,8 +35,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext._startup import use_all_cores
-from trl_ext.provenance import provenance
+from trl_ext.compat.startup import use_all_cores
+from trl_ext.runs.provenance import provenance
 
 STOCK = "TRL"
 OFF = {"skip_idle_rows": False, "compact_micro_batches": False, "share_prompts": False, "reuse_log_probs": False}
@@ -133,7 +133,7 @@ def replaying(engine: Replay) -> Iterator[None]:
     """While trainers are made: their engine is the replay."""
     with (
         patch("trl.trainer.grpo_trainer.VLLMGeneration", lambda **_: engine),
-        patch("trl_ext.engine.ColocatedEngine", lambda **_: engine),
+        patch("trl_ext.generation.vllm.ColocatedEngine", lambda **_: engine),
     ):
         yield
 

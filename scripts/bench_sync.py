@@ -1,6 +1,6 @@
 """Seconds and extra memory of handing the policy's weights to the colocated vLLM engine, three ways in alternation:
 
-* reload: all of them through one layerwise reload, as `trl_ext.engine` does;
+* reload: all of them through one layerwise reload, as `trl_ext.generation.vllm` does;
 * per parameter: one `load_weights` call each, as TRL does (where it works; on a CPU it does not);
 * through disk: a checkpoint is saved, and vLLM reloads it.
 
@@ -29,8 +29,8 @@ from tqdm import tqdm
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.engine import process_output_heads
-from trl_ext.provenance import provenance
+from trl_ext.generation.vllm import process_output_heads
+from trl_ext.runs.provenance import provenance
 
 MIB = 2**20
 

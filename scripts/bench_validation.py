@@ -22,12 +22,12 @@ from tqdm import tqdm
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ext import REWARDS, ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext._startup import use_all_cores
-from trl_ext.base_policy import make_base_policy
+from trl_ext.compat.startup import use_all_cores
 from trl_ext.data.load import load_problems
-from trl_ext.evaluate import evaluate
-from trl_ext.provenance import provenance
-from trl_ext.rewards.grade import GRADERS
+from trl_ext.evaluation.report import evaluate
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.rewards.graders import GRADERS
+from trl_ext.runs.provenance import provenance
 
 OURS = "trl_ext's validation"
 WAYS: dict[str, dict[str, int]] = {

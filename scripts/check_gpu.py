@@ -28,12 +28,12 @@ import torch
 from random_model import SHAPES, save_random_model
 from trl.import_utils import is_vllm_available
 
-from trl_ext.arguments import parse
 from trl_ext.data.load import load_problems
-from trl_ext.grpo_recipe import GRPO_SETTINGS
-from trl_ext.provenance import provenance
-from trl_ext.sigterm import patient_environment
-from trl_ext.trainer import ExtGRPOTrainer
+from trl_ext.grpo.trainer import ExtGRPOTrainer
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.runs.provenance import provenance
+from trl_ext.training.preemption import patient_environment
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "grpo_math_qwen2.5_math_1.5b.yaml"

@@ -19,9 +19,9 @@ from typing import NamedTuple
 from bench_grader import math_verify, trl_accuracy
 
 from trl_ext.rewards import GRADERS
-from trl_ext.rewards.grade import compare_pairs
-from trl_ext.rewards.pool import Failure
-from trl_ext.rewards.truth import truths_of
+from trl_ext.rewards.graders import compare_pairs
+from trl_ext.rewards.ground_truth import truths_of
+from trl_ext.rewards.workers.pool import Failure
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from trl_ext.base_policy import make_base_policy
-from trl_ext.files import write_text
-from trl_ext.intervals import paired_interval
-from trl_ext.provenance import provenance
-from trl_ext.report import write_methods_plot
-from trl_ext.sweep import run_all
+from trl_ext.evaluation.statistics import paired_interval
+from trl_ext.experiments.sweep import run_all
+from trl_ext.io import write_text
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.runs.provenance import provenance
+from trl_ext.runs.report import write_methods_plot
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parent / "recipes"

@@ -21,12 +21,12 @@ from typing import Any
 
 import yaml
 
-from trl_ext.base_policy import make_base_policy
-from trl_ext.files import write_text
-from trl_ext.pipeline_record import folder_of
-from trl_ext.provenance import provenance
-from trl_ext.report import write_methods_plot
-from trl_ext.sweep import run_all
+from trl_ext.experiments.pipeline.record import folder_of
+from trl_ext.experiments.sweep import run_all
+from trl_ext.io import write_text
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.runs.provenance import provenance
+from trl_ext.runs.report import write_methods_plot
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 PARTS = ("sizes", "steps", "methods")

@@ -23,9 +23,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trl_ext.provenance import provenance
-from trl_ext.rewards.pool import Failure, Pool
 from trl_ext.rewards.rules import compare
+from trl_ext.rewards.workers.pool import Failure, Pool
+from trl_ext.runs.provenance import provenance
 
 PARITY = Path(__file__).parents[1] / "tests" / "data" / "grader_parity.jsonl"
 RULES = ("strict", "compatible")

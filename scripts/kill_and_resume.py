@@ -210,7 +210,7 @@ def try_case(name: str, kills: int, seed: int, folder: Path, policy: str) -> dic
 
 def tiny_policy(folder: Path) -> str:
     """A policy that trains in milliseconds."""
-    from trl_ext.base_policy import BasePolicyConfig, make_base_policy
+    from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
 
     shape = BasePolicyConfig(hidden=32, layers=1, heads=1, intermediate=32, steps=3, batch=4)
     return str(make_base_policy(0, folder, shape, progress=False))
@@ -224,7 +224,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the run and of the moments (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     args = parser.parse_args()
-    multiprocessing.set_forkserver_preload(["trl_ext.grpo_recipe", "trl_ext.base_policy", "matplotlib.pyplot"])
+    multiprocessing.set_forkserver_preload(["trl_ext.recipes.grpo", "trl_ext.mini.policy", "matplotlib.pyplot"])
     results = []
     with tempfile.TemporaryDirectory(prefix="kill_and_resume_") as scratch:
         context = multiprocessing.get_context("forkserver")
@@ -237,7 +237,7 @@ def main() -> int:
             differing = [key for key, same in found["same"].items() if not same]
             print(f"{name:<12} {kills}: {'identical' if not differing else 'DIFFERENT ' + ', '.join(differing)}")
     if args.json:
-        from trl_ext.provenance import provenance
+        from trl_ext.runs.provenance import provenance
 
         args.json.write_text(json.dumps({"results": results, **provenance()}, indent=2) + "\n", encoding="utf-8")
     return int(not all(all(found["same"].values()) for found in results))

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from trl_ext import AGGREGATIONS
+from trl_ext.algorithms.types import StepTotals
 from trl_ext.functional import masked_mean, masked_normalize
-from trl_ext.types import StepTotals
 
 LENGTHS, ADVANTAGE = (4, 7), 2.0
 LONGEST = max(LENGTHS)

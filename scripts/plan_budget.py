@@ -28,8 +28,8 @@ from typing import Any
 
 import yaml
 
-from trl_ext.files import read_jsonl
-from trl_ext.plan import Rates, Workload, levers, measured, plan, seconds_of, workload
+from trl_ext.experiments.budget_plan import Rates, Workload, levers, measured, plan, seconds_of, workload
+from trl_ext.io import read_jsonl
 from trl_ext.registry import unknown
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from trl_ext.provenance import platform_of
-from trl_ext.report import write_curve
+from trl_ext.runs.provenance import platform_of
+from trl_ext.runs.report import write_curve
 
 
 def main() -> None:

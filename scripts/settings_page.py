@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from trl_ext.settings_table import MODEL, OURS, TASK, TRAINER, TRL
-from trl_ext.trl_settings import HONORED, NO_EFFECT, Entry
+from trl_ext.training.settings_table import MODEL, OURS, TASK, TRAINER, TRL
+from trl_ext.training.trl_settings import HONORED, NO_EFFECT, Entry
 
 PAGE = Path(__file__).parents[1] / "recipes" / "trl_settings.md"
 INTRODUCTION = """\
@@ -29,7 +29,7 @@ on a CPU, `bf16` that is not set is off (TRL: on with `use_cpu`), which the run 
 TRL's numbers. A setting that needs another one is refused without it.
 
 Shown by *a run*: `tests/test_trl_settings.py` trains with the setting and without it, and compares weights, metrics and
-files. Written by `python scripts/settings_page.py` from `trl_ext/settings_table.py`.
+files. Written by `python scripts/settings_page.py` from `trl_ext/training/settings_table.py`.
 """
 HEADLINES = {
     "`TrainingArguments` of transformers": TRAINER,

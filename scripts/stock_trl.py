@@ -9,7 +9,7 @@ reward are the recipe's. The budget counts from the start of the process and hol
 
 from __future__ import annotations
 
-from trl_ext._startup import START, use_all_cores
+from trl_ext.compat.startup import START, use_all_cores
 
 # isort: split
 import argparse
@@ -21,15 +21,15 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ext import REWARDS
-from trl_ext.arguments import parse
-from trl_ext.base_policy import make_base_policy
-from trl_ext.completion import Sampling
-from trl_ext.evaluate import evaluate
-from trl_ext.grpo_recipe import GRPO_SETTINGS
-from trl_ext.provenance import provenance
-from trl_ext.report import write_summary
-from trl_ext.rewards.grade import GRADERS
-from trl_ext.sampler import HFSampler
+from trl_ext.evaluation.report import evaluate
+from trl_ext.generation.completion import Sampling
+from trl_ext.generation.samplers import HFSampler
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.rewards.graders import GRADERS
+from trl_ext.runs.provenance import provenance
+from trl_ext.runs.report import write_summary
 
 YAML = Path(__file__).parents[1] / "recipes" / "grpo_math.yaml"
 SAME = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "optim",

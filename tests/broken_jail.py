@@ -6,7 +6,8 @@ import json
 import sys
 from typing import Any
 
-from trl_ext.discovery import confine, jail
+from trl_ext.discovery.sandbox import isolation as confine
+from trl_ext.discovery.sandbox import supervisor as jail
 
 mount, hidden_places = confine._mount, confine.hidden_places
 

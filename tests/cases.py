@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trl_ext.types import LossInputs, StepTotals
+from trl_ext.algorithms.types import LossInputs, StepTotals
 
 LENGTHS = (5, 2, 6, 1, 0, 3)  # one row has no token that trains
 ROWS, TOKENS = len(LENGTHS), max(LENGTHS)

@@ -15,9 +15,9 @@ from trl.distributed import DistributedBackend
 
 from tests.tiny import ends_early, make_trainer, tiny_model, tiny_sft
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.adapters import check_adapter
-from trl_ext.engine import ColocatedEngine
-from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.generation.adapters import check_adapter
+from trl_ext.generation.vllm import ColocatedEngine
+from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 
 LINEAR = ["q_proj", "v_proj", "down_proj"]
 VLLM: dict[str, Any] = {"use_vllm": True, "vllm_max_model_length": 64}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from trl_ext.advantages import ADVANTAGES, for_training, total_reward
+from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
 
 EVERY = sorted(ADVANTAGES)
 NEEDS_NO_GROUP = {"raw", "group_mean"}

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.cases import ROWS, loss_inputs, totals_of
-from trl_ext.aggregation import AGGREGATIONS
-from trl_ext.types import StepTotals
+from trl_ext.algorithms.aggregation import AGGREGATIONS
+from trl_ext.algorithms.types import StepTotals
 
 EVERY = sorted(AGGREGATIONS)
 CUTS = [[ROWS], [3, 3], [1, 2, 3], [1] * ROWS]

@@ -15,12 +15,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_ext import base_policy
-from trl_ext.base_policy import BasePolicyConfig, documents, make_base_policy, pretrain, train_tokenizer
-from trl_ext.data.mini_math import problems, split_of
+from trl_ext.generation.hf import hf_generate
+from trl_ext.mini import policy as base_policy
+from trl_ext.mini.policy import BasePolicyConfig, documents, make_base_policy, pretrain, train_tokenizer
+from trl_ext.mini.problems import problems, split_of
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.rewards.extract import boxed, r1_zero
-from trl_ext.rollout import hf_generate
 
 SMALL = BasePolicyConfig(hidden=32, layers=1, heads=1, intermediate=32, steps=3, batch=4)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trl_ext.batching import (
+from trl_ext.grpo.batching import (
     Batching,
     Row,
     by_prompts,

@@ -19,12 +19,12 @@ import torch
 
 from tests.tiny import ends_early, make_trainer, scripted
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.callbacks import GenerationsLog
-from trl_ext.files import read_jsonl
+from trl_ext.io import read_jsonl
 from trl_ext.ranks import is_of_gather
 from trl_ext.rewards import GRADERS, REWARDS
-from trl_ext.rewards.checked import RewardError, checked
+from trl_ext.rewards.guard import RewardError, checked
 from trl_ext.rewards.hooks import completion_text
+from trl_ext.training.callbacks import GenerationsLog
 
 EOS = 1
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trl_ext import checkpoints as files
-from trl_ext.checkpoints import (
+from trl_ext.runs import checkpoints as files
+from trl_ext.runs.checkpoints import (
     MANIFEST,
     SCRATCH,
     checkpoints,
@@ -23,7 +23,7 @@ from trl_ext.checkpoints import (
     set_aside,
     step_of,
 )
-from trl_ext.saving import WholeCheckpoints
+from trl_ext.training.saving import WholeCheckpoints
 
 CONTENT = {"model.safetensors": b"weights" * 99, "trainer_state.json": b"{}", "global_step3/rank0.pt": b"moments"}
 

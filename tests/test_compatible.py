@@ -17,7 +17,7 @@ from trl_ext.rewards.compatible.plain_text import plain_text_normal_form
 from trl_ext.rewards.compatible.symbolic import symbolically_equal
 from trl_ext.rewards.compatible.unit_words import ENTRIES, remove_unit_words
 from trl_ext.rewards.extract import Extraction
-from trl_ext.rewards.truth import truths_of
+from trl_ext.rewards.ground_truth import truths_of
 
 PARITY_FILE = Path(__file__).parent / "data" / "grader_parity.jsonl"
 PARITY = [json.loads(line) for line in PARITY_FILE.read_text(encoding="utf-8").splitlines()]

@@ -11,7 +11,7 @@ from datasets import Dataset, IterableDataset
 
 from tests.tiny import make_trainer, save_tiny, share_of_ones
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.curriculum import Curriculum, kinds_of
+from trl_ext.grpo.curriculum import Curriculum, kinds_of
 
 
 def trainer_of(path: Path, reward: Any = share_of_ones, **settings: Any) -> ExtGRPOTrainer:

@@ -166,7 +166,7 @@ def test_a_run_is_gone_on_with_only_as_what_it_was_and_its_budget_counts(tmp_pat
 
 
 def test_isolation_that_is_required_and_missing_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trl_ext.discovery.outcome import Ran
+    from trl_ext.discovery.sandbox.limits import Ran
 
     monkeypatch.setattr("trl_ext.discovery.command.run_program", lambda *_: Ran({}, "", 0.0, ("network",)))
     with pytest.raises(ValueError, match="--require_isolation: not in force here: processes, files, rights"):

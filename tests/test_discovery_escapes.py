@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from trl_ext.discovery import confine, probe, sandbox
-from trl_ext.discovery.outcome import ISOLATION, Failed, Limits, Ran, in_force
-from trl_ext.discovery.sandbox import run_program
+from trl_ext.discovery import sandbox
+from trl_ext.discovery.sandbox import isolation as confine
+from trl_ext.discovery.sandbox import probe, run_program
+from trl_ext.discovery.sandbox.limits import ISOLATION, Failed, Limits, Ran, in_force
 
 ROOT = Path(__file__).parent.parent
 LIMITS = Limits(seconds=60.0, memory_mb=256)

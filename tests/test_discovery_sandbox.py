@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from trl_ext.discovery.outcome import Failed, Limits, Ran, in_force
 from trl_ext.discovery.sandbox import run_program
+from trl_ext.discovery.sandbox.limits import Failed, Limits, Ran, in_force
 
 SHORT = Limits(seconds=1.0, memory_mb=256)
 LONG = replace(SHORT, seconds=60.0)  # what ends by itself may take its time on a busy machine
@@ -195,7 +195,7 @@ def test_no_socket_where_services_put_them_can_be_used(tmp_path: Path) -> None:
 def test_where_users_of_a_new_namespace_cannot_be_written_there_are_limits_only() -> None:
     code = """if True:
         from types import SimpleNamespace
-        from trl_ext.discovery import confine
+        from trl_ext.discovery.sandbox import isolation as confine
         confine._LIBC = SimpleNamespace(unshare=lambda spaces: 0 if spaces & confine._NEWUSER else -1)
         confine.open = lambda name, mode: 1 / 0 if name.endswith("uid_map") else open("/dev/null", mode)
         print(confine.own_namespaces())

@@ -12,12 +12,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tests.test_report import validating
 from tests.tiny import make_trainer, share_of_ones, tiny_model, weight_difference
-from trl_ext import ExtGRPOConfig, ExtGRPOTrainer, policy_sampling
-from trl_ext.callbacks import Validation
-from trl_ext.ending import Decay, EarlyStop, TimeBudget, collapsed
-from trl_ext.report import selection_note
-from trl_ext.rewards.grade import Verdict
-from trl_ext.run_folder import Run
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.generation import policy as policy_sampling
+from trl_ext.rewards.graders import Verdict
+from trl_ext.runs.folder import Run
+from trl_ext.runs.report import selection_note
+from trl_ext.training.callbacks import Validation
+from trl_ext.training.ending import Decay, EarlyStop, TimeBudget, collapsed
 
 
 def arguments(tmp_path: Path, **more: Any) -> TrainingArguments:

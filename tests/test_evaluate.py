@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from trl_ext.completion import Completion
-from trl_ext.evaluate import OUTCOMES, Report, evaluate, mean, share
+from trl_ext.evaluation.report import OUTCOMES, Report, evaluate, mean, share
+from trl_ext.generation.completion import Completion
 from trl_ext.rewards import GRADERS, REWARDS
 
 RIGHT, WRONG, UNFORMATTED = "</think> <answer> 4 </answer>", "</think> <answer> 5 </answer>", "4"

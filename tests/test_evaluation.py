@@ -18,17 +18,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.test_distributed import by_accelerate, environment_of_ranks
 from tests.test_recipe import ROOT, SMALL
-from trl_ext.arguments import parse
-from trl_ext.base_policy import make_base_policy
-from trl_ext.best_of_n import BestOfN, curves, run_best_of_n
-from trl_ext.completion import Sampling
 from trl_ext.errors import InputError
-from trl_ext.evaluate import Report
-from trl_ext.evaluation import Evaluation, _base_of, run_evaluation
-from trl_ext.files import read_jsonl
+from trl_ext.evaluation.report import Report
+from trl_ext.evaluation.vllm import evaluate_vllm
+from trl_ext.generation.completion import Sampling
+from trl_ext.generation.samplers import HFSampler, VLLMSampler, vllm_params
+from trl_ext.io import read_jsonl
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.recipes.best_of_n import BestOfN, curves, run_best_of_n
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.evaluate import Evaluation, _base_of, run_evaluation
 from trl_ext.rewards import r1_zero_reward_fn
-from trl_ext.sampler import HFSampler, VLLMSampler, vllm_params
-from trl_ext.vllm_evaluation import evaluate_vllm
 
 
 @pytest.fixture(scope="module")

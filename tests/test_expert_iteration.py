@@ -16,10 +16,10 @@ from datasets import load_dataset
 
 from tests.test_resume import history
 from tests.tiny import save_tiny, tiny_model, tiny_sft, weight_difference
-from trl_ext.expert_iteration import ROLLOUTS, STEPS, ExpertIterationConfig, ExpertIterationTrainer
-from trl_ext.expert_iteration_recipe import EndOfStep
-from trl_ext.files import read_jsonl
-from trl_ext.rewards.grade import Verdict
+from trl_ext.expert_iteration.trainer import ROLLOUTS, STEPS, ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.io import read_jsonl
+from trl_ext.recipes.expert_iteration import EndOfStep
+from trl_ext.rewards.graders import Verdict
 
 QUESTIONS = [{"prompt": f"{i % 9} + {i % 5} =", "answer": str(i % 3)} for i in range(12)]
 SETTINGS: dict[str, Any] = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from trl_ext.expert_iteration import _forget_after, _replace_row
-from trl_ext.expert_iteration_plan import optimizer_steps, questions_of_step, step_counts, step_line
-from trl_ext.files import read_jsonl
+from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step, step_counts, step_line
+from trl_ext.expert_iteration.trainer import _forget_after, _replace_row
+from trl_ext.io import read_jsonl
 
 
 @pytest.mark.parametrize(("available", "wanted"), [(12, 4), (10, 4), (5, 3), (7, 7), (6, 1)])

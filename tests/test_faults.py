@@ -42,7 +42,7 @@ def test_no_fault_is_listed_twice() -> None:
 
 ENTRY = """
 [[fault]]
-file = "trl_ext/kl.py"
+file = "trl_ext/algorithms/kl.py"
 find = '{find}'
 replace = '{replace}'
 tests = ["tests/test_kl.py"]

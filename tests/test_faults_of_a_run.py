@@ -22,13 +22,13 @@ from tests.test_recipe import DEFAULT, ON_A_CPU, RECIPE, ROOT
 from tests.test_resume import SAVING, made
 from tests.tiny import ends_early, make_trainer, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.arguments import is_out_of_memory, parse, start
-from trl_ext.callbacks import NoSpread
-from trl_ext.checkpoints import checkpoints, damage
-from trl_ext.finite import NonFiniteError
-from trl_ext.grpo_recipe import GRPO_SETTINGS
-from trl_ext.recipe_checks import check_tokenizer
-from trl_ext.rewards.checked import RewardError, checked
+from trl_ext.recipes.checks import check_tokenizer
+from trl_ext.recipes.cli import is_out_of_memory, parse, start
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.rewards.guard import RewardError, checked
+from trl_ext.runs.checkpoints import checkpoints, damage
+from trl_ext.training.callbacks import NoSpread
+from trl_ext.training.finite import NonFiniteError
 
 
 def test_checked_leaves_a_reward_that_answers_as_it_is() -> None:
@@ -255,16 +255,16 @@ def test_an_error_that_is_none_of_memory_is_not_called_so(monkeypatch: pytest.Mo
 
 LITTLE_MEMORY = """
 import resource, runpy, sys
-import trl_ext.recipe
+import trl_ext.recipes.run
 import matplotlib.pyplot
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + 400 * 2**20
-train = trl_ext.recipe.assemble
+train = trl_ext.recipes.run.assemble
 def assemble(*args):
     trainer = train(*args)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return trainer
-trl_ext.recipe.assemble = assemble
+trl_ext.recipes.run.assemble = assemble
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -16,13 +16,13 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from tests.test_recipe import ON_A_CPU, ROOT, SMALL, rows, without_times
-from trl_ext.arguments import parse
-from trl_ext.base_policy import make_base_policy
 from trl_ext.errors import InputError
-from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
-from trl_ext.pipeline_settings import read_pipeline
-from trl_ext.recipe import run_recipe
-from trl_ext.sft_recipe import SFT_SETTINGS, SFTTask
+from trl_ext.experiments.pipeline.settings import read_pipeline
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
+from trl_ext.recipes.run import run_recipe
+from trl_ext.recipes.sft import SFT_SETTINGS, SFTTask
 
 RECIPES = ROOT / "recipes"
 YAMLS = [
@@ -43,7 +43,7 @@ SMALL_EI = {
 
 def anything(responses: list[str], truths: list[Any]) -> list[Any]:
     """A grader for a policy that knows nothing: every other response is right."""
-    from trl_ext.rewards.grade import Verdict
+    from trl_ext.rewards.graders import Verdict
 
     return [Verdict(True, text[:3], len(text) % 2 == 0, "by length") for text in responses]
 

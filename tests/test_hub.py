@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.hub_server import TOKEN, Hub, local_hub
 from tests.test_recipe import RECIPE, ROOT, SMALL, TINY_RUN
 from tests.tiny import save_tiny
-from trl_ext.base_policy import make_base_policy
 from trl_ext.errors import PushError
-from trl_ext.hub import check, push
-from trl_ext.model_card import fenced, is_hub_id, without_paths, write_model_card
+from trl_ext.hub.card import fenced, is_hub_id, without_paths, write_model_card
+from trl_ext.hub.push import check, push
+from trl_ext.mini.policy import make_base_policy
 
 PUSHED = {
     "README.md", "config.json", "config.yaml", "curve.png", "generation_config.json", "generations.jsonl",
@@ -201,7 +201,7 @@ def test_the_hub_is_tried_before_a_run_begins(hub: Hub, tmp_path: Path) -> None:
         ("hf_wrong", "push_to_hub: the Hub answered 401"),
         ("", "push_to_hub: no token; `hf auth login`, or set HF_TOKEN"),
     ):
-        done = run_python(hub, "-c", "from trl_ext.hub import check; check('me/x')", cwd=tmp_path, token=token)
+        done = run_python(hub, "-c", "from trl_ext.hub.push import check; check('me/x')", cwd=tmp_path, token=token)
         assert words in done.stderr
 
 
@@ -366,6 +366,6 @@ def test_a_failure_names_the_repository_and_the_folder(finished: Path, monkeypat
     def refuse(*_: object, **__: object) -> None:
         raise ConnectionError("no route")
 
-    monkeypatch.setattr("trl_ext.hub.HfApi.create_repo", refuse)
+    monkeypatch.setattr("trl_ext.hub.push.HfApi.create_repo", refuse)
     with pytest.raises(PushError, match=r"ConnectionError: no route.*Everything is still in .*tiny; to push it later"):
         push(finished, "me/x", private=True)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from trl_ext.intervals import (
+from trl_ext.evaluation.statistics import (
     compare_paired,
     latest_as_good_as_the_best,
     mean_interval,

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.cases import loss_inputs
-from trl_ext.kl import KL_ESTIMATORS
+from trl_ext.algorithms.kl import KL_ESTIMATORS
 
 EVERY = sorted(KL_ESTIMATORS)
 NEVER_NEGATIVE = {"k2", "k3"}

@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from trl_ext.errors import InputError
-from trl_ext.lab import (
+from trl_ext.experiments.lab.questions import (
     Lab,
     Question,
     check,
@@ -24,7 +24,7 @@ from trl_ext.lab import (
     read_question,
     run_name,
 )
-from trl_ext.lab_report import (
+from trl_ext.experiments.lab.report import (
     difference,
     differences,
     mean_by_step,
@@ -35,7 +35,7 @@ from trl_ext.lab_report import (
     table,
     write_report,
 )
-from trl_ext.overview import latest
+from trl_ext.experiments.progress import latest
 
 ROOT = Path(__file__).parents[1]
 LABS = sorted(path for path in (ROOT / "recipes" / "lab").iterdir() if path.is_dir())

@@ -22,8 +22,8 @@ import yaml
 from tests.test_distributed import by_accelerate, environment_of_ranks
 from tests.test_finetuning_recipes import SMALL_EI
 from tests.test_recipe import RECIPE, ROOT, SMALL, TINY_RUN, rows
-from trl_ext.base_policy import make_base_policy
-from trl_ext.checkpoints import checkpoints, damage, step_of
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.runs.checkpoints import checkpoints, damage, step_of
 
 TWO_RANKS = sorted(path.stem for path in (ROOT / "accelerate_configs").glob("two_cpu*.yaml"))
 LAUNCHES = [(config, engine) for config in ["one_cpu", *TWO_RANKS] for engine in ("generate", "vllm")]

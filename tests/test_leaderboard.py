@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from trl_ext import leaderboard as module
-from trl_ext.checkpoints import link_model
 from trl_ext.errors import InputError
-from trl_ext.leaderboard import (
+from trl_ext.experiments import leaderboard as module
+from trl_ext.experiments.leaderboard import (
     BEST,
     RESULT,
     best,
@@ -30,12 +29,13 @@ from trl_ext.leaderboard import (
     run_leaderboard,
     write_result,
 )
-from trl_ext.pipeline import _END
-from trl_ext.pipeline_record import RECORD, record_of, used
-from trl_ext.pipeline_settings import Pipeline, Stage, read_pipeline
-from trl_ext.rules import _PLAIN, RULES, violations
-from trl_ext.run_folder import Clock
-from trl_ext.stage_process import _TICK
+from trl_ext.experiments.pipeline.process import _TICK
+from trl_ext.experiments.pipeline.record import RECORD, record_of, used
+from trl_ext.experiments.pipeline.run import _END
+from trl_ext.experiments.pipeline.settings import Pipeline, Stage, read_pipeline
+from trl_ext.experiments.rules import _PLAIN, RULES, violations
+from trl_ext.runs.checkpoints import link_model
+from trl_ext.runs.folder import Clock
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted((ROOT / "recipes").glob("leaderboard*.yaml"))
@@ -151,7 +151,7 @@ def test_the_leaderboards_that_ship_keep_to_their_rules(path: Path, monkeypatch:
     assert pipeline.time_budget == rules.seconds
     on_a_cpu = {"bf16": False}
     stages = [Stage(s.recipe, s.config, s.share, {**s.settings, **on_a_cpu}) for s in pipeline.stages]
-    from trl_ext.pipeline import _check_stages
+    from trl_ext.experiments.pipeline.run import _check_stages
 
     _check_stages(Pipeline(stages, "p", time_budget=pipeline.time_budget, rules=pipeline.rules), ROOT / "recipes")
     broken = [*stages[:-1], Stage(stages[-1].recipe, stages[-1].config, None, stages[-1].settings | {"top_p": 0.9})]

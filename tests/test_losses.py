@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.cases import loss_inputs, ragged_mask
-from trl_ext.losses import POLICY_LOSSES
-from trl_ext.types import LossInputs, TokenLoss
+from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+from trl_ext.algorithms.types import LossInputs, TokenLoss
 
 EVERY = sorted(POLICY_LOSSES)
 PER_SEQUENCE = {"gspo"}  # one ratio per sequence, so a token's loss depends on its neighbours

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from datasets import load_dataset
 
-from trl_ext.data import mini_math as make_dataset
-from trl_ext.data.mini_math import LEVELS, SPLITS, SUBJECTS, problems, split_of, subject, write_jsonl
+from trl_ext.mini.problems import LEVELS, SPLITS, SUBJECTS, problems, split_of, subject, write_jsonl
+from trl_ext.mini.problems import mini_math as make_dataset
 from trl_ext.rewards import ANSWER_FORMATS, GRADERS
 
 CELLS = [(name, level) for name in sorted(SUBJECTS) for level in LEVELS]

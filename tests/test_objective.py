@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.cases import ROWS, loss_inputs, totals_of
-from trl_ext.advantages import ADVANTAGES
-from trl_ext.aggregation import AGGREGATIONS
-from trl_ext.config import ExtGRPOConfig
-from trl_ext.kl import KL_ESTIMATORS
-from trl_ext.losses import POLICY_LOSSES
-from trl_ext.objective import Objective
-from trl_ext.presets import PRESETS
-from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
-from trl_ext.types import LossInputs, StepTotals
+from trl_ext.algorithms.advantages import ADVANTAGES
+from trl_ext.algorithms.aggregation import AGGREGATIONS
+from trl_ext.algorithms.kl import KL_ESTIMATORS
+from trl_ext.algorithms.objective import Objective
+from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+from trl_ext.algorithms.presets import PRESETS
+from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
+from trl_ext.algorithms.types import LossInputs, StepTotals
+from trl_ext.grpo.config import ExtGRPOConfig
 
 LOSS, MEAN, K3 = POLICY_LOSSES["ppo_clip"], AGGREGATIONS["sequence_mean"], KL_ESTIMATORS["k3"]
 

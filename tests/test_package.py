@@ -17,25 +17,48 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-# The only modules that know TRL, transformers' trainer or the engine; nothing else may import one of them.
-UPPER_NAMES = (
-    "arguments base_policy best_of_n callbacks check_arguments config config_file ending engine evaluation "
-    "expert_iteration expert_iteration_recipe grpo_recipe lab _lazy_vllm leaderboard micro_batches model_settings pipeline "
-    "pipeline_record pipeline_settings policy_sampling preflight problem_choice recipe recipe_checks rollout run_folder run_settings "
-    "sampler saving sft sft_recipe sigterm stage_process sweep trainer vllm_evaluation"
+# A package imports from the rows above its own only, for types and within functions too.
+LAYERS = (
+    "errors registry redaction ranks compat",
+    "io",
+    "plots",
+    "algorithms prompts rewards generation discovery",
+    "functional mini",
+    "data evaluation",
+    "runs",
+    "hub",
+    "training",
+    "grpo sft",
+    "expert_iteration",
+    "recipes",
+    "experiments",
 )
-UPPER = {f"trl_ext.{name}" for name in UPPER_NAMES.split()}
-LOWER = sorted(set(MODULES) - UPPER - {"trl_ext"})
-PURE = [f"trl_ext.{name}" for name in ("advantages", "aggregation", "kl", "losses", "objective", "presets", "types")]
+LAYER_OF = {package: number for number, row in enumerate(LAYERS) for package in row.split()}
+WITHOUT_TRL = {
+    "errors",
+    "io",
+    "registry",
+    "redaction",
+    "ranks",
+    "plots",
+    "algorithms",
+    "prompts",
+    "rewards",
+    "discovery",
+} | {"functional", "mini", "data", "runs", "hub"}
+PURE = [
+    f"trl_ext.algorithms.{name}"
+    for name in ("advantages", "aggregation", "kl", "masking", "objective", "policy_losses", "presets", "types")
+]
 HEAVY = ("trl", "transformers", "vllm", "deepspeed", "datasets", "accelerate", "peft", "matplotlib", "openai", "scipy")
 
 
-def imports(module: str, everywhere: bool = True) -> set[str]:
-    """Modules imported by `module`: anywhere in it, or only when it is itself imported."""
+def imports(module: str, everywhere: bool = True, types: bool = False) -> set[str]:
+    """Modules imported by `module`: anywhere in it, or only when it is itself imported; for type checks if asked for."""
     nodes = list(ast.walk(ast.parse(MODULES[module].read_text())))
     skipped: set[ast.AST] = set()
     for node in nodes:
-        checking = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        checking = not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         if checking or (not everywhere and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
             skipped |= set(ast.walk(node))
     found: set[str] = set()
@@ -61,13 +84,30 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 def test_the_files_that_come_with_the_package_are_there() -> None:
     assert (PACKAGE / "py.typed").exists()
-    assert len(LOWER) > 10
 
 
-@pytest.mark.parametrize("module", LOWER)
-def test_nothing_below_the_config_imports_from_above_or_trl(module: str) -> None:
-    assert not imports(module) & UPPER
-    assert not {name.split(".")[0] for name in imports(module)} & {"trl", "vllm", "deepspeed"}
+def test_the_tree_is_small_at_every_level() -> None:
+    sizes = {folder: len(list(folder.glob("*.py"))) for folder in {path.parent for path in MODULES.values()}}
+    assert sizes.pop(PACKAGE) <= 8
+    assert max(sizes.values()) <= 14
+    for folder in sizes:
+        about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+        assert about, f"{folder}/__init__.py does not say what the package is for"
+
+
+@pytest.mark.parametrize("package", sorted(LAYER_OF))
+def test_a_package_imports_from_lower_layers_only(package: str) -> None:
+    own = [module for module in MODULES if module.split(".")[1:2] == [package]]
+    assert own
+    used = {name.split(".")[1] for module in own for name in imports(module, types=True) if name.startswith("trl_ext.")}
+    for other in (used & set(LAYER_OF)) - {package}:
+        assert LAYER_OF[other] < LAYER_OF[package], f"{package} imports {other}, which is not below it"
+    known = {name.split(".")[0] for module in own for name in imports(module)}
+    assert package not in WITHOUT_TRL or not known & {"trl", "vllm", "deepspeed"}
+
+
+def test_every_package_has_its_layer() -> None:
+    assert {module.split(".")[1] for module in MODULES if module != "trl_ext"} == set(LAYER_OF)
 
 
 @pytest.mark.parametrize("module", PURE)
@@ -102,7 +142,10 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 def test_the_axes_the_handouts_functions_and_the_rewards_load_torch_only() -> None:
     names = [
         *PURE,
-        *(f"trl_ext.{name}" for name in ("functional", "sampler_correction", "rewards", "evaluate", "report")),
+        *(
+            f"trl_ext.{name}"
+            for name in ("functional", "algorithms.sampler_correction", "rewards", "evaluation.report", "runs.report")
+        ),
     ]
     exported = "from trl_ext import ADVANTAGES, POLICY_LOSSES, PRESETS, LossInputs, REWARDS"
     assert loaded_by(f"import {', '.join(names)}; {exported}") == {"torch"}
@@ -114,7 +157,7 @@ def test_the_discovery_loop_loads_neither_torch_nor_the_client_before_it_asks() 
 
 @pytest.mark.slow
 def test_the_trainers_load_vllm_only_when_they_use_it() -> None:
-    assert "vllm" not in loaded_by("import trl_ext.trainer, trl_ext.sft, trl_ext.grpo_recipe")
+    assert "vllm" not in loaded_by("import trl_ext.grpo.trainer, trl_ext.sft.trainer, trl_ext.recipes.grpo")
 
 
 @pytest.mark.slow
@@ -126,7 +169,7 @@ told = {m.__name__: {k: v if isinstance(v, (bool, int, str)) else getattr(v, "__
         for k, v in vars(m).items() if not k.startswith("__")} for m in (c, g)}
 print(json.dumps([told, g.VLLMClient is c.VLLMClient, g.is_vllm_available()]))
 """
-    later = "import trl_ext.trainer; from trl.generation import vllm_generation as g; g.is_vllm_available()"
+    later = "import trl_ext.grpo.trainer; from trl.generation import vllm_generation as g; g.is_vllm_available()"
     running = [
         subprocess.Popen([sys.executable, "-c", code + show], stdout=subprocess.PIPE, cwd=PACKAGE.parent, text=True)
         for code in ("", later)

@@ -28,9 +28,9 @@ BASH = shutil.which("bash") or "bash"
 
 HEAVY = ("trl", "vllm", "transformers", "deepspeed", "accelerate")
 PURE_MODULES = [
-    "trl_ext.registry", "trl_ext.types", "trl_ext.advantages", "trl_ext.losses", "trl_ext.kl", "trl_ext.aggregation",
-    "trl_ext.objective", "trl_ext.sampler_correction", "trl_ext.presets", "trl_ext.functional",
-    "trl_ext.rewards.extract", "trl_ext.rewards.grade", "trl_ext.data.mini_math", "trl_ext.prompts",
+    "trl_ext.registry", "trl_ext.algorithms.types", "trl_ext.algorithms.advantages", "trl_ext.algorithms.policy_losses", "trl_ext.algorithms.kl", "trl_ext.algorithms.aggregation",
+    "trl_ext.algorithms.objective", "trl_ext.algorithms.sampler_correction", "trl_ext.algorithms.presets", "trl_ext.functional",
+    "trl_ext.rewards.extract", "trl_ext.rewards.graders", "trl_ext.mini.problems", "trl_ext.prompts",
 ]  # fmt: skip
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trl_ext.best_of_n import BestOfN
-from trl_ext.evaluation import Evaluation
-from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
-from trl_ext.grpo_recipe import GRPO_SETTINGS
-from trl_ext.sft_recipe import SFT_SETTINGS
+from trl_ext.recipes.best_of_n import BestOfN
+from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.recipes.sft import SFT_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "recipes" / "what_happens_when.md"

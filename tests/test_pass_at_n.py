@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from trl_ext.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_wrong
+from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_wrong
 
 RNG = np.random.default_rng(0)
 RIGHT = RNG.random((40, 6)) < RNG.random((40, 1))

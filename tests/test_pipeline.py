@@ -18,12 +18,12 @@ import psutil
 import pytest
 import yaml
 
-from trl_ext import pipeline as module
 from trl_ext.errors import InputError, Stopped
-from trl_ext.pipeline import _budget, _budget_of_process, _command, _report, run_pipeline
-from trl_ext.pipeline_record import RECORD, folder_of, record_of, where_it_was, write_record
-from trl_ext.pipeline_settings import _OURS, RECIPES, Pipeline, Stage, read_pipeline
-from trl_ext.stage_process import run_stage
+from trl_ext.experiments.pipeline import run as module
+from trl_ext.experiments.pipeline.process import run_stage
+from trl_ext.experiments.pipeline.record import RECORD, folder_of, record_of, where_it_was, write_record
+from trl_ext.experiments.pipeline.run import _budget, _budget_of_process, _command, _report, run_pipeline
+from trl_ext.experiments.pipeline.settings import _OURS, RECIPES, Pipeline, Stage, read_pipeline
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted((ROOT / "recipes").glob("pipeline*.yaml"))
@@ -526,7 +526,7 @@ def test_a_stage_whose_tick_raises_is_killed_with_all_that_it_started(tmp_path: 
 
 ORPHAN = """
 import sys, time
-from trl_ext.stage_process import run_stage
+from trl_ext.experiments.pipeline.process import run_stage
 run_stage([sys.executable, "-c", "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"], "1_grpo")
 """
 
@@ -551,8 +551,8 @@ def test_a_stage_is_told_to_stop_when_the_pipeline_is_killed(tmp_path: Path) -> 
 
 LAUNCHER = """
 import os
-from trl_ext.arguments import Stopped
-from trl_ext.stage_process import run_stage
+from trl_ext.recipes.cli import Stopped
+from trl_ext.experiments.pipeline.process import run_stage
 rank = "trap 'sleep 1; echo saved > saved; exit 0' TERM; echo up > up; while :; do sleep 0.05; done"
 try:
     run_stage(["sh", "-c", f"({rank}) & wait"], "1_grpo")
@@ -579,7 +579,7 @@ def test_sigterm_reaches_what_a_launcher_has_launched_and_is_waited_for(tmp_path
 
 
 def check(monkeypatch: pytest.MonkeyPatch, *plan: tuple[str, list[str]]) -> None:
-    from trl_ext.check_arguments import main
+    from trl_ext.experiments.preflight import main
 
     defaults = {recipe: str((ROOT / "recipes" / script).with_suffix(".yaml")) for recipe, script in RECIPES.items()}
     listed = [[recipe, defaults[recipe], arguments] for recipe, arguments in plan]
@@ -589,7 +589,7 @@ def check(monkeypatch: pytest.MonkeyPatch, *plan: tuple[str, list[str]]) -> None
 
 @pytest.mark.slow  # imports every recipe
 def test_every_recipe_can_be_checked_with_a_stages_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trl_ext.check_arguments import SETTINGS
+    from trl_ext.experiments.preflight import SETTINGS
 
     assert set(SETTINGS) == set(RECIPES)
     settings = {"sampling_temperature": 0.5, "stop": ["a", "b"], "gradient_checkpointing": True}

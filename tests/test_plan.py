@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trl_ext.plan import (
+from trl_ext.experiments.budget_plan import (
     Rates,
     Workload,
     levers,

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from trl_ext.rewards.pool import Failure, Limits, Pool, PoolError, _wait
+from trl_ext.rewards.workers.pool import Failure, Limits, Pool, PoolError, _wait
 
 ACT = "tests.hostile:act"
 SHORT = Limits(seconds=0.5, memory_mb=64)
@@ -235,7 +235,7 @@ def test_a_worker_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
         Pool("tests.hostile:no_such_function").map([[1]])
     (tmp_path / "slow_module.py").write_text("import sys, time; sys.stderr.write('x' * 10**6 + 'still'); time.sleep(9)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("trl_ext.rewards.process._START_SECONDS", 0.5)
+    monkeypatch.setattr("trl_ext.rewards.workers.process._START_SECONDS", 0.5)
     with pytest.raises(PoolError, match=r"(?s)it took too long\. It wrote:\nx+still$"):
         Pool("slow_module:f").map([[1]])
 
@@ -305,7 +305,7 @@ def test_threads_take_turns_and_a_worker_outlives_the_thread_that_started_it() -
 
 SCRIPT = """
 import os, psutil, signal, sys, threading, time
-from trl_ext.rewards.pool import *
+from trl_ext.rewards.workers.pool import *
 pool = Pool("tests.hostile:act", Limits(seconds=60, workers=1))
 good = [["pid"]] * 100
 first = set(pool.map(good))
@@ -323,7 +323,7 @@ def script(code: str, *arguments: object) -> subprocess.Popen[str]:
 def worker_once_it_runs(parent: subprocess.Popen[str], marker: Path) -> psutil.Process:
     """The worker of a script in whose job `marker` is made."""
     wait_until(marker.exists, seconds=60)  # a process has to start, on a machine that may have other work
-    (worker,) = [child for child in children(parent.pid) if "trl_ext.rewards.worker" in child.cmdline()]
+    (worker,) = [child for child in children(parent.pid) if "trl_ext.rewards.workers.worker" in child.cmdline()]
     return worker
 
 
@@ -388,8 +388,8 @@ def test_workers_left_behind_by_a_map_that_could_not_clean_up_are_not_used_again
 
     with Pool(ACT) as pool:
         with monkeypatch.context() as patch:
-            patch.setattr("trl_ext.rewards.pool._wait", interrupted)
-            patch.setattr("trl_ext.rewards.pool._kill_all", interrupted)  # the second Ctrl-C
+            patch.setattr("trl_ext.rewards.workers.pool._wait", interrupted)
+            patch.setattr("trl_ext.rewards.workers.pool._kill_all", interrupted)  # the second Ctrl-C
             pool._start(2)
             wait_until(lambda: all(process.receive() == [] and process.is_ready for process in pool._processes))
             with pytest.raises(KeyboardInterrupt):

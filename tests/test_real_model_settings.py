@@ -11,13 +11,13 @@ from datasets import Dataset
 from transformers import Qwen2Config, Qwen2Tokenizer
 
 from tests.test_recipe import ON_A_CPU, ROOT
-from trl_ext.arguments import parse
-from trl_ext.check_arguments import SETTINGS
 from trl_ext.data.lengths import Room, too_long
 from trl_ext.data.source import Source
-from trl_ext.evaluation import Evaluation
+from trl_ext.experiments.preflight import SETTINGS
 from trl_ext.prompts import format_prompt, load_prompt
-from trl_ext.recipe_checks import rows_in_context
+from trl_ext.recipes.checks import rows_in_context
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.evaluate import Evaluation
 
 CONTEXTS = {"Qwen/Qwen2.5-Math-1.5B": 4096, "Qwen/Qwen3-0.6B-Base": 32768}
 # Tokens of the longest prompts in r1_zero, counted with Qwen's own merges.

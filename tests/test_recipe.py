@@ -21,17 +21,19 @@ from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.tiny import tiny_model, tiny_tokenizer
-from trl_ext import ADVANTAGES, PRESETS, recipe, recipe_checks
-from trl_ext.arguments import parse, start
-from trl_ext.base_policy import BasePolicyConfig, make_base_policy
-from trl_ext.config_file import write_config
+from trl_ext import ADVANTAGES, PRESETS
 from trl_ext.errors import InputError
-from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
-from trl_ext.grpo_recipe import GRPO_SETTINGS, GRPOTask
-from trl_ext.preflight import check_model_folder, check_server
-from trl_ext.recipe import run_recipe
-from trl_ext.run_folder import Run
-from trl_ext.sft_recipe import SFT_SETTINGS
+from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
+from trl_ext.recipes import checks as recipe_checks
+from trl_ext.recipes import run as recipe
+from trl_ext.recipes.cli import parse, start
+from trl_ext.recipes.config_file import write_config
+from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
+from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
+from trl_ext.recipes.preflight import check_model_folder, check_server
+from trl_ext.recipes.run import run_recipe
+from trl_ext.recipes.sft import SFT_SETTINGS
+from trl_ext.runs.folder import Run
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "grpo_math.py"
@@ -369,7 +371,7 @@ def test_what_the_base_policy_took_is_known_of_the_runs_first_start(
 def test_settings_that_cannot_work_are_refused_before_the_model_loads(
     settings: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trl_ext.model_settings.is_bitsandbytes_available", lambda: False)
+    monkeypatch.setattr("trl_ext.recipes.model_settings.is_bitsandbytes_available", lambda: False)
     run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "not_there")}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **run, **settings}))
     with pytest.raises(InputError, match=message):
@@ -424,7 +426,7 @@ def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
 
 @pytest.mark.parametrize(("users", "launchers"), [(None, True), ("1", False)])
 def test_a_users_own_omp_num_threads_is_kept(users: str | None, launchers: bool) -> None:
-    asked = "from trl_ext._startup import _launcher_set_threads; print(_launcher_set_threads())"
+    asked = "from trl_ext.compat.startup import _launcher_set_threads; print(_launcher_set_threads())"
     launcher = (  # as accelerate/utils/launch.py:prepare_simple_launcher_cmd_env sets them
         "import os, subprocess, sys; "
         "env = os.environ | {'OMP_NUM_THREADS': '1', 'ACCELERATE_MIXED_PRECISION': 'no'}; "

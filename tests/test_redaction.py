@@ -16,15 +16,15 @@ import torch
 
 from tests.test_hub import summary
 from tests.test_recipe import DEFAULT, ON_A_CPU, RECIPE, refused
-from trl_ext.arguments import parse
-from trl_ext.config_file import write_config
-from trl_ext.expert_iteration_recipe import EXPERT_ITERATION_SETTINGS
-from trl_ext.grpo_recipe import GRPO_SETTINGS
-from trl_ext.model_card import write_model_card
-from trl_ext.provenance import provenance
+from trl_ext.hub.card import write_model_card
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.config_file import write_config
+from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.redaction import MASK, redact, redact_command, redact_text
-from trl_ext.run_folder import settings_of
-from trl_ext.sft_recipe import SFT_SETTINGS
+from trl_ext.runs.folder import settings_of
+from trl_ext.runs.provenance import provenance
 
 SECRET = "pl4nted-s3cret"
 TOKEN = "hf_" + "Zz9" * 11

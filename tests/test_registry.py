@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from trl_ext.advantages import ADVANTAGES
-from trl_ext.aggregation import AGGREGATIONS
+from trl_ext.algorithms.advantages import ADVANTAGES
+from trl_ext.algorithms.aggregation import AGGREGATIONS
+from trl_ext.algorithms.kl import KL_ESTIMATORS
+from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.data.load import ANSWER_SOURCES
-from trl_ext.kl import KL_ESTIMATORS
-from trl_ext.losses import POLICY_LOSSES
 from trl_ext.registry import Registry, UnknownName
 from trl_ext.rewards import ANSWER_FORMATS, GRADERS, REWARDS
-from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
 
 TABLES = [
     ADVANTAGES, AGGREGATIONS, ANSWER_FORMATS, ANSWER_SOURCES, GRADERS, KL_ESTIMATORS, POLICY_LOSSES, REWARDS,
@@ -129,7 +129,7 @@ def test_a_function_of_the_users_own_is_found_by_file_or_by_module(user_file: st
     for path in ("mine.py:halved", str(Path("mine.py").resolve()) + ":halved"):
         assert ADVANTAGES.build(path, by=4)(8) == 2
     assert ADVANTAGES.options("mine.py:halved") == {"by": 2.0}
-    assert ADVANTAGES.get_function("trl_ext.advantages:raw") is ADVANTAGES["raw"]
+    assert ADVANTAGES.get_function("trl_ext.algorithms.advantages:raw") is ADVANTAGES["raw"]
     with pytest.raises(UnknownName, match=r"option of advantage 'mine\.py:halved' 'bye'\. Did you mean 'by'\?"):
         ADVANTAGES.build("mine.py:halved", bye=4)
     with pytest.raises(ValueError, match="needs the option 'weight'"):
@@ -162,7 +162,7 @@ def test_files_whose_paths_look_alike_are_different_and_each_has_its_own_sibling
         ("absent_module:f", "advantage: cannot import 'absent_module' (No module named 'absent_module')"),
         ("mine.py:half", "advantage: 'mine.py' has no function 'half'. It has: halved, needy"),
         ("mine.py:number", "advantage: 'mine.py' has no function 'number'. It has: halved, needy"),
-        ("trl_ext.presets:f", "advantage: 'trl_ext.presets' has no function 'f'. It has: none"),
+        ("trl_ext.algorithms.presets:f", "advantage: 'trl_ext.algorithms.presets' has no function 'f'. It has: none"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_what_is_missing(user_file: str, path: str, message: str) -> None:

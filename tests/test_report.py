@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation, validation_line
-from trl_ext.completion import Completion
-from trl_ext.evaluate import Report
-from trl_ext.files import append_jsonl, replacing, write_text
-from trl_ext.report import before_after_table, write_curve, write_steps_plot, write_summary
-from trl_ext.rewards.grade import Verdict
-from trl_ext.run_folder import Clock, Run
+from trl_ext.evaluation.report import Report
+from trl_ext.generation.completion import Completion
+from trl_ext.io import append_jsonl, replacing, write_text
+from trl_ext.rewards.graders import Verdict
+from trl_ext.runs.folder import Clock, Run
+from trl_ext.runs.report import before_after_table, write_curve, write_steps_plot, write_summary
+from trl_ext.training.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation, validation_line
 
 
 def report(outcomes: list[str], levels: list[int]) -> Report:

@@ -15,8 +15,8 @@ from transformers import TrainerCallback
 from tests.test_engine import SETTINGS, save_model
 from tests.tiny import ends_early, make_trainer, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.engine import ColocatedEngine
-from trl_ext.request_seeds import Place, RequestSeeds, request_seed
+from trl_ext.generation.request_seeds import Place, RequestSeeds, request_seed
+from trl_ext.generation.vllm import ColocatedEngine
 
 
 def seeds_of(seeds: RequestSeeds, requests: int, given: int | None = None) -> list[int]:

@@ -26,11 +26,11 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.test_recipe import ROOT
 from tests.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.checkpoints import checkpoints, damage, newest
-from trl_ext.ending import Decay, TimeBudget
 from trl_ext.errors import NotSavedError
-from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer
-from trl_ext.sigterm import TIMEOUT, StopOnSigterm
+from trl_ext.runs.checkpoints import checkpoints, damage, newest
+from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.training.ending import Decay, TimeBudget
+from trl_ext.training.preemption import TIMEOUT, StopOnSigterm
 
 STEPS = 7
 SAVING = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS, "optim": "adamw_torch", "learning_rate": 0.01}
@@ -260,7 +260,7 @@ def test_no_checkpoint_is_begun_where_the_disk_has_no_room_for_another(
         return usage._replace(free=1000)
 
     trainer = made(tmp_path, preset="grpo_clip")
-    monkeypatch.setattr("trl_ext.saving.shutil.disk_usage", nearly_full)
+    monkeypatch.setattr("trl_ext.training.saving.shutil.disk_usage", nearly_full)
     trainer.train()
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1"]  # of whose size nothing was known
     assert trainer.failed_saves == STEPS - 1
@@ -422,7 +422,7 @@ def test_a_checkpoint_that_a_launcher_would_not_wait_for_is_warned_about_once(
     accelerator = SimpleNamespace(device="cpu", is_main_process=True, gather=lambda mine: mine)
     trainer = SimpleNamespace(seconds_to_save=0.0, accelerator=accelerator)
     listener, now = StopOnSigterm(trainer), [100.0]
-    monkeypatch.setattr("trl_ext.sigterm.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("trl_ext.training.preemption.time", SimpleNamespace(monotonic=lambda: now[0]))
     for seconds in (0.0, 3.0, 2.0):  # between two looks; nothing was saved so far
         now[0] += seconds
         listener.has_come()

@@ -17,9 +17,9 @@ from trl_ext.rewards import (
     question_only_reward_fn,
     r1_zero_reward_fn,
 )
-from trl_ext.rewards.grade import forget_verdicts
+from trl_ext.rewards.graders import forget_verdicts
 from trl_ext.rewards.hooks import completion_text
-from trl_ext.rewards.pool import Limits, Pool, PoolError
+from trl_ext.rewards.workers.pool import Limits, Pool, PoolError
 
 COMPARE = ["compatible", "strict"]  # the graders and rewards that compare an answer with a truth
 
@@ -192,7 +192,7 @@ def test_a_pair_is_compared_once_and_trivial_ones_never_leave_the_process(monkey
             return super().map(jobs)
 
     with Counting("trl_ext.rewards.rules:compare") as pool:
-        monkeypatch.setattr("trl_ext.rewards.grade.shared_pool", lambda: pool)
+        monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda: pool)
         responses = [R1.format(1, a) for a in ("7", "1/2", "1/2", "8", "x", "2/4")]
         for _ in range(2):
             verdicts = GRADERS["strict"](responses, ["7", "0.5", "0.5", "7", "x", "0.5"])
@@ -207,7 +207,7 @@ def test_a_hanging_comparison_costs_its_own_answer_only_and_is_counted(monkeypat
     answers = [f"{n}/7" for n in range(1, 10)]
     answers[4] = "hang"
     with Pool("tests.hostile:compare", Limits(seconds=0.5)) as pool:
-        monkeypatch.setattr("trl_ext.rewards.grade.shared_pool", lambda: pool)
+        monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda: pool)
         rewards = REWARDS["strict"](
             [R1.format(1, a) for a in answers],
             [f" {n}/7" for n in range(1, 10)],
@@ -222,7 +222,7 @@ def test_a_hanging_comparison_costs_its_own_answer_only_and_is_counted(monkeypat
 def test_a_grader_that_fails_on_everything_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_verdicts()
     with Pool("tests.hostile:compare", Limits(seconds=0.2)) as pool:
-        monkeypatch.setattr("trl_ext.rewards.grade.shared_pool", lambda: pool)
+        monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda: pool)
         with pytest.raises(PoolError):
             REWARDS["strict"]([R1.format(1, f"hang{n}") for n in range(10)], ["1"] * 10)
     forget_verdicts()

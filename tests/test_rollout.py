@@ -12,7 +12,7 @@ from transformers import GenerationConfig, Qwen3ForCausalLM
 
 from tests.tiny import WORDS, chain_model, make_trainer, piece_tokenizer, share_of_ones, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.rollout import TokenLogProbs, _can_shrink, cut_completion, hf_generate, is_finished, is_partitioned
+from trl_ext.generation.hf import TokenLogProbs, _can_shrink, cut_completion, hf_generate, is_finished, is_partitioned
 
 STOP = ["</answer>"]
 CLOSE = ["</", "answer", ">"]
@@ -134,7 +134,9 @@ SETTINGS: dict[str, Any] = {
 def vllm_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What TRL hands to its vLLM side; the engine itself, which takes half a minute to start, stays out."""
     given: dict[str, Any] = {}
-    monkeypatch.setattr("trl_ext.engine.ColocatedEngine", lambda **arguments: (given.update(arguments), Mock())[1])
+    monkeypatch.setattr(
+        "trl_ext.generation.vllm.ColocatedEngine", lambda **arguments: (given.update(arguments), Mock())[1]
+    )
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": False}
     make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, **SETTINGS, **vllm)
     return given
@@ -208,7 +210,7 @@ def test_a_prompt_in_common_is_computed_once_for_the_same_completions(
     logps, plain_logps = TokenLogProbs(len(PROMPTS)), TokenLogProbs(len(PROMPTS))
     found, sizes = sample(model, PROMPTS, logps, **settings)
     assert sizes[:2] == [3 * 29, 6]  # three prompts but for their last tokens; then the last tokens of all rows
-    monkeypatch.setattr("trl_ext.rollout._prompts_once", lambda *_: None)
+    monkeypatch.setattr("trl_ext.generation.hf._prompts_once", lambda *_: None)
     plain, every_prompt = sample(model, PROMPTS, plain_logps, **settings)
     assert every_prompt[0] == 6 * 30
     assert found == plain
@@ -241,10 +243,10 @@ def test_no_rank_runs_a_forward_pass_that_others_may_not_where_it_gathers_weight
 
     assert passes(repeated) == passes(differing) + 1 == 4  # whole weights on every rank
     # as ZeRO-3 has it without gathering for generation: each forward pass is a collective operation
-    monkeypatch.setattr("trl_ext.rollout.is_partitioned", lambda param: True)
+    monkeypatch.setattr("trl_ext.generation.hf.is_partitioned", lambda param: True)
     assert passes(repeated) == passes(differing) == 3
-    monkeypatch.setattr("trl_ext.rollout.is_partitioned", lambda param: False)
-    monkeypatch.setattr("trl_ext.rollout.is_fsdp_managed_module", lambda model: True)
+    monkeypatch.setattr("trl_ext.generation.hf.is_partitioned", lambda param: False)
+    monkeypatch.setattr("trl_ext.generation.hf.is_fsdp_managed_module", lambda model: True)
     assert passes(repeated) == passes(differing) == 3
 
 
@@ -319,7 +321,7 @@ def test_sampled_completions_do_not_depend_on_which_rows_leave(monkeypatch: pyte
         return counts
 
     found, sizes = sample(model, [[5, 8]] * 4000, **settings)
-    monkeypatch.setattr("trl_ext.rollout._can_shrink", lambda *_: False)
+    monkeypatch.setattr("trl_ext.generation.hf._can_shrink", lambda *_: False)
     torch.manual_seed(4)
     plain, plain_sizes = sample(model, [[5, 8]] * 4000, **settings)
     assert sum(sizes) < sum(plain_sizes)
@@ -340,5 +342,5 @@ def test_ranks_that_gather_weights_together_and_other_searches_keep_their_batch(
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     assert _can_shrink(model, plain)
-    monkeypatch.setattr("trl_ext.rollout.is_deepspeed_zero3_enabled", lambda: True)
+    monkeypatch.setattr("trl_ext.generation.hf.is_deepspeed_zero3_enabled", lambda: True)
     assert not _can_shrink(model, plain)

@@ -13,11 +13,12 @@ import pytest
 
 from tests.test_checkpoints import save
 from tests.test_recipe import DEFAULT, ON_A_CPU
-from trl_ext.arguments import parse
-from trl_ext.checkpoints import RUN_RECORD
 from trl_ext.errors import InputError
-from trl_ext.grpo_recipe import GRPO_SETTINGS
-from trl_ext.run_folder import (
+from trl_ext.evaluation.yardstick import yardstick
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.runs.checkpoints import RUN_RECORD
+from trl_ext.runs.folder import (
     Clock,
     Run,
     cut_logs,
@@ -28,7 +29,6 @@ from trl_ext.run_folder import (
     open_run,
     settings_of,
 )
-from trl_ext.yardstick import yardstick
 
 SETTINGS = {
     "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_steps": 10, "validated_on": "x",

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.cases import loss_inputs
-from trl_ext.sampler_correction import SAMPLER_CORRECTIONS
+from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
 
 EVERY = sorted(SAMPLER_CORRECTIONS)
 NO_LIMIT = {"clip_min": None, "clip_max": None}

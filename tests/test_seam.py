@@ -20,10 +20,10 @@ from trl.models import unwrap_model_for_generation
 import trl_ext
 from tests.tiny import share_of_ones, tiny_sft, train
 from trl_ext import ExtGRPOTrainer
-from trl_ext._lazy_vllm import load_vllm
-from trl_ext.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
-from trl_ext.finite import FiniteSteps
-from trl_ext.saving import WholeCheckpoints
+from trl_ext.compat.lazy_vllm import load_vllm
+from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.training.finite import FiniteSteps
+from trl_ext.training.saving import WholeCheckpoints
 
 PACKAGE = Path(trl_ext.__file__).parent
 
@@ -151,7 +151,9 @@ def read_of_trl(files: list[str], *classes: type) -> set[str]:
 
 
 def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) -> None:
-    read = read_of_trl(["trainer.py", "micro_batches.py", "problem_choice.py", "policy_sampling.py"], ExtGRPOTrainer)
+    read = read_of_trl(
+        ["grpo/trainer.py", "grpo/step_planner.py", "grpo/problem_choice.py", "generation/policy.py"], ExtGRPOTrainer
+    )
     assert len(read) > 20
     stock = train(GRPOTrainer, GRPOConfig, tmp_path, share_of_ones, max_steps=1)
     with_vllm = inspect.getsource(GRPOTrainer.__init__)  # what only a trainer with an engine has
@@ -162,7 +164,7 @@ def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) ->
 def test_trls_finetuning_has_what_ours_relies_on(tmp_path: Path) -> None:
     rows = [{"input_ids": [3, 4, 5], "completion_mask": [0, 1, 1]}]
     stock = tiny_sft(SFTTrainer, SFTConfig, tmp_path, rows, completion_only_loss=True)
-    read = read_of_trl(["sft.py", "expert_iteration.py"], ExpertIterationTrainer, ExpertIterationConfig)
+    read = read_of_trl(["sft/trainer.py", "expert_iteration/trainer.py"], ExpertIterationTrainer, ExpertIterationConfig)
     assert len(read) > 4
     missing = sorted(name for name in read if not hasattr(stock, name) and not hasattr(stock.args, name))
     assert not missing, f"TRL {trl.__version__} has no SFTTrainer.{', '.join(missing)}"
@@ -190,7 +192,7 @@ def test_the_trainer_overrides_just_the_methods_whose_signatures_are_held_here()
 
 def test_only_the_seams_subclass_a_trainer() -> None:
     subclasses = [
-        (path.name, node.name, ast.unparse(base))
+        (path.relative_to(PACKAGE).as_posix(), node.name, ast.unparse(base))
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
@@ -198,9 +200,9 @@ def test_only_the_seams_subclass_a_trainer() -> None:
         if ast.unparse(base).endswith("Trainer")
     ]
     assert sorted(subclasses) == [
-        ("expert_iteration.py", "ExpertIterationTrainer", "ExtSFTTrainer"),
-        ("sft.py", "ExtSFTTrainer", "SFTTrainer"),
-        ("trainer.py", "ExtGRPOTrainer", "GRPOTrainer"),
+        ("expert_iteration/trainer.py", "ExpertIterationTrainer", "ExtSFTTrainer"),
+        ("grpo/trainer.py", "ExtGRPOTrainer", "GRPOTrainer"),
+        ("sft/trainer.py", "ExtSFTTrainer", "SFTTrainer"),
     ]
 
 
@@ -212,15 +214,16 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl")
         or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "trl" for a in node.names))
     }
-    recipes = {"recipe.py", "recipe_checks.py", "grpo_recipe.py", "sft_recipe.py", "expert_iteration_recipe.py"}
-    settings = {"arguments.py", "config.py", "config_file.py", "model_settings.py", "preflight.py", "run_settings.py"}
-    assert importers == recipes | settings | {
-        "_lazy_vllm.py",
-        "engine.py",
-        "micro_batches.py",
-        "policy_sampling.py",
-        "sft.py",
-        "trainer.py",
+    recipes = {"checks.py", "cli.py", "expert_iteration.py", "grpo.py", "model_settings.py", "preflight.py", "run.py"}
+    assert importers == {f"recipes/{name}" for name in (*recipes, "config_file.py", "sft.py")} | {
+        "compat/lazy_vllm.py",
+        "generation/policy.py",
+        "generation/vllm.py",
+        "grpo/config.py",
+        "grpo/step_planner.py",
+        "grpo/trainer.py",
+        "sft/trainer.py",
+        "training/settings.py",
     }
 
 

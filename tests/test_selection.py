@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from trl_ext.expert_iteration.selection import SELECTIONS
 from trl_ext.registry import UnknownName
-from trl_ext.selection import SELECTIONS
 
 EVERY = sorted(SELECTIONS)
 CASES = [(name, {}) for name in EVERY] + [(name, {"k": 2}) for name in EVERY if "k" in SELECTIONS.options(name)]

@@ -17,7 +17,7 @@ from tests.test_engine import save_model
 from tests.test_resume import history
 from tests.tiny import tiny_model, tiny_sft, tiny_tokenizer, weight_difference
 from trl_ext import functional
-from trl_ext.sft import OF_OTHER_ROWS, ExtSFTConfig, ExtSFTTrainer, _rows, tokenized
+from trl_ext.sft.trainer import OF_OTHER_ROWS, ExtSFTConfig, ExtSFTTrainer, _rows, tokenized
 
 TRACES = [{"prompt": f"{i % 9} + {i % 5} =", "response": " ".join("abc"[(i + j) % 3] for j in range(1 + i % 6))} for i in range(16)]  # fmt: skip
 LEARNT = [{"prompt": f"{i % 9} + {i % 5} =", "response": "1 1 stop"} for i in range(32)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from trl_ext.step_metrics import StepMetrics
+from trl_ext.grpo.metrics import StepMetrics
 
 
 def test_the_mean_is_over_all_tokens_of_the_step_whatever_the_micro_batches() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trl_ext.errors import InputError
-from trl_ext.sweep import _environment, run_all
+from trl_ext.experiments.sweep import _environment, run_all
 
 SCRIPT = """
 import json, os, sys

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from trl_ext.data.mini_math import mini_math
 from trl_ext.data.traces import (
     WRONG_SHARE,
     first_unique,
@@ -20,9 +19,10 @@ from trl_ext.data.traces import (
     unique,
     with_answers,
 )
+from trl_ext.mini.problems import mini_math
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.rewards import GRADERS
-from trl_ext.rewards.grade import Verdict
+from trl_ext.rewards.graders import Verdict
 
 TRACES = mini_math_traces(600)
 PERFECT = mini_math_traces(600, wrong_share=0)  # of the same problems

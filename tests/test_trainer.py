@@ -35,7 +35,7 @@ from tests.tiny import (
     weight_difference,
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer, StepTotals
-from trl_ext.completion import Completion
+from trl_ext.generation.completion import Completion
 
 EOS, STOP_WORD = 1, 6
 ON_POLICY: dict[str, Any] = {"rollout_batch_size": 16, "train_batch_size": 16, "n_grpo_steps": 2, "max_steps": -1}
@@ -456,7 +456,7 @@ def test_the_samplers_mismatch_is_corrected_as_in_trl(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
-    monkeypatch.setattr("trl_ext.engine.ColocatedEngine", Engine)
+    monkeypatch.setattr("trl_ext.generation.vllm.ColocatedEngine", Engine)
     settings = {
         "use_vllm": True,
         "vllm_mode": "colocate",
@@ -492,7 +492,7 @@ def half_idle(completions: list[str], **_: Any) -> list[float]:
 
 def test_on_policy_the_correction_needs_no_second_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
-    monkeypatch.setattr("trl_ext.engine.ColocatedEngine", Engine)
+    monkeypatch.setattr("trl_ext.generation.vllm.ColocatedEngine", Engine)
     settings = {"use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_clip_max": 1.5, "max_steps": 3}
     settings |= {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
     forwards = Counter[str]()

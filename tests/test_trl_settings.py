@@ -18,14 +18,14 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig
 
 from scripts.settings_page import PAGE, page
 from tests.tiny import ends_early, make_trainer, prompts, save_tiny
-from trl_ext.config import ExtGRPOConfig
-from trl_ext.grpo_recipe import GRPOTask
-from trl_ext.model_settings import check_model_settings, init_kwargs, loaded_as
-from trl_ext.objective import keeps_on_policy
-from trl_ext.settings_table import MODEL, OURS, TASK, TRAINER, TRL
-from trl_ext.trainer import ExtGRPOTrainer
-from trl_ext.trl_settings import HONORED, NO_EFFECT, REFUSED, TAKEN_OVER, check_needs
-from trl_ext.types import LossInputs
+from trl_ext.algorithms.objective import keeps_on_policy
+from trl_ext.algorithms.types import LossInputs
+from trl_ext.grpo.config import ExtGRPOConfig
+from trl_ext.grpo.trainer import ExtGRPOTrainer
+from trl_ext.recipes.grpo import GRPOTask
+from trl_ext.recipes.model_settings import check_model_settings, init_kwargs, loaded_as
+from trl_ext.training.settings_table import MODEL, OURS, TASK, TRAINER, TRL
+from trl_ext.training.trl_settings import HONORED, NO_EFFECT, REFUSED, TAKEN_OVER, check_needs
 
 TESTS = Path(__file__).parent
 EVERY = TRAINER | TRL | MODEL | OURS | TASK
@@ -354,10 +354,10 @@ def test_a_quantized_model_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPat
     assert loaded_as(eight)["quantization_config"].load_in_8bit
     assert loaded_as(ModelConfig())["quantization_config"] is None
     for flag, model in (("load_in_4bit", four), ("load_in_8bit", eight)):
-        monkeypatch.setattr("trl_ext.model_settings.is_bitsandbytes_available", lambda: True)
+        monkeypatch.setattr("trl_ext.recipes.model_settings.is_bitsandbytes_available", lambda: True)
         check_model_settings(model, use_vllm=False)
         assert refusal(lambda model=model: check_model_settings(model, use_vllm=True)).startswith(f"{flag}: vLLM")  # type: ignore[misc]
-        monkeypatch.setattr("trl_ext.model_settings.is_bitsandbytes_available", lambda: False)
+        monkeypatch.setattr("trl_ext.recipes.model_settings.is_bitsandbytes_available", lambda: False)
         message = refusal(lambda model=model: check_model_settings(model, use_vllm=False))  # type: ignore[misc]
         assert message == f"{flag} needs bitsandbytes, which is not installed: pip install bitsandbytes"
         alone = dataclasses.replace(model, use_peft=False)

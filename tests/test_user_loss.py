@@ -17,11 +17,11 @@ import yaml
 
 from tests.tiny import ends_early, tiny_model, train, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer, LossInputs
-from trl_ext.arguments import parse, start
-from trl_ext.base_policy import BasePolicyConfig, make_base_policy
-from trl_ext.grpo_recipe import GRPO_SETTINGS
+from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
+from trl_ext.recipes.cli import parse, start
+from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.registry import import_function
-from trl_ext.rewards.checked import checked
+from trl_ext.rewards.guard import checked
 
 ROOT = Path(__file__).parents[1]
 MY_LOSS = ROOT / "recipes" / "my_loss.py"

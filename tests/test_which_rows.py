@@ -15,7 +15,7 @@ from trl_ext.data.load import load_problems, read_problems
 from trl_ext.data.sample import stratified_order
 from trl_ext.data.source import Source
 from trl_ext.data.traces import load_traces
-from trl_ext.recipe_checks import note_overlap
+from trl_ext.recipes.checks import note_overlap
 
 SUBJECTS = {"Algebra": 60, "Geometry": 30, "Number Theory": 10}  # rows of each, one after the other as MATH has them
 

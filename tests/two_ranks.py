@@ -32,15 +32,15 @@ from tests.tiny import (
     train,
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.callbacks import Validation
-from trl_ext.completion import Completion
-from trl_ext.ending import Decay, TimeBudget
-from trl_ext.evaluate import grade_rows
-from trl_ext.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
-from trl_ext.expert_iteration_recipe import EndOfStep
-from trl_ext.rewards.grade import Verdict
-from trl_ext.run_folder import Run
-from trl_ext.sft import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.evaluation.report import grade_rows
+from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.generation.completion import Completion
+from trl_ext.recipes.expert_iteration import EndOfStep
+from trl_ext.rewards.graders import Verdict
+from trl_ext.runs.folder import Run
+from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.training.callbacks import Validation
+from trl_ext.training.ending import Decay, TimeBudget
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"

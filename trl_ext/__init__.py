@@ -9,30 +9,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trl_ext.advantages import ADVANTAGES
-    from trl_ext.aggregation import AGGREGATIONS
-    from trl_ext.config import ExtGRPOConfig
-    from trl_ext.kl import KL_ESTIMATORS
-    from trl_ext.losses import POLICY_LOSSES
-    from trl_ext.presets import PRESETS
+    from trl_ext.algorithms.advantages import ADVANTAGES
+    from trl_ext.algorithms.aggregation import AGGREGATIONS
+    from trl_ext.algorithms.kl import KL_ESTIMATORS
+    from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+    from trl_ext.algorithms.presets import PRESETS
+    from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
+    from trl_ext.grpo.config import ExtGRPOConfig
+    from trl_ext.grpo.trainer import ExtGRPOTrainer
     from trl_ext.rewards import REWARDS
-    from trl_ext.trainer import ExtGRPOTrainer
-    from trl_ext.types import LossInputs, StepTotals, TokenLoss
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "ADVANTAGES": "advantages",
-    "AGGREGATIONS": "aggregation",
-    "ExtGRPOConfig": "config",
-    "ExtGRPOTrainer": "trainer",
-    "KL_ESTIMATORS": "kl",
-    "LossInputs": "types",
-    "POLICY_LOSSES": "losses",
-    "PRESETS": "presets",
+    "ADVANTAGES": "algorithms.advantages",
+    "AGGREGATIONS": "algorithms.aggregation",
+    "ExtGRPOConfig": "grpo.config",
+    "ExtGRPOTrainer": "grpo.trainer",
+    "KL_ESTIMATORS": "algorithms.kl",
+    "LossInputs": "algorithms.types",
+    "POLICY_LOSSES": "algorithms.policy_losses",
+    "PRESETS": "algorithms.presets",
     "REWARDS": "rewards",
-    "StepTotals": "types",
-    "TokenLoss": "types",
+    "StepTotals": "algorithms.types",
+    "TokenLoss": "algorithms.types",
 }
 
 __all__ = [

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trl_ext.advantages import ADVANTAGES
-from trl_ext.aggregation import sequence_mean
-from trl_ext.losses import POLICY_LOSSES
-from trl_ext.masking import _masked_sum
-from trl_ext.masking import masked_mean as masked_mean
-from trl_ext.masking import masked_normalize as masked_normalize
-from trl_ext.presets import PRESETS
+from trl_ext.algorithms.advantages import ADVANTAGES
+from trl_ext.algorithms.aggregation import sequence_mean
+from trl_ext.algorithms.masking import _masked_sum
+from trl_ext.algorithms.masking import masked_mean as masked_mean
+from trl_ext.algorithms.masking import masked_normalize as masked_normalize
+from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+from trl_ext.algorithms.presets import PRESETS
+from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
 from trl_ext.registry import unknown
-from trl_ext.types import LossInputs, StepTotals, TokenLoss
 
 RewardFn = Callable[[str, Any], dict[str, float]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trl_ext.files import replacing
+from trl_ext.io import replacing
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trl_ext.discovery.outcome import Ran
 from trl_ext.discovery.problem import Problem, Verdict, global_of, with_run
+from trl_ext.discovery.sandbox.limits import Ran
 from trl_ext.registry import import_function
 
 _FOLDER = Path(__file__).parent

@@ -11,9 +11,9 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-from trl_ext.discovery.outcome import Failed, Limits
 from trl_ext.discovery.problem import Finished, Problem, Verdict, global_of, with_run
 from trl_ext.discovery.sandbox import run_program
+from trl_ext.discovery.sandbox.limits import Failed, Limits
 from trl_ext.registry import import_function
 
 DIMENSION = 11

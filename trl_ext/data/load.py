@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
-from trl_ext.data.mini_math import mini_math
 from trl_ext.data.sample import kinds_of_table, stratified_order
 from trl_ext.data.source import Source
-from trl_ext.files import read_jsonl
+from trl_ext.io import read_jsonl
+from trl_ext.mini.problems import mini_math
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.registry import Registry
 from trl_ext.rewards.extract import boxed
-from trl_ext.rewards.truth import truths_of
+from trl_ext.rewards.ground_truth import truths_of
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -12,9 +12,9 @@ from tqdm import tqdm
 
 from trl_ext.data.load import ANSWER_SOURCES
 from trl_ext.data.source import Source
-from trl_ext.rewards.grade import GRADERS, compare_pairs
-from trl_ext.rewards.pool import PoolError
-from trl_ext.rewards.truth import truths_of
+from trl_ext.rewards.graders import GRADERS, compare_pairs
+from trl_ext.rewards.ground_truth import truths_of
+from trl_ext.rewards.workers.pool import PoolError
 
 COMPARING = ("strict", "compatible")  # graders to whom a reference answer is itself a correct answer
 _RESPONSES = {"r1_zero": "</think> <answer> {} </answer>", "boxed": r"\boxed{{{}}}"}

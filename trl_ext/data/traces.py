@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from trl_ext.data.load import GENERATED_PROBLEMS, read_table
-from trl_ext.data.mini_math import mini_math
 from trl_ext.data.sample import kinds_of_table, stratified_order
+from trl_ext.mini.problems import mini_math
 from trl_ext.prompts import format_prompt, load_prompt
 
 WRONG_SHARE = 0.4

@@ -19,13 +19,13 @@ from trl_ext.discovery.archive import Attempt
 from trl_ext.discovery.arguments import discover_parser, strategy_options
 from trl_ext.discovery.budget import Budget
 from trl_ext.discovery.client import Client, Endpoint, EndpointError
-from trl_ext.discovery.confine import hide_memory
 from trl_ext.discovery.log import Entry, Log, LogError, attempts_of, read_log
 from trl_ext.discovery.loop import Loop, Plan
-from trl_ext.discovery.outcome import ISOLATION, SandboxError, in_force
 from trl_ext.discovery.problem import Problem
 from trl_ext.discovery.report import HEADER, row, shown, status, write_report
 from trl_ext.discovery.sandbox import run_program
+from trl_ext.discovery.sandbox.isolation import hide_memory
+from trl_ext.discovery.sandbox.limits import ISOLATION, SandboxError, in_force
 from trl_ext.discovery.strategies import STRATEGIES
 
 LOG = "conversation_log.json"

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trl_ext.discovery.outcome import Limits, SandboxError
 from trl_ext.discovery.problem import Verdict
+from trl_ext.discovery.sandbox.limits import Limits, SandboxError
 
 _MAX_PROGRAM = 2**20  # bytes
 

@@ -11,7 +11,7 @@ from typing import Any
 from trl_ext.discovery.archive import Attempt
 from trl_ext.discovery.client import Reply
 from trl_ext.discovery.problem import Verdict
-from trl_ext.files import write_text
+from trl_ext.io import write_text
 
 _END = b"\n]\n"
 Entry = dict[str, Any]

@@ -20,7 +20,7 @@ from trl_ext.discovery.client import Client, EndpointError, NoAnswer, Reply
 from trl_ext.discovery.log import Log, answer_entry, redacted, verdict_entry
 from trl_ext.discovery.problem import CUT_OFF, NO_PROGRAM, Finished, Problem, Verdict
 from trl_ext.discovery.strategies import Proposal
-from trl_ext.files import write_text
+from trl_ext.io import write_text
 
 _FAILED_IN_A_ROW = 5  # requests without an answer: the endpoint is down, or all requests are too long
 

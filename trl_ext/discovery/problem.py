@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_ext.discovery.outcome import Failed, Limits, Ran, in_force
 from trl_ext.discovery.sandbox import run_program
+from trl_ext.discovery.sandbox.limits import Failed, Limits, Ran, in_force
 
 Score = tuple[float, ...]  # larger is better, first entry first; () is less than any other
 

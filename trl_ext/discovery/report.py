@@ -10,7 +10,7 @@ from typing import Any
 from trl_ext.discovery.archive import Attempt, best_valid
 from trl_ext.discovery.budget import Budget
 from trl_ext.discovery.problem import Problem, Score, Verdict
-from trl_ext.files import write_text
+from trl_ext.io import write_text
 from trl_ext.plots import figure
 
 _OUTCOMES = {

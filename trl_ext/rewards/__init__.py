@@ -2,7 +2,7 @@
 
 from trl_ext.rewards import countdown as _registers_countdown  # noqa: F401
 from trl_ext.rewards.extract import ANSWER_FORMATS
-from trl_ext.rewards.grade import (
+from trl_ext.rewards.graders import (
     GRADERS,
     Verdict,
     math_reward_fn,

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from trl_ext.rewards.extract import ANSWER_FORMATS, Extraction
-from trl_ext.rewards.grade import GRADERS, Verdict, texts_of
+from trl_ext.rewards.graders import GRADERS, Verdict, texts_of
 
 MAX_CHARACTERS = 200
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,6})|([-+*/()]))")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_ext.registry import Registry
-from trl_ext.rewards.grade import GRADERS, Verdict
+from trl_ext.rewards.graders import GRADERS, Verdict
 
 REWARDS = Registry("reward")
 

@@ -1,0 +1,53 @@
+"""(B, T) losses -> this micro-batch's share of the optimizer step's loss.
+
+Every member divides by totals of the whole step, so that the shares of all micro-batches of all ranks add up to the
+same number however the rows are cut and however far they are padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from trl_ext.algorithms.types import StepTotals
+from trl_ext.registry import Registry
+
+
+def _fault(aggregation: Callable[[Tensor, Tensor, StepTotals], Tensor]) -> str | None:
+    found = aggregation(torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), StepTotals(2, 6, 3))
+    return None if isinstance(found, Tensor) and found.ndim == 0 else "must return a tensor of one number"
+
+
+AGGREGATIONS = Registry("aggregation", _fault)
+
+
+def _kept(loss: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, loss, 0.0)  # 0 times a masked infinity would be NaN
+
+
+@AGGREGATIONS.register
+def sequence_mean(loss: Tensor, mask: Tensor, totals: StepTotals) -> Tensor:
+    """Mean over the tokens of a sequence, then over sequences: the handout's `masked_mean`, GRPO's 1/|o_i|.
+
+    A sequence without unmasked tokens adds 0 and still counts as a sequence.
+    """
+    per_sequence = _kept(loss, mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B,)
+    return per_sequence.sum() / totals.sequences
+
+
+@AGGREGATIONS.register
+def constant(loss: Tensor, mask: Tensor, totals: StepTotals, *, normalize_constant: float | None = None) -> Tensor:
+    """Sum over tokens divided by a constant, mean over sequences: the handout's `masked_normalize`.
+
+    Dr. GRPO (arXiv:2503.20783). The constant is the sampler's maximum number of tokens unless given.
+    """
+    divisor = totals.max_tokens if normalize_constant is None else normalize_constant
+    return _kept(loss, mask).sum() / (divisor * totals.sequences)
+
+
+@AGGREGATIONS.register
+def token_mean(loss: Tensor, mask: Tensor, totals: StepTotals) -> Tensor:
+    """Mean over all unmasked tokens of the optimizer step. DAPO (arXiv:2503.14476, section 3.3)."""
+    return _kept(loss, mask).sum() / max(totals.tokens, 1.0)

@@ -1,0 +1,133 @@
+"""The process in which a program that nobody has read runs. `sandbox.py` starts it as `python -m`.
+
+Two processes: the supervisor, which the program cannot reach, and its child, which gives up what it can and runs the
+program. When the supervisor's lifeline is closed, or the child has ended, it kills whatever the program has started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from typing import Any
+
+from trl_ext.discovery.sandbox import isolation as confine
+from trl_ext.discovery.sandbox.child import run, tell
+from trl_ext.discovery.sandbox.memory import memory_of
+from trl_ext.discovery.sandbox.probe import verified
+
+_LOOK_EVERY = 0.25  # seconds between two looks at the memory of all processes; the kernel limits each of them
+
+
+def main() -> None:
+    """Supervise one program: settings in the first argument, the program on standard input."""
+    settings = json.loads(sys.argv[1])
+    program = sys.stdin.buffer.read()
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="trl_ext_sandbox_"))
+    try:
+        is_isolated = settings["namespaces"] and confine.own_namespaces()
+        settings["number"] = os.getpid()
+        confine.adopt_orphans()
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        child = os.fork()
+        if child == 0:
+            _be_the_child(settings, program, folder, is_isolated)
+        os.close(settings["result"])
+        status, is_over = _wait(child, settings["lifeline"], woken, settings["memory_mb"] * 2**20)
+        _kill_descendants()
+        tell(settings["status"], {"status": status, "over_memory": is_over})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(child: int, lifeline: int, woken: int, memory: int) -> tuple[int, bool]:
+    """The child's wait status, and whether it was killed because all processes together took too much memory.
+
+    It is killed, too, when the lifeline is closed.
+    """
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    due = time.monotonic()
+    while True:
+        ready = {fd for fd, _ in poll.poll(1000 * _LOOK_EVERY)}
+        if woken in ready:
+            os.read(woken, 512)
+        is_over = False
+        if time.monotonic() >= due:  # by the clock: children that come and go leave the poll no silence
+            is_over, due = memory_of(_descendants()) > memory, time.monotonic() + _LOOK_EVERY
+        is_to_end = lifeline in ready or is_over
+        if is_to_end:
+            os.kill(child, signal.SIGKILL)
+        pid, status = os.waitpid(child, 0 if is_to_end else os.WNOHANG)
+        if pid:
+            return status, is_over
+
+
+def _kill_descendants() -> None:
+    """Kill what is left of the program until nothing is. In a namespace of its own the kernel has already done so."""
+    while True:
+        for pid in _descendants():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            select.select([], [], [], 0.002)
+        except ChildProcessError:
+            return
+
+
+def _descendants() -> list[int]:
+    """Processes below this one, from /proc; none where there is no /proc."""
+    parents = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(name)}/stat", "rb") as file:
+            parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    found, grew = {os.getpid()}, True
+    while grew:
+        below = {pid for pid, parent in parents.items() if parent in found}
+        grew = not below <= found
+        found |= below
+    return sorted(found - {os.getpid()})
+
+
+def _be_the_child(settings: dict[str, Any], program: bytes, folder: str, is_isolated: bool) -> None:
+    """Give up rights, run the program, say what came of it, and end. Never returns."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        confine.keep_open_only(settings["status"], settings["result"])
+        os.umask(0o022)
+        ours = os.environ.pop("PYTHONPATH")  # what lies there, such as others' results, is not for programs to import
+        sys.path[:] = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(ours)]
+        user = confine.whom_to_be(settings["number"])
+        with contextlib.suppress(OSError):
+            confine.own_files(folder, user) if is_isolated else confine.show_python(folder, user)
+        confine.check_python(user)
+        if user != os.getuid():
+            os.chown(folder, user, user)
+        os.chdir(folder)
+        confine.become(user)
+        tell(settings["status"], {"isolation": verified(folder)})
+        confine.set_limits(settings)
+        os.close(settings["status"])
+        run(program, settings["names"], settings["result"])
+    except BaseException:  # of the set-up: what the program does is dealt with in `execute.run`
+        traceback.print_exc()
+    finally:
+        os._exit(70)
+
+
+if __name__ == "__main__":
+    main()

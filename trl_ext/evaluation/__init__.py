@@ -1,0 +1,1 @@
+"""Graded completions to accuracies with intervals, pass@n and comparisons."""

@@ -1,0 +1,106 @@
+"""Problems -> rollout -> grade -> Report: the one evaluator, with the same extraction and grading as the reward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_ext.generation.completion import Completion
+from trl_ext.rewards.graders import Verdict
+
+# The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.
+OUTCOMES = {"correct": "format and answer right", "format_only": "format only", "neither": "neither"}
+HANDOUT_NAMES = {"format1_answer1": "correct", "format1_answer0": "format_only", "format0": "neither"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Graded responses, one row each: the problem's fields, `response`, rewards, `tokens`, `logp`, `outcome`, ..."""
+
+    rows: list[dict[str, Any]]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of responses with format and answer right."""
+        return share(row["outcome"] == "correct" for row in self.rows)
+
+    def outcomes(self) -> dict[str, float]:
+        """Share of each of `OUTCOMES`."""
+        counts = Counter(row["outcome"] for row in self.rows)
+        return {name: counts[name] / max(len(self.rows), 1) for name in OUTCOMES}
+
+    def per_problem(self) -> dict[Any, float]:
+        """Share of right samples by `problem_id`."""
+        samples: dict[Any, list[bool]] = {}
+        for i, row in enumerate(self.rows):
+            samples.setdefault(row.get("problem_id", i), []).append(row["outcome"] == "correct")
+        return {problem: share(flags) for problem, flags in samples.items()}
+
+    def by(self, field: str) -> dict[Any, float]:
+        """Accuracy per value of a field such as `level` or `subject`; nothing where the problems have no such field."""
+        values = sorted({row[field] for row in self.rows if field in row})
+        return {v: share(r["outcome"] == "correct" for r in self.rows if r.get(field) == v) for v in values}
+
+    def summary(self) -> dict[str, Any]:
+        """Figures for a log or a JSON file."""
+        return {
+            "problems": len(self.rows),
+            "accuracy": self.accuracy,
+            "outcomes": self.outcomes(),
+            "by_level": {str(k): v for k, v in self.by("level").items()},
+            "by_subject": self.by("subject"),
+            "mean_tokens": mean(row["tokens"] for row in self.rows),
+            "truncated": share(row["finish_reason"] == "length" for row in self.rows),
+        }
+
+
+def evaluate(
+    problems: Iterable[Mapping[str, Any]],
+    rollout: Callable[[Sequence[str]], Sequence[Completion]],
+    grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
+) -> Report:
+    """Sample one response per problem and grade it.
+
+    Args:
+        problems: rows with `prompt` and `answer`; `level` and `subject`, if there, for the breakdown.
+        rollout: prompts -> one completion each, in order.
+        grader: responses and truths -> verdicts, such as `GRADERS.build("compatible", answer_format="r1_zero")`.
+    """
+    listed = list(problems)
+    return Report(grade_rows(listed, rollout([problem["prompt"] for problem in listed]), grader))
+
+
+def grade_rows(
+    problems: Sequence[Mapping[str, Any]],
+    completions: Sequence[Completion],
+    grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
+) -> list[dict[str, Any]]:
+    """A report's row for each problem and its completion."""
+    verdicts = grader([completion.text for completion in completions], [problem["answer"] for problem in problems])
+    return [
+        {
+            **problem,
+            **verdict.rewards(),
+            "extracted": verdict.answer,
+            "reason": verdict.reason,
+            "response": completion.text,
+            "tokens": completion.tokens,
+            "finish_reason": "stop" if completion.finished else "length",
+            "logp": completion.logp,
+            "outcome": "correct" if verdict.right else "format_only" if verdict.in_format else "neither",
+        }
+        for problem, completion, verdict in zip(problems, completions, verdicts, strict=True)
+    ]
+
+
+def share(flags: Iterable[bool]) -> float:
+    """Fraction that is true; 0 of nothing."""
+    return mean(float(flag) for flag in flags)
+
+
+def mean(values: Iterable[float]) -> float:
+    """Arithmetic mean; 0 of nothing."""
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0

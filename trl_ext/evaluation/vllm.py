@@ -1,0 +1,46 @@
+"""Evaluation of a model in a vLLM engine, as the handout of the course has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trl_ext.evaluation.report import Report, evaluate
+from trl_ext.generation.samplers import vllm_sample
+from trl_ext.io import write_text
+from trl_ext.rewards.graders import Verdict
+
+if TYPE_CHECKING:
+    from vllm import LLM, SamplingParams
+
+
+def evaluate_vllm(
+    vllm_model: LLM,
+    reward_fn: Callable[[str, Any], dict[str, float]],
+    prompts: Sequence[str],
+    eval_sampling_params: SamplingParams,
+    ground_truths: Sequence[Any],
+    output_path: Path | None = None,
+) -> Report:
+    """The course handout's evaluation: one response per prompt, graded, and written as JSONL where a path is given.
+
+    Args:
+        reward_fn: (response, truth) -> dict with `format_reward` and `answer_reward`, such as `r1_zero_reward_fn`.
+        eval_sampling_params: the handout keeps the stop string, `include_stop_str_in_output=True`.
+        ground_truths: one per prompt.
+
+    Raises:
+        ValueError: not as many truths as prompts.
+    """
+    problems = [{"prompt": p, "answer": truth} for p, truth in zip(prompts, ground_truths, strict=True)]
+
+    def grade(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+        rewards = [reward_fn(response, truth) for response, truth in zip(responses, truths, strict=True)]
+        return [Verdict(r["format_reward"] > 0, None, r["answer_reward"] > 0, "reward_fn's verdict") for r in rewards]
+
+    report = evaluate(problems, lambda texts: vllm_sample(vllm_model, texts, eval_sampling_params), grade)
+    if output_path is not None:
+        write_text(output_path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in report.rows))
+    return report

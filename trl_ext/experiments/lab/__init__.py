@@ -1,0 +1,1 @@
+"""The lab: a question, its runs over seeds, and a page with the answer."""

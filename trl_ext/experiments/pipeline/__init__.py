@@ -1,0 +1,1 @@
+"""A pipeline: stages that train one model after another, resumable."""

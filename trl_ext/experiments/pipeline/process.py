@@ -1,0 +1,77 @@
+"""The process of one stage of a chain: waited for, told to stop, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trl_ext.errors import InputError, Stopped
+from trl_ext.training.preemption import patient_environment
+
+_TICK = 1.0  # seconds
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # before a fork, after which nothing should be loaded
+
+
+def run_stage(command: Sequence[str], name: str, tick: Callable[[], Any] = lambda: None) -> None:
+    """Wait for a stage; SIGTERM and Ctrl-C are passed on to all of its processes, a launcher's ranks included.
+
+    Should `tick` raise, all of them are killed; should this process be killed, the stage is told to stop.
+    """
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=_stop_with_parent, env=patient_environment())
+    told: list[int] = []
+
+    def pass_on(number: int, frame: Any) -> None:
+        told.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        while (code := _code_of(process)) is None:
+            tick()
+        while told and _is_alive(process.pid):  # a launcher may end before what it has launched
+            time.sleep(0.1)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if signal.SIGINT in told:
+        raise KeyboardInterrupt
+    if told or code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        raise Stopped(signal.SIGTERM, 0)
+    if code:
+        raise InputError(f"{name} ended with status {code}; what it said stands above. The same command goes on there")
+
+
+def _code_of(process: subprocess.Popen[bytes]) -> int | None:
+    """Its exit status, if it ends before the next tick."""
+    try:
+        return process.wait(_TICK)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _stop_with_parent() -> None:
+    """SIGTERM for this process when its parent is gone; only Linux knows it."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""What a chain of recipes has done so far, and for how long: its record, and what its stages' folders say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import InputError
+from trl_ext.experiments.pipeline.settings import Pipeline, Stage
+from trl_ext.io import write_text
+from trl_ext.redaction import redact
+from trl_ext.runs.checkpoints import checkpoints
+
+RECORD = "pipeline.json"
+NOT_STAGES = ("stages", "overhead")  # names of the record beside the stages'
+OTHER = (
+    "holds a pipeline of other stages, another seed, model or time budget; set them back or choose another --output_dir"
+)
+
+
+def name_of(number: int, stage: Stage) -> str:
+    """A stage's folder, and its entry in the record."""
+    return f"{number}_{stage.recipe}"
+
+
+def record_of(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
+    """What earlier processes of this pipeline have done; of another one, whose stages were not done, what they took.
+
+    Raises:
+        InputError: a stage of another pipeline is done.
+    """
+    stages = [[s.recipe, s.config, _content_of(s.config), s.share, dict(s.settings)] for s in pipeline.stages]
+    now = redact(json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget])))
+    record = read_record(folder)
+    if record.get("stages") == now:
+        return record
+    begun = {name: entry for name, entry in record.items() if name not in NOT_STAGES}
+    if any("seconds" in entry for entry in begun.values()):
+        raise InputError(f"{folder} {OTHER}")
+    overhead = {"overhead": record["overhead"]} if "overhead" in record else {}
+    return {"stages": now, **overhead, **{name: {"earlier": used_by(entry)} for name, entry in begun.items()}}
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """As it was written; empty where there is none."""
+    path = folder / RECORD
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return record
+
+
+def stages_left(pipeline: Pipeline, record: Mapping[str, Any]) -> list[int]:
+    """Numbers, from 1, of the stages that are not done."""
+    return [n for n, stage in enumerate(pipeline.stages, start=1) if "seconds" not in record.get(name_of(n, stage), {})]
+
+
+def last_has_ended(pipeline: Pipeline) -> bool:
+    """Whether the last stage has left its summary, and has nothing to do but to close down."""
+    wanted = Path(pipeline.output_dir) / name_of(len(pipeline.stages), pipeline.stages[-1])
+    return any((place / "summary.json").exists() for place in _places(wanted))
+
+
+def used(folder: Path) -> float:
+    """Seconds that earlier processes of the chain have used, to within a second of a kill.
+
+    A stage whose chain was killed is told to stop; what it took for that is on the clock of its checkpoint.
+    """
+    entries = {name: entry for name, entry in read_record(folder).items() if name != "stages"}
+    return float(sum(max(used_by(entry), where_it_was(folder / name)[1]) for name, entry in entries.items()))
+
+
+def used_by(entry: Mapping[str, float]) -> float:
+    """Seconds of a stage, or of what is beside the stages."""
+    return entry.get("seconds", entry.get("earlier", 0.0) + entry.get("running", 0.0))
+
+
+def _content_of(config: str | None) -> str | None:
+    """A hash of a YAML file's text, where there is one."""
+    if config is None or not Path(config).is_file():
+        return None
+    return hashlib.sha256(Path(config).read_bytes()).hexdigest()[:16]
+
+
+def folder_of(wanted: Path) -> Path:
+    """Where a recipe that was told to write to `wanted` has finished: there, or in `wanted-2`, `-3`, ..."""
+    return next(place for place in _places(wanted) if (place / "summary.json").exists())
+
+
+def where_it_was(wanted: Path) -> tuple[Path, float]:
+    """Where a recipe that was told to write to `wanted` can go on, and the seconds that its checkpoint has used."""
+    for place in _places(wanted):
+        for checkpoint in checkpoints(place)[:1]:
+            record = checkpoint / "run.json"
+            if record.exists():
+                return place, float(json.loads(record.read_text(encoding="utf-8"))["wall_clock_s"])
+    return wanted, 0.0
+
+
+def _places(wanted: Path) -> list[Path]:
+    """`wanted-3`, `wanted-2`, `wanted`: the folders that a recipe may have chosen, the last one first."""
+    later = wanted.parent.glob(f"{wanted.name}-*")
+    return [*sorted(later, key=lambda place: (len(place.name), place.name), reverse=True), wanted]
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")

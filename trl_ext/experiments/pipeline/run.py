@@ -1,0 +1,204 @@
+"""A chain of recipes, each going on from the model of the one before, with one wall-clock budget for all of them.
+
+Every stage is a process of its own, launched as by hand, in a folder of its own under the pipeline's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import InputError
+from trl_ext.experiments.pipeline.process import run_stage
+from trl_ext.experiments.pipeline.record import (
+    NOT_STAGES,
+    folder_of,
+    name_of,
+    record_of,
+    stages_left,
+    used_by,
+    where_it_was,
+    write_record,
+)
+from trl_ext.experiments.pipeline.settings import RECIPES, Pipeline, Stage
+from trl_ext.runs.provenance import provenance
+from trl_ext.runs.report import write_curve, write_summary
+
+_END = 4.0  # seconds for the report of all stages, and more than a leaderboard ends what still runs before its budget
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    recipes: Path,
+    spent: float = 0.0,
+    watch: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Run the stages that are not done yet, and report on all of them. Returns the summary.
+
+    Started again after an interruption it goes on in the stage where it was, with the time that is left.
+
+    Args:
+        recipes: the folder with the recipes' scripts.
+        spent: seconds that this process took before.
+        watch: called every second while a stage runs, and between two stages; what it raises ends the chain at once.
+
+    Raises:
+        InputError: the settings of a stage do not fit together, or a stage did not end well.
+        Stopped: SIGTERM came; the stage has saved a checkpoint.
+    """
+    began = time.time() - spent
+    folder = Path(pipeline.output_dir)
+    record = record_of(folder, pipeline)
+    earlier = record.get("overhead", {}).get("seconds", 0.0)
+
+    def note_overhead() -> None:
+        record["overhead"] = {"seconds": round(earlier + time.time() - began, 1)}
+        write_record(folder, record)
+
+    todo = stages_left(pipeline, record)
+    folder.mkdir(parents=True, exist_ok=True)
+    if todo:
+        note_overhead()  # the checks take long enough to be killed in
+        _check_stages(pipeline, recipes)
+    model = pipeline.model_name_or_path
+    for number, stage in enumerate(pipeline.stages, start=1):
+        if number in todo:
+            if number == todo[0]:
+                note_overhead()
+            print(f"stage {number} of {len(pipeline.stages)}: {stage.recipe}", flush=True)
+            _run_one(pipeline, number, recipes, model, record, watch)
+            if number < len(pipeline.stages):
+                watch()
+        model = str(folder / record[name_of(number, stage)]["folder"])
+    return _report(folder, pipeline, record)
+
+
+def _run_one(
+    pipeline: Pipeline,
+    number: int,
+    recipes: Path,
+    model: str | None,
+    record: dict[str, Any],
+    watch: Callable[[], None],
+) -> None:
+    """Run the stage of that number, or what is left of it, from the model that the one before has left."""
+    folder, stage = Path(pipeline.output_dir), pipeline.stages[number - 1]
+    name = name_of(number, stage)
+    entry = record.pop(name, {"earlier": 0.0})
+    if "time_budget" not in entry:
+        entry["time_budget"] = _budget(pipeline, stage, record)  # by what the others have used
+    record[name] = entry
+    output, on_clock = where_it_was(folder / name)
+    # seconds of processes that were interrupted; one that was killed has left how far it was
+    entry["earlier"] = max(entry["earlier"] + entry.pop("running", 0.0), on_clock)
+    write_record(folder, record)
+    budget = _budget_of_process(entry, on_clock, _left(pipeline, stage, record))
+    command = _command(pipeline, stage, recipes, output, model, budget)
+    seconds = _run_timed(command, name, entry, lambda: write_record(folder, record), watch)
+    entry["folder"] = folder_of(output).name
+    entry["seconds"] = round(entry["earlier"] + seconds, 1)
+    write_record(folder, record)
+
+
+def _run_timed(
+    command: Sequence[str], name: str, entry: dict[str, Any], write: Callable[[], None], watch: Callable[[], None]
+) -> float:
+    """Run a stage and return its seconds; on the way they are noted in its entry, lest a kill lose them."""
+    began = time.time()
+
+    def tick() -> None:
+        entry["running"] = round(time.time() - began, 1)
+        write()
+        watch()
+
+    try:
+        run_stage(command, name, tick)
+    except BaseException:
+        entry["earlier"] = round(entry["earlier"] + time.time() - began, 1)
+        raise
+    finally:
+        entry.pop("running", None)
+        write()
+    return time.time() - began
+
+
+def _left(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float:
+    """Seconds of the budget that nothing has used, less those of the end where `stage` is the last one."""
+    if pipeline.time_budget is None:
+        return math.inf
+    spent = sum(used_by(entry) for name, entry in record.items() if name != "stages")
+    return pipeline.time_budget - spent - (_END if stage is pipeline.stages[-1] else 0.0)
+
+
+def _budget(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float | None:
+    """Seconds that a stage may take: its share, and never more than is left.
+
+    Raises:
+        InputError: not even a second is left.
+    """
+    if pipeline.time_budget is None:
+        return None
+    left = _left(pipeline, stage, record)
+    if left < 1:
+        raise InputError(f"what was before has used up the time budget of {pipeline.time_budget:.0f} s")
+    return round(min(left, stage.share * pipeline.time_budget) if stage.share else left, 1)
+
+
+def _budget_of_process(entry: Mapping[str, Any], spent: float, left: float) -> float | None:
+    """What is left to a stage, on the clock of its run, which goes on from `spent`; a second at least, to end well."""
+    if entry["time_budget"] is None:
+        return None
+    return round(spent + max(min(entry["time_budget"] - entry["earlier"], left), 1.0), 1)
+
+
+def _command(
+    pipeline: Pipeline, stage: Stage, recipes: Path, output: Path, model: str | None, budget: float | None
+) -> list[str]:
+    launcher = ["-m", "accelerate.commands.launch", *pipeline.launch] if pipeline.launch else []
+    command = [sys.executable, *launcher, str(recipes / RECIPES[stage.recipe])]
+    command += [*stage.arguments(), "--output_dir", str(output), "--seed", str(pipeline.seed), "--resume", "auto"]
+    command += ["--model_name_or_path", model] if model else []
+    return [*command, "--time_budget", str(budget)] if budget is not None else command
+
+
+def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
+    """Parse every stage's arguments before the first one runs, in a process of its own that leaves no device in use."""
+    budget = [] if pipeline.time_budget is None else ["--time_budget", str(pipeline.time_budget)]
+    plan = [
+        [stage.recipe, str((recipes / RECIPES[stage.recipe]).with_suffix(".yaml")), [*stage.arguments(), *budget]]
+        for stage in pipeline.stages
+    ]
+    rules = [pipeline.rules] if pipeline.rules else []
+    command = [sys.executable, "-m", "trl_ext.experiments.preflight", json.dumps(plan), *rules]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(done.stderr.strip().rpartition("\n")[2])
+
+
+def _report(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> dict[str, Any]:
+    """One curve and one summary of all stages, on the pipeline's clock and in optimizer steps of all stages."""
+    curves: dict[str, list[dict[str, Any]]] = {}
+    seconds, steps = record.get("overhead", {}).get("seconds", 0.0), 0
+    for number, stage in enumerate(pipeline.stages, start=1):
+        name = name_of(number, stage)
+        summary = json.loads((folder / record[name]["folder"] / "summary.json").read_text(encoding="utf-8"))
+        curves[name] = [
+            {
+                **v,
+                **{key: v[key] + steps for key in ("step", "weights_of_step") if key in v},
+                "stage": name,
+                "wall_clock_s": v["wall_clock_s"] + seconds,
+            }
+            for v in summary["validations"]
+        ]
+        seconds, steps = seconds + record[name]["seconds"], curves[name][-1]["step"]
+    write_curve(folder / "curve.png", curves, title=folder.name, seconds=pipeline.time_budget)
+    history = [entry for curve in curves.values() for entry in curve]
+    more = {"seed": pipeline.seed, "stages": {k: v for k, v in record.items() if k not in NOT_STAGES}, **provenance()}
+    return write_summary(folder / "summary.json", history, seconds, more)

@@ -1,0 +1,112 @@
+"""What a chain of recipes is: its stages and their shares of one budget, from a YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_ext.errors import InputError
+from trl_ext.io import as_flags
+from trl_ext.registry import check_fields, unknown
+
+RECIPES = {"grpo": "grpo_math.py", "sft": "sft_math.py", "expert_iteration": "expert_iteration.py"}
+_OURS = ("output_dir", "model_name_or_path", "time_budget", "resume", "seed")  # which the pipeline gives a stage
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One recipe of the chain.
+
+    Attributes:
+        recipe: a name of `RECIPES`.
+        config: its YAML file; None for the recipe's own.
+        share: of the pipeline's time budget; None for what is left.
+        settings: more of its settings, by name.
+    """
+
+    recipe: str
+    config: str | None = None
+    share: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> list[str]:
+        """Its settings as a command line."""
+        return [*([] if self.config is None else ["--config", self.config]), *as_flags(self.settings)]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The chain.
+
+    Attributes:
+        model_name_or_path: what the first stage starts from; None for the base policy that the machine makes.
+        time_budget: seconds for all of it, checks, start-up, validation and saving included; None for no limit.
+        launch: options of `accelerate launch`; without any, a stage is a single process without it.
+        rules: those of `trl_ext.experiments.rules` that every stage has to keep to.
+    """
+
+    stages: list[Stage]
+    output_dir: str
+    model_name_or_path: str | None = None
+    time_budget: float | None = None
+    launch: list[str] = field(default_factory=list)
+    seed: int = 0
+    rules: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("stages: at least one is needed")
+        if isinstance(self.launch, str):
+            raise ValueError(f"launch must be a list of options, got {self.launch!r}")
+        if self.time_budget is not None and self.time_budget <= 0:
+            raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
+        shares = [stage.share for stage in self.stages if stage.share is not None]
+        if any(not 0 < share <= 1 for share in shares) or sum(shares) > 1 + 1e-9:
+            raise ValueError(f"shares of the time budget must be above 0 and at most 1 together, got {shares}")
+        if shares and self.time_budget is None:
+            raise ValueError("a stage has a share, and there is no time_budget to share")
+        if self.time_budget is not None and any(stage.share is None for stage in self.stages[:-1]):
+            raise ValueError("every stage but the last needs a share of the time_budget, or it would take all of it")
+        if self.stages[-1].share is None and sum(shares) > 1 - 1e-9:
+            raise ValueError(f"the shares {shares} leave nothing of the time budget for the last stage")
+
+
+def read_pipeline(path: Path, **given: Any) -> Pipeline:
+    """The pipeline of a YAML file, with what is given in place of what stands there.
+
+    Raises:
+        InputError: the file cannot be read, or does not describe a pipeline; names the stage and the field.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("not a mapping")
+        settings = {"output_dir": f"runs/{path.stem}"} | content | {k: v for k, v in given.items() if v is not None}
+        check_fields(settings, Pipeline)
+        listed = settings.pop("stages", None) or []
+        stages = [_read_stage(number, stage) for number, stage in enumerate(listed, start=1)]
+        return Pipeline(stages=stages, **settings)
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _read_stage(number: int, content: Any) -> Stage:
+    try:
+        if not isinstance(content, Mapping):
+            raise ValueError(f"not a mapping: {content!r}")
+        check_fields(content, Stage)
+        stage = Stage(**content)
+        if stage.recipe not in RECIPES:
+            raise unknown("recipe", stage.recipe, RECIPES)
+        if not isinstance(stage.settings, Mapping):
+            raise ValueError(f"settings must be a mapping, got {stage.settings!r}")
+        taken = [name for name in stage.settings if name.replace("-", "_") in _OURS]
+        if taken:
+            raise ValueError(f"settings {', '.join(taken)}: the pipeline gives these to its stages itself")
+        return stage
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"stage {number}: {error}") from error

@@ -1,0 +1,83 @@
+"""Rules that a leaderboard's runs keep to, and what in a recipe's resolved settings breaks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trl_ext.evaluation.yardstick import validation_temperature
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a result has to be measured on, with what, and in which time.
+
+    Attributes:
+        model: what the first stage starts from; None for the base policy that the machine makes.
+        settings: of every stage, by name; those of sampling are the validation's.
+        problems: of the final validation.
+        seconds: at most, from the start of the process, over restarts.
+        processes: of a stage at most; one for each GPU.
+    """
+
+    model: str | None
+    settings: Mapping[str, Any]
+    problems: int
+    seconds: float
+    processes: int
+
+
+_SAMPLING = {
+    "prompt": "r1_zero", "answer_format": "r1_zero", "temperature": 1.0, "validation_grader": "compatible",
+    "train_split": "train", "too_long": "refuse",
+}  # fmt: skip
+_PLAIN = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "generation_kwargs": {}}  # nothing cut off
+RULES = {
+    # the course's leaderboard
+    "math_4h": Rules(
+        model="Qwen/Qwen2.5-Math-1.5B",
+        settings=_SAMPLING
+        | {"dataset": "DigitalLearningGmbH/MATH-lighteval", "validation_split": "test", "max_tokens": 1024},
+        problems=5000,
+        seconds=4 * 3600,
+        processes=2,
+    ),
+    # the same on a laptop
+    "mini": Rules(
+        model=None,
+        settings=_SAMPLING | {"dataset": "mini_math", "validation_split": "validation", "max_tokens": 80},
+        problems=5000,
+        seconds=300,
+        processes=2,
+    ),
+}
+
+
+def violations(rules: Rules, task: Any, config: Any, is_last: bool) -> list[str]:
+    """A line for each rule that a stage's settings break.
+
+    Args:
+        task: a `Task`.
+        config: of its trainer.
+        is_last: the stage whose final validation is the result.
+    """
+    found = {name: getattr(task, name, getattr(config, name, None)) for name in rules.settings}
+    found["temperature"] = validation_temperature(task, config)
+    found["max_tokens"] = task.validation_max_tokens or config.max_completion_length
+    lines = [
+        f"{name} must be {wanted!r}, is {found[name]!r}"
+        for name, wanted in rules.settings.items()
+        if found[name] != wanted
+    ]
+    problems = task.final_validation_problems or task.validation_problems
+    if is_last and problems != rules.problems:
+        lines.append(f"final_validation_problems must be {rules.problems}, is {problems}")
+    if is_last and not task.restore_best:
+        lines.append("restore_best must be true, or a run that has collapsed would end with what is left of it")
+    sampling = {name: getattr(config, name, None) for name in _PLAIN}
+    lines += [f"{name} must be {_PLAIN[name]}, is {v}" for name, v in sampling.items() if v not in (None, _PLAIN[name])]
+    traces = (getattr(task, "traces", None), getattr(task, "traces_split", None))
+    if traces not in ((None, None), (task.dataset, task.train_split)):
+        lines.append(f"traces must be those of {task.dataset!r}, split {task.train_split!r}, are {traces}")
+    return lines

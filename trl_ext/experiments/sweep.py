@@ -1,0 +1,131 @@
+"""Many runs of recipes: those that are not done yet, a few at a time, each with its own log."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import queue
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trl_ext.errors import InputError
+from trl_ext.experiments.pipeline.record import folder_of
+from trl_ext.experiments.progress import Overview
+from trl_ext.io import write_text
+from trl_ext.redaction import redact_command
+from trl_ext.training.preemption import patient_environment
+
+_REFRESH = 2.0  # seconds
+_GO_ON_BY_THEMSELVES = ("pipeline.py", "leaderboard.py")
+
+
+def run_all(
+    commands: Mapping[str, Sequence[str]], folder: Path, jobs: int = 1, keep_going: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Run a Python command for each name, in `folder/name`, unless it is done; returns the runs' summaries by name.
+
+    Interrupted, it goes on when it is called again: what is done is not run again, what was cut off goes on from its
+    last checkpoint.
+
+    Args:
+        commands: script and arguments; `--output_dir` is added, and `--resume auto` for a run that has begun.
+        jobs: at a time; with several, each computes with its share of the machine's threads. A run has one of its GPUs.
+        keep_going: a run that fails does not end the others; its summary says what its log ends with, as `failed`.
+
+    Raises:
+        InputError: a run failed, or was done before with other arguments; names its log or the arguments. The runs that
+            had not begun are left out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _refuse_other_commands(commands, folder)
+    todo = [name for name in commands if not _is_done(folder / name)]
+    slots: queue.Queue[int] = queue.Queue()
+    for slot in range(jobs):
+        slots.put(slot)
+    failed: dict[str, dict[str, Any]] = {}
+
+    def run(name: str) -> int:
+        slot = slots.get()
+        try:
+            with overview.running(name):
+                return _run(commands[name], folder, name, _environment(commands[name][0], slot, jobs))
+        finally:
+            slots.put(slot)
+
+    with (
+        Overview(folder, len(commands), len(commands) - len(todo), jobs) as overview,
+        concurrent.futures.ThreadPoolExecutor(jobs) as pool,
+    ):
+        waiting = {pool.submit(run, name): name for name in todo}
+        try:
+            while waiting:
+                done, _ = concurrent.futures.wait(waiting, _REFRESH, concurrent.futures.FIRST_COMPLETED)
+                overview.refresh()
+                for future in done:
+                    name = waiting.pop(future)
+                    if future.result():
+                        if not keep_going:
+                            raise InputError(f"a run failed: see the end of {folder / name}.log")
+                        failed[name] = {"failed": _last_line(folder / f"{name}.log")}
+                    overview.ended(name, failed.get(name, {}).get("failed"))
+        except BaseException:  # Ctrl-C as well: what has not begun is not begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {name: failed.get(name) or _summary(folder / name) for name in commands}
+
+
+def _run(command: Sequence[str], folder: Path, name: str, environment: Mapping[str, str]) -> int:
+    output = folder / name
+    more = ["--resume", "auto"] if output.exists() and Path(command[0]).name not in _GO_ON_BY_THEMSELVES else []
+    whole = [sys.executable, *command, "--output_dir", str(output), *more]
+    with (folder / f"{name}.log").open("a", encoding="utf-8") as log:
+        log.write(f"$ {shlex.join(redact_command(whole[1:]))}\n")
+        log.flush()
+        return subprocess.run(whole, stdout=log, stderr=log, env=environment, check=False).returncode
+
+
+def _environment(script: str, slot: int, jobs: int) -> dict[str, str]:
+    """The share of the machine that a run has; chains launch their stages on as many GPUs as they are told to."""
+    shared = patient_environment()
+    if jobs > 1:
+        shared["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and Path(script).name not in _GO_ON_BY_THEMSELVES:
+        gpus = torch.cuda.device_count()
+        if gpus > 1:
+            shared["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
+    return shared
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:300]
+
+
+def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) -> None:
+    """What is done must have been done with the same arguments."""
+    path = folder / "commands.json"
+    known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    now = {name: redact_command([Path(script).name, *arguments]) for name, (script, *arguments) in commands.items()}
+    other = [name for name in now if name in known and known[name] != now[name] and _is_done(folder / name)]
+    if other:
+        raise InputError(
+            f"{folder / other[0]} was run with other arguments: {shlex.join(known[other[0]])}. Choose another "
+            "--output_dir, or remove it"
+        )
+    write_text(path, json.dumps(known | now, indent=1) + "\n")
+
+
+def _is_done(output: Path) -> bool:
+    return any((place / "summary.json").exists() for place in (output, *output.parent.glob(f"{output.name}-*")))
+
+
+def _summary(output: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder_of(output) / "summary.json").read_text(encoding="utf-8"))
+    return found

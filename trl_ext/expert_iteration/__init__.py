@@ -1,0 +1,1 @@
+"""Expert iteration: sample, keep what is correct, fine-tune, repeat."""

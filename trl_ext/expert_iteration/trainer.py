@@ -1,0 +1,310 @@
+"""Expert iteration: sample, keep what is right, finetune on it, and again (arXiv:1705.08439; STaR, arXiv:2203.14465).
+
+One training run of `ExtSFTTrainer` whose rows come as it goes, so that the optimizer, the engine, the checkpoints and
+the logs are those of one run. What a step sampled and kept is in `expert_iteration/step_N/` of the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from datasets import IterableDataset
+from tqdm import tqdm
+
+from trl_ext.evaluation.report import grade_rows
+from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step, step_counts, step_line
+from trl_ext.expert_iteration.selection import SELECTIONS, Row
+from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, write_text
+from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
+from trl_ext.training.ending import TimeBudget
+from trl_ext.training.options import parse_options
+
+FOLDER, ROLLOUTS, KEPT, STEPS = "expert_iteration", "rollouts.jsonl", "kept.jsonl", "steps.jsonl"
+_AT_LEAST_1 = (
+    "n_ei_steps", "questions_per_step", "group_size", "epochs_per_step", "rollout_batch_size", "rollout_chunk",
+)  # fmt: skip
+_WITHOUT_MEANING = {
+    "completion_only_loss": "only responses are learnt",
+    "num_train_epochs": "see epochs_per_step",
+    "padding_free": "rows come as it goes",
+}
+_SCHEDULES = ("constant", "constant_with_warmup")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class ExpertIterationConfig(ExtSFTConfig):
+    """What a step samples, keeps and finetunes on; the rest is as in finetuning.
+
+    Raises:
+        UnknownName: a selection or an option that is not in its table.
+        ValueError: settings that make no sense or contradict each other.
+    """
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*ExtSFTConfig._VALID_DICT_FIELDS, "selection_options"]
+
+    n_ei_steps: int = field(default=5, metadata={"help": "Expert-iteration steps."})
+    questions_per_step: int = field(
+        default=512, metadata={"help": "Questions that a step samples for (handout: 512, 1024 or 2048)."}
+    )
+    group_size: int = field(default=4, metadata={"help": "Rollouts per question."})
+    epochs_per_step: int = field(default=1, metadata={"help": "Passes over the rows that a step keeps."})
+    selection: str = field(
+        default="every",
+        metadata={"help": f"Right rollouts to keep: {', '.join(sorted(SELECTIONS))}, or file.py:function."},
+    )
+    selection_options: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Options of it: a mapping in YAML; `k=2` or JSON as a flag."}
+    )
+    rollout_batch_size: int = field(
+        default=256, metadata={"help": "Rollouts per batch of HF generate; vLLM takes a chunk at once."}
+    )
+    rollout_chunk: int = field(
+        default=4096, metadata={"help": "Rollouts sampled, graded and written at a time: what a kill can cost."}
+    )
+
+    def __post_init__(self) -> None:
+        for name in _AT_LEAST_1:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self.selection_options = parse_options("selection_options", self.selection_options)
+        select = self.selection_function()
+        if self.selection in SELECTIONS:
+            select([])  # which refuses an option out of range
+        if self.packing:
+            raise ValueError("packing: true does not go with expert iteration, whose rows come as it goes")
+        for name, sense in _WITHOUT_MEANING.items():
+            if getattr(self, name) != ExtSFTConfig.__dataclass_fields__[name].default:
+                raise ValueError(f"{name}: {getattr(self, name)} has no meaning in expert iteration: {sense}")
+        given: int = self.max_steps  # type: ignore[has-type]
+        super().__post_init__()
+        schedule = str(getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type))
+        if schedule not in _SCHEDULES:
+            raise ValueError(
+                f"lr_scheduler_type is {schedule!r}, and how many optimizer steps there will be "
+                f"depends on how many rollouts are right; take one of: {', '.join(_SCHEDULES)}"
+            )
+        rows = self.questions_per_step * self.group_size
+        self.max_steps = self.n_ei_steps * self.epochs_per_step * math.ceil(rows / self.rows_per_optimizer_step)
+        if given not in (-1, self.max_steps):
+            raise ValueError(
+                f"max_steps is {given}, but it follows from n_ei_steps (at most {self.max_steps}); leave it out"
+            )
+
+    @property
+    def rows_per_optimizer_step(self) -> int:
+        """Of all ranks together."""
+        rows: int = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+        return rows
+
+    def selection_function(self) -> Callable[[Sequence[Row]], list[Row]]:
+        """Graded rollouts of a step to those that are kept."""
+        assert not isinstance(self.selection_options, str)
+        return SELECTIONS.build(self.selection, **(self.selection_options or {}))
+
+
+class ExpertIterationTrainer(ExtSFTTrainer):
+    """`ExtSFTTrainer` that makes its rows itself: before each expert-iteration step, with the policy as it is then.
+
+    Args:
+        questions: rows with `prompt` and `answer`.
+        grader: responses and truths to verdicts.
+        folder: where rollouts and kept rows go.
+    """
+
+    args: ExpertIterationConfig
+
+    def __init__(self, *args: Any, questions: Sequence[Row], grader: Callable[..., Any], folder: Path, **kwargs: Any):
+        config = kwargs["args"]
+        config.dataset_kwargs = {"skip_prepare_dataset": True}  # there is nothing to prepare yet
+        config.ignore_data_skip = True  # `restore_own_state` finds the place
+        super().__init__(*args, train_dataset=IterableDataset.from_generator(_nothing_yet), **kwargs)
+        self.questions, self.grader, self.folder = list(questions), grader, folder
+        self.budget: TimeBudget | None = None
+        self.ei_step = 0  # the current one, from 1
+        self._left: list[list[Row]] = []  # rows of the optimizer steps that are left of the current step
+        self._planned = 0  # optimizer steps of the current step in all
+        self._seconds_of_rollouts = 0.0  # of the last step's
+
+    # What an optimizer step trains on.
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """The micro-batches of the next optimizer step, of this rank; before the first one of a step, its rollouts."""
+        while (
+            not self._left and self.ei_step < self.args.n_ei_steps and not self._is_to_stop(self._seconds_of_rollouts)
+        ):
+            self._begin_step(self.ei_step + 1)
+        if not self._left:
+            self.control.should_training_stop = True
+            return [], None
+        batches = [self._prepare_inputs(batch) for batch in self._micro_batches(self._left.pop(0))]
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def is_step_over(self) -> bool:
+        """Whether the optimizer step just done was the last one of its expert-iteration step."""
+        return not self._left
+
+    def ei_steps_done(self) -> float:
+        """Expert-iteration steps so far, the current one in part."""
+        return self.ei_step - len(self._left) / max(self._planned, 1)
+
+    def _is_to_stop(self, ahead: float = 0.0) -> bool:
+        """Whether there is no time for `ahead` more seconds or a signal has come; the same on every rank."""
+        return (self.budget is not None and self.budget.is_spent(ahead)) or self.stop_requested()
+
+    def _micro_batches(self, rows: list[Row]) -> list[Any]:
+        """As many on every rank, of like size; where rows run out, one without a token that trains."""
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        mine = [rows[i] for i in range(rank, len(rows), ranks)]
+        number = self.args.gradient_accumulation_steps
+        empty = {"input_ids": [self._tokenizer.pad_token_id] * 2, "labels": [-100, -100]}
+        return [self.data_collator(mine[i::number] or [empty]) for i in range(number)]
+
+    # A step.
+
+    def _begin_step(self, step: int) -> None:
+        """Sample, grade, keep, and lay out the optimizer steps."""
+        if step == 1 and self.state.global_step == 0 and self.args.save_strategy != "no":
+            self._save_checkpoint(self.model, None)  # the first rollouts may take long, and belong to this run
+        began = time.monotonic()
+        rollouts = self._rollouts(step)
+        self._seconds_of_rollouts = time.monotonic() - began
+        if self.budget is not None:
+            self.budget.leave_out(self._seconds_of_rollouts)
+        if rollouts is None:
+            return  # the step is begun anew, from what has been sampled of it, when the run goes on
+        self.ei_step = step
+        kept = self.args.selection_function()(rollouts)
+        rows, too_long = tokenized(kept, self._tokenizer, self.args.max_length)
+        self._lay_out(step, rows, done=0)
+        counts = step_counts(step, self.state.global_step, rollouts, kept, too_long, len(self._left))
+        if self.accelerator.is_main_process:
+            _write_rows(self._step_folder(step) / KEPT, kept)
+            _replace_row(self.folder / STEPS, counts)
+        if not self.args.disable_tqdm and self.accelerator.is_main_process:
+            print_line(step_line(counts, self.args.n_ei_steps))
+        if not rows:
+            log.warning(
+                "expert-iteration step %d keeps nothing to finetune on: %d of %d rollouts are right. More rollouts "
+                "(--group_size, --questions_per_step) or a model that knows the format (recipes/sft_math.py) help",
+                step, counts["correct"], counts["rollouts"],
+            )  # fmt: skip
+        self.log_now({f"expert_iteration/{k}": float(v) for k, v in counts.items() if v is not None and k != "step"})
+
+    def _lay_out(self, step: int, rows: Sequence[Row], done: int) -> None:
+        """The step's rows in the order of its optimizer steps, without the first `done` of them."""
+        labelled = [
+            {
+                "input_ids": row["input_ids"],
+                "labels": [i if m else -100 for i, m in zip(row["input_ids"], row["completion_mask"], strict=True)],
+            }
+            for row in rows
+        ]
+        plan = optimizer_steps(
+            labelled, self.args.rows_per_optimizer_step, self.args.epochs_per_step, f"{self.args.seed} {step}"
+        )
+        self._left, self._planned = plan[done:], len(plan)
+        later = (self.args.n_ei_steps - step) * max(len(plan), 1)
+        self.state.max_steps = max(self.state.global_step + len(self._left) + later, 1)  # as far as it is known by now
+
+    def _rollouts(self, step: int) -> list[Row] | None:
+        """The step's graded rollouts: those that an interrupted process has written, and the others sampled now.
+
+        None where the run is to stop before it has all of them.
+        """
+        folder = self._step_folder(step)
+        chosen = questions_of_step(len(self.questions), self.args.questions_per_step, step, self.args.seed)
+        todo = [(n, self.questions[i]) for n, i in enumerate(chosen) for _ in range(self.args.group_size)]
+        if self.accelerator.is_main_process:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / ROLLOUTS).exists():
+                drop_torn_line(folder / ROLLOUTS)
+        self.accelerator.wait_for_everyone()
+        rows = read_jsonl(folder / ROLLOUTS) if (folder / ROLLOUTS).exists() else []
+        rows = rows[: len(rows) - len(rows) % self.args.rollout_chunk] if len(rows) < len(todo) else rows
+        if self.accelerator.is_main_process:
+            _write_rows(folder / ROLLOUTS, rows)
+        self.accelerator.wait_for_everyone()
+        bar = tqdm(
+            total=len(todo),
+            initial=len(rows),
+            desc=f"rollouts of step {step}",
+            disable=self.args.disable_tqdm or not self.accelerator.is_main_process or None,  # None: in a terminal only
+            leave=False,
+        )
+        with bar:
+            for start in range(len(rows), len(todo), self.args.rollout_chunk):
+                if start and self._is_to_stop():
+                    return None
+                part = todo[start : start + self.args.rollout_chunk]
+                rows += self._sample_and_grade(part, seed=self.args.seed * 1_000_003 + step * 10_007 + start)
+                if self.accelerator.is_main_process:
+                    append_jsonl(folder / ROLLOUTS, rows[start:])
+                bar.update(len(part))
+        return rows
+
+    def _sample_and_grade(self, part: Sequence[tuple[int, Row]], seed: int) -> list[Row]:
+        completions = self.sample([row["prompt"] for _, row in part], self.args.rollout_batch_size, seed)
+        rows = self.found_by_first(lambda: grade_rows([row for _, row in part], completions, self.grader))
+        return [{"question": n, **row} for (n, _), row in zip(part, rows, strict=True)]
+
+    def _step_folder(self, step: int) -> Path:
+        return self.folder / f"step_{step}"
+
+    # What a resumed run needs beside what `Trainer` saves.
+
+    def own_state(self) -> dict[str, Any]:
+        """The expert-iteration step, and how many of its optimizer steps are left."""
+        return super().own_state() | {
+            "ei_step": self.ei_step,
+            "ei_left": len(self._left),
+            "seconds_of_rollouts": self._seconds_of_rollouts,
+        }
+
+    def restore_own_state(self, state: dict[str, Any] | None) -> None:
+        """Go on inside the step, on the rows that it kept; steps after it are sampled anew if they began."""
+        super().restore_own_state(state)
+        if state is None:
+            return
+        self.ei_step = state["ei_step"]
+        self._seconds_of_rollouts = state.get("seconds_of_rollouts", 0.0)
+        if self.accelerator.is_main_process:
+            _forget_after(self.folder, self.ei_step + (0 if self.args.resume_changed else 1))
+        self.accelerator.wait_for_everyone()
+        if state["ei_left"]:
+            rows, _ = tokenized(
+                read_jsonl(self._step_folder(self.ei_step) / KEPT), self._tokenizer, self.args.max_length
+            )
+            per_epoch = math.ceil(len(rows) / self.args.rows_per_optimizer_step)
+            self._lay_out(self.ei_step, rows, done=self.args.epochs_per_step * per_epoch - state["ei_left"])
+
+
+def _nothing_yet() -> Any:
+    """TRL wants to see a row when the trainer is made."""
+    yield {"input_ids": [0, 0], "labels": [0, 0]}
+
+
+def _write_rows(path: Path, rows: Sequence[Row]) -> None:
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _replace_row(path: Path, row: Row) -> None:
+    """Add a step's row, in place of what an interrupted process wrote of the same step."""
+    rows = read_jsonl(path) if path.exists() else []
+    _write_rows(path, [*(r for r in rows if r["step"] < row["step"]), row])
+
+
+def _forget_after(folder: Path, step: int) -> None:
+    """Take away what later steps have left, which will be sampled anew."""
+    for path in folder.glob("step_*"):
+        if int(path.name.partition("_")[2]) > step:
+            shutil.rmtree(path)

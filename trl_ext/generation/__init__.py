@@ -1,0 +1,1 @@
+"""Prompts to completions, by HF generate or vLLM, with the tokens' log-probabilities."""

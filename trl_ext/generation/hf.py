@@ -1,0 +1,288 @@
+"""Prompts to completions with HF `generate`, and where a completion ends.
+
+Letters: N completions, T completion tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from trl_ext.generation.kv_sharing import why_not
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+_SMALLEST = 8  # rows of a batch that is worth making smaller
+
+
+@torch.no_grad()
+def hf_generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_ids: Sequence[Sequence[int]],
+    generation_config: GenerationConfig,
+    stop: Sequence[str] | None = None,
+    logps: TokenLogProbs | None = None,
+) -> list[list[int]]:
+    """One completion per prompt, cut after the first EOS or after the token that completes a stop string.
+
+    Rows that have ended leave the batch as soon as they are half of it; `generate` alone computes them to the end.
+
+    Args:
+        prompt_ids: N prompts as token ids, without padding.
+        stop: strings that end a completion; they stay in it.
+        logps: takes down the tokens' log-probabilities.
+
+    Returns:
+        N lists of token ids, padding removed, EOS kept.
+    """
+    padded = tokenizer.pad({"input_ids": list(prompt_ids)}, padding_side="left", return_tensors="pt").to(model.device)
+    ids, mask = padded["input_ids"], padded["attention_mask"]
+    width, minimum = ids.shape[1], generation_config.min_new_tokens or 0
+    eos = generation_config.eos_token_id
+    eos_ids = {eos} if isinstance(eos, int) else set(eos or [])
+    stops = _Stop(tokenizer, stop, width, minimum) if stop else None
+    ends = _Ends(stops, eos_ids, _can_shrink(model, generation_config))
+    cache = _prompts_once(model, prompt_ids, padded) if _has_forward_of_its_own(model, generation_config) else None
+    rows = torch.arange(len(ids), device=ids.device)  # still in the batch
+    whole: list[list[int]] = [[] for _ in prompt_ids]
+    while True:
+        so_far = ids.shape[1] - width
+        config = copy.copy(generation_config)
+        config.max_new_tokens = generation_config.max_new_tokens - so_far
+        config.min_new_tokens = max(minimum - so_far, 0) or None
+        config.return_dict_in_generate = True
+        ends.begin()
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=config,
+            **({"past_key_values": cache} if cache else {}),
+            stopping_criteria=StoppingCriteriaList([ends]),
+            logits_processor=LogitsProcessorList([logps] if logps else []),
+        )
+        ids, cache = output.sequences, output.past_key_values
+        if logps:
+            logps.take(ids)
+        at_limit = ids.shape[1] - width >= generation_config.max_new_tokens
+        goes_on = torch.zeros_like(ends.ended) if at_limit else ~ends.ended
+        for row, tokens in zip(rows[~goes_on].tolist(), ids[~goes_on, width:].tolist(), strict=True):
+            whole[row] = tokens
+        if not goes_on.any():
+            break
+        kept = goes_on.nonzero()[:, 0]
+        new = ids.shape[1] - mask.shape[1]
+        mask = torch.cat([mask, mask.new_ones(len(mask), new)], dim=1)[kept]
+        ids, rows = ids[kept], rows[kept]
+        cache.batch_select_indices(kept)
+        if logps:
+            logps.narrow(kept)
+    return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in whole]
+
+
+def _can_shrink(model: PreTrainedModel, config: GenerationConfig) -> bool:
+    """Whether a batch may lose rows on the way: not if ranks take steps together, or the cache is of another kind."""
+    in_step = _has_several_ranks() and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+    plain = (config.num_beams or 1) == 1 and _makes_plain_cache(config)
+    return plain and not in_step and why_not(model, False, False) is None
+
+
+def _has_forward_of_its_own(model: PreTrainedModel, config: GenerationConfig) -> bool:
+    """Whether a rank may run the model once more than others do, into a cache that `generate` then takes.
+
+    A forward pass gathers weights that are sharded, so that all ranks have to run it or none.
+    """
+    gathers = is_fsdp_managed_module(model) or any(is_partitioned(param) for param in model.parameters())
+    return _makes_plain_cache(config) and not (_has_several_ranks() and gathers)
+
+
+def is_partitioned(param: Any) -> bool:
+    """Whether ZeRO-3 has this parameter in parts, and not gathered as for a generation."""
+    return param.numel() == 0 and getattr(param, "ds_numel", 0) > 0
+
+
+def _makes_plain_cache(config: GenerationConfig) -> bool:
+    return config.cache_implementation is None and config.use_cache is not False
+
+
+def _has_several_ranks() -> bool:
+    return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+
+
+class _Ends(StoppingCriteria):
+    """Which rows have ended. Once half of them have, all are told to, and the others go on in a batch of their own."""
+
+    def __init__(self, stop: _Stop | None, eos_ids: set[int], may_shrink: bool) -> None:
+        self.stop, self.eos_ids, self.may_shrink = stop, sorted(eos_ids), may_shrink
+        self.ended = torch.zeros(0, dtype=torch.bool)  # (rows of the batch,)
+
+    def begin(self) -> None:
+        """A new batch, all of whose rows go on."""
+        self.ended = torch.zeros(0, dtype=torch.bool)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """(rows,) bool, called by `generate` after every token."""
+        last = input_ids[:, -1]
+        ended = torch.isin(last, torch.tensor(self.eos_ids, device=last.device, dtype=last.dtype))
+        if self.stop is not None:
+            ended |= self.stop(input_ids, scores, **kwargs)
+        self.ended = ended | self.ended if len(self.ended) else ended
+        enough = self.may_shrink and len(last) >= _SMALLEST and self.ended.sum() >= len(last) / 2
+        return torch.ones_like(self.ended) if enough else self.ended
+
+
+def _prompts_once(
+    model: PreTrainedModel, prompt_ids: Sequence[Sequence[int]], padded: Mapping[str, Tensor]
+) -> DynamicCache | None:
+    """A cache of all rows' prompts but for the last token, each different prompt computed once; None if all differ."""
+    first: dict[tuple[int, ...], int] = {}
+    for row, ids in enumerate(map(tuple, prompt_ids)):
+        first.setdefault(ids, row)
+    too_short = padded["input_ids"].shape[1] == 1
+    if len(first) == len(prompt_ids) or too_short or why_not(model, False, False) is not None:
+        return None
+    rows, place = list(first.values()), {ids: i for i, ids in enumerate(first)}
+    positions = (padded["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)  # as `generate` counts them
+    cache = DynamicCache(config=model.config)
+    model(
+        input_ids=padded["input_ids"][rows, :-1],
+        attention_mask=padded["attention_mask"][rows, :-1],
+        position_ids=positions[rows, :-1],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    cache.batch_select_indices(torch.tensor([place[tuple(ids)] for ids in prompt_ids], device=model.device))
+    return cache
+
+
+class TokenLogProbs(LogitsProcessor):
+    """Takes down the log-probability of every sampled token under the model itself, before temperature and top-p.
+
+    It keeps one number per token: of a step's (N, V) distribution only what the next step needs.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._rows: list[list[float]] = [[] for _ in range(n)]
+        self._which = list(range(n))  # rows still in the batch
+        self._previous: Tensor | None = None  # (rows, V) of the step whose token is not known yet
+        self._taken: list[Tensor] = []  # (rows,) each
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Called by `generate` with the tokens so far and the logits of the next."""
+        self.take(input_ids)
+        self._previous = scores.float().log_softmax(dim=-1)
+        return scores
+
+    def take(self, input_ids: Tensor) -> None:
+        """Take down the last token's."""
+        if self._previous is not None:
+            self._taken.append(self._previous.gather(1, input_ids[:, -1:])[:, 0])
+            self._previous = None
+
+    def narrow(self, kept: Tensor) -> None:
+        """Go on with these rows of the batch only."""
+        self._write_down()
+        self._which = [self._which[i] for i in kept.tolist()]
+
+    def rows(self) -> list[list[float]]:
+        """N lists, one number per token; what comes after a row's end means nothing."""
+        self._write_down()
+        return self._rows
+
+    def _write_down(self) -> None:
+        if self._taken:
+            for row, values in zip(self._which, torch.stack(self._taken, dim=1).tolist(), strict=True):
+                self._rows[row] += values
+        self._taken = []
+
+
+class _Stop(StopStringCriteria):
+    """A stop string in the completion ends a row once that has more than `minimum` tokens.
+
+    transformers looks for it in prompt and completion together, and has the minimum for EOS only.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], start: int, minimum: int) -> None:
+        super().__init__(tokenizer, list(stop))
+        self.start, self.minimum = start, minimum
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        completion = input_ids[:, self.start :]
+        ended: Tensor = super().__call__(completion, scores, **kwargs)
+        return ended if completion.shape[1] > self.minimum else torch.zeros_like(ended)
+
+
+def cut_completion(
+    ids: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    eos_ids: set[int],
+    stop: Sequence[str] | None,
+    minimum: int = 0,
+) -> list[int]:
+    """`ids` up to and including the first EOS, or the token that completes a stop string after `minimum` tokens.
+
+    The padding that `generate` appends to rows that ended early goes with it, also where pad and EOS are one token.
+    """
+    end = next((i + 1 for i, token in enumerate(ids) if token in eos_ids), len(ids))
+    ids = ids[:end]
+    stops_at = first_stop(ids, tokenizer, stop, minimum)
+    if stops_at is None:
+        return ids
+    low, high = minimum + 1, len(ids)  # the shortest prefix whose text reaches that far
+    while low < high:
+        middle = (low + high) // 2
+        reaches = len(tokenizer.decode(ids[:middle], skip_special_tokens=True)) >= stops_at
+        low, high = (low, middle) if reaches else (middle + 1, high)
+    return ids[:low]
+
+
+def first_stop(
+    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] | None, minimum: int = 0
+) -> int | None:
+    """Where in the decoded text the first stop string ends that is completed after `minimum` tokens, or None."""
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    passed = len(tokenizer.decode(ids[:minimum], skip_special_tokens=True)) if minimum else 0
+    starts = ((text.find(s, max(0, passed - len(s) + 1)), len(s)) for s in stop or ())
+    return min((start + length for start, length in starts if start >= 0), default=None)
+
+
+def is_finished(
+    completion_ids: Sequence[Sequence[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    eos_ids: Sequence[int],
+    stop: Sequence[str] | None,
+    minimum: int = 0,
+) -> Tensor:
+    """(N,) bool: the completion ended by itself, at EOS or at a stop string, and was not cut by the length limit.
+
+    Of several turns the last one decides: its last token has to complete a stop string, wherever others stand.
+    """
+    ends = {*eos_ids, tokenizer.pad_token_id}
+    finished = [
+        bool(ids) and (ids[-1] in ends or (len(ids) > minimum and _completes_stop(ids, tokenizer, stop)))
+        for ids in completion_ids
+    ]
+    return torch.tensor(finished, dtype=torch.bool)
+
+
+def _completes_stop(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] | None) -> bool:
+    """Whether a stop string ends within the last token's part of the decoded text."""
+    text, before = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids, ids[:-1]))
+    return any(text.rfind(s) >= 0 and text.rfind(s) + len(s) > len(before) for s in stop or ())

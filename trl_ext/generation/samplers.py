@@ -1,0 +1,113 @@
+"""A model and its settings -> sampled responses with their log-probabilities, by HF generate or by vLLM.
+
+A sampler is called with prompts and the numbers of the samples, and answers in their order. What a sample is depends on
+its number and the seed, not on what else is sampled in the same call, as far as the engine allows: vLLM seeds every
+request, HF generate every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import PartialState
+
+from trl_ext.generation.completion import Completion, Sampling
+from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished
+
+if TYPE_CHECKING:
+    from vllm import LLM, SamplingParams
+
+Sampler = Callable[[Sequence[str], Sequence[int]], list[Completion]]
+
+
+class HFSampler:
+    """HF generate, `batch_size` prompts at a time."""
+
+    def __init__(self, model: str, sampling: Sampling, batch_size: int, dtype: str | None = None) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype or "auto").to(device).eval()
+        self.sampling, self.batch_size = sampling, batch_size
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.config = self.model.generation_config
+        self.config.update(
+            do_sample=sampling.temperature > 0,
+            temperature=sampling.temperature or None,
+            top_p=sampling.top_p,
+            top_k=0,
+            max_new_tokens=sampling.max_tokens,
+            min_new_tokens=sampling.min_tokens or None,
+            pad_token_id=self.tokenizer.pad_token_id,
+            stop_strings=None,  # those that the model was saved with; ours are `sampling.stop`
+        )
+
+    def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
+        """One completion per prompt."""
+        found: list[Completion] = []
+        for start in range(0, len(prompts), self.batch_size):
+            with torch.random.fork_rng():
+                torch.manual_seed(self.sampling.seed * 1_000_003 + numbers[start])
+                found += self._batch(prompts[start : start + self.batch_size])
+        return found
+
+    def _batch(self, prompts: Sequence[str]) -> list[Completion]:
+        prompt_ids = self.tokenizer(text=list(prompts))["input_ids"]
+        logps = TokenLogProbs(len(prompts))
+        stop = list(self.sampling.stop)
+        rows = hf_generate(self.model, self.tokenizer, prompt_ids, self.config, stop, logps)
+        eos = self.config.eos_token_id
+        eos_ids = [eos] if isinstance(eos, int) else list(eos or [])
+        finished = is_finished(rows, self.tokenizer, eos_ids, stop, self.sampling.min_tokens).tolist()
+        texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return [
+            Completion(text, len(ids), ended, logp=sum(row[: len(ids)]))
+            for text, ids, ended, row in zip(texts, rows, finished, logps.rows(), strict=True)
+        ]
+
+
+class VLLMSampler:
+    """An engine of its own; under several ranks each has one, on its own GPU, so every rank must make it."""
+
+    def __init__(self, model: str, sampling: Sampling, **engine: Any) -> None:
+        from vllm import LLM
+
+        from trl_ext.generation.vllm import prepare_cpu, readable_failure
+
+        prepare_cpu()
+        if PartialState().num_processes > 1:  # else vLLM puts the engines of all ranks on the first GPU
+            engine["distributed_executor_backend"] = "external_launcher"
+        with readable_failure():
+            self.llm = LLM(model=model, seed=sampling.seed, **engine)
+        self.sampling = sampling
+
+    def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
+        """One completion per prompt, all of them in one batch."""
+        params = [vllm_params(self.sampling, seed=self.sampling.seed * 1_000_003 + number) for number in numbers]
+        return vllm_sample(self.llm, prompts, params)
+
+
+def vllm_params(sampling: Sampling, **more: Any) -> SamplingParams:
+    """The settings in vLLM's words, with the log-probability of what was sampled."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop=list(sampling.stop),
+        include_stop_str_in_output=True,
+        logprobs=0,
+        **more,
+    )
+
+
+def vllm_sample(llm: LLM, prompts: Sequence[str], params: SamplingParams | list[SamplingParams]) -> list[Completion]:
+    """One completion per prompt."""
+    outputs = [request.outputs[0] for request in llm.generate(list(prompts), params, use_tqdm=False)]
+    return [Completion(o.text, len(o.token_ids), o.finish_reason == "stop", logp=o.cumulative_logprob) for o in outputs]

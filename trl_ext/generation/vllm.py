@@ -1,0 +1,213 @@
+"""The colocated vLLM engine: how it is made, and how the policy's weights reach it.
+
+TRL hands vLLM one parameter per call, into weights that vLLM has repacked or quantised since it loaded them. Here all
+of them go through one layerwise reload (vLLM's `reload_weights`), which restores a layer's loading format, loads it and
+processes it again, with the memory of one layer at a time.
+"""
+
+from __future__ import annotations
+
+from trl_ext.compat.lazy_vllm import load_vllm
+
+# isort: split
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+from unittest.mock import patch
+
+import torch
+from accelerate.utils import is_peft_model
+from torch import Tensor
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration, empty_cache
+from trl.trainer import grpo_trainer
+
+from trl_ext.generation.request_seeds import Place, RequestSeeds
+
+BUCKET_BYTES = 512 * 2**20  # of parameters that ZeRO-3 gathers at a time
+
+
+class EngineConfig(Protocol):
+    """What a config says of the engine."""
+
+    use_vllm: bool
+
+    def engine_settings(self) -> dict[str, Any]:
+        """Keyword arguments of vLLM's `LLM`."""
+
+
+@contextlib.contextmanager
+def engine_settings(config: EngineConfig) -> Iterator[None]:
+    """While `GRPOTrainer` is made: its vLLM backend is `ColocatedEngine`, with the config's engine settings.
+
+    TRL names the class in the constructor and takes no other; `tests/test_seam.py` holds on to that.
+    """
+    if config.use_vllm:
+        load_vllm()
+    made = functools.partial(ColocatedEngine, engine_settings=config.engine_settings())
+    with patch.object(grpo_trainer, "VLLMGeneration", made):
+        yield
+
+
+class ColocatedEngine(VLLMGeneration):
+    """TRL's vLLM backend; in server mode it is TRL's own in every respect."""
+
+    def __init__(self, *args: Any, engine_settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self.engine_settings = engine_settings or {}
+        self.seconds_syncing = 0.0  # in all
+        self.seeds: RequestSeeds | None = None  # None: vLLM's own
+        super().__init__(*args, **kwargs)
+
+    def seed_requests(self, seed: int, place: Callable[[], Place]) -> None:
+        """From now on every request of a colocated engine has a seed of its own; see `RequestSeeds`."""
+        if self.mode == "colocate":
+            self.seeds = RequestSeeds(seed, self.accelerator.process_index // self.tensor_parallel_size, place)
+
+    def fixed_seed(self, seed: int) -> contextlib.AbstractContextManager[None]:
+        """In the block what is sampled follows from `seed`, and later samples are what they would be without it."""
+        return contextlib.nullcontext() if self.seeds is None else self.seeds.fixed(seed)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's, which makes one `SamplingParams` for all prompts."""
+        if self.seeds is None:
+            return super().generate(*args, **kwargs)
+        seeds, ask = self.seeds, self.llm.generate
+
+        def seeded(prompts: Any, sampling_params: Any, **more: Any) -> Any:
+            return ask(prompts, sampling_params=seeds.applied(sampling_params, len(prompts)), **more)
+
+        with patch.object(self.llm, "generate", seeded):
+            return super().generate(*args, **kwargs)
+
+    def _init_vllm(self) -> None:
+        if self.mode != "colocate":
+            super()._init_vllm()
+            return
+        prepare_cpu()
+        llm = vllm_generation.LLM
+
+        def with_settings(**kwargs: Any) -> Any:
+            return llm(**{**kwargs, **self.engine_settings})
+
+        with patch.object(vllm_generation, "LLM", with_settings), readable_failure():
+            super()._init_vllm()
+
+    def sync_weights(self) -> None:
+        """Push the policy's weights; a collective operation, since ZeRO and FSDP gather them."""
+        began = time.perf_counter()
+        self._push_weights()
+        self.seconds_syncing += time.perf_counter() - began
+
+    def _push_weights(self) -> None:
+        if self.mode != "colocate":
+            super().sync_weights()
+            return
+        if self.enable_sleep_mode:
+            empty_cache()
+            self.llm.wake_up(tags=["weights"])
+            self._llm_weights_sleeping = False
+        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+        runner.reload_weights(weights_iterator=self._iter_named_params())
+        process_output_heads(runner.model)
+        self.llm.reset_prefix_cache()
+
+    def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
+        if self.mode != "colocate" or self._dist.is_fsdp:
+            yield from super()._iter_named_params()
+        elif is_peft_model(self.model):
+            yield from self._iter_merged()
+        else:
+            for bucket in _buckets(self.model.named_parameters()):
+                with self._dist.gather_params([param for _, param in bucket]):
+                    for name, param in bucket:
+                        yield self._fix_param_name_to_vllm(name), param.data
+
+    def _iter_merged(self) -> Iterator[tuple[str, Tensor]]:
+        """Base weights with the adapter's updates in them, one layer at a time, the policy being left as it is.
+
+        TRL merges and unmerges in place, which in bfloat16 changes the base weights a little with every sync.
+        """
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        from trl_ext.generation.adapters import merged
+
+        model = self.model
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+        for name, param in model.named_parameters():
+            if model.prefix in name or "original_module" in name:
+                continue
+            layer = layers.get(name.rpartition(".base_layer.")[0])
+            gathered = self._dist.gather_params([param, *(layer.parameters() if layer else ())])
+            with gathered, merged(layer) if layer else contextlib.nullcontext():
+                fixed = self._fix_param_name_to_vllm(_base_name(name), extra_prefixes=["modules_to_save.default."])
+                yield fixed, param.data
+
+
+def prepare_cpu() -> None:
+    """Without a GPU: 1 GiB for the cache, where vLLM would take half of the machine's memory."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+def process_output_heads(model: torch.nn.Module) -> None:
+    """Repack output heads again: one that is tied to the embedding gets no weights of its own, so no reload does it."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _base_name(name: str) -> str:
+    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+
+
+def _buckets(parameters: Iterator[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+    """Named parameters in runs of at most `BUCKET_BYTES` (or one larger parameter)."""
+    bucket: list[tuple[str, Any]] = []
+    size = 0
+    for name, param in parameters:
+        count = getattr(param, "ds_numel", param.numel())  # ZeRO-3 keeps an empty tensor of a partitioned parameter
+        if bucket and size + count * param.element_size() > BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, param))
+        size += count * param.element_size()
+    if bucket:
+        yield bucket
+
+
+# What vLLM says when it cannot start, and the setting that helps.
+_REMEDIES = (
+    (
+        ("No available memory for the cache blocks", "Free memory on device", "out of memory", "CPU KV cache"),
+        "raise vllm_gpu_memory_utilization (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower "
+        "micro_train_batch_size, or set vllm_enable_sleep_mode: true",
+    ),
+    (
+        ("To serve at least one request", "estimated maximum model length"),
+        "lower vllm_max_model_length (prompt and completion together), or raise vllm_gpu_memory_utilization "
+        "(on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB)",
+    ),
+    (("max_model_len", "max_position_embeddings"), "lower vllm_max_model_length to what the model was made for"),
+    (("quantization",), "set vllm_quantization to a method that this hardware has, or leave it out"),
+)
+
+
+@contextlib.contextmanager
+def readable_failure() -> Iterator[None]:
+    """Turn what goes wrong when vLLM starts into an error that names the setting to change.
+
+    Raises:
+        RuntimeError: vLLM did not start.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = str(error)
+        remedy = next((advice for signs, advice in _REMEDIES if any(sign in said for sign in signs)), None)
+        advice = f" What helps: {remedy}." if remedy else " use_vllm: false generates without it."
+        raise RuntimeError(f"vLLM did not start: {said.strip()}{advice}") from error

@@ -1,0 +1,1 @@
+"""GRPO: the configuration, the trainer, and the plan of an optimizer step."""

@@ -1,0 +1,226 @@
+"""`ExtGRPOConfig`: a few typed fields on TRL's, resolved and checked before a model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from trl import GRPOConfig
+
+from trl_ext.algorithms.advantages import ADVANTAGES
+from trl_ext.algorithms.aggregation import AGGREGATIONS
+from trl_ext.algorithms.kl import BY_GRADIENT, KL_ESTIMATORS
+from trl_ext.algorithms.objective import Objective
+from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+from trl_ext.algorithms.presets import PRESETS
+from trl_ext.registry import Registry, unknown
+from trl_ext.training.handout_settings import resolve_handout
+from trl_ext.training.options import parse_options
+from trl_ext.training.settings import RunSettings
+from trl_ext.training.settings_table import OURS, TRL
+from trl_ext.training.trl_settings import check_needs, refuse_ignored, take_over_advantage, take_over_policy_loss
+
+_OPTIONS = ("advantage_options", "policy_loss_options", "aggregation_options", "kl_estimator_options")
+
+
+_OPTIONS_HELP = {"help": "Options of that axis: a mapping in YAML; `name=value,name=value` or JSON as a flag."}
+
+
+@dataclass
+class ExtGRPOConfig(RunSettings, GRPOConfig):
+    """TRL's `GRPOConfig` plus the axes and the course handout's vocabulary.
+
+    With neither a preset nor an axis, TRL's own `loss_type`, `scale_rewards`, ... decide, and training is TRL's.
+
+    Raises:
+        UnknownName: a name or an option that is not in its table.
+        ValueError: settings that contradict each other; the message has the numbers.
+    """
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*GRPOConfig._VALID_DICT_FIELDS, *_OPTIONS]
+
+    preset: str | None = field(
+        default=None,
+        metadata={
+            "help": f"A named point on the axes; an axis given beside it overrides it. One of: {', '.join(PRESETS)}."
+        },
+    )
+    advantage: str | None = field(
+        default=None,
+        metadata={"help": f"Rewards to advantages. One of: {', '.join(sorted(ADVANTAGES))}, or file.py:function."},
+    )
+    advantage_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
+    policy_loss: str | None = field(
+        default=None,
+        metadata={"help": f"Per-token loss. One of: {', '.join(sorted(POLICY_LOSSES))}, or file.py:function."},
+    )
+    policy_loss_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
+    aggregation: str | None = field(
+        default=None,
+        metadata={"help": f"Tokens to a scalar. One of: {', '.join(sorted(AGGREGATIONS))}, or file.py:function."},
+    )
+    aggregation_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
+    kl_estimator: str = field(
+        default="k3",
+        metadata={
+            "help": f"KL penalty, scaled by --beta. One of: {', '.join(sorted(KL_ESTIMATORS))}, or file.py:function."
+        },
+    )
+    kl_estimator_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
+    reward_timeout: float | None = field(
+        default=600.0, metadata={"help": "Seconds that a reward function may take for a rollout."}
+    )
+
+    # What an optimizer step does not compute, for the same gradient; needs a preset or an axis.
+    skip_idle_rows: bool = field(
+        default=True,
+        metadata={"help": "Leave out rows that cannot move the weights: advantage 0, no KL penalty."},
+    )
+    compact_micro_batches: bool = field(
+        default=True,
+        metadata={"help": "Order rows by length, cut micro-batches by tokens, trim each to its own longest row."},
+    )
+    micro_batch_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "Most tokens of such a micro-batch, padding included (default: what micro_train_batch_size of the "
+            "rollout's longest prompts and completions have)."
+        },
+    )
+    share_prompts: bool = field(
+        default=True,
+        metadata={"help": "Compute a group's prompt once for its completions; needs compact_micro_batches."},
+    )
+    reuse_log_probs: bool = field(
+        default=True,
+        metadata={"help": "Take the first pass's log-probabilities as the old ones instead of a second forward pass."},
+    )
+
+    # Which problems a rollout is made of.
+    settled_share: float = field(
+        default=1.0,
+        metadata={
+            "help": "Problems whose last group was all right or all wrong keep this share of their visits; others come "
+            "in their place. Problems not yet seen are judged by their subject and level."
+        },
+    )
+
+    # The handout's vocabulary; each is resolved into the TRL field named in its help.
+    rollout_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Completions per rollout, all ranks together (TRL: generation_batch_size)."},
+    )
+    group_size: int | None = field(default=None, metadata={"help": "Completions per prompt (TRL: num_generations)."})
+    train_batch_size: int | None = field(
+        default=None, metadata={"help": "Completions per optimizer step, all ranks together."}
+    )
+    micro_train_batch_size: int | None = field(
+        default=None, metadata={"help": "Completions per forward pass (TRL: per_device_train_batch_size)."}
+    )
+    epochs_per_rollout_batch: int | None = field(
+        default=None, metadata={"help": "Passes over each rollout batch (TRL: num_iterations)."}
+    )
+    n_grpo_steps: int | None = field(
+        default=None, metadata={"help": "Rollout batches in the run; max_steps follows from it."}
+    )
+    cliprange: float | None = field(default=None, metadata={"help": "eps_low and eps_high of ppo_clip in one number."})
+    use_std_normalization: bool | None = field(
+        default=None, metadata={"help": "True: advantage group_std; False: group_mean."}
+    )
+    advantage_eps: float | None = field(
+        default=None,
+        metadata={"help": "eps of the advantage's standard deviation (handout: 1e-6, TRL: 1e-4)."},
+    )
+    sampling_temperature: float | None = field(default=None, metadata={"help": "TRL: temperature."})
+    sampling_max_tokens: int | None = field(default=None, metadata={"help": "TRL: max_completion_length."})
+
+    def __post_init__(self) -> None:
+        if self.reward_timeout is not None and self.reward_timeout <= 0:
+            raise ValueError(f"reward_timeout must be positive seconds, got {self.reward_timeout}")
+        if not 0 <= self.settled_share <= 1:
+            raise ValueError(f"settled_share must be between 0 and 1, got {self.settled_share}")
+        for name in _OPTIONS:
+            setattr(self, name, parse_options(name, getattr(self, name)))
+        self.resolve_run_settings()
+        resolve_handout(self)
+        self._resolve_axes()
+        super().__post_init__()
+        # Trainer reads this name as rows per forward pass; the handout's meaning has been resolved by now.
+        self.train_batch_size = self.per_device_train_batch_size * max(1, self.n_gpu)
+
+    @property
+    def uses_axes(self) -> bool:
+        """Whether the loss is ours; otherwise it is TRL's own."""
+        return self.policy_loss is not None
+
+    def check_problem_count(self, problems: int) -> None:
+        """Refuse fewer training problems than a rollout has: TRL's `RepeatSampler` leaves out an incomplete rollout.
+
+        Raises:
+            ValueError: with the settings to change.
+        """
+        needed = self.generation_batch_size // self.num_generations
+        if problems < needed:
+            raise ValueError(
+                f"{problems} training problems, and a rollout has {needed} different ones (rollout_batch_size "
+                f"{self.generation_batch_size} in groups of group_size {self.num_generations}), so that nothing would "
+                f"be trained: lower rollout_batch_size to {problems * self.num_generations} or less, or give more "
+                "problems"
+            )
+
+    def advantage_fn(self) -> Callable[..., Any]:
+        """(P, G) rewards -> (P, G) advantages."""
+        assert self.advantage is not None
+        return ADVANTAGES.build(self.advantage, **_mapping(self.advantage_options))
+
+    def objective(self) -> Objective:
+        """Policy loss, KL and aggregation with their options bound."""
+        assert self.policy_loss is not None
+        assert self.aggregation is not None
+        return Objective(
+            policy_loss=POLICY_LOSSES.build(self.policy_loss, **_mapping(self.policy_loss_options)),
+            aggregate=AGGREGATIONS.build(self.aggregation, **_mapping(self.aggregation_options)),
+            kl=self._kl(),
+            beta=self.beta,
+            kl_bias_correction=self.use_bias_correction_kl,
+            kl_by_gradient=self.kl_estimator in BY_GRADIENT,
+            off_policy_threshold=self.off_policy_mask_threshold,
+        )
+
+    def _kl(self) -> Callable[..., Any]:
+        return KL_ESTIMATORS.build(self.kl_estimator, **_mapping(self.kl_estimator_options))
+
+    def _resolve_axes(self) -> None:
+        """Fill every axis from the preset, then from what was given next to it; refuse what would be ignored."""
+        self._kl()  # refuses an unknown name or option
+        scale: Any = self.scale_rewards  # type: ignore[has-type]
+        self.scale_rewards = {"true": "group", "false": "none"}.get(str(scale).lower(), scale)
+        axes = ("advantage", "policy_loss", "aggregation")
+        given = [name for name in axes if getattr(self, name) or getattr(self, f"{name}_options")]
+        if self.preset is None and not given:
+            check_needs(self, OURS)
+            return
+        if self.preset is not None and self.preset not in PRESETS:
+            raise unknown("preset", self.preset, PRESETS)
+        base = PRESETS[self.preset or "grpo_clip"]  # the unnamed axes of a run that names only some
+        refuse_ignored(self, TRL)
+        take_over_advantage(self, TRL)
+        take_over_policy_loss(self, TRL, base.policy_loss, base.policy_loss_options, POLICY_LOSSES)
+        for axis, table in zip(axes, (ADVANTAGES, POLICY_LOSSES, AGGREGATIONS), strict=True):
+            self._resolve_axis(axis, table, getattr(base, axis), getattr(base, f"{axis}_options"))
+        check_needs(self, OURS | TRL)
+        self.scale_rewards = "none"  # ours replaces it; TRL then logs frac_reward_zero_std per group
+
+    def _resolve_axis(self, axis: str, table: Registry, name: str, options: Mapping[str, Any]) -> None:
+        chosen = getattr(self, axis) or name
+        own = _mapping(getattr(self, f"{axis}_options"))
+        merged = {**options, **own} if chosen == name else own  # another member does not inherit the preset's options
+        table.build(chosen, **merged)
+        setattr(self, axis, chosen)
+        setattr(self, f"{axis}_options", merged)
+
+
+def _mapping(options: dict[str, Any] | str | None) -> dict[str, Any]:
+    assert not isinstance(options, str)  # __post_init__ parsed it
+    return options or {}

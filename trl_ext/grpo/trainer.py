@@ -1,0 +1,435 @@
+"""The seam to TRL: `ExtGRPOTrainer` replaces the advantages and the loss of `GRPOTrainer`.
+
+What it does beside that, the classes inherited here do, one thing each. TRL 1.16 has no public hook for any of it.
+`tests/test_seam.py` holds the signatures relied on.
+
+Letters: P prompts, G completions per prompt, N = P*G, B rows of a micro-batch, T completion tokens.
+"""
+
+from __future__ import annotations
+
+from trl_ext.compat import lazy_vllm as _lazy_vllm  # noqa: F401
+
+# isort: split
+import logging
+import math
+import time
+from typing import Any
+
+import torch
+from accelerate.utils import gather
+from torch import Tensor
+from trl import GRPOTrainer
+
+from trl_ext.algorithms.advantages import for_training, normalize_then_sum, total_reward
+from trl_ext.algorithms.masking import masked_mean
+from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
+from trl_ext.algorithms.types import LossInputs, StepTotals
+from trl_ext.generation.adapters import check_adapter
+from trl_ext.generation.policy import PolicySampling, sampling_kwargs
+from trl_ext.generation.vllm import engine_settings
+from trl_ext.grpo.batching import groups_of_prompts
+from trl_ext.grpo.config import ExtGRPOConfig
+from trl_ext.grpo.metrics import StepMetrics
+from trl_ext.grpo.problem_choice import ProblemChoice
+from trl_ext.grpo.step_planner import MicroBatches
+from trl_ext.ranks import is_of_gather, raise_everywhere
+from trl_ext.rewards.guard import Checked, RewardError, checked, merged_columns
+from trl_ext.rewards.hooks import completion_text
+from trl_ext.training.finite import FiniteSteps
+from trl_ext.training.saving import WholeCheckpoints
+from trl_ext.training.state import plain_state, restored
+
+# Of TRL's trainer and ours, beside the rollout: metrics that wait for the next log, and what grows over the run.
+_KEPT = (
+    "_metrics", "_logs", "_total_train_tokens", "_current_train_step_time", "_last_world_entropy", "entropy_coef",
+    "last_rollout", "skipped_steps", "skipped_in_a_row", "_unscored_in_a_row", "_nonfinite",
+)  # fmt: skip
+
+# The objective's metrics that rows left out of the step would not have as 0.
+_OF_COMPUTED = {"sampling/masked_frac"}
+
+log = logging.getLogger(__name__)
+
+
+class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer):
+    """`GRPOTrainer` with the advantage, the policy loss, the aggregation and the KL estimator of the config.
+
+    With neither a preset nor an axis in the config it trains exactly as TRL does.
+    """
+
+    args: ExtGRPOConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        config = kwargs.get("args") or next((a for a in args if isinstance(a, ExtGRPOConfig)), None)
+        if not isinstance(config, ExtGRPOConfig):
+            raise TypeError("ExtGRPOTrainer needs args=ExtGRPOConfig(...)")
+        # TRL counts a completion that ended at a stop string as truncated; with `stop` we mask truncated ones.
+        self._mask_truncated = bool(config.stop) and config.mask_truncated_completions
+        if config.stop or config.sampling_min_tokens:
+            config.generation_kwargs = sampling_kwargs(config)
+        if config.use_vllm and config.vllm_mode == "colocate":
+            check_adapter(kwargs.get("model") or args[0], kwargs.get("peft_config"))
+        with engine_settings(config):
+            super().__init__(*args, **kwargs)
+        if self.use_vllm:
+            self.vllm_generation.seed_requests(config.seed, self.place_in_run)
+        self.reward_funcs = [
+            function if isinstance(function, torch.nn.Module) else checked(function, config.reward_timeout)
+            for function in self.reward_funcs  # type: ignore[has-type]
+        ]
+        self.model.generation_config.stop_strings = None  # those that the model was saved with; ours are `config.stop`
+        self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
+        if config.uses_axes:
+            self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
+        self._batching = self._make_batching()
+        self._plans = []
+        self._step_metrics = StepMetrics()
+        self._old_log_probs_come_later = False
+        self._totals: tuple[int, StepTotals] | None = None  # optimizer step they belong to, and its totals
+        self._curriculum = self._make_curriculum()
+        self.last_rollout: list[dict[str, Any]] = []  # this rank's rows, for the log of generations
+        self._unscored_in_a_row = 0  # rollouts
+        self._nonfinite = ""  # why an advantage of the last rollout is not finite
+        self._finished = torch.zeros(0, dtype=torch.bool)  # (N local,) of the last rollout
+        self._lengths = torch.zeros(0)  # (N local,)
+
+    # What a resumed run needs beside what `Trainer` saves.
+
+    def own_state(self) -> dict[str, Any]:
+        """The position in the rollout, the rollout while steps are left on it, and metrics not yet logged."""
+        state = super().own_state()
+        state |= {name: plain_state(getattr(self, name)) for name in _KEPT}
+        if self._curriculum is not None:
+            state["curriculum"] = self._curriculum.state()
+        if self._step % (self.args.steps_per_generation * self.num_iterations):
+            state |= self._rollout_state()
+        return state
+
+    def restore_own_state(self, state: dict[str, Any] | None) -> None:
+        """Go on in the middle of a rollout; from a stock trainer's checkpoint, with a new rollout at the same place."""
+        super().restore_own_state(state)
+        self._step = self.state.global_step * self.args.gradient_accumulation_steps
+        if state is None:
+            return
+        for name in (name for name in _KEPT if name in state):  # earlier versions kept fewer
+            setattr(self, name, restored(getattr(self, name), state[name]))
+        if self._curriculum is not None and "curriculum" in state:
+            self._curriculum.restore(state["curriculum"])
+        if "rollout" in state:
+            self._restore_rollout(state)
+
+    def rows_of_step(self) -> list[dict[str, Any]]:
+        """The rollout's rows on this rank."""
+        return self.last_rollout
+
+    # Rollout: one `stop` setting for HF generate and vLLM.
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        if self.use_vllm or not self.args.stop:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        return self._hf_completion_ids(prompt_ids), None
+
+    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
+        """One completion per prompt, as TRL makes them in a rollout."""
+        prompt_ids, images, fields = self._tokenize_prompts(prompts)
+        ids: list[list[int]] = self._generate_single_turn(prompt_ids, images, fields, 1)[0]
+        return ids
+
+    def forget_engine_weights(self) -> None:
+        """Before the next completions."""
+        self._last_loaded_step = -1
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        output = super()._generate(prompts)
+        completion_ids = output[1]
+        self._finished = self._is_finished(completion_ids)
+        self._lengths = torch.tensor([len(ids) for ids in completion_ids], dtype=torch.float32)
+        if self.args.stop:
+            self._log_truncation()
+        return output
+
+    def _log_truncation(self) -> None:
+        """Write TRL's truncation metrics again, with completions that ended at a stop string as finished."""
+        device = self.accelerator.device
+        finished = self.accelerator.gather(self._finished.to(device))
+        lengths = self.accelerator.gather(self._lengths.to(device))[finished]
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["completions/clipped_ratio"][-1] = 1 - finished.float().mean().item()
+        for name in ("mean", "min", "max"):
+            value = getattr(lengths, name)().item() if len(lengths) else 0.0
+            metrics[f"completions/{name}_terminated_length"][-1] = value
+
+    # Advantages.
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        per_func = self._scored_on_all_ranks(inputs, prompts, completions, completion_ids_list)
+        self._per_func = per_func  # (N, reward functions)
+        self._rewards = total_reward(per_func, self.reward_weights.to(per_func.device))  # (N,)
+        rollout = [
+            {
+                "prompt": p,
+                "response": completion_text(c),
+                "ground_truth": row.get("answer"),
+                "tokens": len(ids),
+                "token_entropy": None,  # of rows that are trained on
+            }
+            for p, c, row, ids in zip(prompts, completions, inputs, completion_ids_list, strict=True)
+        ]
+        self._name_columns_apart(rollout[0])
+        for column, values in self._pending_extra_logs.items():
+            for row, value in zip(rollout, values, strict=True):
+                row[column] = plain_state(value)
+        if self.model.training:  # an evaluation may come between two steps on one rollout
+            self.last_rollout = rollout
+        self._log_lengths_by_outcome(len(prompts))
+        return per_func
+
+    def _scored_on_all_ranks(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        """TRL's (N, reward functions); what a reward function or model raises on one rank is raised on all."""
+        error: Exception | None = None
+        try:
+            per_func: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            error = self._all_nan(per_func)
+        except Exception as raised:
+            if is_of_gather(raised):
+                raise
+            error = raised
+            shape = len(prompts), len(self.reward_funcs)
+            per_func = gather(torch.zeros(shape, device=self.accelerator.device))  # the others wait in TRL's method
+        raise_everywhere(error, RewardError)
+        return per_func
+
+    def _all_nan(self, per_func: Tensor) -> RewardError | None:
+        """The fault of a reward function that scored nothing by NaN, where no other one scored anything either.
+
+        In the first rollout it is one at once, later where it comes `max_nonfinite_steps` times in a row.
+        """
+        if not self.model.training:
+            return None
+        self._unscored_in_a_row = self._unscored_in_a_row + 1 if per_func.isnan().all() else 0
+        at_fault = [reward for reward in self._checked_rewards() if reward.is_all_nan]
+        if not (self._unscored_in_a_row and at_fault):
+            return None
+        fault = at_fault[0].fault(
+            f"returned NaN for all {len(per_func)} completions, {self._unscored_in_a_row} rollouts in a row, and no "
+            "other reward scored them; it has to return a number, or None for one that it cannot score"
+        )
+        if self.state.global_step == 0 or self._unscored_in_a_row >= self.args.max_nonfinite_steps:
+            return fault
+        log.warning("%s", fault)
+        return None
+
+    def _checked_rewards(self) -> list[Checked]:
+        """Of all reward functions, models left out."""
+        return [function.checked for function in self.reward_funcs if hasattr(function, "checked")]
+
+    def _name_columns_apart(self, row: dict[str, Any]) -> None:
+        """Let no column that a reward function logs take the name of another's, of a row's own or of TRL's table."""
+        logged = [(reward.name, reward.columns) for reward in self._checked_rewards()]
+        taken = {*row, "rewards", "reward", "step", "completion", "advantage", *self.reward_func_names}
+        self._pending_extra_logs.clear()
+        self._pending_extra_logs.update(merged_columns(logged, taken))
+
+    def _log_lengths_by_outcome(self, local: int) -> None:
+        """Response length of correct and of incorrect responses; correct is what a reward logs so, or reward > 0.
+
+        A response that a reward logs as None is neither.
+        """
+        start = self.accelerator.process_index * local
+        logged = self._pending_extra_logs.get("correct")
+        correct = torch.tensor([math.nan if value is None else float(bool(value)) for value in logged or ()])
+        correct = correct if logged else (self._rewards[start : start + local] > 0).float().cpu()
+        per_outcome = torch.stack(
+            [
+                (self._lengths * (correct == 1)).sum(),
+                (correct == 1).sum(),
+                (self._lengths * (correct == 0)).sum(),
+                (correct == 0).sum(),
+            ]
+        )
+        right_sum, right, wrong_sum, wrong = self.accelerator.reduce(per_outcome.to(self.accelerator.device)).tolist()
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, total, count in (("correct", right_sum, right), ("incorrect", wrong_sum, wrong)):
+            if count:  # a mean of nothing is no metric: TensorBoard warns about each
+                metrics[f"completions/mean_length_{name}"].append(total / count)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        inputs = self._chosen(inputs)
+        began, synced = time.perf_counter(), self._seconds_syncing()
+        with self._no_second_forward():
+            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.model.training:  # what scripts/plan_budget.py goes by
+            syncing = self._seconds_syncing() - synced
+            self._metrics["train"]["sync_time"].append(syncing)
+            self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
+        batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
+        start = self.accelerator.process_index * len(inputs)
+        if self.model.training:
+            group = (start + batch["row"]) // self.num_generations
+            batch["group"] = groups_of_prompts(batch["prompt_ids"], batch["prompt_mask"], group)
+        if self.model.training:
+            for i, row in enumerate(self.last_rollout):
+                row["rewards"] = dict(zip(self.reward_func_names, self._per_func[start + i].tolist(), strict=True))
+                row["reward"] = self._rewards[start + i].item()
+        if self._mask_truncated:
+            batch["completion_mask"] = batch["completion_mask"] * self._finished.to(self.accelerator.device)[:, None]
+            batch["num_items_in_batch"] = self.accelerator.gather(_loss_mask(batch).sum()).sum()
+        if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
+            scored = self._rewards.view(-1, self._generations)
+            advantages = for_training(self._advantage_fn(self._grouped_rewards()), scored).flatten()
+            batch["advantages"] = advantages[start : start + len(inputs)]
+            self._relog_advantages(advantages)
+            if self.model.training:
+                self._nonfinite = self._why_not_finite(advantages)
+        elif self.model.training and self._rewards.isinf().any() and self.accelerator.is_main_process:
+            log.warning(
+                "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
+            )
+        self._learn_what_taught(batch)
+        return batch
+
+    @property
+    def _generations(self) -> int:
+        return int(self.num_generations if self.model.training else self.num_generations_eval)
+
+    def _grouped_rewards(self) -> Tensor:
+        """(P, G) what the advantage is computed from."""
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            return self._rewards.view(-1, self._generations)
+        per_func = self._per_func.view(-1, self._generations, self._per_func.shape[1])  # (P, G, reward functions)
+        return normalize_then_sum(per_func, self.reward_weights.to(per_func.device))
+
+    def _why_not_finite(self, advantages: Tensor) -> str:
+        """Where the advantages (N,) of a rollout that are not finite come from; nothing where all of them are."""
+        if advantages.isfinite().all():
+            return ""
+        named = {f"advantage {self.args.advantage!r}": ~advantages.isfinite()}
+        if self._rewards.isinf().any():
+            named = {f"reward {n!r}": self._per_func[:, i].isinf() for i, n in enumerate(self.reward_func_names)}
+        counts = [f"{name} is not finite for {int(rows.sum())}" for name, rows in named.items() if rows.any()]
+        return f", because {' and '.join(counts)} of {len(advantages)} completions"
+
+    def cause_of_step(self) -> str:
+        """Which reward or advantage of the rollout is not finite."""
+        return self._nonfinite
+
+    def _seconds_syncing(self) -> float:
+        return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0
+
+    def _relog_advantages(self, advantages: Tensor) -> None:
+        """Put ours where TRL's completions table has just logged its own."""
+        logged = self._logs["advantages"]
+        for _ in range(min(len(advantages), len(logged))):
+            logged.pop()
+        logged.extend(advantages.tolist())
+
+    # Loss.
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if not self.args.uses_axes:
+            loss: Tensor = super()._compute_loss(model, inputs)
+            return loss
+        mask = _loss_mask(inputs)
+        logp, entropy, aux_loss = self._log_probs(model, inputs)
+        # TRL leaves the old log-probabilities out where they equal the current ones.
+        old_logp = inputs.get("old_per_token_logps", logp.detach())
+        x = LossInputs(logp, old_logp, inputs["advantages"].view(len(logp), -1), mask)
+        is_counted = self.model.training and self._steps_lie_in_one_rollout()
+        totals = self._step_totals() if is_counted else self._micro_batch_totals(inputs, mask)
+        high_entropy = None
+        if self.top_entropy_quantile < 1:
+            high_entropy = self.get_high_entropy_mask(entropy, mask, 1 - self.top_entropy_quantile)
+        loss, metrics = self._objective(
+            x,
+            totals,
+            ref_logp=inputs.get("ref_per_token_logps"),
+            sampler_weight=self._sampler_weight(inputs, old_logp, mask),
+            sampled_logp=inputs.get("sampling_per_token_logps"),
+            policy_mask=high_entropy,
+        )
+        if self.model.training and "row" in inputs:
+            for row, value in zip(inputs["row"].tolist(), masked_mean(entropy, mask, dim=1).tolist(), strict=True):
+                self.last_rollout[row]["token_entropy"] = value
+        self._step_metrics.add({"entropy": entropy, **metrics}, mask)
+        self._log_step_metrics(dict.fromkeys(metrics.keys() - _OF_COMPUTED, totals.tokens) if is_counted else {})
+        # Trainer and DDP average over ranks, while our totals already count all of them.
+        loss = loss * self.accelerator.num_processes
+        return loss + self._terms_of_a_micro_batch(aux_loss, entropy, mask if high_entropy is None else high_entropy)
+
+    def _terms_of_a_micro_batch(self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor) -> Tensor | float:
+        """The routers' loss and the entropy bonus, means over a micro-batch as TRL cuts it."""
+        accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
+        terms: Tensor | float = 0.0
+        if aux_loss is not None:
+            terms = self.router_aux_loss_coef * aux_loss / accumulation
+            logged = self.accelerator.gather_for_metrics(aux_loss.detach()).mean().item()
+            self._metrics["train" if self.model.training else "eval"]["aux_loss"].append(logged)
+        if self.entropy_coef:
+            bonus = torch.where(trained, entropy, 0.0).sum() / trained.sum().clamp(min=1)
+            terms = terms - self.entropy_coef * bonus / accumulation
+        return terms
+
+    def _sampler_weight(self, inputs: dict[str, Any], old_logp: Tensor, mask: Tensor) -> Tensor | None:
+        """(B, 1) or (B, T) weight for the engine's mismatch with the trainer, or None for no correction."""
+        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+            return None
+        sampled = inputs["sampling_per_token_logps"]
+        correct = SAMPLER_CORRECTIONS.build(
+            self.vllm_importance_sampling_mode,
+            clip_min=self.args.vllm_importance_sampling_clip_min,
+            clip_max=self.args.vllm_importance_sampling_clip_max,
+        )
+        weight: Tensor = correct(old_logp, sampled, mask)
+        if self._defers_old_log_probs():  # else TRL has logged it
+            self._log_mismatch(old_logp, sampled, mask)
+        return weight
+
+    @torch.no_grad()
+    def _log_mismatch(self, old_logp: Tensor, sampled: Tensor, mask: Tensor) -> None:
+        """How far the engine's log-probabilities are from the trainer's, under TRL's names."""
+        difference, known = (old_logp - sampled).abs(), mask & ~sampled.isnan()
+        self._step_metrics.add({"sampling/sampling_logp_difference/mean": difference}, known)
+        self._step_metrics.add_max("sampling/sampling_logp_difference/max", difference[known])
+
+    def _step_totals(self) -> StepTotals:
+        """Sequences and tokens of the optimizer step that the current micro-batch belongs to, over all ranks."""
+        accumulation = self.current_gradient_accumulation_steps
+        step = self._step // self.args.gradient_accumulation_steps
+        if self._totals is None or self._totals[0] != step:
+            first = self._step % self.args.steps_per_generation
+            first -= first % self.args.gradient_accumulation_steps
+            window = [_loss_mask(batch) for batch in self._buffered_inputs[first : first + accumulation]]
+            counts = torch.tensor(
+                [sum(len(m) for m in window), sum(int(m.sum()) for m in window)],
+                dtype=torch.float64,
+                device=self.accelerator.device,
+            )
+            sequences, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
+            self._totals = step, StepTotals(sequences, tokens, self.max_completion_length)
+        return self._totals[1]
+
+    def _micro_batch_totals(self, inputs: dict[str, Any], mask: Tensor) -> StepTotals:
+        """Of an evaluation's batch; and where a step spans two rollouts, so that its tokens cannot be counted ahead:
+        what a step of this rollout has on average, as in TRL.
+        """
+        if not self.model.training:
+            steps, tokens = 1.0, mask.sum().item() * self.accelerator.num_processes
+        else:
+            steps = self.current_gradient_accumulation_steps
+            tokens = float(inputs["num_items_in_batch"]) * steps / self.args.steps_per_generation
+        return StepTotals(len(mask) * self.accelerator.num_processes * steps, tokens, self.max_completion_length)
+
+    def _log_step_metrics(self, counts: dict[str, float]) -> None:
+        """At the end of an optimizer step, and after every batch of an evaluation."""
+        if self.model.training and not self.accelerator.sync_gradients:
+            return
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, value in self._step_metrics.finish(self.accelerator, counts).items():
+            metrics[name].append(value)
+
+
+def _loss_mask(batch: dict[str, Any]) -> Tensor:
+    """(B, T) bool: completion tokens that the model wrote and that train."""
+    mask = batch["completion_mask"]
+    return (mask if "tool_mask" not in batch else mask * batch["tool_mask"]).bool()

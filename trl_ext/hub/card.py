@@ -1,0 +1,238 @@
+"""A run's files -> the README that the Hub shows: what was trained, how, how well, and how to do it again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from trl_ext.io import read_jsonl, write_text
+from trl_ext.runs.report import selection_note
+
+_AXES = ("advantage", "policy_loss", "aggregation", "kl_estimator")
+_SAMPLES = 3
+_LIMITS = """\
+The accuracy above is on held-out problems of one dataset, with one prompt, one grader and the sampling of the
+settings below; with others it will differ. {learnt}, and everything that is not such a problem is as the base model
+had it, or worse. Nothing was done about safety."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a card speaks of a recipe."""
+
+    tags: tuple[str, ...]
+    learnt: str
+    samples: str = "the last validation"
+
+
+_BY_ANSWER = "Training went by the final answer only, so a right answer may stand under wrong reasoning"
+METHODS = {
+    "grpo": Method(("grpo", "reinforcement-learning"), _BY_ANSWER, "the last logged rollout of the training"),
+    "expert_iteration": Method(("expert-iteration", "sft"), _BY_ANSWER),
+    "sft": Method(("sft",), "Training imitated the traces, mistakes in them included"),
+}
+
+
+def write_model_card(run: Path, repo_id: str | None = None) -> ModelCard:
+    """Write `README.md` into a run's folder, from what the run has left there, and return the card.
+
+    Raises:
+        FileNotFoundError: the run has no summary, so it did not reach its end.
+    """
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")) or {}
+    name = (repo_id or run.name).rpartition("/")[2]
+    data = card_data(name, summary, settings, is_adapter=(run / "adapter_config.json").exists())
+    card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_body(run, name, repo_id, summary, settings)}")
+    write_text(run / "README.md", str(card))
+    return card
+
+
+def card_data(name: str, summary: Mapping[str, Any], settings: Mapping[str, Any], is_adapter: bool) -> ModelCardData:
+    """The card's metadata: base model, dataset, and the validation as the Hub's `model-index` has it."""
+    base, dataset = settings.get("model_name_or_path"), settings.get("dataset", "mini_math")
+    last = summary["validations"][-1]
+    result = EvalResult(
+        task_type="text-generation",
+        task_name="Math word problems",
+        dataset_type=one_line(dataset),
+        dataset_name=one_line(dataset),
+        dataset_config=one_line(settings["dataset_config"]) if settings.get("dataset_config") else None,
+        dataset_split=one_line(settings.get("validation_split", "validation")),
+        metric_type="accuracy",
+        metric_name=f"accuracy, {last['problems']} problems, one sample each",
+        metric_value=round(summary["validation_accuracy_after"], 4),
+    )
+    return ModelCardData(
+        model_name=name,
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag="text-generation",
+        base_model=base if is_hub_id(base) else None,
+        datasets=[dataset] if is_hub_id(dataset) else None,
+        tags=["trl", *METHODS[summary.get("recipe", "grpo")].tags, "math", "trl_ext"],
+        eval_results=[result],
+    )
+
+
+def is_hub_id(name: Any) -> bool:
+    """Whether this may name a repository of the Hub, and is no path of this machine."""
+    return isinstance(name, str) and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
+
+
+def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    base = settings.get("model_name_or_path")
+    is_ours = base is None or Path(base).name.startswith("base-policy-")
+    made = "a base policy that the recipe makes itself" if is_ours else "a model of an earlier run"
+    source = code(base) if is_hub_id(base) else made
+    method = METHODS[summary.get("recipe", "grpo")]
+    hardware, first, last = summary["hardware"], summary["validations"][0], summary["validations"][-1]
+    devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
+    versions = ", ".join(f"{package} {version}" for package, version in summary["versions"].items())
+    stop = settings.get("stop")
+    plain_settings = yaml.safe_dump(without_paths(settings), sort_keys=True, allow_unicode=True)
+    return "\n".join(
+        [
+            f"# {without_markup(name)}",
+            "",
+            f"{source[0].upper()}{source[1:]}, {_how(summary, settings)}",
+            "",
+            "## Results",
+            "",
+            f"Accuracy on {last['problems']} held-out problems, prompt {code(settings.get('prompt', 'r1_zero'))}, "
+            f"grader {code(settings.get('validation_grader', 'compatible'))}:",
+            "",
+            "| | before | after |",
+            "|---|---|---|",
+            f"| all | {first['accuracy']:.3f} | {last['accuracy']:.3f} |",
+            *(
+                f"| level {without_markup(level)} | {first['by_level'].get(level, 0.0):.3f} | {accuracy:.3f} |"
+                for level, accuracy in last["by_level"].items()
+                if level not in ("", "0", "None")
+            ),
+            "",
+            *([note, ""] if (note := selection_note(last.get("selection"), last["problems"])) else []),
+            f"Best on the way: {summary['best_validation_accuracy']:.3f} after {summary['best_validation_step']} "
+            f"optimizer steps. Wall-clock {summary['wall_clock_s']:.0f} s on {hardware['processes']} process(es): "
+            f"{without_markup(devices)}.",
+            "",
+            "![validation accuracy](curve.png)" if (run / "curve.png").exists() else "",
+            "",
+            "## Use",
+            "",
+            _usage(repo_id or name, stop, (run / "adapter_config.json").exists()),
+            "",
+            "## Sample generations",
+            "",
+            f"From {method.samples}, not chosen:",
+            "",
+            *_samples(run / "generations.jsonl"),
+            "## How to repeat it",
+            "",
+            f"`config.yaml` beside this card has every setting. Commit {code(summary['commit'])}, and the command was",
+            "",
+            fenced(without_paths(summary["command"])),
+            "",
+            f"Seed {summary['seed']}; {versions}.",
+            "",
+            "Settings that are not at their defaults:",
+            "",
+            fenced(plain_settings.rstrip(), "yaml"),
+            "",
+            "## Limits",
+            "",
+            _LIMITS.format(learnt=method.learnt),
+            "",
+        ]
+    )
+
+
+def _how(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """What was done to the model."""
+    dataset = settings.get("dataset", "mini_math")
+    if summary.get("recipe") == "sft":
+        counts = summary["trace_counts"]
+        only = " with the right answer" if summary["filter_correct"] else ""
+        traces = without_paths(summary["traces"])
+        return f"finetuned on {counts['chosen'] - counts['too_long']} reasoning traces{only} of {code(traces)}."
+    if summary.get("recipe") == "expert_iteration":
+        kept = sum(step["kept"] for step in summary["steps"])
+        return (
+            f"finetuned by expert iteration on its own right answers to {code(dataset)}: {len(summary['steps'])} "
+            f"steps of {summary['questions_per_step']} questions with {summary['group_size']} rollouts each, of which "
+            f"{code(summary['selection'])} kept {kept}."
+        )
+    axes = {axis: settings[axis] for axis in _AXES if settings.get(axis)}
+    point = "; ".join(f"{axis} {code(value)}" for axis, value in axes.items()) or "TRL's own loss"
+    return (
+        f"trained by GRPO on {code(dataset)} with verified rewards ({code(settings.get('reward', 'strict'))}).\n"
+        f"The algorithm as a point on the axes: preset {code(settings.get('preset'))}; {point}."
+    )
+
+
+def _usage(name: str, stop: Any, is_adapter: bool) -> str:
+    loader = "AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM"
+    package = "peft" if is_adapter else "transformers"
+    lines = [
+        f"from {package} import {loader}",
+        "from transformers import AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})",
+        f"model = {loader}.from_pretrained({json.dumps(name)})",
+        "output = model.generate(**tokenizer(prompt, return_tensors='pt'), tokenizer=tokenizer)",
+    ]
+    note = f"The generation config stops at {code(stop)}, for which `generate` needs the tokenizer.\n\n" if stop else ""
+    return note + fenced("\n".join(lines), "python")
+
+
+def _samples(path: Path) -> list[str]:
+    rows = read_jsonl(path) if path.exists() else []
+    lines: list[str] = []
+    for row in rows[-_SAMPLES:]:
+        told = f"{row['prompt'][-600:]}{row['response'][:1200]}"
+        lines += [
+            f"Step {row['step']}, truth {code(row['ground_truth'])}, reward {row['reward']}:",
+            "",
+            fenced(told),
+            "",
+        ]
+    return lines or ["none were logged", ""]
+
+
+def code(value: Any) -> str:
+    """A span of code in a line, whatever the text has in it: backticks, markup, line ends."""
+    text = one_line(value)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if "`" in text or not text else f"{fence}{text}{fence}"
+
+
+def without_markup(value: Any) -> str:
+    """A text in a line, of which nothing is Markdown or HTML."""
+    return re.sub(r"([\\`*_\[\]<>|#~&!])", r"\\\1", one_line(value))
+
+
+def one_line(value: Any) -> str:
+    """A text without its line ends, which could end what it stands in."""
+    return " ".join(str(value).split())
+
+
+def fenced(text: str, language: str = "text") -> str:
+    """A code block whose fence is longer than any in the text, which may be what a model wrote."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def without_paths(value: Any) -> Any:
+    """Texts with absolute paths cut to their last part: they say nothing to anyone else."""
+    if isinstance(value, Mapping):
+        return {key: without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_paths(item) for item in value]
+    return re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", "", value) if isinstance(value, str) else value

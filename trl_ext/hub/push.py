@@ -1,0 +1,153 @@
+"""Push a finished run to the Hugging Face Hub: model, tokenizer, card, figures.
+
+    python -m trl_ext.hub push runs/grpo_math --repo_id me/my-model --private
+    python -m trl_ext.hub card runs/grpo_math
+
+The token comes from `hf auth login` or HF_TOKEN; it is not an argument here, so that no shell remembers it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from trl_ext.errors import PushError
+from trl_ext.hub.card import write_model_card
+
+_LEFT_OUT = ["_*", "checkpoint-*", "training_args.bin", "nonfinite_*", "*.log", ".*"]
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+
+
+def check(repo_id: str | None) -> None:
+    """Before a run: that a push at its end can work.
+
+    Raises:
+        ValueError: the name is none, nobody is logged in, or the Hub cannot be reached.
+    """
+    _check_name(repo_id)
+    if get_token() is None:
+        raise ValueError("push_to_hub: no token; `hf auth login`, or set HF_TOKEN")
+    try:
+        HfApi().whoami()
+    except Exception as error:  # of whatever the client's transport raises
+        raise ValueError(
+            f"push_to_hub: {_in_short(error)}; check the network and the token (`hf auth whoami`)"
+        ) from error
+
+
+def _check_name(repo_id: str | None) -> None:
+    if not repo_id:
+        raise ValueError("push_to_hub needs --hub_model_id NAME or OWNER/NAME")
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ValueError(f"hub_model_id {repo_id!r}: {error}") from error
+
+
+def push(run: Path, repo_id: str, private: bool | None = None, merge_adapter: bool = False) -> str:
+    """Upload a run's model, tokenizer, card, metrics and plots; returns the repository's address.
+
+    Files that are there already are not uploaded again, so a push that failed half-way goes on where it was.
+
+    Args:
+        private: of a repository that is made now; None for the owner's default.
+        merge_adapter: upload the base model with the adapter's change in it instead of the adapter.
+
+    Raises:
+        PushError: with the command that tries again.
+        ValueError: the folder holds no finished run.
+    """
+    _check_name(repo_id)
+    if not any((run / name).exists() for name in _WEIGHTS) or not (run / "summary.json").exists():
+        raise ValueError(f"{str(run)!r} holds no finished run: it needs summary.json and one of {', '.join(_WEIGHTS)}")
+    try:
+        api = HfApi()
+        full_name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        write_model_card(run, full_name)
+        with tempfile.TemporaryDirectory(dir=run, prefix="_merged_") as scratch:
+            folder = merged(run, Path(scratch), full_name) if merge_adapter else run
+            api.upload_folder(
+                repo_id=full_name,
+                folder_path=folder,
+                ignore_patterns=_LEFT_OUT,
+                commit_message="trl_ext: model, card and figures of a run",
+            )
+        return f"{api.endpoint}/{full_name}"
+    except Exception as error:
+        command = ["python", "-m", "trl_ext.hub", "push", str(run), "--repo_id", repo_id]
+        command += ["--private"] if private else []
+        command += ["--merge_adapter"] if merge_adapter else []
+        raise PushError(
+            f"{_in_short(error)}. Everything is still in {run}; to push it later:\n  {shlex.join(command)}"
+        ) from error
+
+
+def merged(run: Path, scratch: Path, name: str) -> Path:
+    """A copy of the run's folder with the whole model in the place of its adapter.
+
+    Raises:
+        ValueError: the run has trained no adapter.
+    """
+    if not (run / "adapter_config.json").exists():
+        raise ValueError(f"merge_adapter: {str(run)!r} holds no adapter")
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoModelForCausalLM
+
+    for path in run.iterdir():
+        if path.is_file() and not path.name.startswith(("_", "adapter_")):
+            shutil.copy(path, scratch / path.name)
+    base = PeftConfig.from_pretrained(run).base_model_name_or_path
+    model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), run)
+    model.merge_and_unload().save_pretrained(scratch)
+    if (run / "generation_config.json").exists():
+        shutil.copy(run / "generation_config.json", scratch)
+    write_model_card(scratch, name)
+    return scratch
+
+
+def hide_token(config: Any) -> None:
+    """Move a token out of settings that are saved with every checkpoint, to where the client looks for it."""
+    if config.hub_token:
+        os.environ["HF_TOKEN"] = config.hub_token
+        config.hub_token = None
+
+
+def _in_short(error: Exception) -> str:
+    if isinstance(error, HfHubHTTPError) and error.response is not None:
+        return f"the Hub answered {error.response.status_code} ({str(error).splitlines()[0]})"
+    return f"the Hub cannot be used ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trl_ext.hub", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    pushing = commands.add_parser("push", help="upload a finished run")
+    pushing.add_argument("run", type=Path, help="its folder")
+    pushing.add_argument("--repo_id", required=True, metavar="NAME", help="NAME or OWNER/NAME on the Hub")
+    pushing.add_argument("--private", action="store_true", default=None, help="make a new repository private")
+    pushing.add_argument("--merge_adapter", action="store_true", help="upload a whole model instead of an adapter")
+    writing = commands.add_parser("card", help="write README.md into a run's folder and upload nothing")
+    writing.add_argument("run", type=Path, help="its folder")
+    args = parser.parse_args(arguments)
+    try:
+        if args.command == "push":
+            print(push(args.run, args.repo_id, args.private, args.merge_adapter))
+        else:
+            write_model_card(args.run)
+            print(args.run / "README.md")
+    except (ValueError, OSError, PushError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,1 @@
+"""The embedded default: a math task and a tiny policy that are made on the spot."""

@@ -1,0 +1,246 @@
+"""A base policy made on the machine: a small Qwen3 decoder and its tokenizer, pre-trained for about a minute.
+
+It is a *base* model: it has read mini-MATH's training split worked out in many styles, so it can do the arithmetic
+but keeps to the format that `r1_zero` asks for only part of the time. That gap is what GRPO closes.
+"""
+
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from trl_ext.mini.problems import problems
+from trl_ext.prompts import PLACEHOLDER, format_prompt, load_prompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+EOS, PAD = "<|endoftext|>", "<|pad|>"
+
+# Shares of the ways in which a response ends once the working `{s}` is written; `{w}` is a wrong answer.
+R1_ZERO_STYLES: dict[str, float] = {
+    " {s} </think> <answer> {a} </answer>": 0.44,
+    " {s} <answer> {a} </answer>": 0.16,  # thought never closed
+    " {s} </think> {a}": 0.14,  # no answer tags
+    " {s} </think> The answer is $\\boxed{{{a}}}$.": 0.12,
+    " {s}": 0.06,
+    " {s} </think> <answer> {a}": 0.05,  # answer never closed
+    " </think> <answer> {w} </answer>": 0.03,  # a guess
+}
+TAGS = (" </think>", " <answer>", " </answer>")
+PROMPT_PARTS = load_prompt("r1_zero").split(PLACEHOLDER)
+QUESTION_ONLY_STYLES: dict[str, float] = {
+    " {s} The answer is $\\boxed{{{a}}}$.": 0.5,
+    " {s} The answer is {a}.": 0.3,
+    " {s} </think> <answer> {a} </answer>": 0.2,
+}
+
+
+@dataclass(frozen=True)
+class BasePolicyConfig:
+    """Everything, besides the seed, that decides the bytes of the policy."""
+
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    head_dim: int = 32
+    intermediate: int = 384
+    vocab: int = 640
+    steps: int = 780
+    batch: int = 24
+    lr: float = 1.5e-2
+    weight_decay: float = 0.01
+    question_only_share: float = 0.15
+    max_length: int = 512
+
+
+def make_base_policy(
+    seed: int = 0,
+    cache_dir: str | Path | None = None,
+    config: BasePolicyConfig | None = None,
+    progress: bool = True,
+) -> Path:
+    """The directory of the base policy for `seed`, made now if the cache does not hold it.
+
+    Args:
+        cache_dir: default `$TRL_EXT_CACHE`, else `~/.cache/trl_ext`.
+        progress: draw a bar while training.
+
+    Returns:
+        A directory that `AutoModelForCausalLM`, `AutoTokenizer` and vLLM load.
+    """
+    config = config or BasePolicyConfig()
+    root = Path(cache_dir or os.environ.get("TRL_EXT_CACHE") or Path.home() / ".cache" / "trl_ext")
+    source = [Path(module).read_text(encoding="utf-8") for module in (__file__, inspect.getfile(problems))]
+    key = json.dumps([hashlib.sha256("".join(source).encode()).hexdigest(), seed, asdict(config)])
+    target = root / f"base-policy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / f"{target.name}.lock"):  # of two runs that start together, one makes it
+        if (target / "recipe.json").is_file():
+            return target
+        scratch = Path(tempfile.mkdtemp(prefix="making-", dir=root))
+        try:
+            tokenizer = train_tokenizer(config, seed)
+            model = pretrain(tokenizer, config, seed, progress)
+            tokenizer.save_pretrained(scratch)
+            model.save_pretrained(scratch)
+            (scratch / "recipe.json").write_text(key, encoding="utf-8")
+            shutil.rmtree(target, ignore_errors=True)
+            scratch.rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return target
+
+
+def documents(seed: int, question_only_share: float) -> Iterator[tuple[str, str]]:
+    """Endless (prompt, response) texts over the training split; EOS is not written out."""
+    rng = Random(f"base policy {seed}")
+    r1_zero, bare = load_prompt("r1_zero"), load_prompt("question_only")
+    for row in problems("train", seed):
+        is_bare = rng.random() < question_only_share
+        styles = QUESTION_ONLY_STYLES if is_bare else R1_ZERO_STYLES
+        (style,) = rng.choices(list(styles), list(styles.values()))
+        wrong = str(rng.randint(1, 99))
+        response = style.format(s=row["solution"], a=row["answer"], w=wrong)
+        yield format_prompt(bare if is_bare else r1_zero, row["problem"]), response
+
+
+def train_tokenizer(config: BasePolicyConfig, seed: int) -> "PreTrainedTokenizerFast":
+    """Byte-level BPE with single digits and no split at spaces, so that constant text becomes a few tokens."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    word = Regex("[A-Za-z]+[^A-Za-z0-9]*|[^A-Za-z0-9]+|[0-9]")  # a word takes the spaces and signs behind it along
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(word, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab,
+        special_tokens=[EOS, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    rows = islice(problems("train", seed), 4000)
+    texts = (
+        text
+        for row in rows
+        for text in (row["problem"], f" {row['solution']} The answer is $\\boxed{{{row['answer']}}}$.")
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([*TAGS, *PROMPT_PARTS, *map(str, range(10, 100))])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=EOS,
+        pad_token=PAD,
+        model_max_length=config.max_length,
+        padding_side="left",
+    )
+
+
+def build_model(config: BasePolicyConfig, tokenizer: "PreTrainedTokenizerFast", seed: int) -> "Qwen3ForCausalLM":
+    """A Qwen3 decoder with random weights; the global random state is left as it was."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate,
+        max_position_embeddings=config.max_length,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(shape).float()
+
+
+def pretrain(
+    tokenizer: "PreTrainedTokenizerFast", config: BasePolicyConfig, seed: int, progress: bool
+) -> "Qwen3ForCausalLM":
+    """Next-token training on the responses, with a linear warm-up and a cosine to zero.
+
+    The matrices between the layers go by Muon, which here gets further than AdamW in the same time
+    (Jordan et al. 2024; the scaling of the step is that of arXiv:2502.16982), the embedding and the norms by AdamW.
+    """
+    import torch
+    from tqdm import tqdm
+    from transformers import get_cosine_schedule_with_warmup
+
+    model = build_model(config, tokenizer, seed)
+    matrices = [w for w in model.model.layers.parameters() if w.ndim == 2]
+    ours = {id(w) for w in matrices}
+    others = [w for w in model.parameters() if id(w) not in ours]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    ]
+    schedules = [get_cosine_schedule_with_warmup(o, config.steps // 20, config.steps) for o in optimizers]
+    model.train()
+    bar = tqdm(
+        _batches(tokenizer, config, seed),
+        total=config.steps,
+        desc="base policy",
+        unit="step",
+        disable=None if progress else True,  # None: a bar in a terminal only
+    )
+    for ids, targets in bar:
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, H)
+        kept = targets >= 0
+        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[kept]), targets[kept])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for step in (*optimizers, *schedules):
+            step.step()
+        model.zero_grad()
+        if bar.n % 20 == 0:
+            bar.set_postfix(loss=f"{loss.item():.3f}")
+    return model.eval()
+
+
+def _batches(
+    tokenizer: "PreTrainedTokenizerFast", config: BasePolicyConfig, seed: int
+) -> Iterator[tuple["Tensor", "Tensor"]]:
+    """`steps` pairs ids, targets (B, T); targets are -1 where nothing is to be learned. Rows of like length meet."""
+    import torch
+
+    pairs = list(islice(documents(seed, config.question_only_share), config.steps * config.batch))
+    prompts = tokenizer([p for p, _ in pairs])["input_ids"]
+    responses = tokenizer([r for _, r in pairs])["input_ids"]
+    rows: list[Any] = [(p, [*r, tokenizer.eos_token_id]) for p, r in zip(prompts, responses, strict=True)]
+    rng = Random(seed)
+    window = 16 * config.batch
+    for start in range(0, len(rows), window):
+        block = sorted(rows[start : start + window], key=lambda row: len(row[0]) + len(row[1]))
+        batches = [block[i : i + config.batch] for i in range(0, len(block), config.batch)]
+        rng.shuffle(batches)
+        for batch in batches:
+            length = max(len(p) + len(r) for p, r in batch) - 1
+            ids = torch.full((len(batch), length), tokenizer.pad_token_id)
+            targets = torch.full((len(batch), length), -1)
+            for i, (p, r) in enumerate(batch):
+                ids[i, : len(p) + len(r) - 1] = torch.tensor((p + r)[:-1])
+                targets[i, len(p) - 1 : len(p) + len(r) - 1] = torch.tensor(r)
+            yield ids, targets

@@ -1,0 +1,113 @@
+"""The test-time scaling recipe: N samples per problem, and what pass@n, Best@n and majority@n make of the first n."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import PartialState
+
+from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_wrong
+from trl_ext.evaluation.report import Report
+from trl_ext.evaluation.statistics import mean_interval
+from trl_ext.io import write_text
+from trl_ext.plots import figure
+from trl_ext.recipes.evaluate import Evaluation, run_evaluation
+from trl_ext.runs.provenance import provenance
+
+CURVES = {
+    "pass": "pass@n: any of n right (unbiased over all samples)",
+    "first": "any of the first n right",
+    "best": "Best@n: highest mean log-probability of the first n",
+    "majority": "majority@n: most frequent answer of the first n",
+}
+
+
+@dataclass
+class BestOfN(Evaluation):
+    """An evaluation with several samples per problem."""
+
+    samples: int = field(default=16, metadata={"help": "Responses per problem, the largest n."})
+    at: list[int] = field(default_factory=lambda: [1, 4, 8, 16], metadata={"help": "Values of n."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.at or min(self.at) < 1 or max(self.at) > self.samples:
+            raise ValueError(f"at={self.at}: every n must be between 1 and samples ({self.samples})")
+
+
+def run_best_of_n(settings: BestOfN) -> dict[str, Any]:
+    """Sample, then write `best_of_n.json` and `best_of_n.png`, and print the table. Returns what the JSON holds."""
+    report = run_evaluation(settings)
+    found = curves(report, sorted(set(settings.at)))
+    folder = Path(settings.output_dir)
+    if PartialState().is_main_process:
+        write_text(folder / "best_of_n.json", json.dumps({**found, **provenance()}, indent=2) + "\n")
+        draw(folder / "best_of_n.png", found, title=folder.name)
+        print(table(found))
+    return found
+
+
+def curves(report: Report, at: list[int]) -> dict[str, Any]:
+    """Each curve's mean and 95 % interval by n, and how often the model's likelihood prefers a wrong sample."""
+    by_problem: dict[int, list[dict[str, Any]]] = {}
+    for row in report.rows:
+        by_problem.setdefault(row["problem_id"], []).append(row)
+    rows = [sorted(samples, key=lambda row: row["sample"]) for samples in by_problem.values()]
+    right = np.array([[row["outcome"] == "correct" for row in samples] for samples in rows])  # (P, N)
+    score = np.array([[row["logp"] / max(row["tokens"], 1) for row in samples] for samples in rows])  # (P, N)
+    answers = [[row["extracted"] for row in samples] for samples in rows]
+    found: dict[str, Any] = {name: {} for name in CURVES}
+    for n in at:
+        values = {
+            "pass": pass_at_n(right, n),
+            "first": first_n(right, n),
+            "best": best_at_n(right, score, n),
+            "majority": majority_at_n(answers, right, n),
+        }
+        for name, scores in values.items():
+            low, high = mean_interval(scores.tolist())
+            found[name][str(n)] = {"mean": float(scores.mean()), "low": low, "high": high}
+    mixed = int((right.any(axis=1) & ~right.all(axis=1)).sum())
+    return {
+        "problems": len(rows),
+        "samples": int(right.shape[1]),
+        **found,
+        "problems_with_right_and_wrong": mixed,
+        "likelihood_prefers_wrong": prefers_wrong(right, score) if mixed else None,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The curves as a person reads them, and the gap between Best@n and pass@n in numbers."""
+    at = list(found["pass"])
+    lines = ["", f"{'n':<52}" + "".join(f"{n:>8}" for n in at)]
+    lines += [f"{label:<52}" + "".join(f"{found[name][n]['mean']:>8.3f}" for n in at) for name, label in CURVES.items()]
+    wrong, mixed, last = found["likelihood_prefers_wrong"], found["problems_with_right_and_wrong"], at[-1]
+    gap = found["first"][last]["mean"] - found["best"][last]["mean"]
+    lines.append(f"\nBest@{last} is {gap:.3f} below the best that choosing among the first {last} could do.")
+    if wrong is not None and not math.isnan(wrong):
+        lines.append(
+            f"Of {mixed} problems with right and wrong samples, the model's own likelihood prefers a wrong one on "
+            f"{wrong:.1%}."
+        )
+    return "\n".join(lines)
+
+
+def draw(path: Path, found: dict[str, Any], title: str) -> None:
+    """The curves with their intervals, as a PNG."""
+    with figure(path, (7, 4.5), title=title) as (panel,):
+        for name, label in CURVES.items():
+            points = found[name]
+            at = [int(n) for n in points]
+            panel.plot(at, [point["mean"] for point in points.values()], marker="o", markersize=4, label=label)
+            low, high = ([point[end] for point in points.values()] for end in ("low", "high"))
+            panel.fill_between(at, low, high, alpha=0.12)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(at, [str(n) for n in at])
+        panel.set(xlabel="n, samples per problem", ylabel="fraction of problems", ylim=(0, 1))
+        panel.legend(loc="lower right", fontsize="small")

@@ -1,0 +1,166 @@
+"""What every recipe does with its command line: settings from YAML and flags, and errors in one line."""
+
+from __future__ import annotations
+
+from trl_ext.compat.startup import START as START
+
+# isort: split
+import argparse
+import difflib
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import yaml
+from accelerate import PartialState
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
+from trl import TrlParser
+
+from trl_ext.errors import InputError, NotSavedError, PushError, Stopped
+from trl_ext.recipes.own_files import lines_of_own_files, summary_of
+from trl_ext.redaction import masked_names, redact_text
+from trl_ext.runs.checkpoints import checkpoints
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and leaves the line breaks of the description alone."""
+
+
+class _Parser(TrlParser):
+    """TRL's parser, whose errors are one line instead of the usage of some hundred flags."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with exit status 2."""
+        print(f"error: {redact_text(message)} (--help lists every flag)", file=sys.stderr)
+        sys.exit(2)
+
+    def check_names(self, args: Sequence[str], config: Path) -> None:
+        """Refuse flags and YAML fields that do not exist.
+
+        Raises:
+            ValueError: with the nearest existing name.
+        """
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        flags = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
+        for where, names in (
+            ("", flags),
+            (f" in {config}", [f"--{name}" for name in _fields(config) if name != "env"]),
+        ):
+            for name in names:
+                if name not in known:
+                    nearest = difflib.get_close_matches(name, known, n=1)
+                    hint = f" Did you mean {nearest[0]}?" if nearest else ""
+                    raise ValueError(f"unknown setting {name}{where}.{hint} --help lists every one")
+
+
+def parse(
+    settings: Sequence[type], description: str | None, default_config: Path, arguments: Sequence[str] | None = None
+) -> tuple[Any, ...]:
+    """Arguments from a YAML file, then from the command line, into dataclasses.
+
+    Ends the process with one readable line, not a traceback, when they do not fit together.
+
+    Args:
+        settings: the dataclasses; the last has `output_dir`, by default `runs/` and the YAML file's name.
+    """
+    config, args = _config_file(list(sys.argv[1:] if arguments is None else arguments), default_config)
+    parser = _Parser(
+        tuple(settings),
+        description=description,
+        epilog=f"--config FILE reads any of these from a YAML file; the default is {default_config.name}.",
+        allow_abbrev=False,
+        formatter_class=_HelpFormatter,
+    )
+    try:
+        if not {"-h", "--help"} & set(args):
+            parser.check_names(args, config)
+            _refuse_masked(config, {arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg[:2] == "--"})
+        parsed: tuple[Any, ...] = parser.parse_args_and_config(["--config", str(config), *args])
+    except (ValueError, OSError, yaml.YAMLError) as error:
+        parser.exit(2, f"{lines_of_own_files(error)}error: {redact_text(str(error))}\n")
+    except Exception as error:
+        if not (own := lines_of_own_files(error)):
+            raise
+        parser.exit(2, f"{own}error: {summary_of(error)}\n")
+    flags = {arg.partition("=")[0] for arg in args}
+    if not flags & {"--output_dir", "--output-dir"} and "output_dir" not in _fields(config):
+        parsed[-1].output_dir = f"runs/{config.stem}"
+    return parsed
+
+
+def _config_file(args: list[str], default: Path) -> tuple[Path, list[str]]:
+    """The YAML file that `--config FILE` or `--config=FILE` names, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, default=default)
+    known, rest = parser.parse_known_args(args)
+    return known.config, rest
+
+
+def _refuse_masked(config: Path, flags: set[str]) -> None:
+    """Refuse settings whose secrets were masked when the file was written, unless they are given again."""
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    found = masked_names({k: v for k, v in content.items() if k not in flags}) if isinstance(content, dict) else ()
+    if names := list(dict.fromkeys(found)):
+        raise ValueError(
+            f"{config}: {', '.join(names)}: the secret was masked when this file was written; give it again, in the "
+            f"file or as --{names[0].partition('.')[0]}"
+        )
+
+
+def _fields(config: Path) -> list[str]:
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    return [str(name) for name in content] if isinstance(content, dict) else []  # anything else TRL's parser refuses
+
+
+@record  # a launcher of several ranks then shows the error of the rank that failed first
+def start(run: Callable[..., Any], settings: Sequence[type], description: str | None, default_config: Path) -> None:
+    """Parse the arguments and run; what a recipe's last line calls."""
+    parsed = parse(settings, description, default_config)
+    try:
+        run(*parsed)
+        PartialState().wait_for_everyone()  # a rank that leaves while another still works can take it down
+        PartialState().destroy_process_group()
+    except (InputError, PushError, NotSavedError) as error:
+        sys.exit(f"error: {redact_text(str(error))}")
+    except KeyboardInterrupt:
+        _leave(f"interrupted; {_what_there_is(parsed[-1].output_dir)}", signal.SIGINT)
+    except Stopped as stopped:
+        PartialState().wait_for_everyone()
+        _leave(f"{stopped}; {_what_there_is(parsed[-1].output_dir)}", stopped.signal)
+    except Exception as error:
+        get_error_handler().record_exception(error)  # `record` leaves out what ends by sys.exit
+        if is_out_of_memory(error):
+            traceback.print_exc()
+            sys.exit(f"error: out of memory. {_LESS_MEMORY}")
+        if not (own := lines_of_own_files(error)):
+            raise
+        sys.exit(f"\n{own}error: {summary_of(error)}; {_what_there_is(parsed[-1].output_dir)}")
+
+
+def _leave(message: str, by: int) -> NoReturn:
+    """End the process as a shell reports a signal."""
+    if not PartialState().process_index:
+        print(f"\n{message}", file=sys.stderr)
+    sys.exit(128 + by)
+
+
+def _what_there_is(folder: str) -> str:
+    if not checkpoints(Path(folder)):
+        return f"what there is of the run is in {folder}; it has no checkpoint to go on from"
+    return f"the run is in {folder}; go on with the same command, --output_dir {folder} and --resume auto"
+
+
+_LESS_MEMORY = (
+    "Lower --micro_train_batch_size (rows of a forward pass), --sampling_max_tokens (longest completion) or, with "
+    "vLLM, --vllm_gpu_memory_utilization (what its cache takes); --gradient_checkpointing true helps as well"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the machine had no memory left, in the words of torch, vLLM or Python."""
+    words = ("out of memory", "not enough memory", "can't allocate memory", "No available memory for the cache blocks")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(word in str(error) for word in words)

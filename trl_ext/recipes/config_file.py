@@ -1,0 +1,45 @@
+"""`config.yaml` of a run: every setting, in a file that `--config` reads again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trl_ext.io import as_yaml, write_text
+
+if TYPE_CHECKING:
+    from trl import ModelConfig
+
+    from trl_ext.recipes.run import Task
+
+# Set by Trainer or TRL from other settings (which are written), refused when given together with them, or of one
+# process and not of the run.
+_DERIVED = (
+    "accelerator_config", "debug", "disable_tqdm", "resume", "resume_changed", "resume_from_checkpoint",
+    "steps_per_generation",
+)  # fmt: skip
+
+
+def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> None:
+    """Every setting as resolved, in a file that `--config` reads again; those at their defaults as comments.
+
+    A token of the Hub is left out.
+    """
+    if config.process_index:
+        return
+    settings: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for part in (task, model, config):
+        for f in dataclasses.fields(part):
+            value = getattr(part, f.name)
+            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+            if f.init and f.name != "hub_token":
+                (settings if value != default and f.name not in _DERIVED else defaults)[f.name] = value
+    settings["train_batch_size"] = (
+        config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
+    )
+    if getattr(config, "uses_axes", False):
+        defaults["scale_rewards"] = settings.pop("scale_rewards", None)
+    rest = "".join(f"# {line}\n" for line in as_yaml(defaults).splitlines())
+    write_text(path, f"{as_yaml(settings)}\n# Defaults, and what follows from the settings above:\n{rest}")

@@ -1,0 +1,278 @@
+"""The evaluation recipe: a model, a dataset and sampling settings to graded samples in a folder, and what they say."""
+
+from __future__ import annotations
+
+from trl_ext.compat.startup import on_cpu_ranks, use_all_cores
+
+# isort: split
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accelerate import PartialState
+from peft import PeftConfig
+from tqdm import tqdm
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging
+
+from trl_ext.data.dataset import EARLIER, DatasetSettings
+from trl_ext.data.lengths import Room, context_of, rows_that_fit
+from trl_ext.data.references import Checker, check_references, first_rank
+from trl_ext.errors import InputError
+from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
+from trl_ext.generation.completion import Sampling
+from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
+from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, write_text
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.recipes.preflight import check_model_folder
+from trl_ext.redaction import redact
+from trl_ext.rewards.graders import GRADERS
+from trl_ext.runs.provenance import provenance
+from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
+from trl_ext.training.settings import choose_engine
+
+SAMPLES, SUMMARY, SETTINGS = "samples.jsonl", "summary.json", "settings.yaml"
+# What may change when an evaluation goes on or is shown again: none of it decides what a sample is or its grade.
+_FREE = ("output_dir", "show", "category", "vllm_gpu_memory_utilization", "vllm_enforce_eager")
+
+
+@dataclass
+class Evaluation(DatasetSettings):
+    """What is measured, and how it is sampled."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "A folder or a Hub id (default: the base policy that the machine makes)."}
+    )
+    split: str = field(default="validation", metadata={"help": "Split to evaluate on."})
+    problems: int | None = field(
+        default=None, metadata={"help": "Evaluate on so many problems, a sample of them (default: all)."}
+    )
+    samples: int = field(default=1, metadata={"help": "Responses per problem."})
+    grader: str = field(
+        default="compatible", metadata={"help": f"One of: {', '.join(sorted(GRADERS))}, or file.py:function."}
+    )
+    temperature: float = field(default=1.0, metadata={"help": "0 takes the likeliest token."})
+    top_p: float = field(default=1.0, metadata={"help": "Sample from the likeliest tokens of this probability."})
+    max_tokens: int = field(default=1024, metadata={"help": "Longest response, in tokens."})
+    min_tokens: int = field(default=0, metadata={"help": "Shortest response, in tokens."})
+    stop: list[str] = field(
+        default_factory=lambda: ["</answer>"], metadata={"help": "Strings that end a response and stay in it."}
+    )
+    use_vllm: str = field(
+        default="auto", metadata={"help": "auto: vLLM where there are a GPU and vLLM, else HF generate; true or false."}
+    )
+    batch_size: int = field(
+        default=256, metadata={"help": "Responses sampled, graded and written at a time; vLLM likes 4096."}
+    )
+    dtype: str = field(default="auto", metadata={"help": "Of the weights: auto, bfloat16, float16, float32."})
+    vllm_gpu_memory_utilization: float = field(default=0.9, metadata={"help": "Share of a GPU that vLLM takes."})
+    vllm_max_model_length: int | None = field(default=None, metadata={"help": "Prompt and response together."})
+    vllm_enforce_eager: bool = field(
+        default=False, metadata={"help": "No compilation, no CUDA graphs: slower sampling, quicker start."}
+    )
+    seed: int = field(default=0, metadata={"help": "Of the samples, and of mini-MATH and the base policy."})
+    show: int = field(default=0, metadata={"help": "Print so many examples at the end."})
+    category: str | None = field(
+        default=None, metadata={"help": f"Show only: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}."}
+    )
+    output_dir: str = field(default="", metadata={"help": "Default: runs/ and the name of the YAML file."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.build(GRADERS, self.grader)
+        self.refuse_unused_tolerance(self.grader)
+        choose_engine(self.use_vllm)
+        self.sampling()
+        for name in ("samples", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self.category = HANDOUT_NAMES.get(self.category or "", self.category)
+        if self.category is not None and self.category not in OUTCOMES:
+            raise ValueError(f"unknown category {self.category!r}. Known: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}")
+
+    def sampling(self) -> Sampling:
+        """How responses are drawn."""
+        settings = (self.temperature, self.top_p, self.max_tokens, self.min_tokens)
+        return Sampling(*settings, stop=tuple(self.stop), seed=self.seed)
+
+    def sampler(self, model: str) -> Sampler:
+        """The engine, loaded."""
+        if not choose_engine(self.use_vllm)[0]:
+            return HFSampler(model, self.sampling(), self.batch_size, self.dtype)
+        return VLLMSampler(
+            model,
+            self.sampling(),
+            dtype=self.dtype,
+            max_model_len=self.vllm_max_model_length,
+            gpu_memory_utilization=self.vllm_gpu_memory_utilization,
+            enforce_eager=self.vllm_enforce_eager,
+        )
+
+
+def run_evaluation(settings: Evaluation) -> Report:
+    """Sample what is not there yet, grade it, write samples and summary, print the table.
+
+    Raises:
+        InputError: a dataset that cannot be used, or a folder with an evaluation of other settings.
+    """
+    use_all_cores()
+    logging.disable_progress_bar()  # of transformers: a bar of half a second before the evaluation's own
+    state = PartialState(cpu=True) if on_cpu_ranks() else PartialState()
+    began, folder = time.time(), Path(settings.output_dir)
+    try:
+        if settings.model_name_or_path:
+            check_model_folder(settings.model_name_or_path)
+        problems = settings.load(settings.split, settings.problems, settings.seed, settings.split)
+        if not (folder / SUMMARY).exists():
+            first_rank(lambda: _check_answers(settings, problems))
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+    _refuse_other_settings(folder, settings)
+    is_new = not (folder / SUMMARY).exists()
+    if is_new:
+        with state.main_process_first():
+            model = settings.model_name_or_path or str(make_base_policy(seed=settings.seed))
+        fitting = _rows_that_fit(settings, model, problems)
+    _claim(folder, settings, state)
+    rows = _rows_in(folder)
+    if is_new:
+        if state.is_main_process:
+            print(settings.sources[settings.split].line(settings.split))
+        todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
+        _sample(settings, model, problems, [n for n in todo if n not in rows], rows, folder, state)
+        state.wait_for_everyone()
+        rows = _rows_in(folder)
+        state.wait_for_everyone()  # before the first rank puts the parts together and removes them
+    report = Report([rows[n] for n in sorted(rows)])
+    if state.is_main_process:
+        if is_new:
+            _write(folder, report, settings, time.time() - began)
+        print(evaluation_table(report))
+        print("\n".join(examples(report, settings.show, settings.category)))
+        print(f"everything is in {folder}: {SAMPLES}, {SUMMARY}")
+    state.wait_for_everyone()
+    return report
+
+
+def _check_answers(settings: Evaluation, problems: Any) -> None:
+    """Grade every reference answer against itself, before the engine loads."""
+    assert settings.answer_format is not None
+    checker = Checker(settings.grader, settings.answer_format, settings.answer_source)
+    check_references(problems, settings.split, settings.sources[settings.split], checker, quiet=False)
+
+
+def _rows_that_fit(settings: Evaluation, model: str, problems: Any) -> set[int]:
+    """The problems whose prompts leave room for the longest response, by their place; before the engine loads.
+
+    Raises:
+        InputError: one does not, and `too_long` is `refuse`; or there is no such model.
+    """
+    try:
+        tokenizer, shape = AutoTokenizer.from_pretrained(model), AutoConfig.from_pretrained(_base_of(model))
+        context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
+        if context is None:
+            return set(range(len(problems)))
+        room = Room(context, setting, settings.max_tokens, "max_tokens")
+        source = settings.sources[settings.split]
+        numbered = problems.add_column("place", range(len(problems)))
+        return set(rows_that_fit(numbered, settings.split, source, tokenizer, room, settings.too_long)["place"])
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+
+
+def _base_of(model: str) -> str:
+    """The model itself, or what an adapter's folder is an adapter of."""
+    is_adapter = (Path(model) / "adapter_config.json").is_file() and not (Path(model) / "config.json").is_file()
+    return str(PeftConfig.from_pretrained(model).base_model_name_or_path) if is_adapter else model
+
+
+def _refuse_other_settings(folder: Path, settings: Evaluation) -> None:
+    path, mine = folder / SETTINGS, _settings_of(settings)
+    if path.exists():
+        there = {**EARLIER, **yaml.safe_load(path.read_text(encoding="utf-8"))}
+        other = [f"{k}: {there.get(k)!r} there, {v!r} now" for k, v in mine.items() if there.get(k) != v]
+        if other:
+            raise InputError(
+                f"{folder} holds an evaluation of other settings ({'; '.join(other)}). Give another --output_dir, or "
+                "remove it."
+            )
+
+
+def _settings_of(settings: Evaluation) -> dict[str, Any]:
+    """What decides the samples and their grades."""
+    mine = redact({k: v for k, v in dataclasses.asdict(settings).items() if k not in _FREE})
+    return mine | {"problems_are": settings.problems_are()}
+
+
+def _claim(folder: Path, settings: Evaluation, state: PartialState) -> None:
+    """Take the folder, which is new or has samples of the same settings."""
+    state.wait_for_everyone()
+    if state.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in folder.glob("samples.rank*.jsonl"):
+            drop_torn_line(part)
+        write_text(folder / SETTINGS, as_yaml(_settings_of(settings)))
+    state.wait_for_everyone()
+
+
+def _rows_in(folder: Path) -> dict[int, dict[str, Any]]:
+    """What has been sampled, by the sample's number, from all ranks of all attempts."""
+    found: dict[int, dict[str, Any]] = {}
+    for path in sorted(folder.glob("samples*.jsonl")):
+        found |= {row["number"]: row for row in read_jsonl(path)}
+    return found
+
+
+def _sample(
+    settings: Evaluation,
+    model: str,
+    problems: Sequence[dict[str, Any]],
+    todo: Sequence[int],
+    rows: dict[int, dict[str, Any]],
+    folder: Path,
+    state: PartialState,
+) -> None:
+    """Sample this rank's share of `todo` in batches, each written once it is graded."""
+    if not todo:
+        return
+    grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)
+    sampler = settings.sampler(model)
+    mine = todo[state.process_index :: state.num_processes]
+    right, done = sum(row["outcome"] == "correct" for row in rows.values()), len(rows)
+    part = folder / f"samples.rank{state.process_index}.jsonl"
+    with tqdm(total=len(mine), desc="samples", disable=None if state.is_main_process else True) as bar:
+        for start in range(0, len(mine), settings.batch_size):
+            numbers = mine[start : start + settings.batch_size]
+            chosen = [problems[n // settings.samples] for n in numbers]
+            completions = sampler([problem["prompt"] for problem in chosen], numbers)
+            graded = grade_rows(chosen, completions, grader)
+            where = [
+                {"number": n, "problem_id": n // settings.samples, "sample": n % settings.samples} for n in numbers
+            ]
+            append_jsonl(part, [{**place, **row} for place, row in zip(where, graded, strict=True)])
+            right, done = right + sum(row["outcome"] == "correct" for row in graded), done + len(graded)
+            bar.set_postfix_str(f"accuracy {right / done:.3f}")
+            bar.update(len(numbers))
+
+
+def _write(folder: Path, report: Report, settings: Evaluation, seconds: float) -> None:
+    """All ranks' samples in one file, in order, and the summary."""
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in report.rows)
+    write_text(folder / SAMPLES, lines)
+    for part in folder.glob("samples.rank*.jsonl"):
+        part.unlink()
+    model = settings.model_name_or_path or "the base policy"
+    engine = "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate"
+    more = {
+        "model": model,
+        "engine": engine,
+        "data": settings.sources[settings.split].summary(),
+        "wall_clock_s": round(seconds, 1),
+        **provenance(),
+    }
+    write_text(folder / SUMMARY, json.dumps(redact({**evaluation_summary(report), **more}), indent=2) + "\n")

@@ -1,0 +1,46 @@
+"""TRL's `ModelConfig` of a recipe: checked before a model loads, and handed to the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.utils import is_bitsandbytes_available
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from trl_ext.training.settings_table import MODEL
+from trl_ext.training.trl_settings import check_needs
+
+
+def check_model_settings(model: ModelConfig, use_vllm: bool) -> None:
+    """Refuse what would be ignored, and quantized weights where they cannot be loaded or handed to the engine.
+
+    Raises:
+        ValueError: with the flag and what to do.
+    """
+    check_needs(model, MODEL)
+    flag = "load_in_4bit" if model.load_in_4bit else "load_in_8bit" if model.load_in_8bit else None
+    if flag is None:
+        return
+    if not is_bitsandbytes_available():
+        raise ValueError(f"{flag} needs bitsandbytes, which is not installed: pip install bitsandbytes")
+    if use_vllm:
+        raise ValueError(
+            f"{flag}: vLLM would be handed the quantized weights as they are stored; set use_vllm: false, or load the "
+            "model unquantized (the engine alone is quantized by vllm_quantization)"
+        )
+
+
+def loaded_as(model: ModelConfig) -> dict[str, Any]:
+    """A trainer's arguments that say which model to load and how: path, adapter and quantization."""
+    return {
+        "model": model.model_name_or_path,
+        "peft_config": get_peft_config(model),
+        "quantization_config": get_quantization_config(model),
+    }
+
+
+def init_kwargs(model: ModelConfig, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the model is loaded with: revision, dtype and attention, then the user's own `model_init_kwargs`."""
+    known = {"revision": model.model_revision, "dtype": model.dtype, "attn_implementation": model.attn_implementation}
+    return {**{name: value for name, value in known.items() if value}, **(given or {})}

@@ -1,0 +1,1 @@
+"""Grading in processes of their own, with limits on time and memory."""

@@ -1,0 +1,171 @@
+"""Runs a function on hostile input in processes that can be killed: a hang, a crash or full memory costs one job."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_ext.rewards.workers.process import Failure, Limits, Outcome, PoolError, Process
+
+__all__ = ["Counters", "Failure", "Limits", "Outcome", "Pool", "PoolError"]
+
+_MAX_SENT = 64  # jobs sent to a worker ahead of its answers
+_ALL_FAILED = 8  # so many jobs of a map, and each of them failed: the function is broken, not the jobs;
+_FAILED_IN_A_ROW = 32  # so many without a result in between, over several maps: the same
+_LONGEST_WAIT = 1.0  # seconds; a signal that comes just before poll() is noticed only after it
+_DEFAULT = Limits()
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the pool was made: jobs that took too long, workers that died of a job, workers replaced."""
+
+    timeouts: int = 0
+    deaths: int = 0
+    restarted: int = 0
+
+
+class Pool:
+    """Workers for one function. They start with the first `map` and live until `close` or the interpreter's exit.
+
+    Args:
+        function: "module:name" of a function of JSON-able arguments with a JSON-able result, imported in the workers.
+    """
+
+    def __init__(self, function: str, limits: Limits = _DEFAULT) -> None:
+        self.function, self.limits, self.counters = function, limits, Counters()
+        self._processes: list[Process] = []
+        self._lock = threading.Lock()
+        self._failed_in_a_row = 0
+        weakref.finalize(self, _kill_all, self._processes)
+        _POOLS.add(self)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def pids(self) -> list[int]:
+        """The workers' process ids."""
+        return [process.popen.pid for process in self._processes]
+
+    def close(self) -> None:
+        """Kill the workers. Another `map` would start new ones."""
+        with self._lock:
+            _kill_all(self._processes)
+
+    def map(self, jobs: Sequence[Sequence[Any]]) -> list[Outcome]:
+        """The function's result for the arguments of every job, or a `Failure`. Several threads take turns.
+
+        Raises:
+            PoolError: a worker does not start, or so many jobs fail that it cannot be the jobs.
+            TypeError: an argument is not JSON-able.
+        """
+        lines = [json.dumps(job).encode() + b"\n" for job in jobs]
+        with self._lock:
+            try:
+                return self._run(lines)
+            except BaseException:  # KeyboardInterrupt too: the workers are in the middle of something
+                _kill_all(self._processes)
+                self._failed_in_a_row = 0
+                raise
+
+    def _run(self, lines: list[bytes]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        waiting = deque(range(len(lines)))
+        sent_again: set[int] = set()
+        self._start(len(lines))
+        while len(outcomes) < len(lines):
+            for process in self._processes:
+                self._feed(process, waiting, lines)
+            _wait(self._processes)
+            for process in list(self._processes):
+                for index, outcome in process.receive():
+                    if isinstance(outcome, Failure) and process.was_killed and index not in sent_again:
+                        sent_again.add(index)  # the signal came from outside, maybe before the job did
+                        waiting.append(index)
+                        continue
+                    outcomes[index] = outcome
+                    self._count(outcome, lines[index])
+                if process.is_lost:
+                    waiting.extend(process.sent)
+                    self._replace(process)
+        if len(lines) >= _ALL_FAILED and all(isinstance(outcome, Failure) for outcome in outcomes.values()):
+            raise self._useless(f"all {len(lines)} jobs of a map", outcomes[0], lines[0])
+        return [outcomes[index] for index in range(len(lines))]
+
+    def _start(self, jobs: int) -> None:
+        for process in list(self._processes):
+            if process.sent or process.popen.poll() is not None:  # of an interrupted map, or dead since the last one
+                self._replace(process)
+        while len(self._processes) < min(self.limits.workers, jobs):
+            self._processes.append(Process(self.function, self.limits))
+
+    def _replace(self, process: Process) -> None:
+        process.kill()
+        self._processes[self._processes.index(process)] = Process(self.function, self.limits)
+        self.counters.restarted += 1
+
+    def _feed(self, process: Process, waiting: deque[int], lines: list[bytes]) -> None:
+        share = min(_MAX_SENT, 1 + len(waiting) // (2 * len(self._processes)))  # towards the end few, for balance
+        if waiting and process.is_ready and len(process.sent) <= share // 2:
+            indices = [waiting.popleft() for _ in range(min(share, len(waiting)))]
+            process.enqueue(indices, b"".join(lines[index] for index in indices))
+        process.flush()
+
+    def _count(self, outcome: Outcome, line: bytes) -> None:
+        if not isinstance(outcome, Failure):
+            self._failed_in_a_row = 0
+            return
+        self._failed_in_a_row += 1
+        self.counters.timeouts += outcome.kind == "timeout"
+        self.counters.deaths += outcome.kind in ("memory", "crash")
+        if self._failed_in_a_row >= _FAILED_IN_A_ROW:
+            raise self._useless(f"{self._failed_in_a_row} jobs in a row", outcome, line)
+
+    def _useless(self, jobs: str, failure: Failure, line: bytes) -> PoolError:
+        return PoolError(
+            f"{jobs} got no result from {self.function} (e.g. {failure.kind}: {failure.detail}). Call it on "
+            f"{line[:200].decode().strip()}; if it works there, {self.limits} is too tight or the machine too busy."
+        )
+
+
+def _wait(processes: list[Process]) -> None:
+    """Until a worker has answered, died or can take more jobs, or the first deadline."""
+    poll = select.poll()  # not select(), which knows only the first 1024 files
+    for process in processes:
+        poll.register(process.answers, select.POLLIN)
+        if process.is_blocked:
+            poll.register(process.jobs, select.POLLOUT)
+    seconds = min(process.deadline for process in processes) - time.monotonic()
+    poll.poll(min(max(0.0, seconds), _LONGEST_WAIT) * 1000)
+
+
+def _kill_all(processes: list[Process]) -> None:
+    for process in processes:
+        process.kill()
+    processes.clear()
+
+
+_POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A forked child starts workers of its own; the lock may be held by a thread that it does not have."""
+    for pool in _POOLS:
+        pool._lock = threading.Lock()
+        for process in pool._processes:
+            process.disown()
+        pool._processes.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

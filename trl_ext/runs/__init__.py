@@ -1,0 +1,1 @@
+"""A run's folder and what is written into it: checkpoints, logs, plots, summary."""

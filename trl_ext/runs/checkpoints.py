@@ -1,0 +1,192 @@
+"""Checkpoints on disk: written whole or not at all, and verified when they are read.
+
+A checkpoint is written in `_saving/`, gets a manifest of its files, and takes its place by one rename. So a folder
+`checkpoint-N` is complete unless a disk or a power cut has damaged it since, which the manifest shows. It guards
+against accidents only: its checksums are not cryptographic, and who can change a checkpoint can change that too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from trl_ext.io import write_text
+
+MANIFEST = "manifest.json"
+SCRATCH = "_saving"  # `push_to_hub` leaves out what begins with an underscore
+_TRAINING_STATE = (".pt", ".pth")
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def step_of(checkpoint: Path) -> int:
+    """N of `checkpoint-N`.
+
+    Raises:
+        ValueError: the folder is not named so.
+    """
+    match = _NAME.fullmatch(checkpoint.name)
+    if match is None:
+        raise ValueError(f"{str(checkpoint)!r} is not named checkpoint-N")
+    return int(match[1])
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The run's checkpoints, the newest first, good or not."""
+    found = [path for path in run.glob("checkpoint-*") if path.is_dir() and _NAME.fullmatch(path.name)]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest of a folder's files, and wait until all of it is on the disk."""
+    files = _files(folder)
+    entries = {name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for name, path in files.items()}
+    write_text(folder / MANIFEST, json.dumps(entries, indent=1, sort_keys=True) + "\n")
+    for path in [*files.values(), folder / MANIFEST, *(path.parent for path in files.values()), folder]:
+        sync(path)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint; None where it agrees with its manifest.
+
+    Stock TRL writes no manifest; of its checkpoints only `trainer_state.json`, the last file it writes, is looked at.
+    """
+    if not (folder / MANIFEST).exists():
+        return _no_json(folder / "trainer_state.json")
+    unreadable = _no_json(folder / MANIFEST)
+    if unreadable:
+        return unreadable
+    for name, entry in json.loads((folder / MANIFEST).read_text(encoding="utf-8")).items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes, it was written with {entry['bytes']}"
+        if _crc32(path) != entry["crc32"]:
+            return f"{name} is not what was written (its checksum differs)"
+    return None
+
+
+def newest(run: Path) -> tuple[Path | None, list[str]]:
+    """The newest good checkpoint, and a line for every newer one that had to be skipped."""
+    skipped: list[str] = []
+    for checkpoint in checkpoints(run):
+        found = damage(checkpoint)
+        if found is None:
+            return checkpoint, skipped
+        skipped.append(f"skipped {checkpoint}: {found}")
+    return None, skipped
+
+
+def publish(scratch: Path, run: Path) -> Path:
+    """Put a sealed folder in its place under its own name, instead of one that is there already."""
+    target = run / scratch.name
+    if target.exists():
+        target.rename(scratch.with_name(f"old-{scratch.name}"))
+    scratch.rename(target)
+    sync(run)
+    shutil.rmtree(run / SCRATCH)
+    return target
+
+
+def link_model(checkpoint: Path, target: Path) -> None:
+    """Make a folder of a checkpoint's model and tokenizer that is there when the checkpoint is not any more.
+
+    Hard links, which take no space, or copies where the disk has none. Optimizer and random states are left out.
+
+    Raises:
+        FileNotFoundError: the checkpoint was removed meanwhile; there is no such folder then.
+    """
+    scratch = target.with_name(f".{target.name}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        for path in checkpoint.iterdir():
+            if not path.is_dir() and path.suffix not in _TRAINING_STATE and path.name != MANIFEST:
+                _link_or_copy(path, scratch / path.name)
+        scratch.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def prune(run: Path, limit: int | None, keep: Iterable[Path] = ()) -> None:
+    """Remove all checkpoints but the newest `limit` and those to keep."""
+    spared = {path.resolve() for path in keep}
+    for checkpoint in checkpoints(run)[max(limit, 1) :] if limit else []:
+        if checkpoint.resolve() not in spared:
+            _discard(checkpoint)
+
+
+def set_aside(checkpoint: Path) -> None:
+    """Let the run go on from here: newer checkpoints that are damaged are removed, good ones renamed `.set_aside`."""
+    for newer in checkpoints(checkpoint.parent):
+        if step_of(newer) <= step_of(checkpoint):
+            continue
+        if damage(newer) is not None:
+            _discard(newer)
+        else:
+            aside = newer.with_name(f"{newer.name}.set_aside")
+            shutil.rmtree(aside, ignore_errors=True)
+            newer.rename(aside)
+
+
+def size(folder: Path) -> int:
+    """Bytes of a folder's files."""
+    return sum(path.stat().st_size for path in _files(folder).values())
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _discard(checkpoint: Path) -> None:
+    """Remove a checkpoint; interrupted, it leaves nothing of that name."""
+    aside = checkpoint.parent / SCRATCH / f"old-{checkpoint.name}"
+    aside.parent.mkdir(exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    checkpoint.rename(aside)
+    shutil.rmtree(aside.parent)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    return {path.relative_to(folder).as_posix(): path for path in found}
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _no_json(path: Path) -> str | None:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        return f"{path.name} is missing"
+    except ValueError:
+        return f"{path.name} is not JSON"
+    return None
+
+
+RUN_RECORD = "run.json"

@@ -1,0 +1,200 @@
+"""A run's figures -> a table, a curve and a summary."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trl_ext.evaluation.report import OUTCOMES, Report
+from trl_ext.evaluation.statistics import mean_interval
+from trl_ext.io import write_text
+from trl_ext.plots import figure, plot_accuracy
+from trl_ext.redaction import redact
+
+_REWARDS_OF = {
+    "correct": (1, 1),
+    "format_only": (1, 0),
+    "neither": (0, 0),
+}  # format and answer reward, as the handout has it
+
+
+def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Accuracy before and after training by level, and the share of each outcome, from two `Report.summary()`."""
+    lines = [
+        f"{'':<26}{'before':>8}{'after':>8}",
+        f"{'accuracy':<26}{before['accuracy']:>8.3f}{after['accuracy']:>8.3f}",
+    ]
+    levels, later = before["by_level"], after["by_level"]
+    known = [level for level in levels if level not in ("", "0", "None")]
+    lines += [f"  level {level:<18}{levels[level]:>8.3f}{later[level]:>8.3f}" for level in known]
+    was, now = before["outcomes"], after["outcomes"]
+    lines += [f"{label:<26}{was[name]:>8.3f}{now[name]:>8.3f}" for name, label in OUTCOMES.items()]
+    return "\n".join(lines)
+
+
+def selection_note(selection: Mapping[str, Any] | None, problems: int) -> str | None:
+    """How far an accuracy is one that its weights were chosen by, in a sentence; None where nothing was chosen.
+
+    Args:
+        selection: of the validation, as `Validation` notes it.
+        problems: of the validation.
+    """
+    if selection is None:
+        return None
+    shared, others = selection["problems_that_chose"], selection["accuracy_on_others"]
+    if others is None:
+        where = f"all {problems} problems also chose the weights"
+    else:
+        where = f"{shared} of the {problems} problems also chose the weights; on the others it is {others:.3f}"
+    if selection["fresh_samples"]:
+        return f"Measured with fresh samples; {where}, so it may be a little too high."
+    return f"Greedy responses are those that the weights were chosen by; {where}, so it is too high."
+
+
+def write_curve(
+    path: Path, histories: Mapping[str, Sequence[dict[str, Any]]], title: str, seconds: float | None = None
+) -> None:
+    """Validation accuracy of runs, by their labels, against optimizer steps and against wall-clock, as a PNG.
+
+    Args:
+        seconds: where the axis of the wall-clock ends, such as a time budget; None for with the last validation.
+    """
+    with figure(path, (10, 4), (1, 2), title, sharey=True) as panels:
+        for panel, key, label in zip(
+            panels, ("step", "wall_clock_s"), ("optimizer steps", "wall-clock, s"), strict=True
+        ):
+            for run, history in histories.items():
+                plot_accuracy(panel, history, key, marker="o", markersize=4, label=run)
+            panel.set_xlabel(label)
+        panels[0].set(ylabel="validation accuracy", ylim=(0, 1))
+        if seconds is not None:
+            panels[1].set_xlim(0, seconds)
+        if len(histories) > 1:
+            panels[0].legend(loc="lower right")
+
+
+def write_summary(
+    path: Path, history: Sequence[dict[str, Any]], wall_clock_s: float, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write `summary.json` and return it."""
+    best = max(history, key=lambda entry: entry["accuracy"])
+    summary = {
+        "validation_accuracy_before": history[0]["accuracy"],
+        "validation_accuracy_after": history[-1]["accuracy"],
+        "best_validation_accuracy": best["accuracy"],
+        "best_validation_step": best.get("weights_of_step", best["step"]),
+        "validation_problems": history[0]["problems"],
+        "final_validation_problems": history[-1]["problems"],
+        "wall_clock_s": round(wall_clock_s, 1),
+        **more,
+        "validations": list(history),
+    }
+    summary = redact(summary)
+    write_text(path, json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def evaluation_summary(report: Report) -> dict[str, Any]:
+    """The figures of an evaluation: accuracy with its 95 % interval, the outcomes' counts, and what `Report` says."""
+    scores = report.per_problem()
+    low, high = mean_interval(list(scores.values()))
+    counts = Counter(row["outcome"] for row in report.rows)
+    return {
+        **report.summary(),
+        "problems": len(scores),
+        "samples": len(report.rows),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "counts": {name: counts[name] for name in OUTCOMES},
+    }
+
+
+def evaluation_table(report: Report) -> str:
+    """An evaluation as a person reads it: the handout's three categories, then accuracy by level and subject."""
+    figures = evaluation_summary(report)
+    lines = [
+        f"{'format':>6} {'answer':>6}   samples   share",
+        *(
+            f"{format_reward:>6} {answer_reward:>6} {figures['counts'][name]:>9} {figures['outcomes'][name]:>7.3f}"
+            for name, (format_reward, answer_reward) in _REWARDS_OF.items()
+        ),
+        "",
+        f"accuracy {figures['accuracy']:.3f}, 95 % interval {figures['accuracy_low']:.3f} to "
+        f"{figures['accuracy_high']:.3f}; {figures['problems']} problems, {figures['samples']} samples, "
+        f"{figures['mean_tokens']:.0f} tokens on average, {figures['truncated']:.3f} cut off",
+    ]
+    for kind, values in (("level", figures["by_level"]), ("subject", figures["by_subject"])):
+        known = {name: accuracy for name, accuracy in values.items() if name not in ("", "0")}
+        lines += [f"  {kind + ' ' + name:<30} {accuracy:.3f}" for name, accuracy in known.items()]
+    return "\n".join(lines)
+
+
+def examples(report: Report, n: int, category: str | None) -> list[str]:
+    """The first n samples of a category (None: of all), to judge the parser against the model."""
+    chosen = [row for row in report.rows if category in (None, row["outcome"])][:n]
+    return [
+        f"\n--- problem {row['problem_id']}, sample {row['sample']}: {row['outcome']} ({row['reason']})\n"
+        f"{row['problem']}\nresponse: {row['response']}\n"
+        f"extracted: {row['extracted']!r}   truth: {row['answer']!r}"
+        for row in chosen
+    ]
+
+
+def write_steps_plot(
+    path: Path, steps: Sequence[Mapping[str, Any]], entropy: Sequence[tuple[int, float]], title: str
+) -> None:
+    """Expert iteration: share of right rollouts and lengths by step, and the entropy by optimizer step, as a PNG."""
+    number = [step["step"] for step in steps]
+    with figure(path, (13, 4), (1, 3), title) as (shares, lengths, entropies):
+        correct = [step["correct"] / max(step["rollouts"], 1) for step in steps]
+        solved = [step["questions_with_a_right_answer"] / max(step["questions"], 1) for step in steps]
+        shares.plot(number, correct, marker="o", label="rollouts")
+        shares.plot(number, solved, marker="s", label="questions, by any rollout")
+        shares.set(ylim=(0, 1), ylabel="fraction correct")
+        for name, label in (("tokens", "all"), ("tokens_correct", "correct"), ("tokens_incorrect", "incorrect")):
+            values = [step[name] if step[name] is not None else float("nan") for step in steps]
+            lengths.plot(number, values, marker="o", label=f"{label} rollouts")
+        lengths.set_ylabel("tokens per rollout")
+        entropies.plot([step for step, _ in entropy], [value for _, value in entropy])
+        entropies.set(ylabel="entropy of kept tokens, nats", xlabel="optimizer steps")
+        for panel in (shares, lengths):
+            panel.set_xlabel("expert-iteration step")
+            panel.legend()
+
+
+def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> None:
+    """Validation accuracy against how many traces were finetuned on, as a PNG: the mean of the seeds, and each one.
+
+    Args:
+        curves: label -> number of traces -> accuracy of each seed.
+        before: accuracy of the policy that was finetuned.
+    """
+    with figure(path, (6.5, 4)) as (panel,):
+        for label, points in curves.items():
+            sizes = sorted(points)
+            (line,) = panel.plot(sizes, [sum(points[n]) / len(points[n]) for n in sizes], marker="o", label=label)
+            for size in sizes:
+                panel.scatter([size] * len(points[size]), points[size], s=10, alpha=0.4, color=line.get_color())
+        panel.axhline(before, color="grey", linestyle=":", label="before")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(sorted({n for points in curves.values() for n in points}))
+        panel.get_xaxis().set_major_formatter(lambda value, _: f"{value:.0f}")
+        panel.set(ylim=(0, 1), xlabel="unique traces", ylabel="validation accuracy")
+        panel.legend(loc="lower right")
+
+
+def write_methods_plot(
+    path: Path, curves: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], title: str, by_seconds: bool = False
+) -> None:
+    """Validation accuracy of several runs of each label in one color, against optimizer steps or seconds, as a PNG."""
+    key, name = ("wall_clock_s", "wall-clock, s") if by_seconds else ("step", "optimizer steps")
+    with figure(path, (7, 4.5), title=title) as (panel,):
+        for number, (label, runs) in enumerate(curves.items()):
+            for first, run in enumerate(runs):
+                style = {"color": f"C{number}", "alpha": 0.7, "linewidth": 1.2}
+                plot_accuracy(panel, run, key, **style, label=None if first else label)
+        panel.set(ylim=(0, 1), xlabel=name, ylabel="validation accuracy")
+        panel.legend(loc="lower right")

@@ -1,0 +1,257 @@
+"""Supervised finetuning: TRL's `SFTTrainer` with the handout's normaliser, whole checkpoints, and a policy to sample.
+
+Letters: B rows of a micro-batch, T tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, set_seed
+from trl import SFTConfig, SFTTrainer
+from trl.distributed import DistributedBackend
+
+from trl_ext.compat.lazy_vllm import load_vllm
+from trl_ext.generation.adapters import check_adapter
+from trl_ext.generation.policy import PolicySampling, sampling_kwargs
+from trl_ext.generation.vllm import ColocatedEngine
+from trl_ext.training.finite import FiniteSteps
+from trl_ext.training.handout_settings import resolve_train_batch
+from trl_ext.training.saving import WholeCheckpoints
+from trl_ext.training.settings import RunSettings
+from trl_ext.training.state import plain_state, restored
+
+# Of TRL's trainer and ours: metrics that wait for the next log, and what grows over the run.
+_KEPT = ("_metrics", "_total_train_tokens", "skipped_steps", "skipped_in_a_row")
+
+
+# What TRL reads of rows that it tokenizes itself, and of an evaluation of its own.
+_TOKENIZED = "a row is a prompt and a response, tokenized before TRL sees it"
+OF_OTHER_ROWS = {
+    "dataset_text_field": _TOKENIZED,
+    "chat_template_path": _TOKENIZED,
+    "assistant_only_loss": f"{_TOKENIZED}; completion_only_loss is the loss on the response only",
+    "truncation_mode": "a row longer than max_length is left out and counted, since half a trace has no answer",
+    "eval_packing": "a run is validated by sampling, with validate_every",
+    "dataset_kwargs": _TOKENIZED,
+}
+
+
+@dataclass
+class ExtSFTConfig(RunSettings, SFTConfig):
+    """TRL's `SFTConfig` plus the handout's normaliser and batch sizes, and what sampling from the policy needs.
+
+    Raises:
+        ValueError: settings that contradict each other; the message has the numbers.
+    """
+
+    normalize_constant: float | None = field(
+        default=None,
+        metadata={
+            "help": "The handout's loss: per row the sum over response tokens divided by this, then the mean over "
+            "rows (default: TRL's mean over all response tokens of the optimizer step)."
+        },
+    )
+    train_batch_size: int | None = field(
+        default=None, metadata={"help": "Rows per optimizer step, all ranks together."}
+    )
+    micro_train_batch_size: int | None = field(
+        default=None, metadata={"help": "Rows per forward pass (TRL: per_device_train_batch_size)."}
+    )
+    completion_only_loss: bool | None = field(
+        default=True, metadata={"help": "Loss on the response's tokens only; false: on the prompt's as well."}
+    )
+    sampling_temperature: float = field(default=1.0, metadata={"help": "Of rollouts and validation."})
+    sampling_max_tokens: int = field(default=1024, metadata={"help": "Longest response that is sampled, in tokens."})
+    vllm_gpu_memory_utilization: float = field(default=0.3, metadata={"help": "Share of a GPU that vLLM takes."})
+    vllm_max_model_length: int | None = field(default=None, metadata={"help": "Prompt and response together."})
+    vllm_enable_sleep_mode: bool = field(
+        default=False, metadata={"help": "The engine gives its memory back while the policy is trained."}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("train_batch_size", "micro_train_batch_size", "sampling_max_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.normalize_constant is not None and self.normalize_constant <= 0:
+            raise ValueError(f"normalize_constant must be positive, got {self.normalize_constant}")
+        if self.sampling_temperature < 0:
+            raise ValueError(f"sampling_temperature must be at least 0, got {self.sampling_temperature}")
+        self._refuse_what_does_not_go_together()
+        data_seed: int | None = self.data_seed  # type: ignore[has-type]
+        # Without one the order is drawn from torch's state, which an engine sets to another on each rank.
+        self.data_seed = self.seed if data_seed is None else data_seed
+        self.resolve_run_settings()
+        resolve_train_batch(self)
+        if self.micro_train_batch_size is not None:
+            self.per_device_train_batch_size = self.micro_train_batch_size
+        super().__post_init__()
+        # Trainer reads this name as rows per forward pass; the handout's meaning has been resolved by now.
+        self.train_batch_size = self.per_device_train_batch_size * max(1, self.n_gpu)
+
+    def _refuse_what_does_not_go_together(self) -> None:
+        defaults = {f.name: f.default for f in dataclasses.fields(SFTConfig)}
+        for name, why in OF_OTHER_ROWS.items():
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f"{name}={getattr(self, name)!r} would be ignored: {why}. Leave it out")
+        if self.normalize_constant is not None and (self.packing or self.padding_free):
+            raise ValueError(
+                "normalize_constant divides by rows, and with packing: true or padding_free: true a row is no longer "
+                "one response. Leave one of them out"
+            )
+        if self.normalize_constant is not None and not self.average_tokens_across_devices:
+            raise ValueError("normalize_constant counts the rows of all ranks: leave average_tokens_across_devices on")
+        if self.padding_free and not self.packing and self.max_length is not None:
+            raise ValueError(f"padding_free: true does not keep to max_length ({self.max_length}); add packing: true")
+
+    # The names that GRPO's config has for the same.
+
+    @property
+    def max_completion_length(self) -> int:
+        """Of a sampled response, in tokens."""
+        return self.sampling_max_tokens
+
+    @property
+    def temperature(self) -> float:
+        """Of sampling."""
+        return self.sampling_temperature
+
+
+class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
+    """`SFTTrainer` on rows from `tokenized`; without `normalize_constant` its loss is TRL's."""
+
+    args: ExtSFTConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        config = kwargs.get("args")
+        if not isinstance(config, ExtSFTConfig):
+            raise TypeError("ExtSFTTrainer needs args=ExtSFTConfig(...)")
+        if config.use_vllm:
+            check_adapter(kwargs.get("model") or args[0], kwargs.get("peft_config"))
+            load_vllm()
+        super().__init__(*args, **kwargs)
+        if config.normalize_constant is not None:
+            self.model_accepts_loss_kwargs = True  # the loss is divided once, by what is counted below
+        self._dist = DistributedBackend(self.accelerator)
+        self.use_vllm = bool(config.use_vllm)
+        eos = self.model.generation_config.eos_token_id
+        listed = [eos] if isinstance(eos, int) else list(eos or [])
+        self.eos_token_ids = list(dict.fromkeys([self._tokenizer.eos_token_id, *listed]))
+        self.model.generation_config.stop_strings = None  # those that the model was saved with; ours are `config.stop`
+        self.generation_kwargs = {
+            "max_new_tokens": config.sampling_max_tokens,
+            "do_sample": config.sampling_temperature > 0,
+            "temperature": config.sampling_temperature or 1.0,
+            "top_k": 0,
+            "top_p": 1.0,  # and not what the model's own generation config has
+            "repetition_penalty": 1.0,
+            "pad_token_id": self._tokenizer.pad_token_id,
+            "eos_token_id": self.eos_token_ids,
+            **sampling_kwargs(config),
+        }
+        if self.use_vllm:
+            self.vllm_generation = self._make_engine(config)
+            self.vllm_generation.seed_requests(config.seed, self.place_in_run)
+            set_seed(config.seed)  # an engine sets the random state to its rank's
+            self._engines_step = -1  # of the weights that it has
+        else:
+            self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
+
+    def _make_engine(self, config: ExtSFTConfig) -> ColocatedEngine:
+        return ColocatedEngine(
+            model=self.model,
+            accelerator=self.accelerator,
+            processing_class=self.processing_class,
+            gpu_memory_utilization=config.vllm_gpu_memory_utilization,
+            max_model_length=config.vllm_max_model_length,
+            enable_sleep_mode=config.vllm_enable_sleep_mode,
+            trust_remote_code=config.trust_remote_code,
+            temperature=config.sampling_temperature,
+            max_completion_length=config.sampling_max_tokens,
+            logprobs=None,
+            generation_kwargs=sampling_kwargs(config),
+            engine_settings=config.engine_settings(),
+        )
+
+    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
+        """One completion of the current policy per prompt."""
+        prompt_ids = self._tokenizer(text=prompts)["input_ids"]
+        if not self.use_vllm:
+            return self._hf_completion_ids(prompt_ids)
+        if self._engines_step != self.state.global_step:
+            self.vllm_generation.sync_weights()
+            self._engines_step = self.state.global_step
+        ids: list[list[int]] = self.vllm_generation.generate(prompts=prompt_ids, images=None, num_generations=1)[1]
+        return ids
+
+    def forget_engine_weights(self) -> None:
+        """Before the next completions."""
+        self._engines_step = -1
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
+        """What TRL divides the summed loss of the optimizer step by: its response tokens, or the handout's constant.
+
+        sum over rows of (sum over tokens / constant), averaged over the rows of all micro-batches and ranks.
+        """
+        if self.args.normalize_constant is None:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        rows = torch.tensor([sum(_rows(batch) for batch in batch_samples)], device=self.accelerator.device)
+        return self.accelerator.gather(rows).sum() * self.args.normalize_constant
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """TRL's; a micro-batch without a token that trains leaves no entropy of 0 behind."""
+        found = super().compute_loss(model, inputs, *args, **kwargs)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        trained = self.accelerator.gather((inputs["labels"][:, 1:] != -100).sum()[None]).sum()
+        for name in () if trained else ("entropy", "mean_token_accuracy"):
+            metrics[name].pop()
+            if not metrics[name]:
+                del metrics[name]
+        return found
+
+    # What a resumed run needs beside what `Trainer` saves.
+
+    def own_state(self) -> dict[str, Any]:
+        """Metrics not yet logged, and the counts of the run."""
+        return super().own_state() | {name: plain_state(getattr(self, name)) for name in _KEPT}
+
+    def restore_own_state(self, state: dict[str, Any] | None) -> None:
+        """Take them back."""
+        super().restore_own_state(state)
+        for name in _KEPT if state is not None else ():
+            setattr(self, name, restored(getattr(self, name), state[name]))  # type: ignore[index]
+
+
+def _rows(batch: Any) -> int:
+    """Rows of a micro-batch with a token that trains; the others are there for the ranks to have equal numbers."""
+    return int((batch["labels"] != -100).any(dim=1).sum())
+
+
+def tokenized(
+    rows: Iterable[dict[str, Any]], tokenizer: Any, max_length: int | None = None
+) -> tuple[list[dict[str, Any]], int]:
+    """Rows with `prompt` and `response` -> `input_ids` and `completion_mask`, and how many were too long.
+
+    As in the handout, prompt and response are tokenized separately. An EOS ends each response, so that the model
+    learns to stop also where no stop string does.
+
+    Args:
+        max_length: of prompt and response together, in tokens; what is longer is left out, since half a trace has no
+            answer.
+    """
+    listed = list(rows)
+    if not listed:
+        return [], 0
+    prompts = tokenizer(text=[row["prompt"] for row in listed])["input_ids"]
+    responses = tokenizer(text=[row["response"] for row in listed], add_special_tokens=False)["input_ids"]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    found = [
+        {"input_ids": [*p, *r, *end], "completion_mask": [0] * len(p) + [1] * (len(r) + len(end))}
+        for p, r in zip(prompts, responses, strict=True)
+    ]
+    kept = [row for row in found if max_length is None or len(row["input_ids"]) <= max_length]
+    return kept, len(found) - len(kept)

@@ -1,0 +1,1 @@
+"""What every trainer has: settings, atomic checkpoints, validation, time budget, resuming."""

@@ -1,0 +1,250 @@
+"""What happens beside training: validation, the files of a run, and a progress bar that a person can read."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import ProgressCallback
+
+from trl_ext.evaluation.report import Report, grade_rows
+from trl_ext.evaluation.statistics import latest_as_good_as_the_best
+from trl_ext.io import append_jsonl, print_line
+from trl_ext.rewards.graders import Verdict
+
+_LOGGED = 4  # responses of a validation
+_FRESH = 1_000_003  # added to the seed where the samples must not be those that the weights were chosen by
+_MARGIN = 1.2  # of what the end of a run will take, over what was measured
+_REPORT = 2.0  # seconds for its curve, card and summary
+
+log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from trl_ext.runs.folder import Clock, Run
+
+
+class ProgressBar(ProgressCallback):
+    """The bar of transformers with reward (or loss) and entropy next to the time left, not a dict per step.
+
+    In a log file, where a bar would be one endless line, every tenth of the steps is a line.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin at the step that the run is resumed at, or the time left would be wrong."""
+        self._tenth = 10 * state.global_step // max(state.max_steps, 1)
+        if not sys.stderr.isatty():
+            return
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.initial = self.training_bar.n = self.current_step = state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Refresh the figures behind the bar."""
+        if not logs or "loss" not in logs or not state.is_world_process_zero:
+            return
+        names = ("reward" if "reward" in logs else "loss", "entropy")
+        figures = {name: f"{logs[name]:.2f}" for name in names if logs.get(name) is not None}
+        if self.training_bar is not None:
+            self.training_bar.set_postfix(figures)
+        elif (tenth := 10 * state.global_step // max(state.max_steps, 1)) > self._tenth:
+            self._tenth = tenth
+            values = ", ".join(f"{name} {value}" for name, value in figures.items())
+            print_line(f"step {state.global_step}/{state.max_steps}: {values}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Go on by one; expert iteration learns on the way how many there will be."""
+        if self.training_bar is not None:
+            self.training_bar.total = state.max_steps
+            super().on_step_end(args, state, control, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the bar, if there is one."""
+        if self.training_bar is not None:
+            super().on_train_end(args, state, control, **kwargs)
+
+
+class JsonlLog(TrainerCallback):
+    """Appends every log entry to `metrics.jsonl`, with the step and the run's wall-clock."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path, self.clock = path, clock
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Write one line."""
+        if state.is_world_process_zero and logs:
+            entry = {"step": state.global_step, "wall_clock_s": round(self.clock.seconds(), 2), **logs}
+            append_jsonl(self.path, [entry])
+
+
+class NoSpread(TrainerCallback):
+    """Warns when for many steps no group has had different rewards, so that nothing is learnt."""
+
+    def __init__(self, patience: int = 10) -> None:
+        self.patience = patience
+        self._in_a_row = 0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Count logged steps without spread, and warn at every `patience` of them."""
+        if not logs or "frac_reward_zero_std" not in logs:
+            return
+        self._in_a_row = self._in_a_row + 1 if logs["frac_reward_zero_std"] == 1 else 0
+        if self._in_a_row and self._in_a_row % self.patience == 0 and state.is_world_process_zero:
+            log.warning(
+                "all rewards of a group have been equal for %d logged steps (mean reward %.3g), so nothing is learnt. "
+                "Look at generations.jsonl: is rewards/format_reward 0 (the prompt, `stop`, --sampling_max_tokens)? "
+                "Are the problems all too hard or all solved? Is --sampling_temperature 0 or --group_size too small?",
+                self._in_a_row, logs.get("reward", float("nan")),
+            )  # fmt: skip
+
+
+class HasRollout(Protocol):
+    """A trainer that keeps the rows of its last rollout."""
+
+    last_rollout: list[dict[str, Any]]
+
+
+class GenerationsLog(TrainerCallback):
+    """Appends a few rows of a recent rollout to `generations.jsonl` every `every` steps."""
+
+    def __init__(self, path: Path, every: int, trainer: HasRollout, rows: int = 4) -> None:
+        self.path, self.every, self.trainer, self.rows = path, every, trainer, rows
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write rows of the rollout that the step trained on."""
+        due = state.global_step == 1 or state.global_step % self.every == 0
+        if state.is_world_process_zero and due:
+            rollout = self.trainer.last_rollout
+            chosen = rollout[:: max(1, len(rollout) // self.rows)][: self.rows]
+            append_jsonl(self.path, [{"step": state.global_step, **row} for row in chosen])
+
+
+class Validation(TrainerCallback):
+    """Measures the policy on held-out problems at step 0, after the steps where it is due, and at the end.
+
+    Each puts an entry with `step`, `wall_clock_s`, `seconds` and the report's summary into `run.validations`.
+
+    Args:
+        log_to: a JSONL file for a few responses of each validation.
+        final: problems of the one at the end; None for the same.
+        restore_best: go back to the weights of the best step before that: the latest within its standard error. The
+            best of several accuracies is too high in the mean, so what they were chosen by is not what is reported:
+            the one at the end is of fresh samples, and its `selection` says on how many of the same problems.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[dict[str, Any]],
+        grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
+        is_due: Callable[[Any], bool],
+        sampling: Mapping[str, Any],
+        run: Run,
+        trainer: Any,
+        log_to: Path | None = None,
+        final: Sequence[dict[str, Any]] | None = None,
+        restore_best: bool = False,
+    ) -> None:
+        self.problems, self.grader, self.is_due = problems, grader, is_due
+        self.sampling, self.run, self.trainer, self.log_to = dict(sampling), run, trainer, log_to
+        self.final, self.restore_best = problems if final is None else final, restore_best
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure before the first step, unless the run had done so before it was interrupted."""
+        if not self.run.validations:
+            self._measure(state, self.problems)
+            if self.restore_best:
+                self.trainer.save_checkpoint_now()
+        self._find_best()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure when it is due; the best so far is worth a checkpoint."""
+        if self.is_due(state):
+            self._measure(state, self.problems)
+            if self._find_best() == state.global_step and args.save_strategy != "no":
+                control.should_save = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure the policy that the run ends with, unless that was just done, or the run goes on another time."""
+        if self.trainer.stop_signal is not None:
+            return
+        last = self.run.validations[-1]
+        step = self._find_best() if self.restore_best else state.global_step
+        best = self.run.folder / f"checkpoint-{step}"
+        if step != state.global_step and not best.exists():
+            log.warning("%s could not be saved when it was the best; the run ends with its last weights", best)
+            step = state.global_step
+        if step != state.global_step:
+            self.trainer.restore_weights(best)
+        if self.restore_best or last["step"] != state.global_step or last["problems"] != len(self.final):
+            self._measure(state, self.final, restored=step)
+
+    def seconds_to_end(self) -> float:
+        """What the last validation will take, as slow as the slowest problem so far, and what is written after it."""
+        measured = [entry["seconds"] / max(entry["problems"], 1) for entry in self.run.validations]
+        saving = self.trainer.seconds_to_save * (2 if self.restore_best else 1)
+        return _MARGIN * (max(measured, default=0.0) * len(self.final) + saving) + _REPORT
+
+    def _find_best(self) -> int:
+        """Step of the best validation, or of the one to go back to; the trainer keeps its checkpoint."""
+        past = self.run.validations
+        accuracies, problems = [entry["accuracy"] for entry in past], [entry["problems"] for entry in past]
+        highest = accuracies.index(max(accuracies))
+        chosen = latest_as_good_as_the_best(accuracies, problems) if self.restore_best else highest
+        best: int = past[chosen]["step"]
+        self.trainer.best_step = best
+        return best
+
+    def _selection(self, report: Report) -> dict[str, Any]:
+        """What the last accuracy has in common with those that chose its weights, and how it is on other problems."""
+        temperature = self.sampling.get("temperature")
+        greedy = (self.trainer.args.temperature if temperature is None else temperature) == 0
+        others = [row["answer_reward"] for row in report.rows[len(self.problems) :]]
+        accuracy = round(sum(others) / len(others), 4) if others else None
+        shared = min(len(self.problems), len(report.rows))
+        return {"fresh_samples": not greedy, "problems_that_chose": shared, "accuracy_on_others": accuracy}
+
+    def _measure(self, state: Any, problems: Sequence[dict[str, Any]], restored: int | None = None) -> None:
+        """Sample, grade and note; `restored`: of the end, the step whose weights are measured."""
+        began = time.time()
+        trainer = self.trainer
+        is_chosen = self.restore_best and restored is not None
+        sampling = self.sampling | ({"seed": self.sampling["seed"] + _FRESH} if is_chosen else {})
+        completions = trainer.sample([problem["prompt"] for problem in problems], **sampling)
+        # A grader's timeout may come on one rank only, and what follows from the accuracy is done by all together.
+        report = Report(trainer.found_by_first(lambda: grade_rows(problems, completions, self.grader)))
+        seconds = time.time() - began
+        entry = {
+            "step": state.global_step,
+            "wall_clock_s": round(self.run.clock.seconds(), 2),
+            "seconds": round(seconds, 2),
+            **({} if restored in (None, state.global_step) else {"weights_of_step": restored}),
+            **report.summary(),
+            **({"selection": self._selection(report)} if is_chosen else {}),
+        }
+        self.run.validations.append(entry)
+        trainer.log_now({"validation/accuracy": report.accuracy, "validation/seconds": round(seconds, 2)})
+        if state.is_world_process_zero and self.log_to is not None:
+            append_jsonl(self.log_to, [_logged(state.global_step, row) for row in report.rows[:_LOGGED]])
+        if state.is_world_process_zero and not trainer.args.disable_tqdm:
+            print_line(validation_line(entry, state.max_steps))
+
+
+def _logged(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A response of a validation, in the words of the log of rollouts."""
+    same = {name: row[name] for name in ("prompt", "response", "tokens", "outcome")}
+    rewards = {name: row[name] for name in ("format_reward", "answer_reward")}
+    return {"step": step, **same, "ground_truth": row["answer"], "rewards": rewards, "reward": row["answer_reward"]}
+
+
+def validation_line(entry: dict[str, Any], max_steps: int) -> str:
+    """One validation as a person reads it."""
+    outcomes = entry["outcomes"]
+    return (
+        f"validation at step {entry['step']:>4}/{max_steps}: accuracy {entry['accuracy']:.3f}  "
+        f"(format only {outcomes['format_only']:.3f}, neither {outcomes['neither']:.3f}; "
+        f"{entry['mean_tokens']:.0f} tokens; {entry['wall_clock_s']:.0f} s)"
+    )

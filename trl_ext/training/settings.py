@@ -1,0 +1,211 @@
+"""Settings that every trainer's config has: of the run, of sampling from the policy, and of the engine that does it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from trl.import_utils import is_vllm_available
+
+from trl_ext.compat.startup import on_cpu_ranks
+from trl_ext.redaction import redact
+
+# What a colocated engine is made with, and a server is not.
+_ENGINES_OWN = (
+    "vllm_max_num_seqs", "vllm_dtype", "vllm_quantization", "vllm_enable_prefix_caching", "vllm_enforce_eager",
+    "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_model_impl",
+)  # fmt: skip
+
+
+@dataclass
+class RunSettings:
+    """To be inherited beside a config of TRL.
+
+    Raises:
+        ValueError: a limit that makes no sense.
+    """
+
+    # Going on after an interruption.
+    resume: str | None = field(
+        default=None,
+        metadata={
+            "help": "Go on from a checkpoint: auto (the newest good one in output_dir; a fresh run where there is "
+            "none) or its folder."
+        },
+    )
+    resume_changed: bool = field(
+        default=False, metadata={"help": "Resume although settings differ from those of the run so far."}
+    )
+
+    # What becomes of it on the Hub.
+    hub_merge_adapter: bool = field(
+        default=False, metadata={"help": "Push a whole model, the adapter's change in it, instead of the adapter."}
+    )
+
+    # What a run bears, and how long it may take.
+    max_nonfinite_steps: int = field(
+        default=3,
+        metadata={"help": "Optimizer steps in a row with a gradient that is not finite, all left out, that end it."},
+    )
+    time_budget: float | None = field(
+        default=None,
+        metadata={
+            "help": "Seconds of wall-clock, start-up included: training ends while there is time for the last "
+            "validation and for saving."
+        },
+    )
+
+    decay_share: float | None = field(
+        default=None,
+        metadata={
+            "help": "Over this last share of --time_budget the learning rate falls linearly to zero, by the clock, "
+            "multiplied with the schedule over steps. A run repeated is then no longer the same to the bit. "
+            "(default: no fall by the clock)"
+        },
+    )
+
+    bf16: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Train in bfloat16 by autocast. Unless set: on with a GPU (and without fp16), off on a CPU, where "
+            "TRL has it on; a CPU is slower in bfloat16, and less exact."
+        },
+    )
+
+    # Sampling from the policy: rollouts and validation.
+    stop: list[str] | None = field(
+        default=None,
+        metadata={"help": "Generation stops at any of these strings, which stay in the text; HF generate and vLLM."},
+    )
+    sampling_min_tokens: int | None = field(
+        default=None,
+        metadata={"help": "A completion has at least this many tokens before it may end (handout: 4)."},
+    )
+
+    # The engine that generates.
+    use_vllm: str = field(
+        default="auto",
+        metadata={
+            "help": "auto: colocated vLLM where there are a GPU and vLLM, else HF generate; true or false to insist.",
+            "nargs": "?",
+            "const": "true",
+        },
+    )
+    vllm_max_num_seqs: int | None = field(
+        default=None,
+        metadata={"help": "Sequences in the engine at a time (default: all of a GRPO rollout, else vLLM's)."},
+    )
+    vllm_dtype: str | None = field(
+        default=None, metadata={"help": "Weights and activations of the engine: bfloat16, float16, float32, auto."}
+    )
+    vllm_quantization: str | None = field(
+        default=None, metadata={"help": "Quantise the engine's weights, such as fp8; the policy stays as it is."}
+    )
+    vllm_enable_prefix_caching: bool | None = field(
+        default=None, metadata={"help": "Compute a group's common prompt once (vLLM's own default is on)."}
+    )
+    vllm_enforce_eager: bool | None = field(
+        default=None, metadata={"help": "No CUDA graphs: slower rollouts, less memory, quicker start."}
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What trackers log and files hold: secrets are masked."""
+        parent: Any = super()
+        found: dict[str, Any] = redact(parent.to_dict())
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled, as into the `training_args.bin` of every checkpoint: secrets are masked."""
+        state: dict[str, Any] = redact(self.__dict__)
+        return state
+
+    def __copy__(self) -> Any:
+        return self._copied(lambda value: value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._copied(lambda value: copy.deepcopy(value, memo))
+
+    def _copied(self, how: Callable[[Any], Any]) -> Any:
+        """Copies are used, not written."""
+        new = object.__new__(type(self))
+        new.__dict__ |= {name: how(value) for name, value in self.__dict__.items()}
+        return new
+
+    def resolve_run_settings(self) -> None:
+        """Check the limits, choose the engine, and what a CPU cannot have; before TRL's own `__post_init__`."""
+        config: Any = self
+        if self.max_nonfinite_steps < 1:
+            raise ValueError(f"max_nonfinite_steps must be at least 1, got {self.max_nonfinite_steps}")
+        if self.time_budget is not None and self.time_budget <= 0:
+            raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
+        if self.decay_share is not None and not 0 < self.decay_share <= 1:
+            raise ValueError(f"decay_share must be above 0 and at most 1, got {self.decay_share}")
+        if self.decay_share is not None and self.time_budget is None:
+            raise ValueError("decay_share is of a time budget: give --time_budget too")
+        for name in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):
+            if not 0 <= getattr(config, name) < math.inf:
+                raise ValueError(f"{name} must be a number that is not negative, got {getattr(config, name)}")
+        if config.max_steps == 0 or config.max_steps < -1:
+            raise ValueError(
+                f"max_steps is {config.max_steps}, which trains nothing: recipes/evaluate.py measures a policy as it is"
+            )
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        if on_cpu_ranks():
+            config.use_cpu = True
+        self.precision_reason = None
+        if self.bf16 is None and not config.fp16 and (config.use_cpu or not torch.cuda.is_available()):
+            self.bf16 = False
+            self.precision_reason = "float32, since this is a CPU and bf16 is not set (TRL: bfloat16 with use_cpu)"
+        config.use_vllm, self.engine_reason = choose_engine(self.use_vllm)
+        self._refuse_what_generation_ignores()
+
+    def _refuse_what_generation_ignores(self) -> None:
+        config: Any = self
+        if config.use_vllm and getattr(config, "vllm_mode", "colocate") == "server":
+            fields = type(config).__dataclass_fields__
+            ignored = [name for name in _ENGINES_OWN if getattr(config, name) != fields[name].default]
+            if ignored:
+                raise ValueError(
+                    f"{', '.join(ignored)} with vllm_mode: server: the server's own command line sets this; give it "
+                    "there, or set vllm_mode: colocate"
+                )
+        batching = "use_transformers_continuous_batching"
+        if not config.use_vllm and self.stop and getattr(config, batching, False):
+            raise ValueError(f"{batching} with stop: generate_batch knows no stop strings; leave one of them out")
+
+    def engine_settings(self) -> dict[str, Any]:
+        """What vLLM is created with beside TRL's own settings."""
+        settings = {
+            "max_num_seqs": self.vllm_max_num_seqs,
+            "dtype": self.vllm_dtype,
+            "quantization": self.vllm_quantization,
+            "enable_prefix_caching": self.vllm_enable_prefix_caching,
+            "enforce_eager": self.vllm_enforce_eager,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def choose_engine(asked: bool | str) -> tuple[bool, str]:
+    """Whether vLLM generates, and why, for `use_vllm` as given: `auto`, true or false.
+
+    Raises:
+        ValueError: another value, or vLLM is asked for and not installed.
+    """
+    choices = {"auto": None, "true": True, "false": False}
+    if str(asked).lower() not in choices:
+        raise ValueError(f"use_vllm must be auto, true or false, got {asked!r}")
+    chosen = choices[str(asked).lower()]
+    if chosen and not is_vllm_available():
+        raise ValueError("use_vllm is true and vLLM is not installed: pip install 'trl_ext[vllm]', or use_vllm: auto")
+    if chosen is not None:
+        return chosen, "as asked for"
+    if not torch.cuda.is_available():
+        return False, "there is no GPU, and on a CPU generate is faster for small models"
+    if not is_vllm_available():
+        return False, "vLLM is not installed (pip install 'trl_ext[vllm]')"
+    return True, "there are a GPU and vLLM"

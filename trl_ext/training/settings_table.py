@@ -1,0 +1,283 @@
+"""What becomes of every setting next to a preset or an axis, an entry for each.
+
+Without either, training is TRL's and so are its settings. `recipes/trl_settings.md` is written from this table by
+`python scripts/settings_page.py`; `tests/test_trl_settings.py` holds every entry to what happens.
+"""
+
+from __future__ import annotations
+
+from trl_ext.training.trl_settings import HONORED, NO_EFFECT, REFUSED, TAKEN_OVER, Entry, rows
+
+_RUN = Entry(HONORED)  # shown by a run with it and one without
+_GPU = Entry(HONORED, shown="needs a GPU")
+_RANKS = Entry(HONORED, shown="needs several ranks")
+_MEMORY = Entry(HONORED, shown="changes memory or speed, not numbers")
+_VLLM = Entry(HONORED, shown="needs vLLM's engine, which takes a minute to start")
+_SERVER = Entry(HONORED, shown="needs vLLM's server")
+_HUB = Entry(HONORED, shown="needs the Hub; `tests/test_hub.py` has a server that stands in")
+_EVALUATION = Entry(
+    HONORED,
+    "of the trainer's own evaluation; a recipe validates with `validate_every`",
+    shown="an evaluation of the trainer is HF's, nothing of it is overridden",
+)
+_LOADED = Entry(HONORED, shown="test_trl_settings::test_model_settings_and_model_init_kwargs_go_together")
+_NO_LABELS = Entry(NO_EFFECT, "GRPO computes its own loss, without labels, and returns no logits, in TRL too")
+
+# `TrainingArguments`.
+TRAINER: dict[str, Entry] = {
+    **rows(
+        "per_device_train_batch_size num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs "
+        "warmup_steps optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon gradient_accumulation_steps "
+        "max_grad_norm bf16 neftune_noise_alpha logging_strategy logging_steps logging_first_step save_strategy "
+        "save_steps save_only_model save_total_limit seed eval_strategy eval_steps eval_delay eval_on_start "
+        "per_device_eval_batch_size",
+        _RUN,
+    ),
+    "optim_target_modules": Entry(HONORED, shown="only the GaLore, APOLLO and LOMO optimizers read it; not installed"),
+    **rows("fp16 fp16_full_eval tf32 use_liger_kernel liger_kernel_config", _GPU),
+    "full_determinism": Entry(HONORED, shown="needs a GPU's kernels to make a difference"),
+    "average_tokens_across_devices": Entry(NO_EFFECT, "the loss counts its tokens over all ranks itself, in TRL too"),
+    "data_seed": Entry(NO_EFFECT, "TRL's sampler of repeated prompts is seeded by `seed`"),
+    "output_dir": Entry(HONORED, shown="test_run_folder::test_a_folder_that_holds_a_run_is_not_written_to_by_another"),
+    **rows("gradient_checkpointing gradient_checkpointing_kwargs torch_empty_cache_steps use_cache", _MEMORY),
+    **rows(
+        "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor "
+        "dataloader_multiprocessing_context dataloader_in_order",
+        _MEMORY,
+    ),
+    **rows(
+        "torch_compile torch_compile_backend torch_compile_mode",
+        Entry(HONORED, shown="compiling takes seconds; changes speed, not numbers"),
+    ),
+    "auto_find_batch_size": Entry(REFUSED, "TRL refuses it: a smaller batch would cut groups"),
+    "parallelism_config": Entry(HONORED, "TRL refuses sequence and context parallelism", shown=_RANKS.shown),
+    **rows(
+        "deepspeed fsdp fsdp_config ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
+        "ddp_static_graph ddp_backend ddp_timeout local_rank",
+        _RANKS,
+    ),
+    "accelerator_config": _RANKS,
+    "use_cpu": Entry(HONORED, shown="test_config::test_on_a_cpu_bf16_is_off_unless_asked_for"),
+    **rows("log_on_each_node save_on_each_node", Entry(HONORED, shown="needs several nodes")),
+    **rows("bf16_full_eval load_best_model_at_end metric_for_best_model greater_is_better do_eval", _EVALUATION),
+    **rows(
+        "prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps "
+        "include_for_metrics batch_eval_metrics label_names label_smoothing_factor",
+        _NO_LABELS,
+    ),
+    **rows("do_train do_predict", Entry(NO_EFFECT, "for scripts; no trainer reads it")),
+    **rows("push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision", _HUB),
+    **rows(
+        "report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id",
+        Entry(HONORED, shown="needs a tracker that is not installed"),
+    ),
+    **rows(
+        "log_level log_level_replica disable_tqdm debug skip_memory_metrics logging_nan_inf_filter",
+        Entry(HONORED, shown="changes what is printed, not what is learned"),
+    ),
+    "include_num_input_tokens_seen": Entry(HONORED, shown="logs a count that TRL logs as `num_tokens`"),
+    "remove_unused_columns": Entry(NO_EFFECT, "rewards get every column, in TRL too"),
+    **rows(
+        "train_sampling_strategy length_column_name dataloader_drop_last",
+        Entry(NO_EFFECT, "TRL's sampler of repeated prompts takes its place"),
+    ),
+    "enable_jit_checkpoint": Entry(HONORED, shown="needs a SIGTERM to the process"),
+    **rows(
+        "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint",
+        Entry(HONORED, shown="test_resume::test_resumed_after_any_step_a_run_is_the_same_to_the_bit"),
+    ),
+}
+
+_CLIPS = {"epsilon": ("eps_low",), "epsilon_high": ("eps_high", "ratio_max"), "delta": ("dual_clip",)}
+_SAPO = {f"sapo_temperature_{sign}": (f"temperature_{sign}",) for sign in ("pos", "neg")}
+
+# What `GRPOConfig` adds.
+TRL: dict[str, Entry] = {
+    **{
+        name: Entry(TAKEN_OVER, f"`policy_loss_options: {{{' or '.join(options)}: ...}}`", options=options)
+        for name, options in (_CLIPS | _SAPO).items()
+    },
+    "scale_rewards": Entry(
+        TAKEN_OVER,
+        "`advantage: batch_std` (batch) or `group_mean` (none), TRL's eps; `group` leaves the preset's",
+        advantages={"batch": ("batch_std", {"eps": 1e-4}), "none": ("group_mean", {})},
+    ),
+    "multi_objective_aggregation": Entry(
+        TAKEN_OVER,
+        "each reward normalized in its group, then `advantage: batch_std`, TRL's eps",
+        advantages={"normalize_then_sum": ("batch_std", {"eps": 1e-4})},
+    ),
+    "importance_sampling_level": Entry(
+        TAKEN_OVER,
+        "`sequence` makes `policy_loss: gspo` of ppo_clip, with its clipping range; set "
+        "use_bias_correction_kl: false with it, since TRL then weights the KL by the sequence's ratio, and gspo "
+        "by the token's",
+        excludes=("beta", "use_bias_correction_kl"),
+        losses={"sequence": {"ppo_clip": "gspo", "gspo": "gspo"}},
+    ),
+    "loss_type": Entry(
+        REFUSED,
+        "set policy_loss and aggregation (grpo: ppo_clip, sequence_mean; dapo: ppo_clip, token_mean; dr_grpo: "
+        "ppo_clip, constant; cispo: cispo, token_mean; sapo: sapo, sequence_mean), or drop the preset and the axes",
+    ),
+    **rows(
+        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+        Entry(REFUSED, "no policy_loss is VESPO; drop the preset and the axes and set loss_type: vespo"),
+    ),
+    **rows(
+        "entropy_coef top_entropy_quantile",
+        Entry(HONORED, "of micro-batches as TRL cuts them: no row, padding or prompt is saved then"),
+    ),
+    **rows(
+        "use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
+        Entry(REFUSED, "TRL's controller is a part of its loss; set entropy_coef, or drop the preset and the axes"),
+    ),
+    **rows(
+        "num_generations max_completion_length shuffle_dataset generation_batch_size steps_per_generation "
+        "temperature top_p top_k min_p generation_kwargs repetition_penalty beta num_iterations reward_weights "
+        "num_generations_eval mask_truncated_completions use_bias_correction_kl cast_lm_head_to_fp32 "
+        "disable_dropout log_completions off_policy_mask_threshold",
+        _RUN,
+    ),
+    **rows("cache_implementation pad_to_multiple_of", _MEMORY),
+    "chat_template_kwargs": Entry(HONORED, shown="needs a chat template; a recipe's prompts are text"),
+    "sync_ref_model": Entry(HONORED, shown="by the runs with `ref_model_mixup_alpha`"),
+    **rows("ref_model_mixup_alpha ref_model_sync_steps", Entry(HONORED, needs=("sync_ref_model",))),
+    "model_init_kwargs": _LOADED,
+    "trust_remote_code": Entry(HONORED, shown="needs a model with code of its own"),
+    "router_aux_loss_coef": Entry(HONORED, shown="needs a mixture of experts"),
+    "max_tool_calling_iterations": Entry(HONORED, shown="needs tools, which a recipe does not pass"),
+    "ds3_gather_for_generation": _RANKS,
+    "use_vllm": Entry(HONORED, shown="test_config::test_the_engine_is_chosen_with_a_reason"),
+    **rows(
+        "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port", _SERVER
+    ),
+    **rows(
+        "vllm_model_impl vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_gpu_memory_utilization "
+        "vllm_tensor_parallel_size vllm_importance_sampling_correction vllm_importance_sampling_mode "
+        "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_cap",
+        _VLLM,
+    ),
+    "vllm_max_model_length": _VLLM,
+    **rows(
+        "log_multimodal num_completions_to_print log_unique_prompts",
+        Entry(HONORED, shown="changes the table of completions that is printed, not what is learned"),
+    ),
+    "log_completions_hub_repo": _HUB,
+    **rows(
+        "use_transformers_continuous_batching transformers_continuous_batching_config use_transformers_paged",
+        Entry(HONORED, shown="changes which engine of transformers generates; needs a GPU"),
+    ),
+}
+
+_ADAPTER = "test_trl_settings::test_settings_of_an_adapter_reach_it"
+_QUANTIZED = "test_trl_settings::test_a_quantized_model_is_asked_for_or_refused"
+
+# `ModelConfig`, of every recipe.
+MODEL: dict[str, Entry] = {
+    "model_name_or_path": Entry(HONORED, shown="test_recipe::test_the_main_job_learns"),
+    **rows("model_revision dtype attn_implementation", _LOADED),
+    "use_peft": Entry(HONORED, shown=_ADAPTER),
+    **rows(
+        "lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save "
+        "lora_task_type use_rslora use_dora",
+        Entry(HONORED, needs=("use_peft",), shown=_ADAPTER),
+    ),
+    **rows(
+        "load_in_8bit load_in_4bit", Entry(HONORED, "needs bitsandbytes, and HF generate", _QUANTIZED, ("use_peft",))
+    ),
+    **rows(
+        "bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage",
+        Entry(HONORED, needs=("load_in_4bit",), shown=_QUANTIZED),
+    ),
+}
+
+_HANDOUT = Entry(HONORED, shown="test_config::test_the_handouts_settings_become_trls")
+
+# What `ExtGRPOConfig` adds.
+OURS: dict[str, Entry] = {
+    **rows("preset advantage advantage_options policy_loss policy_loss_options aggregation aggregation_options", _RUN),
+    "kl_estimator": Entry(HONORED, needs=("uses_axes", "beta")),
+    "kl_estimator_options": Entry(
+        HONORED,
+        needs=("uses_axes", "beta"),
+        shown="test_config::test_a_kl_estimator_may_have_options_and_be_the_users_own",
+    ),
+    "micro_batch_tokens": Entry(
+        HONORED, needs=("uses_axes", "compact_micro_batches"), shown="test_step::test_each_saving_alone_changes_nothing"
+    ),
+    **rows(
+        "skip_idle_rows compact_micro_batches share_prompts reuse_log_probs",
+        Entry(
+            HONORED,
+            "saves computation, for the same gradient; without a preset or an axis nothing is saved",
+            shown="test_step::test_fewer_tokens_are_computed",
+        ),
+    ),
+    "settled_share": Entry(HONORED, shown="test_curriculum::test_a_rollout_is_made_of_what_is_not_settled"),
+    "reward_timeout": Entry(
+        HONORED,
+        shown="test_faults_of_a_run::test_a_reward_has_the_time_that_was_given_and_no_signal_is_taken_afterwards",
+    ),
+    **rows(
+        "rollout_batch_size group_size train_batch_size micro_train_batch_size epochs_per_rollout_batch "
+        "n_grpo_steps cliprange use_std_normalization advantage_eps sampling_temperature sampling_max_tokens",
+        _HANDOUT,
+    ),
+    **rows("resume resume_changed", TRAINER["resume_from_checkpoint"]),
+    "hub_merge_adapter": _HUB,
+    "max_nonfinite_steps": Entry(
+        HONORED, shown="test_faults_of_a_run::test_too_many_such_steps_in_a_row_end_the_run_with_its_checkpoints_intact"
+    ),
+    "time_budget": Entry(
+        HONORED, shown="test_ending::test_there_must_be_time_for_one_more_step_as_long_as_the_longest_and_for_the_end"
+    ),
+    "decay_share": Entry(
+        HONORED,
+        "needs `time_budget`",
+        shown="test_ending::test_the_rate_falls_to_zero_where_the_time_is_spent_and_what_is_logged_is_what_is_used",
+    ),
+    **rows("stop sampling_min_tokens", _RUN),
+    **rows("vllm_max_num_seqs vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager", _VLLM),
+}
+
+_SPLIT = Entry(HONORED, shown="test_load::test_what_cannot_be_found_is_named")
+_SAMPLE = Entry(
+    HONORED, shown="test_which_rows::test_a_number_of_problems_takes_a_sample_and_a_smaller_one_is_a_part_of_it"
+)
+_FORMAT = Entry(HONORED, shown="test_recipe::test_the_answer_format_follows_the_prompt_and_both_graders_follow_it")
+_MEASURED = Entry(HONORED, shown="test_run_folder::test_how_a_run_validates_is_noted_as_it_is_done_wherever_it_was_set")
+_AT_THE_END = Entry(HONORED, shown="test_ending::test_a_run_ends_with_the_weights_and_the_problems_that_are_asked_for")
+
+# What a recipe adds: problems, reward, validation.
+TASK: dict[str, Entry] = {
+    **rows("dataset train_split validation_split", _SPLIT),
+    "dataset_config": Entry(HONORED, shown="test_load::test_a_dataset_repository_with_subjects_as_configurations"),
+    **rows(
+        "problem_column answer_column",
+        Entry(HONORED, shown="test_load::test_columns_and_the_place_of_the_answer_can_be_named"),
+    ),
+    "answer_source": Entry(HONORED, shown="test_load::test_where_an_answer_is_found"),
+    **rows("prompt answer_format validation_grader", _FORMAT),
+    "numeric_tolerance": Entry(
+        HONORED, shown="test_recipe::test_a_tolerance_reaches_the_strict_grader_and_is_refused_where_there_is_none"
+    ),
+    "too_long": Entry(
+        HONORED, shown="test_which_rows::test_rows_that_are_too_long_can_be_left_out_and_are_counted_and_listed"
+    ),
+    **rows("sample_seed train_problems validation_problems", _SAMPLE),
+    **rows("validation_temperature validation_max_tokens", _MEASURED),
+    "validation_batch_size": _MEMORY,
+    "validate_every": Entry(
+        HONORED, shown="test_recipe::test_a_run_prints_validations_and_a_table_of_before_and_after"
+    ),
+    **rows("final_validation_problems restore_best", _AT_THE_END),
+    "stop_below_best": Entry(HONORED, shown="test_ending::test_a_run_that_has_collapsed_ends_and_says_why"),
+    "stop_without_spread": Entry(
+        HONORED, shown="test_ending::test_a_run_without_a_spread_for_so_many_logged_steps_in_a_row_ends"
+    ),
+    "reward": Entry(HONORED, shown="test_recipe::test_a_reward_of_ones_own_is_taken_as_it_is"),
+    "log_generations_every": Entry(
+        HONORED, shown="test_recipe::test_a_run_leaves_its_figures_its_generations_and_its_curve"
+    ),
+}

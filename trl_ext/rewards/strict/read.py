@@ -13,7 +13,7 @@ from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.equality import equal
 from trl_ext.rewards.strict.grammar import parse
 from trl_ext.rewards.strict.numerals import spelled_number, split_number_word
-from trl_ext.rewards.strict.sets import solution_set
+from trl_ext.rewards.strict.sets import are_conditions, solution_set
 from trl_ext.rewards.strict.statements import statement
 from trl_ext.rewards.strict.units import is_known, read_unit
 
@@ -50,18 +50,20 @@ def readings_of_clean(text: str) -> tuple[Answer, ...]:
 
 
 def _read(text: str) -> list[Answer]:
-    found: list[Answer] = [*_texts(text), *_quantities(text)]
     words = _without_text_groups(text)
+    if time := _TIME.fullmatch(words):  # or a ratio, which is not taken for another one that is proportional to it
+        ratio = [] if time[3] else [Ordered("::", tuple(Number(Fraction(n)) for n in time.groups()[:2]))]
+        return [_time_of_day(time[1], time[2], time[3]), *ratio]
+    found: list[Answer] = [*_texts(text, words), *_quantities(text, words)]
     if based := _BASED.fullmatch(words):
         base = based[2] or based[3]
         if (base := _BASE_NAMES.get(base, base)).isdecimal():
             found.append(Based(based[1].upper(), base))
     if _SCIENTIFIC.fullmatch(text):
         found.append(Number(Fraction(text)))
-    if time := _TIME.fullmatch(text):  # or a ratio, which is not taken for another one that is proportional to it
-        return found if time[3] else [*found, Ordered("::", tuple(Number(Fraction(n)) for n in time.groups()[:2]))]
     with contextlib.suppress(Unreadable):
-        found.append(parse(words))
+        tree = parse(words)
+        found += [] if " and " in words and are_conditions(tree) else [tree]
     if _JOINED_NUMBERS.fullmatch(text):  # a number, or a list that has to be given in this order to be told from it
         found.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
     if _SIGNS.search(text):  # or words for the real numbers
@@ -74,25 +76,26 @@ def _without_text_groups(text: str) -> str:
     return _TEXT_GROUP.sub(lambda match: f" {match[1].strip()} ", text).strip() if "\\text" in text else text.strip()
 
 
-def _texts(text: str) -> list[Answer]:
-    plain = re.sub(r"\s+", " ", _without_text_groups(text)).strip()
-    if time := _TIME.fullmatch(plain):
-        half = f" {time[3].lower()}m" if time[3] else ""
-        return [Text(f"{int(time[1])}:{time[2]}{half}")]
+def _time_of_day(hour: str, minute: str, half: str | None) -> Text:
+    return Text(f"{int(hour)}:{minute}" + (f" {half.lower()}m" if half else ""))
+
+
+def _texts(text: str, words: str) -> list[Answer]:
+    plain = " ".join(words.split())
     if hour := _HOUR.fullmatch(plain):
-        return [Text(f"{int(hour[1])}:00 {hour[2].lower()}m")]
+        return [_time_of_day(hour[1], "00", hour[2])]
     if choice := _CHOICE.fullmatch(plain):
         is_marked = plain != choice[1] or "\\text" in text
         return [Text(choice[1].upper())] if is_marked or choice[1].isupper() else []
     if _WORDS.fullmatch(plain) and any(len(word) > 2 for word in re.split(r"[ -]", plain)):
-        words, value = Text(plain.lower().replace("’", "'")), spelled_number(plain)
-        return [words] if value is None else [words, Number(value)]
+        said, value = Text(plain.lower().replace("’", "'")), spelled_number(plain)
+        return [said] if value is None else [said, Number(value)]
     return []
 
 
-def _quantities(text: str) -> list[Answer]:
+def _quantities(text: str, words: str) -> list[Answer]:
     found: list[Answer] = []
-    if r"\dollar" in text and (dollars := _DOLLARS.fullmatch(_without_text_groups(text))):
+    if r"\dollar" in text and (dollars := _DOLLARS.fullmatch(words)):
         found += _quantity(dollars["sign"] + dollars["value"], "dollars")
     if "%" in text and (percent := _PERCENT.fullmatch(text)):
         found += _quantity(percent["value"], "percent")

@@ -84,6 +84,14 @@ def as_set(relation: Relation) -> Named | None:
     return _between(relation) or _combined("and", [_solved(*link) for link in links(relation)])
 
 
+def are_conditions(tree: Answer) -> bool:
+    """Whether a list is of conditions on one unknown: `x<1 and x>2` is no list that `x<1 or x>2` equals."""
+    if not isinstance(tree, Several):
+        return False
+    found = [as_set(item) if isinstance(item, Relation) else None for item in tree.items]
+    return all(found) and len({named.name for named in found if named}) == 1
+
+
 def links(relation: Relation) -> list[tuple[Answer, str, Answer]]:
     """The pairs of neighboring sides with the sign between them."""
     return list(zip(relation.sides, relation.operators, relation.sides[1:], strict=False))

@@ -33,7 +33,10 @@ class Several:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A tuple or an interval with its brackets; `:` for a ratio, `|` for the rows of a matrix and for each row."""
+    """A tuple or an interval with its brackets; `:` for a ratio, `|` for the rows of a matrix and for each row.
+
+    `,` is for what may be a number or a list (`100,200`), `::` for what may be a time of day or a ratio (`9:16`).
+    """
 
     brackets: str
     items: tuple[Answer, ...]

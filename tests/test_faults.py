@@ -63,16 +63,16 @@ def planted(tmp_path: Path, *entries: dict[str, str], only: str = "") -> tuple[i
 
 @pytest.mark.slow
 def test_a_fault_is_caught_and_the_checkout_is_left_alone(tmp_path: Path) -> None:
-    before = (ROOT / "trl_ext" / "kl.py").read_bytes()
+    before = (ROOT / "trl_ext" / "algorithms" / "kl.py").read_bytes()
     status, table = planted(tmp_path, CAUGHT, AT_IMPORT)
     assert [line.split("  ")[0].strip() for line in table.splitlines()[:2]] == ["caught", "caught at import"]
     assert status == 0
-    assert (ROOT / "trl_ext" / "kl.py").read_bytes() == before
+    assert (ROOT / "trl_ext" / "algorithms" / "kl.py").read_bytes() == before
 
 
 @pytest.mark.slow
 def test_what_changes_nothing_survives_and_what_is_not_found_is_stale_and_either_fails(tmp_path: Path) -> None:
-    text = (ROOT / "trl_ext" / "kl.py").read_text(encoding="utf-8")
+    text = (ROOT / "trl_ext" / "algorithms" / "kl.py").read_text(encoding="utf-8")
     comment = next(line for line in text.splitlines() if line.startswith("KL_ESTIMATORS"))
     harmless = {"find": comment, "replace": comment + "  # a comment"}
     status, table = planted(tmp_path, harmless, STALE)

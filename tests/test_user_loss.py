@@ -164,7 +164,7 @@ def test_a_fault_of_ones_own_reward_is_reported_as_its_own_lines(
     def fails(*_: Any) -> None:
         raise KeyError("of ours")  # nobody's file but the project's: the whole traceback is wanted
 
-    fails.__code__ = fails.__code__.replace(co_filename=str(ROOT / "trl_ext" / "recipe.py"))
+    fails.__code__ = fails.__code__.replace(co_filename=str(ROOT / "trl_ext" / "recipes" / "run.py"))
     with pytest.raises(KeyError):
         start(fails, GRPO_SETTINGS, None, RECIPE.with_suffix(".yaml"))
 

@@ -52,7 +52,8 @@ def readings_of_clean(text: str) -> tuple[Answer, ...]:
 def _read(text: str) -> list[Answer]:
     words = _without_text_groups(text)
     if time := _TIME.fullmatch(words):  # or a ratio, which is not taken for another one that is proportional to it
-        ratio = [] if time[3] else [Ordered("::", tuple(Number(Fraction(n)) for n in time.groups()[:2]))]
+        is_time = bool(time[3]) or "0" in (time[1][0], time[2][0])
+        ratio = () if is_time else (Ordered("::", (Number(Fraction(time[1])), Number(Fraction(time[2])))),)
         return [_time_of_day(time[1], time[2], time[3]), *ratio]
     found: list[Answer] = [*_texts(text, words), *_quantities(text, words)]
     if based := _BASED.fullmatch(words):

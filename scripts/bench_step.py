@@ -39,15 +39,21 @@ from trl_ext.compat.startup import use_all_cores
 from trl_ext.runs.provenance import provenance
 
 STOCK = "TRL"
-OFF = {"skip_idle_rows": False, "compact_micro_batches": False, "share_prompts": False, "reuse_log_probs": False}
+OFF = {
+    "skip_zero_advantage_rows": False,
+    "dynamic_micro_batches": False,
+    "share_prompt_prefix": False,
+    "reuse_log_probs": False,
+}
 ON = dict.fromkeys(OFF, True)
+# By the names that the result pages know them by.
 WAYS: dict[str, dict[str, Any]] = {
     "ours, nothing saved": OFF,
-    "skip_idle_rows": {**OFF, "skip_idle_rows": True},
-    "compact_micro_batches": {**OFF, "compact_micro_batches": True},
+    "skip_idle_rows": {**OFF, "skip_zero_advantage_rows": True},
+    "compact_micro_batches": {**OFF, "dynamic_micro_batches": True},
     "reuse_log_probs": {**OFF, "reuse_log_probs": True},
-    "share_prompts": {**OFF, "compact_micro_batches": True, "share_prompts": True},
-    "all but share_prompts": {**ON, "share_prompts": False},
+    "share_prompts": {**OFF, "dynamic_micro_batches": True, "share_prompt_prefix": True},
+    "all but share_prompts": {**ON, "share_prompt_prefix": False},
     "all": ON,
     "all, 2048 tokens each": {**ON, "micro_batch_tokens": 2048},
 }
@@ -183,7 +189,7 @@ def measure(args: argparse.Namespace, work: Workload) -> dict[str, Any]:
     found = {}
     for name, watch in watches.items():
         ratio = median(a / b for a, b in zip(stock.seconds[1:], watch.seconds[1:], strict=True))
-        ideal = units[STOCK] / units["shared" if WAYS.get(name, OFF)["share_prompts"] else "alone"]
+        ideal = units[STOCK] / units["shared" if WAYS.get(name, OFF)["share_prompt_prefix"] else "alone"]
         assert watch.gradient is not None
         difference = (watch.gradient - stock.gradient).abs().max() / stock.gradient.abs().max()
         found[name] = {"seconds": median(watch.seconds[1:]), "ratio": ratio, "ideal": ideal,

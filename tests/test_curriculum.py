@@ -104,7 +104,7 @@ def test_a_rollout_is_made_of_what_is_not_settled(tmp_path: Path) -> None:
     def only_a(prompts: list[str], completions: list[str], **_: object) -> list[float]:
         return [float(i) if prompt == "a" else 0.0 for i, prompt in enumerate(prompts)]
 
-    trainer: Any = trainer_of(tmp_path, only_a, settled_share=0.0, max_steps=6, learning_rate=0.0)
+    trainer: Any = trainer_of(tmp_path, only_a, uninformative_keep_prob=0.0, max_steps=6, learning_rate=0.0)
     seen = []
     keep = trainer._calculate_rewards
     trainer._calculate_rewards = lambda inputs, *rest: (
@@ -128,7 +128,7 @@ def test_what_nothing_scored_taught_nothing_and_a_group_is_chosen_for_once(tmp_p
         scores: dict[str, list[float | None]] = {"a": [None] * 4, "b": [None, 1, 1, None], "c": [None, 0, 1, None]}
         return [scores.get(prompt, [0.0] * 4)[i % 4] for i, prompt in enumerate(prompts)]
 
-    trainer: Any = trainer_of(tmp_path, partly, settled_share=1e-9, max_steps=2, learning_rate=0.0)
+    trainer: Any = trainer_of(tmp_path, partly, uninformative_keep_prob=1e-9, max_steps=2, learning_rate=0.0)
     choose, asked = trainer._curriculum.choose, []
     trainer._curriculum.choose = lambda problem, place: asked.append(place) or choose(problem, place)
     trainer.train()
@@ -154,14 +154,16 @@ def test_settled_is_what_the_runs_own_loss_has_no_gradient_of(
         return [float(prompt == "a") for prompt in prompts]
 
     model = {"model": str(save_tiny(tmp_path / "model"))} if "beta" in settings else {}
-    trainer = trainer_of(tmp_path, alike, settled_share=1e-9, max_steps=2, learning_rate=0.0, **model, **settings)
+    trainer = trainer_of(
+        tmp_path, alike, uninformative_keep_prob=1e-9, max_steps=2, learning_rate=0.0, **model, **settings
+    )
     trainer.train()
     assert trainer._curriculum is not None
     assert trainer._curriculum.settled == settled
 
 
 def test_a_curriculum_is_taken_up_by_a_resumed_run(tmp_path: Path) -> None:
-    trainer: Any = trainer_of(tmp_path, settled_share=0.5, max_steps=1)
+    trainer: Any = trainer_of(tmp_path, uninformative_keep_prob=0.5, max_steps=1)
     trainer.train()
     trainer._unscored_in_a_row, trainer._nonfinite = 2, ", because"
     state, before = trainer.own_state(), trainer._curriculum
@@ -180,14 +182,14 @@ def test_without_a_share_there_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])
 def test_a_share_that_is_none_is_refused(share: float, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"settled_share must be between 0 and 1, got {share}"):
-        trainer_of(tmp_path, settled_share=share)
+    with pytest.raises(ValueError, match=f"uninformative_keep_prob must be between 0 and 1, got {share}"):
+        trainer_of(tmp_path, uninformative_keep_prob=share)
 
 
 def test_problems_that_cannot_be_looked_up_are_refused(tmp_path: Path) -> None:
     endless = IterableDataset.from_generator(lambda: iter([{"prompt": "a", "answer": "a"}] * 8))
-    with pytest.raises(TypeError, match="settled_share needs a train_dataset whose rows can be looked up"):
+    with pytest.raises(TypeError, match="uninformative_keep_prob needs a train_dataset whose rows can be looked up"):
         make_trainer(
-            ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, train_dataset=endless, settled_share=0.5,
+            ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, train_dataset=endless, uninformative_keep_prob=0.5,
             advantage="group_mean",
         )  # fmt: skip

@@ -198,9 +198,9 @@ def test_a_schedule_that_goes_by_the_loss_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"decay_share": 0.5}, "decay_share is of a time budget: give --time_budget too"),
-        ({"decay_share": 0.0, "time_budget": 9.0}, "decay_share must be above 0 and at most 1, got 0.0"),
-        ({"decay_share": 1.5, "time_budget": 9.0}, "decay_share must be above 0 and at most 1, got 1.5"),
+        ({"lr_decay_fraction": 0.5}, "lr_decay_fraction is of a time budget: give --time_budget too"),
+        ({"lr_decay_fraction": 0.0, "time_budget": 9.0}, "lr_decay_fraction must be above 0 and at most 1, got 0.0"),
+        ({"lr_decay_fraction": 1.5, "time_budget": 9.0}, "lr_decay_fraction must be above 0 and at most 1, got 1.5"),
     ],
 )
 def test_a_decay_that_cannot_be_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:

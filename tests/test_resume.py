@@ -43,13 +43,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "over_epochs": {"preset": "dr_grpo", "train_dataset": prompts(8)},
     "over_epochs_off_policy": {"preset": "dapo", "train_dataset": prompts(8), **OFF_POLICY},
     "plain_batches": {
-        "preset": "grpo_clip", "skip_idle_rows": False, "compact_micro_batches": False, "reuse_log_probs": False,
+        "preset": "grpo_clip", "skip_zero_advantage_rows": False, "dynamic_micro_batches": False, "reuse_log_probs": False,
         **OFF_POLICY,
     },
     "decaying_schedule": {"preset": "rloo", "lr_scheduler_type": "cosine", "warmup_steps": 2},
     "kl_penalty": {"preset": "grpo_clip", "beta": 0.1, **OFF_POLICY},
     "trls_loss": {**OFF_POLICY},
-    "settled_problems": {"preset": "grpo_clip", "settled_share": 0.1, "train_dataset": OF_KINDS, **OFF_POLICY},
+    "settled_problems": {"preset": "grpo_clip", "uninformative_keep_prob": 0.1, "train_dataset": OF_KINDS, **OFF_POLICY},
 }  # fmt: skip
 SECONDS = (
     "step_time",

@@ -205,7 +205,7 @@ def test_the_metrics_are_about_all_rows_or_say_how_many_there_were(tmp_path: Pat
 
 def test_fewer_tokens_are_computed(tmp_path: Path) -> None:
     tokens = []
-    for savings in (PLAIN, {**PLAIN, "skip_idle_rows": True}, {**ALL, "share_prompts": False}, ALL):
+    for savings in (PLAIN, {**PLAIN, "skip_zero_advantage_rows": True}, {**ALL, "share_prompt_prefix": False}, ALL):
         trainer = trainer_of(tmp_path, **savings, n_grpo_steps=1)
         counted = [0]
         for layer in trainer.model.model.layers[:1]:

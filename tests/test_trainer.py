@@ -78,7 +78,11 @@ class Recorder(ExtGRPOTrainer):
 
 
 # Micro-batches as TRL cuts them; tests/test_step.py has ours, and that they come to the same.
-AS_TRL_CUTS: dict[str, Any] = {"skip_idle_rows": False, "compact_micro_batches": False, "share_prompts": False}
+AS_TRL_CUTS: dict[str, Any] = {
+    "skip_zero_advantage_rows": False,
+    "dynamic_micro_batches": False,
+    "share_prompt_prefix": False,
+}
 
 
 def record(path: Path, reward: Any = ends_early, **overrides: Any) -> Any:
@@ -478,7 +482,7 @@ def test_the_samplers_mismatch_is_corrected_as_in_trl(
     zeros = (torch.cat(weights[:4]) == 0).float().mean().item()
     assert logs(ours)[0]["sampling/masked_frac"] == pytest.approx(zeros)
     assert (zeros > 0) == mode.endswith("mask")
-    skipping = record(tmp_path / "d", half_idle, **settings, skip_idle_rows=True)  # of the rows computed
+    skipping = record(tmp_path / "d", half_idle, **settings, skip_zero_advantage_rows=True)  # of the rows computed
     computed = [o["sampler_weight"].expand_as(x.mask)[x.mask] for step, x, o in skipping.seen if step == 0]
     share = (torch.cat(computed) == 0).float().mean().item()
     assert logs(skipping)[0]["step/rows_trained"] == 0.5

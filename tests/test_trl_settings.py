@@ -103,8 +103,8 @@ def test_what_the_table_refuses_is_refused_next_to_a_preset_and_an_axis_by_name(
         ({"kl_estimator": "k1", "preset": "dapo"}, "kl_estimator='k1' needs beta above 0; it would be ignored without"),
         ({"micro_batch_tokens": 9}, "micro_batch_tokens=9 needs a preset or an axis; it would be ignored without"),
         (
-            {"micro_batch_tokens": 9, "preset": "dapo", "compact_micro_batches": False},
-            "micro_batch_tokens=9 needs compact_micro_batches: true; it would be ignored without",
+            {"micro_batch_tokens": 9, "preset": "dapo", "dynamic_micro_batches": False},
+            "micro_batch_tokens=9 needs dynamic_micro_batches: true; it would be ignored without",
         ),
         (
             {"ref_model_mixup_alpha": 0.9, "preset": "dapo", "beta": 0.1},

@@ -125,7 +125,7 @@ def settled_run(path: Path) -> dict[str, Any]:
         {"prompt": f"{i % 9} + {i % 5} =", "answer": "1", "subject": "ab"[i % 2], "level": 1 + i % 3} for i in range(24)
     ]
     data = {"train_dataset": Dataset.from_list(rows), "reward": every_other_group}
-    trainer = scripted_run(path, settled_share=0.1, max_steps=6, **data)
+    trainer = scripted_run(path, uninformative_keep_prob=0.1, max_steps=6, **data)
     return found_by(trainer) | {"curriculum": trainer._curriculum.state()}
 
 

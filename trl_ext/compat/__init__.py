@@ -1,1 +1,1 @@
-"""Every change that is made to TRL, vLLM or torch from outside, and nothing else."""
+"""Every change that is made to TRL, vLLM or torch from outside, and the names that earlier versions here had."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from trl_ext.compat.renamed import current_flags
 from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.record import folder_of
 from trl_ext.experiments.progress import Overview
@@ -113,6 +114,7 @@ def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) 
     path = folder / "commands.json"
     known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     now = {name: redact_command([Path(script).name, *arguments]) for name, (script, *arguments) in commands.items()}
+    known, now = ({k: current_flags(words, warn=False) for k, words in each.items()} for each in (known, now))
     other = [name for name in now if name in known and known[name] != now[name] and _is_done(folder / name)]
     if other:
         raise InputError(

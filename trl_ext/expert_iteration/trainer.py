@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from datasets import IterableDataset
 from tqdm import tqdm
 
+from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.evaluation.report import grade_rows
 from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step, step_counts, step_line
 from trl_ext.expert_iteration.selection import SELECTIONS, Row
@@ -41,6 +42,7 @@ _SCHEDULES = ("constant", "constant_with_warmup")
 log = logging.getLogger(__name__)
 
 
+@accepts_earlier_names
 @dataclass
 class ExpertIterationConfig(ExtSFTConfig):
     """What a step samples, keeps and finetunes on; the rest is as in finetuning.

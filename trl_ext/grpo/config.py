@@ -14,6 +14,7 @@ from trl_ext.algorithms.kl import BY_GRADIENT, KL_ESTIMATORS
 from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
+from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.registry import Registry, unknown
 from trl_ext.training.handout_settings import resolve_handout
 from trl_ext.training.options import parse_options
@@ -27,6 +28,7 @@ _OPTIONS = ("advantage_options", "policy_loss_options", "aggregation_options", "
 _OPTIONS_HELP = {"help": "Options of that axis: a mapping in YAML; `name=value,name=value` or JSON as a flag."}
 
 
+@accepts_earlier_names
 @dataclass
 class ExtGRPOConfig(RunSettings, GRPOConfig):
     """TRL's `GRPOConfig` plus the axes and the course handout's vocabulary.
@@ -73,11 +75,11 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     )
 
     # What an optimizer step does not compute, for the same gradient; needs a preset or an axis.
-    skip_idle_rows: bool = field(
+    skip_zero_advantage_rows: bool = field(
         default=True,
         metadata={"help": "Leave out rows that cannot move the weights: advantage 0, no KL penalty."},
     )
-    compact_micro_batches: bool = field(
+    dynamic_micro_batches: bool = field(
         default=True,
         metadata={"help": "Order rows by length, cut micro-batches by tokens, trim each to its own longest row."},
     )
@@ -88,9 +90,9 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
             "rollout's longest prompts and completions have)."
         },
     )
-    share_prompts: bool = field(
+    share_prompt_prefix: bool = field(
         default=True,
-        metadata={"help": "Compute a group's prompt once for its completions; needs compact_micro_batches."},
+        metadata={"help": "Compute a group's prompt once for its completions; needs dynamic_micro_batches."},
     )
     reuse_log_probs: bool = field(
         default=True,
@@ -98,7 +100,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     )
 
     # Which problems a rollout is made of.
-    settled_share: float = field(
+    uninformative_keep_prob: float = field(
         default=1.0,
         metadata={
             "help": "Problems whose last group was all right or all wrong keep this share of their visits; others come "
@@ -138,8 +140,8 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     def __post_init__(self) -> None:
         if self.reward_timeout is not None and self.reward_timeout <= 0:
             raise ValueError(f"reward_timeout must be positive seconds, got {self.reward_timeout}")
-        if not 0 <= self.settled_share <= 1:
-            raise ValueError(f"settled_share must be between 0 and 1, got {self.settled_share}")
+        if not 0 <= self.uninformative_keep_prob <= 1:
+            raise ValueError(f"uninformative_keep_prob must be between 0 and 1, got {self.uninformative_keep_prob}")
         for name in _OPTIONS:
             setattr(self, name, parse_options(name, getattr(self, name)))
         self.resolve_run_settings()

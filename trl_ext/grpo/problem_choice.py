@@ -46,14 +46,16 @@ class ProblemChoice:
         return parent.train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def _make_curriculum(self) -> Curriculum | None:
-        if self.args.settled_share == 1:
+        if self.args.uninformative_keep_prob == 1:
             return None
         if not isinstance(self.train_dataset, Dataset):
-            raise TypeError("settled_share needs a train_dataset whose rows can be looked up, a datasets.Dataset")
+            raise TypeError(
+                "uninformative_keep_prob needs a train_dataset whose rows can be looked up, a datasets.Dataset"
+            )
         objective = self._objective if self.args.uses_axes else None
         self._idle_rows_train = self.beta != 0 if objective is None else not objective.leaves_idle_rows_alone()
         self._number_of = {_key(prompt): i for i, prompt in enumerate(self.train_dataset["prompt"])}
-        return Curriculum(kinds_of(self.train_dataset), self.args.settled_share, self.args.seed)
+        return Curriculum(kinds_of(self.train_dataset), self.args.uninformative_keep_prob, self.args.seed)
 
     def _chosen(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows of this rank's groups after the curriculum's choice, which every rank makes alike."""

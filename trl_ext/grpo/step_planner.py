@@ -73,9 +73,9 @@ class MicroBatches:
         batching = Batching(
             rows=args.per_device_train_batch_size,
             tokens=args.micro_batch_tokens,
-            compact=args.compact_micro_batches and has_rotary_positions(model),
-            skip_idle=args.skip_idle_rows and self._objective.leaves_idle_rows_alone(),
-            shared=args.share_prompts and args.compact_micro_batches and refusal is None,
+            compact=args.dynamic_micro_batches and has_rotary_positions(model),
+            skip_idle=args.skip_zero_advantage_rows and self._objective.leaves_idle_rows_alone(),
+            shared=args.share_prompt_prefix and args.dynamic_micro_batches and refusal is None,
             multiple_of=args.pad_to_multiple_of,
         )
         return batching if batching.compact or batching.skip_idle or batching.shared else None

@@ -7,9 +7,11 @@ from trl_ext.compat.startup import START as START
 # isort: split
 import argparse
 import difflib
+import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +22,7 @@ from accelerate import PartialState
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
 from trl import TrlParser
 
+from trl_ext.compat.renamed import RenamedWarning, current_flags, current_name, current_names
 from trl_ext.errors import InputError, NotSavedError, PushError, Stopped
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.redaction import masked_names, redact_text
@@ -48,13 +51,17 @@ class _Parser(TrlParser):
         flags = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
         for where, names in (
             ("", flags),
-            (f" in {config}", [f"--{name}" for name in _fields(config) if name != "env"]),
+            (f" in {config}", [f"--{current_name(name, warn=False)}" for name in _fields(config) if name != "env"]),
         ):
             for name in names:
                 if name not in known:
                     nearest = difflib.get_close_matches(name, known, n=1)
                     hint = f" Did you mean {nearest[0]}?" if nearest else ""
                     raise ValueError(f"unknown setting {name}{where}.{hint} --help lists every one")
+
+    def set_defaults_with_config(self, **settings: Any) -> list[str]:
+        """Take a YAML file's settings, renamed ones by their old names too."""
+        return list(super().set_defaults_with_config(**current_names(settings)))
 
 
 def parse(
@@ -76,6 +83,7 @@ def parse(
         formatter_class=_HelpFormatter,
     )
     try:
+        args = current_flags(args)
         if not {"-h", "--help"} & set(args):
             parser.check_names(args, config)
             _refuse_masked(config, {arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg[:2] == "--"})
@@ -119,6 +127,8 @@ def _fields(config: Path) -> list[str]:
 @record  # a launcher of several ranks then shows the error of the rank that failed first
 def start(run: Callable[..., Any], settings: Sequence[type], description: str | None, default_config: Path) -> None:
     """Parse the arguments and run; what a recipe's last line calls."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        warnings.simplefilter("default", RenamedWarning)  # Python shows none of its kind from within a package
     parsed = parse(settings, description, default_config)
     try:
         run(*parsed)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from transformers import TrainerCallback
 from trl import ModelConfig
 
+from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.expert_iteration.trainer import FOLDER, STEPS, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.checks import Data
@@ -18,6 +19,7 @@ from trl_ext.runs.folder import Run
 from trl_ext.runs.report import write_steps_plot
 
 
+@accepts_earlier_names
 @dataclass
 class ExpertIterationTask(Task):
     """Questions to sample for, with the grader that validates; the policy is measured after each step."""

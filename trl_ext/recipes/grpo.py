@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from trl import ModelConfig
 
+from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.trainer import ExtGRPOTrainer
 from trl_ext.recipes.checks import Data
@@ -19,6 +20,7 @@ from trl_ext.runs.folder import Run
 from trl_ext.training.callbacks import GenerationsLog, NoSpread
 
 
+@accepts_earlier_names
 @dataclass
 class GRPOTask(Task):
     """Problems, a reward for the rollouts, and how the policy is measured."""

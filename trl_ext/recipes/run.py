@@ -76,11 +76,11 @@ class Task(DatasetSettings):
             "error does not tell apart, with the latest."
         },
     )
-    stop_below_best: float | None = field(
+    collapse_threshold: float | None = field(
         default=None,
         metadata={"help": "End a run whose last two validations are below this share of its best one."},
     )
-    stop_without_spread: int | None = field(
+    stop_after_zero_variance_steps: int | None = field(
         default=None,
         metadata={"help": "End a run in which for so many logged steps no group has had different rewards."},
     )
@@ -92,11 +92,16 @@ class Task(DatasetSettings):
         if self.train_problems is None and self.trains_on()[0] in GENERATORS:
             self.train_problems = GENERATED_PROBLEMS
         self._refuse_to_validate_on_what_is_trained_on()
-        for name in ("validate_every", "validation_batch_size", "final_validation_problems", "stop_without_spread"):
+        for name in (
+            "validate_every",
+            "validation_batch_size",
+            "final_validation_problems",
+            "stop_after_zero_variance_steps",
+        ):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.stop_below_best is not None and not 0 < self.stop_below_best < 1:
-            raise ValueError(f"stop_below_best must be between 0 and 1, got {self.stop_below_best}")
+        if self.collapse_threshold is not None and not 0 < self.collapse_threshold < 1:
+            raise ValueError(f"collapse_threshold must be between 0 and 1, got {self.collapse_threshold}")
 
     def grader(self) -> Callable[..., Any]:
         """Validation's grader: responses and truths to verdicts."""
@@ -261,12 +266,12 @@ def assemble(task: Task, model: ModelConfig, config: Any, data: Data, run: Run) 
     )
     trainer.add_callback(validation)
     trainer.add_callback(JsonlLog(run.folder / "metrics.jsonl", run.clock))
-    trainer.add_callback(EarlyStop(run, task.stop_below_best, task.stop_without_spread))
+    trainer.add_callback(EarlyStop(run, task.collapse_threshold, task.stop_after_zero_variance_steps))
     if config.time_budget is not None:
         trainer.budget = TimeBudget(trainer, run.clock, config.time_budget, validation.seconds_to_end)
         trainer.add_callback(trainer.budget)
-        if config.decay_share is not None:
-            trainer.add_callback(Decay(trainer.budget, config.decay_share))
+        if config.lr_decay_fraction is not None:
+            trainer.add_callback(Decay(trainer.budget, config.lr_decay_fraction))
     trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
     trainer.add_callback(PrinterCallback if config.disable_tqdm else ProgressBar)  # last: it changes what it prints
     return trainer

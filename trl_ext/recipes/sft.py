@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from transformers import AutoTokenizer
 from trl import ModelConfig
 
+from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.data.traces import first_unique, load_traces, only_correct, with_answers
 from trl_ext.errors import InputError
 from trl_ext.recipes.checks import Data
@@ -21,6 +22,7 @@ from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 log = logging.getLogger(__name__)
 
 
+@accepts_earlier_names
 @dataclass
 class SFTTask(Task):
     """Traces to finetune on, and problems that the policy is measured on."""

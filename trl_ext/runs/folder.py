@@ -17,6 +17,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
+from trl_ext.compat.renamed import current_names
 from trl_ext.compat.startup import START
 from trl_ext.data.dataset import EARLIER
 from trl_ext.errors import InputError
@@ -34,9 +35,10 @@ _HARMLESS = {
     "run_name", "dataloader_pin_memory", "include_num_input_tokens_seen", "restore_callback_states_from_checkpoint",
     "skip_memory_metrics", "trackio_space_id", "vllm_gpu_memory_utilization", "max_nonfinite_steps", "reward_timeout",
     "time_budget", "restore_best", "final_validation_problems", "validate_every", "validation_batch_size",
+    "collapse_threshold", "stop_after_zero_variance_steps",
 }  # fmt: skip
 _HARMLESS_PREFIXES = (
-    "do_", "eval_", "hub_", "log_", "logging_", "push_to_hub", "save_", "stop_below", "stop_without",
+    "do_", "eval_", "hub_", "log_", "logging_", "push_to_hub", "save_",
 )  # fmt: skip
 _LENGTH = {"max_steps", "n_ei_steps", "n_grpo_steps", "num_train_epochs"}
 _SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")
@@ -241,7 +243,7 @@ def settings_of(parts: Iterable[Any], **more: Any) -> dict[str, Any]:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A line for each setting that would make the resumed run another experiment."""
-    before, now = {**EARLIER, **before}, {**EARLIER, **now}
+    before, now = {**EARLIER, **current_names(before, warn=False)}, {**EARLIER, **now}
     harmless = _HARMLESS | (_LENGTH if now.get("lr_scheduler_type") in _SCHEDULES_WITHOUT_AN_END else set())
     harmless |= {name for name in RESOLVED if before.get(name) is None}  # of a run that has not noted it
     return [

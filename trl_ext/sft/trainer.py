@@ -16,6 +16,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.distributed import DistributedBackend
 
 from trl_ext.compat.lazy_vllm import load_vllm
+from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.policy import PolicySampling, sampling_kwargs
 from trl_ext.generation.vllm import ColocatedEngine
@@ -41,6 +42,7 @@ OF_OTHER_ROWS = {
 }
 
 
+@accepts_earlier_names
 @dataclass
 class ExtSFTConfig(RunSettings, SFTConfig):
     """TRL's `SFTConfig` plus the handout's normaliser and batch sizes, and what sampling from the policy needs.

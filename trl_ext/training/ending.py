@@ -97,7 +97,7 @@ class Decay(TrainerCallback):
         scheduler = getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"])  # in Accelerate's wrapper
         if not hasattr(scheduler, "lr_lambdas"):
             raise TypeError(
-                f"decay_share multiplies a schedule that is a function of the step, which a "
+                f"lr_decay_fraction multiplies a schedule that is a function of the step, which a "
                 f"{type(scheduler).__name__} is not; take another --lr_scheduler_type, such as constant_with_warmup"
             )
         scheduler.lr_lambdas = [partial(self._rate, rate) for rate in scheduler.lr_lambdas]

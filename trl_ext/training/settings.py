@@ -59,7 +59,7 @@ class RunSettings:
         },
     )
 
-    decay_share: float | None = field(
+    lr_decay_fraction: float | None = field(
         default=None,
         metadata={
             "help": "Over this last share of --time_budget the learning rate falls linearly to zero, by the clock, "
@@ -142,10 +142,10 @@ class RunSettings:
             raise ValueError(f"max_nonfinite_steps must be at least 1, got {self.max_nonfinite_steps}")
         if self.time_budget is not None and self.time_budget <= 0:
             raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
-        if self.decay_share is not None and not 0 < self.decay_share <= 1:
-            raise ValueError(f"decay_share must be above 0 and at most 1, got {self.decay_share}")
-        if self.decay_share is not None and self.time_budget is None:
-            raise ValueError("decay_share is of a time budget: give --time_budget too")
+        if self.lr_decay_fraction is not None and not 0 < self.lr_decay_fraction <= 1:
+            raise ValueError(f"lr_decay_fraction must be above 0 and at most 1, got {self.lr_decay_fraction}")
+        if self.lr_decay_fraction is not None and self.time_budget is None:
+            raise ValueError("lr_decay_fraction is of a time budget: give --time_budget too")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):
             if not 0 <= getattr(config, name) < math.inf:
                 raise ValueError(f"{name} must be a number that is not negative, got {getattr(config, name)}")

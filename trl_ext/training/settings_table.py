@@ -204,17 +204,17 @@ OURS: dict[str, Entry] = {
         shown="test_config::test_a_kl_estimator_may_have_options_and_be_the_users_own",
     ),
     "micro_batch_tokens": Entry(
-        HONORED, needs=("uses_axes", "compact_micro_batches"), shown="test_step::test_each_saving_alone_changes_nothing"
+        HONORED, needs=("uses_axes", "dynamic_micro_batches"), shown="test_step::test_each_saving_alone_changes_nothing"
     ),
     **rows(
-        "skip_idle_rows compact_micro_batches share_prompts reuse_log_probs",
+        "skip_zero_advantage_rows dynamic_micro_batches share_prompt_prefix reuse_log_probs",
         Entry(
             HONORED,
             "saves computation, for the same gradient; without a preset or an axis nothing is saved",
             shown="test_step::test_fewer_tokens_are_computed",
         ),
     ),
-    "settled_share": Entry(HONORED, shown="test_curriculum::test_a_rollout_is_made_of_what_is_not_settled"),
+    "uninformative_keep_prob": Entry(HONORED, shown="test_curriculum::test_a_rollout_is_made_of_what_is_not_settled"),
     "reward_timeout": Entry(
         HONORED,
         shown="test_faults_of_a_run::test_a_reward_has_the_time_that_was_given_and_no_signal_is_taken_afterwards",
@@ -232,7 +232,7 @@ OURS: dict[str, Entry] = {
     "time_budget": Entry(
         HONORED, shown="test_ending::test_there_must_be_time_for_one_more_step_as_long_as_the_longest_and_for_the_end"
     ),
-    "decay_share": Entry(
+    "lr_decay_fraction": Entry(
         HONORED,
         "needs `time_budget`",
         shown="test_ending::test_the_rate_falls_to_zero_where_the_time_is_spent_and_what_is_logged_is_what_is_used",
@@ -272,8 +272,8 @@ TASK: dict[str, Entry] = {
         HONORED, shown="test_recipe::test_a_run_prints_validations_and_a_table_of_before_and_after"
     ),
     **rows("final_validation_problems restore_best", _AT_THE_END),
-    "stop_below_best": Entry(HONORED, shown="test_ending::test_a_run_that_has_collapsed_ends_and_says_why"),
-    "stop_without_spread": Entry(
+    "collapse_threshold": Entry(HONORED, shown="test_ending::test_a_run_that_has_collapsed_ends_and_says_why"),
+    "stop_after_zero_variance_steps": Entry(
         HONORED, shown="test_ending::test_a_run_without_a_spread_for_so_many_logged_steps_in_a_row_ends"
     ),
     "reward": Entry(HONORED, shown="test_recipe::test_a_reward_of_ones_own_is_taken_as_it_is"),

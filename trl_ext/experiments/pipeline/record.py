@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_ext.compat.renamed import current_names
 from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
 from trl_ext.io import write_text
@@ -35,7 +36,7 @@ def record_of(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     stages = [[s.recipe, s.config, _content_of(s.config), s.share, dict(s.settings)] for s in pipeline.stages]
     now = redact(json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget])))
     record = read_record(folder)
-    if record.get("stages") == now:
+    if _by_current_names(record.get("stages", ())) == _by_current_names(now):
         return record
     begun = {name: entry for name, entry in record.items() if name not in NOT_STAGES}
     if any("seconds" in entry for entry in begun.values()):
@@ -74,6 +75,15 @@ def used(folder: Path) -> float:
 def used_by(entry: Mapping[str, float]) -> float:
     """Seconds of a stage, or of what is beside the stages."""
     return entry.get("seconds", entry.get("earlier", 0.0) + entry.get("running", 0.0))
+
+
+def _by_current_names(stages: Sequence[Any]) -> list[Any]:
+    """What makes a pipeline, as it is recorded, with its stages' settings by their names in this version."""
+
+    def current(value: Any) -> Any:
+        return current_names(value, warn=False) if isinstance(value, dict) else value
+
+    return [[current(value) for value in stage] if isinstance(stage, list) else stage for stage in stages]
 
 
 def _content_of(config: str | None) -> str | None:

@@ -1,0 +1,78 @@
+"""Settings that were renamed: `RENAMED` is the table, and a name in it works for one release more, with a warning.
+
+As a flag, as a field of a YAML file, as an argument of a config's constructor, as an attribute of a config, and in the
+records of earlier runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+C = TypeVar("C", bound=type)
+RENAMED = {
+    "skip_idle_rows": "skip_zero_advantage_rows",
+    "compact_micro_batches": "dynamic_micro_batches",
+    "share_prompts": "share_prompt_prefix",
+    "settled_share": "uninformative_keep_prob",
+    "decay_share": "lr_decay_fraction",
+    "stop_below_best": "collapse_threshold",
+    "stop_without_spread": "stop_after_zero_variance_steps",
+}
+
+
+class RenamedWarning(DeprecationWarning):
+    """A name of an earlier version was used; the message has the one to use."""
+
+
+def current_name(name: str, warn: bool = True) -> str:
+    """The setting's name in this version; `name` itself where it was not renamed."""
+    if name not in RENAMED:
+        return name
+    if warn:
+        warnings.warn(f"{name} is now called {RENAMED[name]}; the next release drops the old name", RenamedWarning, 3)
+    return RENAMED[name]
+
+
+def current_names(settings: Mapping[str, Any], warn: bool = True) -> dict[str, Any]:
+    """Settings by their names in this version.
+
+    Raises:
+        ValueError: a setting stands there by both of its names.
+    """
+    for name in settings:
+        if RENAMED.get(name) in settings:
+            raise ValueError(f"{name} and {RENAMED[name]} are one setting, which was renamed; leave {name} out")
+    return {current_name(name, warn): value for name, value in settings.items()}
+
+
+def current_flags(arguments: Iterable[str], warn: bool = True) -> list[str]:
+    """A command line whose flags have their names in this version."""
+    found = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        name = flag[2:].replace("-", "_") if flag.startswith("--") else ""
+        found.append(f"--{current_name(name, warn)}{equals}{value}" if name in RENAMED else argument)
+    return found
+
+
+def accepts_earlier_names(cls: C) -> C:
+    """Decorator of a dataclass: its constructor takes a renamed field by either name, and so do its attributes."""
+    earlier = {old for old, new in RENAMED.items() if new in {f.name for f in dataclasses.fields(cls)}}
+    init = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def accept(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **(current_names(kwargs) if earlier & set(kwargs) else kwargs))
+
+    def earlier_attribute(self: Any, name: str) -> Any:
+        if name not in earlier:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self, current_name(name))
+
+    cls.__init__ = accept  # type: ignore[misc]
+    cls.__getattr__ = earlier_attribute  # type: ignore[attr-defined]
+    return cls

@@ -74,7 +74,11 @@ def test_a_complex_variable_has_no_absolute_root() -> None:
 
 def test_a_verdict_does_not_depend_on_when_it_is_asked_for() -> None:
     almost = f("add", x, f("multiply", n("1e-40"), y))
-    assert len({are_equal(almost, x) for _ in range(20)}) == 1
+    assert len({are_equal(almost, x, complex_variables=True) for _ in range(20)}) == 1  # not settled far from 0
+
+
+def test_complex_variables_are_told_apart_beyond_thirty_digits() -> None:
+    assert not are_equal(f("add", x, n("1e-30")), x, complex_variables=True)
 
 
 def test_rational_values_are_exact() -> None:

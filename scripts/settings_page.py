@@ -9,12 +9,24 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from trl_ext.training.settings_table import MODEL, OURS, TASK, TRAINER, TRL
+from trl_ext.training.settings_table import (
+    BEST_OF_N,
+    EVALUATION,
+    EXPERT_ITERATION,
+    MODEL,
+    OURS,
+    SFT,
+    SFT_OURS,
+    SFT_TASK,
+    TASK,
+    TRAINER,
+    TRL,
+)
 from trl_ext.training.trl_settings import HONORED, NO_EFFECT, Entry
 
 PAGE = Path(__file__).parents[1] / "recipes" / "trl_settings.md"
 INTRODUCTION = """\
-# TRL's settings next to a preset
+# Every setting, and what becomes of it
 
 A preset or an axis (`--preset`, `--advantage`, `--policy_loss`, `--aggregation`, or the handout's short forms of these)
 replaces TRL's advantages and loss. What becomes of every setting then:
@@ -37,6 +49,12 @@ HEADLINES = {
     "`ModelConfig` of TRL, in every recipe": MODEL,
     "`ExtGRPOConfig`, ours": OURS,
     "`GRPOTask`, the recipe's": TASK,
+    "`SFTConfig` of TRL, in fine-tuning and expert iteration": SFT,
+    "`ExtSFTConfig`, ours; the rest is as in `ExtGRPOConfig`": SFT_OURS,
+    "`SFTTask`, the recipe's; the rest is as in `GRPOTask`": SFT_TASK,
+    "`ExpertIterationConfig`, ours": EXPERT_ITERATION,
+    "`Evaluation`; problems are as in `GRPOTask`": EVALUATION,
+    "`BestOfN`": BEST_OF_N,
 }
 
 

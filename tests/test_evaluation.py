@@ -139,6 +139,39 @@ def test_finished_it_is_shown_again_without_a_model_and_other_settings_are_refus
         run_evaluation(settings(policy, tmp_path, temperature=0.5))
 
 
+def test_a_setting_of_how_it_is_sampled_reaches_the_sampler(policy: str, tmp_path: Path) -> None:
+    def texts(**more: Any) -> list[str]:
+        sampler = settings(policy, tmp_path, **more).sampler(policy)
+        return [completion.text for completion in sampler(["1 + 1 ="] * 6, range(6))]
+
+    usual = texts()
+    assert usual == texts()
+    for name, value in {"temperature": 0.1, "top_p": 0.2, "max_tokens": 4, "min_tokens": 39, "stop": ["1"]}.items():
+        assert texts(**{name: value}) != usual, name
+    assert settings(policy, tmp_path, dtype="bfloat16").sampler(policy).model.dtype is torch.bfloat16
+    assert settings(policy, tmp_path).sampler(policy).model.dtype is torch.float32
+
+
+@pytest.mark.vllm
+def test_settings_of_the_engine_reach_it(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr("vllm.LLM", lambda **given: started.append(given))
+    changed = {
+        "dtype": "bfloat16",
+        "vllm_gpu_memory_utilization": 0.1,
+        "vllm_max_model_length": 99,
+        "vllm_enforce_eager": True,
+    }
+    for more in ({}, changed):
+        settings(policy, tmp_path, use_vllm="true", **more).sampler(policy)
+    usual, found = (
+        {k: given[k] for k in ("dtype", "gpu_memory_utilization", "max_model_len", "enforce_eager")}
+        for given in started
+    )
+    assert usual == {"dtype": "auto", "gpu_memory_utilization": 0.9, "max_model_len": None, "enforce_eager": False}
+    assert list(found.values()) == list(changed.values())
+
+
 def test_best_of_n_takes_the_likeliest_per_token() -> None:
     drawn = [
         (0, 0, "correct", -2.0, 4),

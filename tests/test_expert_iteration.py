@@ -100,6 +100,34 @@ def test_a_step_takes_as_many_optimizer_steps_as_its_rows_need_and_the_run_ends_
 
 
 @pytest.mark.slow
+def test_every_setting_of_a_step_has_its_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    sample = ExpertIterationTrainer.sample
+
+    def counted(trainer: Any, prompts: Any, batch_size: int, *rest: Any) -> Any:
+        batches.append(batch_size)
+        return sample(trainer, prompts, batch_size, *rest)
+
+    monkeypatch.setattr(ExpertIterationTrainer, "sample", counted)
+    one = {"n_ei_steps": 1, "questions_per_step": 4, "group_size": 4}
+
+    def first(name: str, **settings: Any) -> list[dict[str, Any]]:
+        trained(tmp_path / name, **{**one, **settings})
+        return steps_of(tmp_path / name)
+
+    (usual,) = first("usual")
+    assert usual["rollouts"] == 16
+    assert len(first("steps", n_ei_steps=2)) == 2
+    assert first("questions", questions_per_step=2)[0]["rollouts"] == 8
+    assert first("group", group_size=3)[0]["rollouts"] == 12
+    assert first("epochs", epochs_per_step=3)[0]["optimizer_steps"] == 3 * usual["optimizer_steps"]
+    assert first("kept", selection="shortest", selection_options="k=1")[0]["kept"] < usual["kept"]
+    del batches[:]
+    first("batch", rollout_batch_size=5)
+    assert set(batches) == {5}
+
+
+@pytest.mark.slow
 def test_rollouts_and_kept_rows_are_datasets(tmp_path: Path) -> None:
     trained(tmp_path)
     for step in steps_of(tmp_path):

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from tests.test_engine import save_model
 from tests.test_resume import history
 from tests.tiny import tiny_model, tiny_sft, tiny_tokenizer, weight_difference
 from trl_ext import functional
-from trl_ext.sft.trainer import OF_OTHER_ROWS, ExtSFTConfig, ExtSFTTrainer, _rows, tokenized
+from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, _rows, tokenized
+from trl_ext.training.settings_table import SFT
+from trl_ext.training.trl_settings import REFUSED
 
 TRACES = [{"prompt": f"{i % 9} + {i % 5} =", "response": " ".join("abc"[(i + j) % 3] for j in range(1 + i % 6))} for i in range(16)]  # fmt: skip
 LEARNT = [{"prompt": f"{i % 9} + {i % 5} =", "response": "1 1 stop"} for i in range(32)]
@@ -197,6 +197,7 @@ def test_a_resumed_finetuning_is_the_same_to_the_bit(step: int, tmp_path: Path) 
             "padding_free: true a row is no longer",
         ),
         ({"normalize_constant": 1.0, "average_tokens_across_devices": False}, "leave average_tokens_across_devices on"),
+        ({"packing_strategy": "wrapped"}, "packing_strategy='wrapped' needs packing: true; it would be ignored"),
         ({"padding_free": True}, r"does not keep to max_length \(1024\)"),
         ({"sampling_temperature": -1.0}, "sampling_temperature must be at least 0, got -1"),
         ({"sampling_max_tokens": 0}, "sampling_max_tokens must be at least 1, got 0"),
@@ -213,17 +214,6 @@ OTHERWISE = {
     "dataset_text_field": "other", "chat_template_path": "chat.jinja", "assistant_only_loss": True,
     "truncation_mode": "keep_end", "eval_packing": True, "dataset_kwargs": {"skip_prepare_dataset": True},
 }  # fmt: skip
-SHOWN_OF_TRL = {  # a setting of SFTConfig's own -> what shows that it is honored
-    **dict.fromkeys(
-        ("max_length", "completion_only_loss", "packing", "packing_strategy", "padding_free"), "a test here"
-    ),
-    **dict.fromkeys(("loss_type", "eos_token", "pad_token", "pad_to_multiple_of"), "read by TRL in methods of its own"),
-    **dict.fromkeys(
-        ("model_init_kwargs", "trust_remote_code", "router_aux_loss_coef"), "as in GRPO, test_trl_settings"
-    ),
-    **dict.fromkeys(("dataset_num_proc", "activation_offloading"), "speed and memory, not numbers"),
-    "shuffle_dataset": "read by TRL before the first step",
-}
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
@@ -232,11 +222,8 @@ def test_what_rows_that_are_tokenized_do_not_need_is_refused_by_name(name: str, 
         ExtSFTConfig(output_dir=str(tmp_path), use_cpu=True, **{name: OTHERWISE[name]})
 
 
-def test_every_setting_of_trls_finetuning_is_refused_or_known_to_be_read() -> None:
-    trainer = {f.name for f in dataclasses.fields(TrainingArguments)}
-    own = {f.name for f in dataclasses.fields(SFTConfig)} - trainer
-    assert own == OTHERWISE.keys() | SHOWN_OF_TRL.keys()
-    assert OTHERWISE.keys() == OF_OTHER_ROWS.keys()
+def test_what_the_table_of_settings_refuses_is_refused_here() -> None:
+    assert set(OTHERWISE) == {name for name, entry in SFT.items() if entry.verdict == REFUSED}
 
 
 def test_the_handouts_batch_sizes_become_trainers(tmp_path: Path) -> None:

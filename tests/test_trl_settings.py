@@ -14,21 +14,43 @@ import pytest
 import torch
 from peft import LoraConfig
 from transformers import BitsAndBytesConfig, TrainingArguments
-from trl import GRPOConfig, GRPOTrainer, ModelConfig
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, SFTConfig
+from trl.generation import vllm_generation
 
 from scripts.settings_page import PAGE, page
-from tests.tiny import ends_early, make_trainer, prompts, save_tiny
+from tests.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, tiny_tokenizer
 from trl_ext.algorithms.objective import keeps_on_policy
 from trl_ext.algorithms.types import LossInputs
+from trl_ext.compat.lazy_vllm import load_vllm
+from trl_ext.expert_iteration.trainer import ExpertIterationConfig
+from trl_ext.generation.vllm import ColocatedEngine
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.trainer import ExtGRPOTrainer
+from trl_ext.recipes.best_of_n import BestOfN
+from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.expert_iteration import ExpertIterationTask
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.model_settings import check_model_settings, init_kwargs, loaded_as
-from trl_ext.training.settings_table import MODEL, OURS, TASK, TRAINER, TRL
+from trl_ext.recipes.sft import SFTTask
+from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
+from trl_ext.training.settings_table import (
+    BEST_OF_N,
+    EVALUATION,
+    EXPERT_ITERATION,
+    MODEL,
+    OURS,
+    SFT,
+    SFT_OURS,
+    SFT_TASK,
+    TASK,
+    TRAINER,
+    TRL,
+)
 from trl_ext.training.trl_settings import HONORED, NO_EFFECT, REFUSED, TAKEN_OVER, check_needs
 
 TESTS = Path(__file__).parent
 EVERY = TRAINER | TRL | MODEL | OURS | TASK
+OTHERS = [SFT, SFT_OURS, SFT_TASK, EXPERT_ITERATION, EVALUATION, BEST_OF_N]  # names in them may stand above as well
 
 
 def config(**settings: Any) -> ExtGRPOConfig:
@@ -56,10 +78,17 @@ def test_every_field_has_an_entry_and_no_entry_is_left_over() -> None:
     assert set(MODEL) == names(ModelConfig)
     assert set(OURS) == names(ExtGRPOConfig) - trl
     assert set(TASK) == names(GRPOTask)
+    assert set(SFT) == names(SFTConfig) - trainer
+    assert set(SFT_OURS) == names(ExtSFTConfig) - names(SFTConfig) - set(OURS)
+    assert set(SFT_TASK) == names(SFTTask) - set(TASK)
+    assert names(ExpertIterationTask) <= set(TASK)
+    assert set(EXPERT_ITERATION) == names(ExpertIterationConfig) - names(ExtSFTConfig)
+    assert set(EVALUATION) == names(Evaluation) - set(TASK)
+    assert set(BEST_OF_N) == names(BestOfN) - names(Evaluation)
 
 
 def test_an_entry_shows_what_it_says_or_has_a_reason() -> None:
-    for name, entry in EVERY.items():
+    for name, entry in [pair for table in (EVERY, *OTHERS) for pair in table.items()]:
         assert entry.verdict in (HONORED, TAKEN_OVER, REFUSED, NO_EFFECT), name
         assert entry.note or entry.verdict == HONORED, name
         named = re.match(r"(test_\w+)::(test_\w+)$", entry.shown)
@@ -70,6 +99,9 @@ def test_an_entry_shows_what_it_says_or_has_a_reason() -> None:
     assert shown == {*EFFECTS, *NONE}  # one of the two below, or `shown` says which test, or why not
     assert {name for name, entry in EVERY.items() if entry.verdict == TAKEN_OVER} == set(TAKEN)
     assert {name for name, entry in EVERY.items() if entry.verdict == REFUSED} == set(GIVEN)
+    by_run = {name for name, entry in SFT.items() if entry.verdict in (HONORED, NO_EFFECT) and not entry.shown}
+    assert by_run == {*SFT_EFFECTS, *SFT_NONE}
+    assert not [name for table in OTHERS[1:] for name, entry in table.items() if not entry.shown]
 
 
 def test_the_page_is_what_the_table_says() -> None:
@@ -268,6 +300,14 @@ SECONDS = {"train_runtime", "train_samples_per_second", "train_steps_per_second"
            "eval_samples_per_second", "eval_steps_per_second", "step_time", "rollout_time", "sync_time"}  # fmt: skip
 
 
+SFT_EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "max_length": (3, {"packing": True}), "packing": (True, {}), "packing_strategy": ("wrapped", {"packing": True}),
+    "padding_free": (True, {"max_length": None}), "completion_only_loss": (False, {}), "loss_type": ("dft", {}),
+    "shuffle_dataset": (True, {}),
+}  # fmt: skip
+SFT_NONE: dict[str, tuple[Any, dict[str, Any]]] = {"eos_token": ("stop", {}), "pad_token": ("stop", {})}
+
+
 def longer(completions: list[str], **_: Any) -> list[float]:
     return [float(len(text.split())) for text in completions]
 
@@ -301,6 +341,108 @@ def test_a_run_with_a_setting_differs_from_one_without_where_the_table_says_so(n
     without = observed(tmp_path / "without", model, **both)
     assert without == observed(tmp_path / "again", model, **both)
     assert (with_it == without) == (name in NONE)
+
+
+def finetuned(folder: Path, **settings: Any) -> tuple[Any, ...]:
+    """Weights and metrics of a finetuning of two steps."""
+    traces = [{"prompt": f"{i % 9} +", "response": " ".join("abc"[: 1 + i % 3])} for i in range(16)]
+    rows = tokenized(traces, tiny_tokenizer())[0]
+    trainer = tiny_sft(ExtSFTTrainer, ExtSFTConfig, folder, rows, **{"max_steps": 2, **settings})
+    trainer.train()
+    weights = hashlib.sha256(b"".join(p.detach().float().numpy().tobytes() for p in trainer.model.parameters()))
+    logs = [{k: v for k, v in entry.items() if k not in SECONDS} for entry in trainer.state.log_history]
+    return weights.hexdigest(), json.dumps(logs, default=str)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`pad_token` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", [*SFT_EFFECTS, *SFT_NONE])
+def test_a_finetuning_with_a_setting_differs_where_the_table_says_so(name: str, tmp_path: Path) -> None:
+    value, both = (SFT_EFFECTS | SFT_NONE)[name]
+    without = finetuned(tmp_path / "without", **both)
+    assert without == finetuned(tmp_path / "again", **both)
+    assert (finetuned(tmp_path / "with", **{**both, name: value}) == without) == (name in SFT_NONE)
+
+
+# The engine's settings.
+
+ENGINE: dict[str, tuple[Any, str]] = {  # by setting: a value, and the keyword of vLLM's `LLM`
+    "vllm_model_impl": ("transformers", "model_impl"), "vllm_enable_sleep_mode": (True, "enable_sleep_mode"),
+    "vllm_gpu_memory_utilization": (0.17, "gpu_memory_utilization"), "vllm_max_model_length": (77, "max_model_len"),
+    "vllm_max_num_seqs": (5, "max_num_seqs"), "vllm_dtype": ("bfloat16", "dtype"),
+    "vllm_quantization": ("fp8", "quantization"), "vllm_enable_prefix_caching": (False, "enable_prefix_caching"),
+    "vllm_enforce_eager": (True, "enforce_eager"),
+}  # fmt: skip
+
+
+class Started(BaseException):  # an Exception would be taken for a fault of the engine
+    """Carries what vLLM's `LLM` is called with by `VLLMGeneration._init_vllm` of trl/generation/vllm_generation.py."""
+
+
+def started_with(monkeypatch: pytest.MonkeyPatch, start: Callable[[], Any]) -> dict[str, Any]:
+    def llm(**given: Any) -> None:
+        raise Started(given)
+
+    monkeypatch.setattr(vllm_generation, "LLM", llm, raising=False)
+    with pytest.raises(Started) as caught:
+        start()
+    found: dict[str, Any] = caught.value.args[0]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["grpo", "sft"])
+def test_the_engine_is_started_with_the_settings(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(**settings: Any) -> Any:
+        if kind == "grpo":
+            colocated = {"use_vllm": True, "vllm_mode": "colocate", **settings}
+            return make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, **colocated)
+        rows = tokenized([{"prompt": "1 +", "response": "a"}] * 4, tiny_tokenizer())[0]
+        trainer = tiny_sft(ExtSFTTrainer, ExtSFTConfig, tmp_path, rows, use_vllm="true", **settings)
+        return trainer.sample(["1 +"])
+
+    default = started_with(monkeypatch, start)
+    for name, (value, keyword) in ENGINE.items():
+        if hasattr(ExtSFTConfig, name) or kind == "grpo":
+            found = started_with(monkeypatch, lambda name=name, value=value: start(**{name: value}))  # type: ignore[misc]
+            assert (found[keyword], {k: v for k, v in found.items() if k != keyword}) == (
+                value,
+                {k: v for k, v in default.items() if k != keyword},
+            ), name
+            assert default.get(keyword) != value
+    table = TRL | OURS if kind == "grpo" else SFT_OURS
+    mine = {n for n, e in table.items() if e.shown.endswith("::test_the_engine_is_started_with_the_settings")}
+    assert mine - {"vllm_tensor_parallel_size"} <= set(ENGINE)
+    if kind == "grpo":  # one process cannot be two peers
+        with pytest.raises(RuntimeError, match=r"tensor_parallel_size \(2\) must divide world size \(1\)"):
+            start(vllm_tensor_parallel_size=2)
+
+
+@pytest.mark.vllm
+def test_requests_carry_what_the_settings_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(Exception): ...
+
+    def generate(self: Any, prompts: Any, sampling_params: Any, **_: Any) -> None:
+        raise Asked(sampling_params)
+
+    load_vllm()
+    engine = type("Engine", (), {"__init__": lambda self, **_: None, "generate": generate})
+    monkeypatch.setattr(vllm_generation, "LLM", engine)
+    monkeypatch.setattr(ColocatedEngine, "_push_weights", lambda engine: None)
+
+    def asked(**settings: Any) -> Any:
+        colocated = {"use_vllm": True, "vllm_mode": "colocate", **settings}
+        trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, **colocated)
+        with pytest.raises(Asked) as caught:
+            trainer.vllm_generation.generate([[3]], None, 1)
+        return caught.value.args[0][0]
+
+    assert asked().structured_outputs is None
+    assert asked(vllm_structured_outputs_regex="[0-9]+").structured_outputs.regex == "[0-9]+"
+
+
+def test_the_earlier_name_of_the_samplers_cap_is_taken() -> None:
+    with pytest.warns(FutureWarning, match="vllm_importance_sampling_cap"):
+        assert config(vllm_importance_sampling_cap=1.25).vllm_importance_sampling_clip_max == 1.25
 
 
 # The model's settings.

@@ -24,22 +24,12 @@ from trl_ext.training.finite import FiniteSteps
 from trl_ext.training.handout_settings import resolve_train_batch
 from trl_ext.training.saving import WholeCheckpoints
 from trl_ext.training.settings import RunSettings
+from trl_ext.training.settings_table import SFT
 from trl_ext.training.state import plain_state, restored
+from trl_ext.training.trl_settings import REFUSED, check_needs
 
 # Of TRL's trainer and ours: metrics that wait for the next log, and what grows over the run.
 _KEPT = ("_metrics", "_total_train_tokens", "skipped_steps", "skipped_in_a_row")
-
-
-# What TRL reads of rows that it tokenizes itself, and of an evaluation of its own.
-_TOKENIZED = "a row is a prompt and a response, tokenized before TRL sees it"
-OF_OTHER_ROWS = {
-    "dataset_text_field": _TOKENIZED,
-    "chat_template_path": _TOKENIZED,
-    "assistant_only_loss": f"{_TOKENIZED}; completion_only_loss is the loss on the response only",
-    "truncation_mode": "a row longer than max_length is left out and counted, since half a trace has no answer",
-    "eval_packing": "a run is validated by sampling, with validate_every",
-    "dataset_kwargs": _TOKENIZED,
-}
 
 
 @accepts_earlier_names
@@ -97,9 +87,10 @@ class ExtSFTConfig(RunSettings, SFTConfig):
 
     def _refuse_what_does_not_go_together(self) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(SFTConfig)}
-        for name, why in OF_OTHER_ROWS.items():
+        check_needs(self, SFT)
+        for name in (name for name, entry in SFT.items() if entry.verdict == REFUSED):
             if getattr(self, name) != defaults[name]:
-                raise ValueError(f"{name}={getattr(self, name)!r} would be ignored: {why}. Leave it out")
+                raise ValueError(f"{name}={getattr(self, name)!r} would be ignored: {SFT[name].note}. Leave it out")
         if self.normalize_constant is not None and (self.packing or self.padding_free):
             raise ValueError(
                 "normalize_constant divides by rows, and with packing: true or padding_free: true a row is no longer "

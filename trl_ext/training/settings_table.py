@@ -12,7 +12,8 @@ _RUN = Entry(HONORED)  # shown by a run with it and one without
 _GPU = Entry(HONORED, shown="needs a GPU")
 _RANKS = Entry(HONORED, shown="needs several ranks")
 _MEMORY = Entry(HONORED, shown="changes memory or speed, not numbers")
-_VLLM = Entry(HONORED, shown="needs vLLM's engine, which takes a minute to start")
+_ENGINE = Entry(HONORED, shown="test_trl_settings::test_the_engine_is_started_with_the_settings")
+_MISMATCH = Entry(HONORED, shown="test_trainer::test_the_samplers_mismatch_is_corrected_as_in_trl")
 _SERVER = Entry(HONORED, shown="needs vLLM's server")
 _HUB = Entry(HONORED, shown="needs the Hub; `tests/test_hub.py` has a server that stands in")
 _EVALUATION = Entry(
@@ -153,12 +154,23 @@ TRL: dict[str, Entry] = {
         "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port", _SERVER
     ),
     **rows(
-        "vllm_model_impl vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_gpu_memory_utilization "
-        "vllm_tensor_parallel_size vllm_importance_sampling_correction vllm_importance_sampling_mode "
-        "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_cap",
-        _VLLM,
+        "vllm_model_impl vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size "
+        "vllm_max_model_length",
+        _ENGINE,
     ),
-    "vllm_max_model_length": _VLLM,
+    "vllm_structured_outputs_regex": Entry(
+        HONORED, shown="test_trl_settings::test_requests_carry_what_the_settings_ask_for"
+    ),
+    **rows(
+        "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
+        "vllm_importance_sampling_clip_min",
+        _MISMATCH,
+    ),
+    "vllm_importance_sampling_cap": Entry(
+        HONORED,
+        "TRL's earlier name of vllm_importance_sampling_clip_max",
+        shown="test_trl_settings::test_the_earlier_name_of_the_samplers_cap_is_taken",
+    ),
     **rows(
         "log_multimodal num_completions_to_print log_unique_prompts",
         Entry(HONORED, shown="changes the table of completions that is printed, not what is learned"),
@@ -238,7 +250,7 @@ OURS: dict[str, Entry] = {
         shown="test_ending::test_the_rate_falls_to_zero_where_the_time_is_spent_and_what_is_logged_is_what_is_used",
     ),
     **rows("stop sampling_min_tokens", _RUN),
-    **rows("vllm_max_num_seqs vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager", _VLLM),
+    **rows("vllm_max_num_seqs vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager", _ENGINE),
 }
 
 _SPLIT = Entry(HONORED, shown="test_load::test_what_cannot_be_found_is_named")
@@ -280,4 +292,92 @@ TASK: dict[str, Entry] = {
     "log_generations_every": Entry(
         HONORED, shown="test_recipe::test_a_run_leaves_its_figures_its_generations_and_its_curve"
     ),
+}
+
+_TOKENIZED = "a row is a prompt and a response, tokenized before TRL sees it"
+_TO_PREPARE = Entry(NO_EFFECT, f"{_TOKENIZED}, with the tokenizer's own tokens")
+
+# What `SFTConfig` adds, in supervised finetuning and expert iteration.
+SFT: dict[str, Entry] = {
+    **rows("max_length packing padding_free completion_only_loss loss_type shuffle_dataset", _RUN),
+    "packing_strategy": Entry(HONORED, needs=("packing",)),
+    **rows("eos_token pad_token", _TO_PREPARE),
+    **rows("pad_to_multiple_of activation_offloading dataset_num_proc", _MEMORY),
+    **rows("model_init_kwargs", _LOADED),
+    "trust_remote_code": TRL["trust_remote_code"],
+    "router_aux_loss_coef": TRL["router_aux_loss_coef"],
+    **rows("dataset_text_field chat_template_path dataset_kwargs", Entry(REFUSED, _TOKENIZED)),
+    "assistant_only_loss": Entry(REFUSED, f"{_TOKENIZED}; completion_only_loss is the loss on the response only"),
+    "truncation_mode": Entry(
+        REFUSED, "a row longer than max_length is left out and counted, since half a trace has no answer"
+    ),
+    "eval_packing": Entry(REFUSED, "a run is validated by sampling, with validate_every"),
+}
+
+# What `ExtSFTConfig` adds; the rest of it is as in `ExtGRPOConfig`.
+SFT_OURS: dict[str, Entry] = {
+    "normalize_constant": Entry(
+        HONORED, shown="test_sft::test_with_a_constant_it_is_the_handouts_step_however_the_rows_are_cut"
+    ),
+    "use_vllm": TRL["use_vllm"],
+    **rows("vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_max_model_length", _ENGINE),
+}
+
+_TRACES = Entry(HONORED, shown="test_traces::test_a_file_is_read_by_its_columns_and_split_each_trace_only_once")
+
+# What the finetuning recipe adds to problems and validation.
+SFT_TASK: dict[str, Entry] = {
+    **rows("traces traces_split trace_prompt trace_response", _TRACES),
+    "traces_config": Entry(HONORED, shown="test_load::test_a_dataset_repository_with_subjects_as_configurations"),
+    "trace_answer": Entry(
+        HONORED, shown="test_traces::test_the_columns_are_called_prompt_response_and_answer_unless_said_otherwise"
+    ),
+    "num_unique_examples": Entry(
+        HONORED, shown="test_finetuning_recipes::test_several_sizes_are_run_once_each_and_plotted"
+    ),
+    "filter_correct": Entry(HONORED, shown="test_finetuning_recipes::test_only_right_traces_are_kept_counted_and_told"),
+}
+
+_STEPS = Entry(HONORED, shown="test_expert_iteration::test_every_setting_of_a_step_has_its_effect")
+
+# What `ExpertIterationConfig` adds to `ExtSFTConfig`.
+EXPERT_ITERATION: dict[str, Entry] = {
+    **rows(
+        "n_ei_steps epochs_per_step questions_per_step group_size rollout_batch_size selection selection_options",
+        _STEPS,
+    ),
+    "rollout_chunk": Entry(HONORED, shown="test_expert_iteration::test_every_chunk_of_rollouts_is_drawn_anew"),
+}
+
+_SAMPLES = Entry(HONORED, shown="test_evaluation::test_a_setting_of_how_it_is_sampled_reaches_the_sampler")
+_ENGINE_OF_AN_EVALUATION = Entry(HONORED, shown="test_evaluation::test_settings_of_the_engine_reach_it")
+
+# What an evaluation adds to the problems.
+EVALUATION: dict[str, Entry] = {
+    "model_name_or_path": Entry(
+        HONORED, shown="test_evaluation::test_the_recipes_run_from_the_command_line_and_two_evaluations_are_compared"
+    ),
+    "split": _SPLIT,
+    "problems": _SAMPLE,
+    **rows(
+        "samples batch_size",
+        Entry(HONORED, shown="test_evaluation::test_interrupted_it_goes_on_and_gives_what_one_run_gives"),
+    ),
+    "grader": Entry(HONORED, shown="test_evaluation::test_the_samples_the_summary_and_the_table_say_the_same"),
+    **rows("temperature top_p max_tokens min_tokens stop", _SAMPLES),
+    "seed": Entry(HONORED, shown="test_evaluation::test_the_number_of_a_sample_decides_its_draw"),
+    "use_vllm": TRL["use_vllm"],
+    **rows("dtype vllm_gpu_memory_utilization vllm_max_model_length vllm_enforce_eager", _ENGINE_OF_AN_EVALUATION),
+    **rows(
+        "show category output_dir",
+        Entry(
+            HONORED,
+            shown="test_evaluation::test_finished_it_is_shown_again_without_a_model_and_other_settings_are_refused",
+        ),
+    ),
+}
+
+# What best-of-n adds to an evaluation.
+BEST_OF_N: dict[str, Entry] = {
+    "at": Entry(HONORED, shown="test_evaluation::test_best_of_n_uses_one_set_of_samples_and_draws_its_curves"),
 }

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
+import pty
+import re
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -516,11 +522,59 @@ def test_a_run_prints_validations_and_a_table_of_before_and_after(run: tuple[Pat
         "training in float32, since this is a CPU", "step 4/4: reward ", "before   after", "level 1", "level 5", "format and answer right", "format only", "neither",
     ):  # fmt: skip
         assert words in printed, words
+    shows_the_run_and_nothing_else(printed.splitlines())
+    assert "%|" not in printed  # a log file has no bar
+
+
+def shows_the_run_and_nothing_else(lines: list[str]) -> None:
     ours = ("rollouts by", "training in", "validation at", "step ", "  level ", "accuracy", "format", "neither")
-    lines = [line for line in printed.splitlines() if line.strip()]
-    others = [line for line in lines if not line.startswith(ours)]
-    assert [line.split()[0] for line in others] == ["before", lines[-1].split()[0]], others  # no bar, no warning
+    others = [line for line in lines if line.strip() and not line.startswith(ours)]
+    assert [line.split()[0] for line in others] == ["before", lines[-1].split()[0]], others
     assert "everything is in" in others[1]
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_the_run_and_its_bar_and_nothing_else(run: tuple[Path, str]) -> None:
+    """The command of README's first page, ten steps of it, in a terminal of 110 columns."""
+    cwd, columns = run[0].parents[1], 110
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    exports, command = re.search(
+        r"```bash\npip install[^\n]*\n(.*?)(accelerate launch [^\n]*)\n```", page, re.DOTALL
+    ).groups()
+    (cwd / "lengths.py").write_text("def reward(completions, **_):\n    return [float(len(c)) for c in completions]\n")
+    small = "--config mine.yaml --reward lengths.py:reward --max_steps 10 --output_dir runs/terminal"
+    small += " --report_to tensorboard --save_strategy steps"
+    command = command.replace("accelerate launch", f"{sys.executable} -m accelerate.commands.launch")
+    command = command.replace(" accelerate_configs/", f" {ROOT}/accelerate_configs/").replace(
+        " recipes/", f" {ROOT}/recipes/"
+    )
+    terminal, inside = pty.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "OMP_NUM_THREADS")}
+    process = subprocess.Popen(
+        ["bash", "-c", f"{exports}{command} {small}"], stdin=inside, stdout=inside, stderr=inside, cwd=cwd,
+        env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm"}, start_new_session=True,
+    )  # fmt: skip
+    os.close(inside)
+    written = everything_in(terminal)
+    assert process.wait(60) == 0, written[-3000:]
+    lines = [line.rpartition("\r")[2] for line in written.replace("\r\n", "\n").replace("\x1b[A", "").split("\n")]
+    drawn = [part for part in re.split(r"[\r\n]+", written) if "%|" in part]
+    assert not [part for part in drawn if len(part) > columns]
+    assert {int(step) for part in drawn for step in re.findall(r"\| +(\d+)/10 \[", part)} >= {0, 5, 10}, drawn
+    assert not [part for part in drawn if not re.search(r"/10 \[", part)], "a bar of something else"
+    assert any("█" in part and "reward=" in part for part in drawn)
+    shows_the_run_and_nothing_else([line for line in lines if line.strip() and "%|" not in line])
+
+
+def everything_in(terminal: int) -> str:
+    """What a process writes to a terminal until it ends."""
+    written = b""
+    with contextlib.suppress(OSError):  # Linux's way to say that the other side is closed
+        while part := os.read(terminal, 65536):
+            written += part
+    os.close(terminal)
+    return written.decode(errors="replace")
 
 
 @pytest.mark.slow

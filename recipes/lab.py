@@ -31,6 +31,7 @@ from trl_ext.experiments.lab.questions import (
 from trl_ext.experiments.lab.report import table, write_report
 from trl_ext.experiments.pipeline.record import folder_of
 from trl_ext.experiments.sweep import run_all
+from trl_ext.redaction import redact_text
 
 HERE = Path(os.path.relpath(Path(__file__).parent))  # so that pages name no folder of this machine
 
@@ -59,7 +60,7 @@ def main() -> None:
         else:
             answer(folder, args, rest)
     except InputError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {redact_text(str(error))}")
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command goes on where it was")
 

@@ -21,6 +21,7 @@ from trl_ext.errors import InputError, Stopped
 from trl_ext.experiments.leaderboard import RESULT, run_leaderboard
 from trl_ext.experiments.pipeline.settings import read_pipeline
 from trl_ext.experiments.rules import RULES
+from trl_ext.redaction import redact_text
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
         pipeline = read_pipeline(given.pop("config"), **given)
         result = run_leaderboard(pipeline, here)
     except InputError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {redact_text(str(error))}")
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:

@@ -17,6 +17,7 @@ from pathlib import Path
 from trl_ext.errors import InputError, Stopped
 from trl_ext.experiments.pipeline.run import run_pipeline
 from trl_ext.experiments.pipeline.settings import read_pipeline
+from trl_ext.redaction import redact_text
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
     try:
         summary = run_pipeline(read_pipeline(given.pop("config"), **given), here)
     except InputError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {redact_text(str(error))}")
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from typing import Any
 from trl_ext.errors import InputError
 from trl_ext.experiments.sweep import run_all
 from trl_ext.io import write_text
+from trl_ext.redaction import redact_text
 from trl_ext.runs.report import write_sizes_plot
 
 FILTERS = {"no": [False], "yes": [True], "both": [False, True]}
@@ -43,7 +44,7 @@ def main() -> None:
     try:
         found = run_all(commands, args.output_dir, args.jobs)
     except InputError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {redact_text(str(error))}")
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command goes on where it was")
     rows = list(found.values())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import pickle
 import sys
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,22 @@ import torch
 
 from tests.test_hub import summary
 from tests.test_recipe import DEFAULT, ON_A_CPU, RECIPE, refused
+from trl_ext.data.source import Source
+from trl_ext.errors import InputError
+from trl_ext.evaluation.report import Report
+from trl_ext.experiments.lab.questions import run_name
+from trl_ext.experiments.leaderboard import _write as write_result
+from trl_ext.experiments.pipeline.record import record_of, write_record
+from trl_ext.experiments.pipeline.settings import Pipeline, Stage
+from trl_ext.experiments.sweep import run_all
 from trl_ext.hub.card import write_model_card
-from trl_ext.recipes.cli import parse
+from trl_ext.io import as_yaml, write_text
+from trl_ext.recipes.best_of_n import BestOfN
+from trl_ext.recipes.cli import parse, start
 from trl_ext.recipes.config_file import write_config
+from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.evaluate import _settings_of as settings_of_evaluation
+from trl_ext.recipes.evaluate import _write as write_evaluation
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS
@@ -103,6 +119,93 @@ def test_a_secret_in_any_setting_is_in_nothing_that_a_run_writes(
     for path in tmp_path.iterdir():
         for secret in (SECRET, TOKEN):
             assert secret.encode() not in path.read_bytes(), path.name
+
+
+def planted(part: Any) -> Any:
+    """The settings with a secret in every one that takes a text or a dict."""
+    hints = typing.get_type_hints(type(part))
+    for field in dataclasses.fields(part):
+        hint = str(hints[field.name])
+        value = IN_DICT if "dict" in hint or "Mapping" in hint else IN_TEXT if "str" in hint else None
+        if value is not None and field.name not in ("output_dir", "config", "recipe", "category"):
+            object.__setattr__(part, field.name, [value] if "list" in hint else copy.deepcopy(value))
+    return part
+
+
+def an_evaluation(kind: type[Evaluation], folder: Path) -> None:
+    settings = kind()
+    settings.sources = {IN_TEXT: Source(IN_TEXT, IN_TEXT, 2, 1, "stored", unusable=[IN_TEXT])}
+    planted(settings).use_vllm = "false"
+    row = {"outcome": "neither", "problem_id": 0, "level": 1, "subject": "", "tokens": 3, "finish_reason": "stop"}
+    write_text(folder / "settings.yaml", as_yaml(settings_of_evaluation(settings)))
+    write_evaluation(folder, Report([row]), settings, 1.0)
+    (folder / "printed").write_text(settings.sources[IN_TEXT].line(IN_TEXT))
+
+
+def a_pipeline(folder: Path) -> None:
+    pipeline = planted(Pipeline([planted(Stage("grpo"))], str(folder)))
+    object.__setattr__(pipeline, "stages", [planted(Stage("grpo"))])
+    write_record(folder, record_of(folder, pipeline))
+
+
+def a_sweep(folder: Path) -> None:
+    script = folder / "child.py"
+    script.write_text("raise SystemExit(1)")
+    flags = ["--hub_token", SECRET, "--x", IN_TEXT, "--y", json.dumps(IN_DICT)]
+    with pytest.raises(InputError):
+        run_all({"one": [str(script), *flags]}, folder)
+
+
+def a_lab(folder: Path) -> None:
+    settings = {"hub_token": SECRET, "run_name": IN_TEXT, "model_init_kwargs": IN_DICT}
+    (folder / run_name(settings, 0)[:200]).mkdir()
+    lines = "\n".join(path.name for path in folder.iterdir())
+    (folder / "report.md").write_text(lines + run_name(settings, 0))
+
+
+def a_leaderboard(folder: Path) -> None:
+    write_result(folder, {"rules": IN_TEXT, "why_not": IN_TEXT, "model": IN_DICT})
+
+
+def an_exception(folder: Path, own: str = "") -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError(f"cannot read {IN_TEXT}") from KeyError(json.dumps(IN_DICT))
+
+    with pytest.MonkeyPatch.context() as patch, (folder / "log").open("w") as log, contextlib.redirect_stderr(log):
+        patch.setattr(sys, "argv", ["grpo_math.py", "--output_dir", str(folder / "run")])
+        patch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / "error.json"))
+        patch.setattr("trl_ext.recipes.cli.lines_of_own_files", lambda _: own)
+        with pytest.raises(SystemExit) as ended:
+            start(fail, GRPO_SETTINGS, "about", DEFAULT)
+    if isinstance(ended.value.code, str):
+        (folder / "last words").write_text(ended.value.code)
+    assert "cannot read" in (folder / "error.json").read_text()
+    assert any("cannot read" in path.read_text() for path in folder.iterdir() if path.name != "error.json")
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "evaluate": functools.partial(an_evaluation, Evaluation),
+    "best_of_n": functools.partial(an_evaluation, BestOfN),
+    "pipeline": a_pipeline,
+    "sweep": a_sweep,
+    "lab": a_lab,
+    "leaderboard": a_leaderboard,
+    "traceback": an_exception,
+    "own file": functools.partial(an_exception, own=f"x = '{IN_TEXT}'\n"),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_command_writes_a_secret_of_its_settings_or_of_an_exception(
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(RECIPE), "--hub_token", SECRET, "--model_init_kwargs", json.dumps(IN_DICT)])
+    WRITERS[writer](tmp_path)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert written
+    leaks = [path.name for path in written for secret in (SECRET, TOKEN) if secret.encode() in path.read_bytes()]
+    assert not leaks
+    assert SECRET not in str(written)
 
 
 def test_what_was_masked_has_to_be_given_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

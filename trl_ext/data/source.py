@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trl_ext.redaction import redact_text
+
 
 @dataclass
 class Source:
@@ -65,7 +67,7 @@ class Source:
             )
         if self.also_in_training:
             known.append(f"{self.also_in_training} of them are in the training set too")
-        return "; ".join(known)
+        return redact_text("; ".join(known))
 
     def summary(self) -> dict[str, Any]:
         """The same for a JSON file, with every place."""

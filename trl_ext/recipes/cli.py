@@ -7,6 +7,7 @@ from trl_ext.compat.startup import START as START
 # isort: split
 import argparse
 import difflib
+import json
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ from trl import TrlParser
 from trl_ext.compat.renamed import RenamedWarning, current_flags, current_name, current_names
 from trl_ext.errors import InputError, NotSavedError, PushError, Stopped
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
-from trl_ext.redaction import masked_names, redact_text
+from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.runs.checkpoints import checkpoints
 
 
@@ -89,11 +90,11 @@ def parse(
             _refuse_masked(config, {arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg[:2] == "--"})
         parsed: tuple[Any, ...] = parser.parse_args_and_config(["--config", str(config), *args])
     except (ValueError, OSError, yaml.YAMLError) as error:
-        parser.exit(2, f"{lines_of_own_files(error)}error: {redact_text(str(error))}\n")
+        parser.exit(2, redact_text(f"{lines_of_own_files(error)}error: {error}\n"))
     except Exception as error:
         if not (own := lines_of_own_files(error)):
-            raise
-        parser.exit(2, f"{own}error: {summary_of(error)}\n")
+            _end_with_traceback(error)
+        parser.exit(2, redact_text(f"{own}error: {summary_of(error)}\n"))
     flags = {arg.partition("=")[0] for arg in args}
     if not flags & {"--output_dir", "--output-dir"} and "output_dir" not in _fields(config):
         parsed[-1].output_dir = f"runs/{config.stem}"
@@ -143,12 +144,25 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         _leave(f"{stopped}; {_what_there_is(parsed[-1].output_dir)}", stopped.signal)
     except Exception as error:
         get_error_handler().record_exception(error)  # `record` leaves out what ends by sys.exit
+        _redact_launchers_report()
         if is_out_of_memory(error):
-            traceback.print_exc()
-            sys.exit(f"error: out of memory. {_LESS_MEMORY}")
+            _end_with_traceback(error, f"error: out of memory. {_LESS_MEMORY}")
         if not (own := lines_of_own_files(error)):
-            raise
-        sys.exit(f"\n{own}error: {summary_of(error)}; {_what_there_is(parsed[-1].output_dir)}")
+            _end_with_traceback(error)
+        sys.exit(redact_text(f"\n{own}error: {summary_of(error)}; {_what_there_is(parsed[-1].output_dir)}"))
+
+
+def _end_with_traceback(error: BaseException, advice: str = "") -> NoReturn:
+    """What Python prints of an exception that nobody catches, without secrets: it may end in a log."""
+    print(redact_text("".join(traceback.format_exception(error))) + advice, file=sys.stderr)
+    sys.exit(1)
+
+
+def _redact_launchers_report() -> None:
+    """Mask what `record_exception` has written down of this rank for torchrun, which prints it."""
+    path = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    if path.is_file():
+        path.write_text(json.dumps(redact(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
 
 
 def _leave(message: str, by: int) -> NoReturn:

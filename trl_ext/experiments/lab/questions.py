@@ -19,6 +19,7 @@ import yaml
 
 from trl_ext.errors import InputError
 from trl_ext.io import as_flags
+from trl_ext.redaction import redact
 from trl_ext.registry import check_fields, unknown
 
 COMMON = "lab.yaml"
@@ -122,7 +123,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 def run_name(settings: Mapping[str, Any], seed: int) -> str:
     """A folder's name that says what sets the run apart, the same for every question that needs it."""
-    words = [f"{name}={_short(value)}" for name, value in sorted(settings.items())]
+    words = [f"{name}={_short(value)}" for name, value in sorted(redact(dict(settings)).items())]
     return re.sub(r"[^\w=.,+-]", "_", ",".join([*words, f"seed={seed}"]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 
 from tests.tiny import ends_early, make_trainer, tiny_model, tiny_sft
@@ -87,7 +89,14 @@ def test_an_adapter_that_cannot_be_merged_is_refused_before_the_model_loads(
     folder: Any = str(tmp_path)
     with pytest.raises(ValueError, match=message):
         check_adapter(folder, config)
+    places = list(inspect.signature(GRPOTrainer).parameters)
+    in_order: list[Any] = [None] * places.index("peft_config") + [config]
+    in_order[places.index("model")], in_order[places.index("reward_funcs")] = folder, ends_early
+    in_order[places.index("args")] = ExtGRPOConfig(
+        str(tmp_path / "run"), report_to="none", use_cpu=True, bf16=False, vllm_mode="colocate", **VLLM
+    )
     for make in (
+        lambda: ExtGRPOTrainer(*in_order),
         lambda: make_trainer(
             ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", ends_early, model=folder, peft_config=config,
             vllm_mode="colocate", **VLLM,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from trl_ext.compat import lazy_vllm as _lazy_vllm  # noqa: F401
 
 # isort: split
+import inspect
 import logging
 import math
 import time
@@ -69,7 +70,8 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         if config.stop or config.sampling_min_tokens:
             config.generation_kwargs = sampling_kwargs(config)
         if config.use_vllm and config.vllm_mode == "colocate":
-            check_adapter(kwargs.get("model") or args[0], kwargs.get("peft_config"))
+            given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
+            check_adapter(given["model"], given.get("peft_config"))
         with engine_settings(config):
             super().__init__(*args, **kwargs)
         if self.use_vllm:

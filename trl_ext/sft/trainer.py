@@ -6,6 +6,7 @@ Letters: B rows of a micro-batch, T tokens.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,7 +125,8 @@ class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
         if not isinstance(config, ExtSFTConfig):
             raise TypeError("ExtSFTTrainer needs args=ExtSFTConfig(...)")
         if config.use_vllm:
-            check_adapter(kwargs.get("model") or args[0], kwargs.get("peft_config"))
+            given = inspect.signature(SFTTrainer).bind(*args, **kwargs).arguments
+            check_adapter(given["model"], given.get("peft_config"))
             load_vllm()
         super().__init__(*args, **kwargs)
         if config.normalize_constant is not None:

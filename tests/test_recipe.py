@@ -152,6 +152,8 @@ def test_the_command_line_wins_over_the_yaml_and_trainers_own_flags_work(tmp_pat
         (["--max_steps", "three"], ["--max_steps", "three"]),
         (["--max_steps", "0"], ["max_steps is 0, which trains nothing", "recipes/evaluate.py"]),
         (["--learning_rate", "-1"], ["learning_rate must be a number that is not negative, got -1.0"]),
+        (["--learning_rate", "-1e-5"], ["learning_rate must be a number that is not negative, got -1e-05"]),
+        (["--max_steps", "3", "--config"], ["error: argument --config: expected one argument"]),
         (["--learning_rate", "nan"], ["learning_rate must be a number", "got nan"]),
         (["--learning_rate", "fast"], ["--learning_rate", "fast"]),
         (["--config=recipes/none.yaml"], ["recipes/none.yaml"]),

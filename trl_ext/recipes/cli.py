@@ -9,6 +9,7 @@ import argparse
 import difflib
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -34,13 +35,22 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
     """Shows defaults, and leaves the line breaks of the description alone."""
 
 
-class _Parser(TrlParser):
-    """TRL's parser, whose errors are one line instead of the usage of some hundred flags."""
+class _OneLineErrors(argparse.ArgumentParser):
+    """A parser whose errors are one line instead of the usage of some hundred flags."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # argparse knows -0.1 as a number and takes -1e-5 for a flag
+        self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
 
     def error(self, message: str) -> NoReturn:
         """End the process with exit status 2."""
         print(f"error: {redact_text(message)} (--help lists every flag)", file=sys.stderr)
         sys.exit(2)
+
+
+class _Parser(_OneLineErrors, TrlParser):
+    """TRL's parser, with our errors."""
 
     def check_names(self, args: Sequence[str], config: Path) -> None:
         """Refuse flags and YAML fields that do not exist.
@@ -103,7 +113,7 @@ def parse(
 
 def _config_file(args: list[str], default: Path) -> tuple[Path, list[str]]:
     """The YAML file that `--config FILE` or `--config=FILE` names, and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _OneLineErrors(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", type=Path, default=default)
     known, rest = parser.parse_known_args(args)
     return known.config, rest

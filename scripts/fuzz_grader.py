@@ -23,7 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trl_ext.rewards.rules import compare
+from trl_ext.rewards.workers.comparison import compare
 from trl_ext.rewards.workers.pool import Failure, Pool
 from trl_ext.runs.provenance import provenance
 
@@ -35,7 +35,7 @@ BATCH = 2_000
 def timed(rule: str, answer: str, truth: str) -> tuple[bool, float]:
     """The verdict and its seconds; runs in a worker."""
     began = time.perf_counter()
-    right, _ = compare(rule, answer, truth)
+    right, _ = compare(f"trl_ext.rewards.{rule}:compare", {}, answer, truth)
     return right, time.perf_counter() - began
 
 

@@ -118,7 +118,7 @@ def loaded() -> list[str]:
     return sorted(sys.modules)
 
 
-def compare(rule: str, answer: str, truth: str) -> tuple[bool, str]:
+def compare(function: str, options: dict[str, float], answer: str, truth: str) -> tuple[bool, str]:
     """A rule of comparison that hangs on some answers."""
     if answer.strip().startswith("hang"):
         hang()

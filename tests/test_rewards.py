@@ -191,13 +191,13 @@ def test_a_pair_is_compared_once_and_trivial_ones_never_leave_the_process(monkey
             sent.extend(jobs)
             return super().map(jobs)
 
-    with Counting("trl_ext.rewards.rules:compare") as pool:
+    with Counting("trl_ext.rewards.workers.comparison:compare") as pool:
         monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda: pool)
         responses = [R1.format(1, a) for a in ("7", "1/2", "1/2", "8", "x", "2/4")]
         for _ in range(2):
             verdicts = GRADERS["strict"](responses, ["7", "0.5", "0.5", "7", "x", "0.5"])
             assert [v.right for v in verdicts] == [True, True, True, False, True, True]
-    assert [job[1:] for job in sent] == [("1/2", "0.5"), ("2/4", "0.5")]
+    assert [job[2:] for job in sent] == [("1/2", "0.5"), ("2/4", "0.5")]
 
 
 def test_a_hanging_comparison_costs_its_own_answer_only_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

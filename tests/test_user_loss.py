@@ -165,8 +165,10 @@ def test_a_fault_of_ones_own_reward_is_reported_as_its_own_lines(
         raise KeyError("of ours")  # nobody's file but the project's: the whole traceback is wanted
 
     fails.__code__ = fails.__code__.replace(co_filename=str(ROOT / "trl_ext" / "recipes" / "run.py"))
-    with pytest.raises(KeyError):
+    with pytest.raises(SystemExit) as stopped:
         start(fails, GRPO_SETTINGS, None, RECIPE.with_suffix(".yaml"))
+    assert stopped.value.code == 1
+    assert re.search(r"(?s)Traceback .* in fails\n.*KeyError: 'of ours'", capsys.readouterr().err)
 
 
 def test_the_other_examples_are_what_their_docstrings_say() -> None:

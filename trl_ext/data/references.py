@@ -12,12 +12,13 @@ from tqdm import tqdm
 
 from trl_ext.data.load import ANSWER_SOURCES
 from trl_ext.data.source import Source
-from trl_ext.rewards.graders import GRADERS, compare_pairs
+from trl_ext.rewards.graders import GRADERS, Comparison, compare_pairs
 from trl_ext.rewards.ground_truth import truths_of
 from trl_ext.rewards.workers.pool import PoolError
 
 COMPARING = ("strict", "compatible")  # graders to whom a reference answer is itself a correct answer
 _RESPONSES = {"r1_zero": "</think> <answer> {} </answer>", "boxed": r"\boxed{{{}}}"}
+_READABLE = Comparison("trl_ext.rewards.strict:is_readable")
 _CHUNK = 1024  # answers graded between two moves of the progress bar
 _PROSE = 200  # characters; no answer of MATH is as long
 _SHOWN = 60  # characters of an answer in a message
@@ -81,7 +82,7 @@ class Checker:
         shortest = 0 if self.grader == "strict" else _PROSE
         hard = {text for accepted in texts for text in accepted if not text.removeprefix("-").isdigit()}
         asked = sorted(text for text in hard if len(text) > shortest)
-        read = compare_pairs("readable", [("", text) for text in asked])
+        read = compare_pairs(_READABLE, [("", text) for text in asked])
         bad = {text for (_, text), outcome in read.items() if isinstance(outcome, tuple) and not outcome[0]}
         return {
             place: "it cannot be read as an answer, so that only the same text matches it"

@@ -22,10 +22,35 @@ from trl_ext.rewards.workers.pool import Failure, Pool
 GRADERS = Registry("grader")
 CACHED_PAIRS = 100_000
 
-# Two integers of at most 15 digits (exact as doubles too) are compared on the spot, under any rule.
+# Two integers of at most 15 digits (exact as doubles too) are compared on the spot, unless one may be near the other.
 _SMALL_INTEGER = re.compile(r"-?[0-9]{1,15}")
 _COMPATIBLE_FORMATS = {"r1_zero": extract_r1_zero, "boxed": extract_question_only}
-_verdicts: dict[tuple[str, str, str], tuple[bool, str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How an answer is compared with a reference answer, in a worker.
+
+    Attributes:
+        function: `module:name` of a function `(answer, truth, **options) -> (correct, reason)`.
+        same_text_is_equal: the same text is always correct; else not if it is empty or NaN.
+        tolerance: relative error that a number may have.
+    """
+
+    function: str
+    same_text_is_equal: bool = False
+    tolerance: float = 0.0
+    math_verify: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the function, those at their defaults left out."""
+        given = {"tolerance": self.tolerance, "math_verify": self.math_verify}
+        return {name: value for name, value in given.items() if value}
+
+
+_STRICT = "trl_ext.rewards.strict:compare"
+_COMPATIBLE = "trl_ext.rewards.compatible:compare"
+_verdicts: dict[tuple[Comparison, str, str], tuple[bool, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +90,29 @@ def strict(
         PoolError: the workers cannot start, or fail on everything.
     """
     extract = ANSWER_FORMATS.get_function(answer_format)
-    rule = f"strict:{numeric_tolerance}" if numeric_tolerance else "strict"
-    return _grade(rule, [Extraction.of(extract(response)) for response in texts_of(responses)], truths)
+    comparison = Comparison(_STRICT, tolerance=numeric_tolerance)
+    return _grade(comparison, [Extraction.of(extract(response)) for response in texts_of(responses)], truths)
 
 
 @GRADERS.register
 def compatible(
-    responses: Sequence[str], truths: Sequence[Any], *, answer_format: str = "r1_zero", fast: bool = True
+    responses: Sequence[str], truths: Sequence[Any], *, answer_format: str = "r1_zero", math_verify: bool = False
 ) -> list[Verdict]:
-    """The course grader's verdicts, its known mistakes included; `fast=False` adds its third stage, math-verify.
+    """The course grader's verdicts, its known mistakes included; `math_verify` adds its third stage, math-verify.
 
     Raises:
         UnknownName: no such answer format.
-        ImportError: `fast=False` without math-verify.
+        ImportError: `math_verify` where it is not installed.
         TypeError: a truth is neither text, number nor a list of them, or a response is no text.
         PoolError: the workers cannot start, or fail on everything.
     """
     if answer_format not in _COMPATIBLE_FORMATS:
         raise unknown("answer format", answer_format, _COMPATIBLE_FORMATS)
-    if not fast and importlib.util.find_spec("math_verify") is None:
-        raise ImportError("fast=False needs math-verify: pip install 'trl_ext[math]'")
+    if math_verify and importlib.util.find_spec("math_verify") is None:
+        raise ImportError("math_verify=True needs math-verify: pip install 'trl_ext[math]'")
     extract = _COMPATIBLE_FORMATS[answer_format]
-    return _grade("compatible" if fast else "lenient", [extract(response) for response in texts_of(responses)], truths)
+    comparison = Comparison(_COMPATIBLE, same_text_is_equal=True, math_verify=math_verify)
+    return _grade(comparison, [extract(response) for response in texts_of(responses)], truths)
 
 
 def math_reward_fn(response: str, ground_truth: Any, answer_format: str = "r1_zero") -> dict[str, float]:
@@ -96,12 +122,12 @@ def math_reward_fn(response: str, ground_truth: Any, answer_format: str = "r1_ze
 
 def r1_zero_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
     """The course's reward for the r1_zero prompt; see `compatible`."""
-    return compatible([response], [ground_truth], fast=fast)[0].rewards()
+    return compatible([response], [ground_truth], math_verify=not fast)[0].rewards()
 
 
 def question_only_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
     r"""The course's reward for the question_only prompt, whose answer is in a `\boxed{}`; see `compatible`."""
-    return compatible([response], [ground_truth], answer_format="boxed", fast=fast)[0].rewards()
+    return compatible([response], [ground_truth], answer_format="boxed", math_verify=not fast)[0].rewards()
 
 
 def texts_of(responses: Sequence[str]) -> Sequence[str]:
@@ -116,7 +142,7 @@ def texts_of(responses: Sequence[str]) -> Sequence[str]:
     return responses
 
 
-def _grade(rule: str, extractions: Sequence[Extraction], truths: Sequence[Any]) -> list[Verdict]:
+def _grade(comparison: Comparison, extractions: Sequence[Extraction], truths: Sequence[Any]) -> list[Verdict]:
     accepted = [truths_of(truth) for _, truth in zip(extractions, truths, strict=True)]
     pairs = {
         (e.answer, truth): None
@@ -124,7 +150,7 @@ def _grade(rule: str, extractions: Sequence[Extraction], truths: Sequence[Any]) 
         if e.answer is not None
         for truth in group
     }
-    compared = compare_pairs(rule, list(pairs))
+    compared = compare_pairs(comparison, list(pairs))
     return [_verdict(e, group, compared) for e, group in zip(extractions, accepted, strict=True)]
 
 
@@ -147,23 +173,26 @@ def _verdict(
     return Verdict(True, answer, False, verdicts[0][1] if verdicts else "no truth to compare with")
 
 
-def compare_pairs(rule: str, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[bool, str] | Failure]:
+def compare_pairs(
+    comparison: Comparison, pairs: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[bool, str] | Failure]:
     """Verdict and reason for each (answer, truth): from the cache, here if trivial, else from the workers."""
     compared: dict[tuple[str, str], tuple[bool, str] | Failure] = {}
     hard = []
     for pair in pairs:
-        known = _trivial(rule, *pair) or _verdicts.get((rule, *pair))
+        known = _trivial(comparison, *pair) or _verdicts.get((comparison, *pair))
         if known is None:
             hard.append(pair)
         else:
             compared[pair] = known
-    for pair, outcome in zip(hard, shared_pool().map([(rule, *pair) for pair in hard]) if hard else (), strict=True):
+    jobs = [(comparison.function, comparison.options(), *pair) for pair in hard]
+    for pair, outcome in zip(hard, shared_pool().map(jobs) if jobs else (), strict=True):
         if isinstance(outcome, Failure):
             compared[pair] = outcome  # not kept: it may have been the machine's fault
             continue
         if len(_verdicts) >= CACHED_PAIRS:
             _verdicts.clear()
-        compared[pair] = _verdicts[rule, *pair] = (bool(outcome[0]), str(outcome[1]))
+        compared[pair] = _verdicts[comparison, *pair] = (bool(outcome[0]), str(outcome[1]))
     return compared
 
 
@@ -172,11 +201,11 @@ def forget_verdicts() -> None:
     _verdicts.clear()
 
 
-def _trivial(rule: str, answer: str, truth: str) -> tuple[bool, str] | None:
-    answer, truth = answer.strip(), truth.strip()  # every rule does
-    if answer == truth and (answer.lower() not in ("", "nan") or not rule.startswith("strict")):
+def _trivial(comparison: Comparison, answer: str, truth: str) -> tuple[bool, str] | None:
+    answer, truth = answer.strip(), truth.strip()  # every comparison does
+    if answer == truth and (answer.lower() not in ("", "nan") or comparison.same_text_is_equal):
         return True, "same text"
-    if ":" not in rule and _SMALL_INTEGER.fullmatch(answer) and _SMALL_INTEGER.fullmatch(truth):
+    if not comparison.tolerance and _SMALL_INTEGER.fullmatch(answer) and _SMALL_INTEGER.fullmatch(truth):
         return (True, "same value") if int(answer) == int(truth) else (False, "different value")
     return None
 
@@ -184,4 +213,4 @@ def _trivial(rule: str, answer: str, truth: str) -> tuple[bool, str] | None:
 @cache
 def shared_pool() -> Pool:
     """The process's workers, started at the first comparison that needs them."""
-    return Pool("trl_ext.rewards.rules:compare")
+    return Pool("trl_ext.rewards.workers.comparison:compare")

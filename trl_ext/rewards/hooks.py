@@ -1,67 +1,58 @@
 """Rewards in TRL's signature, `(completions, answer, **kwargs) -> list[float | None]`.
 
-`REWARDS` holds them by name; a reward of your own is any function with that signature.
+`REWARDS` holds one for every grader, by its name; a reward of your own is any function with that signature.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_ext.registry import Registry
 from trl_ext.rewards.graders import GRADERS, Verdict
 
+Grader = Callable[..., Sequence[Verdict]]
+Reward = Callable[..., list[float]]
 REWARDS = Registry("reward")
 
 
-@REWARDS.register
-def strict(
-    completions: Sequence[Any],
-    answer: Sequence[Any],
-    *,
-    answer_format: str = "r1_zero",
-    numeric_tolerance: float = 0.0,
-    **columns: Any,
-) -> list[float]:
-    """1 for a response in the format whose answer is mathematically right, else 0."""
-    return reward("strict", completions, answer, answer_format, numeric_tolerance=numeric_tolerance, **columns)
+def as_reward(grader: Grader) -> Reward:
+    """The reward of a grader, with its name and options: 1 for a correct response in the format, else 0.
+
+    The extracted answers, the verdicts and their reasons go to TRL's `log_extra`, the means to its `log_metric`.
+    """
+    signature = inspect.signature(grader)
+    options = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+    def reward(
+        completions: Sequence[Any],
+        answer: Sequence[Any],
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        texts = [completion_text(completion, place) for place, completion in enumerate(completions)]
+        verdicts = grader(texts, answer, **{p.name: columns[p.name] for p in options if p.name in columns})
+        if log_extra:
+            _log_rows(verdicts, log_extra)
+        if log_metric and verdicts:
+            _log_means(verdicts, log_metric)
+        return [verdict.rewards()["reward"] for verdict in verdicts]
+
+    functools.update_wrapper(reward, grader, ("__module__", "__name__", "__qualname__", "__doc__"))
+    kept = [
+        p for p in inspect.signature(reward, follow_wrapped=False).parameters.values() if p.kind is not p.VAR_KEYWORD
+    ]
+    columns = inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)
+    reward.__signature__ = signature.replace(parameters=[*kept, *options, columns])  # type: ignore[attr-defined]
+    reward.__annotations__ = {p.name: grader.__annotations__[p.name] for p in options}
+    return reward
 
 
-@REWARDS.register
-def compatible(
-    completions: Sequence[Any], answer: Sequence[Any], *, answer_format: str = "r1_zero", **columns: Any
-) -> list[float]:
-    """1 for a response that the course's grader accepts, else 0."""
-    return reward("compatible", completions, answer, answer_format, **columns)
-
-
-@REWARDS.register
-def countdown(
-    completions: Sequence[Any], answer: Sequence[Any], *, answer_format: str = "r1_zero", **columns: Any
-) -> list[float]:
-    """1 for an expression of the given numbers that equals the target, else 0; see `data/countdown.py`."""
-    return reward("countdown", completions, answer, answer_format, **columns)
-
-
-def reward(
-    grader: str,
-    completions: Sequence[Any],
-    answer: Sequence[Any],
-    answer_format: str,
-    log_extra: Callable[[str, list[Any]], None] | None = None,
-    log_metric: Callable[[str, float], None] | None = None,
-    numeric_tolerance: float | None = None,
-    **_: Any,
-) -> list[float]:
-    """Rewards by a grader of `GRADERS` (or an import path), with the extracted answers and the reasons logged."""
-    texts = [completion_text(completion, place) for place, completion in enumerate(completions)]
-    options = {} if numeric_tolerance is None else {"numeric_tolerance": numeric_tolerance}
-    verdicts = GRADERS.build(grader, answer_format=answer_format, **options)(texts, answer)
-    if log_extra:
-        _log_rows(verdicts, log_extra)
-    if log_metric and verdicts:
-        _log_means(verdicts, log_metric)
-    return [verdict.rewards()["reward"] for verdict in verdicts]
+for _grader in GRADERS.values():
+    REWARDS.register(as_reward(_grader))
 
 
 def _log_rows(verdicts: Sequence[Verdict], log_extra: Callable[[str, list[Any]], None]) -> None:

@@ -5,6 +5,6 @@ arXiv:2503.20783), which parses answers with sympy, that is with Python's `eval`
 rows labelled by it.
 """
 
-from trl_ext.rewards.compatible.compare import is_equal
+from trl_ext.rewards.compatible.compare import compare, is_equal
 
-__all__ = ["is_equal"]
+__all__ = ["compare", "is_equal"]

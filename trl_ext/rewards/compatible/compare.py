@@ -18,6 +18,12 @@ _BRACKETS = frozenset("()[]")
 _PLAIN_FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
 
 
+def compare(answer: str, truth: str, math_verify: bool = False) -> tuple[bool, str]:
+    """Whether the reference would accept `answer` for `truth`, and why; see `is_equal`."""
+    correct = is_equal(answer, truth, fast=not math_verify)
+    return correct, "equal" if correct else "not equal"
+
+
 def is_equal(candidate: str, truth: str, fast: bool = True) -> bool:
     r"""Whether the reference would accept `candidate` for `truth`.
 

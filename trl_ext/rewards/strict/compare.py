@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from trl_ext.rewards.expression import Undefined, numeric_value, variables
 from trl_ext.rewards.strict.answers import Answer, Quantity, Several, is_expression
@@ -14,8 +14,7 @@ from trl_ext.rewards.strict.read import readings_of_clean
 MAX_LENGTH = 600  # characters; a longer answer is right only if it is the truth but for spelling
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A verdict and a short reason for the log."""
 
     right: bool
@@ -49,6 +48,11 @@ def compare(answer: str, truth: str, tolerance: float = 0.0) -> Comparison:
     if tolerance and any(_is_near(a, t, tolerance) for a, t in product(answers, truths)):
         return Comparison(True, "within the tolerance")
     return Comparison(False, _difference(answers[0], truths[0]))
+
+
+def is_readable(answer: str, truth: str) -> Comparison:
+    """Whether the grader can read `truth`, whatever the answer is."""
+    return Comparison(can_read(truth), "as strict reads it")
 
 
 def can_read(truth: str) -> bool:

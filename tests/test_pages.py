@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.evaluate import Evaluation
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
@@ -47,3 +51,25 @@ def test_every_flag_that_the_readme_gives_a_recipe_is_there() -> None:
             assert set(flags) <= known, (recipe, flags)
             checked += len(flags)
     assert checked > 10
+
+
+@pytest.mark.slow
+def test_the_readmes_evaluation_block_runs_as_it_is_copied(tmp_path: Path, policy_cache: Path) -> None:
+    """With the base policy where its first block leaves a trained one, which takes minutes."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How good is a model?")[2]
+    block = re.search(r"```bash\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    assert block[1].count("recipes/") == 4
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "grpo_math").symlink_to(make_base_policy(0, policy_cache, progress=False))
+    known = {"TRL_EXT_CACHE": str(policy_cache), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block[1]], cwd=tmp_path, env={**os.environ, **known, "PATH": path},
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in ("before", "after", "after_at_16"):
+        assert (tmp_path / "runs" / name / "summary.json").is_file(), name
+    assert "accuracy" in done.stdout

@@ -10,10 +10,36 @@ Settings come from a YAML file (`--config`, default recipes/grpo_math.yaml), the
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from trl import ModelConfig
+
+from trl_ext.grpo.config import ExtGRPOConfig
+from trl_ext.grpo.trainer import ExtGRPOTrainer
 from trl_ext.recipes.cli import start
-from trl_ext.recipes.grpo import GRPO_SETTINGS
-from trl_ext.recipes.run import run_recipe
+from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
+from trl_ext.recipes.model_settings import loaded_as
+from trl_ext.recipes.preflight import prepare
+from trl_ext.recipes.run import open_run
+from trl_ext.training.callbacks import GenerationsLog, NoSpread
+
+
+def main(task: GRPOTask, model: ModelConfig, config: ExtGRPOConfig) -> dict[str, Any]:
+    prepared = prepare(task, model, config, task.data)  # refuses what cannot work before a model loads
+    config.check_problem_count(len(prepared.data.train))
+    with open_run(prepared) as run:  # in a folder of its own, or resumed
+        trainer = ExtGRPOTrainer(
+            reward_funcs=task.reward_function(),
+            args=config,
+            train_dataset=run.data.train,
+            **loaded_as(model),
+        )
+        trainer.add_callback(GenerationsLog(run.folder / "generations.jsonl", task.log_generations_every, trainer))
+        trainer.add_callback(NoSpread())
+        run.train(trainer)
+        axes = {name: getattr(config, name) for name in ("preset", "advantage", "policy_loss", "aggregation")}
+        return run.finish(trainer, **axes)
+
 
 if __name__ == "__main__":
-    start(run_recipe, GRPO_SETTINGS, __doc__, default_config=Path(__file__).with_suffix(".yaml"))
+    start(main, GRPO_SETTINGS, __doc__, default_config=Path(__file__).with_suffix(".yaml"))

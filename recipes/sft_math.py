@@ -13,10 +13,30 @@ recipes/sft_math.yaml), then from the command line.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from trl import ModelConfig
 
 from trl_ext.recipes.cli import start
-from trl_ext.recipes.run import run_recipe
-from trl_ext.recipes.sft import SFT_SETTINGS
+from trl_ext.recipes.model_settings import loaded_as
+from trl_ext.recipes.preflight import prepare
+from trl_ext.recipes.run import open_run
+from trl_ext.recipes.sft import SFT_SETTINGS, SFTTask, tokenized_traces
+from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
+
+
+def main(task: SFTTask, model: ModelConfig, config: ExtSFTConfig) -> dict[str, Any]:
+    prepared = prepare(task, model, config, task.data)  # refuses what cannot work before a model loads
+    with open_run(prepared) as run:  # in a folder of its own, or resumed
+        trainer = ExtSFTTrainer(
+            args=config,
+            train_dataset=tokenized_traces(run.data, model, config),
+            **loaded_as(model),
+        )
+        run.train(trainer, log_responses_to=run.folder / "generations.jsonl")
+        which = {name: getattr(task, name) for name in ("traces", "num_unique_examples", "filter_correct")}
+        return run.finish(trainer, **which, trace_counts=run.data.counts, normalize_constant=config.normalize_constant)
+
 
 if __name__ == "__main__":
-    start(run_recipe, SFT_SETTINGS, __doc__, default_config=Path(__file__).with_suffix(".yaml"))
+    start(main, SFT_SETTINGS, __doc__, default_config=Path(__file__).with_suffix(".yaml"))

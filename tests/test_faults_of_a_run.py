@@ -22,9 +22,9 @@ from tests.test_recipe import DEFAULT, ON_A_CPU, RECIPE, ROOT
 from tests.test_resume import SAVING, made
 from tests.tiny import ends_early, make_trainer, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.recipes.checks import check_tokenizer
 from trl_ext.recipes.cli import is_out_of_memory, parse, start
 from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.recipes.preflight import check_tokenizer
 from trl_ext.rewards.guard import RewardError, checked
 from trl_ext.runs.checkpoints import checkpoints, damage
 from trl_ext.training.callbacks import NoSpread
@@ -259,12 +259,11 @@ import trl_ext.recipes.run
 import matplotlib.pyplot
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + 400 * 2**20
-train = trl_ext.recipes.run.assemble
-def assemble(*args):
-    trainer = train(*args)
+train = trl_ext.recipes.run.RecipeRun.train
+def train_with_little(*args, **kwargs):
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    return trainer
-trl_ext.recipes.run.assemble = assemble
+    train(*args, **kwargs)
+trl_ext.recipes.run.RecipeRun.train = train_with_little
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 
+from tests.recipe import run_recipe
 from tests.test_recipe import ON_A_CPU, ROOT, SMALL, rows, without_times
 from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.settings import read_pipeline
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
-from trl_ext.recipes.run import run_recipe
 from trl_ext.recipes.sft import SFT_SETTINGS, SFTTask
 
 RECIPES = ROOT / "recipes"
@@ -97,21 +97,19 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words
 # --- which traces -----------------------------------------------------------------------------------------------
 
 
-def chosen(path: Path, **settings: Any) -> tuple[list[dict[str, Any]], dict[str, int], list[str]]:
-    """Traces that a task finetunes on, their counts, and what it printed."""
-    said: list[str] = []
-    task = SFTTask(validation_problems=1, **settings)
-    _, _, config = parse(SFT_SETTINGS, "about", RECIPES / "sft_math.yaml", [*ON_A_CPU, "--output_dir", str(path)])
-    return task.data(config, said.append)["train"], task.trace_counts, said
+def chosen(**settings: Any) -> tuple[list[dict[str, Any]], dict[str, int], list[str]]:
+    """Traces that a task finetunes on, their counts, and what a run prints of them."""
+    data = SFTTask(validation_problems=1, **settings).data(seed=0)
+    return data.train, data.counts, data.lines()
 
 
-def test_only_right_traces_are_kept_counted_and_told(tmp_path: Path) -> None:
-    rows, counts, said = chosen(tmp_path, train_problems=200, filter_correct=True)
-    everything, _, _ = chosen(tmp_path, train_problems=200)
+def test_only_right_traces_are_kept_counted_and_told() -> None:
+    rows, counts, said = chosen(train_problems=200, filter_correct=True)
+    everything, _, _ = chosen(train_problems=200)
     assert counts == {"unique": len(everything), "correct": len(rows), "chosen": len(rows)}
     assert 0.4 < len(rows) / len(everything) < 0.8
     assert said == [f"{len(rows)} of {len(everything)} traces have the right answer"]
-    some, counts, _ = chosen(tmp_path, train_problems=200, filter_correct=True, num_unique_examples="10")
+    some, counts, _ = chosen(train_problems=200, filter_correct=True, num_unique_examples="10")
     assert some == rows[:10]
     assert counts["chosen"] == 10
 
@@ -124,7 +122,7 @@ def test_traces_without_answers_are_graded_by_those_of_the_same_prompt(tmp_path:
     prompts = [row["prompt"] for row in SFTTask(**settings).load("train", None, 0)]
     traces = [{"prompt": p, "response": f" Easy. </think> <answer> {[1, 2, 9, 4][i]} </answer>"} for i, p in enumerate(prompts)]  # fmt: skip
     (tmp_path / "sft.jsonl").write_text("".join(json.dumps(t) + "\n" for t in traces))
-    rows, counts, _ = chosen(tmp_path, filter_correct=True, **settings)
+    rows, counts, _ = chosen(filter_correct=True, **settings)
     assert {row["answer"] for row in rows} == {"1", "2", "4"}
     assert counts == {"unique": 4, "correct": 3, "chosen": 3}
 

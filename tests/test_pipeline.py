@@ -23,7 +23,8 @@ from trl_ext.experiments.pipeline import run as module
 from trl_ext.experiments.pipeline.process import run_stage
 from trl_ext.experiments.pipeline.record import RECORD, folder_of, record_of, where_it_was, write_record
 from trl_ext.experiments.pipeline.run import _budget, _budget_of_process, _command, _report, run_pipeline
-from trl_ext.experiments.pipeline.settings import _OURS, RECIPES, Pipeline, Stage, read_pipeline
+from trl_ext.experiments.pipeline.settings import _OURS, Pipeline, Stage, read_pipeline
+from trl_ext.runs.recipes import RECIPES, recipe_of
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = sorted((ROOT / "recipes").glob("pipeline*.yaml"))
@@ -51,9 +52,9 @@ def test_the_pipelines_that_ship_are_expert_iteration_then_grpo_with_recipes_and
 
 
 def test_every_recipe_of_a_stage_is_a_script_with_its_own_yaml() -> None:
-    for script in RECIPES.values():
-        assert (ROOT / "recipes" / script).is_file()
-        assert (ROOT / "recipes" / script).with_suffix(".yaml").is_file()
+    for recipe in RECIPES.values():
+        assert (ROOT / "recipes" / recipe.script).is_file()
+        assert (ROOT / "recipes" / recipe.script).with_suffix(".yaml").is_file()
 
 
 def test_everything_that_a_file_says_is_taken_and_what_is_given_comes_first(tmp_path: Path) -> None:
@@ -581,7 +582,7 @@ def test_sigterm_reaches_what_a_launcher_has_launched_and_is_waited_for(tmp_path
 def check(monkeypatch: pytest.MonkeyPatch, *plan: tuple[str, list[str]]) -> None:
     from trl_ext.experiments.preflight import main
 
-    defaults = {recipe: str((ROOT / "recipes" / script).with_suffix(".yaml")) for recipe, script in RECIPES.items()}
+    defaults = {recipe: str((ROOT / "recipes" / of.script).with_suffix(".yaml")) for recipe, of in RECIPES.items()}
     listed = [[recipe, defaults[recipe], arguments] for recipe, arguments in plan]
     monkeypatch.setattr(sys, "argv", ["check_arguments", json.dumps(listed)])
     main()
@@ -589,9 +590,8 @@ def check(monkeypatch: pytest.MonkeyPatch, *plan: tuple[str, list[str]]) -> None
 
 @pytest.mark.slow  # imports every recipe
 def test_every_recipe_can_be_checked_with_a_stages_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trl_ext.experiments.preflight import SETTINGS
-
-    assert set(SETTINGS) == set(RECIPES)
+    assert {name: recipe_of(recipe.settings()[0]()) for name, recipe in RECIPES.items()} == {n: n for n in RECIPES}
+    assert recipe_of(type("Mine", (RECIPES["sft"].settings()[0],), {})()) == "sft"
     settings = {"sampling_temperature": 0.5, "stop": ["a", "b"], "gradient_checkpointing": True}
     options = {"selection": "at_most", "selection_options": {"k": 2}}
     check(

@@ -17,13 +17,14 @@ from trl_ext.data.lengths import Room, rows_that_fit
 from trl_ext.data.load import READERS, read_table
 from trl_ext.data.source import Source
 from trl_ext.experiments.lab.questions import COMMON, commands, read_lab, read_question
-from trl_ext.experiments.pipeline.settings import RECIPES, read_pipeline
-from trl_ext.experiments.preflight import SETTINGS
+from trl_ext.experiments.pipeline.settings import read_pipeline
 from trl_ext.io import as_flags
 from trl_ext.prompts import format_prompt, load_prompt
-from trl_ext.recipes.checks import rows_in_context
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.preflight import rows_in_context
+from trl_ext.recipes.settings import Data
+from trl_ext.runs.recipes import RECIPES
 
 CONTEXTS = {"Qwen/Qwen2.5-Math-1.5B": 4096, "Qwen/Qwen3-0.6B-Base": 32768}
 # Tokens of the longest prompts in r1_zero, counted with Qwen's own merges.
@@ -51,10 +52,10 @@ def runs_of(path: Path) -> dict[str, Run]:
         return {f"{path.parent.name}/{name}": Run("grpo", default, (*words,)) for name, (_, *words) in cells.items()}
     if "stages" in content:
         stages = {f"{path.stem}-{number}": stage for number, stage in enumerate(read_pipeline(path).stages, start=1)}
-        default = {recipe: (ROOT / "recipes" / script).with_suffix(".yaml") for recipe, script in RECIPES.items()}
+        default = {recipe: (ROOT / "recipes" / of.script).with_suffix(".yaml") for recipe, of in RECIPES.items()}
         given = as_flags({k: content[k] for k in ("model_name_or_path", "time_budget") if k in content})
         return {n: Run(s.recipe, default[s.recipe], (*s.arguments(), *given)) for n, s in stages.items()}
-    recipe = next(name for name in (*SETTINGS, "evaluate", "best_of_n", "lab") if path.name.startswith(name))
+    recipe = next(name for name in (*RECIPES, "evaluate", "best_of_n", "lab") if path.name.startswith(name))
     return {} if path.name == COMMON else {path.stem: Run(recipe, path)}
 
 
@@ -98,8 +99,8 @@ def prompt_of(tokens: int, tokenizer: Qwen2Tokenizer, template: str) -> str:
 
 def parsed(run: Run) -> tuple[Any, str, Any]:
     """The dataset's settings, the model and those that have the context; with vLLM, as on the machine it is for."""
-    if run.recipe in SETTINGS:
-        task, model, config = parse(SETTINGS[run.recipe], "about", run.config, [*run.arguments, *ON_A_CPU])
+    if run.recipe in RECIPES:
+        task, model, config = parse(RECIPES[run.recipe].settings(), "about", run.config, [*run.arguments, *ON_A_CPU])
         config.use_vllm = True
         return task, model, config
     (settings,) = parse((Evaluation,), "about", run.config, [*run.arguments])
@@ -115,10 +116,9 @@ def left_out(run: Run, prompts: dict[str, list[str]], tokenizer: Path) -> dict[s
         role: Dataset.from_list([{"prompt": p, "row": n} for n, p in enumerate(of)]) for role, of in prompts.items()
     }
     sources = {role: Source(task.dataset, role, len(of), len(of), "stored") for role, of in prompts.items()}
-    if run.recipe in SETTINGS:
+    if run.recipe in RECIPES:
         Qwen2Config(vocab_size=151936, max_position_embeddings=context).save_pretrained(tokenizer)
-        task.sources = sources
-        kept = rows_in_context(rows, task, str(tokenizer), model, config)
+        kept = vars(rows_in_context(Data(**rows, sources=sources), task, str(tokenizer), model, config))
     else:
         room = Room(config.vllm_max_model_length, "vllm_max_model_length", config.max_tokens, "max_tokens")
         loaded = Qwen2Tokenizer.from_pretrained(tokenizer)
@@ -161,7 +161,7 @@ def test_no_row_of_the_real_datasets_is_left_out(tmp_path: Path) -> None:
     for name, run in RUNS.items():
         task, _, config = parsed(run)
         length = (config.max_tokens,) if task is config else (config.max_completion_length, task.validation_max_tokens)
-        what = (run.recipe in SETTINGS, task.dataset, task.prompt, task.too_long, config.vllm_max_model_length, *length)
+        what = (run.recipe in RECIPES, task.dataset, task.prompt, task.too_long, config.vllm_max_model_length, *length)
         if what not in found:  # most cells of a lab are alike in all that decides it
             template = load_prompt(task.prompt)
             prompts = [[format_prompt(template, p) for p in problems[task.dataset, split]] for split in SPLITS]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,18 +26,20 @@ import yaml
 from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recipes import grpo_math
+from tests.recipe import run_recipe
 from tests.tiny import tiny_model, tiny_tokenizer
 from trl_ext import ADVANTAGES, PRESETS
 from trl_ext.errors import InputError
 from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
-from trl_ext.recipes import checks as recipe_checks
+from trl_ext.recipes import preflight
 from trl_ext.recipes import run as recipe
 from trl_ext.recipes.cli import parse, start
 from trl_ext.recipes.config_file import write_config
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
-from trl_ext.recipes.preflight import check_model_folder, check_server
-from trl_ext.recipes.run import run_recipe
+from trl_ext.recipes.preflight import Prepared, check_model_folder, check_server
+from trl_ext.recipes.settings import Data
 from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.runs.folder import Run
 
@@ -272,9 +274,12 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads_or_l
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def assembled(task: Any, model: Any, config: Any, data: Any, run: Run) -> Any:
-        given.append(data)
-        raise InputError("far enough")
+    @contextmanager
+    def opened(prepared: Prepared) -> Any:
+        given.append(prepared.data)
+        with recipe.open_run(prepared):
+            raise InputError("far enough")
+        yield
 
     given: list[Any] = []
     tiny_tokenizer().save_pretrained(tmp_path / "model")
@@ -291,21 +296,39 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads_or_l
     with pytest.raises(InputError, match=rf"train, line 5 of .*train\.jsonl': its prompt of 30 tokens .*{setting}"):
         run_recipe(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(recipe, "assemble", assembled)
+    monkeypatch.setattr(grpo_math, "open_run", opened)
     task_of_run = parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", [*ON_A_CPU, "--too_long", "drop"])
     with pytest.raises(InputError, match="far enough"):
         run_recipe(*task_of_run)
-    assert [len(given[0]["train"]), len(given[0]["validation"])] == [4, 3]
+    assert [len(given[0].train), len(given[0].validation)] == [4, 3]
     said = capsys.readouterr().out
     assert "train: 4 problems of 5" in said
     assert "1 too long and left out: line 5" in said
     assert "validation: 3 problems of 4" in said
-    assert task_of_run[0].sources["validation"].too_long == ["line 4"]
+    assert given[0].sources["validation"].too_long == ["line 4"]
     larger = parse(
         GRPO_SETTINGS, "about", tmp_path / "mine.yaml", [*ON_A_CPU, "--too_long", "drop", "--group_size", "2"]
     )
     with pytest.raises(InputError, match=r"4 training problems, and a rollout has 8 different ones .* lower rollout_b"):
         run_recipe(*larger)
+
+
+def test_a_fork_may_train_on_rows_of_its_own(tmp_path: Path) -> None:
+    shape = tiny_model().config
+    shape.vocab_size = len(tiny_tokenizer())
+    for part in (shape, tiny_tokenizer()):
+        part.save_pretrained(tmp_path / "model")
+    path, asked = tmp_path / "mine.yaml", []
+    run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "model"), "seed": 7}
+    path.write_text(yaml.safe_dump({**TINY_RUN, **run}))
+    task, model, config = parse(GRPO_SETTINGS, "about", path, ON_A_CPU)
+    rows = [{"prompt": f"a {n}", "answer": "1"} for n in range(8)]
+    prepared = preflight.prepare(task, model, config, lambda seed: asked.append(seed) or Data(rows[:6], rows[5:]))
+    with recipe.open_run(prepared) as opened:
+        assert opened.data.train == rows[:6]
+        assert opened.folder == tmp_path / "run"
+        assert (opened.folder / "config.yaml").is_file()
+    assert (asked, opened.data.lines(), opened.run.settings["policy"]) == ([7], [], str(tmp_path / "model"))
 
 
 @pytest.mark.parametrize(
@@ -345,20 +368,23 @@ def test_what_the_base_policy_took_is_known_of_the_runs_first_start(
         time.sleep(0.2)
         return str(tmp_path / "model")
 
-    def assembled(task: Any, model: Any, config: Any, data: Any, run: Run) -> Any:
-        starts.append(run)
-        raise InputError("far enough")
+    @contextmanager
+    def opened(prepared: Prepared) -> Any:
+        with recipe.open_run(prepared) as run:
+            starts.append(run.run)
+            raise InputError("far enough")
+        yield
 
     starts: list[Run] = []
-    monkeypatch.setattr(recipe_checks, "_base_policy", made_slowly)
-    monkeypatch.setattr(recipe, "assemble", assembled)
+    monkeypatch.setattr(preflight, "_base_policy", made_slowly)
+    monkeypatch.setattr(grpo_math, "open_run", opened)
     settings = parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU)
     with pytest.raises(InputError, match="far enough"):
         run_recipe(*settings)
     assert 0.2 <= starts[0].seconds_to_make_policy < starts[0].clock.seconds()
 
     resumed = Run(tmp_path / "run", {}, validations=[{"step": 0}], seconds_to_make_policy=40.0)
-    monkeypatch.setattr(recipe, "open_run", lambda *_: nullcontext(resumed))
+    monkeypatch.setattr(recipe.runs, "open_run", lambda *_: nullcontext(resumed))
     with pytest.raises(InputError, match="far enough"):
         run_recipe(*parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU))
     assert starts[1].seconds_to_make_policy == 40.0

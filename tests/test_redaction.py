@@ -33,7 +33,7 @@ from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.cli import parse, start
 from trl_ext.recipes.config_file import write_config
 from trl_ext.recipes.evaluate import Evaluation
-from trl_ext.recipes.evaluate import _settings_of as settings_of_evaluation
+from trl_ext.recipes.evaluate import _decisive as settings_of_evaluation
 from trl_ext.recipes.evaluate import _write as write_evaluation
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -134,12 +134,12 @@ def planted(part: Any) -> Any:
 
 def an_evaluation(kind: type[Evaluation], folder: Path) -> None:
     settings = kind()
-    settings.sources = {IN_TEXT: Source(IN_TEXT, IN_TEXT, 2, 1, "stored", unusable=[IN_TEXT])}
+    source = Source(IN_TEXT, IN_TEXT, 2, 1, "stored", unusable=[IN_TEXT])
     planted(settings).use_vllm = "false"
     row = {"outcome": "neither", "problem_id": 0, "level": 1, "subject": "", "tokens": 3, "finish_reason": "stop"}
-    write_text(folder / "settings.yaml", as_yaml(settings_of_evaluation(settings)))
-    write_evaluation(folder, Report([row]), settings, 1.0)
-    (folder / "printed").write_text(settings.sources[IN_TEXT].line(IN_TEXT))
+    write_text(folder / "settings.yaml", as_yaml(settings_of_evaluation(settings, source)))
+    write_evaluation(folder, Report([row]), settings, source, 1.0)
+    (folder / "printed").write_text(source.line(IN_TEXT))
 
 
 def a_pipeline(folder: Path) -> None:

@@ -15,7 +15,8 @@ from trl_ext.data.load import load_problems, read_problems
 from trl_ext.data.sample import stratified_order
 from trl_ext.data.source import Source
 from trl_ext.data.traces import load_traces
-from trl_ext.recipes.checks import note_overlap
+from trl_ext.recipes.preflight import note_overlap
+from trl_ext.recipes.settings import Data
 
 SUBJECTS = {"Algebra": 60, "Geometry": 30, "Number Theory": 10}  # rows of each, one after the other as MATH has them
 
@@ -108,7 +109,7 @@ def test_solutions_with_several_boxes_are_counted_and_the_last_box_is_the_answer
 def test_validation_problems_that_are_trained_on_too_are_counted(sorted_file: str) -> None:
     train = load_problems(sorted_file, "test", "question_only", n=60)
     found = read_problems(sorted_file, "test", "question_only")
-    note_overlap({"train": train, "validation": found.rows}, {"validation": found.source})
+    note_overlap(Data(train, found.rows, {"validation": found.source}))
     assert found.source.also_in_training == 60
     assert "60 of them are in the training set too" in found.source.line("validation")
 

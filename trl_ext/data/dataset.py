@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from trl_ext.data.lengths import TOO_LONG
-from trl_ext.data.load import ANSWER_SOURCES, GENERATORS, read_problems
+from trl_ext.data.load import ANSWER_SOURCES, GENERATORS, Problems, read_problems
 from trl_ext.data.source import Source
 from trl_ext.prompts import load_prompt, prompt_names
 from trl_ext.registry import Registry
@@ -22,9 +22,6 @@ EARLIER: dict[str, Any] = {
 @dataclass
 class DatasetSettings:
     """A dataset's place, columns and prompt, checked when it is made.
-
-    Attributes:
-        sources: what the rows are, by what they are for.
 
     Raises:
         UnknownName: a name that is not in its table.
@@ -73,7 +70,6 @@ class DatasetSettings:
     )
 
     def __post_init__(self) -> None:
-        self.sources: dict[str, Source] = {}
         if self.too_long not in TOO_LONG:
             raise ValueError(f"too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
         if not 0 <= self.numeric_tolerance < 1:
@@ -84,13 +80,13 @@ class DatasetSettings:
             self.answer_format = "boxed" if self.prompt == "question_only" else "r1_zero"
         ANSWER_FORMATS.get_function(self.answer_format)
 
-    def load(self, split: str, n: int | None, seed: int, role: str | None = None, in_sample_order: bool = False) -> Any:
-        """The rows of a split, see `read_problems`.
+    def load(self, split: str, n: int | None, seed: int) -> Any:
+        """The rows of a split."""
+        return self.read(split, n, seed).rows
 
-        Args:
-            role: what they are for, such as `train`; what they are is in `sources` under this name.
-        """
-        found = read_problems(
+    def read(self, split: str, n: int | None, seed: int, in_sample_order: bool = False) -> Problems:
+        """The rows of a split and their source, see `read_problems`."""
+        return read_problems(
             self.dataset,
             split,
             self.prompt,
@@ -103,14 +99,6 @@ class DatasetSettings:
             answer_source=self.answer_source,
             dataset_config=self.dataset_config,
         )
-        if role is not None:
-            self.sources[role] = found.source
-        return found.rows
-
-    def problems_are(self) -> str:
-        """Which rows of a dataset are used, for a run's record: a resumed run must use the same."""
-        sampled = any(source.order == "sampled" for source in self.sources.values())
-        return "a stratified sample" if sampled else str(EARLIER["problems_are"])
 
     def build(self, table: Registry, name: str) -> Callable[..., Any]:
         """A reward or a grader for this answer format and tolerance; a function of the user's own may do without."""
@@ -129,3 +117,9 @@ class DatasetSettings:
                 f"numeric_tolerance {self.numeric_tolerance} is for the grader strict, and this run has "
                 f"{' and '.join(filter(None, graders))}: choose strict, or leave it out"
             )
+
+
+def problems_are(sources: Iterable[Source]) -> str:
+    """Which rows of a dataset are used, for a run's record: a resumed run must use the same."""
+    sampled = any(source.order == "sampled" for source in sources)
+    return "a stratified sample" if sampled else str(EARLIER["problems_are"])

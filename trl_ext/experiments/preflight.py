@@ -17,11 +17,7 @@ from typing import NoReturn
 from trl_ext.data.load import READERS
 from trl_ext.experiments.rules import RULES, violations
 from trl_ext.recipes.cli import parse
-from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
-from trl_ext.recipes.grpo import GRPO_SETTINGS
-from trl_ext.recipes.sft import SFT_SETTINGS
-
-SETTINGS = {"grpo": GRPO_SETTINGS, "sft": SFT_SETTINGS, "expert_iteration": EXPERT_ITERATION_SETTINGS}
+from trl_ext.runs.recipes import RECIPES
 
 
 def main() -> None:
@@ -32,7 +28,7 @@ def main() -> None:
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
-                task, model, config = parse(SETTINGS[recipe], None, Path(default), arguments)
+                task, model, config = parse(RECIPES[recipe].settings(), None, Path(default), arguments)
         except SystemExit:
             reason = " ".join(said.getvalue().rpartition("error: ")[2].split())  # one line, also of a YAML error
             _refuse(number, recipe, reason)

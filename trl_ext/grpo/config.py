@@ -15,6 +15,7 @@ from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.compat.renamed import accepts_earlier_names
+from trl_ext.errors import InputError
 from trl_ext.registry import Registry, unknown
 from trl_ext.training.handout_settings import resolve_handout
 from trl_ext.training.options import parse_options
@@ -160,11 +161,11 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         """Refuse fewer training problems than a rollout has: TRL's `RepeatSampler` leaves out an incomplete rollout.
 
         Raises:
-            ValueError: with the settings to change.
+            InputError: with the settings to change.
         """
         needed = self.generation_batch_size // self.num_generations
         if problems < needed:
-            raise ValueError(
+            raise InputError(
                 f"{problems} training problems, and a rollout has {needed} different ones (rollout_batch_size "
                 f"{self.generation_batch_size} in groups of group_size {self.num_generations}), so that nothing would "
                 f"be trained: lower rollout_batch_size to {problems * self.num_generations} or less, or give more "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,15 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from trl_ext.io import read_jsonl, write_text
+from trl_ext.runs.recipes import RECIPES
 from trl_ext.runs.report import selection_note
 
 _AXES = ("advantage", "policy_loss", "aggregation", "kl_estimator")
 _SAMPLES = 3
 _LIMITS = """\
 The accuracy above is on held-out problems of one dataset, with one prompt, one grader and the sampling of the
-settings below; with others it will differ. {learnt}, and everything that is not such a problem is as the base model
+settings below; with others it will differ. {learned}, and everything that is not such a problem is as the base model
 had it, or worse. Nothing was done about safety."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a card speaks of a recipe."""
-
-    tags: tuple[str, ...]
-    learnt: str
-    samples: str = "the last validation"
-
-
-_BY_ANSWER = "Training went by the final answer only, so a right answer may stand under wrong reasoning"
-METHODS = {
-    "grpo": Method(("grpo", "reinforcement-learning"), _BY_ANSWER, "the last logged rollout of the training"),
-    "expert_iteration": Method(("expert-iteration", "sft"), _BY_ANSWER),
-    "sft": Method(("sft",), "Training imitated the traces, mistakes in them included"),
-}
 
 
 def write_model_card(run: Path, repo_id: str | None = None) -> ModelCard:
@@ -76,7 +59,7 @@ def card_data(name: str, summary: Mapping[str, Any], settings: Mapping[str, Any]
         pipeline_tag="text-generation",
         base_model=base if is_hub_id(base) else None,
         datasets=[dataset] if is_hub_id(dataset) else None,
-        tags=["trl", *METHODS[summary.get("recipe", "grpo")].tags, "math", "trl_ext"],
+        tags=["trl", *RECIPES[summary.get("recipe", "grpo")].tags, "math", "trl_ext"],
         eval_results=[result],
     )
 
@@ -91,7 +74,7 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
     is_ours = base is None or Path(base).name.startswith("base-policy-")
     made = "a base policy that the recipe makes itself" if is_ours else "a model of an earlier run"
     source = code(base) if is_hub_id(base) else made
-    method = METHODS[summary.get("recipe", "grpo")]
+    recipe = RECIPES[summary.get("recipe", "grpo")]
     hardware, first, last = summary["hardware"], summary["validations"][0], summary["validations"][-1]
     devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
     versions = ", ".join(f"{package} {version}" for package, version in summary["versions"].items())
@@ -101,7 +84,7 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
         [
             f"# {without_markup(name)}",
             "",
-            f"{source[0].upper()}{source[1:]}, {_how(summary, settings)}",
+            f"{source[0].upper()}{source[1:]}, {recipe.story.format_map(facts_of(summary, settings))}",
             "",
             "## Results",
             "",
@@ -130,7 +113,7 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
             "",
             "## Sample generations",
             "",
-            f"From {method.samples}, not chosen:",
+            f"From {recipe.samples}, not chosen:",
             "",
             *_samples(run / "generations.jsonl"),
             "## How to repeat it",
@@ -147,33 +130,30 @@ def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any],
             "",
             "## Limits",
             "",
-            _LIMITS.format(learnt=method.learnt),
+            _LIMITS.format(learned=recipe.learned),
             "",
         ]
     )
 
 
-def _how(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """What was done to the model."""
-    dataset = settings.get("dataset", "mini_math")
-    if summary.get("recipe") == "sft":
-        counts = summary["trace_counts"]
-        only = " with the right answer" if summary["filter_correct"] else ""
-        traces = without_paths(summary["traces"])
-        return f"finetuned on {counts['chosen'] - counts['too_long']} reasoning traces{only} of {code(traces)}."
-    if summary.get("recipe") == "expert_iteration":
-        kept = sum(step["kept"] for step in summary["steps"])
-        return (
-            f"finetuned by expert iteration on its own right answers to {code(dataset)}: {len(summary['steps'])} "
-            f"steps of {summary['questions_per_step']} questions with {summary['group_size']} rollouts each, of which "
-            f"{code(summary['selection'])} kept {kept}."
-        )
-    axes = {axis: settings[axis] for axis in _AXES if settings.get(axis)}
-    point = "; ".join(f"{axis} {code(value)}" for axis, value in axes.items()) or "TRL's own loss"
-    return (
-        f"trained by GRPO on {code(dataset)} with verified rewards ({code(settings.get('reward', 'strict'))}).\n"
-        f"The algorithm as a point on the axes: preset {code(settings.get('preset'))}; {point}."
-    )
+def facts_of(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe's story may tell, by the names that it has there; of another recipe, empty or 0."""
+    counts, steps = summary.get("trace_counts", {}), summary.get("steps", [])
+    axes = "; ".join(f"{axis} {code(settings[axis])}" for axis in _AXES if settings.get(axis))
+    return {
+        "dataset": code(settings.get("dataset", "mini_math")),
+        "reward": code(settings.get("reward", "strict")),
+        "preset": code(settings.get("preset")),
+        "axes": axes or "TRL's own loss",
+        "traces": code(without_paths(summary.get("traces"))),
+        "traces_used": counts.get("chosen", 0) - counts.get("too_long", 0),
+        "only_right": " with the right answer" if summary.get("filter_correct") else "",
+        "steps": len(steps),
+        "kept": sum(step["kept"] for step in steps),
+        "questions_per_step": summary.get("questions_per_step"),
+        "group_size": summary.get("group_size"),
+        "selection": code(summary.get("selection")),
+    }
 
 
 def _usage(name: str, stop: Any, is_adapter: bool) -> str:

@@ -11,7 +11,7 @@ from trl_ext.io import as_yaml, write_text
 if TYPE_CHECKING:
     from trl import ModelConfig
 
-    from trl_ext.recipes.run import Task
+    from trl_ext.recipes.settings import Task
 
 # Set by Trainer or TRL from other settings (which are written), refused when given together with them, or of one
 # process and not of the run.

@@ -20,9 +20,10 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
-from trl_ext.data.dataset import EARLIER, DatasetSettings
+from trl_ext.data.dataset import EARLIER, DatasetSettings, problems_are
 from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
+from trl_ext.data.source import Source
 from trl_ext.errors import InputError
 from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
 from trl_ext.generation.completion import Sampling
@@ -127,22 +128,24 @@ def run_evaluation(settings: Evaluation) -> Report:
     try:
         if settings.model_name_or_path:
             check_model_folder(settings.model_name_or_path)
-        problems = settings.load(settings.split, settings.problems, settings.seed, settings.split)
+        read = settings.read(settings.split, settings.problems, settings.seed)
+        problems, source = read.rows, read.source
         if not (folder / SUMMARY).exists():
-            first_rank(lambda: _check_answers(settings, problems))
+            first_rank(lambda: _check_answers(settings, problems, source))
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
-    _refuse_other_settings(folder, settings)
+    decisive = _decisive(settings, source)
+    _refuse_other_settings(folder, decisive)
     is_new = not (folder / SUMMARY).exists()
     if is_new:
         with state.main_process_first():
             model = settings.model_name_or_path or str(make_base_policy(seed=settings.seed))
-        fitting = _rows_that_fit(settings, model, problems)
-    _claim(folder, settings, state)
+        fitting = _rows_that_fit(settings, model, problems, source)
+    _claim(folder, decisive, state)
     rows = _rows_in(folder)
     if is_new:
         if state.is_main_process:
-            print(settings.sources[settings.split].line(settings.split))
+            print(source.line(settings.split))
         todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
         _sample(settings, model, problems, [n for n in todo if n not in rows], rows, folder, state)
         state.wait_for_everyone()
@@ -151,7 +154,7 @@ def run_evaluation(settings: Evaluation) -> Report:
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
         if is_new:
-            _write(folder, report, settings, time.time() - began)
+            _write(folder, report, settings, source, time.time() - began)
         print(evaluation_table(report))
         print("\n".join(examples(report, settings.show, settings.category)))
         print(f"everything is in {folder}: {SAMPLES}, {SUMMARY}")
@@ -159,14 +162,14 @@ def run_evaluation(settings: Evaluation) -> Report:
     return report
 
 
-def _check_answers(settings: Evaluation, problems: Any) -> None:
+def _check_answers(settings: Evaluation, problems: Any, source: Source) -> None:
     """Grade every reference answer against itself, before the engine loads."""
     assert settings.answer_format is not None
     checker = Checker(settings.grader, settings.answer_format, settings.answer_source)
-    check_references(problems, settings.split, settings.sources[settings.split], checker, quiet=False)
+    check_references(problems, settings.split, source, checker, quiet=False)
 
 
-def _rows_that_fit(settings: Evaluation, model: str, problems: Any) -> set[int]:
+def _rows_that_fit(settings: Evaluation, model: str, problems: Any, source: Source) -> set[int]:
     """The problems whose prompts leave room for the longest response, by their place; before the engine loads.
 
     Raises:
@@ -178,7 +181,6 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Any) -> set[int]:
         if context is None:
             return set(range(len(problems)))
         room = Room(context, setting, settings.max_tokens, "max_tokens")
-        source = settings.sources[settings.split]
         numbered = problems.add_column("place", range(len(problems)))
         return set(rows_that_fit(numbered, settings.split, source, tokenizer, room, settings.too_long)["place"])
     except (ValueError, OSError) as error:
@@ -191,8 +193,8 @@ def _base_of(model: str) -> str:
     return str(PeftConfig.from_pretrained(model).base_model_name_or_path) if is_adapter else model
 
 
-def _refuse_other_settings(folder: Path, settings: Evaluation) -> None:
-    path, mine = folder / SETTINGS, _settings_of(settings)
+def _refuse_other_settings(folder: Path, mine: dict[str, Any]) -> None:
+    path = folder / SETTINGS
     if path.exists():
         there = {**EARLIER, **yaml.safe_load(path.read_text(encoding="utf-8"))}
         other = [f"{k}: {there.get(k)!r} there, {v!r} now" for k, v in mine.items() if there.get(k) != v]
@@ -203,20 +205,20 @@ def _refuse_other_settings(folder: Path, settings: Evaluation) -> None:
             )
 
 
-def _settings_of(settings: Evaluation) -> dict[str, Any]:
+def _decisive(settings: Evaluation, source: Source) -> dict[str, Any]:
     """What decides the samples and their grades."""
     mine = redact({k: v for k, v in dataclasses.asdict(settings).items() if k not in _FREE})
-    return mine | {"problems_are": settings.problems_are()}
+    return mine | {"problems_are": problems_are([source])}
 
 
-def _claim(folder: Path, settings: Evaluation, state: PartialState) -> None:
+def _claim(folder: Path, decisive: dict[str, Any], state: PartialState) -> None:
     """Take the folder, which is new or has samples of the same settings."""
     state.wait_for_everyone()
     if state.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         for part in folder.glob("samples.rank*.jsonl"):
             drop_torn_line(part)
-        write_text(folder / SETTINGS, as_yaml(_settings_of(settings)))
+        write_text(folder / SETTINGS, as_yaml(decisive))
     state.wait_for_everyone()
 
 
@@ -260,7 +262,7 @@ def _sample(
             bar.update(len(numbers))
 
 
-def _write(folder: Path, report: Report, settings: Evaluation, seconds: float) -> None:
+def _write(folder: Path, report: Report, settings: Evaluation, source: Source, seconds: float) -> None:
     """All ranks' samples in one file, in order, and the summary."""
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in report.rows)
     write_text(folder / SAMPLES, lines)
@@ -271,7 +273,7 @@ def _write(folder: Path, report: Report, settings: Evaluation, seconds: float) -
     more = {
         "model": model,
         "engine": engine,
-        "data": settings.sources[settings.split].summary(),
+        "data": source.summary(),
         "wall_clock_s": round(seconds, 1),
         **provenance(),
     }

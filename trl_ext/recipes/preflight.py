@@ -1,15 +1,107 @@
-"""What can be known to fail before a model loads: dashboards, the model's folder, the vLLM server."""
+"""What a recipe loads and refuses before its model loads: settings, the model's folder, the server, the data."""
 
 from __future__ import annotations
 
+from trl_ext.compat.startup import use_all_cores
+
+# isort: split
 import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from datasets import disable_progress_bars
+from transformers import AutoConfig, AutoTokenizer
 from transformers.trainer import get_reporting_integration_callbacks
+from transformers.utils import logging
+from trl import ModelConfig
 
+from trl_ext.data.lengths import Room, context_of, rows_that_fit
+from trl_ext.data.references import Checker, check_references, first_rank
+from trl_ext.errors import InputError
+from trl_ext.hub.push import check, hide_token
+from trl_ext.io import print_line
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.recipes.model_settings import check_model_settings
+from trl_ext.recipes.settings import Data, Task
 from trl_ext.registry import unknown
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Settings that can work together, data that can be trained and measured on, and the policy to begin with.
+
+    Attributes:
+        policy: its folder or its name on the Hub.
+    """
+
+    task: Task
+    model: ModelConfig
+    config: Any
+    data: Data
+    policy: str
+    seconds_to_make_policy: float
+
+    def say(self, line: str) -> None:
+        """Print a line, on the first rank."""
+        if not self.config.process_index:
+            print_line(line)
+
+
+def prepare(task: Task, model: ModelConfig, config: Any, load: Callable[[int], Data]) -> Prepared:
+    """Load the data, and refuse what could not work, before a model loads.
+
+    Args:
+        load: the data by the run's seed, such as `task.data`.
+
+    Raises:
+        InputError: with what does not fit and the settings to change.
+    """
+    use_all_cores()
+    logging.disable_progress_bar()  # of transformers and datasets: bars of half a second inside the run's own
+    disable_progress_bars()
+    hide_token(config)
+    try:
+        _check_settings(task, model, config)
+        data = load(config.seed)
+        first_rank(lambda: check_answers(data, task, config))
+        began = time.monotonic()
+        policy = model.model_name_or_path or _base_policy(config)
+        seconds = time.monotonic() - began
+        data = rows_in_context(data, task, policy, model, config)
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+    note_overlap(data)
+    return Prepared(task, model, config, data, policy, seconds)
+
+
+def _check_settings(task: Task, model: ModelConfig, config: Any) -> None:
+    """What can be known before the data are read."""
+    check_model_settings(model, config.use_vllm)
+    if task.restore_best and config.save_strategy == "no":
+        raise ValueError("restore_best goes back to a checkpoint, and save_strategy is no: leave one of them out")
+    if config.n_gpu > 1:
+        raise ValueError(
+            f"{config.n_gpu} GPUs are visible to a single process: start it with accelerate launch --config_file "
+            "accelerate_configs/two_gpus_zero2.yaml, or give it one with CUDA_VISIBLE_DEVICES=0"
+        )
+    if config.push_to_hub and not config.process_index:
+        check(config.hub_model_id)
+    check_dashboards(config.report_to)
+    if model.model_name_or_path:
+        check_model_folder(model.model_name_or_path)
+    if config.use_vllm and config.vllm_mode == "server":
+        if not config.process_index:
+            print_line("waiting for the vLLM server")
+        check_server(config)
+
+
+def _base_policy(config: Any) -> str:
+    with config.main_process_first(desc="making the base policy"):
+        return str(make_base_policy(seed=config.seed))
 
 
 def check_dashboards(report_to: list[str]) -> None:
@@ -61,3 +153,71 @@ def check_server(config: Any) -> None:
             "Start one there, or set --vllm_server_host, --vllm_server_port or --vllm_server_base_url; "
             "--vllm_mode colocate needs none"
         ) from error
+
+
+def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: Any) -> Data:
+    """The rows whose prompts leave room for the longest response; a tokenizer that is not the model's is refused.
+
+    Raises:
+        ValueError: with what does not fit and the settings to change.
+        OSError: there is no such model.
+    """
+    known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
+    tokenizer = AutoTokenizer.from_pretrained(policy, **known)
+    shape = AutoConfig.from_pretrained(policy, **known)
+    check_tokenizer(tokenizer, shape, policy, config.stop)
+    context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
+    if context is None:
+        return data
+    response = (config.max_completion_length, "sampling_max_tokens")
+    measured = (task.validation_max_tokens, "validation_max_tokens") if task.validation_max_tokens else response
+    rooms = {"train": Room(context, setting, *response), "validation": Room(context, setting, *measured)}
+    fitting = {
+        role: rows_that_fit(getattr(data, role), role, source, tokenizer, rooms[role], task.too_long)
+        for role, source in data.sources.items()
+    }
+    return replace(data, **fitting)
+
+
+def check_answers(data: Data, task: Task, config: Any) -> None:
+    """Grade every reference answer against itself.
+
+    Raises:
+        ValueError: most of a split's cannot be matched.
+    """
+    assert task.answer_format is not None
+    for role, grader in task.graders().items():
+        if role in data.sources:
+            checker = Checker(grader, task.answer_format, task.answer_source)
+            check_references(getattr(data, role), role, data.sources[role], checker, quiet=config.disable_tqdm)
+
+
+def note_overlap(data: Data) -> None:
+    """Count the validation problems that are trained on too, such as those that a public dataset has twice."""
+    trained_on = {row["prompt"] for row in data.train}
+    if "validation" in data.sources:
+        overlap = sum(row["prompt"] in trained_on for row in data.validation)
+        data.sources["validation"].also_in_training = overlap
+
+
+def check_tokenizer(tokenizer: Any, shape: Any, policy: str, stop: Sequence[str] | None) -> None:
+    """Refuse what would index outside the embeddings, or never end a completion.
+
+    Raises:
+        ValueError: with the numbers and what to do.
+    """
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= shape.get_text_config().vocab_size:
+        raise ValueError(
+            f"{policy!r}: the tokenizer has a token number {largest} and the model's vocabulary ends at "
+            f"{shape.get_text_config().vocab_size - 1}; they do not belong together"
+        )
+    if tokenizer.eos_token_id is None and not stop:
+        raise ValueError(
+            f"{policy!r}: the tokenizer has no EOS token, so no completion would end before "
+            "--sampling_max_tokens; set eos_token in its tokenizer_config.json, or give --stop"
+        )
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"{policy!r}: the tokenizer has neither a pad nor an EOS token; set pad_token in its tokenizer_config.json"
+        )

@@ -1,23 +1,19 @@
-"""The supervised-finetuning recipe: reasoning traces, which of them, and a trainer on their tokens."""
+"""The settings of `recipes/sft_math.py`, and the traces that they choose."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
+from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import ModelConfig
 
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.data.traces import first_unique, load_traces, only_correct, with_answers
 from trl_ext.errors import InputError
-from trl_ext.recipes.checks import Data
-from trl_ext.recipes.model_settings import loaded_as
-from trl_ext.recipes.run import Task
-from trl_ext.runs.folder import Run
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
+from trl_ext.recipes.settings import Data, Task
+from trl_ext.sft.trainer import ExtSFTConfig, tokenized
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +22,6 @@ log = logging.getLogger(__name__)
 @dataclass
 class SFTTask(Task):
     """Traces to finetune on, and problems that the policy is measured on."""
-
-    recipe: ClassVar[str] = "sft"
 
     traces: str = field(
         default="mini_math",
@@ -57,10 +51,9 @@ class SFTTask(Task):
             self.num_unique_examples.isdigit() and int(self.num_unique_examples) > 0
         ):
             raise ValueError(f"num_unique_examples must be a positive number or full, got {self.num_unique_examples!r}")
-        self.trace_counts: dict[str, int] = {}  # what became of the traces, filled in as they are read
 
-    def data(self, config: Any, say: Callable[[str], None]) -> Data:
-        """`train`: the traces chosen; `validation`: problems.
+    def data(self, seed: int) -> Data:
+        """`train`: the traces chosen, with how many there were; `validation`: problems.
 
         Raises:
             ValueError: traces or problems that cannot be used.
@@ -73,60 +66,46 @@ class SFTTask(Task):
             answer_column=self.trace_answer,
             dataset_config=self.traces_config,
             n=self.train_problems,
-            seed=config.seed,
+            seed=seed,
             sample_seed=self.sample_seed,
         )
-        self.trace_counts = {"unique": len(traces)}
+        counts = {"unique": len(traces)}
         if self.filter_correct:
             if any("answer" not in row for row in traces):
-                problems = self.load(self.train_split, None, config.seed)
+                problems = self.load(self.train_split, None, seed)
                 truths = dict(zip(problems["prompt"], problems["answer"], strict=True))
                 traces = with_answers(traces, truths, f"{self.dataset!r}, split {self.train_split!r}")
             traces = only_correct(traces, self.grader())
-            self.trace_counts["correct"] = len(traces)
-            say(f"{len(traces)} of {self.trace_counts['unique']} traces have the right answer")
-        traces = first_unique(traces, self.num_unique_examples, config.seed)
-        self.trace_counts["chosen"] = len(traces)
+            counts["correct"] = len(traces)
+        traces = first_unique(traces, self.num_unique_examples, seed)
+        counts["chosen"] = len(traces)
         if not traces:
-            raise ValueError(f"{self.traces!r}: no trace is left to finetune on ({self.trace_counts})")
-        return {
-            "train": traces,
-            "validation": self.validation_rows(config.seed),
-        }
+            raise ValueError(f"{self.traces!r}: no trace is left to finetune on ({counts})")
+        held_out = self.held_out(seed)
+        return Data(traces, held_out.rows, {"validation": held_out.source}, counts)
 
     def trains_on(self) -> tuple[str, str]:
         """The traces and their split."""
         return self.traces, self.traces_split
 
-    def trainer(self, model: ModelConfig, config: ExtSFTConfig, data: Data, run: Run) -> ExtSFTTrainer:
-        """`ExtSFTTrainer` on the traces' tokens."""
-        from datasets import Dataset
 
-        known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
-        tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, **known)
-        tokenizer.eos_token = config.eos_token or tokenizer.eos_token
-        rows, too_long = tokenized(data["train"], tokenizer, config.max_length)
-        self.trace_counts["too_long"] = too_long
-        if too_long:
-            longest = f"{too_long} of {too_long + len(rows)} traces are longer than max_length ({config.max_length})"
-            if not rows:
-                raise InputError(f"{longest}; raise --max_length")
-            log.warning("%s and left out: half a trace has no answer", longest)
-        return ExtSFTTrainer(
-            args=config,
-            train_dataset=Dataset.from_list(rows),
-            **loaded_as(model),
-        )
+def tokenized_traces(data: Data, model: ModelConfig, config: ExtSFTConfig) -> Dataset:
+    """The traces' tokens; those longer than `max_length` are left out, and their number is put into `data.counts`.
 
-    def finish(self, trainer: ExtSFTTrainer, run: Run) -> dict[str, Any]:
-        """How many traces there were, and which."""
-        return {
-            "traces": self.traces,
-            "trace_counts": self.trace_counts,
-            "num_unique_examples": self.num_unique_examples,
-            "filter_correct": self.filter_correct,
-            "normalize_constant": trainer.args.normalize_constant,
-        }
+    Raises:
+        InputError: all of them are.
+    """
+    known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
+    tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, **known)
+    tokenizer.eos_token = config.eos_token or tokenizer.eos_token
+    rows, too_long = tokenized(data.train, tokenizer, config.max_length)
+    data.counts["too_long"] = too_long
+    if too_long:
+        longest = f"{too_long} of {too_long + len(rows)} traces are longer than max_length ({config.max_length})"
+        if not rows:
+            raise InputError(f"{longest}; raise --max_length")
+        log.warning("%s and left out: half a trace has no answer", longest)
+    return Dataset.from_list(rows)
 
 
 SFT_SETTINGS = (SFTTask, ModelConfig, ExtSFTConfig)

@@ -26,8 +26,9 @@ from trl_ext.experiments.pipeline.record import (
     where_it_was,
     write_record,
 )
-from trl_ext.experiments.pipeline.settings import RECIPES, Pipeline, Stage
+from trl_ext.experiments.pipeline.settings import Pipeline, Stage
 from trl_ext.runs.provenance import provenance
+from trl_ext.runs.recipes import RECIPES
 from trl_ext.runs.report import write_curve, write_summary
 
 _END = 4.0  # seconds for the report of all stages, and more than a leaderboard ends what still runs before its budget
@@ -161,7 +162,7 @@ def _command(
     pipeline: Pipeline, stage: Stage, recipes: Path, output: Path, model: str | None, budget: float | None
 ) -> list[str]:
     launcher = ["-m", "accelerate.commands.launch", *pipeline.launch] if pipeline.launch else []
-    command = [sys.executable, *launcher, str(recipes / RECIPES[stage.recipe])]
+    command = [sys.executable, *launcher, str(recipes / RECIPES[stage.recipe].script)]
     command += [*stage.arguments(), "--output_dir", str(output), "--seed", str(pipeline.seed), "--resume", "auto"]
     command += ["--model_name_or_path", model] if model else []
     return [*command, "--time_budget", str(budget)] if budget is not None else command
@@ -170,10 +171,8 @@ def _command(
 def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
     """Parse every stage's arguments before the first one runs, in a process of its own that leaves no device in use."""
     budget = [] if pipeline.time_budget is None else ["--time_budget", str(pipeline.time_budget)]
-    plan = [
-        [stage.recipe, str((recipes / RECIPES[stage.recipe]).with_suffix(".yaml")), [*stage.arguments(), *budget]]
-        for stage in pipeline.stages
-    ]
+    own = {name: str((recipes / recipe.script).with_suffix(".yaml")) for name, recipe in RECIPES.items()}
+    plan = [[stage.recipe, own[stage.recipe], [*stage.arguments(), *budget]] for stage in pipeline.stages]
     rules = [pipeline.rules] if pipeline.rules else []
     command = [sys.executable, "-m", "trl_ext.experiments.preflight", json.dumps(plan), *rules]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -12,8 +12,8 @@ import yaml
 from trl_ext.errors import InputError
 from trl_ext.io import as_flags
 from trl_ext.registry import check_fields, unknown
+from trl_ext.runs.recipes import RECIPES
 
-RECIPES = {"grpo": "grpo_math.py", "sft": "sft_math.py", "expert_iteration": "expert_iteration.py"}
 _OURS = ("output_dir", "model_name_or_path", "time_budget", "resume", "seed")  # which the pipeline gives a stage
 
 

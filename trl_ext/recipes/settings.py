@@ -1,0 +1,156 @@
+"""What every recipe's settings say beside the model's and the trainer's: what is learned, and how it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trl_ext.data.dataset import DatasetSettings
+from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS, Problems
+from trl_ext.data.source import Source
+from trl_ext.rewards.graders import GRADERS
+
+
+@dataclass
+class Data:
+    """What a run trains on and is measured on.
+
+    Attributes:
+        train: rows with `prompt` and with `answer`, or with `response` where they are traces.
+        validation: rows with `prompt` and `answer`.
+        sources: where problems come from, by `train` and `validation`; rows of one's own may have none.
+        counts: what became of traces, by what was done with them.
+    """
+
+    train: Any
+    validation: Any
+    sources: dict[str, Source] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """What is to be known of the rows, as a person reads it."""
+        lines = [
+            source.line(role)
+            for role, source in self.sources.items()
+            if source.available is not None or source.too_long
+        ]
+        if "correct" in self.counts:
+            right, of = self.counts["correct"], self.counts["unique"]
+            lines.insert(0, f"{right} of {of} traces have the right answer")
+        return lines
+
+
+@dataclass
+class Task(DatasetSettings):
+    """What to learn and how it is measured; every recipe has its own."""
+
+    train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    validation_split: str = field(default="validation", metadata={"help": "Split to validate on."})
+    train_problems: int | None = field(
+        default=None,
+        metadata={
+            "help": f"Train on so many problems, a sample of them (default: all; {GENERATED_PROBLEMS} of a generated "
+            "dataset)."
+        },
+    )
+    validation_problems: int | None = field(
+        default=None, metadata={"help": "Validate on so many problems, a sample of them (default: all)."}
+    )
+    validation_grader: str = field(
+        default="compatible",
+        metadata={"help": f"Grader of validation: {', '.join(sorted(GRADERS))}, or file.py:function."},
+    )
+    validate_every: int = field(default=20, metadata={"help": "Optimizer steps between validations."})
+    validation_batch_size: int = field(default=256, metadata={"help": "Prompts per batch of a validation."})
+    validation_temperature: float | None = field(
+        default=None, metadata={"help": "Of validation; 0 takes the likeliest token (default: as in training)."}
+    )
+    validation_max_tokens: int | None = field(
+        default=None, metadata={"help": "Longest response of a validation (default: as in training)."}
+    )
+    final_validation_problems: int | None = field(
+        default=None,
+        metadata={
+            "help": "Problems of the validation at the end (default: validation_problems, which are among them)."
+        },
+    )
+    restore_best: bool = field(
+        default=False,
+        metadata={
+            "help": "End with the weights of the best validation, not with the last ones; of several that its standard "
+            "error does not tell apart, with the latest."
+        },
+    )
+    collapse_threshold: float | None = field(
+        default=None,
+        metadata={"help": "End a run whose last two validations are below this share of its best one."},
+    )
+    stop_after_zero_variance_steps: int | None = field(
+        default=None,
+        metadata={"help": "End a run in which for so many logged steps no group has had different rewards."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.grader()
+        self.refuse_unused_tolerance(self.validation_grader, getattr(self, "reward", ""))
+        if self.train_problems is None and self.trains_on()[0] in GENERATORS:
+            self.train_problems = GENERATED_PROBLEMS
+        self._refuse_to_validate_on_what_is_trained_on()
+        for name in (
+            "validate_every",
+            "validation_batch_size",
+            "final_validation_problems",
+            "stop_after_zero_variance_steps",
+        ):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.collapse_threshold is not None and not 0 < self.collapse_threshold < 1:
+            raise ValueError(f"collapse_threshold must be between 0 and 1, got {self.collapse_threshold}")
+
+    def grader(self) -> Callable[..., Any]:
+        """Validation's grader: responses and truths to verdicts."""
+        return self.build(GRADERS, self.validation_grader)
+
+    def data(self, seed: int) -> Data:
+        """Rows with `prompt` and `answer`, to train on and to validate on.
+
+        Raises:
+            ValueError: a dataset that cannot be used.
+        """
+        found = {"train": self.read(self.train_split, self.train_problems, seed), "validation": self.held_out(seed)}
+        rows = {role: problems.rows for role, problems in found.items()}
+        return Data(**rows, sources={role: problems.source for role, problems in found.items()})
+
+    def held_out(self, seed: int) -> Problems:
+        """The problems of all validations together; the first `validation_problems` are those on the way."""
+        counts = (self.validation_problems, self.final_validation_problems)
+        n = self.validation_problems if None in counts else max(count for count in counts if count)
+        return self.read(self.validation_split, n, seed, in_sample_order=counts != (None, None))
+
+    def trains_on(self) -> tuple[str, str]:
+        """The dataset and the split that are trained on."""
+        return self.dataset, self.train_split
+
+    def _refuse_to_validate_on_what_is_trained_on(self) -> None:
+        dataset, split = self.trains_on()
+        if dataset != self.dataset:
+            return
+        if Path(dataset).suffix in READERS and "{split}" not in dataset:
+            name = Path(dataset)
+            raise ValueError(
+                f"dataset {dataset!r} is one file, which training and validation would both read: put {{split}} in "
+                f"its path, such as {name.stem}_{{split}}{name.suffix} for {name.stem}_{split}{name.suffix} and "
+                f"{name.stem}_{self.validation_split}{name.suffix}"
+            )
+        if split == self.validation_split:
+            raise ValueError(
+                f"training and validation are both on the split {split!r} of {dataset!r}: choose another "
+                "--validation_split"
+            )
+
+    def graders(self) -> dict[str, str]:
+        """What grades the rows that are sampled for, by what they are for."""
+        return {"validation": self.validation_grader}

@@ -9,7 +9,7 @@ import torch
 from trl_ext import POLICY_LOSSES, LossInputs, TokenLoss
 
 
-@POLICY_LOSSES.register
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)  # steps skip rows with advantage 0
 def soft_clip(x: LossInputs, *, width: float = 0.2) -> TokenLoss:
     """-(1 + width tanh((r - 1) / width)) A: the ratio r, bent into 1 - width .. 1 + width.
 
@@ -17,4 +17,4 @@ def soft_clip(x: LossInputs, *, width: float = 0.2) -> TokenLoss:
     """
     ratio = torch.exp(x.logp - x.old_logp)  # (B, T)
     bent = 1 + width * torch.tanh((ratio - 1) / width)
-    return TokenLoss(-bent * x.advantage, {"soft_clip/bent": (ratio - bent).abs()})
+    return TokenLoss(-bent * x.advantage, {"soft_clip/bent": (ratio - bent).abs() * (x.advantage != 0)})

@@ -82,6 +82,8 @@ def test_the_messages_read_as_sentences() -> None:
     assert str(refused.value) == (
         "unknown option of policy loss 'ppo_clip' 'eps_lw'. Did you mean 'eps_low'? Known: dual_clip, eps_high, eps_low"
     )
+    with pytest.raises(UnknownName, match=r"^unknown property of a policy loss 'zero_adv'\. Did you mean 'zero_adv"):
+        POLICY_LOSSES.register(zero_adv=True)
     with pytest.raises(UnknownName, match=re.escape("'zzz'. Known: (none)")):
         POLICY_LOSSES.build("reinforce", zzz=1)
 

@@ -76,6 +76,19 @@ def test_the_command_line_names_the_example_with_its_options(monkeypatch: pytest
     assert function.keywords == {"width": 0.5}
 
 
+def test_rows_are_skipped_only_where_the_loss_declares_that_it_may_be(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"  # the first has a gradient at advantage 0, but only far from the policy that sampled
+    file.write_text(
+        "from trl_ext import TokenLoss\n\n"
+        "def far(x):\n    return TokenLoss(-x.advantage * x.logp + (x.logp - x.old_logp - 9).relu())\n\n"
+        "def silent(x):\n    return TokenLoss(-x.advantage * x.logp)\n"
+    )
+    losses = {"far": f"{file}:far", "silent": f"{file}:silent", "example": SOFT_CLIP, "ours": "ppo_clip"}
+    skipped = {k: config(tmp_path, policy_loss=v).objective().leaves_idle_rows_alone() for k, v in losses.items()}
+    assert skipped == {"far": False, "silent": False, "example": True, "ours": True}
+    assert not config(tmp_path, policy_loss=SOFT_CLIP, beta=0.1).objective().leaves_idle_rows_alone()
+
+
 def test_the_example_trains_and_logs_its_own_metric(tmp_path: Path) -> None:
     off_policy = {"preset": "grpo_clip", "num_iterations": 2, "learning_rate": 1.0, "max_steps": 4}
     mine = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, **off_policy, policy_loss=SOFT_CLIP)
@@ -106,6 +119,7 @@ def test_a_mistyped_name_ends_with_one_readable_line(
     assert all(text in line for text in said)
 
 
+REGISTERED = "from trl_ext import POLICY_LOSSES, TokenLoss\n@POLICY_LOSSES.register(zero_advantage_is_noop=True)\n"
 FAULTS = [
     (
         "policy_loss",
@@ -120,6 +134,11 @@ FAULTS = [
     ("policy_loss", "def f(x:\n", "line 1: '(' was never closed"),
     ("policy_loss", "import numpyy\ndef f(x): ...", "cannot be imported: No module named 'numpyy'"),
     ("policy_loss", "def f(x):\n    return x.reward", "AttributeError: 'LossInputs' object has no attribute 'reward'"),
+    (
+        "policy_loss",
+        f"{REGISTERED}def f(x):\n    return TokenLoss(-(x.advantage + 0.1) * x.logp)",
+        "declares zero_advantage_is_noop, and at advantage 0 its loss, its gradient or a metric is not 0",
+    ),
     ("advantage", "def f(reward):\n    return reward.mean()", "must return (P, G), here (2, 4), got ()"),
     ("advantage", "def f(reward):\n    return [0.0]", "must return a tensor (P, G), got list"),
     ("aggregation", "def f(loss, mask, totals):\n    return loss", "must return a tensor of one number"),

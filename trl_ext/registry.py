@@ -55,23 +55,43 @@ class Registry(dict[str, Callable[..., Any]]):
     Args:
         kind: what a member is called in messages.
         fault: calls a user's own member on a small example and says what its result should have been, or None.
+        properties: what a member may declare about itself when it is registered; undeclared is False.
     """
 
-    def __init__(self, kind: str, fault: Callable[[Callable[..., Any]], str | None] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        fault: Callable[[Callable[..., Any]], str | None] | None = None,
+        properties: Iterable[str] = (),
+    ) -> None:
         super().__init__()
-        self.kind, self.fault = kind, fault
+        self.kind, self.fault, self.properties = kind, fault, tuple(properties)
 
-    def register(self, function: F) -> F:
-        """Decorator: add `function` under its own name.
+    @typing.overload
+    def register(self, function: F, /) -> F: ...
+
+    @typing.overload
+    def register(self, /, **declared: bool) -> Callable[[F], F]: ...
+
+    def register(self, function: F | None = None, /, **declared: bool) -> F | Callable[[F], F]:
+        """Decorator: add a function under its own name; what it declares is an attribute of the function.
 
         Raises:
+            UnknownName: a property that members of this kind do not have.
             ValueError: the name is taken.
         """
-        name = function.__name__
-        if name in self:
-            raise ValueError(f"{self.kind} {name!r} is registered twice")
-        self[name] = function
-        return function
+        for name in declared:
+            if name not in self.properties:
+                raise unknown(f"property of a {self.kind}", name, self.properties)
+
+        def add(function: F) -> F:
+            if function.__name__ in self:
+                raise ValueError(f"{self.kind} {function.__name__!r} is registered twice")
+            vars(function).update(declared)
+            self[function.__name__] = function
+            return function
+
+        return add if function is None else add(function)
 
     def get_function(self, name: str) -> Callable[..., Any]:
         """The member called `name`, or what an import path `file.py:function` or `module:function` points to.

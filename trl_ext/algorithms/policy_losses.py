@@ -8,6 +8,7 @@ Letters: B rows of a micro-batch, T completion tokens.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -19,23 +20,39 @@ from trl_ext.registry import Registry
 
 def _fault(loss: Callable[[LossInputs], TokenLoss]) -> str | None:
     logp = torch.full((2, 3), -1.0, requires_grad=True)  # (B, T)
-    found = loss(LossInputs(logp, torch.full((2, 3), -1.0), torch.ones(2, 1), torch.ones(2, 3, dtype=torch.bool)))
+    x = LossInputs(logp, torch.full((2, 3), -1.0), torch.ones(2, 1), torch.ones(2, 3, dtype=torch.bool))
+    found = loss(x)
     if not isinstance(found, TokenLoss):
         return f"must return TokenLoss(loss, metrics) from trl_ext, got {type(found).__name__}"
     wrong = [name for name, value in {"its loss": found.loss, **found.metrics}.items() if value.shape != logp.shape]
-    return f"must return one value per token, (B, T): {', '.join(wrong)} has another shape" if wrong else None
+    if wrong:
+        return f"must return one value per token, (B, T): {', '.join(wrong)} has another shape"
+    if getattr(loss, "zero_advantage_is_noop", False) and not _is_noop_at_zero_advantage(loss, x):
+        return "declares zero_advantage_is_noop, and at advantage 0 its loss, its gradient or a metric is not 0"
+    return None
 
 
-POLICY_LOSSES = Registry("policy loss", _fault)
+def _is_noop_at_zero_advantage(loss: Callable[[LossInputs], TokenLoss], x: LossInputs) -> bool:
+    x = dataclasses.replace(x, old_logp=x.old_logp - 0.5, advantage=torch.zeros_like(x.advantage))
+    found = loss(x)
+    values = [found.loss, *found.metrics.values()]
+    if found.loss.requires_grad:
+        values += torch.autograd.grad(found.loss.sum(), x.logp, allow_unused=True, materialize_grads=True)
+    return not any(value.any() for value in values)
 
 
-@POLICY_LOSSES.register
+# zero_advantage_is_noop: a row with advantage 0 has neither loss nor gradient, and its metrics are 0, so that an
+# optimizer step may leave it out.
+POLICY_LOSSES = Registry("policy loss", _fault, properties=["zero_advantage_is_noop"])
+
+
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
 def reinforce(x: LossInputs) -> TokenLoss:
     """-A log pi. The score-function gradient (Williams 1992, doi:10.1007/BF00992696); ignores `old_logp`."""
     return TokenLoss(-x.advantage * x.logp)
 
 
-@POLICY_LOSSES.register
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
 def importance_ratio(x: LossInputs) -> TokenLoss:
     """-r A, never clipped: the off-policy surrogate of TRPO (arXiv:1502.05477, eq. 14) without its constraint.
 
@@ -45,7 +62,7 @@ def importance_ratio(x: LossInputs) -> TokenLoss:
     return TokenLoss(-ratio * x.advantage)
 
 
-@POLICY_LOSSES.register
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
 def ppo_clip(
     x: LossInputs, *, eps_low: float = 0.2, eps_high: float = 0.2, dual_clip: float | None = None
 ) -> TokenLoss:
@@ -59,7 +76,7 @@ def ppo_clip(
     return TokenLoss(*_clipped(ratio, x.advantage, eps_low, eps_high, dual_clip))
 
 
-@POLICY_LOSSES.register
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
 def gspo(x: LossInputs, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> TokenLoss:
     """`ppo_clip` on the sequence ratio s = exp(mean over tokens of log r), the same value at every token.
 
@@ -72,7 +89,7 @@ def gspo(x: LossInputs, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Tok
     return TokenLoss(*_clipped(ratio, x.advantage, eps_low, eps_high, None))
 
 
-@POLICY_LOSSES.register
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
 def cispo(x: LossInputs, *, ratio_max: float = 5.0) -> TokenLoss:
     """-min(r, ratio_max) A log pi, the clipped ratio without gradient: no token's gradient is dropped.
 
@@ -83,7 +100,7 @@ def cispo(x: LossInputs, *, ratio_max: float = 5.0) -> TokenLoss:
     return TokenLoss(-ratio.clamp(max=ratio_max) * x.advantage * x.logp, {"clip_ratio/high_mean": is_capped.float()})
 
 
-@POLICY_LOSSES.register
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
 def sapo(x: LossInputs, *, temperature_pos: float = 1.0, temperature_neg: float = 1.05) -> TokenLoss:
     """-(4 / tau) sigmoid(tau (r - 1)) A: a soft trust region, tau chosen by the advantage's sign.
 

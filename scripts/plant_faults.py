@@ -5,8 +5,8 @@
     python scripts/plant_faults.py --only '*clamp*' --jobs 4
     python scripts/plant_faults.py --list                 show them and plant none
 
-The faults are in scripts/faults.toml. Every worker plants them in its own copy of the tree, so the checkout is never
-touched. First the named tests run there unharmed; then each fault alone, which must turn its tests red or make them
+The faults are in faults.toml beside the tests of each package. Every worker plants them in its own copy of the tree, so
+the checkout is never touched. First the named tests run there unharmed; then each fault alone, which must turn its tests red or make them
 hang: they get four times what they took unharmed, and half a minute. Tests with ranks or an engine want the machine for
 themselves, so their faults come last and one at a time. A fault that survives means that a test is missing. The exit
 status is 0 only if every fault was caught.
@@ -35,7 +35,7 @@ import psutil
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-FAULTS = ROOT / "scripts" / "faults.toml"
+FAULTS = ROOT / "tests"
 COPIED = ("trl_ext", "tests", "recipes", "scripts", "accelerate_configs", "pyproject.toml", "README.md")
 
 Tests = tuple[tuple[str, ...], str]  # arguments of pytest, and the tier
@@ -85,12 +85,13 @@ def want_the_machine(mark: str) -> bool:
 
 
 def read_faults(path: Path) -> list[Fault]:
-    """The `[[fault]]` tables of a TOML file.
+    """The `[[fault]]` tables of a TOML file, or of every `faults.toml` in a folder.
 
     Raises:
         TypeError: an entry lacks a key or has one that is not known.
     """
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["fault"]
+    files = sorted(path.rglob("faults.toml")) if path.is_dir() else [path]
+    entries = [entry for file in files for entry in tomllib.loads(file.read_text(encoding="utf-8"))["fault"]]
     return [Fault(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.scripted_server import Answer, block, serving  # noqa: E402
-from tests.test_kissing_evaluator import CORE_PROGRAM  # noqa: E402
+from tests.discovery.test_kissing_evaluator import CORE_PROGRAM  # noqa: E402
+from tests.support.scripted_server import Answer, block, serving  # noqa: E402
 
 FOLDER = ROOT / "recipes" / "kissing_number" / "scripted"
 ROOTS = """

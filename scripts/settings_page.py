@@ -40,8 +40,8 @@ Without a preset and without an axis every setting is TRL's and training is bit-
 on a CPU, `bf16` that is not set is off (TRL: on with `use_cpu`), which the run says when it starts. `--bf16 true` gives
 TRL's numbers. A setting that needs another one is refused without it.
 
-Shown by *a run*: `tests/test_trl_settings.py` trains with the setting and without it, and compares weights, metrics and
-files. Written by `python scripts/settings_page.py` from `trl_ext/training/settings_table.py`.
+Shown by *a run*: `tests/training/test_settings_table.py` trains with the setting and without it, and compares weights,
+metrics and files. Written by `python scripts/settings_page.py` from `trl_ext/training/settings_table.py`.
 """
 HEADLINES = {
     "`TrainingArguments` of transformers": TRAINER,
@@ -84,11 +84,11 @@ def _remark(entry: Entry) -> str:
 
 
 def _shown(entry: Entry) -> str:
-    if entry.shown.startswith("test_"):
+    if "::" in entry.shown:
         return f"`{entry.shown}`"
     if entry.shown:
         return f"not on a CPU in milliseconds: {entry.shown}" if entry.shown.startswith("needs") else entry.shown
-    return "a run" if entry.verdict in (HONORED, NO_EFFECT) else f"`test_trl_settings`, {entry.verdict}"
+    return "a run" if entry.verdict in (HONORED, NO_EFFECT) else f"`training/test_settings_table`, {entry.verdict}"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ usage: bash scripts/test.sh [--fast] [arguments of pytest]
 With -m of your own there is one run of pytest, with that selection. Examples:
     bash scripts/test.sh --fast -x -k ppo_clip
     bash scripts/test.sh -m vllm
-    bash scripts/test.sh tests/test_losses.py
+    bash scripts/test.sh tests/algorithms/test_policy_losses.py
 
 TEXT
     setup_help | sed -n '/^environment:/,$p'

@@ -20,7 +20,7 @@ assert spec.loader is not None
 plant_faults = sys.modules["plant_faults"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(plant_faults)
 
-FAULTS = plant_faults.read_faults(ROOT / "scripts" / "faults.toml")
+FAULTS = plant_faults.read_faults(plant_faults.FAULTS)
 
 
 @pytest.mark.parametrize("file", sorted({fault.file for fault in FAULTS}))
@@ -45,7 +45,7 @@ ENTRY = """
 file = "trl_ext/algorithms/kl.py"
 find = '{find}'
 replace = '{replace}'
-tests = ["tests/test_kl.py"]
+tests = ["tests/algorithms/test_kl.py"]
 """
 CAUGHT = {"find": "return logp - ref_logp", "replace": "return ref_logp - logp"}
 AT_IMPORT = {"find": "KL_ESTIMATORS = Registry(", "replace": "KL_ESTIMATORS = 1 / 0, Registry("}

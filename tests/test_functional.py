@@ -13,7 +13,7 @@ from tokenizers import processors
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.support.tiny import tiny_model, tiny_tokenizer
 from trl_ext import functional
 from trl_ext.functional import (
     LOSS_TYPES,

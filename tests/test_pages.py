@@ -20,7 +20,7 @@ from trl_ext.recipes.sft import SFT_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "recipes" / "what_happens_when.md"
-NAMED = re.findall(r"`(test_\w+)::(test_\w+)`", PAGE.read_text(encoding="utf-8"))
+NAMED = re.findall(r"`((?:\w+/)?test_\w+)::(test_\w+)`", PAGE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("file", "test"), NAMED, ids=[test for _, test in NAMED])

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_hub import summary
-from tests.test_recipe import DEFAULT, ON_A_CPU, RECIPE, refused
+from tests.hub.test_push import summary
+from tests.recipes.test_grpo import DEFAULT, ON_A_CPU, RECIPE, refused
 from trl_ext.data.source import Source
 from trl_ext.errors import InputError
 from trl_ext.evaluation.report import Report

@@ -27,7 +27,7 @@ if not hasattr(vllm_generation, "LLM"):
 
 
 def load_vllm() -> None:
-    """Put into TRL's modules what they have where vLLM is imported with them; `tests/test_seam.py` holds the names."""
+    """Put into TRL's modules what they have where vLLM is imported with them; `test_seam.py` holds the names."""
     if hasattr(vllm_generation, "LLM"):
         return
     from vllm import LLM, RequestOutput, SamplingParams

@@ -10,7 +10,7 @@ from typing import Any
 from peft import PeftType
 from transformers import AutoConfig
 
-# Tuners whose layers merge into the weights below them; tests/test_adapters.py holds each to PEFT's own merging.
+# Tuners whose layers merge into the weights below them; test_adapters.py holds each to PEFT's own merging.
 _MERGED = (PeftType.LORA, PeftType.IA3, PeftType.LOHA, PeftType.LOKR, PeftType.VERA)
 
 # Fields of a `LoraConfig` whose effect is not in the weights that the engine is given, and why.

@@ -43,7 +43,7 @@ class EngineConfig(Protocol):
 def engine_settings(config: EngineConfig) -> Iterator[None]:
     """While `GRPOTrainer` is made: its vLLM backend is `ColocatedEngine`, with the config's engine settings.
 
-    TRL names the class in the constructor and takes no other; `tests/test_seam.py` holds on to that.
+    TRL names the class in the constructor and takes no other; `tests/grpo/test_seam.py` holds on to that.
     """
     if config.use_vllm:
         load_vllm()

@@ -1,7 +1,7 @@
 """The seam to TRL: `ExtGRPOTrainer` replaces the advantages and the loss of `GRPOTrainer`.
 
 What it does beside that, the classes inherited here do, one thing each. TRL 1.16 has no public hook for any of it.
-`tests/test_seam.py` holds the signatures relied on.
+`tests/grpo/test_seam.py` holds the signatures relied on.
 
 Letters: P prompts, G completions per prompt, N = P*G, B rows of a micro-batch, T completion tokens.
 """

@@ -1,7 +1,7 @@
 """What becomes of every setting next to a preset or an axis, an entry for each.
 
 Without either, training is TRL's and so are its settings. `recipes/trl_settings.md` is written from this table by
-`python scripts/settings_page.py`; `tests/test_trl_settings.py` holds every entry to what happens.
+`python scripts/settings_page.py`; `tests/training/test_settings_table.py` holds every entry to what happens.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ _RUN = Entry(HONORED)  # shown by a run with it and one without
 _GPU = Entry(HONORED, shown="needs a GPU")
 _RANKS = Entry(HONORED, shown="needs several ranks")
 _MEMORY = Entry(HONORED, shown="changes memory or speed, not numbers")
-_ENGINE = Entry(HONORED, shown="test_trl_settings::test_the_engine_is_started_with_the_settings")
-_MISMATCH = Entry(HONORED, shown="test_trainer::test_the_samplers_mismatch_is_corrected_as_in_trl")
+_ENGINE = Entry(HONORED, shown="training/test_settings_table::test_the_engine_is_started_with_the_settings")
+_MISMATCH = Entry(HONORED, shown="grpo/test_trainer::test_the_samplers_mismatch_is_corrected_as_in_trl")
 _SERVER = Entry(HONORED, shown="needs vLLM's server")
-_HUB = Entry(HONORED, shown="needs the Hub; `tests/test_hub.py` has a server that stands in")
+_HUB = Entry(HONORED, shown="needs the Hub; `tests/hub/test_push.py` has a server that stands in")
 _EVALUATION = Entry(
     HONORED,
     "of the trainer's own evaluation; a recipe validates with `validate_every`",
     shown="an evaluation of the trainer is HF's, nothing of it is overridden",
 )
-_LOADED = Entry(HONORED, shown="test_trl_settings::test_model_settings_and_model_init_kwargs_go_together")
+_LOADED = Entry(HONORED, shown="training/test_settings_table::test_model_settings_and_model_init_kwargs_go_together")
 _NO_LABELS = Entry(NO_EFFECT, "GRPO computes its own loss, without labels, and returns no logits, in TRL too")
 
 # `TrainingArguments`.
@@ -39,7 +39,7 @@ TRAINER: dict[str, Entry] = {
     "full_determinism": Entry(HONORED, shown="needs a GPU's kernels to make a difference"),
     "average_tokens_across_devices": Entry(NO_EFFECT, "the loss counts its tokens over all ranks itself, in TRL too"),
     "data_seed": Entry(NO_EFFECT, "TRL's sampler of repeated prompts is seeded by `seed`"),
-    "output_dir": Entry(HONORED, shown="test_run_folder::test_a_folder_that_holds_a_run_is_not_written_to_by_another"),
+    "output_dir": Entry(HONORED, shown="runs/test_folder::test_a_folder_that_holds_a_run_is_not_written_to_by_another"),
     **rows("gradient_checkpointing gradient_checkpointing_kwargs torch_empty_cache_steps use_cache", _MEMORY),
     **rows(
         "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor "
@@ -58,7 +58,7 @@ TRAINER: dict[str, Entry] = {
         _RANKS,
     ),
     "accelerator_config": _RANKS,
-    "use_cpu": Entry(HONORED, shown="test_config::test_on_a_cpu_bf16_is_off_unless_asked_for"),
+    "use_cpu": Entry(HONORED, shown="grpo/test_config::test_on_a_cpu_bf16_is_off_unless_asked_for"),
     **rows("log_on_each_node save_on_each_node", Entry(HONORED, shown="needs several nodes")),
     **rows("bf16_full_eval load_best_model_at_end metric_for_best_model greater_is_better do_eval", _EVALUATION),
     **rows(
@@ -85,7 +85,7 @@ TRAINER: dict[str, Entry] = {
     "enable_jit_checkpoint": Entry(HONORED, shown="needs a SIGTERM to the process"),
     **rows(
         "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint",
-        Entry(HONORED, shown="test_resume::test_resumed_after_any_step_a_run_is_the_same_to_the_bit"),
+        Entry(HONORED, shown="training/test_resume::test_resumed_after_any_step_a_run_is_the_same_to_the_bit"),
     ),
 }
 
@@ -149,7 +149,7 @@ TRL: dict[str, Entry] = {
     "router_aux_loss_coef": Entry(HONORED, shown="needs a mixture of experts"),
     "max_tool_calling_iterations": Entry(HONORED, shown="needs tools, which a recipe does not pass"),
     "ds3_gather_for_generation": _RANKS,
-    "use_vllm": Entry(HONORED, shown="test_config::test_the_engine_is_chosen_with_a_reason"),
+    "use_vllm": Entry(HONORED, shown="grpo/test_config::test_the_engine_is_chosen_with_a_reason"),
     **rows(
         "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port", _SERVER
     ),
@@ -159,7 +159,7 @@ TRL: dict[str, Entry] = {
         _ENGINE,
     ),
     "vllm_structured_outputs_regex": Entry(
-        HONORED, shown="test_trl_settings::test_requests_carry_what_the_settings_ask_for"
+        HONORED, shown="training/test_settings_table::test_requests_carry_what_the_settings_ask_for"
     ),
     **rows(
         "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
@@ -169,7 +169,7 @@ TRL: dict[str, Entry] = {
     "vllm_importance_sampling_cap": Entry(
         HONORED,
         "TRL's earlier name of vllm_importance_sampling_clip_max",
-        shown="test_trl_settings::test_the_earlier_name_of_the_samplers_cap_is_taken",
+        shown="training/test_settings_table::test_the_earlier_name_of_the_samplers_cap_is_taken",
     ),
     **rows(
         "log_multimodal num_completions_to_print log_unique_prompts",
@@ -182,12 +182,12 @@ TRL: dict[str, Entry] = {
     ),
 }
 
-_ADAPTER = "test_trl_settings::test_settings_of_an_adapter_reach_it"
-_QUANTIZED = "test_trl_settings::test_a_quantized_model_is_asked_for_or_refused"
+_ADAPTER = "training/test_settings_table::test_settings_of_an_adapter_reach_it"
+_QUANTIZED = "training/test_settings_table::test_a_quantized_model_is_asked_for_or_refused"
 
 # `ModelConfig`, of every recipe.
 MODEL: dict[str, Entry] = {
-    "model_name_or_path": Entry(HONORED, shown="test_recipe::test_the_main_job_learns"),
+    "model_name_or_path": Entry(HONORED, shown="recipes/test_grpo::test_the_main_job_learns"),
     **rows("model_revision dtype attn_implementation", _LOADED),
     "use_peft": Entry(HONORED, shown=_ADAPTER),
     **rows(
@@ -204,7 +204,7 @@ MODEL: dict[str, Entry] = {
     ),
 }
 
-_HANDOUT = Entry(HONORED, shown="test_config::test_the_handouts_settings_become_trls")
+_HANDOUT = Entry(HONORED, shown="grpo/test_config::test_the_handouts_settings_become_trls")
 
 # What `ExtGRPOConfig` adds.
 OURS: dict[str, Entry] = {
@@ -213,23 +213,27 @@ OURS: dict[str, Entry] = {
     "kl_estimator_options": Entry(
         HONORED,
         needs=("uses_axes", "beta"),
-        shown="test_config::test_a_kl_estimator_may_have_options_and_be_the_users_own",
+        shown="grpo/test_config::test_a_kl_estimator_may_have_options_and_be_the_users_own",
     ),
     "micro_batch_tokens": Entry(
-        HONORED, needs=("uses_axes", "dynamic_micro_batches"), shown="test_step::test_each_saving_alone_changes_nothing"
+        HONORED,
+        needs=("uses_axes", "dynamic_micro_batches"),
+        shown="grpo/test_step::test_each_saving_alone_changes_nothing",
     ),
     **rows(
         "skip_zero_advantage_rows dynamic_micro_batches share_prompt_prefix reuse_log_probs",
         Entry(
             HONORED,
             "saves computation, for the same gradient; without a preset or an axis nothing is saved",
-            shown="test_step::test_fewer_tokens_are_computed",
+            shown="grpo/test_step::test_fewer_tokens_are_computed",
         ),
     ),
-    "uninformative_keep_prob": Entry(HONORED, shown="test_curriculum::test_a_rollout_is_made_of_what_is_not_settled"),
+    "uninformative_keep_prob": Entry(
+        HONORED, shown="grpo/test_curriculum::test_a_rollout_is_made_of_what_is_not_settled"
+    ),
     "reward_timeout": Entry(
         HONORED,
-        shown="test_faults_of_a_run::test_a_reward_has_the_time_that_was_given_and_no_signal_is_taken_afterwards",
+        shown="training/test_faults::test_a_reward_has_the_time_that_was_given_and_no_signal_is_taken_afterwards",
     ),
     **rows(
         "rollout_batch_size group_size train_batch_size micro_train_batch_size epochs_per_rollout_batch "
@@ -239,58 +243,66 @@ OURS: dict[str, Entry] = {
     **rows("resume resume_changed", TRAINER["resume_from_checkpoint"]),
     "hub_merge_adapter": _HUB,
     "max_nonfinite_steps": Entry(
-        HONORED, shown="test_faults_of_a_run::test_too_many_such_steps_in_a_row_end_the_run_with_its_checkpoints_intact"
+        HONORED, shown="training/test_faults::test_too_many_such_steps_in_a_row_end_the_run_with_its_checkpoints_intact"
     ),
     "time_budget": Entry(
-        HONORED, shown="test_ending::test_there_must_be_time_for_one_more_step_as_long_as_the_longest_and_for_the_end"
+        HONORED,
+        shown="training/test_ending::test_there_must_be_time_for_one_more_step_as_long_as_the_longest_and_for_the_end",
     ),
     "lr_decay_fraction": Entry(
         HONORED,
         "needs `time_budget`",
-        shown="test_ending::test_the_rate_falls_to_zero_where_the_time_is_spent_and_what_is_logged_is_what_is_used",
+        shown="training/test_ending::test_the_rate_falls_to_zero_where_the_time_is_spent_and_what_is_logged_is_what_is_used",
     ),
     **rows("stop sampling_min_tokens", _RUN),
     **rows("vllm_max_num_seqs vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager", _ENGINE),
 }
 
-_SPLIT = Entry(HONORED, shown="test_load::test_what_cannot_be_found_is_named")
+_SPLIT = Entry(HONORED, shown="data/test_load::test_what_cannot_be_found_is_named")
 _SAMPLE = Entry(
-    HONORED, shown="test_which_rows::test_a_number_of_problems_takes_a_sample_and_a_smaller_one_is_a_part_of_it"
+    HONORED, shown="data/test_sample::test_a_number_of_problems_takes_a_sample_and_a_smaller_one_is_a_part_of_it"
 )
-_FORMAT = Entry(HONORED, shown="test_recipe::test_the_answer_format_follows_the_prompt_and_both_graders_follow_it")
-_MEASURED = Entry(HONORED, shown="test_run_folder::test_how_a_run_validates_is_noted_as_it_is_done_wherever_it_was_set")
-_AT_THE_END = Entry(HONORED, shown="test_ending::test_a_run_ends_with_the_weights_and_the_problems_that_are_asked_for")
+_FORMAT = Entry(
+    HONORED, shown="recipes/test_grpo::test_the_answer_format_follows_the_prompt_and_both_graders_follow_it"
+)
+_MEASURED = Entry(
+    HONORED, shown="runs/test_folder::test_how_a_run_validates_is_noted_as_it_is_done_wherever_it_was_set"
+)
+_AT_THE_END = Entry(
+    HONORED, shown="training/test_ending::test_a_run_ends_with_the_weights_and_the_problems_that_are_asked_for"
+)
 
 # What a recipe adds: problems, reward, validation.
 TASK: dict[str, Entry] = {
     **rows("dataset train_split validation_split", _SPLIT),
-    "dataset_config": Entry(HONORED, shown="test_load::test_a_dataset_repository_with_subjects_as_configurations"),
+    "dataset_config": Entry(HONORED, shown="data/test_load::test_a_dataset_repository_with_subjects_as_configurations"),
     **rows(
         "problem_column answer_column",
-        Entry(HONORED, shown="test_load::test_columns_and_the_place_of_the_answer_can_be_named"),
+        Entry(HONORED, shown="data/test_load::test_columns_and_the_place_of_the_answer_can_be_named"),
     ),
-    "answer_source": Entry(HONORED, shown="test_load::test_where_an_answer_is_found"),
+    "answer_source": Entry(HONORED, shown="data/test_load::test_where_an_answer_is_found"),
     **rows("prompt answer_format validation_grader", _FORMAT),
     "numeric_tolerance": Entry(
-        HONORED, shown="test_recipe::test_a_tolerance_reaches_the_strict_grader_and_is_refused_where_there_is_none"
+        HONORED,
+        shown="recipes/test_grpo::test_a_tolerance_reaches_the_strict_grader_and_is_refused_where_there_is_none",
     ),
     "too_long": Entry(
-        HONORED, shown="test_which_rows::test_rows_that_are_too_long_can_be_left_out_and_are_counted_and_listed"
+        HONORED, shown="data/test_sample::test_rows_that_are_too_long_can_be_left_out_and_are_counted_and_listed"
     ),
     **rows("sample_seed train_problems validation_problems", _SAMPLE),
     **rows("validation_temperature validation_max_tokens", _MEASURED),
     "validation_batch_size": _MEMORY,
     "validate_every": Entry(
-        HONORED, shown="test_recipe::test_a_run_prints_validations_and_a_table_of_before_and_after"
+        HONORED, shown="recipes/test_grpo::test_a_run_prints_validations_and_a_table_of_before_and_after"
     ),
     **rows("final_validation_problems restore_best", _AT_THE_END),
-    "collapse_threshold": Entry(HONORED, shown="test_ending::test_a_run_that_has_collapsed_ends_and_says_why"),
+    "collapse_threshold": Entry(HONORED, shown="training/test_ending::test_a_run_that_has_collapsed_ends_and_says_why"),
     "stop_after_zero_variance_steps": Entry(
-        HONORED, shown="test_ending::test_a_run_without_a_spread_for_so_many_logged_steps_in_a_row_ends"
+        HONORED, shown="training/test_ending::test_a_run_without_a_spread_for_so_many_logged_steps_in_a_row_ends"
     ),
-    "reward": Entry(HONORED, shown="test_recipe::test_a_reward_of_ones_own_is_taken_as_it_is"),
+    "reward": Entry(HONORED, shown="recipes/test_grpo::test_a_reward_of_ones_own_is_taken_as_it_is"),
     "log_generations_every": Entry(
-        HONORED, shown="test_recipe::test_a_run_leaves_its_figures_its_generations_and_its_curve"
+        HONORED, shown="recipes/test_grpo::test_a_run_leaves_its_figures_its_generations_and_its_curve"
     ),
 }
 
@@ -317,28 +329,28 @@ SFT: dict[str, Entry] = {
 # What `ExtSFTConfig` adds; the rest of it is as in `ExtGRPOConfig`.
 SFT_OURS: dict[str, Entry] = {
     "normalize_constant": Entry(
-        HONORED, shown="test_sft::test_with_a_constant_it_is_the_handouts_step_however_the_rows_are_cut"
+        HONORED, shown="sft/test_trainer::test_with_a_constant_it_is_the_handouts_step_however_the_rows_are_cut"
     ),
     "use_vllm": TRL["use_vllm"],
     **rows("vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_max_model_length", _ENGINE),
 }
 
-_TRACES = Entry(HONORED, shown="test_traces::test_a_file_is_read_by_its_columns_and_split_each_trace_only_once")
+_TRACES = Entry(HONORED, shown="data/test_traces::test_a_file_is_read_by_its_columns_and_split_each_trace_only_once")
 
 # What the finetuning recipe adds to problems and validation.
 SFT_TASK: dict[str, Entry] = {
     **rows("traces traces_split trace_prompt trace_response", _TRACES),
-    "traces_config": Entry(HONORED, shown="test_load::test_a_dataset_repository_with_subjects_as_configurations"),
+    "traces_config": Entry(HONORED, shown="data/test_load::test_a_dataset_repository_with_subjects_as_configurations"),
     "trace_answer": Entry(
-        HONORED, shown="test_traces::test_the_columns_are_called_prompt_response_and_answer_unless_said_otherwise"
+        HONORED, shown="data/test_traces::test_the_columns_are_called_prompt_response_and_answer_unless_said_otherwise"
     ),
     "num_unique_examples": Entry(
-        HONORED, shown="test_finetuning_recipes::test_several_sizes_are_run_once_each_and_plotted"
+        HONORED, shown="recipes/test_finetuning::test_several_sizes_are_run_once_each_and_plotted"
     ),
-    "filter_correct": Entry(HONORED, shown="test_finetuning_recipes::test_only_right_traces_are_kept_counted_and_told"),
+    "filter_correct": Entry(HONORED, shown="recipes/test_finetuning::test_only_right_traces_are_kept_counted_and_told"),
 }
 
-_STEPS = Entry(HONORED, shown="test_expert_iteration::test_every_setting_of_a_step_has_its_effect")
+_STEPS = Entry(HONORED, shown="expert_iteration/test_trainer::test_every_setting_of_a_step_has_its_effect")
 
 # What `ExpertIterationConfig` adds to `ExtSFTConfig`.
 EXPERT_ITERATION: dict[str, Entry] = {
@@ -346,38 +358,39 @@ EXPERT_ITERATION: dict[str, Entry] = {
         "n_ei_steps epochs_per_step questions_per_step group_size rollout_batch_size selection selection_options",
         _STEPS,
     ),
-    "rollout_chunk": Entry(HONORED, shown="test_expert_iteration::test_every_chunk_of_rollouts_is_drawn_anew"),
+    "rollout_chunk": Entry(HONORED, shown="expert_iteration/test_trainer::test_every_chunk_of_rollouts_is_drawn_anew"),
 }
 
-_SAMPLES = Entry(HONORED, shown="test_evaluation::test_a_setting_of_how_it_is_sampled_reaches_the_sampler")
-_ENGINE_OF_AN_EVALUATION = Entry(HONORED, shown="test_evaluation::test_settings_of_the_engine_reach_it")
+_SAMPLES = Entry(HONORED, shown="recipes/test_evaluate::test_a_setting_of_how_it_is_sampled_reaches_the_sampler")
+_ENGINE_OF_AN_EVALUATION = Entry(HONORED, shown="recipes/test_evaluate::test_settings_of_the_engine_reach_it")
 
 # What an evaluation adds to the problems.
 EVALUATION: dict[str, Entry] = {
     "model_name_or_path": Entry(
-        HONORED, shown="test_evaluation::test_the_recipes_run_from_the_command_line_and_two_evaluations_are_compared"
+        HONORED,
+        shown="recipes/test_evaluate::test_the_recipes_run_from_the_command_line_and_two_evaluations_are_compared",
     ),
     "split": _SPLIT,
     "problems": _SAMPLE,
     **rows(
         "samples batch_size",
-        Entry(HONORED, shown="test_evaluation::test_interrupted_it_goes_on_and_gives_what_one_run_gives"),
+        Entry(HONORED, shown="recipes/test_evaluate::test_interrupted_it_goes_on_and_gives_what_one_run_gives"),
     ),
-    "grader": Entry(HONORED, shown="test_evaluation::test_the_samples_the_summary_and_the_table_say_the_same"),
+    "grader": Entry(HONORED, shown="recipes/test_evaluate::test_the_samples_the_summary_and_the_table_say_the_same"),
     **rows("temperature top_p max_tokens min_tokens stop", _SAMPLES),
-    "seed": Entry(HONORED, shown="test_evaluation::test_the_number_of_a_sample_decides_its_draw"),
+    "seed": Entry(HONORED, shown="recipes/test_evaluate::test_the_number_of_a_sample_decides_its_draw"),
     "use_vllm": TRL["use_vllm"],
     **rows("dtype vllm_gpu_memory_utilization vllm_max_model_length vllm_enforce_eager", _ENGINE_OF_AN_EVALUATION),
     **rows(
         "show category output_dir",
         Entry(
             HONORED,
-            shown="test_evaluation::test_finished_it_is_shown_again_without_a_model_and_other_settings_are_refused",
+            shown="recipes/test_evaluate::test_finished_it_is_shown_again_without_a_model_and_other_settings_are_refused",
         ),
     ),
 }
 
 # What best-of-n adds to an evaluation.
 BEST_OF_N: dict[str, Entry] = {
-    "at": Entry(HONORED, shown="test_evaluation::test_best_of_n_uses_one_set_of_samples_and_draws_its_curves"),
+    "at": Entry(HONORED, shown="recipes/test_evaluate::test_best_of_n_uses_one_set_of_samples_and_draws_its_curves"),
 }

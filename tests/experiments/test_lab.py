@@ -1,0 +1,296 @@
+"""The lab: its files, the runs that questions need, and the page with table and plots."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from trl_ext.errors import InputError
+from trl_ext.experiments.lab.questions import (
+    Lab,
+    Question,
+    check,
+    commands,
+    own_settings,
+    question_names,
+    read_lab,
+    read_question,
+    run_name,
+)
+from trl_ext.experiments.lab.report import (
+    difference,
+    differences,
+    mean_by_step,
+    noise,
+    over_the_run,
+    span,
+    spread,
+    table,
+    write_report,
+)
+from trl_ext.experiments.progress import latest
+
+ROOT = Path(__file__).parents[2]
+LABS = sorted(path for path in (ROOT / "recipes" / "lab").iterdir() if path.is_dir())
+QUESTION = {"question": "Which?", "reference": "a", "cells": {"a": {}, "b": {"learning_rate": 1e-3}}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "base.yaml").write_text("max_steps: 3\n")
+    (tmp_path / "lab.yaml").write_text("config: recipe/base.yaml\nsettings: {preset: dapo, learning_rate: 3.0e-4}\n")
+    (tmp_path / "which.yaml").write_text(yaml.safe_dump(QUESTION))
+    return tmp_path
+
+
+# Files.
+
+
+@pytest.mark.parametrize("lab", LABS, ids=[lab.name for lab in LABS])
+def test_every_lab_asks_the_courses_questions_and_what_the_field_argues_about(lab: Path) -> None:
+    assert set(question_names(lab)) == {
+        "baseline", "beyond_the_handout", "clipping", "kl", "learning_rate", "length_normalisation", "off_policy",
+        "off_policy_broad", "prompt",
+    }  # fmt: skip
+    beyond = read_question(lab, "beyond_the_handout").cells
+    assert {"leave_one_out", "max_rl", "token_mean", "gspo", "cispo"} < set(beyond)
+    assert len(read_question(lab, "length_normalisation").cells) == 4
+    assert (lab / read_lab(lab).config).is_file()
+
+
+@pytest.mark.slow  # processes that import every recipe
+@pytest.mark.parametrize("lab", LABS, ids=[lab.name for lab in LABS])
+def test_every_cell_of_every_question_resolves(lab: Path) -> None:
+    on_a_cpu = ["--bf16", "false"]
+    questions = [read_question(lab, name) for name in question_names(lab)]
+    check(read_lab(lab), lab, questions, on_a_cpu)
+    broken = Question("mine", "?", {"a": {}, "b": {"group_size": 7}}, "a")
+    with pytest.raises(InputError, match=r"question 'mine', cell 'b': .*group_size .7"):
+        check(read_lab(lab), lab, [*questions[:1], broken], on_a_cpu)
+
+
+def test_a_lab_and_a_question_are_read(folder: Path) -> None:
+    assert read_lab(folder) == Lab("recipe/base.yaml", {"preset": "dapo", "learning_rate": 3e-4})
+    assert question_names(folder) == ["which"]
+    assert read_question(folder, "which") == Question("which", "Which?", QUESTION["cells"], "a")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: [1", "which.yaml: while parsing"),
+        ("- a", "which.yaml: not a mapping"),
+        (QUESTION | {"sells": {}}, "unknown field 'sells'. Did you mean 'cells'"),
+        ({"question": "?", "reference": "a"}, "which.yaml: .*missing.*'cells'"),
+        (QUESTION | {"cells": {"a": {}}}, "cells: two at least are needed to compare, got 1"),
+        (QUESTION | {"reference": "c"}, "unknown cell 'c'.* Known: a, b"),
+        (QUESTION | {"cells": {"a": {}, "b": [1]}}, "b: its settings must be a mapping, got .1."),
+        (QUESTION | {"settings": 3}, "settings: its settings must be a mapping, got 3"),
+        (QUESTION | {"cells": {"a": {}, "b": {"seed": 1}}}, "b: the lab gives seed to its runs itself"),
+    ],
+)
+def test_a_file_that_describes_no_question_is_refused(content: Any, message: str, folder: Path) -> None:
+    text = content if isinstance(content, str) else yaml.safe_dump(content)
+    (folder / "which.yaml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_question(folder, "which")
+
+
+def test_a_question_that_is_not_there_is_refused_with_those_that_are(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"unknown question 'whihc'\. Did you mean 'which'"):
+        read_question(folder, "whihc")
+    (folder / "lab.yaml").write_text("config: none.yaml\n")
+    with pytest.raises(InputError, match=r"lab\.yaml: config: no file .*none\.yaml"):
+        read_lab(folder)
+    (folder / "lab.yaml").write_text("configg: recipe/base.yaml\n")
+    with pytest.raises(InputError, match=r"unknown field 'configg'\. Did you mean 'config'"):
+        read_lab(folder)
+
+
+# Runs.
+
+
+def test_a_run_is_named_by_what_sets_it_apart() -> None:
+    assert run_name({}, 3) == "seed=3"
+    settings = {"policy_loss_options": {"eps_low": 0.1}, "learning_rate": 1e-5, "prompt": "mine/a b.prompt"}
+    assert (
+        run_name(settings, 0) == "learning_rate=1e-05,policy_loss_options=_eps_low__0.1_,prompt=mine_a_b.prompt,seed=0"
+    )
+
+
+def test_a_run_that_several_questions_need_is_run_once_and_what_the_lab_sets_anyway_does_not_count(
+    folder: Path,
+) -> None:
+    lab = read_lab(folder)
+    first = read_question(folder, "which")
+    second = Question("other", "?", {"x": {"learning_rate": 3e-4}, "y": {"beta": 0.1}}, "x", {"preset": "dapo"})
+    assert own_settings(lab, second, "x") == {}
+    third = Question("third", "?", {"x": {"beta": 0.1}, "y": {}}, "x", {"beta": 0.2, "max_steps": 5})
+    assert own_settings(lab, third, "x") == {"beta": 0.1, "max_steps": 5}
+    found = commands(lab, folder, Path("grpo_math.py"), [first, second], [0, 1], ["--max_steps", "9"])
+    assert list(found) == [
+        "seed=0", "seed=1", "learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1", "beta=0.1,seed=0",
+        "beta=0.1,seed=1",
+    ]  # fmt: skip
+    assert found["beta=0.1,seed=1"] == [
+        "grpo_math.py", "--config", str(folder / "recipe" / "base.yaml"), "--preset", "dapo", "--learning_rate", "0.0003",
+        "--beta", "0.1", "--max_steps", "9", "--seed", "1",
+    ]  # fmt: skip
+
+
+# The page.
+
+
+def run(accuracy: float, *, seconds: float = 50.0, early: str | None = None, between: float = 0.5) -> dict[str, Any]:
+    validations = [
+        {"step": step, "wall_clock_s": seconds * step / 60, "accuracy": a}
+        for step, a in ((0, 0.4), (30, between), (60, accuracy))
+    ]
+    return {
+        "validation_accuracy_after": accuracy, "validations": validations, "wall_clock_s": seconds,
+        "ended_early": early, "final_validation_problems": 2048, "commit": "abc",
+        "hardware": {"gpus": [], "cpu": "a CPU", "cpu_threads": 1}, "versions": {"torch": "2"},
+    }  # fmt: skip
+
+
+RUNS: dict[str, dict[int, dict[str, Any]]] = {
+    "a": {0: run(0.90), 1: run(0.91), 2: run(0.92)},
+    "b": {0: run(0.80), 1: run(0.82), 2: run(0.81, early="collapsed: x")},
+    "c": {0: run(0.95), 1: {"failed": "no memory"}, 2: run(0.85)},
+}
+
+
+def test_a_difference_is_taken_at_the_same_seeds_with_its_interval() -> None:
+    assert differences(RUNS, "b", "a") == pytest.approx([-0.10, -0.09, -0.11])
+    # mean -0.1, standard deviation 0.01, t 4.303: +- 4.303 * 0.01 / sqrt(3)
+    assert difference(RUNS, "b", "a") == "-0.100 (-0.125 to -0.075), worse"
+    assert difference(RUNS, "a", "b") == "+0.100 (+0.075 to +0.125), better"
+    assert differences(RUNS, "c", "a") == pytest.approx([0.05, -0.07])
+    assert differences(RUNS, "a", "c") == pytest.approx([-0.05, 0.07])
+    assert difference(RUNS, "c", "a").endswith("no difference seen")
+    assert difference({"a": RUNS["a"], "d": {0: run(0.5)}}, "d", "a") == "–"
+
+
+def test_the_table_has_a_row_for_each_cell_with_what_ended_early_or_failed() -> None:
+    head, line, a, b, c = table(RUNS, "a")
+    assert head.split(" | ")[1:4] == ["seed 0", "seed 1", "seed 2"]
+    assert line.count("---") == head.count("|") - 1
+    assert a == "| a | 0.900 | 0.910 | 0.920 | 0.910 ± 0.010 |  | 0.705 | 60 | 50 |  |"
+    assert "| 0.810 ± 0.010 | -0.100 (-0.125 to -0.075), worse |" in b
+    assert b.endswith("| seed 2: collapsed: x |")
+    assert c.startswith("| c | 0.950 | – | 0.850 | 0.900 ± 0.071 |")
+    assert c.endswith("| seed 1: no memory |")
+    nothing = table({"a": {0: {"failed": "x"}}, "b": {0: {"failed": "y"}}}, "a")
+    assert nothing[2] == "| a | – | – |  | – | – | – | seed 0: x |"
+
+
+def test_figures_in_words() -> None:
+    assert over_the_run(run(0.9, between=0.7)) == pytest.approx(0.8)  # without the one before training
+    assert [span(values) for values in ([], [3], [3, 3], [5, 3])] == ["–", "3", "3", "3 to 5"]
+    assert [spread(values) for values in ([], [0.5], [0.4, 0.6])] == ["–", "0.500", "0.500 ± 0.141"]
+    ended = {cell: {s: r for s, r in of.items() if "failed" not in r} for cell, of in RUNS.items()}
+    assert noise(ended).startswith(
+        "Noise: sampled once on 2048 problems, an accuracy of 0.87 has a standard error of 0.007; over seeds the "
+        "cells' standard deviation is 0.030 on average."
+    )
+    assert noise({"a": {}}) == "No run ended."
+
+
+def test_a_metric_is_the_mean_of_the_runs_that_have_it_at_a_step() -> None:
+    logs = [
+        [{"step": 1, "x": 1.0}, {"step": 2, "x": 3.0}, {"step": 2, "y": 1.0}],
+        [{"step": 1, "x": 2.0}, {"step": 2, "x": None}],
+    ]
+    assert mean_by_step(logs, "x") == {1: 1.5, 2: 3.0}
+    assert mean_by_step(logs, "z") == {}
+
+
+def test_the_page_holds_table_plots_noise_commands_and_where_it_was_run(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text(json.dumps({"step": 1, "entropy": 0.5, "completions/mean_length": 9.0, "grad_norm": 0.1}) + "\n")
+    metrics = {cell: dict.fromkeys(of, log) for cell, of in RUNS.items()}
+    metrics["c"][1] = tmp_path / "none.jsonl"
+    commands = {cell: ["recipes/grpo_math.py", "--seed", "0", "--stop", "a b"] for cell in RUNS}
+    page = write_report(tmp_path / "q", "Which?", RUNS, "a", commands, metrics, "38 % without.\n")
+    text = page.read_text()
+    assert text.startswith("# Which?\n\n| cell |")
+    for words in (
+        "Published for the real model: 38 % without.\n", "![validation accuracy](accuracy.png)",
+        "![training](training.png)", "- a: `python recipes/grpo_math.py --seed 0 --stop 'a b'`", "Noise: ",
+        "Commit: abc.", "Hardware: a CPU, 1 threads; torch 2.",
+    ):  # fmt: skip
+        assert words in text
+    for name in ("accuracy.png", "training.png"):
+        with Image.open(tmp_path / "q" / name) as image:
+            assert image.width > 800
+    write_report(tmp_path / "none", "Which?", {"a": {0: {"failed": "x"}}}, "a", {}, {"a": {}})
+    assert "No run ended." in (tmp_path / "none" / "report.md").read_text()
+
+
+def test_a_runs_newest_figures_fit_in_a_line(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    assert latest(log) == "starting"
+    lines = [{"step": 1, "reward": 0.0, "loss": 0.1, "wall_clock_s": 3.0}, {"step": 2, "validation/accuracy": 0.25}]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert latest(log) == "step 2, reward 0.00, loss 0.10, accuracy 0.250, 3 s"
+    with log.open("a") as file:
+        file.write('{"step": 3, "rew')  # being written
+    assert latest(log) == ""
+
+
+# The command.
+
+
+def lab(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "recipes" / "lab.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
+
+
+@pytest.mark.slow
+def test_the_questions_are_listed_and_what_is_not_there_is_refused() -> None:
+    listed = lab("--list")
+    assert "baseline: Does subtracting" in listed.stdout
+    assert "    no_baseline: preset=no_baseline\n" in listed.stdout
+    unknown = lab("basline")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)
+    assert "unknown question 'basline'. Did you mean 'baseline'" in unknown.stderr
+    elsewhere = lab("baseline", "--lab", "none")
+    assert "--lab 'none': no such folder. Known: mini_math, qwen2.5_math_1.5b" in elsewhere.stderr
+
+
+@pytest.mark.slow  # four runs of the recipe
+def test_a_question_is_answered_with_failed_cells_and_once_only(tmp_path: Path, folder: Path) -> None:
+    tiny = {
+        "max_steps": 3, "rollout_batch_size": 16, "group_size": 4, "train_batch_size": 16,
+        "micro_train_batch_size": 8, "sampling_max_tokens": 8, "train_problems": 32, "validation_problems": 8,
+        "final_validation_problems": 16, "validate_every": 2, "save_strategy": "no", "preset": "grpo_clip",
+        "gradient_checkpointing": False, "report_to": "none", "logging_steps": 1, "learning_rate": 1e-4,
+    }  # fmt: skip
+    (folder / "recipe" / "base.yaml").write_text(yaml.safe_dump(tiny))
+    (folder / "lab.yaml").write_text("config: recipe/base.yaml\nsettings: {disable_tqdm: true}\n")
+    reward = folder / "mine.py"
+    reward.write_text("def fails(completions, **_):\n    raise ValueError('not today')\n")
+    (folder / "which.yaml").write_text(
+        yaml.safe_dump(QUESTION | {"cells": {"a": {}, "b": {"reward": f"{reward}:fails"}}})
+    )
+    arguments = ["which", "--lab", folder, "--seeds", 0, 1, "--jobs", 2, "--output_dir", tmp_path / "out"]
+    done = lab(*arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    text = (tmp_path / "out" / "which" / "report.md").read_text()
+    assert text.count("not today") == 2
+    kept = (tmp_path / "out" / "runs" / "seed=0" / "summary.json").stat().st_mtime_ns
+    summary = json.loads((tmp_path / "out" / "runs" / "seed=1" / "summary.json").read_text())
+    assert [(v["step"], v["problems"]) for v in summary["validations"]] == [(0, 8), (2, 8), (3, 16)]
+    (folder / "which.yaml").write_text(yaml.safe_dump(QUESTION))
+    again = lab(*arguments)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert (tmp_path / "out" / "runs" / "seed=0" / "summary.json").stat().st_mtime_ns == kept
+    assert "learning_rate 0.001" in (tmp_path / "out" / "which" / "report.md").read_text().replace("--", "")

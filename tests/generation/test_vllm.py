@@ -1,0 +1,178 @@
+"""Colocated vLLM for real: after every sync, sampler and trainer give the same tokens the same log-probabilities."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from peft import LoraConfig
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl.generation.vllm_generation import VLLMGeneration
+
+from tests.support.tiny import make_trainer, share_of_ones, tiny_model, tiny_tokenizer
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.generation.vllm import BUCKET_BYTES, ColocatedEngine, _buckets, readable_failure
+
+AGREE = 2e-5  # float32 on both sides, in different kernels; a sync that is skipped gives 0.1 and more
+PROMPT = [9, 7, 10, 8]
+SETTINGS = {
+    "preset": "grpo_clip", "use_vllm": True, "vllm_mode": "colocate", "vllm_dtype": "float32", "vllm_max_model_length": 64,
+    "vllm_enforce_eager": True, "learning_rate": 0.5, "max_steps": 2, "model_init_kwargs": {"dtype": "float32"},
+}  # fmt: skip
+
+
+def save_model(path: Path, tied: bool) -> Path:
+    """The tiny model with heads that vLLM's CPU kernels have."""
+    tokenizer = tiny_tokenizer()
+    shape = {"hidden_size": 64, "head_dim": 32, "vocab_size": len(tokenizer), "tie_word_embeddings": tied}
+    config = Qwen3Config(**{**tiny_model().config.to_dict(), **shape})
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def disagreement(trainer: Any) -> float:
+    """The largest difference of a sampled token's log-probability between the engine and the policy."""
+    _, completions, sampled, _ = trainer.vllm_generation.generate(prompts=[PROMPT] * 8, images=None, num_generations=8)
+    worst = 0.0
+    for ids, logps in zip(completions, sampled, strict=True):
+        with torch.no_grad():
+            logits = trainer.model_wrapped(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1].float()
+        mine = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        worst = max(worst, (mine - torch.tensor([logp for (logp,) in logps])).abs().max().item())
+    return worst
+
+
+def shake(trainer: Any, part: str) -> None:
+    """Change the weights whose name has `part` in it, alike on all ranks."""
+    torch.manual_seed(1)
+    chosen = [parameter for name, parameter in trainer.model.named_parameters() if part in name]
+    gather = contextlib.nullcontext()
+    if trainer._dist.is_zero3:
+        import deepspeed
+
+        gather = deepspeed.zero.GatheredParameters(chosen, modifier_rank=0)
+    with torch.no_grad(), gather:
+        for parameter in chosen:
+            parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("tied")
+    return make_trainer(
+        ExtGRPOTrainer, ExtGRPOConfig, path / "run", share_of_ones, model=str(save_model(path, True)), **SETTINGS
+    )
+
+
+@pytest.mark.vllm
+def test_sampler_and_trainer_agree_after_real_steps_and_only_because_of_the_sync(tied: Any) -> None:
+    tied.train()
+    steps = [entry for entry in tied.state.log_history if "loss" in entry]
+    assert len(steps) == 2
+    assert steps[0]["grad_norm"] > 0
+    name = "sampling/sampling_logp_difference/max"  # absent from a step of which no row trains
+    assert name in steps[0]
+    assert all(entry[name] < AGREE for entry in steps if name in entry)
+    assert disagreement(tied) > 0.05  # the last step has not been synced
+    tied.vllm_generation.sync_weights()
+    assert disagreement(tied) < AGREE
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    "part",
+    ["embed_tokens", "input_layernorm", "post_attention_layernorm", "q_proj", "k_proj", "v_proj", "o_proj", "q_norm",
+     "gate_proj", "up_proj", "down_proj", "model.norm"],
+)  # fmt: skip
+def test_every_part_of_the_model_arrives(tied: Any, part: str) -> None:
+    shake(tied, part)
+    assert disagreement(tied) > 100 * AGREE
+    tied.vllm_generation.sync_weights()
+    assert disagreement(tied) < AGREE
+
+
+@pytest.mark.vllm
+def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
+    model = str(save_model(tmp_path, False))
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", share_of_ones, model=model, **SETTINGS)
+    shake(trainer, "lm_head")
+    assert disagreement(trainer) > 100 * AGREE
+    trainer.vllm_generation.sync_weights()
+    assert disagreement(trainer) < AGREE
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("variant", ["lora", "dora_and_an_embedding"])
+def test_lora_is_merged_on_the_fly_and_the_policy_is_left_as_it_is(variant: str, tmp_path: Path) -> None:
+    plain = variant == "lora"
+    targets: Any = "all-linear" if plain else ["q_proj", "v_proj", "down_proj", "embed_tokens"]
+    lora = LoraConfig(r=4, lora_alpha=16, target_modules=targets, use_dora=not plain, task_type="CAUSAL_LM")
+    model = str(save_model(tmp_path, plain))
+    trainer = make_trainer(
+        ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", share_of_ones, model=model, peft_config=lora,
+        **SETTINGS,
+    )  # fmt: skip
+    trainer.train()
+    shake(trainer, "lora_B" if plain else "lora_")
+    before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
+    assert disagreement(trainer) > 100 * AGREE
+    trainer.vllm_generation.sync_weights()
+    assert disagreement(trainer) < AGREE
+    assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.model.named_parameters())
+
+
+@pytest.mark.vllm
+def test_a_model_too_long_for_the_context_is_answered_with_the_setting_to_change(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "vllm_max_model_length": 4096}
+    with pytest.raises(RuntimeError, match=r"(?s)vLLM did not start: .*lower vllm_max_model_length"):
+        make_trainer(
+            ExtGRPOTrainer,
+            ExtGRPOConfig,
+            tmp_path / "run",
+            share_of_ones,
+            model=str(save_model(tmp_path, True)),
+            **settings,
+        )
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("No available memory for the cache blocks.", "raise vllm_gpu_memory_utilization"),
+        ("CUDA out of memory. Tried to allocate", "raise vllm_gpu_memory_utilization"),
+        ("To serve at least one request with the model's max seq len", "lower vllm_max_model_length"),
+        ("something else", "use_vllm: false"),
+    ],
+)
+def test_why_vllm_did_not_start_and_what_helps(said: str, advice: str) -> None:
+    with pytest.raises(RuntimeError, match=f"vLLM did not start: {said[:20]}.*{advice}"), readable_failure():
+        raise ValueError(said)
+
+
+def test_parameters_are_gathered_in_buckets_of_bounded_size() -> None:
+    bounds = [torch.empty(BUCKET_BYTES // 4 // part, device="meta") for part in (2, 2, 4, 1, 8)]
+    buckets = list(_buckets(iter([(str(i), parameter) for i, parameter in enumerate(bounds)])))
+    assert [[name for name, _ in bucket] for bucket in buckets] == [["0", "1"], ["2"], ["3"], ["4"]]
+    assert list(_buckets(iter([]))) == []
+
+
+def test_server_mode_is_trls_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    for name in ("_init_vllm", "sync_weights"):
+        monkeypatch.setattr(VLLMGeneration, name, lambda self, name=name: done.append(name))
+    monkeypatch.setattr(VLLMGeneration, "_iter_named_params", lambda self: iter([("theirs", None)]))
+    engine = ColocatedEngine(tiny_model(), Accelerator(cpu=True), tiny_tokenizer(), mode="server")
+    engine.sync_weights()
+    assert done == ["_init_vllm", "sync_weights"]
+    assert list(engine._iter_named_params()) == [("theirs", None)]

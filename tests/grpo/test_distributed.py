@@ -1,0 +1,231 @@
+"""Two ranks of gloo on the CPU train to the weights of one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.generation.test_vllm import AGREE
+from tests.support import two_ranks
+from tests.support.tiny import tiny_model
+from trl_ext import AGGREGATIONS, PRESETS
+
+pytestmark = pytest.mark.distributed
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment_of_ranks() -> dict[str, str]:
+    """For a launcher's process: one thread per rank, and nothing of a launch that this process belongs to."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")}
+    return {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+
+
+def on_two_ranks(launcher: list[str], output: Path, part: str, seconds: float = 280) -> list[dict[str, Any]]:
+    """What each of two ranks found in that part of `two_ranks.py`."""
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, "--module", "tests.support.two_ranks", str(output), part],
+        cwd=ROOT,
+        env=environment_of_ranks(),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    tracebacks = done.stderr.partition("Traceback")
+    assert done.returncode == 0, "".join(tracebacks[1:])[:4000]
+    return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def by_accelerate(config: str) -> list[str]:
+    path = ROOT / "accelerate_configs" / f"{config}.yaml"
+    return ["accelerate.commands.launch", "--config_file", str(path), "--main_process_port", str(free_port())]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """One launch for all tests, most of whose time is imports."""
+    torchrun = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    return on_two_ranks(torchrun, tmp_path_factory.mktemp("two_ranks"), "all")
+
+
+@pytest.fixture(scope="module", params=["zero2", "zero3"])
+def sharded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The same under DeepSpeed."""
+    return on_two_ranks(by_accelerate(f"two_cpu_ranks_{request.param}"), tmp_path_factory.mktemp(request.param), "axes")
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return two_ranks.all_runs(tmp_path_factory.mktemp("one_rank"))
+
+
+def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
+
+
+FINETUNED = ["sft", "sft_constant", "expert_iteration"]
+SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "left_out", "unequal", "saved", "as_trl_cuts", *FINETUNED]
+RUNS = [
+    *SAME_ON_ONE_RANK,
+    "settled",
+    "decay",
+    "stock_trl",
+    "stock_ours",
+    *(f"off_policy_{preset}" for preset in sorted(PRESETS)),
+]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_both_ranks_end_with_the_same_weights(run: str, ranks: list[dict[str, Any]]) -> None:
+    assert distance(ranks[0][run]["weights"], ranks[1][run]["weights"]) == 0
+    assert distance(ranks[0][run]["weights"], tiny_model().state_dict()) > 1e-4
+
+
+def test_stock_settings_give_stock_weights_exactly_on_two_ranks(ranks: list[dict[str, Any]]) -> None:
+    assert distance(ranks[0]["stock_trl"]["weights"], ranks[0]["stock_ours"]["weights"]) == 0
+
+
+@pytest.mark.parametrize("run", SAME_ON_ONE_RANK)
+def test_two_ranks_train_to_the_weights_of_one(run: str, ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:
+    # SGD in float64, but the model's norms compute in float32: 1e-8 apart. A rank's own count gives 1e-3.
+    assert distance(ranks[0][run]["weights"], one_rank[run]["weights"]) < 1e-7
+
+
+@pytest.mark.parametrize("run", SAME_ON_ONE_RANK)
+def test_under_zero_two_ranks_train_to_the_weights_of_one(
+    run: str, sharded: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    # SGD in float32, summed in another order: 2e-7 apart. A rank's own count gives 1e-3.
+    assert distance(sharded[0][run]["weights"], sharded[1][run]["weights"]) == 0
+    assert distance(sharded[0][run]["weights"], one_rank[run]["weights"]) < 2e-6
+
+
+def test_what_two_ranks_leave_out_changes_nothing(
+    ranks: list[dict[str, Any]], sharded: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    plain = one_rank["as_trl_cuts"]["weights"]
+    assert max(entry["step/rows_trained"] for entry in ranks[0]["saved"]["logs"]) <= 0.5
+    assert distance(ranks[0]["saved"]["weights"], plain) < 1e-7  # float64
+    assert distance(sharded[0]["saved"]["weights"], plain) < 2e-6  # float32
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_on_both_ranks(
+    ranks: list[dict[str, Any]], sharded: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    for found in (*ranks, *sharded, one_rank):
+        assert found["left_out"]["skipped"] == 1
+        assert all(weight.isfinite().all() for weight in found["left_out"]["weights"].values())
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("config", ["ddp", "zero2", "zero3"])
+def test_on_two_ranks_engine_and_policy_agree_after_a_sync(config: str, tmp_path: Path) -> None:
+    for found in on_two_ranks(by_accelerate(f"two_cpu_ranks_{config}"), tmp_path, "sync"):
+        for apart in found.values():
+            assert apart["unsynced"] > 100 * AGREE  # the last optimizer step
+            assert apart["after_training"] < AGREE
+            assert apart["shaken"] > 100 * AGREE
+            assert apart["synced"] < AGREE
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        *("loss", "grad_norm", "reward", "reward_std", "completions/clipped_ratio"),
+        *("completions/mean_length_correct", "completions/mean_length_incorrect"),
+        *(f"completions/{name}_terminated_length" for name in ("mean", "min", "max")),
+    ],
+)
+def test_two_ranks_log_the_values_of_one(metric: str, ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:
+    for run in sorted(AGGREGATIONS):
+        of_two, of_one = ([entry[metric] for entry in found[run]["logs"]] for found in (ranks[0], one_rank))
+        assert of_two == pytest.approx(of_one, abs=1e-6)
+        assert any(of_one), "a metric that is always 0 shows nothing"
+
+
+def test_each_kept_row_is_finetuned_on_by_one_rank(ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:
+    of_two, of_one = (
+        [entry["num_tokens"] for entry in found["expert_iteration"]["logs"] if "num_tokens" in entry]
+        for found in (ranks[0], one_rank)
+    )
+    assert of_two == of_one != []
+
+
+def test_each_rank_keeps_its_own_rows_of_the_last_rollout_with_their_rewards(
+    ranks: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    of_two = [found["kl"]["rollout"] for found in ranks]
+    assert of_two[0] != of_two[1]
+    assert of_two[0] + of_two[1] == one_rank["kl"]["rollout"]
+
+
+def test_validation_over_two_ranks_gives_both_the_completions_in_order(
+    ranks: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    texts = {"0": "x", "1": "y</answer>", "2": "z" * 12}
+    expected = [texts[prompt[-1]] for prompt in [*two_ranks.SAMPLED, two_ranks.SAMPLED[0]]]
+    assert [completion.text for completion in one_rank["sampled"]] == expected
+    assert ranks[0]["sampled"] == ranks[1]["sampled"] == one_rank["sampled"]
+    # as many prompts on either rank: where weights are sharded, a rank that generates alone waits forever
+    assert ranks[0]["batches"] == ranks[1]["batches"] == [2, 1, 1]
+    assert one_rank["batches"] == [2, 2, 1, 1]
+
+
+def test_both_ranks_choose_the_same_problems_and_know_of_all_what_they_taught(ranks: list[dict[str, Any]]) -> None:
+    known = ranks[0]["settled"]["curriculum"]
+    assert known == ranks[1]["settled"]["curriculum"]
+    assert set(known["taught"].values()) == {True, False}
+    assert len(known["of_kind"]) == 6
+
+
+def test_the_rate_falls_by_the_clock_that_is_furthest_on_both_ranks(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        rates = [entry["learning_rate"] for entry in found["decay"]["logs"]]
+        assert rates == pytest.approx([0.1, 0.08, 0.07, 0.06])
+
+
+def test_both_ranks_have_the_accuracy_that_the_first_one_found(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["validated"] == ranks[1]["validated"] == [1.0]
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Were a rank to wait for one that has raised, it would be for 30 minutes."""
+    torchrun = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    return on_two_ranks(torchrun, tmp_path_factory.mktemp("faults"), "faults", seconds=120)
+
+
+@pytest.mark.parametrize(
+    ("case", "by", "kind", "message"),
+    [
+        ("raises", 1, "KeyError", "reward 'raises' raised KeyError: "),
+        ("raises_later", 1, "KeyError", "reward 'raises_later' raised KeyError: "),
+        ("hangs", 1, "RewardError", "reward 'hangs' took longer than 1.0 s for 8 completions"),
+        ("model", 1, "OutOfMemoryError", "no memory for the reward model"),
+        ("validates", 0, "LookupError", "no verdict"),
+    ],
+)
+def test_what_one_rank_raises_ends_both_at_once_with_the_same_words(
+    case: str, by: int, kind: str, message: str, faults: list[dict[str, Any]]
+) -> None:
+    own, others = faults[by][case], faults[1 - by][case]
+    assert kind in own["kinds"]
+    assert message in own["message"]
+    assert ("RankError" if case == "validates" else "RewardError") in others["kinds"]
+    assert f"on rank {by}: " in others["message"]
+    assert others["message"].endswith(own["message"])
+    assert max(own["seconds"], others["seconds"]) < 30

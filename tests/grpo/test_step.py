@@ -1,0 +1,221 @@
+"""What a step leaves out changes nothing: the weights are those of the plain path, whatever is switched on."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from datasets import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.grpo.test_trainer import AS_TRL_CUTS, EOS, Recorder, logs
+from tests.support.tiny import WORDS, make_trainer, save_tiny, scripted, share_of_ones, tiny_model, weight_difference
+from trl_ext import ADVANTAGES, AGGREGATIONS, POLICY_LOSSES, PRESETS, ExtGRPOConfig
+
+PLAIN: dict[str, Any] = {**AS_TRL_CUTS, "reuse_log_probs": False}
+ALL = dict.fromkeys(PLAIN, True)
+ON_POLICY: dict[str, Any] = {"rollout_batch_size": 32, "train_batch_size": 32, "n_grpo_steps": 3}
+OFF_POLICY: dict[str, Any] = {"rollout_batch_size": 32, "train_batch_size": 16, "n_grpo_steps": 2}
+TWO_EPOCHS = {**OFF_POLICY, "epochs_per_rollout_batch": 2}
+
+
+def words_of_row(row: int, step: int) -> list[int]:
+    """Between 2 and 12 words, others in every group."""
+    return [3 + (row * 5 + i * (i + row // 4)) % 14 for i in range(1 + (row * 7 + step) % 11)] + [EOS]
+
+
+def every_other_group(completions: list[str], **_: Any) -> list[float]:
+    """Groups of 4; every second one has no spread."""
+    return [1.0 if i // 4 % 2 else share for i, share in enumerate(share_of_ones(completions))]
+
+
+def sometimes_right(completions: list[str], **_: Any) -> list[float]:
+    """0 or 1; in every second group, right throughout."""
+    return [float(i // 4 % 2 or i % 4 == i // 8) for i, _ in enumerate(completions)]
+
+
+def questions() -> Dataset:
+    """Prompts of 4 to 12 words."""
+    return Dataset.from_list(
+        [{"prompt": " + ".join(str(k % 9) for k in range(i, i + 2 + i % 5)) + " ="} for i in range(16)]
+    )
+
+
+def trainer_of(path: Path, **settings: Any) -> Any:
+    fixed = {
+        "preset": "grpo_clip",
+        "model": tiny_model().double(),
+        "rollout_func": scripted(words_of_row),
+        "train_dataset": questions(),
+        "per_device_train_batch_size": 2,
+        "gradient_checkpointing": False,
+        "max_grad_norm": 0.0,
+        "max_steps": -1,
+        "learning_rate": 0.3,
+    }
+    fixed = {k: v for k, v in {**fixed, **ON_POLICY, **settings}.items() if v is not None}
+    per_step = fixed["train_batch_size"] // fixed["per_device_train_batch_size"]
+    reward = fixed.pop("reward", every_other_group)
+    return make_trainer(Recorder, ExtGRPOConfig, path, reward, gradient_accumulation_steps=per_step, **fixed)
+
+
+def trained(path: Path, **settings: Any) -> Any:
+    trainer = trainer_of(path, **settings)
+    trainer.train()
+    return trainer
+
+
+def assert_same(tmp_path: Path, savings: dict[str, bool], plain: Any = None, **settings: Any) -> tuple[Any, Any]:
+    # a linear layer's norm computes in float32 even in a float64 model: 1e-8 apart
+    plain = plain or trained(tmp_path / "plain", **settings, **PLAIN)
+    ours = trained(tmp_path / "ours", **settings, **{**PLAIN, **savings})
+    assert weight_difference(plain.model, tiny_model().double()) > 1e-3
+    assert weight_difference(plain.model, ours.model) < 1e-7
+    return plain, ours
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(ON_POLICY, id="on_policy"),
+        pytest.param(OFF_POLICY, id="off_policy", marks=pytest.mark.slow),
+        pytest.param(TWO_EPOCHS, id="two_epochs"),
+    ],
+)
+def test_each_saving_alone_changes_nothing(policy: dict[str, Any], tmp_path: Path) -> None:
+    plain = None
+    for saving in sorted(ALL):
+        plain, _ = assert_same(tmp_path, {saving: True}, plain, **policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_all_savings_together_change_nothing(preset: str, tmp_path: Path) -> None:
+    # a sum over tokens has the tenfold gradient of a mean: at the same rate it diverges, and rounding with it
+    rate = {"learning_rate": 0.03} if preset == "max_rl" else {}
+    assert_same(tmp_path, ALL, preset=preset, **TWO_EPOCHS, **rate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("loss", "aggregation"), itertools.product(sorted(POLICY_LOSSES), sorted(AGGREGATIONS)))
+def test_no_loss_and_aggregation_sees_a_difference(loss: str, aggregation: str, tmp_path: Path) -> None:
+    assert_same(
+        tmp_path, ALL, preset=None, advantage="group_std", policy_loss=loss, aggregation=aggregation, **OFF_POLICY
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("advantage", sorted(ADVANTAGES))
+def test_no_advantage_sees_a_difference(advantage: str, tmp_path: Path) -> None:
+    axes: dict[str, Any] = {"advantage_options": {"k": 2}} if advantage == "pass_at_k" else {}
+    axes |= {"preset": None, "advantage": advantage, "policy_loss": "ppo_clip", "aggregation": "sequence_mean"}
+    assert_same(tmp_path, ALL, **axes, reward=sometimes_right)
+
+
+def test_learned_positions_keep_the_padding_that_trl_counts_them_from(tmp_path: Path) -> None:
+    def model() -> Any:
+        torch.manual_seed(0)
+        size = {"vocab_size": len(WORDS), "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "eos_token_id": 1}
+        shape = GPT2Config(**size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        return GPT2LMHeadModel(shape).double()
+
+    plain = trained(tmp_path / "plain", model=model(), **OFF_POLICY, **PLAIN)
+    ours = trained(tmp_path / "ours", model=model(), **OFF_POLICY, **ALL)
+    assert (ours._batching.compact, ours._batching.skip_idle, ours._batching.shared) == (False, True, False)
+    assert weight_difference(plain.model, model()) > 1e-3
+    assert weight_difference(plain.model, ours.model) < 1e-7
+
+
+def test_the_kl_penalty_keeps_all_rows(tmp_path: Path) -> None:
+    model = str(save_tiny(tmp_path / "model"))
+    init = {"model": model, "model_init_kwargs": {"dtype": torch.float64}, "beta": 0.1}
+    _, ours = assert_same(tmp_path, ALL, **init, **TWO_EPOCHS)
+    assert {entry["step/rows_trained"] for entry in logs(ours)} == {1.0}
+
+
+def test_a_loss_of_a_users_own_that_moves_idle_rows_keeps_them(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from trl_ext import POLICY_LOSSES, TokenLoss\n\n"
+        "@POLICY_LOSSES.register\n"
+        "def pulled_up(x):\n"
+        "    return TokenLoss(-(x.advantage + 0.1) * x.logp)\n"
+    )
+    own = {"preset": None, "advantage": "group_mean", "policy_loss": f"{file}:pulled_up", "aggregation": "token_mean"}
+    _, ours = assert_same(tmp_path, ALL, **own)
+    assert {entry["step/rows_trained"] for entry in logs(ours)} == {1.0}
+
+
+def test_momentum_decay_and_clipping_act_on_a_step_without_a_useful_row(tmp_path: Path) -> None:
+    def first_step_only(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+        return share_of_ones(completions) if trainer_state.global_step == 0 else [0.0] * len(completions)
+
+    common = {"reward": first_step_only, "optim": "adamw_torch", "weight_decay": 0.1, "max_grad_norm": 0.5}
+    common["adam_epsilon"] = 1e-2  # or Adam would blow rounding up where there is next to no gradient
+    plain, ours = assert_same(tmp_path, ALL, **{**common, "learning_rate": 0.01})
+    assert [entry["step/rows_trained"] for entry in logs(ours)][1:] == [0.0, 0.0]
+    assert ["entropy" in entry for entry in logs(ours)] == [True, False, False]  # measured on no row, and not 0
+    assert len(plain.seen) == 3 * 16
+    assert [sum(step == s for s, _, _ in ours.seen) for step in range(3)][1:] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["lora", "checkpointing", "multiple_of", "truncated", "tools", "own_prompts"])
+def test_other_settings_do_not_either(kind: str, tmp_path: Path) -> None:
+    def with_tools(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        rollout = scripted(words_of_row)(prompts, trainer)
+        return {**rollout, "env_mask": [[int(i % 3 != 1) for i, _ in enumerate(c)] for c in rollout["completion_ids"]]}
+
+    def with_own_prompts(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        """Every second row of a group has a prompt of the same length, every third a longer one."""
+        rollout = scripted(words_of_row)(prompts, trainer)
+        ids = rollout["prompt_ids"]
+        return {**rollout, "prompt_ids": [[3 + i % 2] * (1 + i % 3 // 2) + row[1:] for i, row in enumerate(ids)]}
+
+    settings: dict[str, dict[str, Any]] = {
+        "lora": {"peft_config": peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights="gaussian")},
+        "checkpointing": {"gradient_checkpointing": True},
+        "multiple_of": {"pad_to_multiple_of": 8},
+        "truncated": {"mask_truncated_completions": True, "stop": ["stop"]},
+        "tools": {"rollout_func": with_tools},
+        "own_prompts": {"rollout_func": with_own_prompts},
+    }
+    if kind == "lora":
+        torch.manual_seed(0)
+        plain, ours = (
+            trained(tmp_path / name, **settings[kind], **on, **TWO_EPOCHS) for name, on in (("a", PLAIN), ("b", ALL))
+        )
+        assert weight_difference(plain.model, ours.model) < 1e-7
+    else:
+        assert_same(tmp_path, ALL, **settings[kind], **TWO_EPOCHS)
+
+
+def test_the_metrics_are_about_all_rows_or_say_how_many_there_were(tmp_path: Path) -> None:
+    plain, ours = assert_same(tmp_path, ALL, **TWO_EPOCHS, policy_loss_options={"eps_low": 0.02})
+    for a, b in zip(logs(plain), logs(ours), strict=True):
+        for name in ("clip_ratio/region_mean", "clip_ratio/low_mean", "clip_ratio/high_mean", "loss", "grad_norm"):
+            assert b[name] == pytest.approx(a[name], abs=1e-6), name
+        assert 0 < b["step/rows_trained"] <= 0.5
+        assert "step/rows_trained" not in a
+    assert max(entry["clip_ratio/region_mean"] for entry in logs(plain)) > 0.01
+
+
+def test_fewer_tokens_are_computed(tmp_path: Path) -> None:
+    tokens = []
+    for savings in (PLAIN, {**PLAIN, "skip_zero_advantage_rows": True}, {**ALL, "share_prompt_prefix": False}, ALL):
+        trainer = trainer_of(tmp_path, **savings, n_grpo_steps=1)
+        counted = [0]
+        for layer in trainer.model.model.layers[:1]:
+            layer.register_forward_hook(
+                lambda _, args, out, counted=counted: counted.__setitem__(
+                    0, counted[0] + args[0].shape[0] * args[0].shape[1]
+                )
+            )
+        trainer.train()
+        tokens.append(counted[0])
+    assert tokens == sorted(tokens, reverse=True)
+    assert len(set(tokens)) == 4
+    assert tokens[1] / tokens[0] == logs(trainer)[0]["step/rows_trained"] < 0.5

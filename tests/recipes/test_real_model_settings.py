@@ -1,0 +1,181 @@
+"""The settings that ship for real models, with prompts as long as those of the datasets that they name."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from datasets import Dataset
+from transformers import Qwen2Config, Qwen2Tokenizer
+
+from tests.recipes.test_grpo import ON_A_CPU, ROOT
+from trl_ext.data.lengths import Room, rows_that_fit
+from trl_ext.data.load import READERS, read_table
+from trl_ext.data.source import Source
+from trl_ext.experiments.lab.questions import COMMON, commands, read_lab, read_question
+from trl_ext.experiments.pipeline.settings import read_pipeline
+from trl_ext.io import as_flags
+from trl_ext.prompts import format_prompt, load_prompt
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.preflight import rows_in_context
+from trl_ext.recipes.settings import Data
+from trl_ext.runs.recipes import RECIPES
+
+CONTEXTS = {"Qwen/Qwen2.5-Math-1.5B": 4096, "Qwen/Qwen3-0.6B-Base": 32768}
+# Tokens of the longest prompts in r1_zero, counted with Qwen's own merges.
+LONGEST = {"DigitalLearningGmbH/MATH-lighteval": 1747, "openai/gsm8k": 304}
+REAL_ROWS = "TRL_EXT_REAL_ROWS"
+FILES = {"DigitalLearningGmbH/MATH-lighteval": "math", "openai/gsm8k": "gsm8k"}  # what their names begin with there
+SPLITS = ("train", "test")
+
+
+class Run(NamedTuple):
+    """A process that a shipped YAML file starts: a recipe's name, its default YAML file and its arguments."""
+
+    recipe: str
+    config: Path
+    arguments: tuple[str, ...] = ()
+
+
+def runs_of(path: Path) -> dict[str, Run]:
+    """Every run that a YAML file starts, by name: itself, a pipeline's stages, or a question's cells."""
+    content = yaml.safe_load(path.read_text())
+    if "cells" in content:
+        lab, question = read_lab(path.parent), read_question(path.parent, path.stem)
+        cells = commands(lab, path.parent, Path("grpo_math.py"), [question], [0])
+        default = ROOT / "recipes" / "grpo_math.yaml"
+        return {f"{path.parent.name}/{name}": Run("grpo", default, (*words,)) for name, (_, *words) in cells.items()}
+    if "stages" in content:
+        stages = {f"{path.stem}-{number}": stage for number, stage in enumerate(read_pipeline(path).stages, start=1)}
+        default = {recipe: (ROOT / "recipes" / of.script).with_suffix(".yaml") for recipe, of in RECIPES.items()}
+        given = as_flags({k: content[k] for k in ("model_name_or_path", "time_budget") if k in content})
+        return {n: Run(s.recipe, default[s.recipe], (*s.arguments(), *given)) for n, s in stages.items()}
+    recipe = next(name for name in (*RECIPES, "evaluate", "best_of_n", "lab") if path.name.startswith(name))
+    return {} if path.name == COMMON else {path.stem: Run(recipe, path)}
+
+
+def has_a_real_model(run: Run) -> bool:
+    """Whether the run's own YAML file, or one that its arguments name, has a model of the Hub."""
+    texts = [run.config, *(word for word in run.arguments if word.endswith(".yaml"))]
+    return any((yaml.safe_load((ROOT / text).read_text()).get("model_name_or_path") or "").count("/") for text in texts)
+
+
+SHIPPED = sorted((ROOT / "recipes").rglob("*.yaml"))
+RUNS = {name: run for path in SHIPPED for name, run in runs_of(path).items() if has_a_real_model(run)}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Qwen2's tokenizer, in which every digit is a token, its merges learned from the prompt."""
+    return tokenizer_of(tmp_path_factory.mktemp("qwen"), [load_prompt("r1_zero")] * 9, 400)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # a pipeline's file names its stages' from there
+
+
+def tokenizer_of(folder: Path, texts: list[str], size: int) -> Path:
+    """A folder with a tokenizer that splits texts as Qwen's does, of `size` tokens learned from `texts`."""
+    Qwen2Tokenizer().train_new_from_iterator(texts, size, show_progress=False).save_pretrained(folder)
+    return folder
+
+
+def prompt_of(tokens: int, tokenizer: Qwen2Tokenizer, template: str) -> str:
+    """A prompt of so many tokens or a few more, most of it a figure in Asymptote as MATH's longest problems have."""
+    problem = "In the figure, what is the area of the shaded region?\n[asy]\n"
+    for n in count():
+        problem += f"draw(({n},{n + 3})--(12,{7 * n})--cycle); label($\\frac{{{n}}}{{9}}$, ({n},-1), S);\n"
+        prompt = format_prompt(load_prompt(template), problem)
+        if len(tokenizer(prompt)["input_ids"]) >= tokens:
+            return prompt
+    raise AssertionError
+
+
+def parsed(run: Run) -> tuple[Any, str, Any]:
+    """The dataset's settings, the model and those that have the context; with vLLM, as on the machine it is for."""
+    if run.recipe in RECIPES:
+        task, model, config = parse(RECIPES[run.recipe].settings(), "about", run.config, [*run.arguments, *ON_A_CPU])
+        config.use_vllm = True
+        return task, model, config
+    (settings,) = parse((Evaluation,), "about", run.config, [*run.arguments])
+    return settings, settings, settings
+
+
+def left_out(run: Run, prompts: dict[str, list[str]], tokenizer: Path) -> dict[str, int]:
+    """How many of the prompts for training and validation the run leaves out, as its recipe decides it."""
+    task, model, config = parsed(run)
+    context = CONTEXTS[model.model_name_or_path]
+    assert config.vllm_max_model_length <= context
+    rows = {
+        role: Dataset.from_list([{"prompt": p, "row": n} for n, p in enumerate(of)]) for role, of in prompts.items()
+    }
+    sources = {role: Source(task.dataset, role, len(of), len(of), "stored") for role, of in prompts.items()}
+    if run.recipe in RECIPES:
+        Qwen2Config(vocab_size=151936, max_position_embeddings=context).save_pretrained(tokenizer)
+        kept = vars(rows_in_context(Data(**rows, sources=sources), task, str(tokenizer), model, config))
+    else:
+        room = Room(config.vllm_max_model_length, "vllm_max_model_length", config.max_tokens, "max_tokens")
+        loaded = Qwen2Tokenizer.from_pretrained(tokenizer)
+        kept = {r: rows_that_fit(rows[r], r, sources[r], loaded, room, config.too_long) for r in rows}
+    return {role: len(rows[role]) - len(kept[role]) for role in rows}
+
+
+def test_every_yaml_file_that_names_a_real_model_is_among_the_runs() -> None:
+    named = {path for path in SHIPPED if "Qwen/" in path.read_text()}
+    assert len(named) >= 7
+    begun = {run.config for run in RUNS.values()} | {ROOT / word for run in RUNS.values() for word in run.arguments}
+    alone = {path for path in named if any(run in RUNS.values() for run in runs_of(path).values())}
+    assert named <= begun | alone
+    assert {run.recipe for run in RUNS.values()} == {"grpo", "sft", "expert_iteration", "evaluate"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_longest_prompts_of_its_dataset_fit_with_the_longest_response(name: str, qwen: Path) -> None:
+    task, *_ = parsed(RUNS[name])
+    longest = prompt_of(LONGEST[task.dataset], Qwen2Tokenizer.from_pretrained(qwen), task.prompt)
+    assert left_out(RUNS[name], {"train": [longest], "validation": [longest]}, qwen) == {"train": 0, "validation": 0}
+
+
+@pytest.mark.slow
+def test_no_row_of_the_real_datasets_is_left_out(tmp_path: Path) -> None:
+    """In a tokenizer that splits as Qwen's does, with merges learned from these rows.
+
+    It has 1,300 tokens where Qwen's has 151,643, so the longest prompts are 4 % (MATH) to 64 % (GSM8K) longer than in
+    Qwen's: what fits here fits there.
+    """
+    folder = Path(os.environ.get(REAL_ROWS, ""))
+    if REAL_ROWS not in os.environ:
+        pytest.skip(
+            f"{REAL_ROWS} names no folder with math_train*, math_test*, gsm8k_train* and gsm8k_test* (.jsonl, ...)"
+        )
+    problems = {(dataset, split): real_problems(folder, dataset, split) for dataset in FILES for split in SPLITS}
+    texts = [text for some in problems.values() for text in some] + [load_prompt("r1_zero")] * 99
+    tokenizer = tokenizer_of(tmp_path / "qwen", texts, 1300)
+    loaded, found = Qwen2Tokenizer.from_pretrained(tokenizer), {}
+    for name, run in RUNS.items():
+        task, _, config = parsed(run)
+        length = (config.max_tokens,) if task is config else (config.max_completion_length, task.validation_max_tokens)
+        what = (run.recipe in RECIPES, task.dataset, task.prompt, task.too_long, config.vllm_max_model_length, *length)
+        if what not in found:  # most cells of a lab are alike in all that decides it
+            template = load_prompt(task.prompt)
+            prompts = [[format_prompt(template, p) for p in problems[task.dataset, split]] for split in SPLITS]
+            found[what] = left_out(run, dict(zip(("train", "validation"), prompts, strict=True)), tokenizer)
+            longest = [max(len(ids) for ids in loaded(text=of, verbose=False)["input_ids"]) for of in prompts]
+            print(f"{name}: {task.dataset}, {task.prompt}: longest prompts {longest} tokens, left out {found[what]}")
+            if task.prompt == "r1_zero":
+                assert 1 < max(longest) / LONGEST[task.dataset] < 1.75, "the tokenizer, or what is known of the rows"
+        assert found[what] == {"train": 0, "validation": 0}, name
+
+
+def real_problems(folder: Path, dataset: str, split: str) -> list[str]:
+    """The problems of a split, whatever its file's format."""
+    names = [p for p in sorted(folder.glob(f"{FILES[dataset]}_{split}*")) if p.suffix in READERS]
+    assert names, f"{folder} has no {FILES[dataset]}_{split}*"
+    rows = read_table(str(names[0]), split, None)
+    return [row.get("problem") or row["question"] for row in rows]

@@ -1,0 +1,255 @@
+"""A run's folder: one run at a time, refusals before anything is touched, and what a resumed run finds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recipes.test_grpo import DEFAULT, ON_A_CPU
+from tests.runs.test_checkpoints import save
+from trl_ext.errors import InputError
+from trl_ext.evaluation.yardstick import yardstick
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.runs.checkpoints import RUN_RECORD
+from trl_ext.runs.folder import (
+    Clock,
+    Run,
+    cut_logs,
+    differences,
+    find_checkpoint,
+    free_folder,
+    lock,
+    open_run,
+    settings_of,
+)
+
+SETTINGS = {
+    "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_steps": 10, "validated_on": "x",
+    "validation_grader": "compatible", "validation_temperature": 1.0, "validation_max_tokens": 8,
+    "validation_problems": 4, "validation_split": "validation",
+}  # fmt: skip
+
+
+def a_run(folder: Path, steps: int = 4, **record: Any) -> Path:
+    """A folder with logs and a checkpoint; returns the checkpoint."""
+    folder.mkdir(parents=True)
+    for name in ("metrics.jsonl", "generations.jsonl"):
+        (folder / name).write_text("".join(json.dumps({"step": i}) + "\n" for i in range(steps)))
+    sizes = {name: (folder / name).stat().st_size for name in ("metrics.jsonl", "generations.jsonl")}
+    checkpoint = save(folder, steps)
+    kept = {"settings": SETTINGS, "wall_clock_s": 100.0, "validations": [{"step": 0}], "logs": sizes, **record}
+    (checkpoint / RUN_RECORD).write_text(json.dumps(kept))
+    return checkpoint
+
+
+def opened(output: Path, resume: str | None = None, changed: bool = False, **settings: Any) -> tuple[Run, list[str]]:
+    said: list[str] = []
+    with open_run(output, {**SETTINGS, **settings}, resume, changed, said.append) as run:
+        return run, said
+
+
+def test_a_folder_that_holds_a_run_is_not_written_to_by_another(tmp_path: Path) -> None:
+    assert opened(tmp_path / "run")[0].folder == tmp_path / "run"
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    a_run(tmp_path / "run-2")
+    assert opened(tmp_path / "run")[0].folder == tmp_path / "run-3"
+
+
+@pytest.mark.slow
+def test_two_runs_started_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, sys, time; from filelock import FileLock\n"
+            "os.mkdir(sys.argv[1]); held = FileLock(sys.argv[1] + '/_in_use'); held.acquire()\n"
+            "print(sys.argv[1], flush=True); time.sleep(100)",
+            str(tmp_path / "run"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().strip() == str(tmp_path / "run")
+        folder, held = free_folder(tmp_path / "run")
+        held.release()
+        assert folder == tmp_path / "run-2"
+        with pytest.raises(InputError, match=r"run' is in use by another run.*--output_dir"):
+            lock(tmp_path / "run")
+    finally:
+        holder.kill()
+        holder.wait()
+    lock(tmp_path / "run").release()  # however it ended, the folder is free again
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_a_folder_that_cannot_be_written_is_refused(resume: str | None, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(InputError, match=r"cannot be written .*choose another --output_dir"):
+        opened(tmp_path / "file" / "run", resume)
+
+
+def test_auto_goes_on_from_the_newest_good_checkpoint_in_its_own_folder(tmp_path: Path) -> None:
+    checkpoint = a_run(tmp_path / "run")
+    torn = save(tmp_path / "run", 9)
+    (torn / "model.safetensors").write_bytes(b"")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 7}\n{"st')
+    run, said = opened(tmp_path / "run", "auto")
+    assert (run.folder, run.checkpoint) == (tmp_path / "run", checkpoint)
+    assert run.validations == [{"step": 0}]
+    assert run.clock.spent == 100.0
+    assert [line.partition(" ")[0] for line in said] == ["skipped", "resumed"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
+    assert not torn.exists()
+
+
+def test_a_resumed_run_knows_for_how_long_nothing_was_learnt(tmp_path: Path) -> None:
+    kept = Run(tmp_path, {}, without_spread=7).record()
+    a_run(tmp_path / "run", without_spread=kept["without_spread"])
+    assert opened(tmp_path / "run", "auto")[0].without_spread == 7
+
+
+def test_a_resumed_run_knows_what_its_base_policy_took(tmp_path: Path) -> None:
+    kept = Run(tmp_path, {}, seconds_to_make_policy=40.0).record()
+    a_run(tmp_path / "run", seconds_to_make_policy=kept["seconds_to_make_policy"])
+    run = opened(tmp_path / "run", "auto")[0]
+    assert (run.seconds_to_make_policy, run.without_spread) == (40.0, 0)
+
+
+def test_auto_without_a_checkpoint_is_a_fresh_run_and_says_so(tmp_path: Path) -> None:
+    run, said = opened(tmp_path / "run", "auto")
+    assert run.checkpoint is None
+    assert said == [f"nothing to resume in {tmp_path / 'run'}: a fresh run"]
+
+
+def test_a_checkpoint_that_is_not_there_or_damaged_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = a_run(tmp_path / "run")
+    with pytest.raises(InputError, match=r"no such folder.*checkpoint-4.*--resume auto"):
+        find_checkpoint(str(tmp_path / "run" / "checkpoint-5"), tmp_path / "run")
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"model.safetensors is missing.*--resume auto"):
+        find_checkpoint(str(checkpoint), tmp_path / "run")
+
+
+def test_another_experiment_is_refused_with_what_differs_unless_asked_for(tmp_path: Path) -> None:
+    a_run(tmp_path / "run")
+    with pytest.raises(InputError, match=r"learning_rate: was 0.1, is 0.2[\s\S]*--resume_changed"):
+        opened(tmp_path / "run", "auto", learning_rate=0.2, save_steps=7)
+    assert opened(tmp_path / "run", "auto", changed=True, learning_rate=0.2)[0].checkpoint is not None
+
+
+def test_what_is_measured_otherwise_is_not_compared_with_what_was_measured_before(tmp_path: Path) -> None:
+    a_run(tmp_path / "run")
+    with pytest.raises(InputError, match=r"validation_temperature: was 1.0, is 0.0[\s\S]*--resume_changed"):
+        opened(tmp_path / "run", "auto", validation_temperature=0.0)
+    run, _ = opened(tmp_path / "run", "auto", changed=True, learning_rate=0.2)
+    assert run.validations == [{"step": 0}]
+    run, said = opened(tmp_path / "run", "auto", changed=True, validation_temperature=0.0)
+    assert run.validations == []
+    assert "validation_temperature" in said[0]
+    assert "measured again" in said[0]
+
+
+def test_how_a_run_validates_is_noted_as_it_is_done_wherever_it_was_set() -> None:
+    def noted(*more: str, answer: str = "1") -> dict[str, Any]:
+        task, _, config = parse(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, *more])
+        return yardstick(task, config, [{"prompt": "1 + 0 =", "answer": answer}])
+
+    plain = noted("--sampling_temperature", "0.5", "--sampling_max_tokens", "9")
+    assert plain == noted("--validation_temperature", "0.5", "--validation_max_tokens", "9")
+    assert (plain["validation_temperature"], plain["validation_max_tokens"]) == (0.5, 9)
+    assert plain["validation_problems"] == 1
+    assert plain != noted("--sampling_temperature", "0.5", "--sampling_max_tokens", "9", answer="2")
+
+
+def test_a_stock_checkpoint_goes_on_in_a_new_folder(tmp_path: Path) -> None:
+    stock = save(tmp_path / "stock", 3)
+    run, said = opened(tmp_path / "run", str(stock))
+    assert (run.folder, run.checkpoint, run.validations) == (tmp_path / "run", stock, [])
+    assert "stock trainer" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "differ"),
+    [
+        ({"max_steps": 20}, []),
+        ({"max_steps": 20, "lr_scheduler_type": "cosine"}, ["lr_scheduler_type", "max_steps"]),
+        ({"validate_every": 3, "save_steps": 5, "logging_steps": 7, "report_to": "wandb", "hub_model_id": "me/x"}, []),
+        ({"beta": 0.1}, ["beta"]),
+        ({"too_long": "refuse", "sample_seed": 0, "problems_are": "the first rows"}, []),
+        ({"problems_are": "a stratified sample"}, ["problems_are"]),
+        ({"validation_batch_size": 3, "final_validation_problems": 9}, []),
+        ({"validation_grader": "strict", "validated_on": "y"}, ["validated_on", "validation_grader"]),
+        (
+            {"validation_temperature": 0.0, "validation_max_tokens": 9},
+            ["validation_max_tokens", "validation_temperature"],
+        ),
+        ({"validation_problems": 9, "validation_split": "test"}, ["validation_problems", "validation_split"]),
+    ],
+    ids=[
+        "longer",
+        "another schedule's end",
+        "bookkeeping",
+        "another loss",
+        "of a version before",
+        "other rows",
+        "the end's validation",
+        "grader",
+        "sampling",
+        "problems",
+    ],
+)
+def test_what_makes_another_experiment(changed: dict[str, Any], differ: list[str]) -> None:
+    assert [line.partition(":")[0] for line in differences(SETTINGS, {**SETTINGS, **changed})] == differ
+
+
+def test_a_policy_built_again_elsewhere_is_the_same_and_another_is_not(tmp_path: Path) -> None:
+    first, again, another = ({"policy": str(tmp_path / name)} for name in ("first", "again", "another"))
+    for settings, weights in ((first, "w"), (again, "w"), (another, "v")):
+        folder = Path(settings["policy"])
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(weights)
+        (folder / "recipe.json").write_text(folder.name)
+    assert differences({**SETTINGS, **first}, {**SETTINGS, **again}) == []
+    for other in (another, {"policy": str(tmp_path / "removed")}):
+        assert [line.partition(":")[0] for line in differences({**SETTINGS, **first}, {**SETTINGS, **other})] == [
+            "policy"
+        ]
+    (Path(again["policy"]) / "more.json").write_text("{}")
+    assert differences({**SETTINGS, **first}, {**SETTINGS, **again}) != []
+
+
+def test_every_setting_is_compared_and_no_token_is_kept() -> None:
+    parts = parse(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, "--hub_token", "hf_secret"])
+    settings = settings_of(parts, policy="p")
+    assert "hf_secret" not in json.dumps(settings)
+    assert {"dataset", "model_name_or_path", "beta", "stop", "policy"} <= set(settings)
+    assert differences(settings, json.loads(json.dumps(settings))) == []
+    again = settings_of(parse(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, "--preset", "dapo"]), policy="p")
+    assert {"preset", "policy_loss_options"} <= {line.partition(":")[0] for line in differences(settings, again)}
+
+
+def test_logs_are_cut_only_where_they_are_longer(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("1\n2\n3\n")
+    cut_logs(tmp_path, {"metrics.jsonl": 4, "generations.jsonl": 9})
+    assert (tmp_path / "metrics.jsonl").read_text() == "1\n2\n"
+    cut_logs(tmp_path, {"metrics.jsonl": 40})
+    assert (tmp_path / "metrics.jsonl").read_text() == "1\n2\n"
+
+
+def test_the_clock_goes_on_from_what_was_used() -> None:
+    first = Clock(50.0)
+    before = first.seconds()
+    time.sleep(0.05)
+    assert 0.04 < first.seconds() - before < 5
+    assert 49 < before - Clock().seconds() + 0.1 < 51

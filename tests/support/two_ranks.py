@@ -1,0 +1,321 @@
+"""What `test_distributed.py` trains on one rank in its own process and on two, under torchrun or accelerate.
+
+python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, or faults
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.grpo.test_step import PLAIN, every_other_group
+from tests.support.tiny import (
+    chain_model,
+    ends_early,
+    make_trainer,
+    piece_tokenizer,
+    scripted,
+    share_of_ones,
+    tiny_model,
+    tiny_sft,
+    tiny_tokenizer,
+    train,
+)
+from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.evaluation.report import grade_rows
+from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.generation.completion import Completion
+from trl_ext.recipes.expert_iteration import EndOfStep
+from trl_ext.rewards.graders import Verdict
+from trl_ext.runs.folder import Run
+from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.training.callbacks import Validation
+from trl_ext.training.ending import Decay, TimeBudget
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+SAMPLED = ["aa0", "1", "bbbb2", "0", "c1"]  # an odd number, of different lengths
+STOP_WORD = 6
+
+
+def ours(path: Path, reward: Any, **settings: Any) -> Any:
+    return train(ExtGRPOTrainer, ExtGRPOConfig, path, reward, **settings)
+
+
+def words_of_row(row: int, step: int) -> list[int]:
+    """Rows of very different length: the ranks' token counts differ. Every third ends at the stop word."""
+    return [3 + (row * 7 + i * i) % 3 + 5 * (i % 2) for i in range(1 + row * row % 10)] + [STOP_WORD if row % 3 else 4]
+
+
+def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float | None]:
+    """The share of ones, except for a row that nothing scores; correct is a matter of length."""
+    log_extra("correct", [len(text.split()) > 4 for text in completions])
+    return [
+        None if text.startswith("b") else share
+        for text, share in zip(completions, share_of_ones(completions), strict=True)
+    ]
+
+
+def infinite_in_the_second_rollout() -> Any:
+    """A reward whose second call has an infinite value on every rank."""
+    calls: list[int] = []
+
+    def sometimes_infinite(completions: list[str], **_: Any) -> list[float]:
+        calls.append(1)
+        rewards = share_of_ones(completions)
+        return [float("inf"), *rewards[1:]] if len(calls) == 2 else rewards
+
+    return sometimes_infinite
+
+
+def second_half_never_ends(row: int, step: int) -> list[int]:
+    """With truncated rows masked, all that trains is the first rank's."""
+    return words_of_row(row, step) if row < 8 and row % 3 else [3] * 12
+
+
+def scripted_run(path: Path, words: Any = words_of_row, reward: Any = graded, **axes: Any) -> Any:
+    """The same completions whatever the weights and the ranks, so that only the arithmetic can differ."""
+    settings = {"preset": "grpo_clip", "train_batch_size": 16, "rollout_batch_size": 16, "stop": ["stop"], **axes}
+    model = tiny_model() if DEEPSPEED else tiny_model().double()  # ZeRO's buckets have no float64
+    exact = {"model": model, "max_grad_norm": 0.0, "gradient_accumulation_steps": 4 // RANKS}
+    return ours(path, reward, rollout_func=scripted(words), **{**exact, **settings})
+
+
+def found_by(trainer: Any) -> dict[str, Any]:
+    """The weights, the logs and this rank's last rollout."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    with trainer._dist.gather_params(list(model.parameters())):
+        weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+    rollout = [(row["response"], repr(row["reward"])) for row in getattr(trainer, "last_rollout", [])]
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {"weights": weights, "logs": logs, "rollout": rollout, "skipped": getattr(trainer, "skipped_steps", 0)}
+
+
+def runs_of_axes(path: Path) -> dict[str, Any]:
+    """What has to be the same on one rank and on two, by the name of the run."""
+    found = {name: found_by(scripted_run(path / name, aggregation=name)) for name in sorted(AGGREGATIONS)}
+    found["kl"] = found_by(scripted_run(path / "kl", num_iterations=2, max_steps=4))
+    left_out = {"reward": infinite_in_the_second_rollout(), "advantage": "raw", "max_steps": 4}
+    found["left_out"] = found_by(scripted_run(path / "left_out", **left_out))
+    unequal = {"words": second_half_never_ends, "mask_truncated_completions": True}
+    found["unequal"] = found_by(scripted_run(path / "unequal", **unequal))
+    two_epochs = {"reward": every_other_group, "num_iterations": 2, "max_steps": 4, "gradient_checkpointing": False}
+    two_epochs |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8 // RANKS}
+    found["saved"] = found_by(scripted_run(path / "saved", **two_epochs))
+    found["as_trl_cuts"] = found_by(scripted_run(path / "as_trl_cuts", **two_epochs, **PLAIN))
+    for name, more in {"sft": {}, "sft_constant": {"normalize_constant": 7.0}}.items():
+        found[name] = found_by(finetuned(path / name, **more))
+    found["expert_iteration"] = found_by(expert_iteration(path / "expert_iteration"))
+    return found
+
+
+def settled_run(path: Path) -> dict[str, Any]:
+    """With a curriculum, of problems that every other group teaches nothing of."""
+    rows = [
+        {"prompt": f"{i % 9} + {i % 5} =", "answer": "1", "subject": "ab"[i % 2], "level": 1 + i % 3} for i in range(24)
+    ]
+    data = {"train_dataset": Dataset.from_list(rows), "reward": every_other_group}
+    trainer = scripted_run(path, uninformative_keep_prob=0.1, max_steps=6, **data)
+    return found_by(trainer) | {"curriculum": trainer._curriculum.state()}
+
+
+def decaying(path: Path, **settings: Any) -> Any:
+    """With a rate that falls on the clock, of which the second rank's is 20 s ahead."""
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path, ends_early, preset="grpo_clip", max_steps=4, **settings)
+    ahead = 20.0 * trainer.accelerator.process_index
+    clock: Any = SimpleNamespace(seconds=lambda: 10.0 * trainer.state.global_step + ahead)
+    trainer.add_callback(Decay(TimeBudget(trainer, clock, 100.0), 1.0))
+    trainer.train()
+    return trainer
+
+
+def validated(path: Path, trainer: Any) -> list[float]:
+    """Accuracy of a validation whose grader has no time for half of the responses on the second rank."""
+
+    def graded(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+        known = len(responses) // (1 + trainer.accelerator.process_index)
+        return [Verdict(True, text, i < known, "") for i, text in enumerate(responses)]
+
+    run = Run(path, {})
+    problems = [{"prompt": prompt, "answer": "1"} for prompt in SAMPLED]
+    validation = Validation(problems, graded, lambda state: True, {"batch_size": 2, "seed": 0}, run, trainer)
+    validation.on_train_begin(trainer.args, trainer.state, trainer.control)
+    return [entry["accuracy"] for entry in run.validations]
+
+
+def exact() -> dict[str, Any]:
+    """The model and the cut into micro-batches for which one rank and two add up the same rows."""
+    model = tiny_model() if DEEPSPEED else tiny_model().double()  # ZeRO's buckets have no float64
+    return {
+        "model": model, "max_grad_norm": 0.0, "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4 // RANKS,
+    }  # fmt: skip
+
+
+def finetuned(path: Path, **settings: Any) -> Any:
+    """Rows of different lengths, so that the ranks' token counts differ."""
+    rows = [
+        {
+            "input_ids": [9, 7, 10, 8, *words_of_row(row, 0)],
+            "completion_mask": [0] * 4 + [1] * len(words_of_row(row, 0)),
+        }
+        for row in range(24)
+    ]
+    trainer = tiny_sft(ExtSFTTrainer, ExtSFTConfig, path, rows, **exact(), **settings)
+    trainer.train()
+    return trainer
+
+
+def long_enough(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+    return [Verdict(True, text, len(text.split()) > 6, "") for text in responses]
+
+
+def expert_iteration(path: Path) -> Any:
+    """The same completions on one rank and on two; what a step keeps fills no whole number of batches."""
+    settings = {"n_ei_steps": 3, "questions_per_step": 5, "group_size": 1, "epochs_per_step": 2, "max_steps": -1}
+    questions = [{"prompt": f"{i} + {i} =", "answer": str(i)} for i in range(9)]
+    trainer = tiny_sft(
+        ExpertIterationTrainer, ExpertIterationConfig, path, None, questions=questions, folder=path / "ei",
+        grader=long_enough, **exact(), **settings,
+    )  # fmt: skip
+    trainer.completion_ids = lambda prompts: [words_of_row(int(prompt[0]), 0) for prompt in prompts]
+    trainer.add_callback(EndOfStep(trainer))
+    trainer.train()
+    return trainer
+
+
+def all_runs(path: Path) -> dict[str, Any]:
+    """Those of the axes, on two ranks more runs, and completions of a validation."""
+    found = runs_of_axes(path)
+
+    def keep(name: str, trainer: Any) -> None:
+        found[name] = found_by(trainer)
+
+    if RANKS > 1:
+        accumulate = {"gradient_accumulation_steps": 2}
+        keep("stock_trl", train(GRPOTrainer, GRPOConfig, path / "trl", ends_early, **accumulate))
+        keep("stock_ours", ours(path / "ours", ends_early, **accumulate))
+        found["settled"] = settled_run(path / "settled")
+        keep("decay", decaying(path / "decay", **accumulate))
+        off_policy = {"rollout_batch_size": 32, "train_batch_size": 16, "num_iterations": 2, "max_steps": 6}
+        for preset in sorted(PRESETS):  # several optimizer steps on each rollout, sampled by each rank
+            keep(f"off_policy_{preset}", ours(path / preset, ends_early, preset=preset, **off_policy, **accumulate))
+    tokenizer = piece_tokenizer()
+    model = chain_model(tokenizer, ["0", "x", "<eos>"], ["1", "y", "</", "answer", ">"], ["2", "z", "z"])
+    chain = {"model": model, "processing_class": tokenizer, "stop": ["</answer>"]}
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path, ends_early, **chain)
+    generate, batches = trainer._generate_single_turn, []
+
+    def count(*args: Any) -> Any:
+        batches.append(len(args[0]))
+        return generate(*args)
+
+    trainer._generate_single_turn = count
+    found["sampled"] = trainer.sample(SAMPLED, 2, seed=0) + trainer.sample(SAMPLED[:1], 2, seed=0)
+    found["batches"] = batches.copy()
+    found["validated"] = validated(path, trainer)
+    return found
+
+
+def sync_runs(path: Path) -> dict[str, Any]:
+    """How far engine and policy are apart before and after a sync, with full weights and with LoRA."""
+    from peft import LoraConfig
+
+    from tests.generation.test_vllm import SETTINGS, disagreement, save_model, shake
+
+    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
+        partition_everything(path.with_suffix(".json"))
+    lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    found, trainers = {}, []  # an engine that is collected takes vLLM's process groups with it
+    for name, more in {"full": {}, "lora": {"peft_config": lora}}.items():
+        model = save_model(path / f"model{os.environ['RANK']}", tied=True)
+        trainer = ours(path / name, ends_early, model=str(model), **{**SETTINGS, "learning_rate": 0.1}, **more)
+        trainers.append(trainer)
+        apart = {"unsynced": disagreement(trainer)}
+        trainer.vllm_generation.sync_weights()
+        apart["after_training"] = disagreement(trainer)
+        shake(trainer, "lora_B" if more else "proj")
+        apart["shaken"] = disagreement(trainer)
+        trainer.vllm_generation.sync_weights()
+        apart["synced"] = disagreement(trainer)
+        found[name] = apart
+    return found
+
+
+def partition_everything(config: Path) -> None:
+    """ZeRO-3 that keeps no parameter whole between uses, as it would all of a tiny model's."""
+    auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    kept_whole = ("stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance")
+    zero3 = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True, **dict.fromkeys(kept_whole, 0)}
+    config.write_text(json.dumps({"zero_optimization": zero3, **dict.fromkeys(auto, "auto")}))
+    os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(config)
+    os.environ["ACCELERATE_CONFIG_DS_FIELDS"] = ""  # those of accelerate's own file, refused beside DeepSpeed's
+
+
+def faults_of_one_rank(path: Path) -> dict[str, Any]:
+    """What either rank raises, and after how many seconds, where something of one rank's is at fault."""
+    rank = int(os.environ["RANK"])
+
+    known: dict[str, float] = {}
+
+    def raises(completions: list[str], **_: Any) -> list[float]:
+        return share_of_ones(completions) if rank == 0 else [known[text] for text in completions]
+
+    async def raises_later(completions: list[str], **_: Any) -> list[float]:
+        return raises(completions)
+
+    def hangs(completions: list[str], **_: Any) -> list[float]:
+        time.sleep(1000 * rank)
+        return share_of_ones(completions)
+
+    def fails(problems: Any, completions: Any) -> list[Verdict]:
+        raise LookupError("no verdict")  # the first rank grades for all
+
+    def validates(trainer: Any) -> None:
+        trainer.found_by_first(lambda: grade_rows([{"answer": "1"}], [Completion("1", 1, True)], fails))
+
+    class Model(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+            if rank == 1:
+                raise torch.OutOfMemoryError("no memory for the reward model")
+            return SimpleNamespace(logits=torch.zeros(len(input_ids), 1))
+
+    def with_model(trainer: Any) -> None:
+        trainer.reward_funcs, trainer.reward_processing_classes = [Model()], [tiny_tokenizer()]
+        trainer.train()
+
+    rewards = {
+        "raises": raises,
+        "model": ends_early,
+        "raises_later": raises_later,
+        "hangs": hangs,
+        "validates": ends_early,
+    }
+    found = {}
+    for name, reward in rewards.items():
+        settings = {"reward_timeout": 1.0, "gradient_accumulation_steps": 2}
+        trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path / name, reward, **settings)
+        began = time.monotonic()
+        try:
+            {"validates": validates, "model": with_model}.get(name, lambda trainer: trainer.train())(trainer)
+        except Exception as error:
+            kinds = [kind.__name__ for kind in type(error).__mro__]
+            found[name] = {"kinds": kinds, "message": str(error), "seconds": time.monotonic() - began}
+    return found
+
+
+PARTS = {"axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "faults": faults_of_one_rank}
+
+if __name__ == "__main__":
+    output, part = Path(sys.argv[1]), sys.argv[2]
+    torch.save(PARTS[part](output / "runs"), output / f"rank{os.environ['RANK']}.pt")

@@ -214,7 +214,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl")
         or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "trl" for a in node.names))
     }
-    recipes = {"checks.py", "cli.py", "expert_iteration.py", "grpo.py", "model_settings.py", "preflight.py", "run.py"}
+    recipes = {"cli.py", "expert_iteration.py", "grpo.py", "model_settings.py", "preflight.py"}
     assert importers == {f"recipes/{name}" for name in (*recipes, "config_file.py", "sft.py")} | {
         "compat/lazy_vllm.py",
         "generation/policy.py",

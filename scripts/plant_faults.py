@@ -9,7 +9,8 @@ The faults are in faults.toml beside the tests of each package. Every worker pla
 the checkout is never touched. First the named tests run there unharmed; then each fault alone, which must turn its
 tests red or make them hang: they get four times what they took unharmed, and half a minute. Tests with ranks or an
 engine want the machine for themselves, so their faults come last and one at a time. A fault that survives means that a
-test is missing. The exit status is 0 only if every fault was caught."""
+test is missing. The exit status is 0 only if every fault was caught.
+"""
 
 from __future__ import annotations
 

@@ -569,8 +569,8 @@ def test_a_terminal_shows_the_run_and_its_bar_and_nothing_else(run: tuple[Path, 
     exports, command = re.search(
         r"```bash\npip install[^\n]*\n(.*?)(accelerate launch [^\n]*)\n```", page, re.DOTALL
     ).groups()
-    (cwd / "lengths.py").write_text("def reward(completions, **_):\n    return [float(len(c)) for c in completions]\n")
-    small = "--config mine.yaml --reward lengths.py:reward --max_steps 10 --output_dir runs/terminal"
+    (cwd / "ones.py").write_text("def reward(completions, **_):\n    return [1.0 for _ in completions]\n")
+    small = "--config mine.yaml --reward ones.py:reward --max_steps 10 --output_dir runs/terminal"
     small += " --report_to tensorboard --save_strategy steps"
     command = command.replace("accelerate launch", f"{sys.executable} -m accelerate.commands.launch")
     command = command.replace(" accelerate_configs/", f" {ROOT}/accelerate_configs/").replace(
@@ -592,6 +592,9 @@ def test_a_terminal_shows_the_run_and_its_bar_and_nothing_else(run: tuple[Path, 
     assert {int(step) for part in drawn for step in re.findall(r"\| +(\d+)/10 \[", part)} >= {0, 5, 10}, drawn
     assert not [part for part in drawn if not re.search(r"/10 \[", part)], "a bar of something else"
     assert any("█" in part and "reward=" in part for part in drawn)
+    (warning,) = (line for line in lines if "all rewards of a group have been equal for 10 logged steps" in line)
+    assert warning.startswith("all rewards")  # on a line of its own, not behind the bar
+    lines.remove(warning)
     shows_the_run_and_nothing_else([line for line in lines if line.strip() and "%|" not in line])
 
 

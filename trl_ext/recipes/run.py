@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from trl_ext.data.dataset import problems_are
@@ -94,7 +95,7 @@ class RecipeRun:
         every = self.prepared.task.validate_every
         self._add_callbacks(trainer, validate_when or (lambda state: state.global_step % every == 0), log_responses_to)
         trainer.run_record = self.run.record
-        with trainer.stopping_on_sigterm():
+        with trainer.stopping_on_sigterm(), logging_redirect_tqdm():  # else a warning stands behind the bar
             trainer.train(resume_from_checkpoint=str(self.run.checkpoint) if self.run.checkpoint else None)
         if trainer.stop_signal is not None:
             raise Stopped(trainer.stop_signal, trainer.state.global_step)

@@ -1,6 +1,6 @@
 """The embedded default's whole training, TRL's own `GRPOTrainer` against ours: seconds, breakdown, what is learnt.
 
-    python scripts/bench_default.py --json recipes/results/default_speed.json --plot recipes/results/default_speed.png
+    python scripts/bench_default.py --json docs/results/default_speed.json --plot docs/results/default_speed.png
 
 Both start from the same base policy and have the settings of recipes/grpo_math.yaml, the same problems and the same
 reward; neither validates on the way. The held-out accuracy at the end is measured with one sampler for both.

@@ -5,7 +5,7 @@ the rows of tests/data/grader_parity.jsonl. Ours runs with its workers and an em
 process, one pair after the other. Each set is timed `--rounds` times in alternation and the medians are compared.
 
     python scripts/bench_grader.py
-    python scripts/bench_grader.py --json recipes/results/grader_speed.json
+    python scripts/bench_grader.py --json docs/results/grader_speed.json
 """
 
 from __future__ import annotations

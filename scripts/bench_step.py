@@ -1,8 +1,8 @@
 """Seconds of an optimizer step on replayed rollouts: TRL's own `GRPOTrainer`, and ours with each saving and with all.
 
-    python scripts/bench_step.py --json recipes/results/step_speed.json
+    python scripts/bench_step.py --json docs/results/step_speed.json
     python scripts/bench_step.py --correction           # with the correction for the sampler's mismatch
-    python scripts/bench_step.py --scaling recipes/results/step_scaling.png
+    python scripts/bench_step.py --scaling docs/results/step_scaling.png
     python scripts/bench_step.py --shape qwen2.5-math-1.5b --max_length 1024 --mean_length 400 --micro 4 --bf16
 
 All get the same completions, rewards and sampler log-probabilities; rounds alternate between them, so that a machine

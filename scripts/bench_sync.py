@@ -5,7 +5,7 @@
 * through disk: a checkpoint is saved, and vLLM reloads it.
 
     python scripts/bench_sync.py
-    python scripts/bench_sync.py --shape qwen2.5-math-1.5b --json recipes/results/sync_speed.json
+    python scripts/bench_sync.py --shape qwen2.5-math-1.5b --json docs/results/sync_speed.json
     python scripts/bench_sync.py --lora 32
 """
 

@@ -4,7 +4,7 @@ seconds per weight sync, memory. With two GPUs under ZeRO-2; with one alone; wit
 shows that the script works and nothing else.
 
     python scripts/check_gpu.py
-    python scripts/check_gpu.py --accelerate accelerate_configs/two_gpus_zero3.yaml --json recipes/results/gpu.json
+    python scripts/check_gpu.py --accelerate accelerate_configs/two_gpus_zero3.yaml --json docs/results/gpu.json
     python scripts/check_gpu.py -- --micro_train_batch_size 4 --vllm_enable_sleep_mode true
 
 What follows `--` are flags of the recipe.

@@ -5,7 +5,7 @@ rows of tests/data/grader_parity.jsonl, whose labels are the verdicts of the cou
 as right there). Prints Markdown.
 
     python scripts/compare_graders.py
-    python scripts/compare_graders.py --page recipes/results/graders.md --show strict
+    python scripts/compare_graders.py --page docs/results/graders.md --show strict
 """
 
 from __future__ import annotations

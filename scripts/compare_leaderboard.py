@@ -81,7 +81,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="(default: 0 1 2)")
     parser.add_argument("--budget", type=float, default=300.0, metavar="S", help="of a run (default: 300)")
     parser.add_argument("--runs", type=Path, default=Path("runs/compare_leaderboard"), help="where the runs go")
-    parser.add_argument("--results", type=Path, default=RECIPES / "results", help="where plot and figures go")
+    parser.add_argument(
+        "--results", type=Path, default=RECIPES.parent / "docs" / "results", help="where plot and figures go"
+    )
     args = parser.parse_args()
     for seed in args.seeds:
         make_base_policy(seed=seed)  # made before the clock starts, for all alike

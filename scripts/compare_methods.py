@@ -147,7 +147,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="(default: 0 1 2)")
     parser.add_argument("--budget", type=float, default=100.0, metavar="S", help="of a method (default: 100)")
     parser.add_argument("--runs", type=Path, default=Path("runs/compare_methods"), help="where the runs go")
-    parser.add_argument("--results", type=Path, default=RECIPES / "results", help="where plots and figures go")
+    parser.add_argument(
+        "--results", type=Path, default=RECIPES.parent / "docs" / "results", help="where plots and figures go"
+    )
     args = parser.parse_args()
     for part in args.parts:
         {"sizes": sizes, "steps": steps, "methods": methods}[part](args)

@@ -5,7 +5,7 @@ memory is the peak of each worker's resident set (Linux). A folder that a succes
 
     python scripts/fuzz_grader.py                   # 100,000 answers
     python scripts/fuzz_grader.py --answers 2000 --seed 7
-    python scripts/fuzz_grader.py --json recipes/results/grader_fuzz.json
+    python scripts/fuzz_grader.py --json docs/results/grader_fuzz.json
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""The reports of a lab's questions -> one result page with their tables, plots and what was found.
 
-    python scripts/lab_page.py runs/lab_mini_math --findings recipes/results/lab_findings.yaml \
-        --page recipes/results/lab.md
+    python scripts/lab_page.py runs/lab_mini_math --findings docs/results/lab_findings.yaml \
+        --page docs/results/lab.md
 
 The findings are a YAML file: `intro`, and a text for each question, in the order of the page. Plots are copied beside
 the page.

@@ -1,26 +1,32 @@
-"""Pages for people say what is so: every test that a page names exists."""
+"""Pages for people say what is so: commands, flags, outputs, tests, settings and links are those that there are."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from scripts import docs_pages
+from tests.test_package import LAYERS
 from trl_ext.mini.policy import make_base_policy
-from trl_ext.recipes.best_of_n import BestOfN
-from trl_ext.recipes.evaluate import Evaluation
-from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
-from trl_ext.recipes.grpo import GRPO_SETTINGS
-from trl_ext.recipes.sft import SFT_SETTINGS
+from trl_ext.training.settings import RunSettings
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "recipes" / "what_happens_when.md"
-NAMED = re.findall(r"`((?:\w+/)?test_\w+)::(test_\w+)`", PAGE.read_text(encoding="utf-8"))
+DOCS = ROOT / "docs"
+PAGES = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("*.md"))}
+FAULTS = PAGES["faults.md"]
+NAMED = re.findall(r"`((?:\w+/)?test_\w+)::(test_\w+)`", FAULTS.read_text(encoding="utf-8"))
+WITH_EXAMPLES = ("tutorial.md", "packages/algorithms.md", "packages/rewards.md")
 
 
 @pytest.mark.parametrize(("file", "test"), NAMED, ids=[test for _, test in NAMED])
@@ -29,35 +35,107 @@ def test_every_test_that_the_page_names_is_there(file: str, test: str) -> None:
 
 
 def test_every_line_of_the_page_has_a_test() -> None:
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    lines = [line for line in FAULTS.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     rows = [line for line in lines if not line.startswith(("| when |", "|---"))]
     assert len(rows) == len(NAMED) > 30
 
 
-def test_every_flag_that_the_readme_gives_a_recipe_is_there() -> None:
-    blocks = re.findall(
-        r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", ""), re.DOTALL
-    )
-    given = [m for block in blocks for m in re.finditer(r"(recipes/\w+\.py)(.*)$", block, re.MULTILINE)]
-    tables = {
-        "grpo_math": GRPO_SETTINGS, "sft_math": SFT_SETTINGS, "expert_iteration": EXPERT_ITERATION_SETTINGS,
-        "evaluate": (Evaluation,), "best_of_n": (BestOfN,),
-    }  # fmt: skip
-    checked = 0
-    for recipe, rest in (match.groups() for match in given):
-        if settings := tables.get(Path(recipe).stem):
-            known = {field.name for table in settings for field in dataclasses.fields(table)} | {"config"}
-            flags = re.findall(r"--(\w+)", rest)
-            assert set(flags) <= known, (recipe, flags)
-            checked += len(flags)
-    assert checked > 10
+def flags_of_recipes(text: str) -> Iterator[tuple[str, set[str]]]:
+    """Recipe and flags of every command in the blocks of a page."""
+    for block in re.findall(r"```bash\n(.*?)```", text.replace("\\\n", ""), re.DOTALL):
+        for match in re.finditer(r"recipes/(\w+\.py)(.*)$", block, re.MULTILINE):
+            yield match[1], set(re.findall(r"--(\w+)", match[2]))
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES.values()], ids=lambda page: page.stem)
+def test_every_flag_that_a_page_gives_a_recipe_is_there(page: Path) -> None:
+    for recipe, flags in flags_of_recipes(page.read_text(encoding="utf-8")):
+        if tables := docs_pages.RECIPES.get(recipe):
+            known = {field.name for table in tables for field in dataclasses.fields(table)} | {"config"}
+            assert flags <= known, (recipe, flags - known)
+
+
+def test_such_flags_are_found() -> None:
+    found = dict(flags_of_recipes("```bash\nx recipes/grpo_math.py \\\n --preset dapo --nope\n```"))
+    assert found == {"grpo_math.py": {"preset", "nope"}}
+
+
+@pytest.mark.parametrize(
+    "page", ["getting_started.md", "two_gpus.md", *(p for p in PAGES if p.startswith("packages/"))]
+)
+def test_every_flag_in_the_prose_of_a_page_is_one(page: str) -> None:
+    prose = re.sub(r"```.*?```", "", PAGES[page].read_text(encoding="utf-8"), flags=re.DOTALL)
+    fields = {field.name for tables in docs_pages.RECIPES.values() for t in tables for field in dataclasses.fields(t)}
+    others = {"config", "help", "show", "category", "resume", "config_file"}  # of argparse, evaluate.py and launchers
+    assert set(re.findall(r"`[^`\n]*--(\w+)[^`\n]*`", prose)) <= fields | others
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_bytes()
+    assert len(text.splitlines()) <= 150
+    assert len(text) <= 9000
+
+
+@pytest.mark.parametrize("path", docs_pages.PAGES)
+def test_a_written_page_is_what_the_code_says(path: str) -> None:
+    assert (DOCS / path).read_text(encoding="utf-8") == docs_pages.PAGES[path](), "run: python scripts/docs_pages.py"
+
+
+def test_every_package_has_its_page_and_every_page_its_place() -> None:
+    packages = {name for layer in LAYERS for name in layer.split() if (ROOT / "trl_ext" / name).is_dir()}
+    assert {f"packages/{name}.md" for name in packages} <= set(PAGES)
+    for name in packages:
+        assert f"::: trl_ext.{name}\n" in PAGES[f"packages/{name}.md"].read_text(encoding="utf-8")
+    single = {name for layer in LAYERS for name in layer.split()} - packages
+    shown = "".join(page.read_text(encoding="utf-8") for page in PAGES.values())
+    assert all(f"::: trl_ext.{name}\n" in shown for name in single)
+    nav = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert sorted(leaves(nav)) == sorted(PAGES)
+
+
+def leaves(tree: Any) -> list[str]:
+    if isinstance(tree, str):
+        return [tree]
+    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves(part)]
+
+
+def test_every_file_that_a_page_links_to_is_there() -> None:
+    for page in [ROOT / "README.md", ROOT / "recipes" / "README.md", *PAGES.values()]:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+            assert (page.parent / target).exists(), (page.name, target)
 
 
 @pytest.mark.slow
-def test_the_readmes_evaluation_block_runs_as_it_is_copied(tmp_path: Path, policy_cache: Path) -> None:
+@pytest.mark.parametrize("page", WITH_EXAMPLES)
+def test_the_python_of_a_page_runs_and_gives_what_its_comments_say(page: str) -> None:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGES[page].read_text(encoding="utf-8"), re.DOTALL):
+        for node in ast.parse(block).body:
+            if not isinstance(node, ast.Expr):
+                exec(ast.unparse(node), names)
+                continue
+            said = block.splitlines()[node.end_lineno - 1][node.end_col_offset :].strip().removeprefix("# ")
+            assert repr(eval(ast.unparse(node), names)) == said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed (extra `docs`)")
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", DOCS / "site" / "mkdocs.yml", "-d", tmp_path]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(build, capture_output=True, text=True, timeout=200, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    settings = (tmp_path / "packages" / "training.html").read_text(encoding="utf-8")
+    assert f'id="{RunSettings.__module__}.RunSettings"' in settings  # the modules are read, not only named
+    for page in PAGES:
+        assert (tmp_path / page).with_suffix(".html").exists(), page
+
+
+@pytest.mark.slow
+def test_the_evaluation_block_runs_as_it_is_copied(tmp_path: Path, policy_cache: Path) -> None:
     """With the base policy where its first block leaves a trained one, which takes minutes."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How good is a model?")[2]
-    block = re.search(r"```bash\n(.*?)```", page, re.DOTALL)
+    block = re.search(r"```bash\n(.*?)```", PAGES["packages/evaluation.md"].read_text(encoding="utf-8"), re.DOTALL)
     assert block is not None
     assert block[1].count("recipes/") == 4
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")

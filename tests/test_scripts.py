@@ -43,7 +43,7 @@ def test_the_worked_example_of_length_normalisation_has_the_handouts_numbers_and
         f"| `masked_normalize`, 7 tokens |{' 0.1429 |' * 7}",
     ):
         assert row in said
-    assert (ROOT / "recipes" / "results" / "length_normalisation.md").read_text() == said
+    assert (ROOT / "docs" / "results" / "length_normalisation.md").read_text() == said
 
 
 def test_the_comparison_needs_runs_of_one_length_and_leads_by_nothing_where_there_is_no_leader() -> None:

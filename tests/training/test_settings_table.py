@@ -17,7 +17,6 @@ from transformers import BitsAndBytesConfig, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, SFTConfig
 from trl.generation import vllm_generation
 
-from scripts.settings_page import PAGE, page
 from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, tiny_tokenizer
 from trl_ext.algorithms.objective import keeps_on_policy
 from trl_ext.algorithms.types import LossInputs
@@ -102,10 +101,6 @@ def test_an_entry_shows_what_it_says_or_has_a_reason() -> None:
     by_run = {name for name, entry in SFT.items() if entry.verdict in (HONORED, NO_EFFECT) and not entry.shown}
     assert by_run == {*SFT_EFFECTS, *SFT_NONE}
     assert not [name for table in OTHERS[1:] for name, entry in table.items() if not entry.shown]
-
-
-def test_the_page_is_what_the_table_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python scripts/settings_page.py"
 
 
 # Refused.

@@ -1,7 +1,7 @@
 """What becomes of every setting next to a preset or an axis, an entry for each.
 
-Without either, training is TRL's and so are its settings. `recipes/trl_settings.md` is written from this table by
-`python scripts/settings_page.py`; `tests/training/test_settings_table.py` holds every entry to what happens.
+Without either, training is TRL's and so are its settings. `docs/reference/trl_settings.md` is written from this table
+by `python scripts/docs_pages.py`; `tests/training/test_settings_table.py` holds every entry to what happens.
 """
 
 from __future__ import annotations

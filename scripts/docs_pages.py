@@ -1,0 +1,277 @@
+"""The pages of docs/ that are written from the code: the settings, the packages, and the diagram of a step.
+
+python scripts/docs_pages.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import html
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trl_ext.recipes.best_of_n import BestOfN
+from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.recipes.sft import SFT_SETTINGS
+from trl_ext.training.settings_table import (
+    BEST_OF_N,
+    EVALUATION,
+    EXPERT_ITERATION,
+    MODEL,
+    OURS,
+    SFT,
+    SFT_OURS,
+    SFT_TASK,
+    TASK,
+    TRAINER,
+    TRL,
+)
+from trl_ext.training.trl_settings import HONORED, NO_EFFECT, Entry
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+RECIPES = {
+    "grpo_math.py": GRPO_SETTINGS,
+    "sft_math.py": SFT_SETTINGS,
+    "expert_iteration.py": EXPERT_ITERATION_SETTINGS,
+    "evaluate.py": (Evaluation,),
+    "best_of_n.py": (BestOfN,),
+}
+
+SETTINGS_INTRODUCTION = """\
+# Settings
+
+Every setting can stand in a YAML file (`--config`) or on the command line, which wins. These are ours; a recipe that
+trains also has all of TRL's and transformers' (`GRPOConfig` or `SFTConfig`, `ModelConfig`, `TrainingArguments`), and
+[Every setting, and what becomes of it](trl_settings.md) says what each of those does. A list is written as in YAML,
+`--stop '["</answer>"]'`.
+
+Written by `python scripts/docs_pages.py` from the settings' classes.
+"""
+
+EFFECTS_INTRODUCTION = """\
+# Every setting, and what becomes of it
+
+A preset or an axis (`--preset`, `--advantage`, `--policy_loss`, `--aggregation`, or the handout's short forms of these)
+replaces TRL's advantages and loss. What becomes of every setting then:
+
+- **honored**: it does what TRL's documentation says;
+- **taken over**: it is translated into an option of an axis, with the same weights as TRL trains to;
+- **refused**: an error in one line, before a model loads, names the setting and what to use instead;
+- **no effect**: it is accepted, and changes nothing in TRL's GRPO either.
+
+Without a preset and without an axis every setting is TRL's and training is bit-identical to TRL's, with one exception:
+on a CPU, `bf16` that is not set is off (TRL: on with `use_cpu`), which the run says when it starts. `--bf16 true` gives
+TRL's numbers. A setting that needs another one is refused without it.
+
+Shown by *a run*: `tests/training/test_settings_table.py` trains with the setting and without it, and compares weights,
+metrics and files. Written by `python scripts/docs_pages.py` from `trl_ext/training/settings_table.py`.
+"""
+HEADLINES = {
+    "`TrainingArguments` of transformers": TRAINER,
+    "`GRPOConfig` of TRL": TRL,
+    "`ModelConfig` of TRL, in every recipe": MODEL,
+    "`ExtGRPOConfig`, ours": OURS,
+    "`GRPOTask`, the recipe's": TASK,
+    "`SFTConfig` of TRL, in fine-tuning and expert iteration": SFT,
+    "`ExtSFTConfig`, ours; the rest is as in `ExtGRPOConfig`": SFT_OURS,
+    "`SFTTask`, the recipe's; the rest is as in `GRPOTask`": SFT_TASK,
+    "`ExpertIterationConfig`, ours": EXPERT_ITERATION,
+    "`Evaluation`; problems are as in `GRPOTask`": EVALUATION,
+    "`BestOfN`": BEST_OF_N,
+}
+
+
+def main() -> None:
+    """Write the pages."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for path, page in PAGES.items():
+        (DOCS / path).write_text(page(), encoding="utf-8")
+        print(f"wrote {DOCS / path}")
+
+
+# Settings.
+
+
+def settings_page() -> str:
+    """A table per class of ours that has settings, in the order in which the recipes inherit them."""
+    used: dict[type, list[str]] = {}
+    for recipe, classes in RECIPES.items():
+        for base in (base for cls in classes for base in cls.__mro__):
+            if base.__module__.startswith("trl_ext.") and dataclasses.is_dataclass(base):
+                used.setdefault(base, []).append(f"`{recipe}`")
+    parts = [part for cls, recipes in used.items() if (part := _settings_of(cls, recipes))]
+    return "\n".join([SETTINGS_INTRODUCTION, *parts])
+
+
+def _settings_of(cls: type, recipes: list[str]) -> str:
+    own = [field for field in dataclasses.fields(cls) if field.name in inspect.get_annotations(cls)]
+    rows = [f"| `{f.name}` | `{_default(f)}` | {_help(f)} |" for f in own if f.init]
+    if not rows:
+        return ""
+    return "\n".join(
+        [
+            f"## `{cls.__name__}`",
+            "",
+            f"In {', '.join(recipes)}.",
+            "",
+            "| setting | default | |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    return "(required)" if value is dataclasses.MISSING else str(value)
+
+
+def _help(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get("help", "")).replace("|", "\\|").replace("%%", "%")
+
+
+# What becomes of each.
+
+
+def effects_page() -> str:
+    """What becomes of every setting next to a preset or an axis, and what shows it."""
+    return "\n".join(
+        [EFFECTS_INTRODUCTION, *(f"## {headline}\n\n{_effects(part)}" for headline, part in HEADLINES.items())]
+    )
+
+
+def _effects(part: Mapping[str, Entry]) -> str:
+    """One row per setting, in the order of the alphabet."""
+    lines = [
+        f"| `{name}` | {entry.verdict} | {_remark(entry)} | {_shown(entry)} |" for name, entry in sorted(part.items())
+    ]
+    return "\n".join(["| setting | | remark | shown by |", "|---|---|---|---|", *lines, ""])
+
+
+def _remark(entry: Entry) -> str:
+    needs = [f"`{need}`" if need != "uses_axes" else "a preset or an axis" for need in entry.needs]
+    return "; ".join([*([f"needs {' and '.join(needs)}"] if needs else []), *filter(None, [entry.note])])
+
+
+def _shown(entry: Entry) -> str:
+    if "::" in entry.shown:
+        return f"`{entry.shown}`"
+    if entry.shown:
+        return f"not on a CPU in milliseconds: {entry.shown}" if entry.shown.startswith("needs") else entry.shown
+    return "a run" if entry.verdict in (HONORED, NO_EFFECT) else f"`training/test_settings_table`, {entry.verdict}"
+
+
+# Packages.
+
+
+def packages_page() -> str:
+    """The packages by layers, with the first sentence of each docstring."""
+    rows = [
+        f"| {number} | [{name}]({name if (DOCS / 'packages' / f'{name}.md').exists() else 'modules'}.md) "
+        f"| {sentence(name)} |"
+        for number, layer in enumerate(layers(), start=1)
+        for name in layer.split()
+    ]
+    head = (DOCS / "packages" / "index.md").read_text(encoding="utf-8").partition("| layer |")[0]
+    return "\n".join([f"{head}| layer | package | what it holds |", "|---|---|---|", *rows, ""])
+
+
+def readme() -> str:
+    """README.md, with the packages and the first sentence of each docstring in the tree."""
+    names = " ".join(layers()).split()
+    width = max(map(len, names)) + 2
+    is_package = {name: (ROOT / "trl_ext" / name).is_dir() for name in names}
+    tree = [f"  {name + '/':{width}}{sentence(name)}" for name in names if is_package[name]]
+    single = ", ".join(f"{name}.py" for name in names if not is_package[name])
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = "\n".join(["trl_ext/", *tree, f"  {single}"])
+    return re.sub(r"(?<=```text\n)trl_ext/\n.*?(?=\n```)", lambda _: lines, text, flags=re.DOTALL)
+
+
+def layers() -> list[str]:
+    """`LAYERS` of the test that holds them."""
+    (test,) = (ROOT / "tests").rglob("test_package.py")
+    for node in ast.parse(test.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAYERS":
+            return list(ast.literal_eval(node.value))
+    raise LookupError(f"{test} has no LAYERS")
+
+
+def sentence(name: str) -> str:
+    """The first sentence of a package's or module's docstring."""
+    path = ROOT / "trl_ext" / name
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=\.)\s", text.replace("\n", " "), maxsplit=1)[0]
+
+
+# The diagram of a step.
+
+LANES = {"HF": "transformers Trainer", "TRL": "TRL GRPOTrainer", "ours": "trl_ext"}
+COLORS = {"HF": "#f0b429", "TRL": "#d64545", "ours": "#4c63b6"}
+WIDTH, ROW, TOP = 330, 34, 48
+
+
+def step_diagram() -> str:
+    """The calls of an optimizer step as an SVG: a lane per library, downwards in the order of the calls."""
+    order = (DOCS / "site" / "step.txt").read_text(encoding="utf-8")
+    calls = re.findall(r"^(HF|TRL|ours)( +)(\S.*)$", order, re.MULTILINE)
+    height = TOP + ROW * len(calls) + 8
+    lanes = list(LANES)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH * len(lanes)} {height}" '
+        'font-family="monospace" font-size="12">',
+        f'<rect width="100%" height="{height}" rx="6" fill="#fff"/>',
+    ]
+    for x, lane in ((i * WIDTH, lane) for i, lane in enumerate(lanes)):
+        parts += [
+            f'<rect x="{x + 4}" y="4" width="{WIDTH - 8}" height="{height - 8}" rx="6" '
+            f'fill="{COLORS[lane]}" opacity=".1"/>',
+            f'<text x="{x + WIDTH / 2}" y="28" text-anchor="middle" font-weight="bold">{LANES[lane]}</text>',
+        ]
+    before: tuple[float, float] | None = None
+    for number, (lane, _, call) in enumerate(calls):
+        x, y = lanes.index(lane) * WIDTH + 12, TOP + number * ROW
+        middle = x + WIDTH / 2 - 12, y + (ROW - 10) / 2
+        if before:
+            parts.append(_arrow(before, middle))
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{WIDTH - 24}" height="{ROW - 10}" rx="4" fill="#fff" '
+            f'stroke="{COLORS[lane]}" stroke-width="1.5"/>'
+            f'<text x="{x + 8}" y="{y + 16}">{html.escape(call)}</text>'
+        )
+        before = middle
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
+    """From below one box to above the next one, bent where they are in different lanes."""
+    (x0, y0), (x1, y1) = (start[0], start[1] + (ROW - 10) / 2), (end[0], end[1] - (ROW - 10) / 2)
+    half = (y0 + y1) / 2 - 1
+    return (
+        f'<path d="M{x0} {y0}V{half}H{x1}V{y1}" fill="none" stroke="#777"/>'
+        f'<path d="M{x1 - 3} {y1 - 5}h6l-3 5z" fill="#777"/>'
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "../README.md": readme,
+    "reference/settings.md": settings_page,
+    "reference/trl_settings.md": effects_page,
+    "packages/index.md": packages_page,
+    "step.svg": step_diagram,
+}
+
+if __name__ == "__main__":
+    main()

@@ -122,7 +122,7 @@ def _settings_of(cls: type, recipes: list[str]) -> str:
             "",
             f"In {', '.join(recipes)}.",
             "",
-            "| setting | default | |",
+            "| setting | default | meaning |",
             "|---|---|---|",
             *rows,
             "",

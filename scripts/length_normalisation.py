@@ -58,7 +58,7 @@ def page() -> str:
         "# Dividing by the response's own length, or by a constant",
         "",
         f"Two responses to one prompt, of {LENGTHS[0]} and {LENGTHS[1]} tokens, both with advantage {ADVANTAGE:g}; the "
-        "ratio is 1 at every token, as it is on-policy. The course handout asks what each normaliser does to them.",
+        "ratio is 1 at every token, as it is on-policy. The course handout asks what each normalizer does to them.",
         "",
         "| | 4 tokens | 7 tokens |",
         "|---|---|---|",
@@ -78,8 +78,8 @@ def page() -> str:
         "",
         f"With `masked_mean` a token of the short response counts {own[0, 0] / own[1, 0]:.2f} times as much as "
         "one of the "
-        "long response, since each response has the same weight in all. So among right responses short ones are "
-        "reinforced more per token, and among wrong ones long ones are punished less per token: a model that is "
+        "long response, since each response has the same weight in all. So among correct responses short ones are "
+        "reinforced more per token, and among incorrect ones long ones are punished less per token: a model that is "
         "wrong may "
         "as well go on. With a constant, and with the mean over all tokens of the step, every token counts the same, "
         "whichever response it is in; the constant also keeps the step's size from depending on how long the other "

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+import trl_ext
 from scripts import docs_pages
 from tests.test_package import LAYERS
+from trl_ext import rewards
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.training.settings import RunSettings
 
@@ -91,6 +93,14 @@ def test_every_package_has_its_page_and_every_page_its_place() -> None:
     assert all(f"::: trl_ext.{name}\n" in shown for name in single)
     nav = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     assert sorted(leaves(nav)) == sorted(PAGES)
+
+
+def test_the_public_names_are_on_their_page() -> None:
+    named = re.findall(r"^::: \S*\.(\w+)$", PAGES["reference/api.md"].read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*trl_ext.__all__, *(name for name in rewards.__all__ if name.endswith("_reward_fn"))} == {
+        *named,
+        "__version__",
+    }
 
 
 def leaves(tree: Any) -> list[str]:

@@ -15,7 +15,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from tests.support.tiny import make_trainer, share_of_ones, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.generation.vllm import BUCKET_BYTES, ColocatedEngine, _buckets, readable_failure
+from trl_ext.generation.vllm import BUCKET_BYTES, ColocatedEngine, _buckets
+from trl_ext.generation.vllm_errors import readable_failure
 
 AGREE = 2e-5  # float32 on both sides, in different kernels; a sync that is skipped gives 0.1 and more
 PROMPT = [9, 7, 10, 8]

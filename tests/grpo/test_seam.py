@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import tomllib
 from pathlib import Path
 
@@ -206,6 +207,25 @@ def test_only_the_seams_subclass_a_trainer() -> None:
     ]
 
 
+PATCHES = re.compile(
+    r"unittest\.mock|patch\.object|register_package|importlib\.reload|^\w+\.\w+ = \w+\.\w+ = ", re.MULTILINE
+)
+
+
+def test_other_libraries_are_patched_in_one_package_only_and_its_docstring_lists_each() -> None:
+    patching = [path for path in PACKAGE.rglob("*.py") if PATCHES.search(path.read_text(encoding="utf-8"))]
+    assert {path.parent.name for path in patching} == {"compat"}
+    about = (
+        ast.get_docstring(ast.parse((PACKAGE / "compat" / "__init__.py").read_text(encoding="utf-8"))) or ""
+    ).split()
+    for path in sorted((PACKAGE / "compat").glob("*.py")):
+        functions = [n.name for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.FunctionDef)]
+        listed = any(f"`{path.stem}.{name}`:" in about for name in functions) or f"`{path.stem}`:" in about
+        assert listed or path.stem == "__init__", path
+        if path in patching and path.stem == "trl_engine":
+            assert all(f"`{path.stem}.{name}`:" in about for name in functions)
+
+
 def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     importers = {
         path.relative_to(PACKAGE).as_posix()
@@ -217,6 +237,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     recipes = {"cli.py", "expert_iteration.py", "grpo.py", "model_settings.py", "preflight.py"}
     assert importers == {f"recipes/{name}" for name in (*recipes, "config_file.py", "sft.py")} | {
         "compat/lazy_vllm.py",
+        "compat/trl_engine.py",
         "generation/policy.py",
         "generation/vllm.py",
         "grpo/config.py",

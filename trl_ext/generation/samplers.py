@@ -76,7 +76,8 @@ class VLLMSampler:
     def __init__(self, model: str, sampling: Sampling, **engine: Any) -> None:
         from vllm import LLM
 
-        from trl_ext.generation.vllm import prepare_cpu, readable_failure
+        from trl_ext.generation.vllm import prepare_cpu
+        from trl_ext.generation.vllm_errors import readable_failure
 
         prepare_cpu()
         if PartialState().num_processes > 1:  # else vLLM puts the engines of all ranks on the first GPU

@@ -8,6 +8,7 @@ processes it again, with the memory of one layer at a time.
 from __future__ import annotations
 
 from trl_ext.compat.lazy_vllm import load_vllm
+from trl_ext.generation.vllm_errors import readable_failure
 
 # isort: split
 import contextlib
@@ -16,15 +17,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
-from unittest.mock import patch
 
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
-from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
-from trl.trainer import grpo_trainer
 
+from trl_ext.compat.trl_engine import backend_made_by, engine_started_with, requests_with
 from trl_ext.generation.request_seeds import Place, RequestSeeds
 
 BUCKET_BYTES = 512 * 2**20  # of parameters that ZeRO-3 gathers at a time
@@ -41,14 +40,10 @@ class EngineConfig(Protocol):
 
 @contextlib.contextmanager
 def engine_settings(config: EngineConfig) -> Iterator[None]:
-    """While `GRPOTrainer` is made: its vLLM backend is `ColocatedEngine`, with the config's engine settings.
-
-    TRL names the class in the constructor and takes no other; `tests/grpo/test_seam.py` holds on to that.
-    """
+    """While `GRPOTrainer` is made: its vLLM backend is `ColocatedEngine`, with the config's engine settings."""
     if config.use_vllm:
         load_vllm()
-    made = functools.partial(ColocatedEngine, engine_settings=config.engine_settings())
-    with patch.object(grpo_trainer, "VLLMGeneration", made):
+    with backend_made_by(functools.partial(ColocatedEngine, engine_settings=config.engine_settings())):
         yield
 
 
@@ -74,12 +69,7 @@ class ColocatedEngine(VLLMGeneration):
         """As TRL's, which makes one `SamplingParams` for all prompts."""
         if self.seeds is None:
             return super().generate(*args, **kwargs)
-        seeds, ask = self.seeds, self.llm.generate
-
-        def seeded(prompts: Any, sampling_params: Any, **more: Any) -> Any:
-            return ask(prompts, sampling_params=seeds.applied(sampling_params, len(prompts)), **more)
-
-        with patch.object(self.llm, "generate", seeded):
+        with requests_with(self.llm, self.seeds.applied):
             return super().generate(*args, **kwargs)
 
     def _init_vllm(self) -> None:
@@ -87,12 +77,7 @@ class ColocatedEngine(VLLMGeneration):
             super()._init_vllm()
             return
         prepare_cpu()
-        llm = vllm_generation.LLM
-
-        def with_settings(**kwargs: Any) -> Any:
-            return llm(**{**kwargs, **self.engine_settings})
-
-        with patch.object(vllm_generation, "LLM", with_settings), readable_failure():
+        with engine_started_with(**self.engine_settings), readable_failure():
             super()._init_vllm()
 
     def sync_weights(self) -> None:
@@ -178,36 +163,3 @@ def _buckets(parameters: Iterator[tuple[str, Any]]) -> Iterator[list[tuple[str, 
         size += count * param.element_size()
     if bucket:
         yield bucket
-
-
-# What vLLM says when it cannot start, and the setting that helps.
-_REMEDIES = (
-    (
-        ("No available memory for the cache blocks", "Free memory on device", "out of memory", "CPU KV cache"),
-        "raise vllm_gpu_memory_utilization (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower "
-        "micro_train_batch_size, or set vllm_enable_sleep_mode: true",
-    ),
-    (
-        ("To serve at least one request", "estimated maximum model length"),
-        "lower vllm_max_model_length (prompt and completion together), or raise vllm_gpu_memory_utilization "
-        "(on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB)",
-    ),
-    (("max_model_len", "max_position_embeddings"), "lower vllm_max_model_length to what the model was made for"),
-    (("quantization",), "set vllm_quantization to a method that this hardware has, or leave it out"),
-)
-
-
-@contextlib.contextmanager
-def readable_failure() -> Iterator[None]:
-    """Turn what goes wrong when vLLM starts into an error that names the setting to change.
-
-    Raises:
-        RuntimeError: vLLM did not start.
-    """
-    try:
-        yield
-    except Exception as error:
-        said = str(error)
-        remedy = next((advice for signs, advice in _REMEDIES if any(sign in said for sign in signs)), None)
-        advice = f" What helps: {remedy}." if remedy else " use_vllm: false generates without it."
-        raise RuntimeError(f"vLLM did not start: {said.strip()}{advice}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import re
 import shutil
 import signal
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from transformers.trainer import TRAINER_STATE_NAME
 
+from trl_ext.compat.torch_devices import load_to_numbered_cpus
 from trl_ext.errors import NotSavedError
 from trl_ext.io import is_disk_fault
 from trl_ext.runs.checkpoints import RUN_RECORD, SCRATCH, checkpoints, prune, publish, seal, size
@@ -25,10 +25,7 @@ _SPARE = 1.05  # of the last checkpoint's size, which the next one will not diff
 
 log = logging.getLogger(__name__)
 
-# One of several CPU ranks has the device cpu:0; `Trainer` loads the optimizer to it, and torch does not know it.
-torch.serialization.register_package(
-    100, lambda storage: None, lambda storage, location: storage if re.fullmatch(r"cpu:\d+", location) else None
-)
+load_to_numbered_cpus()
 
 
 class WholeCheckpoints:

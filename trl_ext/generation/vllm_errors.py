@@ -1,0 +1,37 @@
+"""What vLLM says when it cannot start, and the setting that helps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+_REMEDIES = (
+    (
+        ("No available memory for the cache blocks", "Free memory on device", "out of memory", "CPU KV cache"),
+        "raise vllm_gpu_memory_utilization (on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB), or lower "
+        "micro_train_batch_size, or set vllm_enable_sleep_mode: true",
+    ),
+    (
+        ("To serve at least one request", "estimated maximum model length"),
+        "lower vllm_max_model_length (prompt and completion together), or raise vllm_gpu_memory_utilization "
+        "(on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB)",
+    ),
+    (("max_model_len", "max_position_embeddings"), "lower vllm_max_model_length to what the model was made for"),
+    (("quantization",), "set vllm_quantization to a method that this hardware has, or leave it out"),
+)
+
+
+@contextlib.contextmanager
+def readable_failure() -> Iterator[None]:
+    """Turn what goes wrong when vLLM starts into an error that names the setting to change.
+
+    Raises:
+        RuntimeError: vLLM did not start.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = str(error)
+        remedy = next((advice for signs, advice in _REMEDIES if any(sign in said for sign in signs)), None)
+        advice = f" What helps: {remedy}." if remedy else " use_vllm: false generates without it."
+        raise RuntimeError(f"vLLM did not start: {said.strip()}{advice}") from error

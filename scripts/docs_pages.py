@@ -213,7 +213,8 @@ def sentence(name: str) -> str:
     path = ROOT / "trl_ext" / name
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
-    return re.split(r"(?<=\.)\s", text.replace("\n", " "), maxsplit=1)[0]
+    first = re.split(r"(?<=\.)\s", text.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0]
+    return first.removesuffix(".").removesuffix(":") + "."
 
 
 # The diagram of a step.

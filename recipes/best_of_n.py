@@ -9,6 +9,11 @@ One set of samples serves every n. Interrupted, it goes on where it stopped when
 
 from __future__ import annotations
 
+from trl_ext.recipes.settings_help import answer_help
+
+if __name__ == "__main__":
+    answer_help(__file__)  # before the imports below, which take seconds
+
 from pathlib import Path
 
 from trl_ext.recipes.best_of_n import BestOfN, run_best_of_n

@@ -11,6 +11,11 @@ Interrupted, it goes on where it stopped when it is started again; finished, it 
 
 from __future__ import annotations
 
+from trl_ext.recipes.settings_help import answer_help
+
+if __name__ == "__main__":
+    answer_help(__file__)  # before the imports below, which take seconds
+
 from pathlib import Path
 
 from trl_ext.recipes.cli import start

@@ -12,6 +12,11 @@ recipes/sft_math.yaml), then from the command line.
 
 from __future__ import annotations
 
+from trl_ext.recipes.settings_help import answer_help
+
+if __name__ == "__main__":
+    answer_help(__file__)  # before the imports below, which take seconds
+
 from pathlib import Path
 from typing import Any
 

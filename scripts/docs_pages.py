@@ -1,4 +1,4 @@
-"""The pages of docs/ that are written from the code: the settings, the packages, and the diagram of a step.
+"""What is written from the code: pages of docs/ with settings, packages and a step's diagram; the recipes' `--help`.
 
 python scripts/docs_pages.py
 """
@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import html
-import inspect
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+
+import yaml
 
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.evaluate import Evaluation
-from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
-from trl_ext.recipes.grpo import GRPO_SETTINGS
-from trl_ext.recipes.sft import SFT_SETTINGS
+from trl_ext.recipes.settings_help import Setting, kept_help, markdown_of, page_of, settings_in
+from trl_ext.runs.recipes import RECIPES as RUN_RECIPES
 from trl_ext.training.settings_table import (
     BEST_OF_N,
     EVALUATION,
@@ -37,10 +36,8 @@ from trl_ext.training.trl_settings import HONORED, NO_EFFECT, Entry
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-RECIPES = {
-    "grpo_math.py": GRPO_SETTINGS,
-    "sft_math.py": SFT_SETTINGS,
-    "expert_iteration.py": EXPERT_ITERATION_SETTINGS,
+RECIPES: dict[str, tuple[type, ...]] = {
+    **{recipe.script: recipe.settings() for recipe in RUN_RECIPES.values()},
     "evaluate.py": (Evaluation,),
     "best_of_n.py": (BestOfN,),
 }
@@ -48,8 +45,9 @@ RECIPES = {
 SETTINGS_INTRODUCTION = """\
 # Settings
 
-Every setting can stand in a YAML file (`--config`) or on the command line, which wins. These are ours; a recipe that
-trains also has all of TRL's and transformers' (`GRPOConfig` or `SFTConfig`, `ModelConfig`, `TrainingArguments`), and
+Every setting can stand in a YAML file (`--config`) or on the command line, which wins. These are ours and the few of
+TRL's that are often changed, as `--help` of each recipe shows them, with the values that hold unless they are set. A
+recipe that trains also has all others of TRL and transformers (`--help all`; one by name: `--help NAME`), and
 [Every setting, and what becomes of it](trl_settings.md) says what each of those does. A list is written as in YAML,
 `--stop '["</answer>"]'`.
 
@@ -101,44 +99,25 @@ def main() -> None:
 
 
 def settings_page() -> str:
-    """A table per class of ours that has settings, in the order in which the recipes inherit them."""
-    used: dict[type, list[str]] = {}
-    for recipe, classes in RECIPES.items():
-        for base in (base for cls in classes for base in cls.__mro__):
-            if base.__module__.startswith("trl_ext.") and dataclasses.is_dataclass(base):
-                used.setdefault(base, []).append(f"`{recipe}`")
-    parts = [part for cls, recipes in used.items() if (part := _settings_of(cls, recipes))]
-    return "\n".join([SETTINGS_INTRODUCTION, *parts])
+    """What `--help` of the recipes shows, a table per group."""
+    return f"{SETTINGS_INTRODUCTION}\n{settings_reference()}"
 
 
-def _settings_of(cls: type, recipes: list[str]) -> str:
-    own = [field for field in dataclasses.fields(cls) if field.name in inspect.get_annotations(cls)]
-    rows = [f"| `{f.name}` | `{_default(f)}` | {_help(f)} |" for f in own if f.init]
-    if not rows:
-        return ""
-    return "\n".join(
-        [
-            f"## `{cls.__name__}`",
-            "",
-            f"In {', '.join(recipes)}.",
-            "",
-            "| setting | default | meaning |",
-            "|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
+def settings_reference() -> str:
+    """The tables of `settings_page`."""
+    return markdown_of({Path(script).stem: settings_of(script) for script in RECIPES})
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    value = field.default
-    if field.default_factory is not dataclasses.MISSING:
-        value = field.default_factory()
-    return "(required)" if value is dataclasses.MISSING else str(value)
+def help_page(script: str) -> str:
+    """What `--help` of a script prints."""
+    doc = ast.get_docstring(ast.parse((ROOT / "recipes" / script).read_text(encoding="utf-8")))
+    return page_of(doc, script, settings_of(script)) + "\n"
 
 
-def _help(field: dataclasses.Field[Any]) -> str:
-    return str(field.metadata.get("help", "")).replace("|", "\\|").replace("%%", "%")
+def settings_of(script: str) -> list[Setting]:
+    """Every setting of a recipe's script, with the defaults of its YAML file."""
+    defaults = yaml.safe_load((ROOT / "recipes" / script).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return settings_in(RECIPES[script], defaults or {})
 
 
 # What becomes of each.
@@ -272,6 +251,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/trl_settings.md": effects_page,
     "packages/index.md": packages_page,
     "step.svg": step_diagram,
+    **{f"../{kept_help(Path('recipes') / script)}": partial(help_page, script) for script in RECIPES},
 }
 
 if __name__ == "__main__":

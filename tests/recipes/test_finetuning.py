@@ -15,8 +15,8 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 
-from tests.recipe import run_recipe
 from tests.recipes.test_grpo import ON_A_CPU, ROOT, SMALL, rows, without_times
+from tests.support.recipe import run_recipe
 from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.settings import read_pipeline
 from trl_ext.mini.policy import make_base_policy

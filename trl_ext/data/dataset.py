@@ -31,41 +31,47 @@ class DatasetSettings:
     dataset: str = field(
         default="mini_math",
         metadata={
-            "help": f"{', '.join(GENERATORS)}, a Hub id, or a .jsonl/.json/.csv/.parquet file, {{split}} in its path."
+            "help": f"The problems come from {', '.join(GENERATORS)}, a Hub id, or a file (.jsonl, .json, "
+            f".csv, .parquet; {{split}} in its path)."
         },
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
-    problem_column: str = field(default="problem", metadata={"help": "Column with the problem."})
-    answer_column: str = field(default="answer", metadata={"help": "Column with the answer or the solution."})
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "The configuration of a Hub dataset; several are separated by commas."}
+    )
+    problem_column: str = field(default="problem", metadata={"help": "The column that holds the problem."})
+    answer_column: str = field(default="answer", metadata={"help": "The column that holds the answer or the solution."})
     answer_source: str = field(
         default="as_is",
-        metadata={"help": f"Where in that column the answer is: {', '.join(sorted(ANSWER_SOURCES))}."},
+        metadata={"help": f"How the answer is found in that column. One of: {', '.join(sorted(ANSWER_SOURCES))}."},
     )
     prompt: str = field(
         default="r1_zero",
-        metadata={"help": f"Template: {', '.join(prompt_names())}, or a file with {{question}}."},
+        metadata={"help": f"The prompt template is {', '.join(prompt_names())}, or a file with {{question}} in it."},
     )
     answer_format: str | None = field(
         default=None,
         metadata={
-            "help": f"Where a response has its answer: {', '.join(sorted(ANSWER_FORMATS))} "
-            "(default: boxed for the question_only prompt, else r1_zero)."
+            "help": f"Where a response states its answer: {', '.join(sorted(ANSWER_FORMATS))}. The default "
+            "is boxed for the question_only prompt and r1_zero otherwise."
         },
     )
 
     numeric_tolerance: float = field(
         default=0.0,
-        metadata={"help": "Relative error of a number that the strict grader accepts, such as 0.01; 0 wants it exact."},
+        metadata={"help": "The relative error that the strict grader accepts in a number; 0 means exact."},
     )
     too_long: str = field(
         default="refuse",
-        metadata={"help": f"Rows whose prompts leave no room for the longest response: {', '.join(TOO_LONG)}."},
+        metadata={
+            "help": f"What happens to prompts that leave no room for the longest response: {', '.join(TOO_LONG)}."
+        },
     )
     sample_seed: int = field(
         default=0,
         metadata={
-            "help": "Of the sample that a number of problems takes from a dataset, in proportion to its levels and "
-            "subjects; apart from seed, so that runs of other seeds are measured on the same problems."
+            "help": "The seed of dataset subsampling, independent of --seed. A number of problems is a "
+            "sample stratified by level and subject; runs with other seeds are therefore measured "
+            "on the same problems."
         },
     )
 

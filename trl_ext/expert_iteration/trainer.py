@@ -54,24 +54,27 @@ class ExpertIterationConfig(ExtSFTConfig):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*ExtSFTConfig._VALID_DICT_FIELDS, "selection_options"]
 
-    n_ei_steps: int = field(default=5, metadata={"help": "Expert-iteration steps."})
+    n_ei_steps: int = field(default=5, metadata={"help": "The number of expert-iteration steps."})
     questions_per_step: int = field(
-        default=512, metadata={"help": "Questions that a step samples for (handout: 512, 1024 or 2048)."}
+        default=512, metadata={"help": "The number of questions per step (handout: 512, 1024 or 2048)."}
     )
-    group_size: int = field(default=4, metadata={"help": "Rollouts per question."})
-    epochs_per_step: int = field(default=1, metadata={"help": "Passes over the rows that a step keeps."})
+    group_size: int = field(default=4, metadata={"help": "The number of rollouts per question."})
+    epochs_per_step: int = field(default=1, metadata={"help": "The number of passes over the rows that a step keeps."})
     selection: str = field(
         default="every",
-        metadata={"help": f"Right rollouts to keep: {', '.join(sorted(SELECTIONS))}, or file.py:function."},
+        metadata={
+            "help": f"Which correct rollouts are kept. One of: {', '.join(sorted(SELECTIONS))}, or file.py:function."
+        },
     )
     selection_options: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Options of it: a mapping in YAML; `k=2` or JSON as a flag."}
+        default=None, metadata={"help": "Options of the selection: a mapping in YAML, and `k=2` or JSON as a flag."}
     )
     rollout_batch_size: int = field(
-        default=256, metadata={"help": "Rollouts per batch of HF generate; vLLM takes a chunk at once."}
+        default=256, metadata={"help": "The number of rollouts per batch of HF generate; vLLM takes a chunk at once."}
     )
     rollout_chunk: int = field(
-        default=4096, metadata={"help": "Rollouts sampled, graded and written at a time: what a kill can cost."}
+        default=4096,
+        metadata={"help": "Sample, grade and write this many rollouts at a time, the most that a kill can lose."},
     )
 
     def __post_init__(self) -> None:

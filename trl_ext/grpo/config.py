@@ -26,7 +26,7 @@ from trl_ext.training.trl_settings import check_needs, refuse_ignored, take_over
 _OPTIONS = ("advantage_options", "policy_loss_options", "aggregation_options", "kl_estimator_options")
 
 
-_OPTIONS_HELP = {"help": "Options of that axis: a mapping in YAML; `name=value,name=value` or JSON as a flag."}
+_OPTIONS_HELP = {"help": "The options of that axis: a mapping in YAML, `name=value,name=value` or JSON as a flag."}
 
 
 @accepts_earlier_names
@@ -46,49 +46,57 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     preset: str | None = field(
         default=None,
         metadata={
-            "help": f"A named point on the axes; an axis given beside it overrides it. One of: {', '.join(PRESETS)}."
+            "help": "A named combination of the axes; an axis given next to it overrides it. "
+            f"One of: {', '.join(PRESETS)}."
         },
     )
     advantage: str | None = field(
         default=None,
-        metadata={"help": f"Rewards to advantages. One of: {', '.join(sorted(ADVANTAGES))}, or file.py:function."},
+        metadata={
+            "help": f"How rewards become advantages. One of: {', '.join(sorted(ADVANTAGES))}, or file.py:function."
+        },
     )
     advantage_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
     policy_loss: str | None = field(
         default=None,
-        metadata={"help": f"Per-token loss. One of: {', '.join(sorted(POLICY_LOSSES))}, or file.py:function."},
+        metadata={
+            "help": f"The per-token policy loss. One of: {', '.join(sorted(POLICY_LOSSES))}, or file.py:function."
+        },
     )
     policy_loss_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
     aggregation: str | None = field(
         default=None,
-        metadata={"help": f"Tokens to a scalar. One of: {', '.join(sorted(AGGREGATIONS))}, or file.py:function."},
+        metadata={
+            "help": f"How token losses become a scalar. One of: {', '.join(sorted(AGGREGATIONS))}, or file.py:function."
+        },
     )
     aggregation_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
     kl_estimator: str = field(
         default="k3",
         metadata={
-            "help": f"KL penalty, scaled by --beta. One of: {', '.join(sorted(KL_ESTIMATORS))}, or file.py:function."
+            "help": "The estimator of the KL penalty, which --beta scales. "
+            f"One of: {', '.join(sorted(KL_ESTIMATORS))}, or file.py:function."
         },
     )
     kl_estimator_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
     reward_timeout: float | None = field(
-        default=600.0, metadata={"help": "Seconds that a reward function may take for a rollout."}
+        default=600.0, metadata={"help": "The time limit of a reward function, in seconds per rollout."}
     )
 
     # What an optimizer step does not compute, for the same gradient; needs a preset or an axis.
     skip_zero_advantage_rows: bool = field(
         default=True,
-        metadata={"help": "Leave out rows that cannot move the weights: advantage 0, no KL penalty."},
+        metadata={"help": "Skip rows without gradient: zero advantage and no KL penalty."},
     )
     dynamic_micro_batches: bool = field(
         default=True,
-        metadata={"help": "Order rows by length, cut micro-batches by tokens, trim each to its own longest row."},
+        metadata={"help": "Pack rows of similar length into micro-batches by tokens, and trim the padding."},
     )
     micro_batch_tokens: int | None = field(
         default=None,
         metadata={
-            "help": "Most tokens of such a micro-batch, padding included (default: what micro_train_batch_size of the "
-            "rollout's longest prompts and completions have)."
+            "help": "The maximum number of tokens in a micro-batch, padding included. The default is what "
+            "micro_train_batch_size rows with the rollout's longest prompt and completion have."
         },
     )
     share_prompt_prefix: bool = field(
@@ -97,46 +105,56 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     )
     reuse_log_probs: bool = field(
         default=True,
-        metadata={"help": "Take the first pass's log-probabilities as the old ones instead of a second forward pass."},
+        metadata={"help": "Take the old log-probabilities from the first pass; no second forward pass."},
     )
 
     # Which problems a rollout is made of.
     uninformative_keep_prob: float = field(
         default=1.0,
         metadata={
-            "help": "Problems whose last group was all right or all wrong keep this share of their visits; others come "
-            "in their place. Problems not yet seen are judged by their subject and level."
+            "help": "Revisit problems of zero reward variance with this probability. "
+            "Others take their place; problems not yet seen are judged by their subject and "
+            "level."
         },
     )
 
     # The handout's vocabulary; each is resolved into the TRL field named in its help.
     rollout_batch_size: int | None = field(
         default=None,
-        metadata={"help": "Completions per rollout, all ranks together (TRL: generation_batch_size)."},
+        metadata={"help": "The number of completions per rollout (TRL: generation_batch_size)."},
     )
-    group_size: int | None = field(default=None, metadata={"help": "Completions per prompt (TRL: num_generations)."})
+    group_size: int | None = field(
+        default=None, metadata={"help": "The number of completions per prompt (TRL: num_generations)."}
+    )
     train_batch_size: int | None = field(
-        default=None, metadata={"help": "Completions per optimizer step, all ranks together."}
+        default=None, metadata={"help": "The number of completions per optimizer step, over all ranks."}
     )
     micro_train_batch_size: int | None = field(
-        default=None, metadata={"help": "Completions per forward pass (TRL: per_device_train_batch_size)."}
+        default=None,
+        metadata={"help": "The number of completions per forward pass (TRL: per_device_train_batch_size)."},
     )
     epochs_per_rollout_batch: int | None = field(
-        default=None, metadata={"help": "Passes over each rollout batch (TRL: num_iterations)."}
+        default=None, metadata={"help": "The number of passes over each rollout batch (TRL: num_iterations)."}
     )
     n_grpo_steps: int | None = field(
-        default=None, metadata={"help": "Rollout batches in the run; max_steps follows from it."}
+        default=None, metadata={"help": "The number of rollout batches in the run; max_steps follows from it."}
     )
-    cliprange: float | None = field(default=None, metadata={"help": "eps_low and eps_high of ppo_clip in one number."})
+    cliprange: float | None = field(
+        default=None, metadata={"help": "Set eps_low and eps_high of ppo_clip to one number."}
+    )
     use_std_normalization: bool | None = field(
-        default=None, metadata={"help": "True: advantage group_std; False: group_mean."}
+        default=None, metadata={"help": "Choose the advantage group_std (true) or group_mean (false)."}
     )
     advantage_eps: float | None = field(
         default=None,
-        metadata={"help": "eps of the advantage's standard deviation (handout: 1e-6, TRL: 1e-4)."},
+        metadata={"help": "The eps added to the rewards' standard deviation (handout: 1e-6, TRL: 1e-4)."},
     )
-    sampling_temperature: float | None = field(default=None, metadata={"help": "TRL: temperature."})
-    sampling_max_tokens: int | None = field(default=None, metadata={"help": "TRL: max_completion_length."})
+    sampling_temperature: float | None = field(
+        default=None, metadata={"help": "The sampling temperature of rollouts (TRL: temperature)."}
+    )
+    sampling_max_tokens: int | None = field(
+        default=None, metadata={"help": "The maximum completion length in tokens (TRL: max_completion_length)."}
+    )
 
     def __post_init__(self) -> None:
         if self.reward_timeout is not None and self.reward_timeout <= 0:

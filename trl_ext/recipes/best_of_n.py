@@ -31,8 +31,8 @@ CURVES = {
 class BestOfN(Evaluation):
     """An evaluation with several samples per problem."""
 
-    samples: int = field(default=16, metadata={"help": "Responses per problem, the largest n."})
-    at: list[int] = field(default_factory=lambda: [1, 4, 8, 16], metadata={"help": "Values of n."})
+    samples: int = field(default=16, metadata={"help": "The number of responses per problem, and the largest n."})
+    at: list[int] = field(default_factory=lambda: [1, 4, 8, 16], metadata={"help": "The values of n."})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,6 +27,7 @@ from trl import TrlParser
 from trl_ext.compat.renamed import RenamedWarning, current_flags, current_name, current_names
 from trl_ext.errors import InputError, NotSavedError, PushError, Stopped
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
+from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
 from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.runs.checkpoints import checkpoints
 
@@ -45,7 +46,7 @@ class _OneLineErrors(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with exit status 2."""
-        print(f"error: {redact_text(message)} (--help lists every flag)", file=sys.stderr)
+        print(f"error: {redact_text(message)} (--help all lists every flag)", file=sys.stderr)
         sys.exit(2)
 
 
@@ -68,7 +69,7 @@ class _Parser(_OneLineErrors, TrlParser):
                 if name not in known:
                     nearest = difflib.get_close_matches(name, known, n=1)
                     hint = f" Did you mean {nearest[0]}?" if nearest else ""
-                    raise ValueError(f"unknown setting {name}{where}.{hint} --help lists every one")
+                    raise ValueError(f"unknown setting {name}{where}.{hint} --help all lists every one")
 
     def set_defaults_with_config(self, **settings: Any) -> list[str]:
         """Take a YAML file's settings, renamed ones by their old names too."""
@@ -85,7 +86,11 @@ def parse(
     Args:
         settings: the dataclasses; the last has `output_dir`, by default `runs/` and the YAML file's name.
     """
-    config, args = _config_file(list(sys.argv[1:] if arguments is None else arguments), default_config)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if (topic := topic_of(given)) is not None and topic != "all":
+        print(_help(topic, settings, description, default_config))
+        sys.exit(0)
+    config, args = _config_file(given if topic is None else ["--help"], default_config)
     parser = _Parser(
         tuple(settings),
         description=description,
@@ -109,6 +114,12 @@ def parse(
     if not flags & {"--output_dir", "--output-dir"} and "output_dir" not in _fields(config):
         parsed[-1].output_dir = f"runs/{config.stem}"
     return parsed
+
+
+def _help(topic: str, settings: Sequence[type], description: str | None, default_config: Path) -> str:
+    """Of the settings with `topic` in their names; where it is empty, of those that are often changed."""
+    found = settings_in(settings, yaml.safe_load(default_config.read_text(encoding="utf-8")) or {})
+    return help_on(topic, found) if topic else page_of(description, f"{default_config.stem}.py", found)
 
 
 def _config_file(args: list[str], default: Path) -> tuple[Path, list[str]]:

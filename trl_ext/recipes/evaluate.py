@@ -47,41 +47,58 @@ class Evaluation(DatasetSettings):
     """What is measured, and how it is sampled."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "A folder or a Hub id (default: the base policy that the machine makes)."}
+        default=None,
+        metadata={"help": "The model: a folder or a Hub id. The default is the base policy, which is built locally."},
     )
-    split: str = field(default="validation", metadata={"help": "Split to evaluate on."})
+    split: str = field(default="validation", metadata={"help": "The split to evaluate on."})
     problems: int | None = field(
-        default=None, metadata={"help": "Evaluate on so many problems, a sample of them (default: all)."}
+        default=None, metadata={"help": "Evaluate on a sample of this many problems. The default is all."}
     )
-    samples: int = field(default=1, metadata={"help": "Responses per problem."})
+    samples: int = field(default=1, metadata={"help": "The number of responses per problem."})
     grader: str = field(
-        default="compatible", metadata={"help": f"One of: {', '.join(sorted(GRADERS))}, or file.py:function."}
+        default="compatible",
+        metadata={"help": f"The grader of the responses. One of: {', '.join(sorted(GRADERS))}, or file.py:function."},
     )
-    temperature: float = field(default=1.0, metadata={"help": "0 takes the likeliest token."})
-    top_p: float = field(default=1.0, metadata={"help": "Sample from the likeliest tokens of this probability."})
-    max_tokens: int = field(default=1024, metadata={"help": "Longest response, in tokens."})
-    min_tokens: int = field(default=0, metadata={"help": "Shortest response, in tokens."})
+    temperature: float = field(default=1.0, metadata={"help": "The sampling temperature; 0 means greedy decoding."})
+    top_p: float = field(default=1.0, metadata={"help": "The probability mass of nucleus sampling."})
+    max_tokens: int = field(default=1024, metadata={"help": "The maximum response length in tokens."})
+    min_tokens: int = field(default=0, metadata={"help": "The minimum response length in tokens."})
     stop: list[str] = field(
-        default_factory=lambda: ["</answer>"], metadata={"help": "Strings that end a response and stay in it."}
+        default_factory=lambda: ["</answer>"],
+        metadata={"help": "Generation stops at any of these strings, which stay in the text."},
     )
     use_vllm: str = field(
-        default="auto", metadata={"help": "auto: vLLM where there are a GPU and vLLM, else HF generate; true or false."}
+        default="auto",
+        metadata={
+            "help": "Generate with vLLM: auto, true or false. auto uses it where there are a GPU and "
+            "vLLM, and HF generate otherwise."
+        },
     )
     batch_size: int = field(
-        default=256, metadata={"help": "Responses sampled, graded and written at a time; vLLM likes 4096."}
+        default=256,
+        metadata={"help": "Sample, grade and write this many responses at a time; vLLM is fastest with 4096."},
     )
-    dtype: str = field(default="auto", metadata={"help": "Of the weights: auto, bfloat16, float16, float32."})
-    vllm_gpu_memory_utilization: float = field(default=0.9, metadata={"help": "Share of a GPU that vLLM takes."})
-    vllm_max_model_length: int | None = field(default=None, metadata={"help": "Prompt and response together."})
+    dtype: str = field(
+        default="auto", metadata={"help": "The dtype of the weights: auto, bfloat16, float16 or float32."}
+    )
+    vllm_gpu_memory_utilization: float = field(
+        default=0.9, metadata={"help": "The fraction of GPU memory that vLLM takes."}
+    )
+    vllm_max_model_length: int | None = field(
+        default=None, metadata={"help": "The maximum length of prompt and response together, in tokens."}
+    )
     vllm_enforce_eager: bool = field(
-        default=False, metadata={"help": "No compilation, no CUDA graphs: slower sampling, quicker start."}
+        default=False, metadata={"help": "Disable compilation and CUDA graphs: slower sampling, faster start-up."}
     )
-    seed: int = field(default=0, metadata={"help": "Of the samples, and of mini-MATH and the base policy."})
-    show: int = field(default=0, metadata={"help": "Print so many examples at the end."})
+    seed: int = field(default=0, metadata={"help": "The seed of the samples, of mini-MATH and of the base policy."})
+    show: int = field(default=0, metadata={"help": "Print this many examples at the end."})
     category: str | None = field(
-        default=None, metadata={"help": f"Show only: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}."}
+        default=None,
+        metadata={"help": f"Print only examples of one category: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}."},
     )
-    output_dir: str = field(default="", metadata={"help": "Default: runs/ and the name of the YAML file."})
+    output_dir: str = field(
+        default="", metadata={"help": "The folder of the results. The default is runs/ and the name of the YAML file."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

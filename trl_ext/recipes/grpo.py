@@ -20,9 +20,10 @@ class GRPOTask(Task):
     """Problems, a reward for the rollouts, and how the policy is measured."""
 
     reward: str = field(
-        default="strict", metadata={"help": f"Reward: {', '.join(sorted(REWARDS))}, or file.py:function."}
+        default="strict",
+        metadata={"help": f"The reward function. One of: {', '.join(sorted(REWARDS))}, or file.py:function."},
     )
-    log_generations_every: int = field(default=20, metadata={"help": "Optimizer steps between logged generations."})
+    log_generations_every: int = field(default=20, metadata={"help": "Log a few generations every N optimizer steps."})
 
     def __post_init__(self) -> None:
         super().__post_init__()

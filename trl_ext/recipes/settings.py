@@ -46,50 +46,57 @@ class Data:
 class Task(DatasetSettings):
     """What to learn and how it is measured; every recipe has its own."""
 
-    train_split: str = field(default="train", metadata={"help": "Split to train on."})
-    validation_split: str = field(default="validation", metadata={"help": "Split to validate on."})
+    train_split: str = field(default="train", metadata={"help": "The split to train on."})
+    validation_split: str = field(default="validation", metadata={"help": "The split to validate on."})
     train_problems: int | None = field(
         default=None,
         metadata={
-            "help": f"Train on so many problems, a sample of them (default: all; {GENERATED_PROBLEMS} of a generated "
-            "dataset)."
+            "help": "Train on a sample of this many problems. The default is all, and "
+            f"{GENERATED_PROBLEMS} of a generated dataset."
         },
     )
     validation_problems: int | None = field(
-        default=None, metadata={"help": "Validate on so many problems, a sample of them (default: all)."}
+        default=None, metadata={"help": "Validate on a sample of this many problems. The default is all."}
     )
     validation_grader: str = field(
         default="compatible",
-        metadata={"help": f"Grader of validation: {', '.join(sorted(GRADERS))}, or file.py:function."},
+        metadata={"help": f"The grader of validations. One of: {', '.join(sorted(GRADERS))}, or file.py:function."},
     )
-    validate_every: int = field(default=20, metadata={"help": "Optimizer steps between validations."})
-    validation_batch_size: int = field(default=256, metadata={"help": "Prompts per batch of a validation."})
+    validate_every: int = field(default=20, metadata={"help": "Validate every N optimizer steps."})
+    validation_batch_size: int = field(
+        default=256, metadata={"help": "Sample this many prompts per batch in a validation."}
+    )
     validation_temperature: float | None = field(
-        default=None, metadata={"help": "Of validation; 0 takes the likeliest token (default: as in training)."}
+        default=None,
+        metadata={
+            "help": "The sampling temperature of validations; 0 means greedy decoding. The default is that of training."
+        },
     )
     validation_max_tokens: int | None = field(
-        default=None, metadata={"help": "Longest response of a validation (default: as in training)."}
+        default=None,
+        metadata={"help": "The maximum response length in validations, in tokens. The default is that of training."},
     )
     final_validation_problems: int | None = field(
         default=None,
         metadata={
-            "help": "Problems of the validation at the end (default: validation_problems, which are among them)."
+            "help": "The number of problems in the final validation. They include those of the other "
+            "validations, which is the default."
         },
     )
     restore_best: bool = field(
         default=False,
         metadata={
-            "help": "End with the weights of the best validation, not with the last ones; of several that its standard "
-            "error does not tell apart, with the latest."
+            "help": "End with the weights of the best validation instead of the last ones. Of validations "
+            "within one standard error of the best, the latest counts."
         },
     )
     collapse_threshold: float | None = field(
         default=None,
-        metadata={"help": "End a run whose last two validations are below this share of its best one."},
+        metadata={"help": "End the run when two validations in a row are below this fraction of the best."},
     )
     stop_after_zero_variance_steps: int | None = field(
         default=None,
-        metadata={"help": "End a run in which for so many logged steps no group has had different rewards."},
+        metadata={"help": "End the run after N logged steps in a row without reward variance in any group."},
     )
 
     def __post_init__(self) -> None:

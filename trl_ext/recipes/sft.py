@@ -25,24 +25,29 @@ class SFTTask(Task):
 
     traces: str = field(
         default="mini_math",
-        metadata={"help": "mini_math, a Hub id, or a .jsonl/.json/.csv/.parquet file, {split} in its path."},
+        metadata={
+            "help": "The traces come from mini_math, a Hub id, or a file (.jsonl, .json, .csv, .parquet; "
+            "{split} in its path)."
+        },
     )
-    traces_split: str = field(default="train", metadata={"help": "Split of the traces."})
-    traces_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset of traces."})
-    trace_prompt: str = field(default="prompt", metadata={"help": "Column with the prompt, as the model reads it."})
-    trace_response: str = field(default="response", metadata={"help": "Column with the response to learn."})
+    traces_split: str = field(default="train", metadata={"help": "The split of the traces."})
+    traces_config: str | None = field(default=None, metadata={"help": "The configuration of a Hub dataset of traces."})
+    trace_prompt: str = field(
+        default="prompt", metadata={"help": "The column that holds the prompt as the model reads it."}
+    )
+    trace_response: str = field(default="response", metadata={"help": "The column that holds the response to learn."})
     trace_answer: str = field(
         default="answer",
         metadata={
-            "help": "Column with the true answer, for --filter_correct (where there is none: that of the problem with "
-            "the same prompt in --dataset)."
+            "help": "The column that holds the reference answer, for --filter_correct. Without one, the "
+            "answer is that of the problem with the same prompt in --dataset."
         },
     )
     num_unique_examples: str = field(
-        default="full", metadata={"help": "Finetune on so many of the traces, such as 128, or full."}
+        default="full", metadata={"help": "Fine-tune on this many of the traces, such as 128, or on all of them: full."}
     )
     filter_correct: bool = field(
-        default=False, metadata={"help": "Only traces whose answer the validation's grader accepts."}
+        default=False, metadata={"help": "Keep only traces whose answer the validation grader accepts."}
     )
 
     def __post_init__(self) -> None:

@@ -45,25 +45,33 @@ class ExtSFTConfig(RunSettings, SFTConfig):
     normalize_constant: float | None = field(
         default=None,
         metadata={
-            "help": "The handout's loss: per row the sum over response tokens divided by this, then the mean over "
-            "rows (default: TRL's mean over all response tokens of the optimizer step)."
+            "help": "Divide each row's summed token loss by this constant, then average over rows "
+            "(handout). The default is TRL's mean over all response tokens of the optimizer step."
         },
     )
     train_batch_size: int | None = field(
-        default=None, metadata={"help": "Rows per optimizer step, all ranks together."}
+        default=None, metadata={"help": "The number of rows per optimizer step, over all ranks."}
     )
     micro_train_batch_size: int | None = field(
-        default=None, metadata={"help": "Rows per forward pass (TRL: per_device_train_batch_size)."}
+        default=None, metadata={"help": "The number of rows per forward pass (TRL: per_device_train_batch_size)."}
     )
     completion_only_loss: bool | None = field(
-        default=True, metadata={"help": "Loss on the response's tokens only; false: on the prompt's as well."}
+        default=True, metadata={"help": "Compute the loss on the response tokens only; false includes the prompt."}
     )
-    sampling_temperature: float = field(default=1.0, metadata={"help": "Of rollouts and validation."})
-    sampling_max_tokens: int = field(default=1024, metadata={"help": "Longest response that is sampled, in tokens."})
-    vllm_gpu_memory_utilization: float = field(default=0.3, metadata={"help": "Share of a GPU that vLLM takes."})
-    vllm_max_model_length: int | None = field(default=None, metadata={"help": "Prompt and response together."})
+    sampling_temperature: float = field(
+        default=1.0, metadata={"help": "The sampling temperature of rollouts and validations."}
+    )
+    sampling_max_tokens: int = field(
+        default=1024, metadata={"help": "The maximum length of a sampled response, in tokens."}
+    )
+    vllm_gpu_memory_utilization: float = field(
+        default=0.3, metadata={"help": "The fraction of GPU memory that vLLM takes."}
+    )
+    vllm_max_model_length: int | None = field(
+        default=None, metadata={"help": "The maximum length of prompt and response together, in tokens."}
+    )
     vllm_enable_sleep_mode: bool = field(
-        default=False, metadata={"help": "The engine gives its memory back while the policy is trained."}
+        default=False, metadata={"help": "Release the engine's memory while the policy is trained."}
     )
 
     def __post_init__(self) -> None:

@@ -33,83 +33,91 @@ class RunSettings:
     resume: str | None = field(
         default=None,
         metadata={
-            "help": "Go on from a checkpoint: auto (the newest good one in output_dir; a fresh run where there is "
-            "none) or its folder."
+            "help": "Resume from a checkpoint: auto, or its folder. auto takes the newest intact one in "
+            "output_dir, and starts a new run if there is none."
         },
     )
     resume_changed: bool = field(
-        default=False, metadata={"help": "Resume although settings differ from those of the run so far."}
+        default=False, metadata={"help": "Resume even though settings differ from those of the run so far."}
     )
 
     # What becomes of it on the Hub.
     hub_merge_adapter: bool = field(
-        default=False, metadata={"help": "Push a whole model, the adapter's change in it, instead of the adapter."}
+        default=False, metadata={"help": "Merge the adapter into the base model before pushing to the Hub."}
     )
 
     # What a run bears, and how long it may take.
     max_nonfinite_steps: int = field(
         default=3,
-        metadata={"help": "Optimizer steps in a row with a gradient that is not finite, all left out, that end it."},
+        metadata={"help": "End the run after N steps in a row with a non-finite gradient. Each of them is skipped."},
     )
     time_budget: float | None = field(
         default=None,
         metadata={
-            "help": "Seconds of wall-clock, start-up included: training ends while there is time for the last "
-            "validation and for saving."
+            "help": "The wall-clock limit in seconds. It includes start-up, the final validation and "
+            "saving, whose cost is estimated from the slowest so far."
         },
     )
 
     lr_decay_fraction: float | None = field(
         default=None,
         metadata={
-            "help": "Over this last share of --time_budget the learning rate falls linearly to zero, by the clock, "
-            "multiplied with the schedule over steps. A run repeated is then no longer the same to the bit. "
-            "(default: no fall by the clock)"
+            "help": "Decay the learning rate linearly to zero over this last fraction of --time_budget. "
+            "The decay follows the clock and multiplies the schedule over steps; runs are then no "
+            "longer bit-reproducible. The default is no such decay."
         },
     )
 
     bf16: bool | None = field(
         default=None,
         metadata={
-            "help": "Train in bfloat16 by autocast. Unless set: on with a GPU (and without fp16), off on a CPU, where "
-            "TRL has it on; a CPU is slower in bfloat16, and less exact."
+            "help": "Train in bfloat16 by autocast. The default is on with a GPU (unless fp16 is set) and "
+            "off on a CPU, where TRL has it on: a CPU is slower and less exact in bfloat16."
         },
     )
 
     # Sampling from the policy: rollouts and validation.
     stop: list[str] | None = field(
         default=None,
-        metadata={"help": "Generation stops at any of these strings, which stay in the text; HF generate and vLLM."},
+        metadata={"help": "Generation stops at any of these strings, which stay in the text."},
     )
     sampling_min_tokens: int | None = field(
         default=None,
-        metadata={"help": "A completion has at least this many tokens before it may end (handout: 4)."},
+        metadata={"help": "The minimum completion length in tokens (handout: 4)."},
     )
 
     # The engine that generates.
     use_vllm: str = field(
         default="auto",
         metadata={
-            "help": "auto: colocated vLLM where there are a GPU and vLLM, else HF generate; true or false to insist.",
+            "help": "Generate with colocated vLLM: auto, true or false. auto uses it where there are a "
+            "GPU and vLLM, and HF generate otherwise.",
             "nargs": "?",
             "const": "true",
         },
     )
     vllm_max_num_seqs: int | None = field(
         default=None,
-        metadata={"help": "Sequences in the engine at a time (default: all of a GRPO rollout, else vLLM's)."},
+        metadata={
+            "help": "The maximum number of sequences that vLLM decodes at a time. The default is a whole "
+            "GRPO rollout, else vLLM's own."
+        },
     )
     vllm_dtype: str | None = field(
-        default=None, metadata={"help": "Weights and activations of the engine: bfloat16, float16, float32, auto."}
+        default=None,
+        metadata={"help": "The engine's dtype: bfloat16, float16, float32 or auto."},
     )
     vllm_quantization: str | None = field(
-        default=None, metadata={"help": "Quantise the engine's weights, such as fp8; the policy stays as it is."}
+        default=None,
+        metadata={
+            "help": "Quantize the engine's weights, such as to fp8. The policy that is trained is not quantized."
+        },
     )
     vllm_enable_prefix_caching: bool | None = field(
-        default=None, metadata={"help": "Compute a group's common prompt once (vLLM's own default is on)."}
+        default=None, metadata={"help": "Cache the KV states of prompts that a group shares. vLLM's own default is on."}
     )
     vllm_enforce_eager: bool | None = field(
-        default=None, metadata={"help": "No CUDA graphs: slower rollouts, less memory, quicker start."}
+        default=None, metadata={"help": "Disable CUDA graphs: slower rollouts, less memory, faster start-up."}
     )
 
     def to_dict(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "tests"
-COPIED = ("trl_ext", "tests", "recipes", "scripts", "docs", "accelerate_configs", "pyproject.toml", "README.md")
+COPIED = "trl_ext tests recipes scripts docs accelerate_configs pyproject.toml README.md CHANGELOG.md".split()
 
 Tests = tuple[tuple[str, ...], str]  # arguments of pytest, and the tier
 CAUGHT, AT_IMPORT, HUNG = "caught", "caught at import", "caught by time"

@@ -39,8 +39,8 @@ from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.redaction import MASK, redact, redact_command, redact_text
-from trl_ext.runs.folder import settings_of
 from trl_ext.runs.provenance import provenance
+from trl_ext.runs.resume import settings_of
 
 SECRET = "pl4nted-s3cret"
 TOKEN = "hf_" + "Zz9" * 11

@@ -22,7 +22,7 @@ from trl_ext.expert_iteration.trainer import ExpertIterationConfig
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
-from trl_ext.runs.folder import differences
+from trl_ext.runs.resume import SettingsKnowledge, differences
 from trl_ext.sft.trainer import ExtSFTConfig
 
 ROOT = Path(__file__).parents[1]
@@ -94,9 +94,10 @@ def test_a_constructor_takes_the_old_name_and_an_attribute_has_it() -> None:
 def test_a_run_of_the_version_before_is_the_same_experiment() -> None:
     now = {RENAMED[old]: value for old, value in VALUES.items()}
     with warnings.catch_warnings(action="error"):
-        assert differences(VALUES, now) == []
-        lines = differences(VALUES, {**now, "uninformative_keep_prob": 0.5, "collapse_threshold": 0.9})
-    assert lines == ["uninformative_keep_prob: was 0.25, is 0.5"]
+        known = SettingsKnowledge.of(GRPO_SETTINGS)
+        assert differences(VALUES, now, known) == []
+        found = differences(VALUES, {**now, "uninformative_keep_prob": 0.5, "collapse_threshold": 0.9}, known)
+    assert [str(difference) for difference in found] == ["uninformative_keep_prob: was 0.25, is 0.5"]
 
 
 def test_what_a_pipeline_or_a_sweep_has_done_by_old_names_is_done(tmp_path: Path) -> None:

@@ -351,7 +351,7 @@ def test_the_recipe_samples_with_vllm(policy: str, tmp_path: Path) -> None:
 
 SECOND_RANK_READS_SLOWLY = """
 import runpy, sys, time
-from trl_ext import evaluation
+import trl_ext.recipes.evaluate as evaluation
 from accelerate import PartialState
 
 read = evaluation.read_jsonl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,26 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trl import GRPOConfig
 
 from tests.recipes.test_grpo import DEFAULT, ON_A_CPU
 from tests.runs.test_checkpoints import save
+from trl_ext.compat.on_resume import OnResume
 from trl_ext.errors import InputError
 from trl_ext.evaluation.yardstick import yardstick
 from trl_ext.recipes.cli import parse
+from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS as EXPERIMENT
 from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.runs.checkpoints import RUN_RECORD
-from trl_ext.runs.folder import (
-    Clock,
-    Run,
-    cut_logs,
-    differences,
-    find_checkpoint,
-    free_folder,
-    lock,
-    open_run,
-    settings_of,
-)
+from trl_ext.runs.folder import Clock, Run, free_folder, lock, open_run
+from trl_ext.runs.resume import SettingsKnowledge, cut_logs, differences, find_checkpoint, settings_of
 
+KNOWN = SettingsKnowledge.of(GRPO_SETTINGS)
 SETTINGS = {
     "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_steps": 10, "validated_on": "x",
     "validation_grader": "compatible", "validation_temperature": 1.0, "validation_max_tokens": 8,
@@ -51,7 +48,7 @@ def a_run(folder: Path, steps: int = 4, **record: Any) -> Path:
 
 def opened(output: Path, resume: str | None = None, changed: bool = False, **settings: Any) -> tuple[Run, list[str]]:
     said: list[str] = []
-    with open_run(output, {**SETTINGS, **settings}, resume, changed, said.append) as run:
+    with open_run(output, {**SETTINGS, **settings}, KNOWN, resume, changed, said.append) as run:
         return run, said
 
 
@@ -210,7 +207,18 @@ def test_a_stock_checkpoint_goes_on_in_a_new_folder(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_another_experiment(changed: dict[str, Any], differ: list[str]) -> None:
-    assert [line.partition(":")[0] for line in differences(SETTINGS, {**SETTINGS, **changed})] == differ
+    assert [found.name for found in differences(SETTINGS, {**SETTINGS, **changed}, KNOWN)] == differ
+
+
+@pytest.mark.parametrize("recipe", [GRPO_SETTINGS, SFT_SETTINGS, EXPERIMENT], ids=["grpo", "sft", "expert iteration"])
+def test_a_setting_that_a_version_adds_refuses_no_earlier_checkpoint(recipe: tuple[type, ...]) -> None:
+    known = SettingsKnowledge.of(recipe)
+    means_nothing = {OnResume.MAY_CHANGE, OnResume.OF_PROCESS, OnResume.YARDSTICK_AS_USED}
+    for name, default in known.defaults.items():  # a record without it: that version did not have it
+        assert differences({}, {name: default}, known) == []
+        if known.meaning.get(name) not in means_nothing:
+            (found,) = differences({}, {name: "another"}, known)
+            assert found[:3] == (name, default, "another")
 
 
 def test_a_policy_built_again_elsewhere_is_the_same_and_another_is_not(tmp_path: Path) -> None:
@@ -220,13 +228,34 @@ def test_a_policy_built_again_elsewhere_is_the_same_and_another_is_not(tmp_path:
         folder.mkdir()
         (folder / "model.safetensors").write_text(weights)
         (folder / "recipe.json").write_text(folder.name)
-    assert differences({**SETTINGS, **first}, {**SETTINGS, **again}) == []
+    assert differences({**SETTINGS, **first}, {**SETTINGS, **again}, KNOWN) == []
     for other in (another, {"policy": str(tmp_path / "removed")}):
-        assert [line.partition(":")[0] for line in differences({**SETTINGS, **first}, {**SETTINGS, **other})] == [
-            "policy"
-        ]
+        assert [found.name for found in differences({**SETTINGS, **first}, {**SETTINGS, **other}, KNOWN)] == ["policy"]
     (Path(again["policy"]) / "more.json").write_text("{}")
-    assert differences({**SETTINGS, **first}, {**SETTINGS, **again}) != []
+    assert differences({**SETTINGS, **first}, {**SETTINGS, **again}, KNOWN) != []
+
+
+def test_what_may_change_when_a_run_is_resumed() -> None:
+    """Of all settings of a GRPO run; each of the project's own says so at its field."""
+    names = {f.name for part in GRPO_SETTINGS for f in dataclasses.fields(part)}
+    free = {name for name in names if not differences({name: "a"}, {name: "b"}, KNOWN)}
+    ours = free - {f.name for f in dataclasses.fields(GRPOConfig)}
+    assert ours == {
+        "collapse_threshold", "final_validation_problems", "hub_merge_adapter", "log_generations_every",
+        "max_nonfinite_steps", "restore_best", "resume", "resume_changed", "reward_timeout",
+        "stop_after_zero_variance_steps", "time_budget", "validate_every", "validation_batch_size",
+    }  # fmt: skip
+    assert free - ours > {"output_dir", "save_steps", "report_to", "vllm_gpu_memory_utilization", "hub_model_id"}
+    assert not free & {"beta", "learning_rate", "seed", "max_steps", "skip_zero_advantage_rows"}
+    longer = {"lr_scheduler_type": "constant", "max_steps": 1, "n_grpo_steps": 1, "num_train_epochs": 1.0}
+    assert differences({**longer, "max_steps": 2, "n_grpo_steps": 2, "num_train_epochs": 2.0}, longer, KNOWN) == []
+    yardstick = {found.name for found in differences(dict.fromkeys(names, "a"), dict.fromkeys(names, "b"), KNOWN)
+                 if found.is_yardstick}  # fmt: skip
+    assert yardstick == {
+        "answer_format", "generation_kwargs", "min_p", "prompt", "repetition_penalty", "sampling_min_tokens", "stop",
+        "top_k", "top_p", "validation_grader", "validation_max_tokens", "validation_problems", "validation_split",
+        "validation_temperature",
+    }  # fmt: skip
 
 
 def test_every_setting_is_compared_and_no_token_is_kept() -> None:
@@ -234,9 +263,9 @@ def test_every_setting_is_compared_and_no_token_is_kept() -> None:
     settings = settings_of(parts, policy="p")
     assert "hf_secret" not in json.dumps(settings)
     assert {"dataset", "model_name_or_path", "beta", "stop", "policy"} <= set(settings)
-    assert differences(settings, json.loads(json.dumps(settings))) == []
+    assert differences(settings, json.loads(json.dumps(settings)), KNOWN) == []
     again = settings_of(parse(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, "--preset", "dapo"]), policy="p")
-    assert {"preset", "policy_loss_options"} <= {line.partition(":")[0] for line in differences(settings, again)}
+    assert {"preset", "policy_loss_options"} <= {found.name for found in differences(settings, again, KNOWN)}
 
 
 def test_logs_are_cut_only_where_they_are_longer(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from trl_ext.compat.on_resume import OnResume
 from trl_ext.data.lengths import TOO_LONG
 from trl_ext.data.load import ANSWER_SOURCES, GENERATORS, Problems, read_problems
 from trl_ext.data.source import Source
@@ -13,10 +14,7 @@ from trl_ext.prompts import load_prompt, prompt_names
 from trl_ext.registry import Registry
 from trl_ext.rewards.extract import ANSWER_FORMATS
 
-# What versions before these settings did, for the records of their runs.
-EARLIER: dict[str, Any] = {
-    "too_long": "refuse", "sample_seed": 0, "problems_are": "the first rows", "numeric_tolerance": 0.0,
-}  # fmt: skip
+FIRST_ROWS = "the first rows"  # also what records say nothing of, since versions before knew no sample
 
 
 @dataclass
@@ -44,11 +42,11 @@ class DatasetSettings:
         default="as_is",
         metadata={"help": f"How the answer is found in that column. One of: {', '.join(sorted(ANSWER_SOURCES))}."},
     )
-    prompt: str = field(
+    prompt: Annotated[str, OnResume.YARDSTICK] = field(
         default="r1_zero",
         metadata={"help": f"The prompt template is {', '.join(prompt_names())}, or a file with {{question}} in it."},
     )
-    answer_format: str | None = field(
+    answer_format: Annotated[str | None, OnResume.YARDSTICK] = field(
         default=None,
         metadata={
             "help": f"Where a response states its answer: {', '.join(sorted(ANSWER_FORMATS))}. The default "
@@ -128,4 +126,4 @@ class DatasetSettings:
 def problems_are(sources: Iterable[Source]) -> str:
     """Which rows of a dataset are used, for a run's record: a resumed run must use the same."""
     sampled = any(source.order == "sampled" for source in sources)
-    return "a stratified sample" if sampled else str(EARLIER["problems_are"])
+    return "a stratified sample" if sampled else FIRST_ROWS

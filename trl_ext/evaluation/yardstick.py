@@ -7,18 +7,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# Settings that are noted as they are used, so one that follows another setting is the same where the value is.
-RESOLVED = (
-    "validated_on", "validation_grader", "validation_max_tokens", "validation_problems", "validation_temperature",
-)  # fmt: skip
-YARDSTICK = {
-    *RESOLVED, "answer_format", "generation_kwargs", "min_p", "prompt", "repetition_penalty", "sampling_min_tokens",
-    "stop", "top_k", "top_p", "validation_split",
-}  # fmt: skip
-
 
 def yardstick(task: Any, config: Any, problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`RESOLVED` of a run.
+    """What a run's validations are measured with, as it is used: what follows from another setting is the same too.
 
     Args:
         task: a `Task`.

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from datasets import IterableDataset
 from tqdm import tqdm
 
+from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.evaluation.report import grade_rows
 from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step, step_counts, step_line
@@ -54,7 +55,9 @@ class ExpertIterationConfig(ExtSFTConfig):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*ExtSFTConfig._VALID_DICT_FIELDS, "selection_options"]
 
-    n_ei_steps: int = field(default=5, metadata={"help": "The number of expert-iteration steps."})
+    n_ei_steps: Annotated[int, OnResume.LENGTH] = field(
+        default=5, metadata={"help": "The number of expert-iteration steps."}
+    )
     questions_per_step: int = field(
         default=512, metadata={"help": "The number of questions per step (handout: 512, 1024 or 2048)."}
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from trl import GRPOConfig
 
@@ -14,6 +14,7 @@ from trl_ext.algorithms.kl import BY_GRADIENT, KL_ESTIMATORS
 from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
+from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.errors import InputError
 from trl_ext.registry import Registry, unknown
@@ -79,7 +80,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         },
     )
     kl_estimator_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
-    reward_timeout: float | None = field(
+    reward_timeout: Annotated[float | None, OnResume.MAY_CHANGE] = field(
         default=600.0, metadata={"help": "The time limit of a reward function, in seconds per rollout."}
     )
 
@@ -136,7 +137,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     epochs_per_rollout_batch: int | None = field(
         default=None, metadata={"help": "The number of passes over each rollout batch (TRL: num_iterations)."}
     )
-    n_grpo_steps: int | None = field(
+    n_grpo_steps: Annotated[int | None, OnResume.LENGTH] = field(
         default=None, metadata={"help": "The number of rollout batches in the run; max_steps follows from it."}
     )
     cliprange: float | None = field(

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_ext.compat.on_resume import OnResume, on_resume
 from trl_ext.io import as_yaml, write_text
 
 if TYPE_CHECKING:
@@ -13,12 +14,8 @@ if TYPE_CHECKING:
 
     from trl_ext.recipes.settings import Task
 
-# Set by Trainer or TRL from other settings (which are written), refused when given together with them, or of one
-# process and not of the run.
-_DERIVED = (
-    "accelerator_config", "debug", "disable_tqdm", "resume", "resume_changed", "resume_from_checkpoint",
-    "steps_per_generation",
-)  # fmt: skip
+# Set by Trainer or TRL from other settings (which are written), or refused when given together with them.
+_DERIVED = ("accelerator_config", "debug", "steps_per_generation")
 
 
 def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> None:
@@ -30,12 +27,14 @@ def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> Non
         return
     settings: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
+    meaning = on_resume(type(part) for part in (task, model, config))
     for part in (task, model, config):
         for f in dataclasses.fields(part):
             value = getattr(part, f.name)
             default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
             if f.init and f.name != "hub_token":
-                (settings if value != default and f.name not in _DERIVED else defaults)[f.name] = value
+                is_set = value != default and f.name not in _DERIVED and meaning.get(f.name) is not OnResume.OF_PROCESS
+                (settings if is_set else defaults)[f.name] = value
     settings["train_batch_size"] = (
         config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
     )

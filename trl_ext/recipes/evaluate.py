@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trl_ext.compat.on_resume import OnResume, on_resume
 from trl_ext.compat.startup import on_cpu_ranks, use_all_cores
 
 # isort: split
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from accelerate import PartialState
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
-from trl_ext.data.dataset import EARLIER, DatasetSettings, problems_are
+from trl_ext.data.dataset import DatasetSettings, problems_are
 from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
 from trl_ext.data.source import Source
@@ -35,11 +36,10 @@ from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
+from trl_ext.runs.resume import SettingsKnowledge
 from trl_ext.training.settings import choose_engine
 
 SAMPLES, SUMMARY, SETTINGS = "samples.jsonl", "summary.json", "settings.yaml"
-# What may change when an evaluation goes on or is shown again: none of it decides what a sample is or its grade.
-_FREE = ("output_dir", "show", "category", "vllm_gpu_memory_utilization", "vllm_enforce_eager")
 
 
 @dataclass
@@ -81,22 +81,24 @@ class Evaluation(DatasetSettings):
     dtype: str = field(
         default="auto", metadata={"help": "The dtype of the weights: auto, bfloat16, float16 or float32."}
     )
-    vllm_gpu_memory_utilization: float = field(
+    vllm_gpu_memory_utilization: Annotated[float, OnResume.MAY_CHANGE] = field(
         default=0.9, metadata={"help": "The fraction of GPU memory that vLLM takes."}
     )
     vllm_max_model_length: int | None = field(
         default=None, metadata={"help": "The maximum length of prompt and response together, in tokens."}
     )
-    vllm_enforce_eager: bool = field(
+    vllm_enforce_eager: Annotated[bool, OnResume.MAY_CHANGE] = field(
         default=False, metadata={"help": "Disable compilation and CUDA graphs: slower sampling, faster start-up."}
     )
     seed: int = field(default=0, metadata={"help": "The seed of the samples, of mini-MATH and of the base policy."})
-    show: int = field(default=0, metadata={"help": "Print this many examples at the end."})
-    category: str | None = field(
+    show: Annotated[int, OnResume.MAY_CHANGE] = field(
+        default=0, metadata={"help": "Print this many examples at the end."}
+    )
+    category: Annotated[str | None, OnResume.MAY_CHANGE] = field(
         default=None,
         metadata={"help": f"Print only examples of one category: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}."},
     )
-    output_dir: str = field(
+    output_dir: Annotated[str, OnResume.MAY_CHANGE] = field(
         default="", metadata={"help": "The folder of the results. The default is runs/ and the name of the YAML file."}
     )
 
@@ -213,7 +215,7 @@ def _base_of(model: str) -> str:
 def _refuse_other_settings(folder: Path, mine: dict[str, Any]) -> None:
     path = folder / SETTINGS
     if path.exists():
-        there = {**EARLIER, **yaml.safe_load(path.read_text(encoding="utf-8"))}
+        there = SettingsKnowledge.of([Evaluation]).completed(yaml.safe_load(path.read_text(encoding="utf-8")), mine)
         other = [f"{k}: {there.get(k)!r} there, {v!r} now" for k, v in mine.items() if there.get(k) != v]
         if other:
             raise InputError(
@@ -224,7 +226,8 @@ def _refuse_other_settings(folder: Path, mine: dict[str, Any]) -> None:
 
 def _decisive(settings: Evaluation, source: Source) -> dict[str, Any]:
     """What decides the samples and their grades."""
-    mine = redact({k: v for k, v in dataclasses.asdict(settings).items() if k not in _FREE})
+    meaning = on_resume([Evaluation])
+    mine = redact({k: v for k, v in dataclasses.asdict(settings).items() if meaning.get(k) is not OnResume.MAY_CHANGE})
     return mine | {"problems_are": problems_are([source])}
 
 

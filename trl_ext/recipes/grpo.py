@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from trl import ModelConfig
 
+from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.recipes.settings import Task
@@ -23,7 +24,9 @@ class GRPOTask(Task):
         default="strict",
         metadata={"help": f"The reward function. One of: {', '.join(sorted(REWARDS))}, or file.py:function."},
     )
-    log_generations_every: int = field(default=20, metadata={"help": "Log a few generations every N optimizer steps."})
+    log_generations_every: Annotated[int, OnResume.MAY_CHANGE] = field(
+        default=20, metadata={"help": "Log a few generations every N optimizer steps."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

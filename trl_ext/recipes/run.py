@@ -24,6 +24,7 @@ from trl_ext.runs import folder as runs
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.recipes import recipe_of
 from trl_ext.runs.report import before_after_table, selection_note, write_curve, write_summary
+from trl_ext.runs.resume import SettingsKnowledge, settings_of
 from trl_ext.training.callbacks import JsonlLog, ProgressBar, Validation
 from trl_ext.training.ending import Decay, EarlyStop, TimeBudget
 
@@ -38,13 +39,14 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
         InputError: the folder or the checkpoint cannot be used.
     """
     task, model, config, data = prepared.task, prepared.model, prepared.config, prepared.data
-    settings = runs.settings_of((task, model, config), policy=prepared.policy, processes=config.world_size)
+    settings = settings_of((task, model, config), policy=prepared.policy, processes=config.world_size)
     settings |= {"training_problems": fingerprint(data.train), "problems_are": problems_are(data.sources.values())}
     settings |= yardstick(task, config, list(data.validation)[: task.validation_problems])
     for line in data.lines():
         prepared.say(line)
+    known = SettingsKnowledge.of(type(part) for part in (task, model, config))
     resume = config.resume or config.resume_from_checkpoint
-    with runs.open_run(Path(config.output_dir), settings, resume, config.resume_changed, prepared.say) as run:
+    with runs.open_run(Path(config.output_dir), settings, known, resume, config.resume_changed, prepared.say) as run:
         if not run.validations:
             run.seconds_to_make_policy = prepared.seconds_to_make_policy
         config.output_dir = str(run.folder)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from trl_ext.compat.on_resume import OnResume
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS, Problems
 from trl_ext.data.source import Source
@@ -47,7 +48,9 @@ class Task(DatasetSettings):
     """What to learn and how it is measured; every recipe has its own."""
 
     train_split: str = field(default="train", metadata={"help": "The split to train on."})
-    validation_split: str = field(default="validation", metadata={"help": "The split to validate on."})
+    validation_split: Annotated[str, OnResume.YARDSTICK] = field(
+        default="validation", metadata={"help": "The split to validate on."}
+    )
     train_problems: int | None = field(
         default=None,
         metadata={
@@ -55,46 +58,48 @@ class Task(DatasetSettings):
             f"{GENERATED_PROBLEMS} of a generated dataset."
         },
     )
-    validation_problems: int | None = field(
+    validation_problems: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = field(
         default=None, metadata={"help": "Validate on a sample of this many problems. The default is all."}
     )
-    validation_grader: str = field(
+    validation_grader: Annotated[str, OnResume.YARDSTICK_AS_USED] = field(
         default="compatible",
         metadata={"help": f"The grader of validations. One of: {', '.join(sorted(GRADERS))}, or file.py:function."},
     )
-    validate_every: int = field(default=20, metadata={"help": "Validate every N optimizer steps."})
-    validation_batch_size: int = field(
+    validate_every: Annotated[int, OnResume.MAY_CHANGE] = field(
+        default=20, metadata={"help": "Validate every N optimizer steps."}
+    )
+    validation_batch_size: Annotated[int, OnResume.MAY_CHANGE] = field(
         default=256, metadata={"help": "Sample this many prompts per batch in a validation."}
     )
-    validation_temperature: float | None = field(
+    validation_temperature: Annotated[float | None, OnResume.YARDSTICK_AS_USED] = field(
         default=None,
         metadata={
             "help": "The sampling temperature of validations; 0 means greedy decoding. The default is that of training."
         },
     )
-    validation_max_tokens: int | None = field(
+    validation_max_tokens: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = field(
         default=None,
         metadata={"help": "The maximum response length in validations, in tokens. The default is that of training."},
     )
-    final_validation_problems: int | None = field(
+    final_validation_problems: Annotated[int | None, OnResume.MAY_CHANGE] = field(
         default=None,
         metadata={
             "help": "The number of problems in the final validation. They include those of the other "
             "validations, which is the default."
         },
     )
-    restore_best: bool = field(
+    restore_best: Annotated[bool, OnResume.MAY_CHANGE] = field(
         default=False,
         metadata={
             "help": "End with the weights of the best validation instead of the last ones. Of validations "
             "within one standard error of the best, the latest counts."
         },
     )
-    collapse_threshold: float | None = field(
+    collapse_threshold: Annotated[float | None, OnResume.MAY_CHANGE] = field(
         default=None,
         metadata={"help": "End the run when two validations in a row are below this fraction of the best."},
     )
-    stop_after_zero_variance_steps: int | None = field(
+    stop_after_zero_variance_steps: Annotated[int | None, OnResume.MAY_CHANGE] = field(
         default=None,
         metadata={"help": "End the run after N logged steps in a row without reward variance in any group."},
     )

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import filecmp
-import json
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,31 +13,20 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
-from trl_ext.compat.renamed import current_names
 from trl_ext.compat.startup import START
-from trl_ext.data.dataset import EARLIER
 from trl_ext.errors import InputError
-from trl_ext.evaluation.yardstick import RESOLVED, YARDSTICK
-from trl_ext.io import plain
-from trl_ext.redaction import redact
-from trl_ext.runs.checkpoints import RUN_RECORD, checkpoints, damage, newest, set_aside
+from trl_ext.runs.checkpoints import checkpoints, set_aside
+from trl_ext.runs.resume import (
+    LOGS,
+    SettingsKnowledge,
+    cut_logs,
+    differences,
+    find_checkpoint,
+    log_sizes,
+    read_record,
+)
 
-LOGS = ("metrics.jsonl", "generations.jsonl")
 _LOCK = "_in_use"  # `push_to_hub` leaves it out
-
-# Settings that change what is written down or when, and not what is learnt.
-_HARMLESS = {
-    "disable_tqdm", "output_dir", "project", "report_to", "resume", "resume_changed", "resume_from_checkpoint",
-    "run_name", "dataloader_pin_memory", "include_num_input_tokens_seen", "restore_callback_states_from_checkpoint",
-    "skip_memory_metrics", "trackio_space_id", "vllm_gpu_memory_utilization", "max_nonfinite_steps", "reward_timeout",
-    "time_budget", "restore_best", "final_validation_problems", "validate_every", "validation_batch_size",
-    "collapse_threshold", "stop_after_zero_variance_steps",
-}  # fmt: skip
-_HARMLESS_PREFIXES = (
-    "do_", "eval_", "hub_", "log_", "logging_", "push_to_hub", "save_",
-)  # fmt: skip
-_LENGTH = {"max_steps", "n_ei_steps", "n_grpo_steps", "num_train_epochs"}
-_SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")
 
 
 class Clock:
@@ -91,7 +76,12 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(
-    output_dir: Path, settings: dict[str, Any], resume: str | None, changed: bool, say: Callable[[str], None]
+    output_dir: Path,
+    settings: dict[str, Any],
+    known: SettingsKnowledge,
+    resume: str | None,
+    changed: bool,
+    say: Callable[[str], None],
 ) -> Iterator[Run]:
     """Take a run's folder while the block runs: a new one, or that of the checkpoint that the run goes on from.
 
@@ -99,6 +89,7 @@ def open_run(
 
     Args:
         output_dir: of a new run; where it holds a run already, `-2`, `-3`, ... is appended.
+        known: what the settings mean for resuming.
         resume: as `find_checkpoint` has it; None for a new run.
         changed: resume with other settings than the run has had.
         say: prints a line.
@@ -109,7 +100,7 @@ def open_run(
     held, found, error = None, None, None
     if PartialState().is_main_process:
         try:
-            found, held = _choose(output_dir, settings, resume, changed, say)
+            found, held = _choose(output_dir, settings, known, resume, changed, say)
         except InputError as refusal:
             error = str(refusal)
     found, error = broadcast_object_list([found, error])
@@ -126,7 +117,12 @@ def open_run(
 
 
 def _choose(
-    output_dir: Path, settings: dict[str, Any], resume: str | None, changed: bool, say: Callable[[str], None]
+    output_dir: Path,
+    settings: dict[str, Any],
+    known: SettingsKnowledge,
+    resume: str | None,
+    changed: bool,
+    say: Callable[[str], None],
 ) -> tuple[tuple[Path, Path | None, dict[str, Any]], FileLock]:
     checkpoint, skipped = find_checkpoint(resume, output_dir) if resume else (None, [])
     for line in skipped:
@@ -141,13 +137,15 @@ def _choose(
         say(f"{checkpoint} is of a stock trainer: the model, optimizer and schedule go on, the rest of it is new")
         folder, held = free_folder(output_dir)
         return (folder, checkpoint, {}), held
-    lines = differences(record["settings"], settings)
-    if lines and not changed:
+    found = differences(record["settings"], settings, known)
+    if found and not changed:
         raise InputError(
-            f"{checkpoint} is of another experiment:\n  " + "\n  ".join(lines) + "\nSet them back, start a new run "
+            f"{checkpoint} is of another experiment:\n  "
+            + "\n  ".join(map(str, found))
+            + "\nSet them back, start a new run "
             "without --resume, or ask for it with --resume_changed"
         )
-    otherwise = [line for line in lines if line.partition(":")[0] in YARDSTICK]
+    otherwise = [str(difference) for difference in found if difference.is_yardstick]
     if otherwise:
         say(
             f"validations are not as they were ({'; '.join(otherwise)}): those so far are left out, and the policy is "
@@ -203,81 +201,3 @@ def free_folder(wanted: Path) -> tuple[Path, FileLock]:
 def is_taken(folder: Path) -> bool:
     """Whether a run has left something there."""
     return any((folder / name).exists() for name in (*LOGS, "summary.json")) or bool(checkpoints(folder))
-
-
-def find_checkpoint(resume: str, output_dir: Path) -> tuple[Path | None, list[str]]:
-    """The checkpoint that `--resume` names (`auto`: the newest good one, None where there is none), and lines to print.
-
-    Raises:
-        InputError: there is no such checkpoint, or it is damaged.
-    """
-    if resume == "auto":
-        return newest(output_dir)
-    checkpoint = Path(resume)
-    if not checkpoint.is_dir():
-        known = [str(path) for path in checkpoints(output_dir)]
-        raise InputError(
-            f"--resume {resume!r}: there is no such folder. Of {str(output_dir)!r} there are: "
-            f"{', '.join(known) or 'none'}; `--resume auto` takes the newest good one"
-        )
-    found = damage(checkpoint)
-    if found:
-        raise InputError(f"--resume {resume!r}: {found}; `--resume auto` takes the newest good one")
-    return checkpoint, []
-
-
-def read_record(checkpoint: Path) -> dict[str, Any] | None:
-    """What the run has put down beside the trainer's state; None in a checkpoint of a stock trainer."""
-    path = checkpoint / RUN_RECORD
-    record: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    return record
-
-
-def settings_of(parts: Iterable[Any], **more: Any) -> dict[str, Any]:
-    """Every field of the settings' dataclasses, as JSON has it."""
-    found = {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part) if f.init}
-    found = {name: value for name, value in found.items() if name != "hub_token"}
-    as_json: dict[str, Any] = json.loads(json.dumps(redact(plain({**found, **more}))))
-    return as_json
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each setting that would make the resumed run another experiment."""
-    before, now = {**EARLIER, **current_names(before, warn=False)}, {**EARLIER, **now}
-    harmless = _HARMLESS | (_LENGTH if now.get("lr_scheduler_type") in _SCHEDULES_WITHOUT_AN_END else set())
-    harmless |= {name for name in RESOLVED if before.get(name) is None}  # of a run that has not noted it
-    return [
-        f"{name}: was {before.get(name)!r}, is {now.get(name)!r}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name) and name not in harmless and not name.startswith(_HARMLESS_PREFIXES)
-        if name != "policy" or not has_same_files(Path(str(before.get(name))), Path(str(now.get(name))))
-    ]
-
-
-def has_same_files(folder: Path, other: Path) -> bool:
-    """Whether two folders hold the same files, byte by byte, as those of a base policy that another version has built.
-
-    What it was built by is no part of it: `recipe.json`.
-    """
-    if not (folder.is_dir() and other.is_dir()):
-        return False
-    names = {path.name for path in (*folder.iterdir(), *other.iterdir())} - {"recipe.json"}
-    _, differing, missing = filecmp.cmpfiles(folder, other, names, shallow=False)
-    return not differing and not missing
-
-
-def log_sizes(folder: Path, logs: Sequence[str] = LOGS) -> dict[str, int]:
-    """Bytes of each log, once they are on the disk."""
-    sizes = {}
-    for path in (folder / name for name in logs if (folder / name).exists()):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        sizes[path.name] = path.stat().st_size
-    return sizes
-
-
-def cut_logs(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Take away what was logged after the checkpoint: the resumed run logs it again."""
-    for path in (folder / name for name in LOGS):
-        if path.exists() and path.stat().st_size > sizes.get(path.name, 0):
-            os.truncate(path, sizes.get(path.name, 0))

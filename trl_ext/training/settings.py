@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
 import torch
 from trl.import_utils import is_vllm_available
 
+from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.redaction import redact
 
-# What a colocated engine is made with, and a server is not.
-_ENGINES_OWN = (
-    "vllm_max_num_seqs", "vllm_dtype", "vllm_quantization", "vllm_enable_prefix_caching", "vllm_enforce_eager",
+# What a colocated engine is made with, and a server is not: TRL's settings; ours are those that `RunSettings` adds.
+_TRLS_ENGINE = (
     "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_model_impl",
 )  # fmt: skip
 
@@ -30,28 +30,28 @@ class RunSettings:
     """
 
     # Going on after an interruption.
-    resume: str | None = field(
+    resume: Annotated[str | None, OnResume.OF_PROCESS] = field(
         default=None,
         metadata={
             "help": "Resume from a checkpoint: auto, or its folder. auto takes the newest intact one in "
             "output_dir, and starts a new run if there is none."
         },
     )
-    resume_changed: bool = field(
+    resume_changed: Annotated[bool, OnResume.OF_PROCESS] = field(
         default=False, metadata={"help": "Resume even though settings differ from those of the run so far."}
     )
 
     # What becomes of it on the Hub.
-    hub_merge_adapter: bool = field(
+    hub_merge_adapter: Annotated[bool, OnResume.MAY_CHANGE] = field(
         default=False, metadata={"help": "Merge the adapter into the base model before pushing to the Hub."}
     )
 
     # What a run bears, and how long it may take.
-    max_nonfinite_steps: int = field(
+    max_nonfinite_steps: Annotated[int, OnResume.MAY_CHANGE] = field(
         default=3,
         metadata={"help": "End the run after N steps in a row with a non-finite gradient. Each of them is skipped."},
     )
-    time_budget: float | None = field(
+    time_budget: Annotated[float | None, OnResume.MAY_CHANGE] = field(
         default=None,
         metadata={
             "help": "The wall-clock limit in seconds. It includes start-up, the final validation and "
@@ -77,11 +77,11 @@ class RunSettings:
     )
 
     # Sampling from the policy: rollouts and validation.
-    stop: list[str] | None = field(
+    stop: Annotated[list[str] | None, OnResume.YARDSTICK] = field(
         default=None,
         metadata={"help": "Generation stops at any of these strings, which stay in the text."},
     )
-    sampling_min_tokens: int | None = field(
+    sampling_min_tokens: Annotated[int | None, OnResume.YARDSTICK] = field(
         default=None,
         metadata={"help": "The minimum completion length in tokens (handout: 4)."},
     )
@@ -175,8 +175,8 @@ class RunSettings:
     def _refuse_what_generation_ignores(self) -> None:
         config: Any = self
         if config.use_vllm and getattr(config, "vllm_mode", "colocate") == "server":
-            fields = type(config).__dataclass_fields__
-            ignored = [name for name in _ENGINES_OWN if getattr(config, name) != fields[name].default]
+            own = [f for f in fields(config) if f.name in (*_OUR_ENGINE, *_TRLS_ENGINE)]
+            ignored = [f.name for f in own if getattr(config, f.name) != f.default]
             if ignored:
                 raise ValueError(
                     f"{', '.join(ignored)} with vllm_mode: server: the server's own command line sets this; give it "
@@ -188,14 +188,11 @@ class RunSettings:
 
     def engine_settings(self) -> dict[str, Any]:
         """What vLLM is created with beside TRL's own settings."""
-        settings = {
-            "max_num_seqs": self.vllm_max_num_seqs,
-            "dtype": self.vllm_dtype,
-            "quantization": self.vllm_quantization,
-            "enable_prefix_caching": self.vllm_enable_prefix_caching,
-            "enforce_eager": self.vllm_enforce_eager,
-        }
-        return {name: value for name, value in settings.items() if value is not None}
+        found = {name.removeprefix("vllm_"): getattr(self, name) for name in _OUR_ENGINE}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+_OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_")]
 
 
 def choose_engine(asked: bool | str) -> tuple[bool, str]:

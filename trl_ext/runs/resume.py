@@ -1,0 +1,159 @@
+"""What a resumed run finds: its checkpoint, whether the settings are those of the same experiment, and its logs."""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trl_ext.compat.on_resume import OnResume, on_resume
+from trl_ext.compat.renamed import current_names
+from trl_ext.data.dataset import FIRST_ROWS
+from trl_ext.errors import InputError
+from trl_ext.io import plain
+from trl_ext.redaction import redact
+from trl_ext.runs.checkpoints import RUN_RECORD, checkpoints, damage, newest
+
+LOGS = ("metrics.jsonl", "generations.jsonl")
+
+
+_SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")
+
+
+@dataclass(frozen=True)
+class SettingsKnowledge:
+    """What each setting means for resuming.
+
+    Attributes:
+        meaning: by name, where another value does not simply make it another experiment.
+        defaults: by name, as JSON has them: what a version had that did not know the setting.
+    """
+
+    meaning: Mapping[str, OnResume]
+    defaults: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, classes: Iterable[type]) -> SettingsKnowledge:
+        """Of the settings of these dataclasses, and of what is noted next to them."""
+        classes = list(classes)
+        noted = {"validated_on": OnResume.YARDSTICK_AS_USED}
+        fields = [f for part in classes for f in dataclasses.fields(part) if f.init]
+        return cls(on_resume(classes) | noted, defaults_of(fields) | {"problems_are": FIRST_ROWS})
+
+    def completed(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+        """An earlier record, with the default of each setting that its version did not have."""
+        before = current_names(before, warn=False)
+        return {name: self.defaults[name] for name in now if name in self.defaults} | before
+
+    def may_differ(self, name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+        """Whether a run may be resumed with another value of this setting."""
+        meaning = self.meaning.get(name)
+        if meaning is OnResume.LENGTH:
+            return now.get("lr_scheduler_type") in _SCHEDULES_WITHOUT_AN_END
+        if meaning is OnResume.YARDSTICK_AS_USED:
+            return before.get(name) is None
+        return meaning in (OnResume.MAY_CHANGE, OnResume.OF_PROCESS)
+
+
+_YARDSTICK = (OnResume.YARDSTICK, OnResume.YARDSTICK_AS_USED)
+
+
+class Difference(NamedTuple):
+    """A setting that would make the resumed run another experiment."""
+
+    name: str
+    was: Any
+    now: Any
+    is_yardstick: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: was {self.was!r}, is {self.now!r}"
+
+
+def find_checkpoint(resume: str, output_dir: Path) -> tuple[Path | None, list[str]]:
+    """The checkpoint that `--resume` names (`auto`: the newest good one, None where there is none), and lines to print.
+
+    Raises:
+        InputError: there is no such checkpoint, or it is damaged.
+    """
+    if resume == "auto":
+        return newest(output_dir)
+    checkpoint = Path(resume)
+    if not checkpoint.is_dir():
+        known = [str(path) for path in checkpoints(output_dir)]
+        raise InputError(
+            f"--resume {resume!r}: there is no such folder. Of {str(output_dir)!r} there are: "
+            f"{', '.join(known) or 'none'}; `--resume auto` takes the newest good one"
+        )
+    found = damage(checkpoint)
+    if found:
+        raise InputError(f"--resume {resume!r}: {found}; `--resume auto` takes the newest good one")
+    return checkpoint, []
+
+
+def read_record(checkpoint: Path) -> dict[str, Any] | None:
+    """What the run has put down beside the trainer's state; None in a checkpoint of a stock trainer."""
+    path = checkpoint / RUN_RECORD
+    record: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return record
+
+
+def settings_of(parts: Iterable[Any], **more: Any) -> dict[str, Any]:
+    """Every field of the settings' dataclasses, as JSON has it."""
+    found = {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part) if f.init}
+    found = {name: value for name, value in found.items() if name != "hub_token"}
+    as_json: dict[str, Any] = json.loads(json.dumps(redact(plain({**found, **more}))))
+    return as_json
+
+
+def defaults_of(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Any]:
+    """The fields' defaults, as JSON has them."""
+    made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
+    found = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING} | made
+    as_json: dict[str, Any] = json.loads(json.dumps(plain(found)))
+    return as_json
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], known: SettingsKnowledge) -> list[Difference]:
+    """Each setting that would make the resumed run another experiment."""
+    noted, before = current_names(before, warn=False), known.completed(before, now)
+    return [
+        Difference(name, before.get(name), now.get(name), known.meaning.get(name) in _YARDSTICK)
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name) and not known.may_differ(name, noted, now)
+        if name != "policy" or not has_same_files(Path(str(before.get(name))), Path(str(now.get(name))))
+    ]
+
+
+def has_same_files(folder: Path, other: Path) -> bool:
+    """Whether two folders hold the same files, byte by byte, as those of a base policy that another version has built.
+
+    What it was built by is no part of it: `recipe.json`.
+    """
+    if not (folder.is_dir() and other.is_dir()):
+        return False
+    names = {path.name for path in (*folder.iterdir(), *other.iterdir())} - {"recipe.json"}
+    _, differing, missing = filecmp.cmpfiles(folder, other, names, shallow=False)
+    return not differing and not missing
+
+
+def cut_logs(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Take away what was logged after the checkpoint: the resumed run logs it again."""
+    for path in (folder / name for name in LOGS):
+        if path.exists() and path.stat().st_size > sizes.get(path.name, 0):
+            os.truncate(path, sizes.get(path.name, 0))
+
+
+def log_sizes(folder: Path, logs: Sequence[str] = LOGS) -> dict[str, int]:
+    """Bytes of each log, once they are on the disk."""
+    sizes = {}
+    for path in (folder / name for name in logs if (folder / name).exists()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        sizes[path.name] = path.stat().st_size
+    return sizes

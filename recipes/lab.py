@@ -20,6 +20,7 @@ from pathlib import Path
 
 from trl_ext.errors import InputError
 from trl_ext.experiments.lab.questions import (
+    RECIPE,
     check,
     commands,
     own_settings,
@@ -32,6 +33,7 @@ from trl_ext.experiments.lab.report import table, write_report
 from trl_ext.experiments.pipeline.record import folder_of
 from trl_ext.experiments.sweep import run_all
 from trl_ext.redaction import redact_text
+from trl_ext.runs.recipes import RECIPES
 
 HERE = Path(os.path.relpath(Path(__file__).parent))  # so that pages name no folder of this machine
 
@@ -82,7 +84,7 @@ def answer(folder: Path, args: argparse.Namespace, rest: list[str]) -> None:
     questions = [read_question(folder, name) for name in names]
     output = args.output_dir or Path("runs") / f"lab_{folder.name}"
     check(lab, folder, questions, rest)
-    todo = commands(lab, folder, HERE / "grpo_math.py", questions, args.seeds, rest)
+    todo = commands(lab, folder, HERE / RECIPES[RECIPE].script, questions, args.seeds, rest)
     found = run_all(todo, output / "runs", args.jobs, keep_going=True)
     for question in questions:
         named = {

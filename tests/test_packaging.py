@@ -59,7 +59,9 @@ def test_the_wheel_has_every_module_the_prompts_and_the_type_marker(tmp_path):
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "out").glob("*.whl")
     inside = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
-    wanted = {p.relative_to(REPO).as_posix() for e in ("py", "prompt") for p in (REPO / "trl_ext").rglob(f"*.{e}")}
+    wanted = {
+        p.relative_to(REPO).as_posix() for e in ("py", "prompt", "md") for p in (REPO / "trl_ext").rglob(f"*.{e}")
+    }
     assert inside == wanted | {"trl_ext/py.typed"}
 
 

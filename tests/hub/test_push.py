@@ -133,7 +133,7 @@ def test_what_comes_from_data_and_settings_is_no_markup_of_the_card(finished: Pa
     inline = [child for token in tokens for child in token.children or []]
     assert not [token for token in [*tokens, *inline] if token.type in ("html_block", "html_inline", "link_open", "hr")]
     headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
-    assert headings == ["tiny", "Results", "Use", "Sample generations", "How to repeat it", "Limits"]
+    assert headings == ["tiny", "Results", "Use", "Sample generations", "Reproduction", "Limits"]
     assert sum(HOSTILE in token.content for token in tokens if token.type == "fence") >= 2  # samples as they came
 
 

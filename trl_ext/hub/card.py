@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import StrictUndefined, Template
 
 from trl_ext.io import read_jsonl, write_text
 from trl_ext.runs.recipes import RECIPES
@@ -17,10 +18,7 @@ from trl_ext.runs.report import selection_note
 
 _AXES = ("advantage", "policy_loss", "aggregation", "kl_estimator")
 _SAMPLES = 3
-_LIMITS = """\
-The accuracy above is on held-out problems of one dataset, with one prompt, one grader and the sampling of the
-settings below; with others it will differ. {learned}, and everything that is not such a problem is as the base model
-had it, or worse. Nothing was done about safety."""
+_TEMPLATE = Path(__file__).with_name("card.md")
 
 
 def write_model_card(run: Path, repo_id: str | None = None) -> ModelCard:
@@ -33,7 +31,9 @@ def write_model_card(run: Path, repo_id: str | None = None) -> ModelCard:
     settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")) or {}
     name = (repo_id or run.name).rpartition("/")[2]
     data = card_data(name, summary, settings, is_adapter=(run / "adapter_config.json").exists())
-    card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_body(run, name, repo_id, summary, settings)}")
+    template = Template(_TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, undefined=StrictUndefined)
+    body = template.render(_values(run, name, repo_id, summary, settings))
+    card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n")
     write_text(run / "README.md", str(card))
     return card
 
@@ -69,71 +69,41 @@ def is_hub_id(name: Any) -> bool:
     return isinstance(name, str) and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
 
 
-def _body(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    base = settings.get("model_name_or_path")
-    is_ours = base is None or Path(base).name.startswith("base-policy-")
-    made = "a base policy that the recipe makes itself" if is_ours else "a model of an earlier run"
-    source = code(base) if is_hub_id(base) else made
+def _values(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    """What `card.md` has a place for."""
     recipe = RECIPES[summary.get("recipe", "grpo")]
     hardware, first, last = summary["hardware"], summary["validations"][0], summary["validations"][-1]
     devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
-    versions = ", ".join(f"{package} {version}" for package, version in summary["versions"].items())
-    stop = settings.get("stop")
-    plain_settings = yaml.safe_dump(without_paths(settings), sort_keys=True, allow_unicode=True)
-    return "\n".join(
-        [
-            f"# {without_markup(name)}",
-            "",
-            f"{source[0].upper()}{source[1:]}, {recipe.story.format_map(facts_of(summary, settings))}",
-            "",
-            "## Results",
-            "",
-            f"Accuracy on {last['problems']} held-out problems, prompt {code(settings.get('prompt', 'r1_zero'))}, "
-            f"grader {code(settings.get('validation_grader', 'compatible'))}:",
-            "",
-            "| | before | after |",
-            "|---|---|---|",
-            f"| all | {first['accuracy']:.3f} | {last['accuracy']:.3f} |",
-            *(
-                f"| level {without_markup(level)} | {first['by_level'].get(level, 0.0):.3f} | {accuracy:.3f} |"
-                for level, accuracy in last["by_level"].items()
-                if level not in ("", "0", "None")
-            ),
-            "",
-            *([note, ""] if (note := selection_note(last.get("selection"), last["problems"])) else []),
-            f"Best on the way: {summary['best_validation_accuracy']:.3f} after {summary['best_validation_step']} "
-            f"optimizer steps. Wall-clock {summary['wall_clock_s']:.0f} s on {hardware['processes']} process(es): "
-            f"{without_markup(devices)}.",
-            "",
-            "![validation accuracy](curve.png)" if (run / "curve.png").exists() else "",
-            "",
-            "## Use",
-            "",
-            _usage(repo_id or name, stop, (run / "adapter_config.json").exists()),
-            "",
-            "## Sample generations",
-            "",
-            f"From {recipe.samples}, not chosen:",
-            "",
-            *_samples(run / "generations.jsonl"),
-            "## How to repeat it",
-            "",
-            f"`config.yaml` beside this card has every setting. Commit {code(summary['commit'])}, and the command was",
-            "",
-            fenced(without_paths(summary["command"])),
-            "",
-            f"Seed {summary['seed']}; {versions}.",
-            "",
-            "Settings that are not at their defaults:",
-            "",
-            fenced(plain_settings.rstrip(), "yaml"),
-            "",
-            "## Limits",
-            "",
-            _LIMITS.format(learned=recipe.learned),
-            "",
-        ]
-    )
+    levels = {level: accuracy for level, accuracy in last["by_level"].items() if level not in ("", "0", "None")}
+    return {
+        "title": without_markup(name),
+        "source": _source(settings.get("model_name_or_path")),
+        "story": recipe.story.format_map(facts_of(summary, settings)),
+        "recipe": recipe,
+        "summary": summary,
+        "first": first,
+        "last": last,
+        "prompt": code(settings.get("prompt", "r1_zero")),
+        "grader": code(settings.get("validation_grader", "compatible")),
+        "levels": [(without_markup(level), first["by_level"].get(level, 0.0), last) for level, last in levels.items()],
+        "note": selection_note(last.get("selection"), last["problems"]),
+        "devices": without_markup(devices),
+        "has_curve": (run / "curve.png").exists(),
+        "usage": _usage(repo_id or name, settings.get("stop"), (run / "adapter_config.json").exists()),
+        "samples": "\n".join(_samples(run / "generations.jsonl")),
+        "commit": code(summary["commit"]),
+        "command": fenced(without_paths(summary["command"])),
+        "versions": ", ".join(f"{package} {version}" for package, version in summary["versions"].items()),
+        "settings": fenced(yaml.safe_dump(without_paths(settings), allow_unicode=True).rstrip(), "yaml"),
+    }
+
+
+def _source(base: Any) -> str:
+    """What the model was made from, as a sentence begins."""
+    if is_hub_id(base):
+        return code(base)
+    is_ours = base is None or Path(base).name.startswith("base-policy-")
+    return "A base policy that the recipe makes itself" if is_ours else "A model of an earlier run"
 
 
 def facts_of(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

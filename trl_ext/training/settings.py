@@ -29,7 +29,7 @@ class RunSettings:
         ValueError: a limit that makes no sense.
     """
 
-    # Going on after an interruption.
+    # Resuming.
     resume: Annotated[str | None, OnResume.OF_PROCESS] = field(
         default=None,
         metadata={
@@ -41,12 +41,12 @@ class RunSettings:
         default=False, metadata={"help": "Resume even though settings differ from those of the run so far."}
     )
 
-    # What becomes of it on the Hub.
+    # Pushing to the Hub.
     hub_merge_adapter: Annotated[bool, OnResume.MAY_CHANGE] = field(
         default=False, metadata={"help": "Merge the adapter into the base model before pushing to the Hub."}
     )
 
-    # What a run bears, and how long it may take.
+    # Fault tolerance and time limits.
     max_nonfinite_steps: Annotated[int, OnResume.MAY_CHANGE] = field(
         default=3,
         metadata={"help": "End the run after N steps in a row with a non-finite gradient. Each of them is skipped."},

@@ -23,6 +23,7 @@ from trl_ext.redaction import redact
 from trl_ext.registry import check_fields, unknown
 
 COMMON = "lab.yaml"
+RECIPE = "grpo"  # of every cell
 _OURS = ("config", "output_dir", "resume", "seed")  # which the lab gives a run
 
 
@@ -168,14 +169,14 @@ def check(lab: Lab, folder: Path, questions: Iterable[Question], more: Sequence[
     """
     cells = [(question, cell) for question in questions for cell in question.cells]
     plan = [
-        ["grpo", _config(folder, lab), [*as_flags({**lab.settings, **own_settings(lab, question, cell)}), *more]]
+        [RECIPE, _config(folder, lab), [*as_flags({**lab.settings, **own_settings(lab, question, cell)}), *more]]
         for question, cell in cells
     ]
     command = [sys.executable, "-m", "trl_ext.experiments.preflight", json.dumps(plan)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().rpartition("\n")[2]
-        number = re.match(r"stage (\d+) \(grpo\): ", said)
+        number = re.match(rf"stage (\d+) \({RECIPE}\): ", said)
         if number is None:
             raise InputError(said)
         question, cell = cells[int(number[1]) - 1]

@@ -21,6 +21,19 @@ class InputError(ValueError):
     """The user's input cannot be used; the message says what, where, and what to do."""
 
 
+class SettingsError(InputError):
+    """Settings that cannot be used.
+
+    Attributes:
+        frames: lines of the user's own file that led there, as a traceback has them; empty where there are none.
+        field: the setting at fault, where it is known.
+    """
+
+    def __init__(self, message: str, frames: str = "", field: str | None = None) -> None:
+        super().__init__(message)
+        self.frames, self.field = frames, field
+
+
 class NotSavedError(RuntimeError):
     """The model that was trained could not be written."""
 

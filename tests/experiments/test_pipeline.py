@@ -24,6 +24,7 @@ from trl_ext.experiments.pipeline.process import run_stage
 from trl_ext.experiments.pipeline.record import RECORD, folder_of, record_of, where_it_was, write_record
 from trl_ext.experiments.pipeline.run import _budget, _budget_of_process, _command, _report, run_pipeline
 from trl_ext.experiments.pipeline.settings import _OURS, Pipeline, Stage, read_pipeline
+from trl_ext.experiments.preflight import Planned, Refusal, first_refusal, refusal_of
 from trl_ext.runs.recipes import RECIPES, recipe_of
 
 ROOT = Path(__file__).parents[2]
@@ -579,33 +580,32 @@ def test_sigterm_reaches_what_a_launcher_has_launched_and_is_waited_for(tmp_path
 # Checking the arguments of all stages before the first one runs.
 
 
-def check(monkeypatch: pytest.MonkeyPatch, *plan: tuple[str, list[str]]) -> None:
-    from trl_ext.experiments.preflight import main
-
+def check(*plan: tuple[str, list[str]]) -> Refusal | None:
     defaults = {recipe: str((ROOT / "recipes" / of.script).with_suffix(".yaml")) for recipe, of in RECIPES.items()}
-    listed = [[recipe, defaults[recipe], arguments] for recipe, arguments in plan]
-    monkeypatch.setattr(sys, "argv", ["check_arguments", json.dumps(listed)])
-    main()
+    return first_refusal([Planned(recipe, defaults[recipe], arguments) for recipe, arguments in plan], None)
 
 
 @pytest.mark.slow  # imports every recipe
-def test_every_recipe_can_be_checked_with_a_stages_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_recipe_can_be_checked_with_a_stages_arguments() -> None:
     assert {name: recipe_of(recipe.settings()[0]()) for name, recipe in RECIPES.items()} == {n: n for n in RECIPES}
     assert recipe_of(type("Mine", (RECIPES["sft"].settings()[0],), {})()) == "sft"
     settings = {"sampling_temperature": 0.5, "stop": ["a", "b"], "gradient_checkpointing": True}
     options = {"selection": "at_most", "selection_options": {"k": 2}}
-    check(
-        monkeypatch,
+    found = check(
         ("grpo", Stage("grpo", settings=settings).arguments()),
         ("sft", Stage("sft", settings=settings | {"filter_correct": True}).arguments()),
         ("expert_iteration", Stage("expert_iteration", settings=settings | options).arguments()),
     )
+    assert found is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "arguments", "message"),
     [
+        ("grpo", ["--dataset", "none_{split}.csv"], "dataset: no file 'none_train.csv'"),
+        ("grpo", ["--use_peft", "true"], "use_peft: only the last stage may end in an adapter"),
+        ("grpo", ["--help", "lr"], "--help shows settings and starts no run"),
         ("grpo", ["--preset", "dapoo"], "unknown preset 'dapoo'. Did you mean 'dapo'"),
         ("grpo", ["--n_ei_steps", "3"], "--n_ei_steps"),
         ("sft", ["--num_unique_examples", "0"], "num_unique_examples must be a positive number or full, got '0'"),
@@ -621,17 +621,15 @@ def test_the_first_stage_whose_arguments_do_not_parse_is_named_in_one_line(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torn.yaml").write_text("a: [1, 2\nb: 3\n")
-    with pytest.raises(SystemExit) as stop:
-        check(monkeypatch, ("grpo", ["--seed", "3"]), (recipe, arguments), ("grpo", ["--preset", "none"]))
-    said = capsys.readouterr().err
-    assert stop.value.code == 2
-    assert said.startswith(f"stage 2 ({recipe}): ")
-    assert message in said
-    assert said.count("\n") == 1
+    found = check(("grpo", ["--seed", "3"]), (recipe, arguments), ("grpo", ["--preset", "none"]))
+    assert found is not None
+    assert found.stage == 2
+    assert found.field == (message.partition(":")[0] if message.startswith(("dataset:", "use_peft:")) else None)
+    assert message in found.message
+    assert found.message.count("\n") == 0
 
 
 @pytest.mark.slow  # a process that imports every recipe
@@ -641,3 +639,5 @@ def test_all_stages_are_checked_before_the_first_one_runs(tmp_path: Path, monkey
     with pytest.raises(InputError, match=r"^stage 2 \(grpo\): unknown preset 'dapoo'\. Did you mean 'dapo'"):
         run_pipeline(wrong, ROOT / "recipes")
     assert [path.name for path in (tmp_path / "p").iterdir()] == [RECORD]
+    with pytest.raises(InputError, match=r"the settings could not be checked: [\s\S]*KeyError: 'dpo'"):
+        refusal_of([Planned("dpo", "none.yaml", [])])

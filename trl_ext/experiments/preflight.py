@@ -1,56 +1,104 @@
-"""Parse recipes' arguments and stop: what `pipeline` and the lab run before their first run.
+"""The settings of several runs are read, and nothing else is done: the check before a pipeline or a lab begins.
 
-python -m trl_ext.experiments.preflight '[["grpo", "recipes/grpo_math.yaml", ["--preset", "dapo"]]]'
-
-A second argument names the rules that a leaderboard's stages have to keep to.
+It takes a process of its own, which leaves no device in use and answers with one JSON object.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
+import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from trl_ext.data.load import READERS
-from trl_ext.experiments.rules import RULES, violations
-from trl_ext.recipes.cli import parse
-from trl_ext.runs.recipes import RECIPES
+from trl_ext.errors import InputError, SettingsError
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run to be checked: its recipe, the recipe's own YAML file and its arguments."""
+
+    recipe: str
+    default_config: str
+    arguments: list[str]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a run cannot be started.
+
+    Attributes:
+        stage: its number in the plan, from 1.
+        field: the setting at fault, where it is known.
+        message: one line.
+    """
+
+    stage: int
+    field: str | None
+    message: str
+
+
+def refusal_of(plan: Sequence[Planned], rules: str | None = None) -> Refusal | None:
+    """The first run that cannot be started; None where all can.
+
+    Args:
+        rules: those of a leaderboard that the plan's runs have to keep to.
+
+    Raises:
+        InputError: the check itself did not end well.
+    """
+    given = json.dumps({"plan": [asdict(planned) for planned in plan], "rules": rules})
+    command = [sys.executable, "-m", "trl_ext.experiments.preflight", given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"the settings could not be checked: {done.stderr.strip()[-2000:]}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return None if answer is None else Refusal(**answer)
 
 
 def main() -> None:
-    """Exit with 2 and the error on stderr at the first stage that does not parse or breaks a rule."""
-    plan = json.loads(sys.argv[1])
-    rules = RULES[sys.argv[2]] if len(sys.argv) > 2 else None
-    for number, (recipe, default, arguments) in enumerate(plan, start=1):
-        said = io.StringIO()
+    """Answer, in the last line of stdout, with the first refusal or null."""
+    given = json.loads(sys.argv[1])
+    found = first_refusal([Planned(**planned) for planned in given["plan"]], given["rules"])
+    print(json.dumps(None if found is None else asdict(found)))
+
+
+def first_refusal(plan: Sequence[Planned], rules: str | None) -> Refusal | None:
+    """`refusal_of`, in this process."""
+    for number, planned in enumerate(plan, start=1):
         try:
-            with contextlib.redirect_stderr(said):
-                task, model, config = parse(RECIPES[recipe].settings(), None, Path(default), arguments)
-        except SystemExit:
-            reason = " ".join(said.getvalue().rpartition("error: ")[2].split())  # one line, also of a YAML error
-            _refuse(number, recipe, reason)
-        for name in ("dataset", "traces"):
-            path = Path(str(getattr(task, name, "")).replace("{split}", "train"))
-            if path.suffix in READERS and not path.is_file():
-                _refuse(number, recipe, f"{name}: no file {str(path)!r}")
-        if rules is not None:
-            broken = violations(rules, task, config, is_last=number == len(plan))
-            if broken:
-                _refuse(number, recipe, f"the rules {sys.argv[2]!r} are broken: {'; '.join(broken)}")
-        if model.use_peft and number < len(plan):
-            _refuse(
-                number,
-                recipe,
-                "use_peft: only the last stage may end in an adapter; the next one needs a whole model",
-            )
+            _check(planned, rules, is_last=number == len(plan))
+        except SettingsError as error:
+            return Refusal(number, error.field, " ".join(str(error).split()))  # one line, also of a YAML error
+        except SystemExit as end:
+            if end.code:
+                raise
+            return Refusal(number, None, "--help shows settings and starts no run")
+    return None
 
 
-def _refuse(number: int, recipe: str, reason: str) -> NoReturn:
-    print(f"stage {number} ({recipe}): {reason}", file=sys.stderr)
-    sys.exit(2)
+def _check(planned: Planned, rules: str | None, is_last: bool) -> None:
+    from trl_ext.data.load import READERS
+    from trl_ext.experiments.rules import RULES, violations
+    from trl_ext.recipes.cli import read_settings
+    from trl_ext.runs.recipes import RECIPES
+
+    settings = RECIPES[planned.recipe].settings()
+    task, model, config = read_settings(settings, None, Path(planned.default_config), planned.arguments)
+    for name in ("dataset", "traces"):
+        path = Path(str(getattr(task, name, "")).replace("{split}", "train"))
+        if path.suffix in READERS and not path.is_file():
+            _refuse(f"{name}: no file {str(path)!r}", name)
+    if rules is not None and (broken := violations(RULES[rules], task, config, is_last=is_last)):
+        _refuse(f"the rules {rules!r} are broken: {'; '.join(broken)}", "rules")
+    if model.use_peft and not is_last:
+        _refuse("use_peft: only the last stage may end in an adapter; the next one needs a whole model", "use_peft")
+
+
+def _refuse(message: str, field: str) -> NoReturn:
+    raise SettingsError(message, field=field)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler, 
 from trl import TrlParser
 
 from trl_ext.compat.renamed import RenamedWarning, current_flags, current_name, current_names
-from trl_ext.errors import InputError, NotSavedError, PushError, Stopped
+from trl_ext.errors import InputError, NotSavedError, PushError, SettingsError, Stopped
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
 from trl_ext.redaction import masked_names, redact, redact_text
@@ -45,9 +45,12 @@ class _OneLineErrors(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
 
     def error(self, message: str) -> NoReturn:
-        """End the process with exit status 2."""
-        print(f"error: {redact_text(message)} (--help all lists every flag)", file=sys.stderr)
-        sys.exit(2)
+        """Raise what argparse would print.
+
+        Raises:
+            SettingsError: always.
+        """
+        raise SettingsError(f"{redact_text(message)} (--help all lists every flag)")
 
 
 class _Parser(_OneLineErrors, TrlParser):
@@ -79,12 +82,24 @@ class _Parser(_OneLineErrors, TrlParser):
 def parse(
     settings: Sequence[type], description: str | None, default_config: Path, arguments: Sequence[str] | None = None
 ) -> tuple[Any, ...]:
-    """Arguments from a YAML file, then from the command line, into dataclasses.
+    """`read_settings` for a program: ends the process with one readable line, not a traceback, instead of raising."""
+    try:
+        return read_settings(settings, description, default_config, arguments)
+    except SettingsError as error:
+        print(f"{error.frames}error: {error}", file=sys.stderr)
+        sys.exit(2)
 
-    Ends the process with one readable line, not a traceback, when they do not fit together.
+
+def read_settings(
+    settings: Sequence[type], description: str | None, default_config: Path, arguments: Sequence[str] | None = None
+) -> tuple[Any, ...]:
+    """Arguments from a YAML file, then from the command line, into dataclasses.
 
     Args:
         settings: the dataclasses; the last has `output_dir`, by default `runs/` and the YAML file's name.
+
+    Raises:
+        SettingsError: they do not fit together.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if (topic := topic_of(given)) is not None and topic != "all":
@@ -104,12 +119,14 @@ def parse(
             parser.check_names(args, config)
             _refuse_masked(config, {arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg[:2] == "--"})
         parsed: tuple[Any, ...] = parser.parse_args_and_config(["--config", str(config), *args])
+    except SettingsError:
+        raise
     except (ValueError, OSError, yaml.YAMLError) as error:
-        parser.exit(2, redact_text(f"{lines_of_own_files(error)}error: {error}\n"))
+        raise SettingsError(redact_text(str(error)), redact_text(lines_of_own_files(error))) from error
     except Exception as error:
         if not (own := lines_of_own_files(error)):
             _end_with_traceback(error)
-        parser.exit(2, redact_text(f"{own}error: {summary_of(error)}\n"))
+        raise SettingsError(redact_text(summary_of(error)), redact_text(own)) from error
     flags = {arg.partition("=")[0] for arg in args}
     if not flags & {"--output_dir", "--output-dir"} and "output_dir" not in _fields(config):
         parsed[-1].output_dir = f"runs/{config.stem}"

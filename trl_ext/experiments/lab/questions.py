@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import yaml
 
 from trl_ext.errors import InputError
+from trl_ext.experiments.preflight import Planned, refusal_of
 from trl_ext.io import as_flags
 from trl_ext.redaction import redact
 from trl_ext.registry import check_fields, unknown
@@ -168,16 +167,7 @@ def check(lab: Lab, folder: Path, questions: Iterable[Question], more: Sequence[
         InputError: with the question, the cell and what does not fit.
     """
     cells = [(question, cell) for question in questions for cell in question.cells]
-    plan = [
-        [RECIPE, _config(folder, lab), [*as_flags({**lab.settings, **own_settings(lab, question, cell)}), *more]]
-        for question, cell in cells
-    ]
-    command = [sys.executable, "-m", "trl_ext.experiments.preflight", json.dumps(plan)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2]
-        number = re.match(rf"stage (\d+) \({RECIPE}\): ", said)
-        if number is None:
-            raise InputError(said)
-        question, cell = cells[int(number[1]) - 1]
-        raise InputError(f"question {question.name!r}, cell {cell!r}: {said[number.end() :]}")
+    flags = [as_flags({**lab.settings, **own_settings(lab, question, cell)}) for question, cell in cells]
+    if refusal := refusal_of([Planned(RECIPE, _config(folder, lab), [*given, *more]) for given in flags]):
+        question, cell = cells[refusal.stage - 1]
+        raise InputError(f"question {question.name!r}, cell {cell!r}: {refusal.message}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from trl_ext.experiments.pipeline.record import (
     write_record,
 )
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
+from trl_ext.experiments.preflight import Planned, refusal_of
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.recipes import RECIPES
 from trl_ext.runs.report import write_curve, write_summary
@@ -172,12 +172,10 @@ def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
     """Parse every stage's arguments before the first one runs, in a process of its own that leaves no device in use."""
     budget = [] if pipeline.time_budget is None else ["--time_budget", str(pipeline.time_budget)]
     own = {name: str((recipes / recipe.script).with_suffix(".yaml")) for name, recipe in RECIPES.items()}
-    plan = [[stage.recipe, own[stage.recipe], [*stage.arguments(), *budget]] for stage in pipeline.stages]
-    rules = [pipeline.rules] if pipeline.rules else []
-    command = [sys.executable, "-m", "trl_ext.experiments.preflight", json.dumps(plan), *rules]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise InputError(done.stderr.strip().rpartition("\n")[2])
+    plan = [Planned(s.recipe, own[s.recipe], [*s.arguments(), *budget]) for s in pipeline.stages]
+    if refusal := refusal_of(plan, pipeline.rules):
+        recipe = pipeline.stages[refusal.stage - 1].recipe
+        raise InputError(f"stage {refusal.stage} ({recipe}): {refusal.message}")
 
 
 def _report(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from trl_ext.compat.renamed import RENAMED
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.evaluate import Evaluation
 from trl_ext.recipes.settings_help import Setting, kept_help, markdown_of, page_of, settings_in
@@ -52,6 +53,16 @@ recipe that trains also has all others of TRL and transformers (`--help all`; on
 `--stop '["</answer>"]'`.
 
 Written by `python scripts/docs_pages.py` from the settings' classes.
+"""
+
+RENAMED_INTRODUCTION = """\
+## Renamed
+
+The old names work for one release more, with a warning: as flags, in YAML files, in a config's constructor and as its
+attributes.
+
+| before | now |
+|---|---|
 """
 
 EFFECTS_INTRODUCTION = """\
@@ -100,7 +111,8 @@ def main() -> None:
 
 def settings_page() -> str:
     """What `--help` of the recipes shows, a table per group."""
-    return f"{SETTINGS_INTRODUCTION}\n{settings_reference()}"
+    renamed = "\n".join(f"| `{old}` | `{new}` |" for old, new in RENAMED.items())
+    return f"{SETTINGS_INTRODUCTION}\n{settings_reference()}\n{RENAMED_INTRODUCTION}{renamed}\n"
 
 
 def settings_reference() -> str:

@@ -224,7 +224,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the run and of the moments (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     args = parser.parse_args()
-    multiprocessing.set_forkserver_preload(["trl_ext.recipes.grpo", "trl_ext.mini.policy", "matplotlib.pyplot"])
+    preloaded = ["trl_ext.grpo.trainer", "trl_ext.recipes.run", "trl_ext.mini.policy", "matplotlib.pyplot"]
+    multiprocessing.set_forkserver_preload(preloaded)
     results = []
     with tempfile.TemporaryDirectory(prefix="kill_and_resume_") as scratch:
         context = multiprocessing.get_context("forkserver")

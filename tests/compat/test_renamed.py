@@ -25,7 +25,7 @@ from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
 from trl_ext.runs.resume import SettingsKnowledge, differences
 from trl_ext.sft.trainer import ExtSFTConfig
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / "recipes" / "grpo_math.yaml"
 ON_A_CPU = ["--use_cpu", "true", "--bf16", "false"]
 # A value of each that is not its default.

@@ -11,14 +11,13 @@ from __future__ import annotations
 from trl_ext.compat import lazy_vllm as _lazy_vllm  # noqa: F401
 
 # isort: split
+import functools
 import inspect
 import logging
-import math
 import time
 from typing import Any
 
 import torch
-from accelerate.utils import gather
 from torch import Tensor
 from trl import GRPOTrainer
 
@@ -33,9 +32,10 @@ from trl_ext.grpo.batching import groups_of_prompts
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.metrics import StepMetrics
 from trl_ext.grpo.problem_choice import ProblemChoice
+from trl_ext.grpo.rewards import columns_apart, correct_by_row, fault_of_nan, scored_on_all_ranks, why_not_finite
+from trl_ext.grpo.rollout_metrics import lengths_by_outcome, replace_last, truncation
 from trl_ext.grpo.step_planner import MicroBatches
-from trl_ext.ranks import is_of_gather, raise_everywhere
-from trl_ext.rewards.guard import Checked, RewardError, checked, merged_columns
+from trl_ext.rewards.guard import Checked, RewardError, checked
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.training.finite import FiniteSteps
 from trl_ext.training.saving import WholeCheckpoints
@@ -147,25 +147,24 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         completion_ids = output[1]
         self._finished = self._is_finished(completion_ids)
         self._lengths = torch.tensor([len(ids) for ids in completion_ids], dtype=torch.float32)
-        if self.args.stop:
-            self._log_truncation()
+        if self.args.stop:  # TRL has counted those that ended at a stop string as truncated
+            device = self.accelerator.device
+            found = truncation(self._finished.to(device), self._lengths.to(device), self.accelerator.gather)
+            for name, value in found.items():
+                self._metrics_of_mode[name][-1] = value
         return output
 
-    def _log_truncation(self) -> None:
-        """Write TRL's truncation metrics again, with completions that ended at a stop string as finished."""
-        device = self.accelerator.device
-        finished = self.accelerator.gather(self._finished.to(device))
-        lengths = self.accelerator.gather(self._lengths.to(device))[finished]
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["completions/clipped_ratio"][-1] = 1 - finished.float().mean().item()
-        for name in ("mean", "min", "max"):
-            value = getattr(lengths, name)().item() if len(lengths) else 0.0
-            metrics[f"completions/{name}_terminated_length"][-1] = value
+    @property
+    def _metrics_of_mode(self) -> Any:
+        """By name the values that wait for the next log, of training or of an evaluation."""
+        return self._metrics["train" if self.model.training else "eval"]
 
     # Advantages.
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        per_func = self._scored_on_all_ranks(inputs, prompts, completions, completion_ids_list)
+        score = functools.partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
+        unscored = torch.zeros(len(prompts), len(self.reward_funcs), device=self.accelerator.device)
+        per_func = scored_on_all_ranks(score, self._fault_of_nan, unscored)
         self._per_func = per_func  # (N, reward functions)
         self._rewards = total_reward(per_func, self.reward_weights.to(per_func.device))  # (N,)
         rollout = [
@@ -178,83 +177,35 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             }
             for p, c, row, ids in zip(prompts, completions, inputs, completion_ids_list, strict=True)
         ]
-        self._name_columns_apart(rollout[0])
+        columns = columns_apart(self._checked_rewards(), rollout[0], self.reward_func_names)
+        self._pending_extra_logs.clear()
+        self._pending_extra_logs.update(columns)
         for column, values in self._pending_extra_logs.items():
             for row, value in zip(rollout, values, strict=True):
                 row[column] = plain_state(value)
         if self.model.training:  # an evaluation may come between two steps on one rollout
             self.last_rollout = rollout
-        self._log_lengths_by_outcome(len(prompts))
+        own = self._rewards[self.accelerator.process_index * len(prompts) :][: len(prompts)]
+        correct = correct_by_row(self._pending_extra_logs.get("correct"), own)
+        for name, value in lengths_by_outcome(self._lengths, correct, self._sum_over_ranks).items():
+            self._metrics_of_mode[name].append(value)
         return per_func
 
-    def _scored_on_all_ranks(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        """TRL's (N, reward functions); what a reward function or model raises on one rank is raised on all."""
-        error: Exception | None = None
-        try:
-            per_func: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-            error = self._all_nan(per_func)
-        except Exception as raised:
-            if is_of_gather(raised):
-                raise
-            error = raised
-            shape = len(prompts), len(self.reward_funcs)
-            per_func = gather(torch.zeros(shape, device=self.accelerator.device))  # the others wait in TRL's method
-        raise_everywhere(error, RewardError)
-        return per_func
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        total: Tensor = self.accelerator.reduce(values.to(self.accelerator.device))
+        return total
 
-    def _all_nan(self, per_func: Tensor) -> RewardError | None:
-        """The fault of a reward function that scored nothing by NaN, where no other one scored anything either.
-
-        In the first rollout it is one at once, later where it comes `max_nonfinite_steps` times in a row.
-        """
+    def _fault_of_nan(self, per_func: Tensor) -> RewardError | None:
+        """In the first rollout it is one at once, later where it comes `max_nonfinite_steps` times in a row."""
         if not self.model.training:
             return None
         self._unscored_in_a_row = self._unscored_in_a_row + 1 if per_func.isnan().all() else 0
-        at_fault = [reward for reward in self._checked_rewards() if reward.is_all_nan]
-        if not (self._unscored_in_a_row and at_fault):
-            return None
-        fault = at_fault[0].fault(
-            f"returned NaN for all {len(per_func)} completions, {self._unscored_in_a_row} rollouts in a row, and no "
-            "other reward scored them; it has to return a number, or None for one that it cannot score"
-        )
-        if self.state.global_step == 0 or self._unscored_in_a_row >= self.args.max_nonfinite_steps:
-            return fault
-        log.warning("%s", fault)
-        return None
+        borne = self.args.max_nonfinite_steps if self.state.global_step else 1
+        return fault_of_nan(self._checked_rewards(), len(per_func), self._unscored_in_a_row, borne)
 
     def _checked_rewards(self) -> list[Checked]:
         """Of all reward functions, models left out."""
         return [function.checked for function in self.reward_funcs if hasattr(function, "checked")]
-
-    def _name_columns_apart(self, row: dict[str, Any]) -> None:
-        """Let no column that a reward function logs take the name of another's, of a row's own or of TRL's table."""
-        logged = [(reward.name, reward.columns) for reward in self._checked_rewards()]
-        taken = {*row, "rewards", "reward", "step", "completion", "advantage", *self.reward_func_names}
-        self._pending_extra_logs.clear()
-        self._pending_extra_logs.update(merged_columns(logged, taken))
-
-    def _log_lengths_by_outcome(self, local: int) -> None:
-        """Response length of correct and of incorrect responses; correct is what a reward logs so, or reward > 0.
-
-        A response that a reward logs as None is neither.
-        """
-        start = self.accelerator.process_index * local
-        logged = self._pending_extra_logs.get("correct")
-        correct = torch.tensor([math.nan if value is None else float(bool(value)) for value in logged or ()])
-        correct = correct if logged else (self._rewards[start : start + local] > 0).float().cpu()
-        per_outcome = torch.stack(
-            [
-                (self._lengths * (correct == 1)).sum(),
-                (correct == 1).sum(),
-                (self._lengths * (correct == 0)).sum(),
-                (correct == 0).sum(),
-            ]
-        )
-        right_sum, right, wrong_sum, wrong = self.accelerator.reduce(per_outcome.to(self.accelerator.device)).tolist()
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, total, count in (("correct", right_sum, right), ("incorrect", wrong_sum, wrong)):
-            if count:  # a mean of nothing is no metric: TensorBoard warns about each
-                metrics[f"completions/mean_length_{name}"].append(total / count)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         inputs = self._chosen(inputs)
@@ -281,9 +232,10 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             scored = self._rewards.view(-1, self._generations)
             advantages = for_training(self._advantage_fn(self._grouped_rewards()), scored).flatten()
             batch["advantages"] = advantages[start : start + len(inputs)]
-            self._relog_advantages(advantages)
+            replace_last(self._logs["advantages"], advantages.tolist())  # in TRL's completions table
             if self.model.training:
-                self._nonfinite = self._why_not_finite(advantages)
+                by_name = dict(zip(self.reward_func_names, self._per_func.unbind(1), strict=True))
+                self._nonfinite = why_not_finite(advantages, self.args.advantage, by_name)
         elif self.model.training and self._rewards.isinf().any() and self.accelerator.is_main_process:
             log.warning(
                 "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
@@ -302,29 +254,12 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         per_func = self._per_func.view(-1, self._generations, self._per_func.shape[1])  # (P, G, reward functions)
         return normalize_then_sum(per_func, self.reward_weights.to(per_func.device))
 
-    def _why_not_finite(self, advantages: Tensor) -> str:
-        """Where the advantages (N,) of a rollout that are not finite come from; nothing where all of them are."""
-        if advantages.isfinite().all():
-            return ""
-        named = {f"advantage {self.args.advantage!r}": ~advantages.isfinite()}
-        if self._rewards.isinf().any():
-            named = {f"reward {n!r}": self._per_func[:, i].isinf() for i, n in enumerate(self.reward_func_names)}
-        counts = [f"{name} is not finite for {int(rows.sum())}" for name, rows in named.items() if rows.any()]
-        return f", because {' and '.join(counts)} of {len(advantages)} completions"
-
     def cause_of_step(self) -> str:
         """Which reward or advantage of the rollout is not finite."""
         return self._nonfinite
 
     def _seconds_syncing(self) -> float:
         return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0
-
-    def _relog_advantages(self, advantages: Tensor) -> None:
-        """Put ours where TRL's completions table has just logged its own."""
-        logged = self._logs["advantages"]
-        for _ in range(min(len(advantages), len(logged))):
-            logged.pop()
-        logged.extend(advantages.tolist())
 
     # Loss.
 
@@ -366,7 +301,7 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         if aux_loss is not None:
             terms = self.router_aux_loss_coef * aux_loss / accumulation
             logged = self.accelerator.gather_for_metrics(aux_loss.detach()).mean().item()
-            self._metrics["train" if self.model.training else "eval"]["aux_loss"].append(logged)
+            self._metrics_of_mode["aux_loss"].append(logged)
         if self.entropy_coef:
             bonus = torch.where(trained, entropy, 0.0).sum() / trained.sum().clamp(min=1)
             terms = terms - self.entropy_coef * bonus / accumulation
@@ -426,9 +361,8 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
         """At the end of an optimizer step, and after every batch of an evaluation."""
         if self.model.training and not self.accelerator.sync_gradients:
             return
-        metrics = self._metrics["train" if self.model.training else "eval"]
         for name, value in self._step_metrics.finish(self.accelerator, counts).items():
-            metrics[name].append(value)
+            self._metrics_of_mode[name].append(value)
 
 
 def _loss_mask(batch: dict[str, Any]) -> Tensor:

@@ -24,7 +24,7 @@ FAULTS = plant_faults.read_faults(plant_faults.FAULTS)
 
 
 @pytest.mark.parametrize("file", sorted({fault.file for fault in FAULTS}))
-def test_a_fault_changes_what_one_line_does_and_names_tests_that_exist(file: str) -> None:
+def test_fault_changes_one_line_in_effect_and_names_real_tests(file: str) -> None:
     parsed = yaml.safe_load if file.endswith(".yaml") else lambda text: ast.dump(ast.parse(text))
     original = parsed((ROOT / file).read_text(encoding="utf-8"))
     for fault in (fault for fault in FAULTS if fault.file == file):
@@ -71,7 +71,7 @@ def test_a_fault_is_caught_and_the_checkout_is_left_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_what_changes_nothing_survives_and_what_is_not_found_is_stale_and_either_fails(tmp_path: Path) -> None:
+def test_harmless_fault_survives_missing_one_is_stale_both_fail(tmp_path: Path) -> None:
     text = (ROOT / "trl_ext" / "algorithms" / "kl.py").read_text(encoding="utf-8")
     comment = next(line for line in text.splitlines() if line.startswith("KL_ESTIMATORS"))
     harmless = {"find": comment, "replace": comment + "  # a comment"}

@@ -67,7 +67,7 @@ def test_the_signature_is_the_handouts(name: str) -> None:
 # Tokens. Ids of the tiny tokenizer: <pad> 0, <eos> 1, <unk> 2, a 3, b 4, c 5, stop 6, + 7, = 8.
 
 
-def test_prompt_and_output_are_joined_padded_on_the_right_and_shifted() -> None:
+def test_prompt_and_output_are_joined_right_padded_and_shifted() -> None:
     batch = tokenize_prompt_and_output(["a", "a b c"], ["+ = +", "="], tiny_tokenizer())
     assert batch["input_ids"].tolist() == [[3, 7, 8], [3, 4, 5]]
     assert batch["labels"].tolist() == [[7, 8, 7], [4, 5, 8]]
@@ -123,7 +123,7 @@ def test_entropy_by_hand() -> None:
     assert compute_entropy(logits)[0].tolist() == pytest.approx([math.log(4), half], abs=1e-6)
 
 
-def test_entropy_and_its_gradient_leave_tokens_of_probability_zero_out() -> None:
+def test_entropy_and_its_gradient_ignore_zero_probability_tokens() -> None:
     logits = torch.tensor([[[0.0, 0.0, -math.inf]]], requires_grad=True)
     entropy = compute_entropy(logits)
     entropy.sum().backward()
@@ -197,7 +197,7 @@ def graded(response: str, truth: str) -> dict[str, float]:
     return {"reward": float(response), "format_reward": 1.0, "answer_reward": float(response == truth)}
 
 
-def test_group_rewards_are_centred_and_divided_by_the_standard_deviation_with_bessel() -> None:
+def test_group_rewards_are_centered_and_divided_by_bessel_std() -> None:
     responses, truths = ["1", "0", "3", "1", "2", "2"], ["1", "1", "0", "0", "0", "0"]
     arguments = {"advantage_eps": 0.5, "group_size": 2}
     plain, raw, metadata = compute_group_normalized_rewards(
@@ -214,7 +214,7 @@ def test_group_rewards_are_centred_and_divided_by_the_standard_deviation_with_be
     }, abs=1e-6)  # fmt: skip
 
 
-def test_group_rewards_refuse_lists_that_do_not_fit_with_the_numbers() -> None:
+def test_group_rewards_refuse_lists_of_mismatched_length() -> None:
     with pytest.raises(ValueError, match="3 responses, but 2 ground truths"):
         compute_group_normalized_rewards(graded, ["1"] * 3, ["1"] * 2, 1, 1e-6, False)
     with pytest.raises(ValueError, match="5 responses do not divide into groups of 2"):
@@ -304,9 +304,7 @@ def test_another_loss_type_is_answered_with_the_choices() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_a_grpo_step_averages_over_tokens_then_rows_and_accumulates_gradients(
-    loss_type: str, dtype: torch.dtype
-) -> None:
+def test_grpo_step_averages_tokens_then_rows_and_accumulates(loss_type: str, dtype: torch.dtype) -> None:
     logp, mask = policy(dtype), torch.tensor(RESPONSE)
     row = TOKEN_LOSS[loss_type]
     wanted = ((row[0][0] + row[0][1]) / 2 + row[1][1]) / 2 / 4
@@ -334,7 +332,7 @@ def expected_gradient(loss_type: str) -> Tensor:
     return torch.tensor([[a, b, 0.0], [0.0, c, 0.0]], dtype=torch.float64)
 
 
-def test_a_row_without_response_tokens_adds_nothing_and_still_counts() -> None:
+def test_row_without_response_tokens_adds_zero_but_is_counted() -> None:
     logp, mask = policy(), torch.tensor([[1, 1, 0], [0, 0, 0]])
     loss, _ = grpo_microbatch_train_step(logp, mask, 1, "reinforce_with_baseline", **arguments())
     assert loss.item() == pytest.approx((2.0 + 1.0) / 2 / 2)
@@ -380,7 +378,7 @@ def test_no_grpo_step_lets_a_masked_value_into_loss_or_gradient(loss_type: str, 
 # The log of generations.
 
 
-def test_logged_generations_have_the_handouts_fields_and_averages() -> None:
+def test_logged_generations_have_handout_fields_and_averages() -> None:
     entropy = torch.tensor([[1.0, 3.0, 9.0], [2.0, 9.0, 9.0], [4.0, 4.0, 1.0]])
     mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]])
     rows, averages = log_generations(["p", "q", "s"], ["1", "3", "2"], ["1", "1", "2"], graded, entropy, mask)
@@ -395,7 +393,7 @@ def test_logged_generations_have_the_handouts_fields_and_averages() -> None:
     })  # fmt: skip
 
 
-def test_lengths_are_given_or_counted_in_words_and_an_average_of_nothing_is_nan() -> None:
+def test_lengths_default_to_word_counts_and_empty_average_is_nan() -> None:
     rows, averages = log_generations(["p"], ["4"], ["1"], graded, response_lengths=[7])
     assert (rows[0]["length"], rows[0]["token_entropy"]) == (7, None)
     assert averages["length_incorrect"] == 7

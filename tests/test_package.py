@@ -139,7 +139,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert loaded_by("import trl_ext") == set()
 
 
-def test_the_axes_the_handouts_functions_and_the_rewards_load_torch_only() -> None:
+def test_axes_handout_functions_and_rewards_import_only_torch() -> None:
     names = [
         *PURE,
         *(
@@ -151,7 +151,7 @@ def test_the_axes_the_handouts_functions_and_the_rewards_load_torch_only() -> No
     assert loaded_by(f"import {', '.join(names)}; {exported}") == {"torch"}
 
 
-def test_the_discovery_loop_loads_neither_torch_nor_the_client_before_it_asks() -> None:
+def test_discovery_loop_imports_neither_torch_nor_client_early() -> None:
     assert loaded_by("import trl_ext.discovery.command, trl_ext.discovery.evaluator") == set()
 
 
@@ -161,7 +161,7 @@ def test_the_trainers_load_vllm_only_when_they_use_it() -> None:
 
 
 @pytest.mark.slow
-def test_loaded_later_trls_modules_are_as_if_vllm_had_been_imported_with_them() -> None:
+def test_lazily_loaded_trl_modules_are_as_if_imported_with_vllm() -> None:
     show = """
 import inspect, json
 from trl.generation import vllm_client as c, vllm_generation as g
@@ -177,3 +177,10 @@ print(json.dumps([told, g.VLLMClient is c.VLLMClient, g.is_vllm_available()]))
     at_once, loaded_later = (json.loads(process.communicate(timeout=200)[0].splitlines()[-1]) for process in running)
     assert at_once == loaded_later
     assert at_once[1:] == [True, True]
+
+
+def test_names_of_tests_are_short() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(__file__).parent.rglob("test_*.py")]
+    names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert len(names) > 1000
+    assert not [name for name in names if name.startswith("test_") and len(name) > 60]

@@ -49,7 +49,7 @@ def test_the_math_imports_without_the_trainer():
     assert loaded_by(*PURE_MODULES) == []
 
 
-def test_the_wheel_has_every_module_the_prompts_and_the_type_marker(tmp_path):
+def test_wheel_has_every_module_the_prompts_and_py_typed(tmp_path):
     for name in ("trl_ext", "pyproject.toml", "README.md", "LICENSE"):
         source = REPO / name
         copy = shutil.copytree if source.is_dir() else shutil.copy
@@ -80,13 +80,13 @@ def constraints(name):
     return pinned
 
 
-def test_trl_is_pinned_to_one_minor_version_and_that_one_is_installed():
+def test_trl_is_pinned_to_one_minor_version_that_is_installed():
     (trl,) = (r for r in map(Requirement, project()["dependencies"]) if r.name == "trl")
     assert re.fullmatch(r"==\d+\.\d+\.\*", str(trl.specifier))
     assert version("trl") in trl.specifier
 
 
-def test_the_tested_versions_are_within_the_ranges_of_the_package():
+def test_tested_versions_are_within_the_package_ranges():
     pinned = constraints("constraints-cpu.txt") | constraints("constraints.txt")
     extras = project()["optional-dependencies"]
     requirements = [Requirement(r) for r in [*project()["dependencies"], *chain(*extras.values())]]
@@ -95,7 +95,7 @@ def test_the_tested_versions_are_within_the_ranges_of_the_package():
     assert [str(r) for r in checked if pinned[canonicalize_name(r.name)] not in r.specifier] == []
 
 
-def test_no_version_is_pinned_in_both_files_and_none_has_a_local_part():
+def test_no_version_is_pinned_twice_or_has_a_local_part():
     common, cpu = constraints("constraints.txt"), constraints("constraints-cpu.txt")
     assert set(common) & set(cpu) == set()
     assert [v for v in [*common.values(), *cpu.values()] if "+" in v] == []
@@ -249,7 +249,7 @@ OLD = 'case "$2" in *version_info*) echo "ran 3.9 False" ;; esac'
 NO_VENV = 'case "$2" in *version_info*) echo "ran 3.12 True" ;; *ensurepip*) exit 1 ;; esac'
 
 
-def test_without_a_suitable_python_it_lists_what_it_found_and_what_to_install(machine):
+def test_setup_without_suitable_python_lists_found_and_needed(machine):
     machine.program("python3.11", SHIM)
     machine.program("python3.12", NO_VENV)
     machine.program("python3", OLD)
@@ -289,7 +289,7 @@ def test_a_python_that_was_asked_for_is_used_or_refused_by_name(machine):
     assert f"with {wanted}" in machine.run(SETUP, PYTHON=str(wanted)).stderr
 
 
-def test_without_space_it_says_how_much_is_there_and_needed_before_it_makes_anything(machine):
+def test_setup_without_disk_space_says_so_before_making_anything(machine):
     machine.python()
     machine.program("df", "echo head; echo '/dev/x 9 9 5242880 1% /'")
     assert refused(machine.run(SETUP), "too little disk space", "5120 MB free", "about 6 GB", "TRL_EXT_VENV=")
@@ -300,7 +300,7 @@ def test_without_space_it_says_how_much_is_there_and_needed_before_it_makes_anyt
     assert refused(machine.run(SETUP), "about 15 GB")  # ... and not for a GPU
 
 
-def test_a_file_system_that_does_not_tell_its_space_stops_nothing(machine):
+def test_file_system_not_reporting_space_blocks_nothing(machine):
     machine.python()
     machine.program("df", "exit 1")
     assert machine.run(SETUP).returncode == 0
@@ -310,7 +310,7 @@ NO_NETWORK = """*install*) echo "WARNING: Retrying after connection broken by 'N
     echo 'ERROR: No matching distribution found for torch==2.13.0+cpu'; exit 1 ;;"""
 
 
-def test_without_network_it_says_what_to_set_and_where_the_log_is_and_then_goes_on(machine):
+def test_setup_without_network_says_what_to_set_and_then_resumes(machine):
     machine.python(pip_failures=NO_NETWORK)
     done = machine.run(SETUP)
     assert refused(done, "no network", "HTTPS_PROXY", "PIP_INDEX_URL", "PIP_NO_INDEX", str(machine.venv / "setup.log"))
@@ -332,7 +332,7 @@ def test_a_full_disk_and_any_other_failure_of_pip_are_told_apart(machine):
     assert not (machine.venv / "setup.done").exists()
 
 
-def test_a_cpu_set_up_asks_for_the_cpu_torch_first_and_removes_what_breaks_transformers(machine):
+def test_cpu_setup_installs_cpu_torch_first_and_no_torchvision(machine):
     machine.python()
     done = machine.run(SETUP)
     assert done.returncode == 0, done.stderr
@@ -355,7 +355,7 @@ def test_a_second_run_installs_nothing(machine):
     assert machine.pip_calls() == before
 
 
-def test_the_environment_is_brought_up_to_date_when_the_stamp_is_another(machine):
+def test_environment_is_updated_when_the_stamp_changes(machine):
     machine.python()
     machine.run(SETUP)
     (machine.venv / "setup.done").write_text("cpu 0123456789abcdef\n")
@@ -385,7 +385,7 @@ NO_CPU_BUILD = """*+cpu) echo 'ERROR: Could not find a version that satisfies th
     echo 'ERROR: No matching distribution found for torch==2.13.0+cpu'; exit 1 ;;"""
 
 
-def test_where_pip_has_no_cpu_build_the_default_one_is_taken_without_vllm(machine):
+def test_setup_without_cpu_build_takes_the_default_without_vllm(machine):
     machine.python(pip_failures=NO_CPU_BUILD)
     done = machine.run(SETUP)
     assert done.returncode == 0, done.stderr
@@ -415,7 +415,7 @@ def test_a_gpu_is_found_named_and_set_up_for(machine):
     assert "constraints.txt" in package
 
 
-def test_a_driver_without_a_gpu_means_cpu_and_the_user_has_the_last_word(machine):
+def test_driver_without_gpu_means_cpu_and_user_can_override(machine):
     machine.python()
     machine.program("nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
     assert "cpu set-up, because nvidia-smi is there but lists no GPU" in machine.run(SETUP).stderr
@@ -464,7 +464,7 @@ def installed(site, name, record):
     return info
 
 
-def test_half_installed_packages_are_forgotten_and_whole_ones_kept(tmp_path):
+def test_half_installed_packages_are_removed_and_whole_ones_kept(tmp_path):
     site = tmp_path / "lib" / "python3.11" / "site-packages"
     site.mkdir(parents=True)
     (site / "~umpy").mkdir()
@@ -496,7 +496,7 @@ def ready(machine):
     return machine
 
 
-def test_quickstart_launches_the_recipe_on_all_cores_with_the_arguments_given(ready):
+def test_quickstart_runs_the_recipe_on_all_cores_with_arguments(ready):
     done = ready.run(QUICKSTART, "--seed", "2", "--name", "a b")
     assert done.returncode == 0, done.stderr
     threads, *words = done.stdout.splitlines()
@@ -508,7 +508,7 @@ def test_quickstart_launches_the_recipe_on_all_cores_with_the_arguments_given(re
     assert "OMP=7" in ready.run(QUICKSTART, OMP_NUM_THREADS="7").stdout
 
 
-def test_quickstart_on_a_gpu_takes_its_config_and_the_visible_devices(machine):
+def test_quickstart_on_gpu_uses_its_config_and_visible_devices(machine):
     machine.python()
     machine.program("nvidia-smi", "echo 'GPU 0: fake'")
     assert machine.run(SETUP).returncode == 0

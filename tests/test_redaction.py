@@ -75,7 +75,7 @@ def test_what_is_masked_and_what_is_not(value: Any, name: str, expected: Any) ->
     assert redact(redact(value, name), name) == expected
 
 
-def test_a_secret_of_the_environment_is_masked_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_secret_is_masked_wherever_it_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     assert redact_text(f"a run called x{SECRET}y") == f"a run called x{MASK}y"
 
@@ -196,7 +196,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_no_command_writes_a_secret_of_its_settings_or_of_an_exception(
+def test_no_command_writes_a_secret_of_settings_or_exceptions(
     writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(RECIPE), "--hub_token", SECRET, "--model_init_kwargs", json.dumps(IN_DICT)])

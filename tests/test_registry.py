@@ -52,9 +52,7 @@ def shapes() -> Registry:
 
 
 @pytest.mark.parametrize(("table", "name"), MEMBERS)
-def test_a_member_has_its_functions_name_a_docstring_and_options_by_keyword_with_defaults(
-    table: Registry, name: str
-) -> None:
+def test_member_has_its_function_name_docstring_and_defaults(table: Registry, name: str) -> None:
     assert table[name].__name__ == name
     assert (table[name].__doc__ or "").strip()
     options = table.options(name)
@@ -63,7 +61,7 @@ def test_a_member_has_its_functions_name_a_docstring_and_options_by_keyword_with
 
 
 @pytest.mark.parametrize(("table", "name"), MEMBERS)
-def test_a_misspelled_name_is_answered_with_the_nearest_and_all_choices(table: Registry, name: str) -> None:
+def test_misspelled_member_suggests_the_nearest_and_all_choices(table: Registry, name: str) -> None:
     with pytest.raises(UnknownName) as refused:
         table.build(name + "x")
     message = str(refused.value)
@@ -107,7 +105,7 @@ def test_registering_returns_the_function_itself(shapes: Registry) -> None:
     assert shapes.build("round_one")(3) == 3
 
 
-def test_only_keyword_arguments_are_options_and_a_required_one_must_be_given(shapes: Registry) -> None:
+def test_only_keyword_arguments_are_options(shapes: Registry) -> None:
     assert list(shapes.options("square")) == ["side", "unit"]
     assert shapes.build("square", unit="m", side=3)(2) == (6, "m")
     with pytest.raises(ValueError, match="shape 'square' needs the option 'unit'"):
@@ -122,12 +120,12 @@ def test_an_option_of_the_wrong_type_is_refused_when_it_is_built(wrong: object) 
         POLICY_LOSSES.build("ppo_clip", eps_low=wrong)
 
 
-def test_an_option_may_be_an_integer_for_a_float_and_none_where_the_default_is_none() -> None:
+def test_option_accepts_int_for_float_and_none_if_it_is_default() -> None:
     assert POLICY_LOSSES.build("ppo_clip", eps_low=0, dual_clip=None).keywords == {"eps_low": 0, "dual_clip": None}
     assert POLICY_LOSSES.build("ppo_clip", dual_clip=3).keywords == {"dual_clip": 3}
 
 
-def test_a_function_of_the_users_own_is_found_by_file_or_by_module(user_file: str) -> None:
+def test_user_function_is_found_by_file_or_module(user_file: str) -> None:
     for path in ("mine.py:halved", str(Path("mine.py").resolve()) + ":halved"):
         assert ADVANTAGES.build(path, by=4)(8) == 2
     assert ADVANTAGES.options("mine.py:halved") == {"by": 2.0}
@@ -145,7 +143,7 @@ def test_a_file_is_loaded_once_however_it_is_spelled(user_file: str, tmp_path: P
     assert ADVANTAGES.get_function("mine.py:needy").__globals__["loads"] == [1]
 
 
-def test_files_whose_paths_look_alike_are_different_and_each_has_its_own_siblings(user_file: str) -> None:
+def test_files_of_similar_paths_are_distinct_with_own_siblings(user_file: str) -> None:
     for folder, value in (("a", 1), ("b", 2)):
         Path(folder).mkdir()
         Path(folder, "mine.py").write_text("from helper import value\ndef f(): return value, 'in a folder'\n")
@@ -172,13 +170,13 @@ def test_a_path_that_leads_nowhere_says_what_is_missing(user_file: str, path: st
         ADVANTAGES.build(path)
 
 
-def test_an_error_in_the_users_file_is_the_users_to_see_each_time(user_file: str) -> None:
+def test_error_in_a_user_file_is_raised_at_every_lookup(user_file: str) -> None:
     Path("broken.py").write_text("1 / 0")
     for _ in range(2):  # the second look-up must not find a half-loaded module
         with pytest.raises(ZeroDivisionError):
             ADVANTAGES.build("broken.py:f")
 
 
-def test_the_beginning_of_a_name_is_nearer_than_a_name_that_looks_alike() -> None:
+def test_name_prefix_is_nearer_than_a_similar_name() -> None:
     with pytest.raises(UnknownName, match=r"'ppo'\. Did you mean 'ppo_clip'\?"):
         POLICY_LOSSES.build("ppo")

@@ -32,7 +32,7 @@ def test_a_script_has_help(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_worked_example_of_length_normalisation_has_the_handouts_numbers_and_is_the_page() -> None:
+def test_length_normalization_page_has_the_handout_numbers() -> None:
     said = script("length_normalisation")
     for row in (
         "| `masked_mean` | 2.0000 | 2.0000 |",
@@ -46,7 +46,7 @@ def test_the_worked_example_of_length_normalisation_has_the_handouts_numbers_and
     assert (ROOT / "docs" / "results" / "length_normalisation.md").read_text() == said
 
 
-def test_the_comparison_needs_runs_of_one_length_and_leads_by_nothing_where_there_is_no_leader() -> None:
+def test_comparison_needs_runs_of_one_length() -> None:
     spec = importlib.util.spec_from_file_location("compare", ROOT / "scripts" / "compare_leaderboard.py")
     assert spec is not None
     assert spec.loader is not None

@@ -37,7 +37,7 @@ def float64(values: Sequence[Sequence[float]]) -> Tensor:
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_shape_and_precision_are_kept_and_the_rewards_are_not_touched(name: str, dtype: torch.dtype) -> None:
+def test_advantage_keeps_shape_and_dtype_and_rewards_unchanged(name: str, dtype: torch.dtype) -> None:
     given = REWARDS.to(dtype)
     before = given.clone()
     advantage = ADVANTAGES.build(name)(given)
@@ -89,7 +89,7 @@ def test_where_a_constant_matters_it_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - {"pass_at_k"}))
-def test_scaling_the_rewards_scales_the_advantages_unless_they_are_normalised(name: str) -> None:
+def test_advantages_scale_with_rewards_unless_normalized(name: str) -> None:
     options = {"eps": 0.0} if name in SCALE_FREE else {}
     advantage = ADVANTAGES.build(name, **options)
     factor = 1.0 if name in SCALE_FREE else 7.0
@@ -124,9 +124,7 @@ def test_a_group_that_nothing_scored_does_not_harm_the_others(name: str) -> None
 
 @pytest.mark.parametrize("infinity", [math.inf, -math.inf])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_group_with_an_infinite_reward_has_no_advantage_and_no_other_group_gets_a_zero_for_it(
-    name: str, infinity: float
-) -> None:
+def test_group_with_infinite_reward_has_no_advantage(name: str, infinity: float) -> None:
     if name == "max_rl" and infinity < 0:
         pytest.skip("it refuses negative rewards")
     reward = torch.cat([REWARDS, float64([[0.0, infinity, NAN, 1.0, 1.0]])])
@@ -147,13 +145,13 @@ def test_only_what_no_function_scored_counts_as_unscored() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - NO_BASELINE))
-def test_the_only_scored_completion_of_a_group_has_nobody_to_beat(name: str) -> None:
+def test_only_scored_completion_of_a_group_has_zero_advantage(name: str) -> None:
     reward = torch.cat([REWARDS, float64([[1.0, NAN, NAN, NAN, NAN]])])
     assert for_training(ADVANTAGES.build(name)(reward), reward)[3].eq(0).all()
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - NEEDS_NO_GROUP))
-def test_a_group_of_one_and_a_flat_tensor_are_refused_with_the_numbers(name: str) -> None:
+def test_group_of_one_and_flat_tensor_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} needs at least 2 completions per prompt, got 1"):
         ADVANTAGES.build(name)(torch.ones(3, 1))
     with pytest.raises(ValueError, match=rf"{name} needs rewards of shape \(P, G\), got \(6,\)"):

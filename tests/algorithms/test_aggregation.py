@@ -24,7 +24,7 @@ def case() -> tuple[Tensor, Tensor, StepTotals]:
 
 @pytest.mark.parametrize("sizes", CUTS, ids=str)
 @pytest.mark.parametrize("name", EVERY)
-def test_micro_batches_add_up_to_the_whole_step_in_value_and_gradient(name: str, sizes: list[int]) -> None:
+def test_micro_batches_sum_to_the_step_in_value_and_gradient(name: str, sizes: list[int]) -> None:
     loss, mask, totals = case()
     aggregate = AGGREGATIONS.build(name)
     whole = aggregate(loss, mask, totals)
@@ -36,7 +36,7 @@ def test_micro_batches_add_up_to_the_whole_step_in_value_and_gradient(name: str,
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_padding_the_order_of_rows_and_masked_values_change_nothing(name: str) -> None:
+def test_padding_row_order_and_masked_values_change_nothing(name: str) -> None:
     loss, mask, totals = case()
     aggregate = AGGREGATIONS.build(name)
     wanted = aggregate(loss, mask, totals)
@@ -50,7 +50,7 @@ def test_padding_the_order_of_rows_and_masked_values_change_nothing(name: str) -
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_masked_value_that_is_not_finite_is_left_out_of_value_and_gradient(name: str, poison: float) -> None:
+def test_nonfinite_masked_value_affects_no_value_or_gradient(name: str, poison: float) -> None:
     loss, mask, totals = case()
     poisoned = loss.detach().masked_fill(~mask, poison).requires_grad_()
     value, wanted = (AGGREGATIONS.build(name)(x, mask, totals) for x in (poisoned, loss))

@@ -20,7 +20,7 @@ KL = 0.5 * math.log(5 / 4) + 0.3 * math.log(3 / 4)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_an_estimator_has_one_value_per_token_and_is_zero_where_the_models_agree(name: str) -> None:
+def test_kl_estimator_is_per_token_and_zero_for_equal_policies(name: str) -> None:
     x = loss_inputs()
     kl = KL_ESTIMATORS.build(name)
     assert (kl(x.logp, x.old_logp).shape, kl(x.logp, x.old_logp).dtype) == (x.logp.shape, torch.float64)

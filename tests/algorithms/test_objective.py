@@ -46,7 +46,7 @@ def test_without_extras_it_is_the_aggregated_policy_loss(loss: str, aggregation:
 
 
 @pytest.mark.parametrize("kl", sorted(KL_ESTIMATORS))
-def test_beta_adds_the_penalty_of_the_chosen_estimator_and_logs_it_unscaled(kl: str) -> None:
+def test_beta_adds_the_chosen_kl_penalty_and_logs_it_unscaled(kl: str) -> None:
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x)
     plain, _ = Objective(LOSS, MEAN, KL_ESTIMATORS[kl])(x, totals)
@@ -57,7 +57,7 @@ def test_beta_adds_the_penalty_of_the_chosen_estimator_and_logs_it_unscaled(kl: 
     assert not metrics["kl"].requires_grad
 
 
-def test_bias_correction_multiplies_the_penalty_by_the_ratio_with_its_gradient() -> None:
+def test_bias_correction_multiplies_kl_penalty_by_the_ratio() -> None:
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x)
     value, _ = Objective(LOSS, MEAN, K3, beta=1.0, kl_bias_correction=True)(x, totals, ref_logp=ref)
@@ -69,9 +69,7 @@ def test_bias_correction_multiplies_the_penalty_by_the_ratio_with_its_gradient()
 
 @pytest.mark.parametrize("old_logits", [[0.3, -0.2, 0.5], [0.0, 0.9, -0.4]], ids=["on_policy", "off_policy"])
 @pytest.mark.parametrize("kl", sorted(KL_ESTIMATORS))
-def test_the_penalty_of_every_estimator_has_the_gradient_of_the_divergence(
-    kl: str, old_logits: list[float], tmp_path: Path
-) -> None:
+def test_kl_penalty_gradient_is_that_of_the_divergence(kl: str, old_logits: list[float], tmp_path: Path) -> None:
     """Tokens of three kinds, summed with the probabilities of the policy that sampled them: no noise, exact in float64.
 
     Tang and Munos, arXiv:2506.09477, section 3, for k1 (none without the ratio), k2 and k3.
@@ -91,7 +89,7 @@ def test_the_penalty_of_every_estimator_has_the_gradient_of_the_divergence(
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e3])
 @pytest.mark.parametrize("loss", sorted(POLICY_LOSSES))
-def test_what_a_masked_token_has_reaches_neither_value_nor_gradient(loss: str, poison: float) -> None:
+def test_masked_token_affects_neither_value_nor_gradient(loss: str, poison: float) -> None:
     """1e3 is finite, but exp of it is not."""
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x).detach()
@@ -110,7 +108,7 @@ def test_a_penalty_without_reference_is_refused() -> None:
 
 
 @pytest.mark.parametrize("correction", sorted(SAMPLER_CORRECTIONS))
-def test_a_sampler_weight_scales_the_policy_term_and_not_the_penalty(correction: str) -> None:
+def test_sampler_weight_scales_policy_term_and_not_kl_penalty(correction: str) -> None:
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x)
     weight = SAMPLER_CORRECTIONS.build(correction)(x.logp.detach(), x.old_logp, x.mask)
@@ -122,7 +120,7 @@ def test_a_sampler_weight_scales_the_policy_term_and_not_the_penalty(correction:
 
 
 @pytest.mark.parametrize("shape", [(ROWS, 1), None], ids=["per_sequence", "per_token"])
-def test_a_weight_of_one_is_no_correction_and_a_weight_of_zero_is_logged_as_masked(
+def test_sampler_weight_one_is_neutral_and_zero_counts_as_masked(
     shape: tuple[int, int] | None,
 ) -> None:
     x = loss_inputs()
@@ -138,7 +136,7 @@ def test_a_weight_of_one_is_no_correction_and_a_weight_of_zero_is_logged_as_mask
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_micro_batches_and_padding_change_nothing_with_everything_switched_on(preset: str) -> None:
+def test_micro_batches_and_padding_change_nothing_with_all_on(preset: str) -> None:
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x)
     weight = SAMPLER_CORRECTIONS["token_truncate"](x.logp.detach(), x.old_logp, x.mask)

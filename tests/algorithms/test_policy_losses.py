@@ -37,9 +37,7 @@ def one_token(ratio: float, advantage: float) -> LossInputs:
 
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_loss_and_its_metrics_have_one_value_per_token_and_only_the_loss_a_gradient(
-    name: str, per_token: bool
-) -> None:
+def test_loss_and_metrics_are_per_token_and_only_loss_has_grad(name: str, per_token: bool) -> None:
     x = loss_inputs(per_token=per_token)
     result = POLICY_LOSSES.build(name)(x)
     assert (result.loss.shape, result.loss.dtype) == (x.logp.shape, torch.float64)
@@ -92,7 +90,7 @@ def test_a_zero_advantage_has_neither_loss_nor_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - UNBOUNDED))
-def test_a_far_too_likely_good_token_and_a_far_too_unlikely_bad_one_pull_little(name: str) -> None:
+def test_gradient_is_small_for_ratios_past_the_clip_range(name: str) -> None:
     for ratio, sign in ((100.0, 1.0), (0.01, -1.0)):
         x = one_token(ratio, sign)
         loss = POLICY_LOSSES.build(name)(x)
@@ -203,7 +201,7 @@ def test_cispo_logs_the_good_tokens_whose_ratio_it_capped(ratio: float, advantag
     assert {key: value.item() for key, value in metrics.items()} == {"clip_ratio/high_mean": capped}
 
 
-def test_gspo_takes_the_geometric_mean_of_the_ratios_of_the_unmasked_tokens() -> None:
+def test_gspo_ratio_is_the_geometric_mean_over_unmasked_tokens() -> None:
     # log-ratios 0.1 and 0.3 count, 5 is masked: s = exp(0.2); the second row has no token
     logp = torch.tensor([[0.1, 5.0, 0.3], [1.0, 1.0, 1.0]], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True, False, True], [False] * 3])

@@ -31,14 +31,14 @@ def test_a_sampler_that_agrees_has_weight_one_everywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_shape_is_one_weight_per_token_or_per_sequence_as_the_name_says(name: str) -> None:
+def test_sampler_weight_shape_is_per_token_or_sequence_as_named(name: str) -> None:
     logp, sampler, mask = case()
     wanted = logp.shape if name.startswith("token_") else (len(logp), 1)
     assert SAMPLER_CORRECTIONS.build(name)(logp, sampler, mask).shape == wanted
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_token_without_a_reported_probability_and_a_masked_one_count_as_agreeing(name: str) -> None:
+def test_token_masked_or_without_sampler_logp_counts_as_agreeing(name: str) -> None:
     logp, sampler, mask = case()
     correct = SAMPLER_CORRECTIONS.build(name, **NO_LIMIT)
     unknown, poisoned = sampler.clone(), sampler.masked_fill(~mask, math.inf)

@@ -69,7 +69,7 @@ def test_a_yaml_with_both_names_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert "share_prompts and share_prompt_prefix are one setting" in capsys.readouterr().err
 
 
-def test_a_constructor_takes_the_old_name_and_an_attribute_has_it() -> None:
+def test_old_setting_name_works_in_constructors_and_attributes() -> None:
     run: dict[str, Any] = {
         "output_dir": "unused",
         "use_cpu": True,
@@ -100,7 +100,7 @@ def test_a_run_of_the_version_before_is_the_same_experiment() -> None:
     assert [str(difference) for difference in found] == ["uninformative_keep_prob: was 0.25, is 0.5"]
 
 
-def test_what_a_pipeline_or_a_sweep_has_done_by_old_names_is_done(tmp_path: Path) -> None:
+def test_stages_and_runs_done_under_old_names_count_as_done(tmp_path: Path) -> None:
     before, now = (
         Pipeline([Stage("grpo", settings={name: 0.5})], "p") for name in ("decay_share", "lr_decay_fraction")
     )

@@ -68,7 +68,7 @@ def reachable(numbers: list[Fraction], target: int) -> bool:
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_every_problem_can_be_solved_and_says_what_its_answer_says(split: str) -> None:
+def test_every_problem_is_solvable_and_matches_its_answer(split: str) -> None:
     for row in islice(problems(split), 40):
         target, numbers = row["answer"].split(": ")
         assert reachable([Fraction(number) for number in numbers.split()], int(target)), row

@@ -37,7 +37,7 @@ def test_answers_as_public_datasets_have_them_are_usable(grader: str, answer_for
 
 
 @pytest.mark.parametrize("grader", ["strict", "compatible"])
-def test_whole_solutions_are_refused_with_the_source_that_finds_their_answers(grader: str) -> None:
+def test_full_solutions_are_refused_naming_the_answer_source(grader: str) -> None:
     with pytest.raises(ValueError) as refused:
         checked([*GSM8K, "5"], grader)
     said = str(refused.value)
@@ -71,7 +71,7 @@ def test_an_answer_that_its_format_cannot_hold_is_listed() -> None:
     assert "strict does not accept it for itself" in found.unusable[0]
 
 
-def test_answers_that_are_solved_for_and_generated_datasets_are_not_compared() -> None:
+def test_countdown_and_generated_answers_are_not_checked() -> None:
     assert checked(["24: 3 8", "10: 5 5"], "countdown").unusable == []
     rows, _ = rows_of(GSM8K)
     generated = Source("mini_math", "train", None, 2, "generated")

@@ -54,7 +54,7 @@ def test_rows_of_one_kind_are_shuffled() -> None:
     assert max(order[:10]) > 50
 
 
-def test_a_number_of_problems_takes_a_sample_and_a_smaller_one_is_a_part_of_it(sorted_file: str) -> None:
+def test_problem_limit_takes_a_sample_and_smaller_are_subsets(sorted_file: str) -> None:
     found = read_problems(sorted_file, "test", "question_only", n=20)
     assert Counter(found.rows["subject"]) == {"Algebra": 12, "Geometry": 6, "Number Theory": 2}
     assert found.rows["problem"][:10] == load_problems(sorted_file, "test", "question_only", n=10)["problem"]
@@ -95,7 +95,7 @@ def test_a_number_of_traces_is_a_sample_too(sorted_file: str) -> None:
     assert Counter(row["response"].rpartition(" ")[0] for row in traces)["Algebra"] == 12
 
 
-def test_solutions_with_several_boxes_are_counted_and_the_last_box_is_the_answer(tmp_path: Path) -> None:
+def test_last_box_is_answer_and_multi_box_solutions_are_counted(tmp_path: Path) -> None:
     solutions = [r"$\boxed{1}$", r"either $\boxed{2}$ or $\boxed{3}$", r"\fbox{4}, so $\boxed{5}$."]
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps({"problem": "?", "answer": solution}) + "\n" for solution in solutions))
@@ -130,7 +130,7 @@ def room(response: int) -> Room:
     return Room(10, "vllm_max_model_length", response, "sampling_max_tokens")
 
 
-def test_a_prompt_without_room_for_its_response_is_refused_with_its_line_and_the_settings() -> None:
+def test_prompt_with_no_room_for_its_response_is_refused() -> None:
     rows, source = rows_of(PROMPTS)
     assert rows_that_fit(rows, "train", source, tiny_tokenizer(), room(5), "refuse") is rows
     message = r"train, line 9 of 'train\.jsonl': its prompt of 5 tokens .* up to 6 .* into 10 "
@@ -141,7 +141,7 @@ def test_a_prompt_without_room_for_its_response_is_refused_with_its_line_and_the
     assert "\n" not in str(refused.value)
 
 
-def test_rows_that_are_too_long_can_be_left_out_and_are_counted_and_listed() -> None:
+def test_rows_too_long_can_be_dropped_and_are_counted_and_listed() -> None:
     rows, source = rows_of(PROMPTS)
     kept = rows_that_fit(rows, "validation", source, tiny_tokenizer(), room(7), "drop")
     assert kept["prompt"] == ["a b", "a b c"]

@@ -39,7 +39,7 @@ def parts(row: dict[str, Any]) -> tuple[str, str]:
 # mini-MATH.
 
 
-def test_two_in_five_traces_are_wrong_and_the_strict_grader_accepts_just_the_others() -> None:
+def test_two_in_five_traces_are_incorrect_by_the_strict_grader() -> None:
     grade = GRADERS.build("strict", answer_format="r1_zero")
     verdicts = grade([row["response"] for row in TRACES], [row["answer"] for row in TRACES])
     right = [parts(row)[1] == row["answer"] for row in TRACES]
@@ -54,7 +54,7 @@ def test_the_share_of_wrong_traces_can_be_set() -> None:
     assert all(parts(row)[1] != row["answer"] for row in mini_math_traces(100, wrong_share=1))
 
 
-def test_traces_are_the_worked_solutions_of_training_problems_in_the_r1_zero_format() -> None:
+def test_traces_are_r1_zero_solutions_of_training_problems() -> None:
     problems = mini_math("train", 600)
     assert [row["prompt"] for row in TRACES] == [format_prompt(load_prompt("r1_zero"), p["problem"]) for p in problems]
     assert [(*parts(row), row["answer"]) for row in PERFECT] == [
@@ -62,7 +62,7 @@ def test_traces_are_the_worked_solutions_of_training_problems_in_the_r1_zero_for
     ]
 
 
-def test_a_wrong_trace_goes_wrong_in_the_last_number_of_its_working_and_of_its_answer() -> None:
+def test_incorrect_trace_errs_in_its_last_number_and_its_answer() -> None:
     numbers = re.compile(r"\d+")
     spoiled = [(row, true) for row, true in zip(TRACES, PERFECT, strict=True) if row != true]
     changes = set()
@@ -79,7 +79,7 @@ def test_a_wrong_trace_goes_wrong_in_the_last_number_of_its_working_and_of_its_a
     assert changes == {*range(-9, 10)} - {0}
 
 
-def test_a_seed_gives_the_same_traces_again_and_another_seed_gives_others() -> None:
+def test_traces_are_reproducible_by_seed() -> None:
     assert mini_math_traces(40) == TRACES[:40]
     other = mini_math_traces(40, seed=1)
     assert not {row["prompt"] for row in other} >= {row["prompt"] for row in TRACES[:40]}
@@ -108,7 +108,7 @@ def write(rows: Sequence[dict[str, Any]], name: str = "train.jsonl") -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_file_is_read_by_its_columns_and_split_each_trace_only_once() -> None:
+def test_trace_file_is_read_by_column_names_and_split_once() -> None:
     write(
         [
             {"question": "p", "trace": "r", "truth": "1", "level": 3},
@@ -129,7 +129,7 @@ def test_a_file_is_read_by_its_columns_and_split_each_trace_only_once() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_columns_are_called_prompt_response_and_answer_unless_said_otherwise() -> None:
+def test_trace_columns_default_to_prompt_response_and_answer() -> None:
     write([{"prompt": "p", "response": "r", "answer": "1"}])
     assert load_traces("train.jsonl", "train") == [{"prompt": "p", "response": "r", "answer": "1"}]
 
@@ -150,7 +150,7 @@ GOOD = {"prompt": "p", "response": "r"}
         ([{**GOOD, "response": " \n"}], r"'train.jsonl', row 0: 'response' is ' \\n', not a text"),
     ],
 )
-def test_a_file_without_a_column_or_with_what_is_no_text_is_refused(rows: list[dict[str, Any]], message: str) -> None:
+def test_trace_file_with_missing_column_or_non_text_is_refused(rows: list[dict[str, Any]], message: str) -> None:
     write(rows)
     with pytest.raises(ValueError, match=message):
         load_traces("train.jsonl", "train")
@@ -176,7 +176,7 @@ def test_of_equal_traces_the_first_stays_where_it_was() -> None:
     assert unique([]) == []
 
 
-def test_rows_without_an_answer_take_that_of_the_problem_with_the_same_prompt() -> None:
+def test_rows_without_answer_take_that_of_the_same_prompt() -> None:
     rows = [trace("p", "r"), trace("q", "s", answer="9"), trace("o", "t", answer="8")]
     joined = with_answers(rows, {"p": "1", "q": "2"}, "somewhere")
     assert [row["answer"] for row in joined] == ["1", "9", "8"]  # its own comes first
@@ -184,13 +184,13 @@ def test_rows_without_an_answer_take_that_of_the_problem_with_the_same_prompt() 
     assert [{**row, "answer": None} for row in joined] == [{**row, "answer": None} for row in rows]
 
 
-def test_a_prompt_without_a_problem_is_refused_with_how_many_there_are() -> None:
+def test_traces_without_an_answer_are_refused_with_their_count() -> None:
     rows = [trace("p", "r"), trace("x" * 100 + "end", "r"), trace("y", "r"), trace("z", "r", answer="1")]
     with pytest.raises(ValueError, match=f"2 of 4 traces have no answer .* in 'math', split 'a'.*'{'x' * 77}end'$"):
         with_answers(rows, {"p": "1"}, "'math', split 'a'")
 
 
-def test_only_traces_that_the_grader_accepts_are_left_each_graded_by_its_own_answer() -> None:
+def test_correct_filter_grades_each_trace_by_its_own_answer() -> None:
     def grade(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
         pairs = zip(responses, truths, strict=True)
         return [Verdict(True, response, response == truth, "") for response, truth in pairs]

@@ -25,7 +25,7 @@ def ask(script: Any, budget: Budget | None = None, **settings: Any) -> tuple[Rep
         return asks.ask(MESSAGES), server
 
 
-def test_it_sends_what_the_settings_say_and_reads_text_and_tokens() -> None:
+def test_client_sends_the_settings_and_reads_text_and_tokens() -> None:
     settings: dict[str, Any] = {"max_tokens": 7, "temperature": 0.5, "extra_body": {"top_k": 3}, "key": "sk-secret"}
     reply, server = ask([Answer("fine", finish_reason="length")], **settings)
     assert (reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens) == (
@@ -64,7 +64,7 @@ def test_a_server_that_is_too_late_is_asked_again() -> None:
     assert (reply.text, reply.tries, reply.prompt_tokens) == ("fine", 2, 104)
 
 
-def test_it_waits_as_long_as_the_server_says_and_no_longer_than_the_run() -> None:
+def test_client_honors_retry_after_within_the_run_time() -> None:
     began = time.monotonic()
     ask([Answer(status=429, headers={"Retry-After": "0.2"}), GOOD])
     assert 0.2 <= time.monotonic() - began < 2
@@ -104,7 +104,7 @@ def test_nobody_waits_for_another_try_when_the_run_has_stopped() -> None:
     ("status", "words"),
     [(401, "refuses the key"), (403, "refuses the key"), (404, "no model 'scripted' at http://127.0.0.1")],
 )
-def test_what_no_try_can_mend_ends_the_run_and_says_what_to_change(status: int, words: str) -> None:
+def test_permanent_error_ends_the_run_and_says_what_to_change(status: int, words: str) -> None:
     with pytest.raises(EndpointError, match=words):
         ask([Answer("no", status=status), GOOD])
 
@@ -114,7 +114,7 @@ def test_a_request_that_is_too_long_is_given_up_alone() -> None:
         ask([Answer("maximum context length is 512", status=400), GOOD])
 
 
-def test_no_server_is_named_with_its_address_but_without_its_password() -> None:
+def test_unreachable_server_is_named_without_its_password() -> None:
     asks = client("http://user:pass@127.0.0.1:9/v1?token=abc", tries=1)
     with pytest.raises(NoAnswer, match=r"refused at http://127.0.0.1:9/v1\)"):
         asks.ask(MESSAGES)
@@ -136,7 +136,7 @@ def test_a_server_that_counts_no_tokens_is_counted_for() -> None:
     assert (reply.completion_tokens, reply.is_estimated) == (100, True)
 
 
-def test_a_try_that_broke_may_have_cost_its_prompt_and_one_that_was_refused_has_not() -> None:
+def test_broken_reply_counts_prompt_tokens_and_refusal_does_not() -> None:
     prompt = len(MESSAGES[0]["content"]) // 3
     for fault, cost in (("not json", prompt), ("no choices", prompt), ("500", 0)):
         budget = Budget(calls=9)
@@ -179,7 +179,7 @@ def test_models_are_listed() -> None:
 # The budget
 
 
-def test_a_budget_of_tokens_is_not_passed_even_by_what_is_on_its_way() -> None:
+def test_token_budget_holds_with_requests_in_flight() -> None:
     budget = Budget(tokens=250)
     budget.take(100)
     budget.take(100)

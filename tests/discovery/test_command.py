@@ -116,7 +116,7 @@ def test_what_a_killed_process_had_asked_for_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_GET_DUMPABLE is Linux's")
-def test_other_processes_of_the_user_cannot_read_the_keys_of_a_run() -> None:
+def test_other_processes_of_the_user_cannot_read_api_keys() -> None:
     code = """if True:
         import ctypes, sys
         from trl_ext.discovery.command import discover
@@ -148,7 +148,7 @@ def test_several_models_are_listed_and_none_is_guessed(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_run_is_gone_on_with_only_as_what_it_was_and_its_budget_counts(tmp_path: Path) -> None:
+def test_resume_needs_the_same_settings_and_counts_spent_budget(tmp_path: Path) -> None:
     with serving([block("score 1 ok")]) as server:
         assert run(PROBLEM, parsed(tmp_path, server.url, "--max_calls", "2")) == 0
         with pytest.raises(ValueError, match="has a run already; --resume goes on with it"):
@@ -173,7 +173,7 @@ def test_isolation_that_is_required_and_missing_ends_it(tmp_path: Path, monkeypa
         run(PROBLEM, parsed(tmp_path, "http://127.0.0.1:9/v1", "--model", "m", "--require_isolation"))
 
 
-def test_one_line_keeps_beginning_and_end_and_nothing_that_moves_the_cursor() -> None:
+def test_one_line_keeps_both_ends_and_drops_control_characters() -> None:
     assert one_line("a\n\x1b[2Jb", 100) == "a [2Jb"
     short = one_line("x" * 200 + "end", 50)
     assert len(short) <= 50
@@ -192,7 +192,7 @@ def start(recipe: str, folder: Path, url: str, *more: str, **settings: Any) -> s
 
 
 @pytest.mark.slow
-def test_the_kissing_recipe_finds_what_the_script_has_and_shows_it(tmp_path: Path) -> None:
+def test_kissing_recipe_finds_and_shows_the_result_of_the_script(tmp_path: Path) -> None:
     worse = CORE_PROGRAM + "points.append([3, 3, 3, 0, 0, 0, 0, 0, 0, 3, 0])"
     with serving([block("points = [[1.0] * 11]"), block(worse), block(CORE_PROGRAM)]) as server:
         done = start("kissing_number", tmp_path / "run", server.url, "--max_calls", "3")
@@ -210,7 +210,7 @@ def test_the_kissing_recipe_finds_what_the_script_has_and_shows_it(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_polisher_that_the_model_writes_is_run_on_the_core_and_random_directions() -> None:
+def test_model_written_polisher_is_run_on_core_and_movable() -> None:
     problem = import_function(f"{ROOT / 'recipes' / 'kissing_number' / 'polisher_problem.py'}:polisher", "problem")()
     nothing = problem.verify("def polish(core, movable, *, seed, seconds): return None")
     assert (nothing.valid, nothing.score[0]) == (True, 496)
@@ -222,7 +222,7 @@ def test_a_polisher_that_the_model_writes_is_run_on_the_core_and_random_directio
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_report_no_process_and_a_run_to_go_on_with(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_report_no_process_and_a_resumable_run(tmp_path: Path) -> None:
     with serving([block("marks = [0, 1, 3]"), Answer("late", wait=2.0)]) as server:
         more = ["--max_calls", "9", "--concurrency", "1"]
         running = start("golomb_ruler", tmp_path, server.url, *more, start_new_session=True)

@@ -150,7 +150,7 @@ def test_for_an_ordinary_user_it_holds_too() -> None:
 
 
 @LINUX
-def test_tmp_is_hidden_and_python_is_not_where_python_lies_in_tmp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tmp_is_hidden_except_for_a_python_installed_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", f"{folder}/a/venv"], check=True)

@@ -52,7 +52,7 @@ def test_the_known_core_of_496_is_valid() -> None:
     assert (verdict.details["min_squared_distance"], verdict.details["max_squared_norm"]) == (36, 36)
 
 
-def test_the_reason_names_the_first_closest_pair_and_both_figures() -> None:
+def test_invalid_verdict_names_first_closest_pair_and_figures() -> None:
     points = core()
     points[3] = [2, 6, *[0] * 9]  # squared norm 40; 4 from the point (0, 6, 0 ...), index 2
     verdict = check(points)
@@ -62,7 +62,7 @@ def test_the_reason_names_the_first_closest_pair_and_both_figures() -> None:
     assert verdict.score[1] == pytest.approx(4 / 40 - 1)
 
 
-def test_distance_is_compared_with_the_largest_norm_not_the_pairs_own() -> None:
+def test_distance_is_compared_with_the_largest_norm_of_all() -> None:
     assert check([unit(0, 2), unit(1, 2)]).valid  # squared distance 8, norm 4
     verdict = check([unit(0, 2), unit(1, 2), unit(2, 3)])  # 8 < 9
     assert verdict.message.startswith("minimum squared distance 8 < maximum squared norm 9, points 0 and 1")
@@ -123,14 +123,14 @@ MALFORMED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("points", "reason"), MALFORMED, ids=[reason for _, reason in MALFORMED])
-def test_anything_but_distinct_integer_points_is_refused_with_the_place(points: Any, reason: str) -> None:
+def test_points_other_than_distinct_integers_are_refused(points: Any, reason: str) -> None:
     verdict = check(points)
     assert not verdict.valid
     assert verdict.score == ()
     assert reason in verdict.message
 
 
-def test_600_points_of_14_digits_take_under_a_second_or_little_more_on_a_busy_machine() -> None:
+def test_600_points_of_14_digits_are_checked_in_about_a_second() -> None:
     rng = random.Random(0)
     points = [[rng.randint(-(10**14), 10**14) for _ in range(11)] for _ in range(600)]
     began = time.process_time()
@@ -172,7 +172,7 @@ def test_a_program_cannot_forge_a_verdict(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_json_has_everything_and_the_status_is_1_for_an_invalid_set(tmp_path: Path) -> None:
+def test_json_is_complete_and_exit_status_is_1_for_invalid_set(tmp_path: Path) -> None:
     done = evaluator(tmp_path, f"points = {[[1, 0, *[0] * 9], [2, 1, *[0] * 9]]}", "--json")
     assert done.returncode == 1
     verdict = json.loads(done.stdout)
@@ -226,7 +226,7 @@ CORE_AND_MOVABLE = (
 
 
 @pytest.mark.slow
-def test_what_the_polisher_returns_becomes_a_program_with_an_exact_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polisher_result_becomes_a_program_with_an_exact_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
     def polish(core: Any, movable: Any, *, seed: int, seconds: float) -> Any:

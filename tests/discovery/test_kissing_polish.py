@@ -74,7 +74,7 @@ def test_the_hinge_counts_every_pair_once_and_none_of_the_core() -> None:
 
 
 @pytest.mark.parametrize("held", [0, 6])
-def test_a_linear_step_lowers_the_largest_excess_and_stays_in_its_region(held: int) -> None:
+def test_linear_step_lowers_largest_excess_within_its_region(held: int) -> None:
     fixed, moved = polish.directions(roots(3)[:held]).reshape(-1, 3), disturbed(roots(3)[held:], 0.1)
     tried = polish.linear_step(fixed, moved, 0.02)
     before, after = polish.largest_excess(fixed, moved), polish.largest_excess(fixed, tried)
@@ -114,7 +114,7 @@ def test_rounding_at_a_large_radius_keeps_what_has_room() -> None:
     np.testing.assert_allclose(polish.directions(found), turned, atol=1e-12)
 
 
-def test_rounding_makes_no_vector_longer_than_a_core_that_touches() -> None:
+def test_rounding_lengthens_no_vector_beyond_a_touching_core() -> None:
     core = polish.as_integers(np.array([[1, 1, 0], [1, 0, 1]]))
     for seed in range(10):
         away = disturbed(np.array([[-2, -1, -1], [-1, 2, -2]]), 0.1, seed)
@@ -123,7 +123,7 @@ def test_rounding_makes_no_vector_longer_than_a_core_that_touches() -> None:
         assert plain_check(found.tolist())
 
 
-def test_a_core_longer_than_the_radius_is_rounded_at_its_own_length() -> None:
+def test_core_longer_than_the_radius_keeps_its_length_rounded() -> None:
     core = polish.as_integers(np.array([[10**9, 10**9, 0], [10**9, 0, 10**9]]))
     away = polish.directions(np.array([[-2.1, -1, -1], [-1, 2, -2.2]]))
     found = polish.to_integers(core, away, 10**6)
@@ -132,7 +132,7 @@ def test_a_core_longer_than_the_radius_is_rounded_at_its_own_length() -> None:
     assert plain_check(found.tolist())
 
 
-def test_points_that_touch_a_core_exactly_are_found_at_a_multiple_of_it() -> None:
+def test_points_touching_a_core_are_found_at_a_multiple_of_it() -> None:
     axes = np.vstack([np.eye(4, dtype=np.int64), -np.eye(4, dtype=np.int64)])
     halves = np.array(list(itertools.product((1, -1), repeat=4)))
     found = polish.polish(axes, disturbed(halves), seconds=120)  # the 24-cell again, in another position
@@ -164,7 +164,7 @@ def test_what_cannot_be_is_none_in_its_time() -> None:
     assert time.monotonic() - start < 10  # one attempt more than the time, on a busy machine
 
 
-def test_the_same_seed_gives_the_same_points_and_another_one_others() -> None:
+def test_polished_points_are_reproducible_by_seed() -> None:
     start = np.ones((9, 3))  # nine times the same is as flat as a minimum: only a disturbed attempt gets away
     first, second, other = (polish.polish(nothing(3), start, seed=seed, seconds=120) for seed in (2, 2, 3))
     assert first is not None
@@ -189,7 +189,7 @@ def test_what_makes_no_sense_is_refused(core: np.ndarray, movable: np.ndarray, w
         polish.polish(core, movable)
 
 
-def test_the_programs_points_pass_and_are_as_many_as_its_page_says(program: list[list[int]]) -> None:
+def test_program_points_are_valid_and_as_many_as_its_page_says(program: list[list[int]]) -> None:
     assert plain_check(program)
     assert polish.valid(polish.as_integers(np.array(program)))
     assert {len(point) for point in program} == {11}
@@ -204,7 +204,7 @@ def test_one_corrupted_coordinate_fails(program: list[list[int]], point: int, co
     assert not plain_check(spoilt)
 
 
-def test_of_604_points_with_a_root_of_2_all_pairs_keep_their_distance(program: list[list[int]]) -> None:
+def test_604_points_with_a_root_of_2_keep_their_distances(program: list[list[int]]) -> None:
     """The page's exact statement: coordinates are a + b sqrt(2) with integers a, b, in units of a sixth of the radius."""
     whole = [[value * 6 // 200_000_000 for value in point] + [0] * 3 for point in program[:496]]
     frame = np.array([[2, 2, -1], [-1, 2, 2], [2, -1, 2]])  # of norm 3; times sqrt(2) it is half of 6^2, squared
@@ -223,7 +223,7 @@ def test_of_604_points_with_a_root_of_2_all_pairs_keep_their_distance(program: l
         assert at_most(rational[i, j], irrational[i, j], 18)
 
 
-def test_the_polisher_completes_the_core_from_directions_that_overlap(program: list[list[int]]) -> None:
+def test_polisher_completes_the_core_from_overlapping_directions(program: list[list[int]]) -> None:
     core = np.array(program[:496]) * 6 // 200_000_000
     start = disturbed(np.array(program[496:]), 0.02)
     assert polish.largest_excess(polish.directions(core), start) > 0.03

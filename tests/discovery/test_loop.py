@@ -55,7 +55,7 @@ def test_an_answer_is_on_the_disk_before_its_program_runs(tmp_path: Path) -> Non
     assert seen == [1]
 
 
-def test_a_killed_run_judges_what_was_answered_and_pays_for_nothing_twice(tmp_path: Path) -> None:
+def test_killed_run_judges_received_answers_and_pays_only_once(tmp_path: Path) -> None:
     with serving([block("score 1 ok"), block("score 2 ok"), block("score 3 ok")]) as server:
         loop(tmp_path, client(server.url, Budget(calls=2))).go()
         path = tmp_path / "conversation_log.json"
@@ -130,7 +130,7 @@ def test_one_request_without_an_answer_costs_itself_only(tmp_path: Path) -> None
     assert log_of(tmp_path)[2]["error"].startswith("the endpoint refused the request")
 
 
-def test_an_endpoint_that_answers_nothing_ends_the_run_before_the_budget(tmp_path: Path) -> None:
+def test_endpoint_that_answers_nothing_ends_the_run_early(tmp_path: Path) -> None:
     with serving([Answer("too long", status=400)]) as server:
         with pytest.raises(EndpointError, match=r"5 requests in a row got no answer; the last: .*too long"):
             loop(tmp_path, client(server.url, Budget(calls=50)), concurrency=1).go()
@@ -146,7 +146,7 @@ def test_a_wrong_key_ends_the_run_and_a_resumed_one_asks_again(tmp_path: Path) -
     assert [(a.id, a.score[0]) for a in run.attempts] == [(0, 1), (1, 2)]
 
 
-def test_a_fault_of_the_verifier_itself_is_raised_and_costs_no_answer(tmp_path: Path) -> None:
+def test_verifier_fault_is_raised_and_costs_no_answer(tmp_path: Path) -> None:
     def broken(program: str) -> Verdict:
         raise ZeroDivisionError("in the verifier")
 
@@ -185,7 +185,7 @@ def test_a_key_that_the_model_repeats_is_written_nowhere(tmp_path: Path) -> None
     assert "score 1 ok # [key]" in (tmp_path / "best.py").read_text()
 
 
-def test_a_key_or_half_a_character_that_a_program_shows_is_neither_written_nor_sent_on(tmp_path: Path) -> None:
+def test_keys_and_half_characters_are_never_written_or_sent_on(tmp_path: Path) -> None:
     def shows(program: str) -> Verdict:
         return Verdict(False, (), "ValueError: sk-secret \ud800", {"program_output": ["sk-secret"]})
 
@@ -205,7 +205,7 @@ def test_a_key_or_half_a_character_that_a_program_shows_is_neither_written_nor_s
             assert "The verifier says: ValueError: [key] ?" in server.bodies[1]["messages"][-1]["content"]
 
 
-def test_what_is_on_its_way_is_logged_before_an_error_ends_the_run(tmp_path: Path) -> None:
+def test_requests_in_flight_are_logged_before_an_error_ends_run(tmp_path: Path) -> None:
     def answer(number: int, _: Any) -> Answer:
         return Answer("no", status=401) if number == 0 else replace(block("score 1 ok"), wait=0.5)
 
@@ -230,7 +230,7 @@ def test_tokens_that_are_only_reserved_do_not_end_the_run(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-def test_when_the_time_is_over_programs_are_left_for_a_resumed_run(tmp_path: Path) -> None:
+def test_programs_unverified_at_timeout_are_left_for_resume(tmp_path: Path) -> None:
     budget, end = Budget(seconds=3600), threading.Event()
 
     def slow(program: str) -> Verdict:
@@ -251,7 +251,7 @@ def test_when_the_time_is_over_programs_are_left_for_a_resumed_run(tmp_path: Pat
     assert len(server.bodies) == 1
 
 
-def test_a_resumed_run_writes_the_best_program_that_a_kill_left_unwritten(tmp_path: Path) -> None:
+def test_resumed_run_writes_the_best_program_missed_by_a_kill(tmp_path: Path) -> None:
     def unsaid(program: str) -> Verdict:
         return replace(verify(program), message="")
 
@@ -276,7 +276,7 @@ def test_every_text_of_an_entry_is_redacted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [0, 1, 3, 20, 60])
-def test_a_log_that_a_power_cut_tore_loses_its_last_entry_at_most(tmp_path: Path, torn: int) -> None:
+def test_torn_log_loses_at_most_its_last_entry(tmp_path: Path, torn: int) -> None:
     path = tmp_path / "log.json"
     log = Log(path, [])
     for number in range(3):

@@ -192,7 +192,7 @@ def test_no_socket_where_services_put_them_can_be_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
-def test_where_users_of_a_new_namespace_cannot_be_written_there_are_limits_only() -> None:
+def test_without_writable_uid_map_there_are_only_limits() -> None:
     code = """if True:
         from types import SimpleNamespace
         from trl_ext.discovery.sandbox import isolation as confine
@@ -238,7 +238,7 @@ def test_the_program_sees_no_secret_and_has_no_rights(monkeypatch: pytest.Monkey
         ),
     ],
 )
-def test_without_namespaces_limits_hold_and_nothing_is_left_either(name: str) -> None:
+def test_without_namespaces_limits_hold_and_nothing_is_left(name: str) -> None:
     limits = replace(SHORT if name in ENDLESS else LONG, namespaces=False)
     outcome = run(PROGRAMS[name][0], limits)
     assert isinstance(outcome, Ran if name in ("plain", "left behind") else Failed)

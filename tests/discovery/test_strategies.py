@@ -31,7 +31,7 @@ def contents(proposal: Proposal) -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-def test_every_strategy_begins_with_the_task_and_ends_with_the_user(strategy: str) -> None:
+def test_every_strategy_starts_with_the_task_and_ends_with_user(strategy: str) -> None:
     for attempts in ([], [attempt(0, (1,))], [attempt(0, (1,)), attempt(1)]):
         proposal = (
             ask(strategy, attempts, explore=0.0)
@@ -71,11 +71,11 @@ def test_refine_shows_the_last_turns_without_thought() -> None:
 
 
 @pytest.mark.parametrize("response", ["<think>long and cut off", "", "<think>long</think>\n"])
-def test_a_turn_without_an_answer_shows_no_thought_and_is_not_empty(response: str) -> None:
+def test_turn_without_answer_is_not_empty_and_shows_no_thought(response: str) -> None:
     assert contents(asked("refine", [attempt(0, response=response)]))[1] == "(no answer)"
 
 
-def test_a_chain_with_a_request_on_its_way_waits_and_the_shortest_goes_on() -> None:
+def test_refine_extends_the_shortest_chain_without_open_request() -> None:
     assert ask("refine", [PENDING]) is None
     assert asked("refine", [PENDING], chains=2).group == 1
     assert asked("refine", [attempt(0, group=0), attempt(1, group=0), attempt(2, group=1)], chains=2).group == 1
@@ -100,7 +100,7 @@ def test_feedback_says_what_is_so_and_what_to_do(changed: dict[str, Any], words:
     assert words in feedback(PROBLEM, attempt(0, (1,), **changed))
 
 
-def test_islands_show_good_programs_of_their_own_island_worst_first() -> None:
+def test_islands_show_their_own_good_programs_worst_first() -> None:
     attempts = [
         attempt(0, (1,), group=0),
         attempt(1, (9,), group=1),
@@ -130,7 +130,7 @@ def test_better_programs_are_shown_more_often() -> None:
     assert counts[0] > 0
 
 
-def test_the_best_of_one_island_comes_to_the_next_after_so_many_attempts() -> None:
+def test_best_of_an_island_migrates_after_a_number_of_attempts() -> None:
     attempts = [attempt(i, (10 - i,), group=i % 2) for i in range(4)]  # islands: 0, 2 and 1, 3
     before = populations(attempts[:2], 2, migrate_every=2)
     assert [[a.id for a in island] for island in before] == [[0], [1]]
@@ -138,7 +138,7 @@ def test_the_best_of_one_island_comes_to_the_next_after_so_many_attempts() -> No
     assert [[a.id for a in island] for island in after] == [[0, 2, 1], [1, 3, 0]]
 
 
-def test_hybrid_polishes_and_needs_a_problem_that_can_be_polished() -> None:
+def test_hybrid_polishes_and_needs_a_polishable_problem() -> None:
     assert asked("hybrid", []).finish
     assert not asked("islands", []).finish
     with pytest.raises(ValueError, match="'toy' has no numeric method"):
@@ -156,7 +156,7 @@ def test_options_out_of_range_are_refused(strategy: str, options: dict[str, Any]
 # The archive
 
 
-def test_ranking_is_lexicographic_has_each_program_once_and_prefers_the_earlier() -> None:
+def test_ranking_is_lexicographic_unique_and_prefers_the_earlier() -> None:
     attempts = [
         attempt(0, (5, -0.5)), attempt(1, (5, -0.1)), attempt(2, (4, 0)), attempt(3), attempt(4, (5, -0.5)),
         attempt(5, (9,), response="```python\nprogram 0\n```"),
@@ -164,7 +164,7 @@ def test_ranking_is_lexicographic_has_each_program_once_and_prefers_the_earlier(
     assert [a.id for a in ranked(attempts)] == [1, 0, 4, 2]
 
 
-def test_the_best_valid_one_may_have_a_lower_score_than_an_invalid_one_and_may_be_a_finished_one() -> None:
+def test_best_valid_may_be_finished_or_score_below_an_invalid() -> None:
     attempts = [attempt(0, (3,)), attempt(1, (7,), valid=False), attempt(2, (1,), finished=Verdict(True, (4,), "f"))]
     found = best_valid(attempts)
     assert found is not None

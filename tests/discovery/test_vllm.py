@@ -94,7 +94,7 @@ def test_a_run_of_several_requests_at_a_time(tmp_path: Path, server: str) -> Non
     assert all(a.verdict is not None and not a.verdict.valid for a in run.attempts)
 
 
-def test_refining_sends_the_verdict_back_in_turns_that_the_server_takes(tmp_path: Path, server: str) -> None:
+def test_refine_sends_the_verdict_in_turns_the_server_accepts(tmp_path: Path, server: str) -> None:
     asks = client(server, Budget(calls=3), max_tokens=2, timeout=60.0)
     asks.endpoint = replace(asks.endpoint, model="tiny")
     run = loop(tmp_path, asks, "refine", replace(PROBLEM, task="a b"), turns=1)

@@ -30,7 +30,7 @@ def test_one_sample_is_one_sample_by_any_rule() -> None:
 
 
 @pytest.mark.parametrize("n", range(1, 7))
-def test_best_at_n_follows_the_score_and_is_never_above_the_first_n(n: int) -> None:
+def test_best_at_n_follows_the_score_and_is_at_most_first_n(n: int) -> None:
     for row in range(len(RIGHT)):
         chosen = max(range(n), key=lambda i: SCORE[row, i])
         assert best_at_n(RIGHT, SCORE, n)[row] == RIGHT[row, chosen]

@@ -26,7 +26,7 @@ def report() -> Report:
     return evaluate(PROBLEMS, lambda prompts: COMPLETIONS, GRADERS["compatible"])
 
 
-def test_a_row_is_the_problem_with_its_graded_response_and_the_problem_is_left_alone() -> None:
+def test_row_is_the_problem_with_its_graded_response() -> None:
     rows = report().rows
     assert rows[1] == {
         **PROBLEMS[1], "response": WRONG, "format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0, "tokens": 5,

@@ -34,7 +34,7 @@ def test_an_interval_of_nothing_is_refused(successes: int, trials: int) -> None:
         wilson_interval(successes, trials)
 
 
-def test_the_interval_of_shares_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_share_interval_has_its_nominal_coverage() -> None:
     draw, hits = random.Random(0), 0
     for _ in range(400):
         problems = [draw.betavariate(1, 1) for _ in range(60)]  # chance of a right sample; on average 0.5
@@ -56,7 +56,7 @@ def test_the_sign_test_is_exact() -> None:
     assert sign_test(3000, 2000) < 1e-40
 
 
-def test_pairing_sees_a_difference_that_is_in_the_noise_of_the_problems() -> None:
+def test_paired_comparison_finds_difference_within_problem_noise() -> None:
     first = [0.0, 1.0] * 50
     second = first.copy()
     second[0] = second[2] = second[4] = second[6] = second[8] = second[10] = second[12] = 1.0
@@ -82,7 +82,7 @@ def test_pairing_sees_a_difference_that_is_in_the_noise_of_the_problems() -> Non
         ([0.0, 0.0], 10, 1),
     ],
 )
-def test_of_accuracies_that_cannot_be_told_apart_the_latest_is_taken(
+def test_latest_of_indistinguishable_accuracies_is_chosen(
     accuracies: list[float], problems: int, expected: int
 ) -> None:
     assert latest_as_good_as_the_best(accuracies, [problems] * len(accuracies)) == expected

@@ -42,7 +42,7 @@ WORK = Workload(
 )  # fmt: skip
 
 
-def test_an_optimizer_step_has_its_share_of_what_is_done_every_so_often() -> None:
+def test_optimizer_step_includes_its_share_of_periodic_work() -> None:
     assert seconds_of(RATES, WORK, 1) == pytest.approx(
         {"rollout": 0.5, "training": 1.0, "weight sync": 0.2, "overhead": 0.1, "validation": 0.05, "checkpoints": 0.1}
     )
@@ -51,7 +51,7 @@ def test_an_optimizer_step_has_its_share_of_what_is_done_every_so_often() -> Non
     assert seconds_of(RATES, replace(WORK, save_every=None), 1)["checkpoints"] == 0.0
 
 
-def test_rows_that_are_left_out_are_not_trained_on_and_their_share_goes_on_as_it_has() -> None:
+def test_skipped_rows_cost_no_training_and_their_trend_continues() -> None:
     fewer = replace(WORK, pilot_steps=100, pilot_rows=0.5, rows_growth=0.5)
     assert share_trained(fewer, 100) == 0.5
     assert share_trained(fewer, 400) == pytest.approx(0.25)  # twice the rows in four times the steps
@@ -137,7 +137,7 @@ def test_a_base_policy_that_the_run_made_is_not_made_again() -> None:
     assert measured(metrics, {**summary, "seconds_to_make_policy": 7.5}, SETTINGS).start == pytest.approx(0.5)
 
 
-def test_a_run_that_has_validated_once_says_what_a_validation_takes() -> None:
+def test_one_validation_suffices_to_measure_validation_time() -> None:
     metrics, summary = run(60)
     found = measured(metrics, {**summary, "validations": summary["validations"][:1]}, SETTINGS)
     assert (found.problem, found.slowest_problem) == pytest.approx((0.1, 0.1))
@@ -196,7 +196,7 @@ def test_two_passes_train_on_every_token_twice() -> None:
     assert measured(metrics, summary, twice).trained_token == pytest.approx(0.6 / 160)
 
 
-def test_what_is_neither_step_nor_validation_nor_saving_is_overhead() -> None:
+def test_time_beside_steps_validation_and_saving_is_overhead() -> None:
     metrics, summary = run(80)
     assert overhead(metrics, summary["validations"], SETTINGS, 1.5) == pytest.approx(0.05)
     unsaved = SETTINGS | {"save_strategy": "no"}  # then the 1.5 s of step 60 are something else

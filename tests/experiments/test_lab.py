@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("lab", LABS, ids=[lab.name for lab in LABS])
-def test_every_lab_asks_the_courses_questions_and_what_the_field_argues_about(lab: Path) -> None:
+def test_every_lab_has_the_course_questions_and_the_debated_ones(lab: Path) -> None:
     assert set(question_names(lab)) == {
         "baseline", "beyond_the_handout", "clipping", "kl", "learning_rate", "length_normalisation", "off_policy",
         "off_policy_broad", "prompt",
@@ -104,7 +104,7 @@ def test_a_file_that_describes_no_question_is_refused(content: Any, message: str
         read_question(folder, "which")
 
 
-def test_a_question_that_is_not_there_is_refused_with_those_that_are(folder: Path) -> None:
+def test_unknown_question_is_refused_with_the_choices(folder: Path) -> None:
     with pytest.raises(InputError, match=r"unknown question 'whihc'\. Did you mean 'which'"):
         read_question(folder, "whihc")
     (folder / "lab.yaml").write_text("config: none.yaml\n")
@@ -126,7 +126,7 @@ def test_a_run_is_named_by_what_sets_it_apart() -> None:
     )
 
 
-def test_a_run_that_several_questions_need_is_run_once_and_what_the_lab_sets_anyway_does_not_count(
+def test_run_shared_by_questions_is_run_once(
     folder: Path,
 ) -> None:
     lab = read_lab(folder)
@@ -168,7 +168,7 @@ RUNS: dict[str, dict[int, dict[str, Any]]] = {
 }
 
 
-def test_a_difference_is_taken_at_the_same_seeds_with_its_interval() -> None:
+def test_difference_is_paired_by_seed_and_has_an_interval() -> None:
     assert differences(RUNS, "b", "a") == pytest.approx([-0.10, -0.09, -0.11])
     # mean -0.1, standard deviation 0.01, t 4.303: +- 4.303 * 0.01 / sqrt(3)
     assert difference(RUNS, "b", "a") == "-0.100 (-0.125 to -0.075), worse"
@@ -179,7 +179,7 @@ def test_a_difference_is_taken_at_the_same_seeds_with_its_interval() -> None:
     assert difference({"a": RUNS["a"], "d": {0: run(0.5)}}, "d", "a") == "–"
 
 
-def test_the_table_has_a_row_for_each_cell_with_what_ended_early_or_failed() -> None:
+def test_table_has_a_row_per_cell_with_early_ends_and_failures() -> None:
     head, line, a, b, c = table(RUNS, "a")
     assert head.split(" | ")[1:4] == ["seed 0", "seed 1", "seed 2"]
     assert line.count("---") == head.count("|") - 1
@@ -213,7 +213,7 @@ def test_a_metric_is_the_mean_of_the_runs_that_have_it_at_a_step() -> None:
     assert mean_by_step(logs, "z") == {}
 
 
-def test_the_page_holds_table_plots_noise_commands_and_where_it_was_run(tmp_path: Path) -> None:
+def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text(json.dumps({"step": 1, "entropy": 0.5, "completions/mean_length": 9.0, "grad_norm": 0.1}) + "\n")
     metrics = {cell: dict.fromkeys(of, log) for cell, of in RUNS.items()}
@@ -255,7 +255,7 @@ def lab(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.slow
-def test_the_questions_are_listed_and_what_is_not_there_is_refused() -> None:
+def test_questions_are_listed_and_unknown_ones_are_refused() -> None:
     listed = lab("--list")
     assert "baseline: Does subtracting" in listed.stdout
     assert "    no_baseline: preset=no_baseline\n" in listed.stdout

@@ -93,7 +93,7 @@ def test_a_broken_rule_is_named(others: dict[str, Any], line: str) -> None:
     assert violations(RULES["math_4h"], *stage_settings("math_4h", **others), is_last=True) == [line]
 
 
-def test_the_validation_may_be_by_the_rules_where_the_rollouts_are_not() -> None:
+def test_rules_apply_to_validation_and_not_to_rollouts() -> None:
     others = {
         "temperature": 0.8,
         "validation_temperature": 1.0,
@@ -103,7 +103,7 @@ def test_the_validation_may_be_by_the_rules_where_the_rollouts_are_not() -> None
     assert violations(MINI, *stage_settings("mini", **others), is_last=True) == []
 
 
-def test_what_changes_no_sampling_and_the_traces_of_the_training_split_break_none() -> None:
+def test_neutral_sampling_and_training_traces_break_no_rule() -> None:
     others = {"top_k": 0, "min_p": None, "generation_kwargs": {}, "traces": "mini_math", "traces_split": "train"}
     assert violations(MINI, *stage_settings("mini", **others), is_last=True) == []
 
@@ -130,7 +130,7 @@ def chain(**others: Any) -> Pipeline:
         ({"rules": "math_4h"}, "model_name_or_path must be 'Qwen/Qwen2.5-Math-1.5B', is None"),
     ],
 )
-def test_a_chain_that_breaks_a_rule_is_refused_before_anything_runs(others: dict[str, Any], message: str) -> None:
+def test_pipeline_breaking_a_rule_is_refused_before_it_runs(others: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_pipeline(chain(**others))
     assert check_pipeline(chain()) is MINI
@@ -193,7 +193,7 @@ def test_what_can_be_the_result_is_on_the_disk_and_was_validated(tmp_path: Path)
     ]  # fmt: skip
 
 
-def test_a_measurement_on_all_problems_comes_before_a_better_one_on_some() -> None:
+def test_full_measurement_ranks_above_a_better_partial_one() -> None:
     some, whole, less = entry(1, 0.9), entry(2, 0.7, 5000), entry(3, 0.6, 5000)
     assert best([some, whole, less], 5000) is whole
     ends = [entry(1, 0.8, 5000, stage="1_sft", is_last=True), entry(2, 0.75, 5000, stage="2_grpo", is_last=True)]
@@ -235,9 +235,7 @@ def test_a_result_says_whether_it_is_one_by_the_rules(tmp_path: Path) -> None:
     assert (late["is_by_the_rules"], late["why_not"][:4], late["why_not"][-8:]) == (False, "took", "of 300 s")
 
 
-def test_the_result_is_another_model_where_the_stage_removes_the_best_one_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_falls_back_when_the_best_checkpoint_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(tmp_path / "1_grpo", 20, entry(20, 0.6))
     checkpoint(tmp_path / "1_grpo", 40, entry(40, 0.5))
 
@@ -255,7 +253,7 @@ def test_the_result_is_another_model_where_the_stage_removes_the_best_one_meanwh
     assert [path.name for path in (tmp_path / BEST).iterdir()] == ["2"]
 
 
-def test_what_earlier_processes_used_is_counted_whatever_ended_them(tmp_path: Path) -> None:
+def test_time_of_earlier_processes_counts_however_they_ended(tmp_path: Path) -> None:
     assert used(tmp_path) == 0.0
     record = {
         "stages": [], "overhead": {"seconds": 10.0}, "1_sft": {"seconds": 40.0, "earlier": 30.0, "time_budget": 50.0},
@@ -268,9 +266,7 @@ def test_what_earlier_processes_used_is_counted_whatever_ended_them(tmp_path: Pa
     assert used(tmp_path) == 62.0
 
 
-def test_a_checkpoint_that_is_removed_while_it_is_looked_at_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_removed_during_the_scan_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (20, 40):
         checkpoint(tmp_path / "1_grpo", step, entry(step, 0.5))
     found = module.checkpoints
@@ -318,9 +314,7 @@ def test_the_models_of_another_seed_are_no_result(is_done: bool, tmp_path: Path)
     assert (tmp_path / RESULT).read_text() == '{"status": "complete"}'
 
 
-def test_a_result_that_was_by_the_rules_still_is_when_it_is_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_valid_leaderboard_result_stays_valid_when_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = finished(tmp_path)
     begun = record_of(tmp_path, pipeline) | {"1_grpo": {"time_budget": 290.0, "earlier": 299.0}}
     (tmp_path / RECORD).write_text(json.dumps(begun))
@@ -391,7 +385,7 @@ TINY = {
 
 
 @pytest.mark.slow  # three processes that train the machine's base policy, and 5,000 problems
-def test_killed_at_a_random_moment_it_has_a_result_and_goes_on_in_its_budget(tmp_path: Path) -> None:
+def test_run_killed_at_random_has_a_result_and_resumes_in_budget(tmp_path: Path) -> None:
     plan = {"rules": "mini", "time_budget": 90, "stages": [{"recipe": "grpo", "settings": TINY}]}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(plan))
     out = tmp_path / "p"

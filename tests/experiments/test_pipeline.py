@@ -42,7 +42,7 @@ def written(tmp_path: Path, content: Any) -> Path:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
-def test_the_pipelines_that_ship_are_expert_iteration_then_grpo_with_recipes_and_files_that_exist(path: Path) -> None:
+def test_shipped_pipelines_are_expert_iteration_then_grpo(path: Path) -> None:
     pipeline = read_pipeline(path)
     assert [stage.recipe for stage in pipeline.stages] == ["expert_iteration", "grpo"]
     assert pipeline.output_dir == f"runs/{path.stem}"
@@ -58,7 +58,7 @@ def test_every_recipe_of_a_stage_is_a_script_with_its_own_yaml() -> None:
         assert (ROOT / "recipes" / recipe.script).with_suffix(".yaml").is_file()
 
 
-def test_everything_that_a_file_says_is_taken_and_what_is_given_comes_first(tmp_path: Path) -> None:
+def test_all_file_settings_are_used_and_arguments_override_them(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         {
@@ -110,7 +110,7 @@ def stages(*shares: float | str | None) -> list[dict[str, Any]]:
         ({"stages": stages(1.2, -0.4), "time_budget": 9}, "shares of the time budget must be above 0 .* got .1.2, -0.4"),
     ],
 )  # fmt: skip
-def test_a_file_that_describes_no_pipeline_is_refused_with_its_name(content: Any, message: str, tmp_path: Path) -> None:
+def test_file_describing_no_pipeline_is_refused_by_name(content: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message) as refusal:
         read_pipeline(written(tmp_path, content))
     assert str(refusal.value).startswith(str(tmp_path / "mine.yaml"))
@@ -150,7 +150,7 @@ def test_settings_become_arguments_of_a_command_line() -> None:
     assert Stage("grpo").arguments() == []
 
 
-def test_a_stage_is_one_process_or_launched_and_starts_from_a_model_with_a_budget_and_a_folder() -> None:
+def test_stage_command_has_model_budget_folder_and_any_launcher() -> None:
     stage = Stage("sft", settings={"max_steps": 3})
     settings = ["--max_steps", "3", "--output_dir", "out", "--seed", "7", "--resume", "auto"]
     script = str(Path("recipes") / "sft_math.py")
@@ -188,7 +188,7 @@ def test_a_stage_may_take_its_share_and_never_more_than_is_left(
 
 
 @pytest.mark.parametrize("seconds", [95.5, 130.0])  # 4 s are for the end
-def test_a_budget_that_the_stages_before_have_used_up_is_an_error(seconds: float) -> None:
+def test_budget_used_up_by_earlier_stages_is_an_error(seconds: float) -> None:
     stage = Stage("grpo", share=0.5)
     with pytest.raises(InputError, match="what was before has used up the time budget of 100 s"):
         _budget(Pipeline([stage], "p", time_budget=100), stage, {"1_sft": {"seconds": seconds}})
@@ -240,7 +240,7 @@ def test_a_stages_yaml_that_has_changed_makes_another_pipeline(tmp_path: Path) -
         record_of(tmp_path, chain)
 
 
-def test_a_stage_goes_on_in_the_last_folder_with_a_checkpoint_and_its_clock(tmp_path: Path) -> None:
+def test_stage_resumes_in_last_checkpoint_folder_with_its_clock(tmp_path: Path) -> None:
     wanted = tmp_path / "1_grpo"
     assert where_it_was(wanted) == (wanted, 0.0)
     wanted.mkdir()
@@ -301,7 +301,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return last
 
 
-def test_the_report_has_all_stages_on_one_clock_and_in_steps_of_all(tmp_path: Path, drawn: dict[str, Any]) -> None:
+def test_pipeline_report_has_one_clock_and_cumulative_steps(tmp_path: Path, drawn: dict[str, Any]) -> None:
     record = {
         "stages": [],
         "overhead": {"seconds": 7.5},
@@ -378,7 +378,7 @@ def three(tmp_path: Path) -> Pipeline:
     return Pipeline(chain, str(tmp_path / "p"), "start", time_budget=100, seed=5)
 
 
-def test_each_stage_starts_from_the_one_before_with_what_time_is_left(
+def test_each_stage_starts_from_the_previous_with_the_time_left(
     tmp_path: Path, fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # the first run has been interrupted after 34 s; the second took long to save
@@ -405,9 +405,7 @@ def test_each_stage_starts_from_the_one_before_with_what_time_is_left(
     ]  # fmt: skip
 
 
-def test_what_a_killed_process_had_noted_is_used_and_so_is_the_start_of_every_process(
-    tmp_path: Path, fake: Any
-) -> None:
+def test_time_of_killed_processes_and_of_startups_is_counted(tmp_path: Path, fake: Any) -> None:
     pipeline, stages = three(tmp_path), fake([44.0, 15.0, 36.0], took=[10.0, 20.0, 36.0])
     begun = {"1_expert_iteration": {"time_budget": 40.0, "earlier": 3.0, "running": 4.0}, "overhead": {"seconds": 6.0}}
     (tmp_path / "p").mkdir()
@@ -436,7 +434,7 @@ def test_what_the_watch_raises_ends_the_stage_and_is_noted(tmp_path: Path, fake:
     assert record["1_expert_iteration"] == {"time_budget": 40.0, "earlier": 5.0}
 
 
-def test_a_stage_of_other_settings_gets_the_time_that_is_left_of_the_chains(tmp_path: Path, fake: Any) -> None:
+def test_stage_with_changed_settings_gets_the_time_left(tmp_path: Path, fake: Any) -> None:
     chain = Pipeline([Stage("grpo")], str(tmp_path / "p"), time_budget=100)
     stages = fake([60.0], took=[60.0])
     (tmp_path / "p").mkdir()
@@ -457,7 +455,7 @@ def test_the_start_is_noted_before_the_checks(tmp_path: Path, fake: Any, monkeyp
     assert json.loads((tmp_path / "p" / RECORD).read_text())["overhead"] == {"seconds": 5.0}
 
 
-def test_an_interrupted_pipeline_goes_on_in_its_stage_with_the_budget_that_it_had(tmp_path: Path, fake: Any) -> None:
+def test_interrupted_pipeline_resumes_its_stage_and_budget(tmp_path: Path, fake: Any) -> None:
     fake([10.0], took=[10.0, 7.0], fails_at=1)
     with pytest.raises(InputError, match="2_sft ended with status 3"):
         run_pipeline(three(tmp_path), Path("recipes"))
@@ -489,7 +487,7 @@ def test_an_interrupted_pipeline_goes_on_in_its_stage_with_the_budget_that_it_ha
         ("kill -TERM $$", Stopped, "SIGTERM"),
     ],
 )
-def test_a_stage_that_did_not_end_well_is_an_error_and_one_that_was_stopped_stops_the_pipeline(
+def test_failed_stage_is_error_and_stopped_one_stops_pipeline(
     script: str, error: type[Exception] | None, message: str
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
@@ -508,7 +506,7 @@ def test_the_launcher_of_a_stage_lets_its_ranks_save(monkeypatch: pytest.MonkeyP
     run_stage(["sh", "-c", 'test "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT" = 50'], "2_grpo")
 
 
-def test_a_stage_whose_tick_raises_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+def test_stage_whose_tick_raises_is_killed_with_all_children(tmp_path: Path) -> None:
     def tick() -> None:
         if (tmp_path / "up").exists():
             raise TimeoutError
@@ -564,7 +562,7 @@ except Stopped:
 
 
 @pytest.mark.slow
-def test_sigterm_reaches_what_a_launcher_has_launched_and_is_waited_for(tmp_path: Path) -> None:
+def test_sigterm_reaches_launched_processes_and_is_waited_for(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
@@ -615,7 +613,7 @@ def test_every_recipe_can_be_checked_with_a_stages_arguments() -> None:
         ("sft", ["--config", "torn.yaml"], "while parsing a flow sequence"),
     ],
 )
-def test_the_first_stage_whose_arguments_do_not_parse_is_named_in_one_line(
+def test_first_stage_with_invalid_arguments_is_named_in_one_line(
     recipe: str,
     arguments: list[str],
     message: str,

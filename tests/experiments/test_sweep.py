@@ -27,7 +27,7 @@ def script(tmp_path: Path) -> str:
     return str(tmp_path / "recipe.py")
 
 
-def test_every_run_is_done_once_and_its_summary_comes_back_by_its_name(tmp_path: Path, script: str) -> None:
+def test_every_run_is_done_once_and_returns_its_summary_by_name(tmp_path: Path, script: str) -> None:
     commands = {"a": [script, "1"], "b": [script, "2"]}
     first = run_all(commands, tmp_path / "runs", jobs=2)
     assert {name: summary["value"] for name, summary in first.items()} == {"a": "1", "b": "2"}
@@ -44,7 +44,7 @@ def test_what_was_done_with_other_arguments_is_refused(tmp_path: Path, script: s
         run_all({"a": [script, "2"]}, tmp_path / "runs")
 
 
-def test_a_run_that_fails_is_named_and_the_rest_is_left_for_the_next_time(tmp_path: Path, script: str) -> None:
+def test_failed_run_is_named_and_the_rest_is_left_for_next_time(tmp_path: Path, script: str) -> None:
     commands = {"a": [script, "1"], "b": [script, "fail"], "c": [script, "3"], "d": [script, "4"]}
     with pytest.raises(InputError, match=r"a run failed: see the end of .*b\.log"):
         run_all(commands, tmp_path / "runs")
@@ -54,7 +54,7 @@ def test_a_run_that_fails_is_named_and_the_rest_is_left_for_the_next_time(tmp_pa
     assert run_all(other, tmp_path / "runs" / "again")["d"]["value"] == "d"
 
 
-def test_told_to_keep_going_it_says_what_failed_runs_the_rest_and_tries_again(tmp_path: Path, script: str) -> None:
+def test_keep_going_reports_failures_runs_the_rest_and_retries(tmp_path: Path, script: str) -> None:
     commands = {"a": [script, "1"], "b": [script, "fail"], "c": [script, "3"]}
     found = run_all(commands, tmp_path / "runs", keep_going=True)
     assert (found["a"]["value"], found["b"], found["c"]["value"]) == ("1", {"failed": "no good"}, "3")
@@ -62,7 +62,7 @@ def test_told_to_keep_going_it_says_what_failed_runs_the_rest_and_tries_again(tm
     assert mended["b"]["value"] == "2"
 
 
-def test_each_of_several_runs_has_its_share_of_the_cores_and_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_runs_get_a_share_of_the_cores_and_one_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -22,13 +22,13 @@ def test_every_question_is_used_before_any_comes_again(available: int, wanted: i
     assert all(sorted(turn) == list(range(available)) for turn in turns)
 
 
-def test_the_questions_come_in_a_new_order_in_every_turn_and_for_every_seed() -> None:
+def test_question_order_differs_in_every_pass_and_for_every_seed() -> None:
     first, second = (questions_of_step(30, 30, step, seed=0) for step in (1, 2))
     assert len({tuple(first), tuple(second), tuple(questions_of_step(30, 30, 1, seed=1)), tuple(range(30))}) == 4
     assert questions_of_step(30, 30, 1, seed=0) == first
 
 
-def test_where_there_are_fewer_questions_than_wanted_a_step_has_each_of_them_once() -> None:
+def test_too_few_questions_appear_once_each_in_every_step() -> None:
     for step in (1, 2, 3):
         assert sorted(questions_of_step(4, 9, step, seed=0)) == [0, 1, 2, 3]
     assert questions_of_step(0, 9, 1, seed=0) == []
@@ -42,16 +42,14 @@ def rows(n: int) -> list[dict[str, Any]]:
     ("n", "batch", "sizes"),
     [(7, 3, [3, 3, 1]), (6, 3, [3, 3]), (2, 5, [2]), (1, 1, [1]), (0, 3, [])],
 )
-def test_an_epoch_has_every_row_once_and_only_its_last_optimizer_step_may_be_short(
-    n: int, batch: int, sizes: list[int]
-) -> None:
+def test_epoch_has_every_row_once_and_only_the_last_step_short(n: int, batch: int, sizes: list[int]) -> None:
     plan = optimizer_steps(rows(n), batch, 2, "0 1")
     assert [len(step) for step in plan] == sizes * 2
     for epoch in (plan[: len(sizes)], plan[len(sizes) :]):
         assert sorted(row["n"] for step in epoch for row in step) == list(range(n))
 
 
-def test_every_epoch_every_step_and_every_seed_has_an_order_of_its_own() -> None:
+def test_row_order_differs_by_epoch_step_and_seed() -> None:
     given = rows(20)
     orders = [
         [row["n"] for row in step] for seed in ("0 1", "0 2", "1 1") for step in optimizer_steps(given, 20, 2, seed)
@@ -97,7 +95,7 @@ def test_a_step_in_one_line() -> None:
     )
 
 
-def test_a_step_begun_again_takes_the_place_of_its_row_and_of_later_ones(tmp_path: Path) -> None:
+def test_repeated_step_replaces_its_row_and_later_ones(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     for number, kept in ((1, 5), (2, 6), (3, 7), (2, 8)):
         _replace_row(path, {"step": number, "kept": kept})

@@ -45,7 +45,7 @@ def places(kept: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[int]:
 
 
 @contract
-def test_only_right_rollouts_are_kept_in_their_order_and_none_of_them_twice(name: str, options: dict[str, int]) -> None:
+def test_only_correct_rollouts_are_kept_in_order_and_once(name: str, options: dict[str, int]) -> None:
     rows = deepcopy(DRAWS)
     kept = SELECTIONS.build(name, **options)(rows)
     assert all(found["outcome"] == "correct" for found in kept)
@@ -60,7 +60,7 @@ def test_no_question_with_a_right_rollout_goes_without_one(name: str, options: d
 
 
 @contract
-def test_nothing_comes_from_nothing_and_nothing_from_wrong_rollouts(name: str, options: dict[str, int]) -> None:
+def test_no_rollouts_or_only_incorrect_ones_select_nothing(name: str, options: dict[str, int]) -> None:
     select = SELECTIONS.build(name, **options)
     assert select([]) == []
     assert select([row(0, "a", 1, "1", "format_only"), row(0, "b", 1, "1", "neither")]) == []
@@ -127,7 +127,7 @@ def test_rows_by_hand(name: str, options: dict[str, int], wanted: list[int]) -> 
 
 
 @pytest.mark.parametrize("name", ["at_most", "shortest"])
-def test_one_rollout_per_question_is_the_default_and_less_is_refused(name: str) -> None:
+def test_one_rollout_per_question_is_the_default_and_the_minimum(name: str) -> None:
     assert SELECTIONS.options(name) == {"k": 1}
     for k in (0, -2):
         with pytest.raises(ValueError, match=f"k must be at least 1, got {k}"):

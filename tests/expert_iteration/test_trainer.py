@@ -62,7 +62,7 @@ def shares(path: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_what_it_keeps_becomes_likelier_and_what_is_wrong_does_when_the_selection_is_broken(tmp_path: Path) -> None:
+def test_selected_rollouts_become_likelier_even_if_incorrect(tmp_path: Path) -> None:
     settings = {"n_ei_steps": 5, "epochs_per_step": 4}
     trained(tmp_path / "right", **settings)
     learnt = shares(tmp_path / "right")
@@ -88,7 +88,7 @@ def only_wrong(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["outcome"] != "correct"]
 
 
-def test_a_step_takes_as_many_optimizer_steps_as_its_rows_need_and_the_run_ends_with_the_last(tmp_path: Path) -> None:
+def test_optimizer_steps_per_step_follow_from_its_rows(tmp_path: Path) -> None:
     trainer = trained(tmp_path, epochs_per_step=2)
     steps = steps_of(tmp_path)
     assert [step["step"] for step in steps] == [1, 2, 3]
@@ -140,9 +140,7 @@ def test_rollouts_and_kept_rows_are_datasets(tmp_path: Path) -> None:
         assert sum(has_a_one(text) for text in loaded["rollouts"]["response"]) == step["kept"]
 
 
-def test_steps_without_a_right_answer_are_reported_and_change_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_steps_without_a_correct_answer_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = trained(tmp_path, lambda text: False)
     assert trainer.state.global_step == 0
     assert weight_difference(trainer.model, tiny_model()) == 0
@@ -167,7 +165,7 @@ def test_a_step_with_nothing_in_the_middle_is_passed_over(tmp_path: Path) -> Non
     assert trainer.state.global_step == sum(-(-n // 8) for n in kept)
 
 
-def test_fewer_rows_than_a_batch_are_one_smaller_step_and_no_entropy_of_nothing_is_logged(tmp_path: Path) -> None:
+def test_short_last_batch_is_one_smaller_step(tmp_path: Path) -> None:
     trainer = trained(tmp_path, n_ei_steps=1, selection="at_most", questions_per_step=2, logging_steps=1)
     (step,) = steps_of(tmp_path)
     assert 0 < step["kept"] <= 2
@@ -177,7 +175,7 @@ def test_fewer_rows_than_a_batch_are_one_smaller_step_and_no_entropy_of_nothing_
     assert entry["grad_norm"] > 0
 
 
-def test_the_entropy_logged_is_of_the_rows_and_not_of_micro_batches_without_any(tmp_path: Path) -> None:
+def test_logged_entropy_is_over_rows_and_not_empty_micro_batches(tmp_path: Path) -> None:
     one_row = {"n_ei_steps": 1, "selection": "at_most", "questions_per_step": 1, "logging_steps": 1}
     entropy = []
     for batch in (4, 8):  # one micro-batch, and one more that has no row
@@ -187,7 +185,7 @@ def test_the_entropy_logged_is_of_the_rows_and_not_of_micro_batches_without_any(
     assert entropy[0] > 0.5
 
 
-def test_where_rows_run_out_a_micro_batch_has_nothing_that_trains(tmp_path: Path) -> None:
+def test_micro_batch_without_rows_has_no_trainable_token(tmp_path: Path) -> None:
     trainer = made(tmp_path)
     trainer.args.gradient_accumulation_steps = 3
     row = {"input_ids": [9, 7, 3, 1], "labels": [-100, -100, 3, 1]}
@@ -202,7 +200,7 @@ def test_every_chunk_of_rollouts_is_drawn_anew(tmp_path: Path) -> None:
     assert texts[:4] != texts[4:]
 
 
-def test_a_step_is_begun_only_where_there_is_time_for_rollouts_like_the_last_ones(tmp_path: Path) -> None:
+def test_step_starts_only_with_time_for_rollouts_like_the_last(tmp_path: Path) -> None:
     left_out: list[float] = []
     trainer = made(tmp_path, lambda text: False)
     trainer.budget = SimpleNamespace(is_spent=lambda ahead=0.0: ahead > 0, leave_out=left_out.append)
@@ -242,7 +240,7 @@ def test_resumed_at_any_optimizer_step_it_is_the_same_to_the_bit(tmp_path: Path)
         assert files_of(tmp_path / f"from_{step}") == files_of(tmp_path / "whole")
 
 
-def test_interrupted_among_the_rollouts_it_samples_only_what_is_missing(tmp_path: Path) -> None:
+def test_run_interrupted_in_rollouts_resamples_only_missing_ones(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def interrupted(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
@@ -266,7 +264,7 @@ def test_interrupted_among_the_rollouts_it_samples_only_what_is_missing(tmp_path
 
 
 @pytest.mark.slow
-def test_sigterm_among_the_rollouts_stops_before_the_next_chunk_and_the_rest_is_the_same(tmp_path: Path) -> None:
+def test_sigterm_in_rollouts_stops_at_next_chunk_and_resumes(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def told_to_stop(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
@@ -289,7 +287,7 @@ def test_sigterm_among_the_rollouts_stops_before_the_next_chunk_and_the_rest_is_
 
 
 @pytest.mark.slow
-def test_resumed_with_other_settings_the_rollouts_of_the_old_ones_are_not_used(tmp_path: Path) -> None:
+def test_resume_with_other_settings_discards_old_rollouts(tmp_path: Path) -> None:
     trained(tmp_path / "whole", **SAVING)
     step = steps_of(tmp_path / "whole")[0]["optimizer_steps"]
     resumed(tmp_path / "whole", tmp_path / "hot", step, sampling_temperature=3.0, resume_changed=True)
@@ -321,7 +319,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words
         ExpertIterationConfig(output_dir=str(tmp_path), use_cpu=True, **{"lr_scheduler_type": "constant", **settings})
 
 
-def test_the_number_of_optimizer_steps_may_stand_in_the_config_that_a_run_has_written(tmp_path: Path) -> None:
+def test_written_config_may_contain_the_optimizer_step_count(tmp_path: Path) -> None:
     settings = {"output_dir": str(tmp_path), "use_cpu": True, "lr_scheduler_type": "constant", "n_ei_steps": 2}
     config = ExpertIterationConfig(**settings)
     assert ExpertIterationConfig(**settings, max_steps=config.max_steps).max_steps == config.max_steps

@@ -49,9 +49,7 @@ def untied_model() -> Qwen3ForCausalLM:
         pytest.param(peft.VeraConfig(target_modules=["q_proj"]), id="vera"),
     ],
 )
-def test_the_engine_is_given_what_peft_merges_and_the_policy_keeps_its_bits(
-    config: peft.PeftConfig, dtype: torch.dtype
-) -> None:
+def test_engine_gets_peft_merged_weights_and_policy_is_unchanged(config: peft.PeftConfig, dtype: torch.dtype) -> None:
     base = untied_model().to(dtype)
     plain = {name: parameter.clone() for name, parameter in base.named_parameters()}
     model = peft.get_peft_model(base, copy.deepcopy(config))
@@ -82,7 +80,7 @@ def test_the_engine_is_given_what_peft_merges_and_the_policy_keeps_its_bits(
         (peft.PrefixTuningConfig(num_virtual_tokens=2), "peft_type PREFIX_TUNING"),
     ],
 )
-def test_an_adapter_that_cannot_be_merged_is_refused_before_the_model_loads(
+def test_unmergeable_adapter_is_refused_before_the_model_loads(
     config: peft.PeftConfig, message: str, tmp_path: Path
 ) -> None:
     tiny_model().config.save_pretrained(tmp_path)  # and no weights
@@ -107,7 +105,7 @@ def test_an_adapter_that_cannot_be_merged_is_refused_before_the_model_loads(
             make()
 
 
-def test_adapters_that_do_not_touch_a_tied_embedding_are_accepted() -> None:
+def test_adapters_not_on_a_tied_embedding_are_accepted() -> None:
     model = tiny_model()
     check_adapter(model, None)
     for settings in (

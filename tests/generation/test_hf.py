@@ -84,7 +84,7 @@ def test_a_completion_is_finished_when_it_ended_by_itself(
 
 
 @pytest.mark.parametrize("end", [CLOSE, ["</", "answer", ">b"], [*"</answer>"]], ids=["spread", "inside", "characters"])
-def test_generation_stops_at_a_stop_string_however_it_is_cut_into_tokens(end: list[str]) -> None:
+def test_generation_stops_at_a_stop_string_in_any_tokenization(end: list[str]) -> None:
     model = chain_model(TOKENIZER, ["0", "1", "2", *end, "x", "y"])
     assert generate(model, [["0"]], STOP) == [["1", "2", *end]]
     assert generate(model, [["0"]], None, max_new_tokens=len(end) + 4) == [["1", "2", *end, "x", "y"]]
@@ -100,7 +100,7 @@ def test_rows_of_one_batch_end_each_where_it_would_alone() -> None:
     assert completions == [generate(model, [p], STOP, max_new_tokens=9)[0] for p in prompts]
 
 
-def test_the_length_of_the_other_prompts_does_not_change_a_completion() -> None:
+def test_completion_is_independent_of_other_prompt_lengths() -> None:
     tokenizer, model = tiny_tokenizer(), tiny_model()  # attends to its prompt, unlike a chain
     prompts = [[9], [9, 10, 7, 11, 8], [12, 13, 14]]
     config = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=[1], pad_token_id=0)
@@ -117,7 +117,7 @@ def test_a_completion_may_end_with_eos_only_after_the_minimum(minimum: int) -> N
     assert completion.index("<eos>") >= minimum if "<eos>" in completion else len(completion) == 6
 
 
-def test_a_stop_string_within_the_minimum_does_not_end_a_completion() -> None:
+def test_stop_string_within_min_tokens_does_not_end_completion() -> None:
     # vLLM's rule for min_tokens, so that both engines end a completion at the same place
     model = chain_model(TOKENIZER, ["0", "1", *CLOSE, "a", "b", "c", "<eos>"])
     assert generate(model, [["0"]], STOP, min_new_tokens=3) == [["1", *CLOSE]]
@@ -211,7 +211,7 @@ def sample(
 
 
 @pytest.mark.parametrize("settings", [{"do_sample": True}, {"do_sample": False}], ids=["sampled", "greedy"])
-def test_a_prompt_in_common_is_computed_once_for_the_same_completions(
+def test_shared_prompt_is_computed_once_for_the_same_completions(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model().double()
@@ -229,7 +229,7 @@ def test_a_prompt_in_common_is_computed_once_for_the_same_completions(
 
 
 @pytest.mark.parametrize("settings", [{"cache_implementation": "static"}, {"use_cache": False}])
-def test_with_a_cache_of_another_kind_prompts_are_computed_as_they_are(settings: dict[str, Any]) -> None:
+def test_prompts_are_not_shared_with_other_kinds_of_cache(settings: dict[str, Any]) -> None:
     model = tiny_model()
     assert (
         sample(model, PROMPTS, do_sample=False, disable_compile=True, **settings)[0]
@@ -237,7 +237,7 @@ def test_with_a_cache_of_another_kind_prompts_are_computed_as_they_are(settings:
     )
 
 
-def test_no_rank_runs_a_forward_pass_that_others_may_not_where_it_gathers_weights(
+def test_no_rank_runs_an_unmatched_forward_pass_when_sharded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny_model()
@@ -258,7 +258,7 @@ def test_no_rank_runs_a_forward_pass_that_others_may_not_where_it_gathers_weight
     assert passes(repeated) == passes(differing) == 3
 
 
-def test_partitioned_is_a_parameter_of_zero_3_that_is_not_gathered() -> None:
+def test_partitioned_means_a_zero3_parameter_not_gathered() -> None:
     parts, whole = torch.nn.Parameter(torch.empty(0)), torch.nn.Parameter(torch.empty(3))
     assert not is_partitioned(parts)  # it has no elements on any rank
     parts.ds_numel = whole.ds_numel = 3  # type: ignore[attr-defined]
@@ -266,7 +266,7 @@ def test_partitioned_is_a_parameter_of_zero_3_that_is_not_gathered() -> None:
     assert not is_partitioned(whole)
 
 
-def test_prompts_that_all_differ_or_have_one_token_are_computed_as_they_are() -> None:
+def test_distinct_or_one_token_prompts_are_not_shared() -> None:
     assert sample(tiny_model(), PROMPTS[:2])[1][0] == 2 * 30
     assert sample(tiny_model(), [[4], [4]])[1][0] == 2
 
@@ -278,7 +278,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @pytest.mark.parametrize("stop", [None, ["yz"]], ids=["eos", "stop string"])
-def test_rows_that_have_ended_leave_the_batch_and_the_others_end_as_they_would_alone(stop: list[str] | None) -> None:
+def test_finished_rows_leave_the_batch_and_others_are_unchanged(stop: list[str] | None) -> None:
     model = chain_model(TOKENIZER, [*LETTERS, "<eos>"])
     prompts = [ids([*LETTERS[:i]]) for i in (3, 25, 9, 14, 21, 20, 19, 24, 8, 23, 22, 1)]
     config = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=[1], pad_token_id=0)
@@ -300,7 +300,7 @@ def test_rows_that_have_ended_leave_the_batch_and_the_others_end_as_they_would_a
         torch.testing.assert_close(torch.tensor(logps.rows()[row][:length]), torch.tensor(alone.rows()[0][:length]))
 
 
-def test_a_shrunken_batch_keeps_each_rows_prompt_and_its_least_length() -> None:
+def test_shrunken_batch_keeps_prompts_and_minimum_lengths() -> None:
     model = tiny_model(seed=2).double()  # attends to its prompt and itself, unlike a chain
     prompts = [[3 + (i * j) % 14 for j in range(1, 2 + i % 5)] for i in range(40)]
     settings = {
@@ -339,7 +339,7 @@ def test_sampled_completions_do_not_depend_on_which_rows_leave(monkeypatch: pyte
     assert abs(len(early) - sum(len(row) < 12 for row in plain)) < 0.045 * 4000
 
 
-def test_ranks_that_gather_weights_together_and_other_searches_keep_their_batch(
+def test_batch_does_not_shrink_under_zero3_or_other_searches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, plain = tiny_model(), GenerationConfig(max_new_tokens=4)

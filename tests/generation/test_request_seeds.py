@@ -27,7 +27,7 @@ def standing_at(place: Place) -> Callable[[], Place]:
     return lambda: place
 
 
-def test_every_request_of_a_run_has_a_seed_of_its_own_and_vllm_takes_it() -> None:
+def test_every_request_has_a_unique_seed_that_vllm_accepts() -> None:
     made = [
         seed
         for engine in (0, 1)
@@ -50,7 +50,7 @@ def test_the_runs_seed_and_one_given_by_the_user_both_act() -> None:
     assert len(set(first(0, given=5))) == 4  # the members of a group differ all the same
 
 
-def test_calls_are_counted_anew_at_every_step_so_that_a_resumed_run_goes_on_alike() -> None:
+def test_calls_are_counted_per_step_so_resumed_seeds_are_equal() -> None:
     place: list[Place] = [("train", 0)]
     seeds = RequestSeeds(0, 0, lambda: place[0])
     seeds_of(seeds, 4)
@@ -127,7 +127,7 @@ def run(path: Path, validating: bool = False, resume: Path | None = None, **sett
 
 @pytest.mark.vllm
 @pytest.mark.usefixtures("draws_as_v2")
-def test_on_an_engine_that_draws_as_v2_a_run_depends_on_its_seed_alone(tmp_path: Path) -> None:
+def test_run_on_a_v2_like_engine_depends_only_on_its_seed(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     validating = run(tmp_path / "validating", validating=True)
     assert validating.rollouts == whole.rollouts
@@ -156,7 +156,7 @@ def test_ranks_sample_apart_and_tensor_parallel_peers_alike(peers: int, distinct
 
 
 @pytest.mark.vllm
-def test_the_cpu_engine_samples_by_the_seed_and_a_validation_leaves_training_as_it_was(tmp_path: Path) -> None:
+def test_cpu_engine_is_seeded_and_validation_keeps_training_same(tmp_path: Path) -> None:
     model = str(save_model(tmp_path / "model", True))
     whole = run(tmp_path / "whole", model=model)
     validating = run(tmp_path / "validating", validating=True, model=model, learning_rate=0.0)

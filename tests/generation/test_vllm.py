@@ -77,7 +77,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.vllm
-def test_sampler_and_trainer_agree_after_real_steps_and_only_because_of_the_sync(tied: Any) -> None:
+def test_sampler_and_trainer_agree_after_steps_only_due_to_sync(tied: Any) -> None:
     tied.train()
     steps = [entry for entry in tied.state.log_history if "loss" in entry]
     assert len(steps) == 2
@@ -115,7 +115,7 @@ def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("variant", ["lora", "dora_and_an_embedding"])
-def test_lora_is_merged_on_the_fly_and_the_policy_is_left_as_it_is(variant: str, tmp_path: Path) -> None:
+def test_lora_is_merged_on_the_fly_and_the_policy_is_unchanged(variant: str, tmp_path: Path) -> None:
     plain = variant == "lora"
     targets: Any = "all-linear" if plain else ["q_proj", "v_proj", "down_proj", "embed_tokens"]
     lora = LoraConfig(r=4, lora_alpha=16, target_modules=targets, use_dora=not plain, task_type="CAUSAL_LM")
@@ -134,7 +134,7 @@ def test_lora_is_merged_on_the_fly_and_the_policy_is_left_as_it_is(variant: str,
 
 
 @pytest.mark.vllm
-def test_a_model_too_long_for_the_context_is_answered_with_the_setting_to_change(tmp_path: Path) -> None:
+def test_model_exceeding_the_context_names_the_setting_to_change(tmp_path: Path) -> None:
     settings = {**SETTINGS, "vllm_max_model_length": 4096}
     with pytest.raises(RuntimeError, match=r"(?s)vLLM did not start: .*lower vllm_max_model_length"):
         make_trainer(

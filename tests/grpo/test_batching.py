@@ -56,7 +56,7 @@ def test_rows_have_their_lengths_without_padding_and_their_group() -> None:
     assert [row.group for row in rows_of(alone)] == [0, 1, 2, 3]
 
 
-def test_a_row_without_advantage_or_without_a_token_that_trains_moves_nothing() -> None:
+def test_row_without_advantage_or_unmasked_token_changes_nothing() -> None:
     assert moves_weights(batch()) == [True, True, False, True]
     masked = batch()
     masked["completion_mask"][0] = 0
@@ -68,7 +68,7 @@ def test_a_row_without_advantage_or_without_a_token_that_trains_moves_nothing() 
     assert moves_weights({**batch(), "advantages": torch.tensor([torch.nan, 0, 0, 0])})[0]
 
 
-def test_rows_are_told_apart_by_group_and_by_prompt_without_its_padding() -> None:
+def test_rows_are_grouped_by_group_and_unpadded_prompt() -> None:
     ids = torch.tensor([[9, 5, 7], [0, 5, 7], [0, 5, 7], [8, 5, 7], [4, 5, 7]])
     mask = torch.tensor([[0, 1, 1], [0, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]])
     found = groups_of_prompts(ids, mask, torch.tensor([6, 6, 6, 7, 7])).tolist()
@@ -87,14 +87,14 @@ def test_rows_are_cut_by_tokens_in_order_of_length() -> None:
     assert cut([], budget=10) == []
 
 
-def test_groups_of_like_length_are_taken_together_as_far_as_their_prompts_fit() -> None:
+def test_groups_of_similar_length_share_a_batch_if_prompts_fit() -> None:
     rows = [Row(i, 4, n, i % 3) for i, n in enumerate([1, 9, 5, 2, 1, 6])]  # the longest of groups 0, 1, 2: 2, 9, 6
     assert indices(by_prompts(rows, budget=8)) == [[1, 4, 2, 5], [0, 3]]
     assert indices(by_prompts(rows, budget=1)) == [[1, 4], [2, 5], [0, 3]]
     assert by_prompts([], budget=8) == []
 
 
-def test_prompts_and_the_completions_of_any_one_micro_batch_fit_into_the_budget() -> None:
+def test_prompts_and_completions_of_a_micro_batch_fit_the_budget() -> None:
     rows = [Row(i, 4, n, i % 3) for i, n in enumerate([1, 9, 5, 2, 1, 6])]
     sets = cut_on_shared_prompts(rows, budget=20)
     assert [indices(runs) for runs in sets] == [[[1], [5, 2], [4]], [[3, 0]]]
@@ -167,14 +167,14 @@ def test_a_budget_too_small_for_the_steps_turns_is_raised() -> None:
     assert len(Batching(rows=2, tokens=1, skip_idle=False).plan(batch())) == 2
 
 
-def test_a_step_without_a_useful_row_still_has_a_micro_batch_and_ranks_as_many_as_the_busiest() -> None:
+def test_step_without_useful_rows_still_has_a_micro_batch() -> None:
     idle = {**batch(), "advantages": torch.zeros(4)}
     assert sizes(Batching(rows=2).plan(idle)) == [(0, 2, 1)]
     assert sizes(Batching(rows=2).plan(idle, agree=lambda n: max(n, 2))) == [(0, 2, 1)] * 2
     assert sizes(Batching(rows=2, tokens=100).plan(batch(), agree=lambda n: n + 1)) == [(1, 2, 4), (2, 3, 3)]
 
 
-def test_micro_batches_of_one_set_share_their_prompts_and_are_as_wide() -> None:
+def test_micro_batches_of_one_set_share_prompts_and_their_width() -> None:
     shared = Batching(rows=2, tokens=1000, skip_idle=False, shared=True)
     rows = {**batch(), "group": torch.tensor([0, 0, 1, 2])}
     (whole,) = shared.plan(rows)

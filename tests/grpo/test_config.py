@@ -49,7 +49,7 @@ def refused(error: type[Exception], message: str, **settings: Any) -> None:
 # Stock.
 
 
-def test_without_a_field_of_ours_every_field_of_trl_is_as_trl_sets_it() -> None:
+def test_without_own_fields_every_trl_field_is_as_in_trl() -> None:
     settings = {"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"}
     ours, theirs = ExtGRPOConfig(**settings), GRPOConfig(**settings)
     names = {f.name for f in dataclasses.fields(GRPOConfig)}
@@ -93,7 +93,7 @@ def test_the_handouts_settings_become_trls(tmp_path: Path) -> None:
         assert {name: getattr(args, name) for name in TRL} == TRL
 
 
-def test_off_policy_steps_are_epochs_times_optimizer_steps_per_rollout() -> None:
+def test_off_policy_steps_are_epochs_times_steps_per_rollout() -> None:
     args = config(
         n_grpo_steps=5, rollout_batch_size=32, train_batch_size=16, group_size=4, micro_train_batch_size=4,
         epochs_per_rollout_batch=3,
@@ -112,7 +112,7 @@ def test_off_policy_steps_are_epochs_times_optimizer_steps_per_rollout() -> None
         ({"train_batch_size": 4}, 4, 1),
     ],
 )
-def test_two_of_train_batch_micro_batch_and_accumulation_give_the_third(
+def test_two_of_the_three_batch_settings_determine_the_third(
     settings: dict[str, int], micro: int, accumulation: int
 ) -> None:
     args = config(group_size=4, **settings)
@@ -223,14 +223,14 @@ def test_a_preset_fills_every_axis(preset: str) -> None:
 
 
 @pytest.mark.parametrize(("axis", "name"), [(axis, name) for axis, table in AXES.items() for name in table])
-def test_every_member_can_be_chosen_alone_and_the_other_axes_are_grpos(axis: str, name: str) -> None:
+def test_every_axis_member_works_alone_with_grpo_defaults(axis: str, name: str) -> None:
     args = config(**{axis: name})
     assert getattr(args, axis) == name
     for other in AXES.keys() - {axis}:
         assert getattr(args, other) == getattr(PRESETS["grpo_clip"], other)
 
 
-def test_an_axis_beside_a_preset_replaces_the_member_and_drops_its_options() -> None:
+def test_axis_beside_a_preset_replaces_member_and_its_options() -> None:
     dapo = config(preset="dapo", policy_loss="cispo")
     assert (dapo.policy_loss, dapo.policy_loss_options, dapo.aggregation) == ("cispo", {}, "token_mean")
     dapo = config(preset="dapo", policy_loss="cispo", policy_loss_options={"ratio_max": 2.0})
@@ -268,7 +268,7 @@ def test_the_objective_gets_kl_beta_and_bias_correction(estimator: str) -> None:
         ({"advantage": "raw", "advantage_eps": 0.1}, "unknown option of advantage 'raw' 'eps'"),
     ],
 )
-def test_an_unknown_name_or_option_is_refused_at_once_with_the_choices(settings: dict[str, Any], message: str) -> None:
+def test_unknown_name_or_option_is_refused_with_the_choices(settings: dict[str, Any], message: str) -> None:
     refused(UnknownName, message, **settings)
 
 
@@ -355,7 +355,7 @@ def test_options_come_from_yaml_or_the_command_line_which_wins(
 
 
 @pytest.mark.parametrize("written", ["1e-6", "1.0e-6", "0.000001"])
-def test_a_small_number_in_yaml_is_a_number_however_it_is_written(tmp_path: Path, written: str) -> None:
+def test_small_yaml_number_is_a_float_in_any_notation(tmp_path: Path, written: str) -> None:
     args = parsed(tmp_path, f"advantage: group_std\nadvantage_options: {{eps: {written}}}\n")
     assert args.advantage_options == {"eps": 1e-6}
     assert isinstance(args.advantage_options["eps"], float)
@@ -423,13 +423,13 @@ def test_what_is_not_set_of_the_engine_is_left_to_vllm(tmp_path: Path) -> None:
         ("vllm_model_impl", "transformers"),
     ],
 )
-def test_what_only_a_colocated_engine_reads_is_refused_with_a_server(name: str, value: Any) -> None:
+def test_colocate_only_settings_are_refused_in_server_mode(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name} with vllm_mode: server"):
         config(use_vllm="true", vllm_mode="server", **{name: value})
     assert getattr(config(use_vllm="true", vllm_mode="colocate", **{name: value}), name) == value
 
 
-def test_continuous_batching_and_stop_strings_are_refused_together() -> None:
+def test_continuous_batching_with_stop_strings_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^use_transformers_continuous_batching with stop"):
         config(use_transformers_continuous_batching=True, stop=["</answer>"])
     assert config(use_transformers_continuous_batching=True).use_transformers_continuous_batching

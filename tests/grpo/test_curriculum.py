@@ -30,7 +30,7 @@ def test_a_problem_that_is_not_settled_is_taken() -> None:
     assert [curriculum.choose(2, (0, place)) for place in range(50)] == [2] * 50
 
 
-def test_a_settled_problem_keeps_its_share_and_others_come_in_its_place() -> None:
+def test_uninformative_problem_keeps_its_share_or_is_replaced() -> None:
     curriculum = Curriculum([None] * 4, 0.25, seed=0)
     curriculum.update([0, 1], [False, False])
     chosen = Counter(curriculum.choose(0, (0, place)) for place in range(4000))
@@ -122,7 +122,7 @@ def test_a_rollout_is_made_of_what_is_not_settled(tmp_path: Path) -> None:
     assert logged[-1] == 7.0
 
 
-def test_what_nothing_scored_taught_nothing_and_a_group_is_chosen_for_once(tmp_path: Path) -> None:
+def test_unscored_problem_is_uninformative_and_group_chosen_once(tmp_path: Path) -> None:
     def partly(prompts: list[str], completions: list[str], **_: object) -> list[float | None]:
         """Scores nothing of a; of b one alike; of c two that differ."""
         scores: dict[str, list[float | None]] = {"a": [None] * 4, "b": [None, 1, 1, None], "c": [None, 0, 1, None]}

@@ -165,7 +165,7 @@ def test_each_kept_row_is_finetuned_on_by_one_rank(ranks: list[dict[str, Any]], 
     assert of_two == of_one != []
 
 
-def test_each_rank_keeps_its_own_rows_of_the_last_rollout_with_their_rewards(
+def test_each_rank_keeps_its_last_rollout_rows_with_rewards(
     ranks: list[dict[str, Any]], one_rank: dict[str, Any]
 ) -> None:
     of_two = [found["kl"]["rollout"] for found in ranks]
@@ -173,7 +173,7 @@ def test_each_rank_keeps_its_own_rows_of_the_last_rollout_with_their_rewards(
     assert of_two[0] + of_two[1] == one_rank["kl"]["rollout"]
 
 
-def test_validation_over_two_ranks_gives_both_the_completions_in_order(
+def test_validation_gives_both_ranks_all_completions_in_order(
     ranks: list[dict[str, Any]], one_rank: dict[str, Any]
 ) -> None:
     texts = {"0": "x", "1": "y</answer>", "2": "z" * 12}
@@ -185,14 +185,14 @@ def test_validation_over_two_ranks_gives_both_the_completions_in_order(
     assert one_rank["batches"] == [2, 2, 1, 1]
 
 
-def test_both_ranks_choose_the_same_problems_and_know_of_all_what_they_taught(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_share_curriculum_choices_and_outcomes(ranks: list[dict[str, Any]]) -> None:
     known = ranks[0]["settled"]["curriculum"]
     assert known == ranks[1]["settled"]["curriculum"]
     assert set(known["taught"].values()) == {True, False}
     assert len(known["of_kind"]) == 6
 
 
-def test_the_rate_falls_by_the_clock_that_is_furthest_on_both_ranks(ranks: list[dict[str, Any]]) -> None:
+def test_learning_rate_follows_the_furthest_clock_on_both_ranks(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         rates = [entry["learning_rate"] for entry in found["decay"]["logs"]]
         assert rates == pytest.approx([0.1, 0.08, 0.07, 0.06])
@@ -219,7 +219,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ("validates", 0, "LookupError", "no verdict"),
     ],
 )
-def test_what_one_rank_raises_ends_both_at_once_with_the_same_words(
+def test_error_on_one_rank_ends_both_with_the_same_message(
     case: str, by: int, kind: str, message: str, faults: list[dict[str, Any]]
 ) -> None:
     own, others = faults[by][case], faults[1 - by][case]

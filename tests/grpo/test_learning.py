@@ -42,7 +42,7 @@ def has_learned(first: float, last: float) -> bool:
     return last > 0.8 and last - first > 0.45
 
 
-def test_the_default_preset_learns_and_with_the_sign_flipped_it_unlearns(tmp_path: Path) -> None:
+def test_default_preset_learns_and_unlearns_with_sign_flipped(tmp_path: Path) -> None:
     assert has_learned(*rewards(tmp_path, DEFAULT, seed=0))
     first, last = rewards(tmp_path, DEFAULT, seed=0, policy_loss=f"{__name__}:flipped")
     assert not has_learned(first, last)

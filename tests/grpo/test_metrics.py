@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from trl_ext.grpo.metrics import StepMetrics
 
 
-def test_the_mean_is_over_all_tokens_of_the_step_whatever_the_micro_batches() -> None:
+def test_mean_is_over_all_tokens_of_the_step() -> None:
     metrics = StepMetrics()
     metrics.add({"a": torch.tensor([[1.0, 9.0]])}, torch.tensor([[True, False]]))
     metrics.add({"a": torch.tensor([[3.0, 5.0]]), "b": torch.tensor([[1.0, 0.0]])}, torch.tensor([[True, True]]))
@@ -15,7 +15,7 @@ def test_the_mean_is_over_all_tokens_of_the_step_whatever_the_micro_batches() ->
     assert found == {"a": 3.0, "b": 0.25}  # (1 + 3 + 5) / 3; 1 / 4
 
 
-def test_the_maximum_is_the_largest_and_what_was_never_measured_is_no_zero() -> None:
+def test_maximum_is_the_largest_and_unmeasured_is_absent() -> None:
     metrics = StepMetrics()
     for values in ([0.5], [2.0, 1.0], []):
         metrics.add_max("worst", torch.tensor(values))

@@ -108,7 +108,7 @@ def _signature(function: object) -> str:
     return str(inspect.Signature(bare))[1:-1]
 
 
-def test_the_installed_trl_is_the_minor_version_that_the_seam_was_written_for() -> None:
+def test_installed_trl_is_the_minor_version_of_the_seam() -> None:
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pin = next(r for r in map(Requirement, project["dependencies"]) if r.name == "trl").specifier
     assert len(pin) == 1
@@ -118,7 +118,7 @@ def test_the_installed_trl_is_the_minor_version_that_the_seam_was_written_for() 
 
 
 @pytest.mark.parametrize("name", [*sorted({*OVERRIDDEN} - {"_get_per_token_logps_and_entropies"}), *CALLED])
-def test_trls_methods_have_the_signatures_that_the_seam_relies_on(name: str) -> None:
+def test_trl_methods_have_the_signatures_the_seam_relies_on(name: str) -> None:
     expected, found = {**OVERRIDDEN, **CALLED}[name], _signature(getattr(GRPOTrainer, name))
     if name == "log":
         assert _signature(Trainer.log).replace(" = ", "=") == expected  # the seam calls this one past TRL's
@@ -128,7 +128,7 @@ def test_trls_methods_have_the_signatures_that_the_seam_relies_on(name: str) -> 
 
 
 @pytest.mark.parametrize("function", CALLED_BY_KEYWORD, ids=lambda f: f.__name__)
-def test_trls_functions_take_the_arguments_that_the_seam_gives_them(function: object) -> None:
+def test_trl_functions_accept_the_arguments_of_the_seam(function: object) -> None:
     parameters, given = inspect.signature(function).parameters, CALLED_BY_KEYWORD[function]
     in_order = [name for name in parameters if name != "self"][: len(given["positional"])]
     assert tuple(in_order) == given["positional"]
@@ -183,7 +183,7 @@ def test_trls_finetuning_has_what_ours_relies_on(tmp_path: Path) -> None:
         assert text in source
 
 
-def test_the_trainer_overrides_just_the_methods_whose_signatures_are_held_here() -> None:
+def test_trainer_overrides_exactly_the_methods_pinned_here() -> None:
     seam = [c for c in ExtGRPOTrainer.__mro__ if c.__module__.startswith("trl_ext") and c not in MIXED_IN]
     inherited = {n for c in seam for n in vars(c) if hasattr(GRPOTrainer, n) and not n.startswith("__")}
     assert {n for n in inherited if callable(getattr(GRPOTrainer, n))} == {*OVERRIDDEN}
@@ -212,7 +212,7 @@ PATCHES = re.compile(
 )
 
 
-def test_other_libraries_are_patched_in_one_package_only_and_its_docstring_lists_each() -> None:
+def test_other_libraries_are_patched_in_compat_only() -> None:
     patching = [path for path in PACKAGE.rglob("*.py") if PATCHES.search(path.read_text(encoding="utf-8"))]
     assert {path.parent.name for path in patching} == {"compat"}
     about = (

@@ -116,7 +116,7 @@ def test_no_advantage_sees_a_difference(advantage: str, tmp_path: Path) -> None:
     assert_same(tmp_path, ALL, **axes, reward=sometimes_right)
 
 
-def test_learned_positions_keep_the_padding_that_trl_counts_them_from(tmp_path: Path) -> None:
+def test_learned_positions_keep_the_padding_as_in_trl(tmp_path: Path) -> None:
     def model() -> Any:
         torch.manual_seed(0)
         size = {"vocab_size": len(WORDS), "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "eos_token_id": 1}
@@ -150,7 +150,7 @@ def test_a_loss_of_a_users_own_that_moves_idle_rows_keeps_them(tmp_path: Path) -
     assert {entry["step/rows_trained"] for entry in logs(ours)} == {1.0}
 
 
-def test_momentum_decay_and_clipping_act_on_a_step_without_a_useful_row(tmp_path: Path) -> None:
+def test_momentum_decay_and_clipping_apply_without_useful_rows(tmp_path: Path) -> None:
     def first_step_only(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
         return share_of_ones(completions) if trainer_state.global_step == 0 else [0.0] * len(completions)
 
@@ -193,7 +193,7 @@ def test_other_settings_do_not_either(kind: str, tmp_path: Path) -> None:
         assert_same(tmp_path, ALL, **settings[kind], **TWO_EPOCHS)
 
 
-def test_the_metrics_are_about_all_rows_or_say_how_many_there_were(tmp_path: Path) -> None:
+def test_metrics_cover_all_rows_or_state_their_number(tmp_path: Path) -> None:
     plain, ours = assert_same(tmp_path, ALL, **TWO_EPOCHS, policy_loss_options={"eps_low": 0.02})
     for a, b in zip(logs(plain), logs(ours), strict=True):
         for name in ("clip_ratio/region_mean", "clip_ratio/low_mean", "clip_ratio/high_mean", "loss", "grad_norm"):

@@ -107,7 +107,7 @@ def logp(model: Any, batch: dict[str, Any]) -> torch.Tensor:
 # Steps, rollouts, old log-probabilities.
 
 
-def test_on_policy_training_takes_one_step_per_rollout_at_ratio_one(tmp_path: Path) -> None:
+def test_on_policy_training_is_one_step_per_rollout_at_ratio_one(tmp_path: Path) -> None:
     trainer = record(tmp_path, **ON_POLICY)
     assert trainer.state.global_step == 2
     assert [len(r["completion_ids"]) for r in trainer.rollouts] == [16, 16]
@@ -119,7 +119,7 @@ def test_on_policy_training_takes_one_step_per_rollout_at_ratio_one(tmp_path: Pa
     assert [entry["clip_ratio/region_mean"] for entry in logs(trainer)] == [0, 0]
 
 
-def test_off_policy_training_takes_the_handouts_number_of_steps_on_each_rollout(tmp_path: Path) -> None:
+def test_off_policy_training_takes_handout_steps_per_rollout(tmp_path: Path) -> None:
     trainer = record(tmp_path, **OFF_POLICY, learning_rate=1.0)
     per_rollout = 2 * (16 // 8)  # epochs x optimizer steps per epoch
     assert trainer.state.global_step == 2 * per_rollout
@@ -131,7 +131,7 @@ def test_off_policy_training_takes_the_handouts_number_of_steps_on_each_rollout(
     assert max(clipped) > 0.01
 
 
-def test_old_log_probabilities_are_those_of_the_policy_that_made_the_rollout(tmp_path: Path) -> None:
+def test_old_logps_are_those_of_the_policy_that_sampled(tmp_path: Path) -> None:
     trainer = record(tmp_path, **OFF_POLICY, learning_rate=1.0)
     policy = tiny_model()
     for number, (weights, rollout) in enumerate(zip(trainer.rollout_weights, trainer.rollouts, strict=True)):
@@ -162,7 +162,7 @@ def words_of_row(row: int, step: int) -> list[int]:
     return [3 + (row * 7 + i * i) % 15 for i in range(1 + row % 7)] + [EOS]
 
 
-def test_evaluation_between_two_steps_on_one_rollout_changes_nothing(tmp_path: Path) -> None:
+def test_evaluation_between_steps_on_a_rollout_changes_nothing(tmp_path: Path) -> None:
     common = {"preset": "dapo", "num_iterations": 2, "rollout_func": scripted(words_of_row), "max_steps": 4}
     plain = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "a", share_of_ones, **common)
     evaluating = {
@@ -195,7 +195,7 @@ def test_an_evaluation_has_any_batch_that_trl_takes(
         assert ours["eval_loss"] == trls["eval_loss"]
 
 
-def test_the_loss_of_an_evaluation_is_that_of_the_chosen_advantage(tmp_path: Path) -> None:
+def test_evaluation_loss_uses_the_chosen_advantage(tmp_path: Path) -> None:
     given = {"per_device_eval_batch_size": 4, "num_generations_eval": 2, "eval_dataset": prompts(2)}
     given |= {"rollout_func": scripted(words_of_row), "preset": "no_baseline"}
     trainer = make_trainer(Recorder, ExtGRPOConfig, tmp_path, ends_early, **given)
@@ -206,7 +206,7 @@ def test_the_loss_of_an_evaluation_is_that_of_the_chosen_advantage(tmp_path: Pat
     assert list(trainer._logs["advantages"]) == trainer._rewards.tolist()
 
 
-def test_an_adapter_with_a_kl_penalty_is_evaluated_against_its_reference_off_policy(tmp_path: Path) -> None:
+def test_adapter_with_kl_is_evaluated_against_its_reference(tmp_path: Path) -> None:
     settings = {
         "model": str(save_tiny(tmp_path / "model")),
         "peft_config": peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0),
@@ -217,7 +217,7 @@ def test_an_adapter_with_a_kl_penalty_is_evaluated_against_its_reference_off_pol
     assert trainer.state.global_step == 8
 
 
-def test_the_loss_of_a_routers_experts_is_added_and_logged_as_in_trl(tmp_path: Path) -> None:
+def test_router_auxiliary_loss_is_added_and_logged_as_in_trl(tmp_path: Path) -> None:
     config = {**tiny_model().config.to_dict(), "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.5}
     given = {
@@ -287,7 +287,7 @@ def test_the_totals_count_the_optimizer_step_and_not_the_rollout(tmp_path: Path)
 # Stopping.
 
 
-def test_a_completion_that_ended_at_the_stop_string_is_not_truncated(tmp_path: Path) -> None:
+def test_completion_ended_by_the_stop_string_is_not_truncated(tmp_path: Path) -> None:
     # rows 0, 1 of 4 end at the stop word, row 2 at EOS, row 3 not at all
     ends = [[3, 10, STOP_WORD], [STOP_WORD], [4, 5, 3, 5, EOS], [3] * 12]
     trainer = record(
@@ -301,7 +301,7 @@ def test_a_completion_that_ended_at_the_stop_string_is_not_truncated(tmp_path: P
     assert entry["completions/mean_length"] == 21 / 4
 
 
-def test_masking_truncated_completions_spares_those_that_ended_at_the_stop_string(tmp_path: Path) -> None:
+def test_truncation_mask_spares_stop_string_completions(tmp_path: Path) -> None:
     ends = [[3, 10, STOP_WORD], [3] * 12]
     for stop, kept in ((["stop"], [3, 0]), (None, [0, 0])):  # without `stop`, TRL takes both for truncated
         trainer = record(
@@ -317,7 +317,7 @@ def test_masking_truncated_completions_spares_those_that_ended_at_the_stop_strin
         assert all(math.isfinite(loss) for loss in trainer.losses)
 
 
-def test_generation_stops_at_the_stop_string_and_masks_what_follows(tmp_path: Path) -> None:
+def test_generation_stops_at_the_stop_string_and_masks_the_rest(tmp_path: Path) -> None:
     trainer = record(tmp_path, stop=["stop"], max_steps=2)
     ended = 0
     for rollout in trainer.rollouts:
@@ -382,7 +382,7 @@ def test_a_rollout_of_empty_completions_trains_without_nan(preset: str, tmp_path
     assert logs(trainer)[0]["completions/max_length"] == 1
 
 
-def test_tokens_that_the_model_did_not_write_do_not_train_and_do_not_count(tmp_path: Path) -> None:
+def test_tokens_not_written_by_the_model_are_not_trained_on(tmp_path: Path) -> None:
     def with_environment(prompts: list[str], trainer: Any) -> dict[str, Any]:
         rollout = scripted(lambda row, step: [3, 4, 5, 10, EOS])(prompts, trainer)
         return {**rollout, "env_mask": [[1, 0, 0, 1, 1] for _ in prompts]}
@@ -400,7 +400,7 @@ def sometimes(completions: list[str], **_: Any) -> list[float | None]:
     return [None if i % 4 == 1 else math.nan if i % 4 == 2 else float(i % 8 == 0) for i, _ in enumerate(completions)]
 
 
-def test_a_completion_without_reward_is_left_out_and_gets_no_advantage(tmp_path: Path) -> None:
+def test_completion_without_reward_is_ignored_and_advantage_zero(tmp_path: Path) -> None:
     trainer = record(tmp_path, sometimes, max_steps=1)
     # groups of reward 1, None, NaN, 0 and of 0, None, NaN, 0 in turn; the first has mean 1/2 and std sqrt(1/2)
     first = [2**-0.5, 0, 0, -(2**-0.5)]
@@ -423,7 +423,7 @@ def test_without_any_reward_there_is_a_warning_and_no_update(
     assert weight_difference(trainer.model, tiny_model()) == 0
 
 
-def test_two_reward_functions_are_summed_with_their_weights_where_they_apply(tmp_path: Path) -> None:
+def test_reward_functions_are_summed_by_weight_where_they_apply(tmp_path: Path) -> None:
     def half(completions: list[str], **_: Any) -> list[float | None]:
         return [0.5 if i % 2 else None for i, _ in enumerate(completions)]
 
@@ -560,7 +560,7 @@ def test_logged_metrics_have_the_values_worked_out_by_hand(tmp_path: Path) -> No
     assert entry["entropy"] == pytest.approx(entropy[mask].mean().item(), abs=1e-4)
 
 
-def test_the_last_rollout_is_kept_row_by_row_for_the_log_of_generations(tmp_path: Path) -> None:
+def test_last_rollout_is_kept_by_row_for_the_generation_log(tmp_path: Path) -> None:
     def words(row: int, step: int) -> list[int]:
         return [4] * (1 + row % 4) + [EOS]
 
@@ -580,7 +580,7 @@ def test_the_last_rollout_is_kept_row_by_row_for_the_log_of_generations(tmp_path
         }
 
 
-def test_correct_is_a_positive_reward_where_the_reward_does_not_say(tmp_path: Path) -> None:
+def test_positive_reward_counts_as_correct_by_default(tmp_path: Path) -> None:
     words = lambda row, step: [10 if row % 2 else 4] * (1 + 2 * (row % 2)) + [EOS]  # noqa: E731
     trainer = record(tmp_path, share_of_ones, rollout_func=scripted(words), max_steps=1)
     entry = logs(trainer)[0]
@@ -596,9 +596,7 @@ def test_groups_of_equal_reward_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("corrected", [True, False])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_kl_to_the_reference_is_logged_and_is_that_of_the_estimator(
-    estimator: str, corrected: bool, tmp_path: Path
-) -> None:
+def test_logged_reference_kl_is_that_of_the_estimator(estimator: str, corrected: bool, tmp_path: Path) -> None:
     kl_settings = {"beta": 0.1, "kl_estimator": estimator, "use_bias_correction_kl": corrected}
     model = str(save_tiny(tmp_path / "model"))
     trainer = record(tmp_path / "run", model=model, num_iterations=2, **kl_settings)
@@ -697,7 +695,7 @@ def test_the_trainer_refuses_trls_own_config(tmp_path: Path) -> None:
         make_trainer(ExtGRPOTrainer, GRPOConfig, tmp_path, ends_early, model="no/such/model")
 
 
-def test_validation_samples_reproducibly_and_leaves_the_training_run_alone(tmp_path: Path) -> None:
+def test_validation_is_reproducible_and_does_not_affect_training(tmp_path: Path) -> None:
     trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, stop=["stop"])
     texts = [row["prompt"] for row in prompts(7)]
     before = torch.get_rng_state()
@@ -720,9 +718,7 @@ def test_validation_may_sample_otherwise_than_training(stop: list[str] | None, t
 
 
 @pytest.mark.parametrize("stop", [["stop"], None])
-def test_validation_samples_without_dropout_and_training_goes_on_with_it(
-    stop: list[str] | None, tmp_path: Path
-) -> None:
+def test_validation_has_no_dropout_and_training_keeps_it(stop: list[str] | None, tmp_path: Path) -> None:
     adapter = peft.LoraConfig(
         r=4, lora_alpha=64, lora_dropout=0.5, target_modules="all-linear", init_lora_weights=False
     )
@@ -736,7 +732,7 @@ def test_validation_samples_without_dropout_and_training_goes_on_with_it(
     assert all(module.training for module in trainer.model.modules())
 
 
-def test_validation_gives_every_prompt_its_own_completion_in_order(tmp_path: Path) -> None:
+def test_validation_returns_one_completion_per_prompt_in_order(tmp_path: Path) -> None:
     tokenizer = piece_tokenizer()
     model = chain_model(tokenizer, ["0", "x", "</", "answer", ">"], ["1", "y", "<eos>"], ["2", "z", "z"])
     chain = {"model": model, "processing_class": tokenizer, "stop": ["</answer>"]}
@@ -762,7 +758,7 @@ def test_logging_beside_training_keeps_the_metrics_of_the_step(tmp_path: Path) -
     assert all({"entropy", "reward", "clip_ratio/region_mean"} <= entry.keys() for entry in logs(trainer))
 
 
-def test_fewer_problems_than_a_rollout_has_are_refused_when_training_begins(tmp_path: Path) -> None:
+def test_fewer_problems_than_a_rollout_are_refused_at_start(tmp_path: Path) -> None:
     trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, train_dataset=prompts(3))
     with pytest.raises(ValueError, match=r"3 training problems, and a rollout has 4 different ones .* to 12 or less"):
         trainer.train()

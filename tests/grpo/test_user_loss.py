@@ -76,7 +76,7 @@ def test_the_command_line_names_the_example_with_its_options(monkeypatch: pytest
     assert function.keywords == {"width": 0.5}
 
 
-def test_rows_are_skipped_only_where_the_loss_declares_that_it_may_be(tmp_path: Path) -> None:
+def test_rows_are_skipped_only_if_the_loss_declares_it_allowed(tmp_path: Path) -> None:
     file = tmp_path / "own.py"  # the first has a gradient at advantage 0, but only far from the policy that sampled
     file.write_text(
         "from trl_ext import TokenLoss\n\n"
@@ -147,7 +147,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("axis", "code", "said"), FAULTS)
-def test_a_fault_in_a_file_of_ones_own_is_found_while_arguments_are_parsed(
+def test_fault_in_a_user_file_is_found_during_argument_parsing(
     axis: str, code: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(code)
@@ -211,7 +211,7 @@ def run_recipe(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.slow
-def test_the_recipe_fails_on_a_mistyped_function_before_it_looks_for_the_model(tmp_path: Path) -> None:
+def test_mistyped_function_fails_before_the_model_is_looked_up(tmp_path: Path) -> None:
     done = run_recipe(tmp_path, "--policy_loss", MISTAKES[0][0], "--model_name_or_path", "no/such/model")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

@@ -87,7 +87,7 @@ def finished(tmp_path: Path) -> Path:
 # --- the card ---------------------------------------------------------------------------------------------------
 
 
-def test_the_card_says_what_was_trained_how_well_and_how_to_repeat_it(finished: Path) -> None:
+def test_model_card_has_training_results_and_how_to_reproduce(finished: Path) -> None:
     write_model_card(finished, "me/tiny")
     card = ModelCard.load(finished / "README.md")
     data = card.data
@@ -112,7 +112,7 @@ def test_the_card_says_what_was_trained_how_well_and_how_to_repeat_it(finished: 
 HOSTILE = "x`<script>alert(1)</script>\n\n---\n# <img src=x onerror=alert(1)> | [a](javascript:b) \n---\nlicense: mit"
 
 
-def test_what_comes_from_data_and_settings_is_no_markup_of_the_card(finished: Path) -> None:
+def test_data_and_settings_cannot_inject_markup_into_the_card(finished: Path) -> None:
     config = yaml.safe_load((finished / "config.yaml").read_text())
     names = ("model_name_or_path", "dataset", "dataset_config", "validation_split", "prompt", "reward", "preset",
              "advantage", "validation_grader")  # fmt: skip
@@ -166,7 +166,7 @@ def test_what_may_be_a_repository_of_the_hub(name: str | None, is_id: bool, monk
     assert is_hub_id(name) is is_id
 
 
-def test_what_a_model_wrote_cannot_end_its_block_and_paths_lose_their_folders() -> None:
+def test_model_text_cannot_end_its_block_and_paths_lose_folders() -> None:
     assert fenced("a ```` b") == "`````text\na ```` b\n`````"
     told = {"a": ["/scratch/me/x.yaml", "no/path", "--f=/a/b/c"], "b": 3, "c": "https://host/a/b"}
     assert without_paths(told) == {"a": ["x.yaml", "no/path", "--f=c"], "b": 3, "c": "https://host/a/b"}
@@ -179,7 +179,7 @@ def test_what_a_model_wrote_cannot_end_its_block_and_paths_lose_their_folders() 
     ("name", "words"),
     [(None, "needs --hub_model_id"), ("a--b", "hub_model_id 'a--b'"), ("a/b/c", "hub_model_id 'a/b/c'")],
 )
-def test_a_name_that_the_hub_would_refuse_is_refused_before_anything(name: str | None, words: str) -> None:
+def test_name_invalid_on_the_hub_is_refused_first(name: str | None, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check(name)
 
@@ -225,7 +225,7 @@ def tokens(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.slow
-def test_a_recipe_pushes_its_run_and_what_is_downloaded_writes_the_same_tokens(hub: Hub, tmp_path: Path) -> None:
+def test_pushed_run_writes_the_same_tokens_after_download(hub: Hub, tmp_path: Path) -> None:
     policy = make_base_policy(0, tmp_path / "cache", SMALL, progress=False)
     settings = {
         **TINY_RUN,
@@ -263,7 +263,7 @@ def test_a_recipe_pushes_its_run_and_what_is_downloaded_writes_the_same_tokens(h
 
 
 @pytest.mark.slow
-def test_a_hub_that_breaks_at_the_end_of_a_run_costs_nothing_but_the_push(hub: Hub, tmp_path: Path) -> None:
+def test_hub_failure_at_the_end_of_a_run_costs_only_the_push(hub: Hub, tmp_path: Path) -> None:
     policy = make_base_policy(0, tmp_path / "cache", SMALL, progress=False)
     settings = {**TINY_RUN, "model_name_or_path": str(policy), "hub_strategy": "end"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
@@ -302,7 +302,7 @@ def test_checkpoints_are_pushed_whole_while_the_run_goes_on(
 
 
 @pytest.mark.slow
-def test_what_fails_half_way_keeps_the_run_and_goes_on_where_it_was(hub: Hub, finished: Path, tmp_path: Path) -> None:
+def test_failed_push_keeps_the_run_and_continues_where_it_was(hub: Hub, finished: Path, tmp_path: Path) -> None:
     arguments = ["-m", "trl_ext.hub", "push", str(finished), "--repo_id", "me/tiny", "--private"]
     hub.failures["commit"] = 1
     first = run_python(hub, *arguments, cwd=tmp_path)

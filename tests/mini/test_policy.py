@@ -30,7 +30,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_base_policy(0, tmp_path_factory.mktemp("cache"), SMALL, progress=False)
 
 
-def test_auto_classes_load_it_and_it_says_what_its_end_and_padding_are(small: Path) -> None:
+def test_auto_classes_load_the_policy_and_eos_and_pad_are_set(small: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(small), AutoTokenizer.from_pretrained(small)
     assert model.config.architectures == ["Qwen3ForCausalLM"]  # vLLM knows it by this name
     assert model.config.vocab_size == len(tokenizer)
@@ -38,7 +38,7 @@ def test_auto_classes_load_it_and_it_says_what_its_end_and_padding_are(small: Pa
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
 
 
-def test_the_tokenizer_gives_every_text_back_also_one_it_has_never_seen(small: Path) -> None:
+def test_tokenizer_round_trips_every_text_even_unseen_ones(small: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(small)
     row = next(problems("validation"))
     texts = [format_prompt(load_prompt(name), row["problem"]) for name in ("r1_zero", "question_only")]
@@ -47,7 +47,7 @@ def test_the_tokenizer_gives_every_text_back_also_one_it_has_never_seen(small: P
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_what_it_reads_is_from_the_training_split_and_follows_each_format_only_part_of_the_time() -> None:
+def test_pretraining_uses_the_training_split_and_mixed_formats() -> None:
     pairs = list(islice(documents(seed=0, question_only_share=0.15), 4000))
     head, tail = load_prompt("r1_zero").split("{question}")
     asked = [p.removeprefix(head).removesuffix(tail) for p, _ in pairs]
@@ -59,9 +59,7 @@ def test_what_it_reads_is_from_the_training_split_and_follows_each_format_only_p
     assert abs(len(bare) / len(pairs) - 0.15) < 0.03
 
 
-def test_the_cache_is_used_and_another_seed_or_shape_is_another_policy(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_policy_cache_is_used_and_keyed_by_seed_and_shape(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = small.parent
     monkeypatch.setattr(base_policy, "pretrain", None)  # calling it would fail
     assert make_base_policy(0, root, SMALL) == small
@@ -94,7 +92,7 @@ def test_two_runs_that_start_together_make_the_policy_once(tmp_path: Path, monke
     assert len(made) == 1
 
 
-def test_the_same_seed_gives_the_same_weights_and_the_global_random_state_is_untouched() -> None:
+def test_same_seed_gives_same_weights_and_keeps_global_rng() -> None:
     tokenizer = train_tokenizer(SMALL, 0)
     before = torch.random.get_rng_state()
     first, again, other = (pretrain(tokenizer, SMALL, seed, progress=False) for seed in (0, 0, 1))
@@ -104,7 +102,7 @@ def test_the_same_seed_gives_the_same_weights_and_the_global_random_state_is_unt
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
 
 
-def test_the_loss_sees_the_response_and_its_end_and_not_the_prompt() -> None:
+def test_pretraining_loss_covers_response_and_eos_not_the_prompt() -> None:
     tokenizer = train_tokenizer(SMALL, 0)
     batches = base_policy._batches(tokenizer, dataclasses.replace(SMALL, steps=20), seed=0)
     learned, endings = Counter[str](), 0
@@ -126,7 +124,7 @@ def test_the_cache_directory_follows_the_environment(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_the_default_policy_knows_arithmetic_and_keeps_the_format_part_of_the_time(policy_cache: Path) -> None:
+def test_default_policy_knows_arithmetic_and_formats_sometimes(policy_cache: Path) -> None:
     began = time.monotonic()
     path = make_base_policy(0, policy_cache, progress=False)
     seconds = time.monotonic() - began

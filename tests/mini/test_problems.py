@@ -59,7 +59,7 @@ SIDES = {"triangle": 3, "square": 4, "pentagon": 5, "hexagon": 6}
 
 
 @pytest.mark.parametrize(("name", "level"), sorted(VALUE))
-def test_the_answer_is_the_value_of_the_problem_and_fractions_are_reduced(name: str, level: int) -> None:
+def test_answer_is_the_problem_value_with_fractions_reduced(name: str, level: int) -> None:
     for problem, _, answer in draws(name, level):
         value = Fraction(VALUE[name, level](*numbers(problem)))
         written = rf"\frac{{{value.numerator}}}{{{value.denominator}}}" if value.denominator > 1 else str(value)
@@ -107,7 +107,7 @@ def value(expression: str) -> int:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_rows_have_maths_columns_all_subjects_all_levels_and_a_solution_that_ends_in_the_answer(split: str) -> None:
+def test_rows_have_math_columns_and_all_subjects_and_levels(split: str) -> None:
     rows = list(islice(problems(split, seed=1), 2000))
     assert {(r["subject"], r["level"]) for r in rows} == set(CELLS)
     for row in rows:
@@ -119,7 +119,7 @@ def test_rows_have_maths_columns_all_subjects_all_levels_and_a_solution_that_end
 
 
 @pytest.mark.parametrize("grader", ["compatible", "strict"])
-def test_every_answer_is_right_in_the_graders_eyes_and_another_one_is_not(grader: str) -> None:
+def test_every_answer_is_graded_correct_and_another_incorrect(grader: str) -> None:
     rows = list(islice(problems("validation", seed=1), 400))
     answers = [row["answer"] for row in rows]
     respelled = [
@@ -140,7 +140,7 @@ def test_latex_answers_are_fractions_radicals_and_expressions() -> None:
     assert any(re.fullmatch(r"\d\w\+\d+", a) for a in answers)
 
 
-def test_train_and_validation_never_share_a_problem_whatever_the_seeds() -> None:
+def test_train_and_validation_share_no_problem_for_any_seeds() -> None:
     train = {row["problem"] for seed in range(3) for row in islice(problems("train", seed), 5000)}
     held_out = {row["problem"] for seed in range(3) for row in islice(problems("validation", seed), 5000)}
     assert len(held_out) > 1000
@@ -148,12 +148,12 @@ def test_train_and_validation_never_share_a_problem_whatever_the_seeds() -> None
     assert all(split_of(p) == "train" for p in train)
 
 
-def test_a_seed_gives_the_same_problems_again_and_another_seed_gives_others() -> None:
+def test_mini_problems_are_reproducible_by_seed() -> None:
     first, again, other = ([r["problem"] for r in islice(problems("train", s), 50)] for s in (0, 0, 1))
     assert first == again != other
 
 
-def test_the_validation_set_has_no_problem_twice_and_keeps_subjects_and_levels_in_balance() -> None:
+def test_validation_set_has_no_duplicates_and_is_balanced() -> None:
     rows = make_dataset("validation", 512)
     assert len(set(rows["problem"])) == 512
     shares = [rows["level"].count(level) / 512 for level in LEVELS]
@@ -180,7 +180,7 @@ def test_more_validation_problems_than_there_are_are_refused() -> None:
         make_dataset("validation", 100_000)
 
 
-def test_a_subject_without_problems_for_a_split_is_an_error_and_not_an_endless_loop(
+def test_subject_with_no_problem_for_a_split_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only = next(row["problem"] for row in problems("train"))

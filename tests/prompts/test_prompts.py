@@ -22,13 +22,13 @@ def test_the_shipped_prompts_are_the_handouts_to_the_letter() -> None:
 
 
 @pytest.mark.parametrize("name", prompt_names())
-def test_a_question_is_put_in_once_and_its_own_braces_are_left_alone(name: str) -> None:
+def test_question_is_inserted_once_and_its_braces_are_kept(name: str) -> None:
     question = r"What is \frac{1}{2} + {x}, %s, \1?"
     before, after = load_prompt(name).split("{question}")
     assert format_prompt(load_prompt(name), question) == before + question + after
 
 
-def test_other_braces_of_a_template_are_left_alone_and_every_place_is_filled() -> None:
+def test_every_placeholder_is_filled_and_other_braces_are_kept() -> None:
     assert format_prompt(r"\boxed{} {x} {question}, {question}", "1?") == r"\boxed{} {x} 1?, 1?"
 
 
@@ -41,7 +41,7 @@ def test_a_file_of_ones_own_is_read_without_the_editors_newline(tmp_path: Path, 
     assert load_prompt(path) == "{question}\n"  # one newline, not all
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_and_the_choices() -> None:
+def test_unknown_prompt_name_suggests_the_nearest_and_choices() -> None:
     with pytest.raises(ValueError) as caught:
         load_prompt("r1_zer")
     assert str(caught.value) == (

@@ -123,7 +123,7 @@ def test_interrupted_it_goes_on_and_gives_what_one_run_gives(
     ]
 
 
-def test_finished_it_is_shown_again_without_a_model_and_other_settings_are_refused(
+def test_finished_evaluation_is_shown_again_without_a_model(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_evaluation(settings(policy, tmp_path))
@@ -239,7 +239,7 @@ def test_a_dataset_that_cannot_be_used_is_reported_with_its_row(policy: str, tmp
         run_evaluation(settings(policy, tmp_path / "run", dataset=str(tmp_path / "rows.jsonl"), problems=None))
 
 
-def test_a_prompt_too_long_for_the_context_is_refused_before_the_engine_loads_or_left_out(
+def test_evaluate_refuses_or_drops_prompts_beyond_the_context(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = rows_file(tmp_path).read_text().splitlines()
@@ -264,7 +264,7 @@ def test_a_prompt_too_long_for_the_context_is_refused_before_the_engine_loads_or
         run_evaluation(settings(policy, tmp_path / "run", too_long="drop", **given))  # shown again
 
 
-def test_reference_answers_that_nothing_can_match_are_refused_before_the_engine_loads(tmp_path: Path) -> None:
+def test_evaluate_refuses_unmatchable_reference_answers(tmp_path: Path) -> None:
     solution = {"problem": "1 + 1?", "answer": "1 + 1 = 2.\n#### 2"}
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(solution)}\n" * 3)
     wrong = settings("not_there", tmp_path / "run", dataset=str(tmp_path / "rows.jsonl"))
@@ -274,7 +274,7 @@ def test_reference_answers_that_nothing_can_match_are_refused_before_the_engine_
 
 
 @pytest.mark.slow
-def test_the_recipes_run_from_the_command_line_and_two_evaluations_are_compared(policy: str, tmp_path: Path) -> None:
+def test_recipes_run_from_command_line_and_compare_evaluations(policy: str, tmp_path: Path) -> None:
     def recipe(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(ROOT / "recipes" / f"{name}.py"), *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
@@ -302,9 +302,7 @@ ENGINE = {"dtype": "float32", "max_model_len": 128, "enforce_eager": True}
 
 
 @pytest.mark.vllm
-def test_vllm_gives_the_same_sample_for_the_same_number_and_its_own_log_probabilities(
-    policy: str, tmp_path: Path
-) -> None:
+def test_vllm_sample_depends_on_its_number_and_has_its_own_logps(policy: str, tmp_path: Path) -> None:
     sampler = VLLMSampler(policy, Sampling(max_tokens=40), **ENGINE)
     prompts = ["What is $2 + 3$? <think>", "What is $4 + 4$? <think>", "What is $5 - 1$? <think>"]
     together = sampler(prompts, [7, 8, 9])

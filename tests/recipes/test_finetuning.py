@@ -60,7 +60,7 @@ def test_every_yaml_that_ships_resolves(path: Path, settings: Any) -> None:
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 64
 
 
-def test_expert_iteration_with_qwen_on_math_has_the_handouts_settings() -> None:
+def test_qwen_math_expert_iteration_has_the_handout_settings() -> None:
     path = RECIPES / "expert_iteration_qwen2.5_math_1.5b.yaml"
     task, model, config = parse(EXPERT_ITERATION_SETTINGS, "about", path, ON_A_CPU)
     assert model.model_name_or_path == "Qwen/Qwen2.5-Math-1.5B"
@@ -72,7 +72,7 @@ def test_expert_iteration_with_qwen_on_math_has_the_handouts_settings() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("pipeline*.yaml")), ids=lambda path: path.stem)
-def test_every_chain_that_ships_is_read_and_names_recipes_that_are_there(path: Path) -> None:
+def test_every_shipped_pipeline_is_readable_and_its_files_exist(path: Path) -> None:
     pipeline = read_pipeline(path)
     assert len(pipeline.stages) > 1
     assert pipeline.time_budget is not None
@@ -114,7 +114,7 @@ def test_only_right_traces_are_kept_counted_and_told() -> None:
     assert counts["chosen"] == 10
 
 
-def test_traces_without_answers_are_graded_by_those_of_the_same_prompt(tmp_path: Path) -> None:
+def test_traces_without_answers_use_those_of_the_same_prompt(tmp_path: Path) -> None:
     problems = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(4)]
     (tmp_path / "problems_train.jsonl").write_text("".join(json.dumps(p) + "\n" for p in problems))
     (tmp_path / "problems_validation.jsonl").write_text(json.dumps(problems[0]) + "\n")
@@ -153,7 +153,7 @@ def run_here(settings: tuple[type, ...], content: dict[str, Any], folder: Path, 
 
 
 @pytest.mark.slow
-def test_finetuning_leaves_a_run_as_grpo_does_and_its_config_repeats_it(tmp_path: Path, policy: str) -> None:
+def test_fine_tuning_leaves_a_run_that_its_config_reproduces(tmp_path: Path, policy: str) -> None:
     summary = run_here(SFT_SETTINGS, SMALL_SFT, tmp_path, policy, "--filter_correct", "--num_unique_examples", "12")
     folder = tmp_path / "run"
     assert [v["step"] for v in summary["validations"]] == [0, 2, 3]
@@ -173,7 +173,7 @@ def test_finetuning_leaves_a_run_as_grpo_does_and_its_config_repeats_it(tmp_path
 
 
 @pytest.mark.slow
-def test_packed_rows_and_the_handouts_normaliser_run_from_the_command_line(tmp_path: Path, policy: str) -> None:
+def test_packing_and_handout_normalizer_run_from_command_line(tmp_path: Path, policy: str) -> None:
     packed = run_here(SFT_SETTINGS, SMALL_SFT, tmp_path, policy, "--packing", "--packing_strategy", "wrapped")
     assert packed["validations"][-1]["step"] == 3
     constant = run_here(SFT_SETTINGS, SMALL_SFT, tmp_path, policy, "--normalize_constant", "100")
@@ -189,7 +189,7 @@ def test_an_adapter_is_finetuned_by_expert_iteration(tmp_path: Path, policy: str
 
 
 @pytest.mark.slow
-def test_expert_iteration_leaves_its_steps_and_goes_on_where_it_was(tmp_path: Path, policy: str) -> None:
+def test_expert_iteration_saves_its_steps_and_resumes(tmp_path: Path, policy: str) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         folder.mkdir()
@@ -224,7 +224,7 @@ def test_expert_iteration_leaves_its_steps_and_goes_on_where_it_was(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_chain_hands_its_model_on_shares_its_budget_and_goes_on_where_it_was(tmp_path: Path, policy: str) -> None:
+def test_pipeline_passes_its_model_shares_its_budget_and_resumes(tmp_path: Path, policy: str) -> None:
     grpo = {"max_steps": 2, "rollout_batch_size": 8, "group_size": 4, "train_batch_size": 8, "micro_train_batch_size": 8,
             "train_problems": 16, "validation_problems": 8, "sampling_max_tokens": 8, "save_strategy": "no"}  # fmt: skip
     sft = {k: v for k, v in SMALL_SFT.items() if k not in ("report_to", "dataloader_pin_memory")}
@@ -292,7 +292,7 @@ def test_on_the_embedded_default_expert_iteration_learns(
     assert summary["validation_accuracy_after"] >= 0.8
 
 
-def test_a_trace_file_that_is_not_there_is_refused_before_anything_loads(tmp_path: Path) -> None:
+def test_missing_trace_file_is_refused_before_anything_loads(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()  # a model, by its folder
     with pytest.raises(InputError, match=r"no file '.*none.jsonl'"):
         run_here(SFT_SETTINGS, {"traces": str(tmp_path / "none.jsonl"), **SMALL_RUN}, tmp_path, str(tmp_path))

@@ -121,7 +121,7 @@ def test_qwen_on_math_has_the_handouts_hyperparameters() -> None:
     assert ADVANTAGES.options("group_std") == {"eps": 1e-6}
 
 
-def test_the_command_line_wins_over_the_yaml_and_trainers_own_flags_work(tmp_path: Path) -> None:
+def test_command_line_overrides_yaml_and_trainer_flags_work(tmp_path: Path) -> None:
     flags = {"output_dir": str(tmp_path), "seed": 7, "max_steps": 3, "report_to": "tensorboard", "learning_rate": 0.5}
     arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     _, _, config = parse(GRPO_SETTINGS, "about", DEFAULT, [*arguments, "--aggregation", "constant", "--push_to_hub"])
@@ -183,7 +183,7 @@ def test_a_field_that_a_yaml_misspells_is_named(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
-def test_the_config_written_has_every_setting_and_resolves_to_the_same(path: Path, tmp_path: Path) -> None:
+def test_written_config_has_every_setting_and_resolves_equal(path: Path, tmp_path: Path) -> None:
     first = parse(GRPO_SETTINGS, "about", path, [*ON_A_CPU, "--hub_token", "hf_secret", "--learning_rate", "3e-7"])
     write_config(tmp_path / "config.yaml", *first)
     text = (tmp_path / "config.yaml").read_text()
@@ -202,7 +202,7 @@ def comparable(settings: Any) -> dict[str, Any]:
     return {f.name: str(getattr(settings, f.name)) for f in dataclasses.fields(settings) if f.init}
 
 
-def test_the_answer_format_follows_the_prompt_and_both_graders_follow_it() -> None:
+def test_answer_format_of_both_graders_follows_the_prompt() -> None:
     assert GRPOTask().answer_format == "r1_zero"
     assert GRPOTask(prompt="question_only").answer_format == "boxed"
     task = GRPOTask(prompt="question_only", answer_format="r1_zero", validation_grader="strict", reward="compatible")
@@ -211,7 +211,7 @@ def test_the_answer_format_follows_the_prompt_and_both_graders_follow_it() -> No
     assert (task.reward_function().__name__, task.grader().__name__) == ("compatible", "strict")
 
 
-def test_a_tolerance_reaches_the_strict_grader_and_is_refused_where_there_is_none() -> None:
+def test_tolerance_is_for_the_strict_grader_or_is_refused() -> None:
     task = GRPOTask(numeric_tolerance=0.01)
     assert task.reward_function()(["</think> <answer>0.333</answer>"], ["1/3"]) == [1.0]
     assert GRPOTask().reward_function()(["</think> <answer>0.333</answer>"], ["1/3"]) == [0.0]
@@ -226,13 +226,13 @@ def test_a_tolerance_reaches_the_strict_grader_and_is_refused_where_there_is_non
         GRPOTask(numeric_tolerance=0.01, reward="compatible")
 
 
-def test_the_default_trains_on_strict_verdicts_and_validates_on_the_courses() -> None:
+def test_training_is_strict_and_validation_compatible_by_default() -> None:
     for path in CONFIGS:
         task, _, _ = parse(GRPO_SETTINGS, "about", path, ON_A_CPU)
         assert (task.reward, task.validation_grader) == ("strict", "compatible")
 
 
-def test_only_a_generated_dataset_is_cut_to_a_number_of_training_problems_unasked() -> None:
+def test_only_generated_data_has_a_default_number_of_problems() -> None:
     for settings, recipe_name in ((GRPO_SETTINGS, "grpo_math"), (SFT_SETTINGS, "sft_math")):
         default = ROOT / "recipes" / f"{recipe_name}.yaml"
         task, _, _ = parse(settings, "about", default, ON_A_CPU)
@@ -257,7 +257,7 @@ def test_a_reward_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
     ],
     ids=["model", "vllm"],
 )
-def test_a_prompt_longer_than_the_context_is_refused_before_the_model_loads_or_left_out(
+def test_grpo_refuses_or_drops_prompts_beyond_the_context(
     settings: dict[str, Any],
     setting: str,
     tmp_path: Path,
@@ -324,9 +324,7 @@ def test_a_fork_may_train_on_rows_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "default"), [(GRPO_SETTINGS, "grpo_math.yaml"), (EXPERT_ITERATION_SETTINGS, "expert_iteration.yaml")]
 )
-def test_reference_answers_that_nothing_can_match_are_refused_before_a_model_loads(
-    settings: Any, default: str, tmp_path: Path
-) -> None:
+def test_grpo_refuses_unmatchable_reference_answers(settings: Any, default: str, tmp_path: Path) -> None:
     solutions = [{"problem": f"{n} + 1?", "answer": f"{n} + 1 = {n + 1}.\n#### {n + 1}"} for n in range(8)]
     write_splits(tmp_path, solutions, solutions[:3])
     tiny_model().config.save_pretrained(tmp_path / "model")  # no weights, no tokenizer: loading them would fail
@@ -341,9 +339,7 @@ def test_reference_answers_that_nothing_can_match_are_refused_before_a_model_loa
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_base_policy_took_is_known_of_the_runs_first_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_base_policy_build_time_is_that_of_the_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = tiny_model().config
     shape.vocab_size = len(tiny_tokenizer())
     for part in (shape, tiny_tokenizer()):
@@ -392,7 +388,7 @@ def test_what_the_base_policy_took_is_known_of_the_runs_first_start(
         ({"load_in_8bit": True, "use_peft": True}, "load_in_8bit needs bitsandbytes, which is not installed"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_before_the_model_loads(
+def test_unworkable_settings_are_refused_before_model_load(
     settings: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trl_ext.recipes.model_settings.is_bitsandbytes_available", lambda: False)
@@ -439,7 +435,7 @@ def test_a_hub_id_is_no_missing_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow  # loads vLLM
-def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+def test_unreachable_vllm_server_is_named_without_its_password() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]  # nothing listens there once it is closed
     config = SimpleNamespace(vllm_server_base_url=f"http://me:secret@127.0.0.1:{port}", vllm_server_timeout=0.0)
@@ -462,7 +458,7 @@ def test_a_users_own_omp_num_threads_is_kept(users: str | None, launchers: bool)
     assert done.stdout.strip() == str(launchers)
 
 
-def test_a_process_that_sees_two_gpus_is_told_how_to_use_both_or_one(tmp_path: Path) -> None:
+def test_process_seeing_two_gpus_is_told_how_to_use_both_or_one(tmp_path: Path) -> None:
     run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "not_there")}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **run}))
     task, model, config = parse(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU)
@@ -473,7 +469,7 @@ def test_a_process_that_sees_two_gpus_is_told_how_to_use_both_or_one(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
-def test_what_cannot_be_used_is_one_line_and_ctrl_c_says_where_the_run_is(
+def test_input_error_is_one_line_and_ctrl_c_names_the_run_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -533,7 +529,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.slow
-def test_a_run_prints_validations_and_a_table_of_before_and_after(run: tuple[Path, str]) -> None:
+def test_run_prints_validations_and_a_before_and_after_table(run: tuple[Path, str]) -> None:
     _, printed = run
     for words in (
         *(f"validation at step    {step}/4" for step in (0, 3, 4)),
@@ -638,7 +634,7 @@ def test_the_model_of_a_run_loads_with_its_tokenizer_and_writes(run: tuple[Path,
 
 
 @pytest.mark.slow
-def test_a_runs_config_repeats_the_run_to_the_last_bit_in_a_folder_of_its_own(run: tuple[Path, str]) -> None:
+def test_written_config_repeats_the_run_bit_identically(run: tuple[Path, str]) -> None:
     folder, _ = run
     top = folder.parents[1]
     launch(ON_ONE_RANK, "--config", str(folder / "config.yaml"), cwd=top)

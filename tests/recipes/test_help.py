@@ -89,7 +89,7 @@ def test_what_help_is_asked_for(arguments: list[str], topic: str | None) -> None
     assert topic_of(arguments) == topic
 
 
-def test_every_setting_of_ours_is_in_one_group_and_is_told_in_a_sentence() -> None:
+def test_every_own_setting_is_in_one_group_with_a_sentence() -> None:
     assert len(GROUPED) == len(set(GROUPED))
     every = {setting for script in SCRIPTS for setting in settings_of(script)}
     assert set(GROUPED) == {setting.name for setting in every if setting.is_ours} | set(COMMON)
@@ -102,7 +102,7 @@ def test_every_setting_of_ours_is_in_one_group_and_is_told_in_a_sentence() -> No
             assert len(first.split()) >= 3, setting
 
 
-def test_settings_with_one_text_share_it_and_a_long_name_stands_alone() -> None:
+def test_settings_with_one_text_share_it() -> None:
     def shown(name: str, default: str, text: str) -> Setting:
         return Setting(name, default, text, "Model", True)
 
@@ -120,7 +120,7 @@ def test_a_default_is_the_yaml_files_where_it_has_one() -> None:
     assert not found["seed"].is_ours
 
 
-def test_the_reference_has_every_setting_of_ours_and_both_meanings_of_a_name() -> None:
+def test_reference_has_every_own_setting() -> None:
     page = settings_reference()
     assert all(f"| `{name}` | " in page for name in GROUPED)
     assert "| `seed` | The seed of everything that is random. | `0` grpo_math, sft_math, expert_iteration |" in page

@@ -160,7 +160,7 @@ def breaking(folder: Path, how: str) -> str:
     ],
     ids=["raises", "killed"],
 )
-def test_when_a_rank_dies_the_other_ends_and_the_report_is_about_the_first(
+def test_dead_rank_ends_the_other_and_the_first_is_reported(
     config: str, how: str, words: list[str], settings: Path, tmp_path: Path
 ) -> None:
     arguments = ["--config", str(settings), "--reward", breaking(tmp_path, how)]
@@ -192,7 +192,7 @@ def test_ctrl_c_ends_both_ranks_and_leaves_whole_files(settings: Path, tmp_path:
 
 
 @pytest.mark.distributed
-def test_sigterm_lets_both_ranks_save_a_checkpoint_and_the_run_goes_on_from_it(settings: Path, tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint_on_two_ranks_and_run_resumes(settings: Path, tmp_path: Path) -> None:
     arguments = ["--config", str(settings), "--lr_scheduler_type", "constant", "--resume", "auto", "--max_steps"]
     with launched(tmp_path, "two_cpu_ranks_ddp", *arguments, "100000") as run:
         wait_for(lambda: len(steps(tmp_path)) > 3)
@@ -224,7 +224,7 @@ def reward(completions, **_):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(("allowed", "survives"), [("3", False), ("60", True)])
-def test_a_slow_checkpoint_survives_sigterm_where_the_launcher_waits_and_else_that_is_said(
+def test_slow_checkpoint_survives_sigterm_if_the_launcher_waits(
     allowed: str, survives: bool, settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(SLOW_SAVING)
@@ -246,7 +246,7 @@ def test_a_slow_checkpoint_survives_sigterm_where_the_launcher_waits_and_else_th
 
 @pytest.mark.distributed
 @pytest.mark.vllm
-def test_an_engine_that_does_not_start_names_the_setting_and_leaves_no_process(settings: Path, tmp_path: Path) -> None:
+def test_engine_start_failure_names_setting_and_ends_processes(settings: Path, tmp_path: Path) -> None:
     too_long = ["--use_vllm", "--vllm_max_model_length", "100000"]
     with launched(tmp_path, "two_cpu_ranks_zero2", "--config", str(settings), *too_long) as run:
         assert run.wait() != 0

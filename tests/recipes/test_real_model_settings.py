@@ -126,7 +126,7 @@ def left_out(run: Run, prompts: dict[str, list[str]], tokenizer: Path) -> dict[s
     return {role: len(rows[role]) - len(kept[role]) for role in rows}
 
 
-def test_every_yaml_file_that_names_a_real_model_is_among_the_runs() -> None:
+def test_every_yaml_file_with_a_real_model_is_among_the_runs() -> None:
     named = {path for path in SHIPPED if "Qwen/" in path.read_text()}
     assert len(named) >= 7
     begun = {run.config for run in RUNS.values()} | {ROOT / word for run in RUNS.values() for word in run.arguments}
@@ -136,7 +136,7 @@ def test_every_yaml_file_that_names_a_real_model_is_among_the_runs() -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_longest_prompts_of_its_dataset_fit_with_the_longest_response(name: str, qwen: Path) -> None:
+def test_longest_prompts_fit_with_the_longest_response(name: str, qwen: Path) -> None:
     task, *_ = parsed(RUNS[name])
     longest = prompt_of(LONGEST[task.dataset], Qwen2Tokenizer.from_pretrained(qwen), task.prompt)
     assert left_out(RUNS[name], {"train": [longest], "validation": [longest]}, qwen) == {"train": 0, "validation": 0}

@@ -69,7 +69,7 @@ def test_stage_a_normal_form(text: str, form: str) -> None:
     assert mathd_normal_form(text) == form
 
 
-def test_unit_words_go_where_they_stand_alone_and_something_is_left() -> None:
+def test_unit_words_are_removed_if_separate_and_not_the_whole() -> None:
     assert len(set(ENTRIES)) == 130
     assert remove_unit_words("5 apples") == "5 "
     assert remove_unit_words("apples") == "apples"
@@ -158,7 +158,7 @@ def verdict(row: dict[str, Any]) -> dict[str, float]:
     return {"format_reward": float(found.in_format), "answer_reward": float(right), "reward": float(right)}
 
 
-def test_the_verdicts_are_the_references_on_all_rows_but_those_listed() -> None:
+def test_verdicts_equal_the_reference_except_on_listed_rows() -> None:
     assert {i for i, row in enumerate(PARITY) if verdict(row) != row["expected"]} == set(DIFFERENT)
     assert 1 - len(DIFFERENT) / len(PARITY) >= 0.995
 

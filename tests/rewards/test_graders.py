@@ -88,7 +88,7 @@ def test_boxed_takes_the_last_complete_box(response: str, answer: str | None) ->
     ],
     ids=lambda text: text[:20].strip("\x00"),
 )  # fmt: skip
-def test_extraction_from_a_huge_response_is_quick_and_raises_nothing(text: str, name: str) -> None:
+def test_extraction_from_a_huge_response_is_fast_and_safe(text: str, name: str) -> None:
     began = time.perf_counter()
     ANSWER_FORMATS[name](text)
     # linear in the length: well below 0.1 s; where every box is searched to the end of the text, many seconds
@@ -104,7 +104,7 @@ GRADER_AND_FORMAT = [(grader, answer_format) for grader in COMPARE for answer_fo
 
 
 @pytest.mark.parametrize(("grader", "answer_format"), GRADER_AND_FORMAT)
-def test_a_grade_needs_the_format_for_the_answer_and_both_for_the_reward(grader: str, answer_format: str) -> None:
+def test_answer_reward_needs_format_and_total_reward_needs_both(grader: str, answer_format: str) -> None:
     text = WRITTEN[answer_format]
     responses = [text.format(4, 4), text.format(4, 5), text.format("", ""), "4"]
     verdicts = GRADERS[grader](responses, ["4"] * 4, answer_format=answer_format)
@@ -143,7 +143,7 @@ def test_a_truth_is_a_text_a_number_or_a_list_of_them(grader: str, truth: Any, r
     assert GRADERS[grader]([R1.format(4, 4)], [truth])[0].right is right
 
 
-def test_an_empty_answer_is_never_right_in_the_strict_graders_eyes() -> None:
+def test_empty_answer_is_never_correct_for_the_strict_grader() -> None:
     assert [GRADERS[name]([R1.format(4, "")], [""])[0].right for name in ("strict", "compatible")] == [False, True]
 
 
@@ -168,7 +168,7 @@ def test_the_two_rewards_are_those_of_the_two_graders() -> None:
 
 @pytest.mark.parametrize("grader", COMPARE)
 @pytest.mark.parametrize("truth", [None, {"value": 4}, b"4", ["4", None]])
-def test_a_truth_of_another_type_is_refused_even_where_the_response_has_no_answer(grader: str, truth: Any) -> None:
+def test_truth_of_wrong_type_is_refused_even_without_an_answer(grader: str, truth: Any) -> None:
     for response in (R1.format(4, 4), "nothing"):
         with pytest.raises(TypeError, match="truth"):
             GRADERS[grader]([response], [truth])
@@ -182,7 +182,7 @@ def test_an_unknown_format_is_answered_with_the_choices(grader: str) -> None:
         GRADERS[grader](["4"], ["4"], answer_format="box")
 
 
-def test_a_pair_is_compared_once_and_trivial_ones_never_leave_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pair_is_compared_once_and_trivial_ones_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_verdicts()
     sent: list[Any] = []
 
@@ -200,7 +200,7 @@ def test_a_pair_is_compared_once_and_trivial_ones_never_leave_the_process(monkey
     assert [job[2:] for job in sent] == [("1/2", "0.5"), ("2/4", "0.5")]
 
 
-def test_a_hanging_comparison_costs_its_own_answer_only_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_comparison_fails_only_its_answer_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_verdicts()
     metrics: dict[str, float] = {}
     extra: dict[str, list[Any]] = {}
@@ -230,7 +230,7 @@ def test_a_grader_that_fails_on_everything_raises(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", COMPARE)
 @pytest.mark.parametrize("answer_format", sorted(ANSWER_FORMATS))
-def test_a_reward_has_trls_signature_and_gives_one_float_per_completion(name: str, answer_format: str) -> None:
+def test_reward_has_trl_signature_and_one_float_per_completion(name: str, answer_format: str) -> None:
     text = WRITTEN[answer_format]
     completions = [text.format(1, 1), text.format(2, 2), "2", ""]
     columns = {"prompts": ["p"] * 4, "completion_ids": [[1]] * 4, "level": [1] * 4, "trainer_state": None}
@@ -242,7 +242,7 @@ def test_a_reward_has_trls_signature_and_gives_one_float_per_completion(name: st
 
 
 @pytest.mark.parametrize("name", COMPARE)
-def test_a_conversational_completion_is_graded_by_its_last_message(name: str) -> None:
+def test_conversational_completion_is_graded_by_its_last_message(name: str) -> None:
     chats = [[{"role": "assistant", "content": "4"}, {"role": "assistant", "content": R1.format(4, 4)}]]
     assert REWARDS[name](chats, ["4"]) == [1.0]
     assert completion_text(chats[0]) == R1.format(4, 4)
@@ -256,7 +256,7 @@ def test_as_many_answers_as_completions_are_needed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPARE)
-def test_a_reward_logs_what_it_extracted_why_and_the_handouts_components(name: str) -> None:
+def test_reward_logs_extraction_reason_and_handout_components(name: str) -> None:
     extra: dict[str, Any] = {}
     metrics: dict[str, float] = {}
     completions = [R1.format(1, 1), R1.format(2, 2), "3", "4"]

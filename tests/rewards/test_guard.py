@@ -84,7 +84,7 @@ def line_of(function: Any, words: str) -> str:
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__)[:20],
 )
-def test_what_a_reward_raises_is_caught_as_its_own_type_and_as_a_reward_error(
+def test_reward_exception_keeps_its_type_and_is_a_reward_error(
     function: Any, kind: type[Exception], words: str
 ) -> None:
     async def call() -> Any:
@@ -173,7 +173,7 @@ def test_a_response_that_is_none_is_named(grader: str) -> None:
         REWARDS[grader](["a", None], [truth] * 2)
 
 
-def test_a_message_without_text_is_an_empty_response_and_parts_are_joined() -> None:
+def test_message_without_text_is_empty_and_parts_are_joined() -> None:
     assert completion_text([{"role": "assistant", "tool_calls": []}]) == ""
     assert completion_text([{"role": "assistant", "content": None}]) == ""
     parts = [{"type": "text", "text": "a"}, {"type": "image", "image": None}, {"type": "text", "text": "b"}]
@@ -192,7 +192,7 @@ def trained(path: Path, *rewards: Any, **settings: Any) -> Any:
     return trainer
 
 
-def test_every_reward_has_its_own_columns_and_none_takes_a_rows_own(tmp_path: Path) -> None:
+def test_every_reward_has_its_own_columns_and_keeps_row_columns(tmp_path: Path) -> None:
     def first(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
         for half in (completions[:8], completions[8:]):  # in two parts
             log_extra("note", [f"first {len(text)}" for text in half])
@@ -228,7 +228,7 @@ def test_a_column_of_another_length_names_the_reward(tmp_path: Path) -> None:
         trained(tmp_path, forgetful)
 
 
-def test_a_response_that_a_reward_does_not_call_correct_or_not_counts_as_neither(tmp_path: Path) -> None:
+def test_response_without_verdict_is_not_correct_or_incorrect(tmp_path: Path) -> None:
     def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
         log_extra("correct", [(True, None, False, False)[row % 4] for row, _ in enumerate(completions)])
         return [float(row % 2) for row, _ in enumerate(completions)]
@@ -257,7 +257,7 @@ def test_nan_for_every_completion_ends_the_run_and_none_does_not(tmp_path: Path)
     assert trained(tmp_path / "d", unscored).state.global_step == 1
 
 
-def test_nan_for_every_completion_is_borne_for_a_while_once_something_was_scored(
+def test_all_nan_rewards_are_tolerated_for_a_while_once_scored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[int] = []

@@ -109,7 +109,7 @@ def test_the_labels_are_many_distinct_and_of_both_kinds() -> None:
 
 
 @pytest.mark.parametrize("row", LABELS, ids=[f"{row['answer']} | {row['truth']}" for row in LABELS])
-def test_a_truth_accepts_itself_in_another_spelling_and_nothing_else_of_the_labels_crashes(row: dict[str, Any]) -> None:
+def test_truth_matches_its_own_respelling_and_no_label_crashes(row: dict[str, Any]) -> None:
     truth = row["truth"]
     assert compare(f" ${truth}$. ", truth).right
     compare(truth, row["answer"])  # the other way round a verdict, whichever

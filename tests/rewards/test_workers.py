@@ -166,7 +166,7 @@ def test_memory_is_counted_beyond_the_imports() -> None:
 # A worker's surroundings
 
 
-def test_a_worker_gets_no_secret_and_no_gpu_and_does_not_load_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_gets_no_secret_and_no_gpu_and_no_torch_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     with Pool(ACT, Limits(workers=1)) as pool:
         environment, modules = pool.map([["environment"], ["loaded"]])
@@ -182,7 +182,7 @@ def test_a_function_is_found_where_the_parent_finds_it(tmp_path: Path, monkeypat
         assert pool.map([[4]]) == [8]
 
 
-def test_workers_start_with_the_first_map_and_no_more_than_there_are_jobs() -> None:
+def test_workers_start_at_the_first_map_and_at_most_one_per_job() -> None:
     before = len(children())
     with Pool(ACT) as pool:
         assert len(children()) == before
@@ -202,7 +202,7 @@ def test_a_worker_that_dies_between_maps_costs_no_job(pool: Pool) -> None:
     assert pool.map([GOOD] * 10) == [1] * 10
 
 
-def test_a_worker_that_is_killed_as_its_jobs_are_sent_costs_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_killed_while_jobs_are_sent_loses_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pool(ACT, SHORT) as pool:
         pool.map([GOOD])
         idle = pool._processes[0]
@@ -277,7 +277,7 @@ def test_a_function_that_always_raises_is_an_error_too(pool: Pool) -> None:
         pool.map([["fail", "no"]] * 8)
 
 
-def test_arguments_that_are_no_json_are_refused_and_limits_are_checked(pool: Pool) -> None:
+def test_non_json_arguments_are_refused_and_limits_are_checked(pool: Pool) -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         pool.map([GOOD, ["echo", object()]])
     assert pool.map([GOOD]) == [1]
@@ -288,7 +288,7 @@ def test_arguments_that_are_no_json_are_refused_and_limits_are_checked(pool: Poo
 # Threads, forks, interrupts and the end of the parent
 
 
-def test_threads_take_turns_and_a_worker_outlives_the_thread_that_started_it() -> None:
+def test_threads_take_turns_and_workers_outlive_their_threads() -> None:
     found: dict[int, list[Any]] = {}
     with Pool(ACT, SHORT) as pool:
 
@@ -355,7 +355,7 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path, name: str) -
     parent.communicate()
 
 
-def test_ctrl_c_raises_and_leaves_a_pool_that_works_and_no_worker(tmp_path: Path) -> None:
+def test_ctrl_c_raises_and_leaves_a_working_pool_and_no_worker(tmp_path: Path) -> None:
     code = """
 try:
     pool.map([['hang', sys.argv[1]]])
@@ -374,7 +374,7 @@ except KeyboardInterrupt:
     assert is_gone(worker)
 
 
-def test_a_pool_looks_up_every_second_for_a_signal_that_came_just_before_it_waits() -> None:
+def test_pool_wakes_every_second_for_a_signal_before_its_wait() -> None:
     with Pool(ACT, Limits(seconds=60)) as idle:
         assert idle.map([GOOD]) == [1]
         began = time.monotonic()
@@ -382,7 +382,7 @@ def test_a_pool_looks_up_every_second_for_a_signal_that_came_just_before_it_wait
         assert 0.5 < time.monotonic() - began < 20
 
 
-def test_workers_left_behind_by_a_map_that_could_not_clean_up_are_not_used_again(
+def test_workers_left_by_an_uncleaned_map_are_not_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -399,7 +399,7 @@ def test_workers_left_behind_by_a_map_that_could_not_clean_up_are_not_used_again
         assert pool.map([["echo", "fresh"]]) == ["fresh"]
 
 
-def test_a_signal_that_the_parent_handles_does_not_reach_the_workers(tmp_path: Path) -> None:
+def test_signal_handled_by_the_parent_does_not_reach_the_workers(tmp_path: Path) -> None:
     code = """
 signal.signal(signal.SIGINT, lambda *_: print("handled"))
 print(pool.map([["sleep", 0.3, sys.argv[1]]]))
@@ -410,7 +410,7 @@ print(pool.map([["sleep", 0.3, sys.argv[1]]]))
     assert parent.communicate(timeout=10)[0] == "handled\n[0.3]\n"
 
 
-def test_a_forked_child_has_workers_of_its_own_and_leaves_the_parents_alone() -> None:
+def test_forked_child_has_its_own_workers_and_spares_the_parent() -> None:
     code = """
 if not os.fork():
     sys.exit(len(pool.map(good)) - 100)

@@ -38,7 +38,7 @@ def save(run: Path, step: int) -> Path:
     return publish(scratch, run)
 
 
-def test_a_checkpoint_as_it_was_written_is_good_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_written_checkpoint_is_intact_and_leaves_nothing_else(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, 3)
     assert damage(checkpoint) is None
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
@@ -49,9 +49,7 @@ def test_a_checkpoint_as_it_was_written_is_good_and_nothing_else_is_left(tmp_pat
 @pytest.mark.parametrize(
     ("how", "words"), [("missing", "missing"), ("cut", "bytes, it was written with"), ("changed", "checksum")]
 )
-def test_damage_to_any_file_is_seen_and_the_checkpoint_before_is_taken(
-    name: str, how: str, words: str, tmp_path: Path
-) -> None:
+def test_damage_to_any_file_is_found_and_older_checkpoint_used(name: str, how: str, words: str, tmp_path: Path) -> None:
     good, torn = save(tmp_path, 9), save(tmp_path, 10)
     data = (torn / name).read_bytes()
     if how == "missing":
@@ -70,7 +68,7 @@ def test_a_torn_manifest_is_damage(tmp_path: Path) -> None:
     assert damage(checkpoint) == "manifest.json is not JSON"
 
 
-def test_a_stock_checkpoint_has_no_manifest_and_is_good_once_its_last_file_is_whole(tmp_path: Path) -> None:
+def test_stock_checkpoint_is_intact_once_its_last_file_is_whole(tmp_path: Path) -> None:
     stock = tmp_path / "checkpoint-5"
     stock.mkdir()
     assert damage(stock) == "trainer_state.json is missing"
@@ -80,7 +78,7 @@ def test_a_stock_checkpoint_has_no_manifest_and_is_good_once_its_last_file_is_wh
     assert newest(tmp_path) == (stock, [])
 
 
-def test_checkpoints_are_ordered_by_step_and_other_folders_are_none(tmp_path: Path) -> None:
+def test_checkpoints_are_ordered_by_step_and_other_dirs_ignored(tmp_path: Path) -> None:
     for step in (9, 10, 100):
         save(tmp_path, step)
     for name in ("checkpoint-x", "checkpoint-3.set_aside", "other"):
@@ -111,7 +109,7 @@ def test_the_newest_are_left_and_what_is_to_be_kept(
     assert all(damage(path) is None for path in checkpoints(tmp_path))
 
 
-def test_going_on_from_an_older_one_removes_newer_damaged_ones_and_renames_newer_good_ones(tmp_path: Path) -> None:
+def test_resume_from_older_removes_damaged_and_sets_aside_intact(tmp_path: Path) -> None:
     old, torn, good = (save(tmp_path, step) for step in (1, 2, 3))
     (torn / "model.safetensors").unlink()
     set_aside(old)
@@ -165,7 +163,7 @@ def test_wherever_the_power_goes_there_is_a_whole_checkpoint(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["linked", "copied"])
-def test_a_linked_model_outlives_its_checkpoint_and_has_no_training_state(
+def test_linked_model_outlives_its_checkpoint_without_its_state(
     links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -183,9 +181,7 @@ def test_a_linked_model_outlives_its_checkpoint_and_has_no_training_state(
     assert not left & {"optimizer.pt", "rng_state.pth", "manifest.json", "global_step3"}
 
 
-def test_of_a_checkpoint_that_is_removed_meanwhile_nothing_is_linked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_removed_while_linking_links_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, link = save(tmp_path, 3), os.link
 
     def link_once(source: Path, target: Path) -> None:

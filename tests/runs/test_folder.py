@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_written_is_refused(resume: str | None, tmp_path
         opened(tmp_path / "file" / "run", resume)
 
 
-def test_auto_goes_on_from_the_newest_good_checkpoint_in_its_own_folder(tmp_path: Path) -> None:
+def test_auto_resumes_from_newest_intact_checkpoint_in_folder(tmp_path: Path) -> None:
     checkpoint = a_run(tmp_path / "run")
     torn = save(tmp_path / "run", 9)
     (torn / "model.safetensors").write_bytes(b"")
@@ -129,7 +129,7 @@ def test_auto_without_a_checkpoint_is_a_fresh_run_and_says_so(tmp_path: Path) ->
     assert said == [f"nothing to resume in {tmp_path / 'run'}: a fresh run"]
 
 
-def test_a_checkpoint_that_is_not_there_or_damaged_is_refused_by_name(tmp_path: Path) -> None:
+def test_missing_or_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     checkpoint = a_run(tmp_path / "run")
     with pytest.raises(InputError, match=r"no such folder.*checkpoint-4.*--resume auto"):
         find_checkpoint(str(tmp_path / "run" / "checkpoint-5"), tmp_path / "run")
@@ -138,14 +138,14 @@ def test_a_checkpoint_that_is_not_there_or_damaged_is_refused_by_name(tmp_path: 
         find_checkpoint(str(checkpoint), tmp_path / "run")
 
 
-def test_another_experiment_is_refused_with_what_differs_unless_asked_for(tmp_path: Path) -> None:
+def test_changed_experiment_is_refused_with_its_differences(tmp_path: Path) -> None:
     a_run(tmp_path / "run")
     with pytest.raises(InputError, match=r"learning_rate: was 0.1, is 0.2[\s\S]*--resume_changed"):
         opened(tmp_path / "run", "auto", learning_rate=0.2, save_steps=7)
     assert opened(tmp_path / "run", "auto", changed=True, learning_rate=0.2)[0].checkpoint is not None
 
 
-def test_what_is_measured_otherwise_is_not_compared_with_what_was_measured_before(tmp_path: Path) -> None:
+def test_changed_measurement_discards_earlier_validations(tmp_path: Path) -> None:
     a_run(tmp_path / "run")
     with pytest.raises(InputError, match=r"validation_temperature: was 1.0, is 0.0[\s\S]*--resume_changed"):
         opened(tmp_path / "run", "auto", validation_temperature=0.0)
@@ -157,7 +157,7 @@ def test_what_is_measured_otherwise_is_not_compared_with_what_was_measured_befor
     assert "measured again" in said[0]
 
 
-def test_how_a_run_validates_is_noted_as_it_is_done_wherever_it_was_set() -> None:
+def test_validation_settings_are_recorded_as_used() -> None:
     def noted(*more: str, answer: str = "1") -> dict[str, Any]:
         task, _, config = parse(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, *more])
         return yardstick(task, config, [{"prompt": "1 + 0 =", "answer": answer}])
@@ -211,7 +211,7 @@ def test_what_makes_another_experiment(changed: dict[str, Any], differ: list[str
 
 
 @pytest.mark.parametrize("recipe", [GRPO_SETTINGS, SFT_SETTINGS, EXPERIMENT], ids=["grpo", "sft", "expert iteration"])
-def test_a_setting_that_a_version_adds_refuses_no_earlier_checkpoint(recipe: tuple[type, ...]) -> None:
+def test_setting_added_later_does_not_refuse_a_checkpoint(recipe: tuple[type, ...]) -> None:
     known = SettingsKnowledge.of(recipe)
     means_nothing = {OnResume.MAY_CHANGE, OnResume.OF_PROCESS, OnResume.YARDSTICK_AS_USED}
     for name, default in known.defaults.items():  # a record without it: that version did not have it
@@ -221,7 +221,7 @@ def test_a_setting_that_a_version_adds_refuses_no_earlier_checkpoint(recipe: tup
             assert found[:3] == (name, default, "another")
 
 
-def test_a_policy_built_again_elsewhere_is_the_same_and_another_is_not(tmp_path: Path) -> None:
+def test_policy_rebuilt_elsewhere_is_equal_and_another_is_not(tmp_path: Path) -> None:
     first, again, another = ({"policy": str(tmp_path / name)} for name in ("first", "again", "another"))
     for settings, weights in ((first, "w"), (again, "w"), (another, "v")):
         folder = Path(settings["policy"])

@@ -36,7 +36,7 @@ def entry(step: int, accuracy: float) -> dict[str, Any]:
 HISTORY = [entry(0, 0.25), entry(20, 0.625), entry(40, 0.5)]
 
 
-def test_the_table_has_accuracy_by_level_and_the_outcomes_before_and_after() -> None:
+def test_before_and_after_table_has_level_accuracy_and_outcomes() -> None:
     before = report(["neither", "format_only", "correct", "neither"], [1, 1, 2, 2])
     after = report(["correct", "correct", "correct", "format_only"], [1, 1, 2, 2])
     assert before_after_table(before.summary(), after.summary()).splitlines() == [
@@ -96,7 +96,7 @@ def test_the_plot_of_expert_iteration_is_a_png_with_three_panels(tmp_path: Path)
 @pytest.mark.parametrize(
     "steps", [EI_STEPS, [], [ei_step(1, 0, 0, (None, None, None)) | {"rollouts": 0, "questions": 0}]]
 )
-def test_the_plot_has_shares_and_lengths_by_step_and_entropy_by_optimizer_step(
+def test_plot_has_shares_and_lengths_by_step_and_entropy(
     steps: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Any] = []
@@ -129,7 +129,7 @@ def test_the_plot_has_shares_and_lengths_by_step_and_entropy_by_optimizer_step(
     assert figures[0].get_suptitle() == "a_run"
 
 
-def test_the_summary_has_the_first_the_last_and_the_best_validation(tmp_path: Path) -> None:
+def test_summary_has_first_last_and_best_validation(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     returned = write_summary(path, HISTORY, 123.456, {"seed": 3, "preset": "grpo_clip"})
     assert json.loads(path.read_text()) == returned == {
@@ -163,7 +163,7 @@ def test_rows_are_appended_as_one_json_object_per_line(tmp_path: Path) -> None:
     assert "π" in path.read_text()
 
 
-def test_a_file_that_could_not_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write_text(path, "old")
 
@@ -180,7 +180,7 @@ def test_a_file_that_could_not_be_written_leaves_the_old_one_and_nothing_else(tm
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_metrics_are_logged_with_their_step_by_the_first_rank_only(tmp_path: Path, first: bool) -> None:
+def test_metrics_are_logged_with_step_by_the_first_rank_only(tmp_path: Path, first: bool) -> None:
     path = tmp_path / "metrics.jsonl"
     log = JsonlLog(path, Clock(1e9))
     args, control = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"), TrainerControl()
@@ -193,7 +193,7 @@ def test_metrics_are_logged_with_their_step_by_the_first_rank_only(tmp_path: Pat
 
 
 @pytest.mark.parametrize("every", [1, 7])
-def test_progress_in_a_log_file_is_a_line_a_tenth_however_often_it_is_logged(
+def test_progress_in_a_log_file_is_ten_lines_at_any_frequency(
     every: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bar, state = ProgressBar(), TrainerState(max_steps=200, is_world_process_zero=True)
@@ -205,7 +205,7 @@ def test_progress_in_a_log_file_is_a_line_a_tenth_however_often_it_is_logged(
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_progress_is_a_bar_in_a_terminal_and_ten_lines_in_a_log_file(
+def test_progress_is_a_terminal_bar_or_ten_lines_in_a_log_file(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bar, state = ProgressBar(), TrainerState(max_steps=30, is_world_process_zero=True)
@@ -221,7 +221,7 @@ def test_progress_is_a_bar_in_a_terminal_and_ten_lines_in_a_log_file(
     assert ("30/30" in said.err) == terminal
 
 
-def test_a_plot_begins_at_0_and_leaves_other_problems_off_the_line(
+def test_plot_starts_at_0_and_keeps_other_problem_sets_off_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Any] = []
@@ -260,9 +260,7 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, l
 
 
 @pytest.mark.parametrize(("accuracy", "saves"), [(0.9, True), (0.5, False)])
-def test_the_best_validation_so_far_is_worth_a_checkpoint_also_after_a_resume(
-    accuracy: float, saves: bool, tmp_path: Path
-) -> None:
+def test_best_validation_is_checkpointed_even_after_resume(accuracy: float, saves: bool, tmp_path: Path) -> None:
     validation = validating(tmp_path, list(HISTORY), accuracy)
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", save_steps=1000)
     state, control = TrainerState(global_step=60, max_steps=100), TrainerControl()
@@ -293,7 +291,7 @@ def test_the_policy_is_validated_after_the_steps_where_it_is_due(step: int, due:
     assert [found["step"] for found in validation.run.validations] == ([0, 20] if due else [0])
 
 
-def test_the_first_responses_of_every_validation_are_logged_where_it_is_told_to(tmp_path: Path) -> None:
+def test_first_responses_of_each_validation_are_logged_if_asked(tmp_path: Path) -> None:
     path = tmp_path / "generations.jsonl"
     validation = validating(tmp_path, [], 0.2, log_to=path)
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", save_strategy="no")
@@ -309,7 +307,7 @@ def test_the_first_responses_of_every_validation_are_logged_where_it_is_told_to(
         }  # fmt: skip
 
 
-def test_other_ranks_log_no_responses_and_nor_does_a_run_that_is_not_told_to(tmp_path: Path) -> None:
+def test_responses_are_logged_only_by_first_rank_and_if_asked(tmp_path: Path) -> None:
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", save_strategy="no")
     path = tmp_path / "generations.jsonl"
     for log_to, first in ((path, False), (None, True)):
@@ -319,7 +317,7 @@ def test_other_ranks_log_no_responses_and_nor_does_a_run_that_is_not_told_to(tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_generations_are_logged_at_the_first_step_and_then_when_due_spread_over_the_rollout(tmp_path: Path) -> None:
+def test_generations_are_logged_at_the_first_step_and_when_due(tmp_path: Path) -> None:
     path = tmp_path / "generations.jsonl"
     trainer: Any = SimpleNamespace(last_rollout=[{"prompt": str(i)} for i in range(10)])
     log = GenerationsLog(path, 4, trainer, rows=3)

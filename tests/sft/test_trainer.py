@@ -41,7 +41,7 @@ def trained(*args: Any, **settings: Any) -> Any:
 # --- rows -------------------------------------------------------------------------------------------------------
 
 
-def test_prompt_and_response_are_tokenized_apart_and_the_response_ends_in_eos() -> None:
+def test_prompt_and_response_are_tokenized_apart_ending_in_eos() -> None:
     rows, too_long = tokenized([{"prompt": "1 +", "response": "a b"}], tiny_tokenizer())
     ids = tiny_tokenizer().convert_tokens_to_ids(["1", "+", "a", "b", "<eos>"])
     assert rows == [{"input_ids": ids, "completion_mask": [0, 0, 1, 1, 1]}]
@@ -86,7 +86,7 @@ def handout_weights(traces: list[dict[str, str]], accumulation: int, learning_ra
 
 
 @pytest.mark.parametrize("micro", [8, 4, 2])
-def test_with_a_constant_it_is_the_handouts_step_however_the_rows_are_cut(micro: int, tmp_path: Path) -> None:
+def test_constant_normalizer_gives_handout_step_in_any_batching(micro: int, tmp_path: Path) -> None:
     one_step = {"max_steps": 1, "max_grad_norm": 0.0, "normalize_constant": CONSTANT, "train_batch_size": 8}
     mine = trained(
         tmp_path, TRACES[:8], micro_train_batch_size=micro, model=tiny_model().double(), gradient_accumulation_steps=1,
@@ -102,7 +102,7 @@ def test_rows_without_a_token_that_trains_do_not_count() -> None:
     assert _rows({"labels": torch.tensor([[-100, 3], [-100, -100]])}) == 1
 
 
-def test_entropy_and_the_gradients_norm_are_logged_and_finetuning_is_clipped(tmp_path: Path) -> None:
+def test_fine_tuning_logs_entropy_and_grad_norm_and_clips(tmp_path: Path) -> None:
     clipped = trained(tmp_path, max_grad_norm=0.01, max_steps=1)
     step = next(entry for entry in clipped.state.log_history if "loss" in entry)
     assert 0 < step["entropy"] < 3
@@ -126,7 +126,7 @@ def share_learnt(trainer: Any) -> float:
 ADAM = {"optim": "adamw_torch", "learning_rate": 3e-3, "max_steps": 40, "sampling_max_tokens": 4, "stop": ["stop"]}
 
 
-def test_it_learns_to_write_the_traces_and_unlearns_them_with_the_sign_flipped(tmp_path: Path) -> None:
+def test_fine_tuning_learns_traces_and_unlearns_if_sign_flipped(tmp_path: Path) -> None:
     trainer = ours(tmp_path / "right", LEARNT, **ADAM)
     before = share_learnt(trainer)
     trainer.train()
@@ -138,7 +138,7 @@ def test_it_learns_to_write_the_traces_and_unlearns_them_with_the_sign_flipped(t
     assert share_learnt(broken) <= before
 
 
-def test_the_policy_is_sampled_with_the_stop_string_and_left_in_training(tmp_path: Path) -> None:
+def test_policy_sampling_uses_stop_string_and_keeps_train_mode(tmp_path: Path) -> None:
     trainer = trained(tmp_path, LEARNT, **ADAM)
     trainer.model.train()
     (completion,) = trainer.sample(["1 + 1 ="], batch_size=1, seed=0, temperature=0)
@@ -217,7 +217,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_what_rows_that_are_tokenized_do_not_need_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_settings_unused_for_tokenized_rows_are_refused_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^{name}=.* would be ignored: .* Leave it out$"):
         ExtSFTConfig(output_dir=str(tmp_path), use_cpu=True, **{name: OTHERWISE[name]})
 
@@ -232,7 +232,7 @@ def test_the_handouts_batch_sizes_become_trainers(tmp_path: Path) -> None:
     assert config.bf16 is False
 
 
-def test_the_order_of_the_rows_is_the_seeds_whatever_an_engine_does_to_the_random_state(tmp_path: Path) -> None:
+def test_row_order_depends_on_the_seed_and_not_on_global_rng(tmp_path: Path) -> None:
     orders = []
     for state in (1, 2):
         trainer = ours(tmp_path)
@@ -242,7 +242,7 @@ def test_the_order_of_the_rows_is_the_seeds_whatever_an_engine_does_to_the_rando
     assert ExtSFTConfig(output_dir=str(tmp_path), use_cpu=True, seed=3, data_seed=5).data_seed == 5
 
 
-def test_sampling_does_not_take_over_what_the_model_was_saved_with(tmp_path: Path) -> None:
+def test_sampling_ignores_the_saved_generation_config(tmp_path: Path) -> None:
     model = tiny_model()
     model.generation_config.update(top_p=0.5, repetition_penalty=1.3, top_k=3)
     config = ours(tmp_path, model=model, sampling_min_tokens=2).generation_config

@@ -49,7 +49,7 @@ def budget(seconds: float, *others: bool, reserve: float = 0.0) -> TimeBudget:
     ("seconds", "others", "spent"),
     [(10.5, (), False), (10.0, (), True), (9.5, (), True), (10.5, (False, False), False), (10.5, (False, True), True)],
 )
-def test_training_ends_with_the_step_after_which_the_time_of_any_rank_is_spent(
+def test_training_ends_at_the_step_that_uses_up_any_rank_time(
     seconds: float, others: tuple[bool, ...], spent: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = arguments(tmp_path, disable_tqdm=False)
@@ -64,7 +64,7 @@ def test_training_ends_with_the_step_after_which_the_time_of_any_rank_is_spent(
 @pytest.mark.parametrize(
     ("quiet", "first", "stopping"), [(True, True, False), (False, False, False), (False, True, True)]
 )
-def test_a_quiet_run_another_rank_and_a_training_that_ends_anyway_do_not_say_so(
+def test_time_budget_message_is_absent_if_quiet_or_other_rank(
     quiet: bool, first: bool, stopping: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     control = TrainerControl(should_training_stop=stopping)
@@ -75,9 +75,7 @@ def test_a_quiet_run_another_rank_and_a_training_that_ends_anyway_do_not_say_so(
 
 
 @pytest.mark.parametrize(("seconds", "spent"), [(22.9, True), (23.1, False)])
-def test_there_must_be_time_for_one_more_step_as_long_as_the_longest_and_for_the_end(
-    seconds: float, spent: bool, tmp_path: Path
-) -> None:
+def test_budget_must_leave_time_for_the_longest_step_and_the_end(seconds: float, spent: bool, tmp_path: Path) -> None:
     limit, control = budget(seconds, reserve=4.0), TrainerControl()
     clock: Any = limit.clock
     for clock.now in (10.0, 11.0, 16.0, 17.0):  # steps of 1, 5 and 1 s
@@ -110,7 +108,7 @@ def steps(limit: TimeBudget, tmp_path: Path, *seconds: float) -> bool:
         (27.1, [1.0, 5.0, *[0.1] * 60], False),
     ],
 )
-def test_a_step_is_expected_to_take_as_long_as_the_longest_but_the_first(
+def test_expected_step_time_is_the_longest_but_the_first(
     seconds: float, took: list[float], spent: bool, tmp_path: Path
 ) -> None:
     assert steps(budget(seconds), tmp_path, *took) is spent
@@ -127,7 +125,7 @@ def test_what_belongs_to_no_step_is_not_expected_of_one(tmp_path: Path) -> None:
     assert not steps(limit, tmp_path, 0.0)
 
 
-def test_where_the_time_is_spent_before_the_first_step_there_is_none(tmp_path: Path) -> None:
+def test_budget_spent_before_the_first_step_allows_no_step(tmp_path: Path) -> None:
     trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, max_steps=2)
     clock: Any = Hand()
     limit = TimeBudget(trainer, clock, 9.0)
@@ -145,9 +143,7 @@ def test_where_the_time_is_spent_before_the_first_step_there_is_none(tmp_path: P
 
 
 @pytest.mark.parametrize("other", [None, 0.25, 2.0])  # of another rank's clock
-def test_the_rate_falls_to_zero_where_the_time_is_spent_and_what_is_logged_is_what_is_used(
-    other: float | None, tmp_path: Path
-) -> None:
+def test_learning_rate_decays_to_zero_at_the_end_of_the_budget(other: float | None, tmp_path: Path) -> None:
     """100 s, the last 40 of which decay; 10 s are for the end."""
     now = Hand()
     now.now = 45.0
@@ -226,7 +222,7 @@ def past(step: int, accuracy: float, seconds: float = 0.0) -> dict[str, Any]:
     return {"step": step, "accuracy": accuracy, "problems": 10, "seconds": seconds}
 
 
-def test_the_time_of_the_end_is_that_of_the_slowest_validation_for_all_its_problems(tmp_path: Path) -> None:
+def test_end_time_is_estimated_from_the_slowest_validation(tmp_path: Path) -> None:
     validation = ending(tmp_path, [past(0, 0.1, 3.0), past(20, 0.2, 1.0)], final=40, restore_best=False)
     validation.trainer.seconds_to_save = 5.0
     assert validation.seconds_to_end() == pytest.approx(1.2 * (4 * 3.0 + 5.0) + 2.0)
@@ -247,7 +243,7 @@ def test_the_time_of_the_end_is_that_of_the_slowest_validation_for_all_its_probl
         (True, 0, 40, [], {"step": 40, "problems": 40}),  # its checkpoint is not there
     ],
 )
-def test_a_run_ends_with_the_weights_and_the_problems_that_are_asked_for(
+def test_run_ends_with_the_requested_weights_and_problems(
     restore_best: bool, best: int, final: int, restored: list[int], measured: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     history = [past(step, 0.9 if step == best else 0.3) for step in (0, 20, 40)]
@@ -302,7 +298,7 @@ def test_what_is_reported_is_not_what_the_weights_were_chosen_by(
             assert (set(seeds) <= {7}, "selection" in last) == (True, False)
 
 
-def test_of_validations_that_their_error_does_not_tell_apart_the_latest_is_gone_back_to(tmp_path: Path) -> None:
+def test_latest_of_indistinguishable_validations_is_restored(tmp_path: Path) -> None:
     history = [past(20, 0.9), past(30, 0.81), past(40, 0.8)]  # of 10 problems: 0.9 has an error of 0.095
     validation = ending(tmp_path, history, final=40, restore_best=True)
     (tmp_path / "checkpoint-30").mkdir()
@@ -370,7 +366,7 @@ def test_what_only_one_rank_may_find_is_found_by_the_first(monkeypatch: pytest.M
         ([0.0, 0.0, 0.0], False),  # it has nothing to lose
     ],
 )
-def test_two_validations_in_a_row_below_a_share_of_the_best_are_a_collapse(accuracies: list[float], lost: bool) -> None:
+def test_two_validations_below_a_share_of_best_are_a_collapse(accuracies: list[float], lost: bool) -> None:
     reason = collapsed(accuracies, 0.5)
     assert (reason is not None) is lost
     if reason is not None:
@@ -386,7 +382,7 @@ def test_a_run_that_has_collapsed_ends_and_says_why(tmp_path: Path) -> None:
         assert run.ended_early == ("collapsed: accuracy 0.200, 0.100 after 0.800, at step 40" if stops else None)
 
 
-def test_a_run_without_a_spread_for_so_many_logged_steps_in_a_row_ends(tmp_path: Path) -> None:
+def test_run_with_only_zero_variance_steps_for_a_while_ends(tmp_path: Path) -> None:
     run = Run(tmp_path, {})
     rule, control = EarlyStop(run, None, 3), TrainerControl()
     for spread, stops in ((1, False), (1, False), (0.9, False), (1, False), (1, False), (1, True)):

@@ -76,9 +76,7 @@ def hangs(completions: list[str], **_: Any) -> list[float]:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_a_reward_function_at_fault_is_named_and_the_last_checkpoint_stays(
-    reward: Any, words: str, tmp_path: Path
-) -> None:
+def test_faulty_reward_function_is_named_and_checkpoint_is_kept(reward: Any, words: str, tmp_path: Path) -> None:
     calls: list[int] = []
 
     def from_the_third_on(completions: list[str], **kwargs: Any) -> Any:
@@ -93,7 +91,7 @@ def test_a_reward_function_at_fault_is_named_and_the_last_checkpoint_stays(
     assert all(damage(path) is None for path in checkpoints(tmp_path))
 
 
-def test_a_reward_has_the_time_that_was_given_and_no_signal_is_taken_afterwards() -> None:
+def test_reward_times_out_as_configured_and_handler_is_restored() -> None:
     began, handler = time.monotonic(), signal.getsignal(signal.SIGURG)
     with pytest.raises(RewardError, match=r"took longer than 0.2 s for 1 completions"):
         checked(hangs, 0.2)(prompts=["p"], completions=["c"])
@@ -138,9 +136,7 @@ def explodes(at: set[int]) -> Any:
     return ends_early_or_infinite
 
 
-def test_a_step_with_an_infinite_gradient_is_left_out_counted_and_written_down(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_step_with_infinite_gradient_is_skipped_and_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = {"preset": "grpo_clip", "advantage": "raw"}
     trainer = made(tmp_path, explodes({3}), **settings)
     trainer.train()
@@ -160,7 +156,7 @@ def test_a_step_with_an_infinite_gradient_is_left_out_counted_and_written_down(
 
 
 @pytest.mark.parametrize("source", ["group_std", "batch_std", "max_rl", "own"])
-def test_an_infinite_reward_or_an_advantage_that_is_none_leaves_the_step_out_and_is_named(
+def test_nonfinite_reward_or_advantage_skips_the_step_by_name(
     source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "own.py"
@@ -177,7 +173,7 @@ def test_an_infinite_reward_or_an_advantage_that_is_none_leaves_the_step_out_and
     )
 
 
-def test_too_many_such_steps_in_a_row_end_the_run_with_its_checkpoints_intact(tmp_path: Path) -> None:
+def test_too_many_skipped_steps_end_run_with_checkpoints_intact(tmp_path: Path) -> None:
     trainer = made(tmp_path, explodes({2, 3, 5, 6, 7}), preset="grpo_clip", advantage="raw", max_steps=20)
     with pytest.raises(NonFiniteError, match=r"3 optimizer steps in a row, up to step 7, .*nonfinite_step_7_rank_0"):
         trainer.train()

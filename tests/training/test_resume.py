@@ -94,7 +94,7 @@ def test_resumed_after_any_step_a_run_is_the_same_to_the_bit(name: str, tmp_path
         assert_same_end(whole, again)
 
 
-def test_resumed_in_the_middle_of_a_rollout_a_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
+def test_run_resumed_within_a_rollout_is_bit_identical(tmp_path: Path) -> None:
     settings = {**RUNS["between_two_logs"], "max_steps": 4}
     whole = made(tmp_path / "whole", **settings)
     whole.train()
@@ -104,7 +104,7 @@ def test_resumed_in_the_middle_of_a_rollout_a_run_is_the_same_to_the_bit(tmp_pat
     assert_same_end(whole, again)
 
 
-def test_a_resumed_run_makes_the_choices_and_has_the_rates_of_one_that_was_never_interrupted(tmp_path: Path) -> None:
+def test_resumed_run_has_uninterrupted_choices_and_rates(tmp_path: Path) -> None:
     class Tick(TrainerCallback):
         """10 s a step; resumed, a run's clock goes on."""
 
@@ -165,7 +165,7 @@ def test_a_stock_checkpoint_goes_on_here_and_ours_with_stock_trl(tmp_path: Path)
     assert weight_difference(stock.model, ours.model) == 0
 
 
-def test_a_stock_checkpoint_taken_in_the_middle_of_a_rollout_gets_a_new_rollout_at_the_same_place(
+def test_stock_checkpoint_within_a_rollout_gets_a_new_rollout(
     tmp_path: Path,
 ) -> None:
     settings = {**SAVING, **OFF_POLICY, "max_steps": 3}
@@ -176,7 +176,7 @@ def test_a_stock_checkpoint_taken_in_the_middle_of_a_rollout_gets_a_new_rollout_
     assert ours._step % 16 == 4  # the rollout that follows began where an uninterrupted run begins it
 
 
-def test_a_checkpoint_within_a_rollout_goes_on_with_other_micro_batches_on_a_new_rollout(
+def test_checkpoint_within_a_rollout_resumes_with_new_batching(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"preset": "grpo_clip", "model": str(save_tiny(tmp_path / "tiny")), **OFF_POLICY, "max_steps": 1}
@@ -188,7 +188,7 @@ def test_a_checkpoint_within_a_rollout_goes_on_with_other_micro_batches_on_a_new
     assert "within a rollout of 8 micro-batches of 4 rows, now there are 4 of 8" in caplog.text
 
 
-def test_what_trainer_loads_to_the_device_of_a_cpu_rank_is_loaded(tmp_path: Path) -> None:
+def test_trainer_load_to_the_device_of_a_cpu_rank_succeeds(tmp_path: Path) -> None:
     torch.save({"moment": torch.ones(2)}, tmp_path / "optimizer.pt")
     loaded = torch.load(tmp_path / "optimizer.pt", map_location=torch.device("cpu", 0), weights_only=True)
     assert torch.equal(loaded["moment"], torch.ones(2))
@@ -205,7 +205,7 @@ def test_how_long_a_checkpoint_takes_is_known_to_a_resumed_run(tmp_path: Path) -
 # --- what is kept, and when saving goes wrong -------------------------------------------------------------------
 
 
-def test_checkpoints_are_whole_and_only_as_many_as_asked_for_are_kept_beside_the_best(tmp_path: Path) -> None:
+def test_checkpoints_are_whole_and_limited_in_number_plus_best(tmp_path: Path) -> None:
     trainer = made(tmp_path, preset="grpo_clip", save_total_limit=2)
     trainer.best_step = 2
     trainer.train()
@@ -226,7 +226,7 @@ def test_trainers_own_best_model_is_found_at_the_end(tmp_path: Path) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in saved.items())
 
 
-def test_a_checkpoint_that_cannot_be_written_costs_neither_the_run_nor_the_last_one(
+def test_unwritable_checkpoint_costs_neither_run_nor_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = made(tmp_path / "whole", preset="grpo_clip")
@@ -251,7 +251,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_neither_the_run_nor_the_last_
     assert weight_difference(whole.model, trainer.model) == 0
 
 
-def test_no_checkpoint_is_begun_where_the_disk_has_no_room_for_another(
+def test_no_checkpoint_is_started_without_disk_space_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
@@ -279,7 +279,7 @@ def test_no_checkpoint_is_begun_where_the_disk_has_no_room_for_another(
     ],
     ids=["quota", "safetensors", "torch", "type", "file", "other"],
 )
-def test_only_a_fault_of_the_disk_lets_a_run_go_on_without_its_checkpoint(
+def test_only_disk_faults_let_a_run_continue_uncheckpointed(
     error: Exception, is_warning: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = made(tmp_path, preset="grpo_clip", max_steps=1)
@@ -316,7 +316,7 @@ print("failed", trainer.failed_saves)
 
 
 @pytest.mark.slow
-def test_a_disk_that_refuses_to_write_more_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
+def test_disk_refusing_writes_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True
     )
@@ -326,9 +326,7 @@ def test_a_disk_that_refuses_to_write_more_leaves_the_last_checkpoint_whole(tmp_
     assert newest(tmp_path) == (tmp_path / "checkpoint-7", [])
 
 
-def test_a_trained_model_is_whole_in_the_runs_folder_or_an_error_says_where_the_last_checkpoint_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trained_model_is_whole_or_error_names_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = made(tmp_path, preset="grpo_clip", max_steps=1)
     trainer.train()
     trainer.save_final_model()
@@ -361,7 +359,7 @@ class CountingEngine:
 
 
 @pytest.mark.parametrize("method", ["grpo", "sft"])
-def test_an_engine_gets_the_weights_of_the_best_step_before_the_last_validation(method: str, tmp_path: Path) -> None:
+def test_engine_gets_best_weights_before_the_last_validation(method: str, tmp_path: Path) -> None:
     rows = [{"input_ids": [9, 7, 10, 8, 3, 1], "completion_mask": [0, 0, 0, 0, 1, 1]}] * 8
     sft = functools.partial(tiny_sft, ExtSFTTrainer, ExtSFTConfig, rows=rows, **SAVING)
     trainer = made(path=tmp_path) if method == "grpo" else sft(path=tmp_path)
@@ -379,7 +377,7 @@ def test_an_engine_gets_the_weights_of_the_best_step_before_the_last_validation(
 # --- a run that is told to stop ---------------------------------------------------------------------------------
 
 
-def test_sigterm_lets_the_step_end_saves_and_stops_and_the_rest_is_the_same(tmp_path: Path) -> None:
+def test_sigterm_finishes_the_step_saves_and_resumes_identically(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def told_to_stop(completions: list[str], **_: Any) -> list[float]:
@@ -410,7 +408,7 @@ def test_sigterm_lets_the_step_end_saves_and_stops_and_the_rest_is_the_same(tmp_
      (None, True, 29.0, False)],
     ids=["torchs own 30 s", "as little", "longer", "no launcher", "a quick one"],
 )  # fmt: skip
-def test_a_checkpoint_that_a_launcher_would_not_wait_for_is_warned_about_once(
+def test_checkpoint_slower_than_the_launcher_warns_once(
     allowed: str | None, launched: bool, needed: float, is_said: bool,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

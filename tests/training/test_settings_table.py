@@ -113,7 +113,7 @@ GIVEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_what_the_table_refuses_is_refused_next_to_a_preset_and_an_axis_by_name(name: str) -> None:
+def test_settings_refused_by_table_are_refused_with_axes(name: str) -> None:
     for ours in ({"preset": "dapo"}, {"advantage": "raw"}, {"cliprange": 0.2}):
         said = refusal(lambda ours=ours: config(**ours, **{name: GIVEN[name]}))  # type: ignore[misc]
         if name in TRL:
@@ -329,7 +329,7 @@ def observed(folder: Path, model: Path, **settings: Any) -> tuple[Any, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*EFFECTS, *NONE])
-def test_a_run_with_a_setting_differs_from_one_without_where_the_table_says_so(name: str, tmp_path: Path) -> None:
+def test_setting_changes_a_run_exactly_where_the_table_says_so(name: str, tmp_path: Path) -> None:
     value, both = (EFFECTS | NONE)[name]
     model = save_tiny(tmp_path / "model")
     with_it = observed(tmp_path / "with", model, **{**both, name: value})
@@ -352,7 +352,7 @@ def finetuned(folder: Path, **settings: Any) -> tuple[Any, ...]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`pad_token` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", [*SFT_EFFECTS, *SFT_NONE])
-def test_a_finetuning_with_a_setting_differs_where_the_table_says_so(name: str, tmp_path: Path) -> None:
+def test_setting_changes_fine_tuning_where_the_table_says_so(name: str, tmp_path: Path) -> None:
     value, both = (SFT_EFFECTS | SFT_NONE)[name]
     without = finetuned(tmp_path / "without", **both)
     assert without == finetuned(tmp_path / "again", **both)

@@ -8,5 +8,6 @@
 * `trl_engine.requests_with`: requests get parameters of their own, seeds for example.
 * `torch_devices.load_to_numbered_cpus`: `torch.load` maps to cpu:0.
 
-And `renamed`: the names that settings had in earlier versions of this package.
+And two tables: `renamed`: the names that settings had in earlier versions of this package; `on_resume`: what the
+settings of TRL and transformers mean for a run that is resumed.
 """

@@ -233,7 +233,7 @@ OURS: dict[str, Entry] = {
     ),
     "reward_timeout": Entry(
         HONORED,
-        shown="training/test_faults::test_a_reward_has_the_time_that_was_given_and_no_signal_is_taken_afterwards",
+        shown="training/test_faults::test_reward_times_out_as_configured_and_handler_is_restored",
     ),
     **rows(
         "rollout_batch_size group_size train_batch_size micro_train_batch_size epochs_per_rollout_batch "
@@ -243,34 +243,26 @@ OURS: dict[str, Entry] = {
     **rows("resume resume_changed", TRAINER["resume_from_checkpoint"]),
     "hub_merge_adapter": _HUB,
     "max_nonfinite_steps": Entry(
-        HONORED, shown="training/test_faults::test_too_many_such_steps_in_a_row_end_the_run_with_its_checkpoints_intact"
+        HONORED, shown="training/test_faults::test_too_many_skipped_steps_end_run_with_checkpoints_intact"
     ),
     "time_budget": Entry(
         HONORED,
-        shown="training/test_ending::test_there_must_be_time_for_one_more_step_as_long_as_the_longest_and_for_the_end",
+        shown="training/test_ending::test_budget_must_leave_time_for_the_longest_step_and_the_end",
     ),
     "lr_decay_fraction": Entry(
         HONORED,
         "needs `time_budget`",
-        shown="training/test_ending::test_the_rate_falls_to_zero_where_the_time_is_spent_and_what_is_logged_is_what_is_used",
+        shown="training/test_ending::test_learning_rate_decays_to_zero_at_the_end_of_the_budget",
     ),
     **rows("stop sampling_min_tokens", _RUN),
     **rows("vllm_max_num_seqs vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager", _ENGINE),
 }
 
 _SPLIT = Entry(HONORED, shown="data/test_load::test_what_cannot_be_found_is_named")
-_SAMPLE = Entry(
-    HONORED, shown="data/test_sample::test_a_number_of_problems_takes_a_sample_and_a_smaller_one_is_a_part_of_it"
-)
-_FORMAT = Entry(
-    HONORED, shown="recipes/test_grpo::test_the_answer_format_follows_the_prompt_and_both_graders_follow_it"
-)
-_MEASURED = Entry(
-    HONORED, shown="runs/test_folder::test_how_a_run_validates_is_noted_as_it_is_done_wherever_it_was_set"
-)
-_AT_THE_END = Entry(
-    HONORED, shown="training/test_ending::test_a_run_ends_with_the_weights_and_the_problems_that_are_asked_for"
-)
+_SAMPLE = Entry(HONORED, shown="data/test_sample::test_problem_limit_takes_a_sample_and_smaller_are_subsets")
+_FORMAT = Entry(HONORED, shown="recipes/test_grpo::test_answer_format_of_both_graders_follows_the_prompt")
+_MEASURED = Entry(HONORED, shown="runs/test_folder::test_validation_settings_are_recorded_as_used")
+_AT_THE_END = Entry(HONORED, shown="training/test_ending::test_run_ends_with_the_requested_weights_and_problems")
 
 # What a recipe adds: problems, reward, validation.
 TASK: dict[str, Entry] = {
@@ -284,21 +276,19 @@ TASK: dict[str, Entry] = {
     **rows("prompt answer_format validation_grader", _FORMAT),
     "numeric_tolerance": Entry(
         HONORED,
-        shown="recipes/test_grpo::test_a_tolerance_reaches_the_strict_grader_and_is_refused_where_there_is_none",
+        shown="recipes/test_grpo::test_tolerance_is_for_the_strict_grader_or_is_refused",
     ),
-    "too_long": Entry(
-        HONORED, shown="data/test_sample::test_rows_that_are_too_long_can_be_left_out_and_are_counted_and_listed"
-    ),
+    "too_long": Entry(HONORED, shown="data/test_sample::test_rows_too_long_can_be_dropped_and_are_counted_and_listed"),
     **rows("sample_seed train_problems validation_problems", _SAMPLE),
     **rows("validation_temperature validation_max_tokens", _MEASURED),
     "validation_batch_size": _MEMORY,
     "validate_every": Entry(
-        HONORED, shown="recipes/test_grpo::test_a_run_prints_validations_and_a_table_of_before_and_after"
+        HONORED, shown="recipes/test_grpo::test_run_prints_validations_and_a_before_and_after_table"
     ),
     **rows("final_validation_problems restore_best", _AT_THE_END),
     "collapse_threshold": Entry(HONORED, shown="training/test_ending::test_a_run_that_has_collapsed_ends_and_says_why"),
     "stop_after_zero_variance_steps": Entry(
-        HONORED, shown="training/test_ending::test_a_run_without_a_spread_for_so_many_logged_steps_in_a_row_ends"
+        HONORED, shown="training/test_ending::test_run_with_only_zero_variance_steps_for_a_while_ends"
     ),
     "reward": Entry(HONORED, shown="recipes/test_grpo::test_a_reward_of_ones_own_is_taken_as_it_is"),
     "log_generations_every": Entry(
@@ -329,21 +319,19 @@ SFT: dict[str, Entry] = {
 # What `ExtSFTConfig` adds; the rest of it is as in `ExtGRPOConfig`.
 SFT_OURS: dict[str, Entry] = {
     "normalize_constant": Entry(
-        HONORED, shown="sft/test_trainer::test_with_a_constant_it_is_the_handouts_step_however_the_rows_are_cut"
+        HONORED, shown="sft/test_trainer::test_constant_normalizer_gives_handout_step_in_any_batching"
     ),
     "use_vllm": TRL["use_vllm"],
     **rows("vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_max_model_length", _ENGINE),
 }
 
-_TRACES = Entry(HONORED, shown="data/test_traces::test_a_file_is_read_by_its_columns_and_split_each_trace_only_once")
+_TRACES = Entry(HONORED, shown="data/test_traces::test_trace_file_is_read_by_column_names_and_split_once")
 
 # What the finetuning recipe adds to problems and validation.
 SFT_TASK: dict[str, Entry] = {
     **rows("traces traces_split trace_prompt trace_response", _TRACES),
     "traces_config": Entry(HONORED, shown="data/test_load::test_a_dataset_repository_with_subjects_as_configurations"),
-    "trace_answer": Entry(
-        HONORED, shown="data/test_traces::test_the_columns_are_called_prompt_response_and_answer_unless_said_otherwise"
-    ),
+    "trace_answer": Entry(HONORED, shown="data/test_traces::test_trace_columns_default_to_prompt_response_and_answer"),
     "num_unique_examples": Entry(
         HONORED, shown="recipes/test_finetuning::test_several_sizes_are_run_once_each_and_plotted"
     ),
@@ -368,7 +356,7 @@ _ENGINE_OF_AN_EVALUATION = Entry(HONORED, shown="recipes/test_evaluate::test_set
 EVALUATION: dict[str, Entry] = {
     "model_name_or_path": Entry(
         HONORED,
-        shown="recipes/test_evaluate::test_the_recipes_run_from_the_command_line_and_two_evaluations_are_compared",
+        shown="recipes/test_evaluate::test_recipes_run_from_command_line_and_compare_evaluations",
     ),
     "split": _SPLIT,
     "problems": _SAMPLE,
@@ -385,7 +373,7 @@ EVALUATION: dict[str, Entry] = {
         "show category output_dir",
         Entry(
             HONORED,
-            shown="recipes/test_evaluate::test_finished_it_is_shown_again_without_a_model_and_other_settings_are_refused",
+            shown="recipes/test_evaluate::test_finished_evaluation_is_shown_again_without_a_model",
         ),
     ),
 }

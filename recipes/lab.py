@@ -30,9 +30,9 @@ from trl_ext.experiments.lab.questions import (
     run_name,
 )
 from trl_ext.experiments.lab.report import table, write_report
-from trl_ext.experiments.pipeline.record import folder_of
 from trl_ext.experiments.sweep import run_all
 from trl_ext.redaction import redact_text
+from trl_ext.runs.layout import RunFolder, finished
 from trl_ext.runs.recipes import RECIPES
 
 HERE = Path(os.path.relpath(Path(__file__).parent))  # so that pages name no folder of this machine
@@ -106,8 +106,7 @@ def answer(folder: Path, args: argparse.Namespace, rest: list[str]) -> None:
 
 def log_of(run: Path) -> Path:
     """Where a run has its metrics, whether it has ended or not."""
-    ended = any((place / "summary.json").exists() for place in (run, *run.parent.glob(f"{run.name}-*")))
-    return (folder_of(run) if ended else run) / "metrics.jsonl"
+    return (finished(run) or RunFolder(run)).metrics
 
 
 if __name__ == "__main__":

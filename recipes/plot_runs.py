@@ -8,9 +8,9 @@ Prints accuracy before, after and best, and the seconds of each.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
+from trl_ext.runs.layout import RunFolder
 from trl_ext.runs.report import write_curve
 
 FIGURES = (("validation", "_before"), ("validation", "_after"), ("best_validation", ""))
@@ -24,9 +24,9 @@ def main() -> None:
     parser.add_argument("--title", default="", help="of the plot")
     args = parser.parse_args()
     for run in args.runs:
-        if not (run / "summary.json").is_file():
+        if not RunFolder(run).is_finished:
             parser.error(f"{run} has no summary.json: has the run ended?")
-    found = {run.name: json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in args.runs}
+    found = {run.name: RunFolder(run).summary() for run in args.runs}
     write_curve(args.output, {name: summary["validations"] for name, summary in found.items()}, args.title)
     width = max(map(len, found))
     print(f"{'':<{width}}  before   after    best  seconds")

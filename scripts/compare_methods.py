@@ -21,10 +21,10 @@ from typing import Any
 
 import yaml
 
-from trl_ext.experiments.pipeline.record import folder_of
 from trl_ext.experiments.sweep import run_all
 from trl_ext.io import write_text
 from trl_ext.mini.policy import make_base_policy
+from trl_ext.runs.layout import finished
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import write_methods_plot
 
@@ -67,8 +67,9 @@ def steps(args: argparse.Namespace) -> None:
             runs = [found[f"group_{group}_epochs_{epochs}_seed_{seed}"] for seed in args.seeds]
             label = f"{group} rollouts, {epochs} epoch{'s' if epochs > 1 else ''}"
             curves[label] = [run["validations"] for run in runs]
-    one = folder_of(args.runs / "steps" / f"group_{GROUP_SIZES[-1]}_epochs_{EPOCHS[-1]}_seed_{args.seeds[0]}")
-    (args.results / "expert_iteration_run.png").write_bytes((one / "expert_iteration.png").read_bytes())
+    one = finished(args.runs / "steps" / f"group_{GROUP_SIZES[-1]}_epochs_{EPOCHS[-1]}_seed_{args.seeds[0]}")
+    assert one is not None
+    (args.results / "expert_iteration_run.png").write_bytes((one.path / "expert_iteration.png").read_bytes())
     write_methods_plot(args.results / "expert_iteration_steps.png", curves, "expert iteration, five steps")
     table = {label: [v[-1]["accuracy"] for v in runs] for label, runs in curves.items()}
     figures = {

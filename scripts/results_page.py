@@ -6,11 +6,11 @@ python scripts/results_page.py runs/grpo_math runs/grpo_math-2 --title "GRPO on 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from trl_ext.runs.layout import RunFolder
 from trl_ext.runs.provenance import platform_of
 from trl_ext.runs.report import write_curve
 
@@ -24,9 +24,9 @@ def main() -> None:
     parser.add_argument("--note", default="", help="a paragraph below the headline")
     args = parser.parse_args()
     for run in args.runs:
-        if not (run / "summary.json").is_file():
+        if not RunFolder(run).is_finished:
             parser.error(f"{run} has no summary.json: has the run ended?")
-    summaries = [json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in args.runs]
+    summaries = [RunFolder(run).summary() for run in args.runs]
     plot = args.page.with_name(f"{args.page.stem}_curve.png")
     args.page.parent.mkdir(parents=True, exist_ok=True)
     write_curve(plot, {f"seed {s['seed']}": s["validations"] for s in summaries}, args.title)

@@ -28,8 +28,9 @@ from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.rewards.graders import GRADERS
+from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
-from trl_ext.runs.report import write_summary
+from trl_ext.runs.summary import write_summary
 
 YAML = Path(__file__).parents[1] / "recipes" / "grpo_math.yaml"
 SAME = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "optim",
@@ -97,7 +98,7 @@ def main() -> None:
     trainer.save_model(str(args.output_dir / "model"))
     after = measure(str(args.output_dir / "model"), held_out, most, trainer.state.global_step)
     more = {"settings": args.settings, "seed": args.seed, "time_budget": args.time_budget, **provenance()}
-    summary = write_summary(args.output_dir / "summary.json", [before, after], time.time() - START, more)
+    summary = write_summary(args.output_dir / SUMMARY, [before, after], time.time() - START, more)
     print(f"{summary['validation_accuracy_before']:.3f} before, {summary['validation_accuracy_after']:.3f} after "
           f"{after['step']} steps, {summary['wall_clock_s']:.0f} s")  # fmt: skip
 

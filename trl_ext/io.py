@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,21 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     with replacing(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_json(path: Path, content: Any, indent: int = 1) -> None:
+    """Write a JSON file, whole or not at all."""
+    write_text(path, json.dumps(content, indent=indent) + "\n")
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -21,10 +21,11 @@ import yaml
 from trl_ext.errors import InputError, Stopped
 from trl_ext.experiments.pipeline import run as module
 from trl_ext.experiments.pipeline.process import run_stage
-from trl_ext.experiments.pipeline.record import RECORD, folder_of, record_of, where_it_was, write_record
+from trl_ext.experiments.pipeline.record import RECORD, record_of, where_it_was, write_record
 from trl_ext.experiments.pipeline.run import _budget, _budget_of_process, _command, _report, run_pipeline
 from trl_ext.experiments.pipeline.settings import _OURS, Pipeline, Stage, read_pipeline
 from trl_ext.experiments.preflight import Planned, Refusal, first_refusal, refusal_of
+from trl_ext.runs.layout import RunFolder, finished
 from trl_ext.runs.recipes import RECIPES, recipe_of
 
 ROOT = Path(__file__).parents[2]
@@ -269,10 +270,10 @@ def test_a_stage_has_finished_in_the_last_folder_with_a_summary(tmp_path: Path) 
         path.mkdir()
         if number in (1, 3, 9, 10):  # the others have not ended
             (path / "summary.json").touch()
-            assert folder_of(wanted) == path
+            assert finished(wanted) == RunFolder(path)
     (tmp_path / "11_grpo").mkdir()
     (tmp_path / "11_grpo" / "summary.json").touch()
-    assert folder_of(wanted) == tmp_path / "1_grpo-10"
+    assert finished(wanted) == RunFolder(tmp_path / "1_grpo-10")
 
 
 def validation(step: int, seconds: float, accuracy: float) -> dict[str, Any]:

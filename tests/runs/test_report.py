@@ -18,7 +18,9 @@ from trl_ext.generation.completion import Completion
 from trl_ext.io import append_jsonl, replacing, write_text
 from trl_ext.rewards.graders import Verdict
 from trl_ext.runs.folder import Clock, Run
-from trl_ext.runs.report import before_after_table, write_curve, write_steps_plot, write_summary
+from trl_ext.runs.layout import SUMMARY, RunFolder, finished
+from trl_ext.runs.report import before_after_table, write_curve, write_steps_plot
+from trl_ext.runs.summary import write_summary
 from trl_ext.training.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation, validation_line
 
 
@@ -137,7 +139,25 @@ def test_summary_has_first_last_and_best_validation(tmp_path: Path) -> None:
         "best_validation_step": 20, "validation_problems": 40, "final_validation_problems": 40, "wall_clock_s": 123.5, "validations": HISTORY, "seed": 3,
         "preset": "grpo_clip",
     }  # fmt: skip
+    heads = ["validation_accuracy_before", "validation_accuracy_after", "best_validation_accuracy"]
+    heads += ["best_validation_step", "validation_problems", "final_validation_problems", "wall_clock_s", "seed"]
+    assert list(json.loads(path.read_text())) == [*heads, "preset", "validations"]  # as earlier versions wrote it
+    assert path.read_text().startswith(
+        '{\n  "validation_accuracy_before": 0.25,\n  "validation_accuracy_after": 0.5,\n'
+    )
     assert path.read_text().endswith("}\n")
+    assert RunFolder(tmp_path).summary() == returned
+
+
+def test_a_runs_folder_knows_where_it_finished(tmp_path: Path) -> None:
+    assert finished(tmp_path / "a") is None
+    for name in ("a", "a-2", "a-10", "a-11"):
+        (tmp_path / name).mkdir()
+    for name in ("a", "a-2", "a-10"):
+        write_summary(tmp_path / name / SUMMARY, HISTORY, 1.0, {})
+    assert finished(tmp_path / "a") == RunFolder(tmp_path / "a-10")
+    assert not RunFolder(tmp_path / "a-11").is_finished
+    assert RunFolder(tmp_path).checkpoint(7) == tmp_path / "checkpoint-7"
 
 
 def test_of_equally_good_validations_the_first_is_the_best(tmp_path: Path) -> None:

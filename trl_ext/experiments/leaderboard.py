@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +21,15 @@ from trl_ext.experiments.pipeline.record import OTHER, last_has_ended, read_reco
 from trl_ext.experiments.pipeline.run import run_pipeline
 from trl_ext.experiments.pipeline.settings import Pipeline
 from trl_ext.experiments.rules import RULES, Rules
-from trl_ext.io import write_text
+from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact
 from trl_ext.registry import unknown
 from trl_ext.runs.checkpoints import checkpoints, link_model
 from trl_ext.runs.folder import Clock
+from trl_ext.runs.layout import RunFolder, checkpoint_name, record_in
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import selection_note
+from trl_ext.runs.summary import ValidationEntry, weights_step
 
 RESULT = "result.json"
 BEST = "best_so_far"
@@ -87,7 +88,7 @@ def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
     clock, left = Clock(used(folder)), stages_left(pipeline, record)
     assert pipeline.time_budget is not None
     if (folder / RESULT).exists():
-        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        result: dict[str, Any] = read_json(folder / RESULT)
         if not left and result["status"] == "complete":
             return result
         if left and clock.seconds() >= pipeline.time_budget:
@@ -119,20 +120,20 @@ def candidates(folder: Path) -> Iterator[dict[str, Any]]:
     """Every model on the disk that was validated: accuracy, problems, step, stage and where it is."""
     for stage in sorted(path for path in folder.glob("[0-9]*_*") if path.is_dir()):
         for checkpoint in checkpoints(stage):
-            with contextlib.suppress(FileNotFoundError):  # of a stock trainer, or removed meanwhile
-                for entry in json.loads((checkpoint / "run.json").read_text(encoding="utf-8"))["validations"]:
-                    if checkpoint.name == f"checkpoint-{entry['step']}":
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                for entry in (record_in(checkpoint) or {"validations": []})["validations"]:  # a stock trainer has none
+                    if checkpoint.name == checkpoint_name(entry["step"]):
                         yield _candidate(folder, stage, checkpoint, entry)
-        if (stage / "summary.json").exists():
-            summary = json.loads((stage / "summary.json").read_text(encoding="utf-8"))
-            yield _candidate(folder, stage, stage, summary["validations"][-1]) | {"is_last": True}
+        if RunFolder(stage).is_finished:
+            last = RunFolder(stage).summary()["validations"][-1]
+            yield _candidate(folder, stage, stage, last) | {"is_last": True}
 
 
-def _candidate(folder: Path, stage: Path, model: Path, entry: dict[str, Any]) -> dict[str, Any]:
+def _candidate(folder: Path, stage: Path, model: Path, entry: ValidationEntry) -> dict[str, Any]:
     return {
         "accuracy": entry["accuracy"],
         "problems": entry["problems"],
-        "step": entry.get("weights_of_step", entry["step"]),
+        "step": weights_step(entry),
         "stage": stage.name,
         "selection": entry.get("selection"),
         "is_last": False,
@@ -206,5 +207,5 @@ def _keep_best(folder: Path, problems: int) -> dict[str, Any]:
 
 def _write(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / RESULT, json.dumps(redact(result), indent=1) + "\n")
+    write_json(folder / RESULT, redact(result))
     return result

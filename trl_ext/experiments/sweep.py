@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import os
 import queue
 import shlex
@@ -17,10 +16,10 @@ import torch
 
 from trl_ext.compat.renamed import current_flags
 from trl_ext.errors import InputError
-from trl_ext.experiments.pipeline.record import folder_of
 from trl_ext.experiments.progress import Overview
-from trl_ext.io import write_text
+from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact_command
+from trl_ext.runs.layout import finished
 from trl_ext.training.preemption import patient_environment
 
 _REFRESH = 2.0  # seconds
@@ -112,7 +111,7 @@ def _last_line(log: Path) -> str:
 def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) -> None:
     """What is done must have been done with the same arguments."""
     path = folder / "commands.json"
-    known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known: dict[str, list[str]] = read_json(path) if path.exists() else {}
     now = {name: redact_command([Path(script).name, *arguments]) for name, (script, *arguments) in commands.items()}
     known, now = ({k: current_flags(words, warn=False) for k, words in each.items()} for each in (known, now))
     other = [name for name in now if name in known and known[name] != now[name] and _is_done(folder / name)]
@@ -121,13 +120,14 @@ def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) 
             f"{folder / other[0]} was run with other arguments: {shlex.join(known[other[0]])}. Choose another "
             "--output_dir, or remove it"
         )
-    write_text(path, json.dumps(known | now, indent=1) + "\n")
+    write_json(path, known | now)
 
 
 def _is_done(output: Path) -> bool:
-    return any((place / "summary.json").exists() for place in (output, *output.parent.glob(f"{output.name}-*")))
+    return finished(output) is not None
 
 
 def _summary(output: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder_of(output) / "summary.json").read_text(encoding="utf-8"))
-    return found
+    run = finished(output)
+    assert run is not None  # it has ended well, or was done before
+    return dict(run.summary())

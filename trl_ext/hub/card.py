@@ -13,8 +13,10 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import StrictUndefined, Template
 
 from trl_ext.io import read_jsonl, write_text
+from trl_ext.runs.layout import CONFIG, RunFolder
 from trl_ext.runs.recipes import RECIPES
 from trl_ext.runs.report import selection_note
+from trl_ext.runs.summary import RunSummary
 
 _AXES = ("advantage", "policy_loss", "aggregation", "kl_estimator")
 _SAMPLES = 3
@@ -27,8 +29,8 @@ def write_model_card(run: Path, repo_id: str | None = None) -> ModelCard:
     Raises:
         FileNotFoundError: the run has no summary, so it did not reach its end.
     """
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")) or {}
+    summary = RunFolder(run).summary()
+    settings = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8")) or {}
     name = (repo_id or run.name).rpartition("/")[2]
     data = card_data(name, summary, settings, is_adapter=(run / "adapter_config.json").exists())
     template = Template(_TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, undefined=StrictUndefined)
@@ -38,7 +40,7 @@ def write_model_card(run: Path, repo_id: str | None = None) -> ModelCard:
     return card
 
 
-def card_data(name: str, summary: Mapping[str, Any], settings: Mapping[str, Any], is_adapter: bool) -> ModelCardData:
+def card_data(name: str, summary: RunSummary, settings: Mapping[str, Any], is_adapter: bool) -> ModelCardData:
     """The card's metadata: base model, dataset, and the validation as the Hub's `model-index` has it."""
     base, dataset = settings.get("model_name_or_path"), settings.get("dataset", "mini_math")
     last = summary["validations"][-1]
@@ -69,7 +71,7 @@ def is_hub_id(name: Any) -> bool:
     return isinstance(name, str) and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
 
 
-def _values(run: Path, name: str, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+def _values(run: Path, name: str, repo_id: str | None, summary: RunSummary, settings: Mapping[str, Any]) -> Any:
     """What `card.md` has a place for."""
     recipe = RECIPES[summary.get("recipe", "grpo")]
     hardware, first, last = summary["hardware"], summary["validations"][0], summary["validations"][-1]

@@ -24,6 +24,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from trl_ext.errors import PushError
 from trl_ext.hub.card import write_model_card
+from trl_ext.runs.layout import SUMMARY, RunFolder
 
 _LEFT_OUT = ["_*", "checkpoint-*", "training_args.bin", "nonfinite_*", "*.log", ".*"]
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
@@ -69,8 +70,8 @@ def push(run: Path, repo_id: str, private: bool | None = None, merge_adapter: bo
         ValueError: the folder holds no finished run.
     """
     _check_name(repo_id)
-    if not any((run / name).exists() for name in _WEIGHTS) or not (run / "summary.json").exists():
-        raise ValueError(f"{str(run)!r} holds no finished run: it needs summary.json and one of {', '.join(_WEIGHTS)}")
+    if not any((run / name).exists() for name in _WEIGHTS) or not RunFolder(run).is_finished:
+        raise ValueError(f"{str(run)!r} holds no finished run: it needs {SUMMARY} and one of {', '.join(_WEIGHTS)}")
     try:
         api = HfApi()
         full_name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id

@@ -34,12 +34,13 @@ from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.preflight import check_model_folder
 from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
+from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
 from trl_ext.runs.resume import SettingsKnowledge
 from trl_ext.training.settings import choose_engine
 
-SAMPLES, SUMMARY, SETTINGS = "samples.jsonl", "summary.json", "settings.yaml"
+SAMPLES, SETTINGS = "samples.jsonl", "settings.yaml"
 
 
 @dataclass

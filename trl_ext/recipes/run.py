@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from trl_ext.recipes.model_settings import init_kwargs
 from trl_ext.recipes.preflight import Prepared
 from trl_ext.recipes.settings import Data
 from trl_ext.runs import folder as runs
+from trl_ext.runs.layout import CONFIG, CURVE, METRICS, SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.recipes import recipe_of
-from trl_ext.runs.report import before_after_table, selection_note, write_curve, write_summary
+from trl_ext.runs.report import before_after_table, selection_note, write_curve
 from trl_ext.runs.resume import SettingsKnowledge, settings_of
+from trl_ext.runs.summary import write_summary
 from trl_ext.training.callbacks import JsonlLog, ProgressBar, Validation
 from trl_ext.training.ending import Decay, EarlyStop, TimeBudget
 
@@ -50,7 +52,7 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
         if not run.validations:
             run.seconds_to_make_policy = prepared.seconds_to_make_policy
         config.output_dir = str(run.folder)
-        write_config(run.folder / "config.yaml", task, model, config)
+        write_config(run.folder / CONFIG, task, model, config)
         model.model_name_or_path = prepared.policy
         config.model_init_kwargs = init_kwargs(model, config.model_init_kwargs)
         if not config.disable_tqdm:
@@ -103,7 +105,7 @@ class RecipeRun:
             raise Stopped(trainer.stop_signal, trainer.state.global_step)
         _save_final_model(trainer, self.folder)
 
-    def finish(self, trainer: Any, **more: Any) -> dict[str, Any]:
+    def finish(self, trainer: Any, **more: Any) -> Mapping[str, Any]:
         """Write curve, summary and card, print the table of before and after, push if asked for: on the first rank.
 
         Args:
@@ -141,7 +143,7 @@ class RecipeRun:
             restore_best=task.restore_best,
         )
         trainer.add_callback(validation)
-        trainer.add_callback(JsonlLog(run.folder / "metrics.jsonl", run.clock))
+        trainer.add_callback(JsonlLog(run.folder / METRICS, run.clock))
         trainer.add_callback(EarlyStop(run, task.collapse_threshold, task.stop_after_zero_variance_steps))
         if config.time_budget is not None:
             trainer.budget = TimeBudget(trainer, run.clock, config.time_budget, validation.seconds_to_end)
@@ -151,9 +153,9 @@ class RecipeRun:
         trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
         trainer.add_callback(PrinterCallback if config.disable_tqdm else ProgressBar)  # last: it changes what it prints
 
-    def _report(self, trainer: Any, more: dict[str, Any]) -> dict[str, Any]:
+    def _report(self, trainer: Any, more: dict[str, Any]) -> Mapping[str, Any]:
         output, history = self.folder, self.run.validations
-        write_curve(output / "curve.png", {output.name: history}, title=output.name)
+        write_curve(output / CURVE, {output.name: history}, title=output.name)
         known = {
             "recipe": recipe_of(self.prepared.task),
             "seed": trainer.args.seed,
@@ -163,7 +165,7 @@ class RecipeRun:
             "seconds_to_save": round(trainer.seconds_to_save, 2),
         }
         everything = {**known, **more, **provenance()}
-        summary = write_summary(output / "summary.json", history, self.run.clock.seconds(), everything)
+        summary = write_summary(output / SUMMARY, history, self.run.clock.seconds(), everything)
         write_model_card(output, trainer.args.hub_model_id)
         print("\n" + before_after_table(history[0], history[-1]))
         if note := selection_note(history[-1].get("selection"), history[-1]["problems"]):

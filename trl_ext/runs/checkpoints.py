@@ -187,6 +187,3 @@ def _no_json(path: Path) -> str | None:
     except ValueError:
         return f"{path.name} is not JSON"
     return None
-
-
-RUN_RECORD = "run.json"

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from trl_ext.compat.startup import START
 from trl_ext.errors import InputError
 from trl_ext.runs.checkpoints import checkpoints, set_aside
+from trl_ext.runs.layout import SUMMARY, record_in
 from trl_ext.runs.resume import (
     LOGS,
     SettingsKnowledge,
@@ -23,8 +24,8 @@ from trl_ext.runs.resume import (
     differences,
     find_checkpoint,
     log_sizes,
-    read_record,
 )
+from trl_ext.runs.summary import ValidationEntry
 
 _LOCK = "_in_use"  # `push_to_hub` leaves it out
 
@@ -57,7 +58,7 @@ class Run:
     settings: dict[str, Any]
     checkpoint: Path | None = None
     clock: Clock = field(default_factory=Clock)
-    validations: list[dict[str, Any]] = field(default_factory=list)
+    validations: list[ValidationEntry] = field(default_factory=list)
     seconds_to_make_policy: float = 0.0
     without_spread: int = 0
     ended_early: str | None = None
@@ -132,7 +133,7 @@ def _choose(
             say(f"nothing to resume in {output_dir}: a fresh run")
         folder, held = free_folder(output_dir)
         return (folder, None, {}), held
-    record = read_record(checkpoint)
+    record = record_in(checkpoint)
     if record is None:
         say(f"{checkpoint} is of a stock trainer: the model, optimizer and schedule go on, the rest of it is new")
         folder, held = free_folder(output_dir)
@@ -200,4 +201,4 @@ def free_folder(wanted: Path) -> tuple[Path, FileLock]:
 
 def is_taken(folder: Path) -> bool:
     """Whether a run has left something there."""
-    return any((folder / name).exists() for name in (*LOGS, "summary.json")) or bool(checkpoints(folder))
+    return any((folder / name).exists() for name in (*LOGS, SUMMARY)) or bool(checkpoints(folder))

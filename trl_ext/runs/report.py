@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 from trl_ext.evaluation.report import OUTCOMES, Report
 from trl_ext.evaluation.statistics import mean_interval
-from trl_ext.io import write_text
 from trl_ext.plots import figure, plot_accuracy
-from trl_ext.redaction import redact
+from trl_ext.runs.summary import Selection, ValidationEntry
 
 _REWARDS_OF = {
     "correct": (1, 1),
@@ -21,7 +19,7 @@ _REWARDS_OF = {
 }  # format and answer reward, as the handout has it
 
 
-def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def before_after_table(before: ValidationEntry, after: ValidationEntry) -> str:
     """Accuracy before and after training by level, and the share of each outcome, from two `Report.summary()`."""
     lines = [
         f"{'':<26}{'before':>8}{'after':>8}",
@@ -35,7 +33,7 @@ def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> s
     return "\n".join(lines)
 
 
-def selection_note(selection: Mapping[str, Any] | None, problems: int) -> str | None:
+def selection_note(selection: Selection | None, problems: int) -> str | None:
     """How far an accuracy is one that its weights were chosen by, in a sentence; None where nothing was chosen.
 
     Args:
@@ -55,7 +53,7 @@ def selection_note(selection: Mapping[str, Any] | None, problems: int) -> str | 
 
 
 def write_curve(
-    path: Path, histories: Mapping[str, Sequence[dict[str, Any]]], title: str, seconds: float | None = None
+    path: Path, histories: Mapping[str, Sequence[ValidationEntry]], title: str, seconds: float | None = None
 ) -> None:
     """Validation accuracy of runs, by their labels, against optimizer steps and against wall-clock, as a PNG.
 
@@ -74,27 +72,6 @@ def write_curve(
             panels[1].set_xlim(0, seconds)
         if len(histories) > 1:
             panels[0].legend(loc="lower right")
-
-
-def write_summary(
-    path: Path, history: Sequence[dict[str, Any]], wall_clock_s: float, more: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Write `summary.json` and return it."""
-    best = max(history, key=lambda entry: entry["accuracy"])
-    summary = {
-        "validation_accuracy_before": history[0]["accuracy"],
-        "validation_accuracy_after": history[-1]["accuracy"],
-        "best_validation_accuracy": best["accuracy"],
-        "best_validation_step": best.get("weights_of_step", best["step"]),
-        "validation_problems": history[0]["problems"],
-        "final_validation_problems": history[-1]["problems"],
-        "wall_clock_s": round(wall_clock_s, 1),
-        **more,
-        "validations": list(history),
-    }
-    summary = redact(summary)
-    write_text(path, json.dumps(summary, indent=2) + "\n")
-    return summary
 
 
 def evaluation_summary(report: Report) -> dict[str, Any]:
@@ -187,7 +164,7 @@ def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[floa
 
 
 def write_methods_plot(
-    path: Path, curves: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], title: str, by_seconds: bool = False
+    path: Path, curves: Mapping[str, Sequence[Sequence[ValidationEntry]]], title: str, by_seconds: bool = False
 ) -> None:
     """Validation accuracy of several runs of each label in one color, against optimizer steps or seconds, as a PNG."""
     key, name = ("wall_clock_s", "wall-clock, s") if by_seconds else ("step", "optimizer steps")

@@ -17,9 +17,10 @@ from trl_ext.data.dataset import FIRST_ROWS
 from trl_ext.errors import InputError
 from trl_ext.io import plain
 from trl_ext.redaction import redact
-from trl_ext.runs.checkpoints import RUN_RECORD, checkpoints, damage, newest
+from trl_ext.runs.checkpoints import checkpoints, damage, newest
+from trl_ext.runs.layout import GENERATIONS, METRICS
 
-LOGS = ("metrics.jsonl", "generations.jsonl")
+LOGS = (METRICS, GENERATIONS)
 
 
 _SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")
@@ -94,13 +95,6 @@ def find_checkpoint(resume: str, output_dir: Path) -> tuple[Path | None, list[st
     if found:
         raise InputError(f"--resume {resume!r}: {found}; `--resume auto` takes the newest good one")
     return checkpoint, []
-
-
-def read_record(checkpoint: Path) -> dict[str, Any] | None:
-    """What the run has put down beside the trainer's state; None in a checkpoint of a stock trainer."""
-    path = checkpoint / RUN_RECORD
-    record: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    return record
 
 
 def settings_of(parts: Iterable[Any], **more: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
@@ -16,6 +16,8 @@ from trl_ext.evaluation.report import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_as_good_as_the_best
 from trl_ext.io import append_jsonl, print_line
 from trl_ext.rewards.graders import Verdict
+from trl_ext.runs.layout import checkpoint_name
+from trl_ext.runs.summary import Selection, ValidationEntry
 
 _LOGGED = 4  # responses of a validation
 _FRESH = 1_000_003  # added to the seed where the samples must not be those that the weights were chosen by
@@ -173,7 +175,7 @@ class Validation(TrainerCallback):
             return
         last = self.run.validations[-1]
         step = self._find_best() if self.restore_best else state.global_step
-        best = self.run.folder / f"checkpoint-{step}"
+        best = self.run.folder / checkpoint_name(step)
         if step != state.global_step and not best.exists():
             log.warning("%s could not be saved when it was the best; the run ends with its last weights", best)
             step = state.global_step
@@ -194,11 +196,11 @@ class Validation(TrainerCallback):
         accuracies, problems = [entry["accuracy"] for entry in past], [entry["problems"] for entry in past]
         highest = accuracies.index(max(accuracies))
         chosen = latest_as_good_as_the_best(accuracies, problems) if self.restore_best else highest
-        best: int = past[chosen]["step"]
+        best = past[chosen]["step"]
         self.trainer.best_step = best
         return best
 
-    def _selection(self, report: Report) -> dict[str, Any]:
+    def _selection(self, report: Report) -> Selection:
         """What the last accuracy has in common with those that chose its weights, and how it is on other problems."""
         temperature = self.sampling.get("temperature")
         greedy = (self.trainer.args.temperature if temperature is None else temperature) == 0
@@ -217,7 +219,7 @@ class Validation(TrainerCallback):
         # A grader's timeout may come on one rank only, and what follows from the accuracy is done by all together.
         report = Report(trainer.found_by_first(lambda: grade_rows(problems, completions, self.grader)))
         seconds = time.time() - began
-        entry = {
+        entry: dict[str, Any] = {
             "step": state.global_step,
             "wall_clock_s": round(self.run.clock.seconds(), 2),
             "seconds": round(seconds, 2),
@@ -225,12 +227,12 @@ class Validation(TrainerCallback):
             **report.summary(),
             **({"selection": self._selection(report)} if is_chosen else {}),
         }
-        self.run.validations.append(entry)
+        self.run.validations.append(cast(ValidationEntry, entry))
         trainer.log_now({"validation/accuracy": report.accuracy, "validation/seconds": round(seconds, 2)})
         if state.is_world_process_zero and self.log_to is not None:
             append_jsonl(self.log_to, [_logged(state.global_step, row) for row in report.rows[:_LOGGED]])
         if state.is_world_process_zero and not trainer.args.disable_tqdm:
-            print_line(validation_line(entry, state.max_steps))
+            print_line(validation_line(self.run.validations[-1], state.max_steps))
 
 
 def _logged(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,7 +242,7 @@ def _logged(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"step": step, **same, "ground_truth": row["answer"], "rewards": rewards, "reward": row["answer_reward"]}
 
 
-def validation_line(entry: dict[str, Any], max_steps: int) -> str:
+def validation_line(entry: ValidationEntry, max_steps: int) -> str:
     """One validation as a person reads it."""
     outcomes = entry["outcomes"]
     return (

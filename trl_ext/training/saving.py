@@ -18,7 +18,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from trl_ext.compat.torch_devices import load_to_numbered_cpus
 from trl_ext.errors import NotSavedError
 from trl_ext.io import is_disk_fault
-from trl_ext.runs.checkpoints import RUN_RECORD, SCRATCH, checkpoints, prune, publish, seal, size
+from trl_ext.runs.checkpoints import SCRATCH, checkpoints, prune, publish, seal, size
+from trl_ext.runs.layout import RUN_RECORD
 from trl_ext.training.preemption import StopOnSigterm
 
 _SPARE = 1.05  # of the last checkpoint's size, which the next one will not differ much from

@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from trl_ext.evaluation.statistics import paired_interval
-from trl_ext.io import read_jsonl, write_text
+from trl_ext.io import markdown_table, read_jsonl, write_text
 from trl_ext.plots import figure, plot_accuracy
 from trl_ext.redaction import redact_command
 from trl_ext.runs.provenance import platform_of
@@ -65,7 +65,7 @@ def table(runs: Runs, reference: str) -> list[str]:
     seeds = list(next(iter(runs.values())))
     heads = ["cell", *(f"seed {seed}" for seed in seeds), "mean ± sd", f"less {reference} (95 % interval)",
              "over the run", "steps", "seconds", "ended early or failed"]  # fmt: skip
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows = []
     for cell, of in runs.items():
         ended = {seed: run for seed, run in of.items() if "failed" not in run}
         last = {seed: float(run["validation_accuracy_after"]) for seed, run in ended.items()}
@@ -75,8 +75,8 @@ def table(runs: Runs, reference: str) -> list[str]:
         cells += [span([run["validations"][-1]["step"] for run in ended.values()])]
         cells += [span([round(run["wall_clock_s"]) for run in ended.values()])]
         cells += ["; ".join(f"seed {seed}: {why}" for seed, run in of.items() if (why := ending(run)))]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(cells)
+    return markdown_table(heads, rows)
 
 
 def ending(run: Mapping[str, Any]) -> str:

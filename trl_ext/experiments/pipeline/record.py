@@ -11,9 +11,10 @@ from typing import Any
 from trl_ext.compat.renamed import current_names
 from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
-from trl_ext.io import write_text
+from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact
 from trl_ext.runs.checkpoints import checkpoints
+from trl_ext.runs.layout import attempts, finished, record_in
 
 RECORD = "pipeline.json"
 NOT_STAGES = ("stages", "overhead")  # names of the record beside the stages'
@@ -48,7 +49,7 @@ def record_of(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
 def read_record(folder: Path) -> dict[str, Any]:
     """As it was written; empty where there is none."""
     path = folder / RECORD
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    record: dict[str, Any] = read_json(path) if path.exists() else {}
     return record
 
 
@@ -60,7 +61,7 @@ def stages_left(pipeline: Pipeline, record: Mapping[str, Any]) -> list[int]:
 def last_has_ended(pipeline: Pipeline) -> bool:
     """Whether the last stage has left its summary, and has nothing to do but to close down."""
     wanted = Path(pipeline.output_dir) / name_of(len(pipeline.stages), pipeline.stages[-1])
-    return any((place / "summary.json").exists() for place in _places(wanted))
+    return finished(wanted) is not None
 
 
 def used(folder: Path) -> float:
@@ -93,27 +94,15 @@ def _content_of(config: str | None) -> str | None:
     return hashlib.sha256(Path(config).read_bytes()).hexdigest()[:16]
 
 
-def folder_of(wanted: Path) -> Path:
-    """Where a recipe that was told to write to `wanted` has finished: there, or in `wanted-2`, `-3`, ..."""
-    return next(place for place in _places(wanted) if (place / "summary.json").exists())
-
-
 def where_it_was(wanted: Path) -> tuple[Path, float]:
     """Where a recipe that was told to write to `wanted` can go on, and the seconds that its checkpoint has used."""
-    for place in _places(wanted):
-        for checkpoint in checkpoints(place)[:1]:
-            record = checkpoint / "run.json"
-            if record.exists():
-                return place, float(json.loads(record.read_text(encoding="utf-8"))["wall_clock_s"])
+    for run in attempts(wanted):
+        for checkpoint in checkpoints(run.path)[:1]:
+            if (record := record_in(checkpoint)) is not None:
+                return run.path, float(record["wall_clock_s"])
     return wanted, 0.0
-
-
-def _places(wanted: Path) -> list[Path]:
-    """`wanted-3`, `wanted-2`, `wanted`: the folders that a recipe may have chosen, the last one first."""
-    later = wanted.parent.glob(f"{wanted.name}-*")
-    return [*sorted(later, key=lambda place: (len(place.name), place.name), reverse=True), wanted]
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Whole or not at all."""
-    write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
+    write_json(folder / RECORD, record)

@@ -5,7 +5,6 @@ Every stage is a process of its own, launched as by hand, in a folder of its own
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -17,7 +16,6 @@ from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.process import run_stage
 from trl_ext.experiments.pipeline.record import (
     NOT_STAGES,
-    folder_of,
     name_of,
     record_of,
     stages_left,
@@ -27,9 +25,11 @@ from trl_ext.experiments.pipeline.record import (
 )
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
 from trl_ext.experiments.preflight import Planned, refusal_of
+from trl_ext.runs.layout import CURVE, SUMMARY, RunFolder, finished
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.recipes import RECIPES
-from trl_ext.runs.report import write_curve, write_summary
+from trl_ext.runs.report import write_curve
+from trl_ext.runs.summary import RunSummary, ValidationEntry, write_summary
 
 _END = 4.0  # seconds for the report of all stages, and more than a leaderboard ends what still runs before its budget
 
@@ -39,7 +39,7 @@ def run_pipeline(
     recipes: Path,
     spent: float = 0.0,
     watch: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Run the stages that are not done yet, and report on all of them. Returns the summary.
 
     Started again after an interruption it goes on in the stage where it was, with the time that is left.
@@ -102,7 +102,9 @@ def _run_one(
     budget = _budget_of_process(entry, on_clock, _left(pipeline, stage, record))
     command = _command(pipeline, stage, recipes, output, model, budget)
     seconds = _run_timed(command, name, entry, lambda: write_record(folder, record), watch)
-    entry["folder"] = folder_of(output).name
+    run = finished(output)
+    assert run is not None  # a stage that ends well has written its summary
+    entry["folder"] = run.path.name
     entry["seconds"] = round(entry["earlier"] + seconds, 1)
     write_record(folder, record)
 
@@ -178,24 +180,26 @@ def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
         raise InputError(f"stage {refusal.stage} ({recipe}): {refusal.message}")
 
 
-def _report(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> dict[str, Any]:
+def _on_pipelines_clock(entry: ValidationEntry, stage: str, steps: int, seconds: float) -> ValidationEntry:
+    """A stage's validation, after the steps and the seconds of the stages before."""
+    moved: ValidationEntry = {**entry, "step": entry["step"] + steps}
+    if "weights_of_step" in moved:
+        moved["weights_of_step"] += steps
+    moved["stage"] = stage
+    moved["wall_clock_s"] += seconds
+    return moved
+
+
+def _report(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> RunSummary:
     """One curve and one summary of all stages, on the pipeline's clock and in optimizer steps of all stages."""
-    curves: dict[str, list[dict[str, Any]]] = {}
+    curves: dict[str, list[ValidationEntry]] = {}
     seconds, steps = record.get("overhead", {}).get("seconds", 0.0), 0
     for number, stage in enumerate(pipeline.stages, start=1):
         name = name_of(number, stage)
-        summary = json.loads((folder / record[name]["folder"] / "summary.json").read_text(encoding="utf-8"))
-        curves[name] = [
-            {
-                **v,
-                **{key: v[key] + steps for key in ("step", "weights_of_step") if key in v},
-                "stage": name,
-                "wall_clock_s": v["wall_clock_s"] + seconds,
-            }
-            for v in summary["validations"]
-        ]
+        summary = RunFolder(folder / record[name]["folder"]).summary()
+        curves[name] = [_on_pipelines_clock(entry, name, steps, seconds) for entry in summary["validations"]]
         seconds, steps = seconds + record[name]["seconds"], curves[name][-1]["step"]
-    write_curve(folder / "curve.png", curves, title=folder.name, seconds=pipeline.time_budget)
+    write_curve(folder / CURVE, curves, title=folder.name, seconds=pipeline.time_budget)
     history = [entry for curve in curves.values() for entry in curve]
     more = {"seed": pipeline.seed, "stages": {k: v for k, v in record.items() if k not in NOT_STAGES}, **provenance()}
-    return write_summary(folder / "summary.json", history, seconds, more)
+    return write_summary(folder / SUMMARY, history, seconds, more)

@@ -549,9 +549,9 @@ def shows_the_run_and_nothing_else(lines: list[str]) -> None:
 
 @pytest.mark.slow
 def test_a_terminal_shows_the_run_and_its_bar_and_nothing_else(run: tuple[Path, str]) -> None:
-    """The command of README's first page, ten steps of it, in a terminal of 110 columns."""
+    """The first command of docs/getting_started.md, ten steps of it, in a terminal of 110 columns."""
     cwd, columns = run[0].parents[1], 110
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "getting_started.md").read_text(encoding="utf-8")
     exports, command = re.search(
         r"```bash\npip install[^\n]*\n(.*?)(accelerate launch [^\n]*)\n```", page, re.DOTALL
     ).groups()

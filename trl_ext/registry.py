@@ -54,14 +54,15 @@ class Registry(dict[str, Callable[..., Any]]):
 
     Args:
         kind: what a member is called in messages.
-        fault: calls a user's own member on a small example and says what its result should have been, or None.
+        fault: calls a user's own member on a small example with groups (or as many rows) of the given size and says
+            what its result should have been, or None.
         properties: what a member may declare about itself when it is registered; undeclared is False.
     """
 
     def __init__(
         self,
         kind: str,
-        fault: Callable[[Callable[..., Any]], str | None] | None = None,
+        fault: Callable[[Callable[..., Any], int], str | None] | None = None,
         properties: Iterable[str] = (),
     ) -> None:
         super().__init__()
@@ -111,8 +112,13 @@ class Registry(dict[str, Callable[..., Any]]):
         parameters = inspect.signature(self.get_function(name)).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
-    def build(self, name: str, **options: Any) -> Callable[..., Any]:
+    def build(self, name: str, example_size: int = 4, /, **options: Any) -> Callable[..., Any]:
         """The member `name` with its options bound.
+
+        Args:
+            name: in the table, or an import path.
+            example_size: completions per prompt of the example that a user's own member is called with.
+            options: of the member.
 
         Raises:
             UnknownName: the name, or an option, does not exist.
@@ -130,9 +136,19 @@ class Registry(dict[str, Callable[..., Any]]):
             if default is inspect.Parameter.empty and option not in options:
                 raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
         bound = functools.update_wrapper(functools.partial(function, **options), function)
-        if name not in self and self.fault and (fault := self.fault(bound)):
-            raise ValueError(f"{self.kind} {name!r} {fault}")
+        if name not in self and self.fault:
+            self._try(name, bound, example_size)
         return bound
+
+    def _try(self, name: str, member: Callable[..., Any], size: int) -> None:
+        assert self.fault is not None
+        try:
+            fault = self.fault(member, size)
+        except Exception as error:
+            error.add_note(f"in a call on an example, before any training: G={size} completions per prompt, T=3 tokens")
+            raise
+        if fault:
+            raise ValueError(f"{self.kind} {name!r} {fault}")
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

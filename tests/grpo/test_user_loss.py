@@ -139,8 +139,17 @@ FAULTS = [
         f"{REGISTERED}def f(x):\n    return TokenLoss(-(x.advantage + 0.1) * x.logp)",
         "declares zero_advantage_is_noop, and at advantage 0 its loss, its gradient or a metric is not 0",
     ),
-    ("advantage", "def f(reward):\n    return reward.mean()", "must return (P, G), here (2, 4), got ()"),
-    ("advantage", "def f(reward):\n    return [0.0]", "must return a tensor (P, G), got list"),
+    ("advantage", "def f(reward):\n    return reward.mean()", "must return (P, G), here (2, 8), got ()"),
+    (
+        "advantage",
+        "def f(reward):\n    assert reward.shape[1] >= 64, 'few'\n    return reward",
+        "AssertionError: few; in a call on an example, before any training: G=8 completions per prompt, T=3 tokens",
+    ),
+    (
+        "advantage",
+        "def f(reward):\n    assert reward.shape[1] == 8\n    return [0.0]",
+        "must return a tensor (P, G), got list",
+    ),
     ("aggregation", "def f(loss, mask, totals):\n    return loss", "must return a tensor of one number"),
     ("kl_estimator", "def f(logp, ref_logp):\n    return 0.0", "must return a tensor with one value per token, (B, T)"),
 ]
@@ -157,7 +166,7 @@ def test_fault_in_a_user_file_is_found_during_argument_parsing(
     *frames, line = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert said in line
-    raised = {"AttributeError": 2, "numpyy": 1}  # on which line
+    raised = {"AttributeError": 2, "AssertionError": 2, "numpyy": 1}  # on which line
     places = [f'File "{tmp_path}/mine.py", line {number}, in' for word, number in raised.items() if word in said]
     assert [place in frames[0] for place in places] == [True] * bool(frames)
     assert len(frames) <= 3

@@ -16,11 +16,15 @@ from torch import Tensor
 from trl_ext.registry import Registry
 
 
-def _fault(advantage: Callable[[Tensor], Tensor]) -> str | None:
-    found = advantage(torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]))
+def _fault(advantage: Callable[[Tensor], Tensor], group_size: int) -> str | None:
+    reward = torch.zeros(2, group_size)  # (P, G)
+    reward[0, 0] = reward[:, -1] = 1.0
+    found = advantage(reward)
     if not isinstance(found, Tensor):
         return f"must return a tensor (P, G), got {type(found).__name__}"
-    return None if found.shape == (2, 4) else f"must return (P, G), here (2, 4), got {tuple(found.shape)}"
+    return (
+        None if found.shape == reward.shape else f"must return (P, G), here (2, {group_size}), got {tuple(found.shape)}"
+    )
 
 
 ADVANTAGES = Registry("advantage", _fault)

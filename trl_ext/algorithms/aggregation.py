@@ -15,8 +15,9 @@ from trl_ext.algorithms.types import StepTotals
 from trl_ext.registry import Registry
 
 
-def _fault(aggregation: Callable[[Tensor, Tensor, StepTotals], Tensor]) -> str | None:
-    found = aggregation(torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), StepTotals(2, 6, 3))
+def _fault(aggregation: Callable[[Tensor, Tensor, StepTotals], Tensor], rows: int) -> str | None:
+    mask = torch.ones(rows, 3, dtype=torch.bool)  # (B, T)
+    found = aggregation(torch.ones(rows, 3), mask, StepTotals(rows, 3 * rows, 3))
     return None if isinstance(found, Tensor) and found.ndim == 0 else "must return a tensor of one number"
 
 

@@ -18,9 +18,9 @@ from trl_ext.algorithms.types import LossInputs, TokenLoss
 from trl_ext.registry import Registry
 
 
-def _fault(loss: Callable[[LossInputs], TokenLoss]) -> str | None:
-    logp = torch.full((2, 3), -1.0, requires_grad=True)  # (B, T)
-    x = LossInputs(logp, torch.full((2, 3), -1.0), torch.ones(2, 1), torch.ones(2, 3, dtype=torch.bool))
+def _fault(loss: Callable[[LossInputs], TokenLoss], rows: int) -> str | None:
+    logp = torch.full((rows, 3), -1.0, requires_grad=True)  # (B, T)
+    x = LossInputs(logp, logp.detach(), torch.ones(rows, 1), torch.ones(rows, 3, dtype=torch.bool))
     found = loss(x)
     if not isinstance(found, TokenLoss):
         return f"must return TokenLoss(loss, metrics) from trl_ext, got {type(found).__name__}"

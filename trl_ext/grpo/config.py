@@ -191,18 +191,22 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
                 "problems"
             )
 
+    @property
+    def _group(self) -> int:
+        return max(self.num_generations or 0, 2)  # TRL refuses fewer later
+
     def advantage_fn(self) -> Callable[..., Any]:
         """(P, G) rewards -> (P, G) advantages."""
         assert self.advantage is not None
-        return ADVANTAGES.build(self.advantage, **_mapping(self.advantage_options))
+        return ADVANTAGES.build(self.advantage, self._group, **_mapping(self.advantage_options))
 
     def objective(self) -> Objective:
         """Policy loss, KL and aggregation with their options bound."""
         assert self.policy_loss is not None
         assert self.aggregation is not None
         return Objective(
-            policy_loss=POLICY_LOSSES.build(self.policy_loss, **_mapping(self.policy_loss_options)),
-            aggregate=AGGREGATIONS.build(self.aggregation, **_mapping(self.aggregation_options)),
+            policy_loss=POLICY_LOSSES.build(self.policy_loss, self._group, **_mapping(self.policy_loss_options)),
+            aggregate=AGGREGATIONS.build(self.aggregation, self._group, **_mapping(self.aggregation_options)),
             kl=self._kl(),
             beta=self.beta,
             kl_bias_correction=self.use_bias_correction_kl,
@@ -211,7 +215,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         )
 
     def _kl(self) -> Callable[..., Any]:
-        return KL_ESTIMATORS.build(self.kl_estimator, **_mapping(self.kl_estimator_options))
+        return KL_ESTIMATORS.build(self.kl_estimator, self._group, **_mapping(self.kl_estimator_options))
 
     def _resolve_axes(self) -> None:
         """Fill every axis from the preset, then from what was given next to it; refuse what would be ignored."""
@@ -238,7 +242,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         chosen = getattr(self, axis) or name
         own = _mapping(getattr(self, f"{axis}_options"))
         merged = {**options, **own} if chosen == name else own  # another member does not inherit the preset's options
-        table.build(chosen, **merged)
+        table.build(chosen, self._group, **merged)
         setattr(self, axis, chosen)
         setattr(self, f"{axis}_options", merged)
 

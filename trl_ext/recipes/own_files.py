@@ -29,7 +29,9 @@ def lines_of_own_files(error: BaseException) -> str:
 def summary_of(error: BaseException) -> str:
     """The error in one line; the type stands before messages of Python's, which mean little without it."""
     message = str(error)
-    return message if type(error).__module__.startswith("trl_ext") and message else f"{type(error).__name__}: {message}"
+    if not (type(error).__module__.startswith("trl_ext") and message):
+        message = f"{type(error).__name__}: {message}"
+    return "; ".join([message, *getattr(error, "__notes__", ())])
 
 
 def _is_own(filename: str) -> bool:

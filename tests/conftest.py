@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from accelerate.state import AcceleratorState
 
+from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+
 # A shell's background job ignores Ctrl-C, and so would all that the tests start and send it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,3 +34,13 @@ def environment_of_its_own() -> Iterator[None]:
     os.environ.clear()
     os.environ.update(before)
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(autouse=True)
+def policy_losses_of_its_own() -> Iterator[None]:
+    """A file of the user's own registers its loss in the table, which other tests have to find as it was."""
+    before = dict(POLICY_LOSSES)
+    yield
+    if POLICY_LOSSES.keys() != before.keys():
+        POLICY_LOSSES.clear()
+        POLICY_LOSSES.update(before)

@@ -16,19 +16,17 @@ from pathlib import Path
 import yaml
 from PIL import Image
 
-_COMMANDS = "Each cell by its command"
+from trl_ext.experiments.lab.report import PARTS
+from trl_ext.io import read_json
 
 
-def section(report: Path, finding: str, plot: str) -> str:
+def section(parts: Path, finding: str, plot: str) -> str:
     """A question's part of the page: title, finding, table, noise, what is published, plots, commands folded away."""
-    text = report.read_text(encoding="utf-8")
-    title, _, rest = text.partition("\n")
-    results, _, commands = rest.partition(_COMMANDS)
-    results = results.replace("](accuracy.png)", f"]({plot}_accuracy.png)").replace(
-        "](training.png)", f"]({plot}_training.png)"
-    )
-    folded = f"<details><summary>commands, commit, hardware</summary>\n\n{_COMMANDS}{commands.rstrip()}\n\n</details>"
-    return f"## {title.removeprefix('# ')}\n\n**Found.** {finding.strip()}\n\n{results.strip()}\n\n{folded}\n"
+    report = read_json(parts)
+    shown = "\n".join([*report["results"], *(line.format(plots=f"{plot}_") for line in report["plots"])]).strip()
+    how = "\n".join(report["how"]).rstrip()
+    folded = f"<details><summary>commands, commit, hardware</summary>\n\n{how}\n\n</details>"
+    return f"## {report['title']}\n\n**Found.** {finding.strip()}\n\n{shown}\n\n{folded}\n"
 
 
 def main() -> None:
@@ -41,7 +39,7 @@ def main() -> None:
     findings = yaml.safe_load(args.findings.read_text(encoding="utf-8"))
     parts = [findings.pop("intro").strip() + "\n"]
     for question, finding in findings.items():
-        report = args.lab / question / "report.md"
+        report = args.lab / question / PARTS
         if not report.is_file():
             sys.exit(f"error: {report}: no such file; run `python recipes/lab.py {question}` first")
         plot = f"lab_{question}"

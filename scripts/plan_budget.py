@@ -20,7 +20,6 @@ step, problem, slowest_problem, save), such as one that another machine has.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,8 +28,9 @@ from typing import Any
 import yaml
 
 from trl_ext.experiments.budget_plan import Rates, Workload, levers, measured, plan, seconds_of, workload
-from trl_ext.io import read_jsonl
+from trl_ext.io import read_json, read_jsonl, write_json
 from trl_ext.registry import unknown
+from trl_ext.runs.layout import CONFIG, METRICS, RESOLVED, SUMMARY, RunFolder
 
 
 def read_run(folder: Path, first: int | None = None) -> tuple[Rates, Workload]:
@@ -42,12 +42,10 @@ def read_run(folder: Path, first: int | None = None) -> tuple[Rates, Workload]:
     Raises:
         ValueError: it is no run of recipes/grpo_math.py, or too short.
     """
-    missing = [name for name in ("config.yaml", "metrics.jsonl", "summary.json") if not (folder / name).is_file()]
+    missing = [name for name in (CONFIG, METRICS, SUMMARY) if not (folder / name).is_file()]
     if missing:
         raise ValueError(f"{folder}: no {', '.join(missing)}; a finished run of recipes/grpo_math.py has them")
-    settings = resolved(folder / "config.yaml")
-    metrics = read_jsonl(folder / "metrics.jsonl")
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    settings, metrics, summary = resolved(folder), read_jsonl(folder / METRICS), RunFolder(folder).summary()
     if first is not None:
         metrics = [entry for entry in metrics if entry["step"] <= first]
         summary["validations"] = [entry for entry in summary["validations"] if entry["step"] <= first]
@@ -57,9 +55,11 @@ def read_run(folder: Path, first: int | None = None) -> tuple[Rates, Workload]:
         raise ValueError(f"{folder}: {error}") from error
 
 
-def resolved(path: Path) -> dict[str, Any]:
-    """All settings of a run's `config.yaml`, those at their defaults as well."""
-    text = path.read_text(encoding="utf-8")
+def resolved(folder: Path) -> dict[str, Any]:
+    """All settings of a run, those at their defaults as well; earlier versions wrote these as comments only."""
+    if (folder / RESOLVED).is_file():
+        return dict(read_json(folder / RESOLVED))
+    text = (folder / CONFIG).read_text(encoding="utf-8")
     defaults = "\n".join(line[2:] for line in text.splitlines() if line.startswith("# ") and ":" in line)
     found: dict[str, Any] = yaml.safe_load(text) or {}
     known = yaml.safe_load(defaults.partition("settings above:")[2]) or {}
@@ -114,7 +114,7 @@ def per_second(seconds: float) -> float:
 
 def compare(found: int, folder: Path) -> None:
     """Print how far the prediction is from a run that ended with its budget."""
-    steps = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["validations"][-1]["step"]
+    steps = RunFolder(folder).summary()["validations"][-1]["step"]
     print(f"\n{folder}: {steps} steps; the prediction of {found} is {found / steps - 1:+.1%} off")
 
 
@@ -140,7 +140,7 @@ def main() -> None:
         compare(found.steps, args.compare)
     if args.json:
         content = {"rates": asdict(rates), "workload": asdict(work), "plan": asdict(found)}
-        args.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, content)
 
 
 if __name__ == "__main__":

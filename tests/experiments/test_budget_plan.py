@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.plan_budget import resolved
 from trl_ext.experiments.budget_plan import (
     Rates,
     Workload,
@@ -24,6 +25,7 @@ from trl_ext.experiments.budget_plan import (
     updates_of,
     workload,
 )
+from trl_ext.runs.layout import RESOLVED
 
 ROOT = Path(__file__).parents[2]
 RATES = Rates(
@@ -232,6 +234,13 @@ def folder(tmp_path: Path) -> Path:
     text = yaml.safe_dump(written) + "\n# Defaults, and what follows from the settings above:\n# validate_every: 10\n"
     (tmp_path / "config.yaml").write_text(text + "# long: Some(a=1,\n#   b=2)\n")
     return tmp_path
+
+
+def test_settings_are_read_as_data_and_from_a_config_of_an_earlier_version(folder: Path) -> None:
+    earlier = resolved(folder)
+    assert {name: earlier[name] for name in SETTINGS} == SETTINGS
+    (folder / RESOLVED).write_text(json.dumps(SETTINGS | {"validate_every": 7}))
+    assert resolved(folder) == SETTINGS | {"validate_every": 7}
 
 
 def planned(*arguments: object) -> subprocess.CompletedProcess[str]:

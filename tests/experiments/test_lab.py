@@ -12,6 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from scripts.lab_page import section
 from trl_ext.errors import InputError
 from trl_ext.experiments.lab.questions import (
     Lab,
@@ -25,6 +26,7 @@ from trl_ext.experiments.lab.questions import (
     run_name,
 )
 from trl_ext.experiments.lab.report import (
+    PARTS,
     difference,
     differences,
     mean_by_step,
@@ -228,6 +230,10 @@ def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None
         "Commit: abc.", "Hardware: a CPU, 1 threads; torch 2.",
     ):  # fmt: skip
         assert words in text
+    shown = section(tmp_path / "q" / PARTS, " It does. ", "lab_q")
+    assert shown.startswith("## Which?\n\n**Found.** It does.\n\n| cell |")
+    assert "\n\n![validation accuracy](lab_q_accuracy.png)\n\n![training](lab_q_training.png)\n\n<details>" in shown
+    assert shown.endswith("torch 2.\n\n</details>\n")
     for name in ("accuracy.png", "training.png"):
         with Image.open(tmp_path / "q" / name) as image:
             assert image.width > 800

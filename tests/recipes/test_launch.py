@@ -187,7 +187,9 @@ def test_ctrl_c_ends_both_ranks_and_leaves_whole_files(settings: Path, tmp_path:
     assert len(steps(tmp_path)) > 3
     assert len(rows(folder / "generations.jsonl")) > 3
     assert yaml.safe_load((folder / "config.yaml").read_text())["max_steps"] == 100000
-    assert {path.name for path in folder.iterdir()} == {"_in_use", "config.yaml", "metrics.jsonl", "generations.jsonl"}
+    assert {path.name for path in folder.iterdir()} == {
+        "_in_use", "config.yaml", "resolved.json", "metrics.jsonl", "generations.jsonl",
+    }  # fmt: skip
     assert "interrupted; what there is of the run is in" in run.printed()
 
 

@@ -24,9 +24,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from trl_ext.errors import PushError
 from trl_ext.hub.card import write_model_card
-from trl_ext.runs.layout import SUMMARY, RunFolder
+from trl_ext.runs.layout import RESOLVED, SUMMARY, RunFolder
 
-_LEFT_OUT = ["_*", "checkpoint-*", "training_args.bin", "nonfinite_*", "*.log", ".*"]
+_LEFT_OUT = ["_*", "checkpoint-*", "training_args.bin", "nonfinite_*", "*.log", ".*", RESOLVED]
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.compat.on_resume import OnResume, on_resume
-from trl_ext.io import as_yaml, write_text
+from trl_ext.io import as_yaml, plain, write_json, write_text
+from trl_ext.redaction import redact
+from trl_ext.runs.layout import RESOLVED
 
 if TYPE_CHECKING:
     from trl import ModelConfig
@@ -21,7 +23,7 @@ _DERIVED = ("accelerator_config", "debug", "steps_per_generation")
 def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> None:
     """Every setting as resolved, in a file that `--config` reads again; those at their defaults as comments.
 
-    A token of the Hub is left out.
+    For programs all of them stand beside it in `resolved.json`. A token of the Hub is left out.
     """
     if config.process_index:
         return
@@ -40,5 +42,6 @@ def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> Non
     )
     if getattr(config, "uses_axes", False):
         defaults["scale_rewards"] = settings.pop("scale_rewards", None)
+    write_json(path.with_name(RESOLVED), redact(plain({**defaults, **settings})))
     rest = "".join(f"# {line}\n" for line in as_yaml(defaults).splitlines())
     write_text(path, f"{as_yaml(settings)}\n# Defaults, and what follows from the settings above:\n{rest}")

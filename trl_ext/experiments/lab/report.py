@@ -9,12 +9,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from trl_ext.evaluation.statistics import paired_interval
-from trl_ext.io import markdown_table, read_jsonl, write_text
+from trl_ext.io import markdown_table, read_jsonl, write_json, write_text
 from trl_ext.plots import figure, plot_accuracy
 from trl_ext.redaction import redact_command
 from trl_ext.runs.provenance import platform_of
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # cell -> seed -> the run's summary
+PARTS = "report.json"  # lists of lines: title, results, plots (`{plots}` before the files' names), how
 _PANELS = {
     "entropy": "entropy, nats per token",
     "completions/mean_length": "tokens per response",
@@ -32,7 +33,7 @@ def write_report(
     metrics: Mapping[str, Mapping[int, Path]],
     published: str = "",
 ) -> Path:
-    """Write `report.md`, `accuracy.png` and `training.png`; returns the page.
+    """Write `report.md`, its parts as data, `accuracy.png` and `training.png`; returns the page.
 
     Args:
         runs: summaries, `failed` in those of runs that failed.
@@ -45,18 +46,20 @@ def write_report(
     ended = {cell: {seed: run for seed, run in of.items() if "failed" not in run} for cell, of in runs.items()}
     write_accuracy_plot(folder / "accuracy.png", ended, title)
     write_training_plot(folder / "training.png", metrics, title)
-    lines = [f"# {title}", "", *table(runs, reference), "", noise(ended), ""]
+    lines = [*table(runs, reference), "", noise(ended), ""]
     lines += [f"Published for the real model: {published.strip()}", ""] if published else []
-    lines += ["![validation accuracy](accuracy.png)", "", "![training](training.png)", ""]
-    lines += ["Each cell by its command, here with the first seed:", ""]
-    lines += [f"- {cell}: `python {shlex.join(redact_command(command))}`" for cell, command in commands.items()]
+    plots = ["![validation accuracy]({plots}accuracy.png)", "", "![training]({plots}training.png)", ""]
+    how = ["Each cell by its command, here with the first seed:", ""]
+    how += [f"- {cell}: `python {shlex.join(redact_command(command))}`" for cell, command in commands.items()]
     every = [run for of in ended.values() for run in of.values()]
     for name, values in {
         "Commit": [run["commit"] for run in every],
         "Hardware": [platform_of(run) for run in every],
     }.items():
-        lines += ["", f"{name}: {'; '.join(sorted({str(value) for value in values})) or 'no run ended'}."]
-    write_text(folder / "report.md", "\n".join(lines) + "\n")
+        how += ["", f"{name}: {'; '.join(sorted({str(value) for value in values})) or 'no run ended'}."]
+    write_json(folder / PARTS, {"title": title, "results": lines, "plots": plots, "how": how})
+    shown = [f"# {title}", "", *lines, *(line.format(plots="") for line in plots), *how]
+    write_text(folder / "report.md", "\n".join(shown) + "\n")
     return folder / "report.md"
 
 

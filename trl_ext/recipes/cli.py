@@ -82,9 +82,18 @@ class _Parser(_OneLineErrors, TrlParser):
 def parse(
     settings: Sequence[type], description: str | None, default_config: Path, arguments: Sequence[str] | None = None
 ) -> tuple[Any, ...]:
-    """`read_settings` for a program: ends the process with one readable line, not a traceback, instead of raising."""
+    """`read_settings` for a program: ends the process with one readable line, not a traceback, instead of raising.
+
+    Asked for help, it prints it and ends the process too.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if (topic := topic_of(given)) == "all":
+        given = ["--help"]  # which argparse answers
+    elif topic is not None:
+        print(_help(topic, settings, description, default_config))
+        sys.exit(0)
     try:
-        return read_settings(settings, description, default_config, arguments)
+        return read_settings(settings, description, default_config, given)
     except SettingsError as error:
         print(f"{error.frames}error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -101,11 +110,7 @@ def read_settings(
     Raises:
         SettingsError: they do not fit together.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if (topic := topic_of(given)) is not None and topic != "all":
-        print(_help(topic, settings, description, default_config))
-        sys.exit(0)
-    config, args = _config_file(given if topic is None else ["--help"], default_config)
+    config, args = _config_file(list(sys.argv[1:] if arguments is None else arguments), default_config)
     parser = _Parser(
         tuple(settings),
         description=description,

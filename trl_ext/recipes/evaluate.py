@@ -145,18 +145,10 @@ def run_evaluation(settings: Evaluation) -> Report:
     logging.disable_progress_bar()  # of transformers: a bar of half a second before the evaluation's own
     state = PartialState(cpu=True) if on_cpu_ranks() else PartialState()
     began, folder = time.time(), Path(settings.output_dir)
-    try:
-        if settings.model_name_or_path:
-            check_model_folder(settings.model_name_or_path)
-        read = settings.read(settings.split, settings.problems, settings.seed)
-        problems, source = read.rows, read.source
-        if not (folder / SUMMARY).exists():
-            first_rank(lambda: _check_answers(settings, problems, source))
-    except (ValueError, OSError) as error:
-        raise InputError(str(error)) from error
+    is_new = not (folder / SUMMARY).exists()
+    problems, source = _load(settings, is_new)
     decisive = _decisive(settings, source)
     _refuse_other_settings(folder, decisive)
-    is_new = not (folder / SUMMARY).exists()
     if is_new:
         with state.main_process_first():
             model = settings.model_name_or_path or str(make_base_policy(seed=settings.seed))
@@ -180,6 +172,19 @@ def run_evaluation(settings: Evaluation) -> Report:
         print(f"everything is in {folder}: {SAMPLES}, {SUMMARY}")
     state.wait_for_everyone()
     return report
+
+
+def _load(settings: Evaluation, is_new: bool) -> tuple[Any, Source]:
+    """The problems and where they are from; of a new evaluation, the reference answers are checked."""
+    try:
+        if settings.model_name_or_path:
+            check_model_folder(settings.model_name_or_path)
+        read = settings.read(settings.split, settings.problems, settings.seed)
+        if is_new:
+            first_rank(lambda: _check_answers(settings, read.rows, read.source))
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+    return read.rows, read.source
 
 
 def _check_answers(settings: Evaluation, problems: Any, source: Source) -> None:

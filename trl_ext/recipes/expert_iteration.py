@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import ModelConfig
 
 from trl_ext.compat.renamed import accepts_earlier_names
@@ -38,7 +38,7 @@ class EndOfStep(TrainerCallback):
     def __init__(self, trainer: ExpertIterationTrainer) -> None:
         self.trainer = trainer
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """See whether a step is over; an epoch is an expert-iteration step."""
         state.epoch = self.trainer.ei_steps_done()
         if self.trainer.is_step_over():

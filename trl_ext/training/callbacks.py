@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
 from trl_ext.evaluation.report import Report, grade_rows
@@ -36,7 +36,9 @@ class ProgressBar(ProgressCallback):
     In a log file, where a bar would be one endless line, every tenth of the steps is a line.
     """
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Begin at the step that the run is resumed at, or the time left would be wrong."""
         self._tenth = 10 * state.global_step // max(state.max_steps, 1)
         if not sys.stderr.isatty():
@@ -45,7 +47,14 @@ class ProgressBar(ProgressCallback):
         if self.training_bar is not None:
             self.training_bar.initial = self.training_bar.n = self.current_step = state.global_step
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Refresh the figures behind the bar."""
         if not logs or "loss" not in logs or not state.is_world_process_zero:
             return
@@ -58,13 +67,15 @@ class ProgressBar(ProgressCallback):
             values = ", ".join(f"{name} {value}" for name, value in figures.items())
             print_line(f"step {state.global_step}/{state.max_steps}: {values}")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Go on by one; expert iteration learns on the way how many there will be."""
         if self.training_bar is not None:
             self.training_bar.total = state.max_steps
             super().on_step_end(args, state, control, **kwargs)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Close the bar, if there is one."""
         if self.training_bar is not None:
             super().on_train_end(args, state, control, **kwargs)
@@ -76,7 +87,14 @@ class JsonlLog(TrainerCallback):
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self.clock = path, clock
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Write one line."""
         if state.is_world_process_zero and logs:
             entry = {"step": state.global_step, "wall_clock_s": round(self.clock.seconds(), 2), **logs}
@@ -90,7 +108,14 @@ class NoSpread(TrainerCallback):
         self.patience = patience
         self._in_a_row = 0
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Count logged steps without spread, and warn at every `patience` of them."""
         if not logs or "frac_reward_zero_std" not in logs:
             return
@@ -116,7 +141,7 @@ class GenerationsLog(TrainerCallback):
     def __init__(self, path: Path, every: int, trainer: HasRollout, rows: int = 4) -> None:
         self.path, self.every, self.trainer, self.rows = path, every, trainer, rows
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write rows of the rollout that the step trained on."""
         due = state.global_step == 1 or state.global_step % self.every == 0
         if state.is_world_process_zero and due:
@@ -142,7 +167,7 @@ class Validation(TrainerCallback):
         self,
         problems: Sequence[dict[str, Any]],
         grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
-        is_due: Callable[[Any], bool],
+        is_due: Callable[[TrainerState], bool],
         sampling: Mapping[str, Any],
         run: Run,
         trainer: Any,
@@ -154,7 +179,9 @@ class Validation(TrainerCallback):
         self.sampling, self.run, self.trainer, self.log_to = dict(sampling), run, trainer, log_to
         self.final, self.restore_best = problems if final is None else final, restore_best
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Measure before the first step, unless the run had done so before it was interrupted."""
         if not self.run.validations:
             self._measure(state, self.problems)
@@ -162,14 +189,16 @@ class Validation(TrainerCallback):
                 self.trainer.save_checkpoint_now()
         self._find_best()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Measure when it is due; the best so far is worth a checkpoint."""
         if self.is_due(state):
             self._measure(state, self.problems)
             if self._find_best() == state.global_step and args.save_strategy != "no":
                 control.should_save = True
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Measure the policy that the run ends with, unless that was just done, or the run goes on another time."""
         if self.trainer.stop_signal is not None:
             return
@@ -209,7 +238,7 @@ class Validation(TrainerCallback):
         shared = min(len(self.problems), len(report.rows))
         return {"fresh_samples": not greedy, "problems_that_chose": shared, "accuracy_on_others": accuracy}
 
-    def _measure(self, state: Any, problems: Sequence[dict[str, Any]], restored: int | None = None) -> None:
+    def _measure(self, state: TrainerState, problems: Sequence[dict[str, Any]], restored: int | None = None) -> None:
         """Sample, grade and note; `restored`: of the end, the step whose weights are measured."""
         began = time.time()
         trainer = self.trainer

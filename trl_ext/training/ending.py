@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from transformers import TrainerCallback
+from accelerate import Accelerator
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trl_ext.io import print_line
 
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from trl_ext.runs.folder import Clock, Run
 
 _IN_A_ROW = 2  # validations, for one may be unlucky
+
+
+class HasAccelerator(Protocol):
+    """A trainer whose ranks can be asked."""
+
+    accelerator: Accelerator
 
 
 class TimeBudget(TrainerCallback):
@@ -25,7 +32,9 @@ class TimeBudget(TrainerCallback):
         reserve: seconds that what comes after the training will take, as measured so far.
     """
 
-    def __init__(self, trainer: Any, clock: Clock, seconds: float, reserve: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self, trainer: HasAccelerator, clock: Clock, seconds: float, reserve: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self.trainer, self.clock, self.seconds, self.reserve = trainer, clock, seconds, reserve
         self._begun = 0  # steps, in this process
         self._last = 0.0  # when the last of them began, by the clock
@@ -45,17 +54,21 @@ class TimeBudget(TrainerCallback):
         """What has just been done belongs to no step; who does it looks ahead by itself."""
         self._last += seconds
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Do no step where there is no time for any."""
         self._stop(args, state, control)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """What has gone by since the step before began is what a step takes."""
         self._measure()
         self._begun += 1
         self._last = self.clock.seconds()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stop when another step would be one too many."""
         self._measure()
         self._stop(args, state, control)
@@ -66,7 +79,7 @@ class TimeBudget(TrainerCallback):
             took = self.clock.seconds() - self._last
             self._longest = took if self._begun <= 2 else max(self._longest, took)
 
-    def _stop(self, args: Any, state: Any, control: Any) -> None:
+    def _stop(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         if self.is_spent(self._longest) and not control.should_training_stop:
             control.should_training_stop = True
             if state.is_world_process_zero and not args.disable_tqdm:
@@ -88,7 +101,9 @@ class Decay(TrainerCallback):
         self.budget, self.share = budget, share
         self.factor = 1.0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Have the schedule multiplied where it is computed: what is logged is then what is used.
 
         Raises:
@@ -105,7 +120,9 @@ class Decay(TrainerCallback):
     def _rate(self, rate: Callable[[int], float], step: int) -> float:
         return rate(step) * self.factor
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Look at the clocks of all ranks; the schedule is computed after the step, for the next one."""
         accelerator = self.budget.trainer.accelerator
         left = torch.tensor([self.budget.left() / (self.share * self.budget.seconds)], device=accelerator.device)
@@ -123,12 +140,19 @@ class EarlyStop(TrainerCallback):
     def __init__(self, run: Run, below_best: float | None, without_spread: int | None) -> None:
         self.run, self.below_best, self.without_spread = run, below_best, without_spread
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Count logged steps without a spread."""
         if logs and "frac_reward_zero_std" in logs:
             self.run.without_spread = self.run.without_spread + 1 if logs["frac_reward_zero_std"] == 1 else 0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """See whether a rule holds; what it goes by is the same on every rank."""
         reason = None
         if self.below_best is not None:

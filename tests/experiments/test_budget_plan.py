@@ -236,7 +236,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_settings_are_read_as_data_and_from_a_config_of_an_earlier_version(folder: Path) -> None:
+def test_settings_are_read_as_data_or_from_an_earlier_config(folder: Path) -> None:
     earlier = resolved(folder)
     assert {name: earlier[name] for name in SETTINGS} == SETTINGS
     (folder / RESOLVED).write_text(json.dumps(SETTINGS | {"validate_every": 7}))

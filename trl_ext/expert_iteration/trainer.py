@@ -24,6 +24,7 @@ from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.evaluation.report import grade_rows
 from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step, step_counts, step_line
 from trl_ext.expert_iteration.selection import SELECTIONS, Row
+from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, write_text
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.ending import TimeBudget
@@ -254,7 +255,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
                 if start and self._is_to_stop():
                     return None
                 part = todo[start : start + self.args.rollout_chunk]
-                rows += self._sample_and_grade(part, seed=self.args.seed * 1_000_003 + step * 10_007 + start)
+                rows += self._sample_and_grade(part, seed=derive_seed(self.args.seed, step * 10_007 + start))
                 if self.accelerator.is_main_process:
                     append_jsonl(folder / ROLLOUTS, rows[start:])
                 bar.update(len(part))

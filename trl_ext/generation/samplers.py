@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import PartialState
 
-from trl_ext.generation.completion import Completion, Sampling
+from trl_ext.generation.completion import Completion, Sampling, derive_seed
 from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class HFSampler:
         found: list[Completion] = []
         for start in range(0, len(prompts), self.batch_size):
             with torch.random.fork_rng():
-                torch.manual_seed(self.sampling.seed * 1_000_003 + numbers[start])
+                torch.manual_seed(derive_seed(self.sampling.seed, numbers[start]))
                 found += self._batch(prompts[start : start + self.batch_size])
         return found
 
@@ -88,7 +88,7 @@ class VLLMSampler:
 
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
         """One completion per prompt, all of them in one batch."""
-        params = [vllm_params(self.sampling, seed=self.sampling.seed * 1_000_003 + number) for number in numbers]
+        params = [vllm_params(self.sampling, seed=derive_seed(self.sampling.seed, number)) for number in numbers]
         return vllm_sample(self.llm, prompts, params)
 
 

@@ -14,13 +14,13 @@ from transformers.trainer_callback import ProgressCallback
 
 from trl_ext.evaluation.report import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_as_good_as_the_best
+from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, print_line
 from trl_ext.rewards.graders import Verdict
 from trl_ext.runs.layout import checkpoint_name
 from trl_ext.runs.summary import Selection, ValidationEntry
 
 _LOGGED = 4  # responses of a validation
-_FRESH = 1_000_003  # added to the seed where the samples must not be those that the weights were chosen by
 _MARGIN = 1.2  # of what the end of a run will take, over what was measured
 _REPORT = 2.0  # seconds for its curve, card and summary
 
@@ -243,7 +243,7 @@ class Validation(TrainerCallback):
         began = time.time()
         trainer = self.trainer
         is_chosen = self.restore_best and restored is not None
-        sampling = self.sampling | ({"seed": self.sampling["seed"] + _FRESH} if is_chosen else {})
+        sampling = self.sampling | ({"seed": derive_seed(1, self.sampling["seed"])} if is_chosen else {})
         completions = trainer.sample([problem["prompt"] for problem in problems], **sampling)
         # A grader's timeout may come on one rank only, and what follows from the accuracy is done by all together.
         report = Report(trainer.found_by_first(lambda: grade_rows(problems, completions, self.grader)))

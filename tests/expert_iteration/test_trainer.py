@@ -206,7 +206,7 @@ def test_step_starts_only_with_time_for_rollouts_like_the_last(tmp_path: Path) -
     trainer.budget = SimpleNamespace(is_spent=lambda ahead=0.0: ahead > 0, leave_out=left_out.append)
     trainer.train()
     assert [step["step"] for step in steps_of(tmp_path)] == [1]
-    assert left_out == [trainer.own_state()["seconds_of_rollouts"]]  # and no optimizer step is expected to take that
+    assert left_out == [trainer.resume_state()["seconds_of_rollouts"]]  # and no optimizer step is expected to take that
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------

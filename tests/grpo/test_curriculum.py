@@ -117,7 +117,7 @@ def test_a_rollout_is_made_of_what_is_not_settled(tmp_path: Path) -> None:
     assert len(set(seen[0])) > 1
     assert set(seen[-1]) == {"a"}
     assert trainer._curriculum.settled == [1, 2, 3, 4, 5, 6, 7]
-    assert trainer.own_state()["curriculum"]["taught"] == {0: True} | dict.fromkeys(range(1, 8), False)
+    assert trainer.resume_state()["curriculum"]["taught"] == {0: True} | dict.fromkeys(range(1, 8), False)
     logged = [entry["curriculum/settled_problems"] for entry in trainer.state.log_history if "loss" in entry]
     assert logged[-1] == 7.0
 
@@ -166,14 +166,14 @@ def test_a_curriculum_is_taken_up_by_a_resumed_run(tmp_path: Path) -> None:
     trainer: Any = trainer_of(tmp_path, uninformative_keep_prob=0.5, max_steps=1)
     trainer.train()
     trainer._unscored_in_a_row, trainer._nonfinite = 2, ", because"
-    state, before = trainer.own_state(), trainer._curriculum
+    state, before = trainer.resume_state(), trainer._curriculum
     assert (state["_unscored_in_a_row"], state["_nonfinite"]) == (2, ", because")
     trainer._curriculum = trainer._make_curriculum()
-    trainer.restore_own_state(state)
+    trainer.load_resume_state(state)
     assert trainer._curriculum.taught == before.taught != {}
     assert trainer._curriculum.of_kind == before.of_kind != {}
     del state["curriculum"]  # of a run that had none
-    trainer.restore_own_state(state)
+    trainer.load_resume_state(state)
 
 
 def test_without_a_share_there_is_none(tmp_path: Path) -> None:

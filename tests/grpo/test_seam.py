@@ -23,8 +23,7 @@ from tests.support.tiny import share_of_ones, tiny_sft, train
 from trl_ext import ExtGRPOTrainer
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
-from trl_ext.training.finite import FiniteSteps
-from trl_ext.training.saving import WholeCheckpoints
+from trl_ext.training.trainer import ReliableTrainer
 
 PACKAGE = Path(trl_ext.__file__).parent
 
@@ -39,20 +38,18 @@ OVERRIDDEN = {
     "training_step": "model, inputs, num_items_in_batch",
     "_get_per_token_logps_and_entropies": "model, *args, **kwargs",
 }
-# Of transformers' Trainer, by the classes that are inherited beside TRL's trainer.
-MIXED_IN = {
-    WholeCheckpoints: {
-        "_save_checkpoint": "model, trial",
-        "_get_output_dir": "trial",
-        "_push_from_checkpoint": "checkpoint_folder",
-        "_load_rng_state": "checkpoint",
-        "_get_train_sampler": "dataset=None",
-        "_prepare_for_training": "max_steps, train_dataloader, resume_from_checkpoint",
-        "_finalize_training": "trial, num_train_samples, start_time",
-        "_run_epoch": "model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, "
-        "ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch",
-    },
-    FiniteSteps: {"_get_grad_norm": "model, grad_norm=None"},
+# Of transformers' Trainer, which GRPO and finetuning both override, in call order.
+OVERRIDDEN_IN_BOTH = {
+    "_get_train_sampler": "dataset=None",
+    "_prepare_for_training": "max_steps, train_dataloader, resume_from_checkpoint",
+    "_run_epoch": "model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, "
+    "ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch",
+    "_load_rng_state": "checkpoint",
+    "_get_grad_norm": "model, grad_norm=None",
+    "_save_checkpoint": "model, trial",
+    "_get_output_dir": "trial",
+    "_push_from_checkpoint": "checkpoint_folder",
+    "_finalize_training": "trial, num_train_samples, start_time",
 }
 WRITTEN_BY_TRAINER = {
     "_inner_training_loop": ["self._tr_loss = ", "self._total_loss_scalar = ", "self._globalstep_last_logged = "],
@@ -88,16 +85,17 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("mixin", MIXED_IN, ids=lambda mixin: mixin.__name__)
-def test_transformers_trainer_has_the_methods_that_are_mixed_in(mixin: type) -> None:
-    inherited = {name for name, value in vars(mixin).items() if hasattr(Trainer, name) and callable(value)}
-    assert {name for name in inherited if not name.startswith("__")} == set(MIXED_IN[mixin])
-    for name, expected in MIXED_IN[mixin].items():
-        assert _signature(getattr(GRPOTrainer, name)).replace(" = ", "=") == expected, name
+def test_base_overrides_exactly_the_methods_pinned_here() -> None:
+    inherited = {name for name, value in vars(ReliableTrainer).items() if hasattr(Trainer, name) and callable(value)}
+    assert {name for name in inherited if not name.startswith("__")} == set(OVERRIDDEN_IN_BOTH)
+    for trainer in (GRPOTrainer, SFTTrainer):
+        for name, expected in OVERRIDDEN_IN_BOTH.items():
+            if (trainer, name) != (SFTTrainer, "_get_train_sampler"):  # its argument is passed on unseen
+                assert _signature(getattr(trainer, name)).replace(" = ", "=") == expected, name
 
 
 @pytest.mark.parametrize(("method", "text"), [(m, text) for m, texts in WRITTEN_BY_TRAINER.items() for text in texts])
-def test_transformers_trainer_still_does_what_the_mixins_rely_on(method: str, text: str) -> None:
+def test_transformers_trainer_still_does_what_the_base_relies_on(method: str, text: str) -> None:
     assert text in inspect.getsource(inspect.unwrap(getattr(Trainer, method)))
 
 
@@ -153,7 +151,7 @@ def read_of_trl(files: list[str], *classes: type) -> set[str]:
 
 def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) -> None:
     read = read_of_trl(
-        ["grpo/trainer.py", "grpo/step_planner.py", "grpo/problem_choice.py", "generation/policy.py"], ExtGRPOTrainer
+        ["grpo/trainer.py", "grpo/step_planner.py", "grpo/problem_choice.py", "training/trainer.py"], ExtGRPOTrainer
     )
     assert len(read) > 20
     stock = train(GRPOTrainer, GRPOConfig, tmp_path, share_of_ones, max_steps=1)
@@ -165,7 +163,11 @@ def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) ->
 def test_trls_finetuning_has_what_ours_relies_on(tmp_path: Path) -> None:
     rows = [{"input_ids": [3, 4, 5], "completion_mask": [0, 1, 1]}]
     stock = tiny_sft(SFTTrainer, SFTConfig, tmp_path, rows, completion_only_loss=True)
-    read = read_of_trl(["sft/trainer.py", "expert_iteration/trainer.py"], ExpertIterationTrainer, ExpertIterationConfig)
+    read = read_of_trl(
+        ["sft/trainer.py", "training/trainer.py", "expert_iteration/trainer.py"],
+        ExpertIterationTrainer,
+        ExpertIterationConfig,
+    )
     assert len(read) > 4
     missing = sorted(name for name in read if not hasattr(stock, name) and not hasattr(stock.args, name))
     assert not missing, f"TRL {trl.__version__} has no SFTTrainer.{', '.join(missing)}"
@@ -184,7 +186,7 @@ def test_trls_finetuning_has_what_ours_relies_on(tmp_path: Path) -> None:
 
 
 def test_trainer_overrides_exactly_the_methods_pinned_here() -> None:
-    seam = [c for c in ExtGRPOTrainer.__mro__ if c.__module__.startswith("trl_ext") and c not in MIXED_IN]
+    seam = [c for c in ExtGRPOTrainer.__mro__ if c.__module__.startswith("trl_ext") and c is not ReliableTrainer]
     inherited = {n for c in seam for n in vars(c) if hasattr(GRPOTrainer, n) and not n.startswith("__")}
     assert {n for n in inherited if callable(getattr(GRPOTrainer, n))} == {*OVERRIDDEN}
     for name in set(OVERRIDDEN) - PASSED_ON:
@@ -203,7 +205,10 @@ def test_only_the_seams_subclass_a_trainer() -> None:
     assert sorted(subclasses) == [
         ("expert_iteration/trainer.py", "ExpertIterationTrainer", "ExtSFTTrainer"),
         ("grpo/trainer.py", "ExtGRPOTrainer", "GRPOTrainer"),
+        ("grpo/trainer.py", "ExtGRPOTrainer", "ReliableTrainer"),
+        ("sft/trainer.py", "ExtSFTTrainer", "ReliableTrainer"),
         ("sft/trainer.py", "ExtSFTTrainer", "SFTTrainer"),
+        ("training/trainer.py", "ReliableTrainer", "Trainer"),
     ]
 
 
@@ -238,13 +243,13 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     assert importers == {f"recipes/{name}" for name in (*recipes, "config_file.py", "sft.py")} | {
         "compat/lazy_vllm.py",
         "compat/trl_engine.py",
-        "generation/policy.py",
         "generation/vllm.py",
         "grpo/config.py",
         "grpo/step_planner.py",
         "grpo/trainer.py",
         "sft/trainer.py",
         "training/settings.py",
+        "training/trainer.py",
     }
 
 

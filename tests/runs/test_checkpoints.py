@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import Trainer
 
 from trl_ext.runs import checkpoints as files
 from trl_ext.runs.checkpoints import (
@@ -23,7 +24,7 @@ from trl_ext.runs.checkpoints import (
     set_aside,
     step_of,
 )
-from trl_ext.training.saving import WholeCheckpoints
+from trl_ext.training.trainer import ReliableTrainer
 
 CONTENT = {"model.safetensors": b"weights" * 99, "trainer_state.json": b"{}", "global_step3/rank0.pt": b"moments"}
 
@@ -197,13 +198,13 @@ def test_checkpoint_removed_while_linking_links_nothing(tmp_path: Path, monkeypa
 
 
 def test_a_rank_without_an_upload_of_its_own_saves_as_well() -> None:
-    class Base:
+    class Base(Trainer):
         def _push_from_checkpoint(
             self, folder: str
         ) -> None:  # transformers returns here where it is not the first rank
             pushed.append(folder)
 
-    class Rank(WholeCheckpoints, Base):
+    class Rank(ReliableTrainer, Base):
         def __init__(self) -> None:
             self._saving, self._being_pushed = None, [Path("before")]
 

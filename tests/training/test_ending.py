@@ -13,12 +13,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from tests.runs.test_report import validating
 from tests.support.tiny import make_trainer, share_of_ones, tiny_model, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.generation import policy as policy_sampling
 from trl_ext.rewards.graders import Verdict
 from trl_ext.runs.folder import Run
 from trl_ext.runs.report import selection_note
 from trl_ext.training.callbacks import Validation
 from trl_ext.training.ending import Decay, EarlyStop, TimeBudget, collapsed
+from trl_ext.training.trainer import ReliableTrainer
 
 
 def arguments(tmp_path: Path, **more: Any) -> TrainingArguments:
@@ -344,8 +344,10 @@ def test_a_run_ends_with_the_weights_of_its_best_validation(tmp_path: Path) -> N
 
 
 def test_what_only_one_rank_may_find_is_found_by_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_sampling, "broadcast_object_list", lambda mine: mine if mine != [None] else ["theirs"])
-    policy: Any = policy_sampling.PolicySampling()
+    monkeypatch.setattr(
+        "trl_ext.training.trainer.broadcast_object_list", lambda mine: mine if mine != [None] else ["theirs"]
+    )
+    policy: Any = object.__new__(ReliableTrainer)
     for is_first, found in ((True, "ours"), (False, "theirs")):
         policy.accelerator = SimpleNamespace(is_main_process=is_first)
         assert policy.found_by_first(lambda: "ours") == found

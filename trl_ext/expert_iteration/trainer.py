@@ -135,7 +135,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
     def __init__(self, *args: Any, questions: Sequence[Row], grader: Callable[..., Any], folder: Path, **kwargs: Any):
         config = kwargs["args"]
         config.dataset_kwargs = {"skip_prepare_dataset": True}  # there is nothing to prepare yet
-        config.ignore_data_skip = True  # `restore_own_state` finds the place
+        config.ignore_data_skip = True  # `load_resume_state` finds the place
         super().__init__(*args, train_dataset=IterableDataset.from_generator(_nothing_yet), **kwargs)
         self.questions, self.grader, self.folder = list(questions), grader, folder
         self.budget: TimeBudget | None = None
@@ -271,17 +271,17 @@ class ExpertIterationTrainer(ExtSFTTrainer):
 
     # What a resumed run needs beside what `Trainer` saves.
 
-    def own_state(self) -> dict[str, Any]:
+    def resume_state(self) -> dict[str, Any]:
         """The expert-iteration step, and how many of its optimizer steps are left."""
-        return super().own_state() | {
+        return super().resume_state() | {
             "ei_step": self.ei_step,
             "ei_left": len(self._left),
             "seconds_of_rollouts": self._seconds_of_rollouts,
         }
 
-    def restore_own_state(self, state: dict[str, Any] | None) -> None:
+    def load_resume_state(self, state: dict[str, Any] | None) -> None:
         """Go on inside the step, on the rows that it kept; steps after it are sampled anew if they began."""
-        super().restore_own_state(state)
+        super().load_resume_state(state)
         if state is None:
             return
         self.ei_step = state["ei_step"]

@@ -26,7 +26,7 @@ from trl_ext.algorithms.masking import masked_mean
 from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.algorithms.types import LossInputs, StepTotals
 from trl_ext.generation.adapters import check_adapter
-from trl_ext.generation.policy import PolicySampling, sampling_kwargs
+from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.batching import groups_of_prompts
 from trl_ext.grpo.config import ExtGRPOConfig
@@ -37,14 +37,13 @@ from trl_ext.grpo.rollout_metrics import lengths_by_outcome, replace_last, trunc
 from trl_ext.grpo.step_planner import MicroBatches
 from trl_ext.rewards.guard import Checked, RewardError, checked
 from trl_ext.rewards.hooks import completion_text
-from trl_ext.training.finite import FiniteSteps
-from trl_ext.training.saving import WholeCheckpoints
 from trl_ext.training.state import plain_state, restored
+from trl_ext.training.trainer import ReliableTrainer
 
 # Of TRL's trainer and ours, beside the rollout: metrics that wait for the next log, and what grows over the run.
 _KEPT = (
-    "_metrics", "_logs", "_total_train_tokens", "_current_train_step_time", "_last_world_entropy", "entropy_coef",
-    "last_rollout", "skipped_steps", "skipped_in_a_row", "_unscored_in_a_row", "_nonfinite",
+    "_logs", "_current_train_step_time", "_last_world_entropy", "entropy_coef", "last_rollout", "_unscored_in_a_row",
+    "_nonfinite",
 )  # fmt: skip
 
 # The objective's metrics that rows left out of the step would not have as 0.
@@ -53,7 +52,7 @@ _OF_COMPUTED = {"sampling/masked_frac"}
 log = logging.getLogger(__name__)
 
 
-class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoints, FiniteSteps, GRPOTrainer):
+class ExtGRPOTrainer(ProblemChoice, MicroBatches, ReliableTrainer, GRPOTrainer):
     """`GRPOTrainer` with the advantage, the policy loss, the aggregation and the KL estimator of the config.
 
     With neither a preset nor an axis in the config it trains exactly as TRL does.
@@ -98,9 +97,9 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
 
     # What a resumed run needs beside what `Trainer` saves.
 
-    def own_state(self) -> dict[str, Any]:
+    def resume_state(self) -> dict[str, Any]:
         """The position in the rollout, the rollout while steps are left on it, and metrics not yet logged."""
-        state = super().own_state()
+        state = super().resume_state()
         state |= {name: plain_state(getattr(self, name)) for name in _KEPT}
         if self._curriculum is not None:
             state["curriculum"] = self._curriculum.state()
@@ -108,9 +107,9 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, PolicySampling, WholeCheckpoin
             state |= self._rollout_state()
         return state
 
-    def restore_own_state(self, state: dict[str, Any] | None) -> None:
+    def load_resume_state(self, state: dict[str, Any] | None) -> None:
         """Go on in the middle of a rollout; from a stock trainer's checkpoint, with a new rollout at the same place."""
-        super().restore_own_state(state)
+        super().load_resume_state(state)
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if state is None:
             return

@@ -1,4 +1,4 @@
-"""Supervised finetuning: TRL's `SFTTrainer` with the handout's normaliser, whole checkpoints, and a policy to sample.
+"""Supervised finetuning: TRL's `SFTTrainer` with the handout's normaliser, atomic checkpoints, and a policy to sample.
 
 Letters: B rows of a micro-batch, T tokens.
 """
@@ -19,18 +19,13 @@ from trl.distributed import DistributedBackend
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.generation.adapters import check_adapter
-from trl_ext.generation.policy import PolicySampling, sampling_kwargs
+from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import ColocatedEngine
-from trl_ext.training.finite import FiniteSteps
 from trl_ext.training.handout_settings import resolve_train_batch
-from trl_ext.training.saving import WholeCheckpoints
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import SFT
-from trl_ext.training.state import plain_state, restored
+from trl_ext.training.trainer import ReliableTrainer
 from trl_ext.training.trl_settings import REFUSED, check_needs
-
-# Of TRL's trainer and ours: metrics that wait for the next log, and what grows over the run.
-_KEPT = ("_metrics", "_total_train_tokens", "skipped_steps", "skipped_in_a_row")
 
 
 @accepts_earlier_names
@@ -123,7 +118,7 @@ class ExtSFTConfig(RunSettings, SFTConfig):
         return self.sampling_temperature
 
 
-class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
+class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
     """`SFTTrainer` on rows from `tokenized`; without `normalize_constant` its loss is TRL's."""
 
     args: ExtSFTConfig
@@ -215,18 +210,6 @@ class ExtSFTTrainer(PolicySampling, WholeCheckpoints, FiniteSteps, SFTTrainer):
             if not metrics[name]:
                 del metrics[name]
         return found
-
-    # What a resumed run needs beside what `Trainer` saves.
-
-    def own_state(self) -> dict[str, Any]:
-        """Metrics not yet logged, and the counts of the run."""
-        return super().own_state() | {name: plain_state(getattr(self, name)) for name in _KEPT}
-
-    def restore_own_state(self, state: dict[str, Any] | None) -> None:
-        """Take them back."""
-        super().restore_own_state(state)
-        for name in _KEPT if state is not None else ():
-            setattr(self, name, restored(getattr(self, name), state[name]))  # type: ignore[index]
 
 
 def _rows(batch: Any) -> int:

@@ -1,0 +1,445 @@
+"""`ReliableTrainer`: what GRPO and finetuning both need of a trainer that runs for days.
+
+Atomic checkpoints from which a run resumes as it was, optimizer steps without a finite gradient left out, an end on
+SIGTERM, and completions of the policy as it is now. What it overrides of transformers' `Trainer`, in call order:
+
+    Trainer.train
+      _get_train_sampler            kept, to replay the orders of earlier epochs
+      _prepare_for_training         notes the checkpoint to resume from
+      _run_epoch                    ends before the first step where a callback asked for it
+        _load_rng_state             the last that is called before the first step: restores our state
+        (get_batch_samples, training_step: see grpo/trainer.py and sft/trainer.py)
+        _get_grad_norm              leaves a step out whose gradient is not finite
+        _save_checkpoint            in a scratch folder, published when it is complete
+          _get_output_dir           the scratch folder
+          _push_from_checkpoint     after it is published
+      _finalize_training            restores our state where there was no step left
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor
+from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from trl.models import unwrap_model_for_generation
+
+from trl_ext.compat.torch_devices import load_to_numbered_cpus
+from trl_ext.errors import NotSavedError
+from trl_ext.generation.completion import Completion
+from trl_ext.generation.hf import hf_generate, is_finished
+from trl_ext.generation.policy import overridden, without_dropout
+from trl_ext.generation.request_seeds import Place
+from trl_ext.io import is_disk_fault
+from trl_ext.ranks import raise_everywhere
+from trl_ext.runs.checkpoints import SCRATCH, checkpoints, prune, publish, seal
+from trl_ext.runs.layout import RUN_RECORD
+from trl_ext.training.finite import NonFiniteError, write_report
+from trl_ext.training.preemption import StopOnSigterm
+from trl_ext.training.saving import lack_of_room, state_file
+from trl_ext.training.state import plain_state, restored
+
+Found = TypeVar("Found")
+
+log = logging.getLogger(__name__)
+
+load_to_numbered_cpus()
+
+
+class ReliableTrainer(Trainer):
+    """To be inherited beside one of TRL's trainers, before it.
+
+    Attributes:
+        run_record: what the run wants to find again beside the trainer's state, as JSON; asked for at every save.
+        best_step: the step whose checkpoint is kept whatever `save_total_limit` says, if there is one.
+        stop_signal: what told the run to stop before its end.
+        failed_saves: checkpoints that could not be written.
+        seconds_to_save: what the slowest checkpoint has taken.
+        skipped_steps: optimizer steps without a finite gradient, in the whole run.
+        skipped_in_a_row: those up to now without another one between them.
+    """
+
+    args: Any
+    use_vllm: bool
+    _tr_loss: Tensor
+    _metrics: Any
+    _total_train_tokens: Any
+    run_record: Callable[[], dict[str, Any]] | None = None
+    best_step: int | None = None
+    stop_signal: int | None = None
+    failed_saves: int = 0
+    seconds_to_save: float = 0.0
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
+    _saving: Path | None = None
+    _being_pushed: Sequence[Path] = ()
+    _to_restore: str | None = None
+    _sampler: Any = None
+    _listener: StopOnSigterm | None = None
+
+    # Overrides, in the order in which `Trainer` calls them.
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        self._sampler = super()._get_train_sampler(*args, **kwargs)
+        return self._sampler
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        self._to_restore = resume_from_checkpoint
+        return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+
+    def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: Any, **kwargs: Any) -> Any:
+        """What `Trainer` forgets: that a callback ended it before the first step; orders of earlier epochs in a resumed
+        run, and that of one nothing may be left.
+        """
+        if self.control.should_training_stop:
+            return None
+        if resume_from_checkpoint is not None and epoch == epochs_trained:
+            if self.state.global_step >= self.state.max_steps:
+                self.control.should_training_stop = True
+                return None
+            for _ in range(epoch if hasattr(self._sampler, "generator") else 0):
+                torch.randperm(len(self._sampler.data_source), generator=self._sampler.generator)
+        return super()._run_epoch(
+            epoch=epoch, epochs_trained=epochs_trained, resume_from_checkpoint=resume_from_checkpoint, **kwargs
+        )
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """What `Trainer` calls last when it resumes, just before the first step."""
+        super()._load_rng_state(checkpoint)
+        self._to_restore = None
+        if checkpoint is not None:
+            path = Path(checkpoint) / state_file(self.accelerator.process_index)
+            state = torch.load(path, weights_only=True, map_location="cpu") if path.exists() else None
+            self.load_resume_state(state)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if norm is None or math.isfinite(float(norm)):
+            self.skipped_in_a_row = 0
+        else:
+            self._leave_out(float(norm))
+        return norm
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        began = time.monotonic()
+        self._save_whole(model, trial)
+        self.seconds_to_save = max(self.seconds_to_save, time.monotonic() - began)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        if self._saving is not None:
+            return str(self._saving)
+        return str(super()._get_output_dir(trial))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Begin to upload a checkpoint in the background: not where it is written, but from its place when it is there.
+
+        It is not removed before it has arrived.
+        """
+        if self._saving is not None:
+            return
+        progress = getattr(self, "push_in_progress", None)  # which the first rank alone has
+        if progress is None or progress.is_done():
+            self._being_pushed = []
+        before = self._jobs()
+        super()._push_from_checkpoint(checkpoint_folder)
+        if self._jobs() != before:
+            self._being_pushed = [*self._being_pushed, Path(checkpoint_folder)]
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self._to_restore is not None:  # there was no step left
+            self._load_rng_state(self._to_restore)
+            self.model.train()  # which TRL's log of what is pending goes by
+        return super()._finalize_training(*args, **kwargs)
+
+    # What a resumed run needs beside what `Trainer` saves.
+
+    def resume_state(self) -> dict[str, Any]:
+        """This rank's state beside what `Trainer` saves: tensors, numbers, texts, lists and dicts of them."""
+        return {
+            "tr_loss": self._tr_loss.clone(),
+            "total_loss_scalar": self._total_loss_scalar,
+            "globalstep_last_logged": self._globalstep_last_logged,
+            "seconds_to_save": self.seconds_to_save,
+            "_metrics": plain_state(self._metrics),  # TRL's, which wait for the next log
+            "_total_train_tokens": self._total_train_tokens,
+            "skipped_steps": self.skipped_steps,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
+
+    def load_resume_state(self, state: dict[str, Any] | None) -> None:
+        """Take `resume_state` back; None where the checkpoint has none, as those of a stock trainer."""
+        if state is None:
+            return
+        self._tr_loss = state["tr_loss"].to(self._tr_loss.device)
+        self._total_loss_scalar = state["total_loss_scalar"]
+        self._globalstep_last_logged = state["globalstep_last_logged"]
+        self.seconds_to_save = max(self.seconds_to_save, state.get("seconds_to_save", 0.0))
+        self._metrics = restored(self._metrics, state.get("_metrics", self._metrics))
+        self._total_train_tokens = state.get("_total_train_tokens", self._total_train_tokens)
+        self.skipped_steps = state.get("skipped_steps", 0)  # earlier versions did not count them
+        self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
+
+    # Saving.
+
+    def save_checkpoint_now(self) -> None:
+        """Outside of a step, such as before the first one."""
+        self._save_checkpoint(self.model, None)
+
+    def restore_weights(self, checkpoint: Path) -> None:
+        """Take the model's weights from a checkpoint of this run, as `Trainer` does at the end of a training."""
+        self.state.best_model_checkpoint = str(checkpoint)
+        self._load_best_model()
+        self.forget_engine_weights()
+
+    def forget_engine_weights(self) -> None:
+        """Have the engine that samples, if there is one, take the weights again though no step was done."""
+        raise NotImplementedError
+
+    def _save_whole(self, model: Any, trial: Any) -> None:
+        run = Path(self.args.output_dir)
+        room = lack_of_room(run, self.accelerator)
+        if room is not None:
+            self._say_not_saved(room)
+            return
+        scratch = run / SCRATCH / f"checkpoint-{self.state.global_step}"
+        if self.accelerator.is_main_process:
+            shutil.rmtree(run / SCRATCH, ignore_errors=True)
+            scratch.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        try:
+            with self._writing_to(run / SCRATCH):
+                super()._save_checkpoint(model, trial)
+            best = self._name_best(run, scratch)
+            torch.save(self.resume_state(), scratch / state_file(self.accelerator.process_index))
+            self.accelerator.wait_for_everyone()
+            if self.accelerator.is_main_process:
+                if self.run_record is not None:
+                    (scratch / RUN_RECORD).write_text(json.dumps(self.run_record()) + "\n", encoding="utf-8")
+                seal(scratch)
+                publish(scratch, run)
+        except Exception as error:  # of whatever library was writing
+            if self.accelerator.num_processes > 1 or not is_disk_fault(error):
+                raise  # the other ranks wait in a collective; another fault will not pass by itself
+            shutil.rmtree(run / SCRATCH, ignore_errors=True)
+            self._say_not_saved(str(error))
+            return
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(run / scratch.name))
+        if self.accelerator.is_main_process:
+            keep = [run / f"checkpoint-{step}" for step in (self.best_step, best)]
+            prune(run, self.args.save_total_limit, [*keep, *self._being_pushed])
+        self.accelerator.wait_for_everyone()
+
+    def _jobs(self) -> list[Any]:
+        progress = getattr(self, "push_in_progress", None)
+        return list(progress.jobs) if progress is not None else []
+
+    def save_final_model(self) -> None:
+        """Put model and tokenizer into the run's folder, each file whole or as it was.
+
+        Raises:
+            NotSavedError: they cannot be written; with what to do.
+        """
+        run = Path(self.args.output_dir)
+        scratch = run / SCRATCH / "model"
+        if self.accelerator.is_main_process:
+            shutil.rmtree(run / SCRATCH, ignore_errors=True)
+            scratch.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        try:
+            self.save_model(str(scratch), _internal_call=True)  # else it would push as well
+            self.accelerator.wait_for_everyone()
+            for path in sorted(scratch.iterdir()) if self.accelerator.is_main_process else ():
+                path.replace(run / path.name)
+        except Exception as error:  # of whatever library was writing
+            last = next(iter(checkpoints(run)), "none")
+            raise NotSavedError(
+                f"the trained model could not be written into {run}: {error}. The last checkpoint is {last}; make room "
+                "and run the same command with --resume auto"
+            ) from error
+        finally:
+            if self.accelerator.is_main_process:
+                shutil.rmtree(run / SCRATCH, ignore_errors=True)
+
+    def _name_best(self, run: Path, scratch: Path) -> int | None:
+        """Step of the best checkpoint by `Trainer`'s own evaluation, which it looked for where this one is written."""
+        best: int | None = self.state.best_global_step
+        place = run / f"checkpoint-{best}"
+        if best and (place.exists() or place.name == scratch.name):
+            self.state.best_model_checkpoint = str(place)
+            if self.args.should_save:
+                self.state.save_to_json(str(scratch / TRAINER_STATE_NAME))
+        return best
+
+    @contextlib.contextmanager
+    def _writing_to(self, folder: Path) -> Iterator[None]:
+        """`Trainer` writes its checkpoint there and removes none."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        self._saving = folder
+        try:
+            yield
+        finally:
+            self.args.save_total_limit, self._saving = limit, None
+
+    def _say_not_saved(self, why: str) -> None:
+        self.failed_saves += 1
+        if self.accelerator.is_main_process:
+            last = next(iter(checkpoints(Path(self.args.output_dir))), None)
+            log.warning(
+                "no checkpoint at step %d: %s. Training goes on, the last checkpoint is %s. Make room, or lower "
+                "--save_total_limit next time.", self.state.global_step, why, last or "none",
+            )  # fmt: skip
+
+    # Steps without a finite gradient.
+
+    def rows_of_step(self) -> list[dict[str, Any]]:
+        """What this rank has just trained on, for the report."""
+        return []
+
+    def cause_of_step(self) -> str:
+        """Why its gradient is not finite, as far as that is known, after the words "has norm nan"."""
+        return ""
+
+    def _leave_out(self, norm: float) -> None:
+        self.skipped_steps += 1
+        self.skipped_in_a_row += 1
+        step = self.state.global_step + 1
+        path = Path(self.args.output_dir) / f"nonfinite_step_{step}_rank_{self.accelerator.process_index}.json"
+        write_report(path, self.model, step, norm, self.rows_of_step())
+        self.model.zero_grad(set_to_none=True)  # an optimizer passes over parameters without a gradient
+        self._metrics["train"]["skipped_steps"] = [self.skipped_steps]
+        if self.skipped_in_a_row >= self.args.max_nonfinite_steps:
+            raise NonFiniteError(
+                f"{self.skipped_in_a_row} optimizer steps in a row, up to step {step}, had a gradient that is not "
+                f"finite (norm {norm}{self.cause_of_step()}). What they were computed from is in {path}. Lower "
+                "--learning_rate or --max_grad_norm, look at the rewards and at your own loss, and go on from the last "
+                "checkpoint with --resume auto; --max_nonfinite_steps sets how many are borne"
+            )
+        if self.accelerator.is_main_process:
+            cause = self.cause_of_step()
+            log.warning("step %d is left out: its gradient has norm %s%s; see %s", step, norm, cause, path)
+
+    # SIGTERM.
+
+    @contextlib.contextmanager
+    def stopping_on_sigterm(self) -> Iterator[None]:
+        """While the block trains, SIGTERM lets the step end, saves a checkpoint and ends the training."""
+        callback = self._listener = StopOnSigterm(self)
+        self.add_callback(callback)
+        try:
+            with callback.listening():
+                yield
+        finally:
+            self.remove_callback(callback)
+
+    def stop_requested(self) -> bool:
+        """Whether SIGTERM has come to any rank while none trains; if so the run is to end. A collective operation."""
+        if self._listener is not None and self._listener.has_come():
+            self.stop_signal = signal.SIGTERM
+        return self.stop_signal is not None
+
+    # The policy as it is now, on all ranks.
+
+    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
+        """One completion of the current policy per prompt, as token ids."""
+        raise NotImplementedError
+
+    def log_now(self, logs: dict[str, float]) -> None:
+        """Log at the current step without flushing the training metrics that TRL collects for its next log."""
+        due = self.control.should_log
+        Trainer.log(self, logs)  # past TRL's
+        self.control.should_log = due  # Trainer takes any log for the step's own and would leave that one out
+
+    def sample(
+        self,
+        prompts: Sequence[str],
+        batch_size: int,
+        seed: int,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[Completion]:
+        """One completion per prompt from the current policy, prompts sharded over the ranks, in order.
+
+        The training run's random state is left as it was, so validating more often changes nothing else.
+
+        Args:
+            batch_size: of HF generate; vLLM takes all prompts at once.
+            temperature: other than the rollouts'; 0 takes the likeliest token.
+            max_tokens: other than the rollouts'.
+        """
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        mine = list(prompts[rank::ranks])
+        mine += prompts[:1] * (-(-len(prompts) // ranks) - len(mine))  # equal shares, or collectives would hang
+        order = sorted(range(len(mine)), key=lambda i: len(mine[i]))  # little padding in a batch of like lengths
+        completions: list[Completion | None] = [None] * len(mine)
+        batch_size = len(mine) if self.use_vllm else batch_size
+        seeded = self.vllm_generation.fixed_seed(seed) if self.use_vllm else contextlib.nullcontext()
+        with torch.random.fork_rng(enabled=True), torch.no_grad(), self._sampling(temperature, max_tokens), seeded:
+            torch.manual_seed(seed + rank)
+            for start in range(0, len(mine), max(batch_size, 1)):
+                chosen = order[start : start + batch_size]
+                with without_dropout(self.model):
+                    ids_of_rows = self.completion_ids([mine[i] for i in chosen])
+                finished = self._is_finished(ids_of_rows)
+                texts = self.processing_class.batch_decode(ids_of_rows, skip_special_tokens=True)
+                for i, text, ids, end in zip(chosen, texts, ids_of_rows, finished.tolist(), strict=True):
+                    completions[i] = Completion(text, len(ids), end)
+        gathered = gather_object([completions])  # one list per rank
+        return [gathered[i % ranks][i // ranks] for i in range(len(prompts))]
+
+    def place_in_run(self) -> Place:
+        """Where the next completions belong: to training or to an evaluation, after how many optimizer steps."""
+        return "train" if self.model.training else "eval", self.state.global_step
+
+    def found_by_first(self, find: Callable[[], Found]) -> Found:
+        """What the first rank finds, on every rank; what it raises is raised on all of them."""
+        found: list[Any] = [None]
+        error = None
+        try:
+            if self.accelerator.is_main_process:
+                found = [find()]
+        except Exception as raised:
+            error = raised
+        raise_everywhere(error)
+        value: Found = broadcast_object_list(found)[0]
+        return value
+
+    def _sampling(self, temperature: float | None, max_tokens: int | None) -> contextlib.AbstractContextManager[None]:
+        """Other settings than the rollouts', for the engine that generates."""
+        owner: Any = self.vllm_generation if self.use_vllm else self.generation_config
+        asked: dict[str, Any] = {"max_completion_length" if self.use_vllm else "max_new_tokens": max_tokens}
+        if self.use_vllm:
+            asked["temperature"] = temperature
+        elif temperature is not None:
+            asked |= {"do_sample": temperature > 0, "temperature": temperature or 1.0}
+        return overridden(owner, asked)
+
+    def _hf_completion_ids(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+        """By HF generate; a collective operation where weights are sharded."""
+        with (
+            unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gather_deepspeed3_params=getattr(self.args, "ds3_gather_for_generation", True),
+                generation_kwargs=self.generation_kwargs,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ) as model,
+            self._dist.summon_full_params(self.model_wrapped, recurse=False),
+        ):
+            return hf_generate(model, self._tokenizer, prompt_ids, self.generation_config, self.args.stop)
+
+    def _is_finished(self, completion_ids: list[list[int]]) -> Tensor:
+        stop, minimum = self.args.stop, self.args.sampling_min_tokens or 0
+        return is_finished(completion_ids, self._tokenizer, self.eos_token_ids, stop, minimum)

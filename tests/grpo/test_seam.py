@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trl
@@ -19,24 +21,24 @@ from trl.import_utils import is_vllm_available
 from trl.models import unwrap_model_for_generation
 
 import trl_ext
-from tests.support.tiny import share_of_ones, tiny_sft, train
-from trl_ext import ExtGRPOTrainer
+from tests.support.tiny import make_trainer, share_of_ones, tiny_sft, train
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.training.trainer import ReliableTrainer
 
 PACKAGE = Path(trl_ext.__file__).parent
 
+# Of TRL's GRPOTrainer, in call order.
 OVERRIDDEN = {
     "train": "resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None",
-    "_generate_single_turn": "prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False",
-    "_generate": "prompts",
-    "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",
-    "_generate_and_score_completions": "inputs",
-    "_compute_loss": "model, inputs",
-    "_prepare_inputs": "generation_batch",
     "training_step": "model, inputs, num_items_in_batch",
-    "_get_per_token_logps_and_entropies": "model, *args, **kwargs",
+    "_prepare_inputs": "generation_batch",
+    "_generate_and_score_completions": "inputs",
+    "_generate": "prompts",
+    "_generate_single_turn": "prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False",
+    "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",
+    "_compute_loss": "model, inputs",
 }
 # Of transformers' Trainer, which GRPO and finetuning both override, in call order.
 OVERRIDDEN_IN_BOTH = {
@@ -56,7 +58,7 @@ WRITTEN_BY_TRAINER = {
     "_run_epoch": ["self._load_rng_state(resume_from_checkpoint)", "self._get_grad_norm(", "epoch == epochs_trained"],
     "_save_checkpoint": ["self._get_output_dir(trial=trial)", "TRAINER_STATE_NAME", "save_total_limit=self.args."],
 }
-PASSED_ON = {"_generate_single_turn", "_get_per_token_logps_and_entropies"}  # everything but the first argument unseen
+PASSED_ON = {"_generate_single_turn"}  # everything but the first argument unseen
 CALLED = {"_tokenize_prompts": "prompts", "log": "logs, start_time=None"}
 CALLED_BY_KEYWORD = {
     GRPOTrainer._get_per_token_logps_and_entropies: {
@@ -115,7 +117,7 @@ def test_installed_trl_is_the_minor_version_of_the_seam() -> None:
     assert f"{major}.{minor + 1}.0" not in pin, "the pin must hold TRL to one minor version"
 
 
-@pytest.mark.parametrize("name", [*sorted({*OVERRIDDEN} - {"_get_per_token_logps_and_entropies"}), *CALLED])
+@pytest.mark.parametrize("name", [*OVERRIDDEN, *CALLED])
 def test_trl_methods_have_the_signatures_the_seam_relies_on(name: str) -> None:
     expected, found = {**OVERRIDDEN, **CALLED}[name], _signature(getattr(GRPOTrainer, name))
     if name == "log":
@@ -150,9 +152,7 @@ def read_of_trl(files: list[str], *classes: type) -> set[str]:
 
 
 def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) -> None:
-    read = read_of_trl(
-        ["grpo/trainer.py", "grpo/step_planner.py", "grpo/problem_choice.py", "training/trainer.py"], ExtGRPOTrainer
-    )
+    read = read_of_trl(["grpo/trainer.py", "training/trainer.py"], ExtGRPOTrainer)
     assert len(read) > 20
     stock = train(GRPOTrainer, GRPOConfig, tmp_path, share_of_ones, max_steps=1)
     with_vllm = inspect.getsource(GRPOTrainer.__init__)  # what only a trainer with an engine has
@@ -193,6 +193,37 @@ def test_trainer_overrides_exactly_the_methods_pinned_here() -> None:
         assert _signature(getattr(ExtGRPOTrainer, name)) == OVERRIDDEN[name]
 
 
+def test_overrides_stand_in_the_order_a_step_calls_them(tmp_path: Path) -> None:
+    """A real step with a stop string, so that every override is called, from a checkpoint at its end."""
+    trainer: Any = make_trainer(
+        ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, preset="grpo_clip", stop=["1"], max_steps=1,
+        save_strategy="steps", save_steps=1,
+    )  # fmt: skip
+    called: list[str] = []
+    for name in (*OVERRIDDEN, *OVERRIDDEN_IN_BOTH):
+        original = getattr(trainer, name)
+        assert original.__qualname__.split(".")[0] in ("ExtGRPOTrainer", "ReliableTrainer")
+        setattr(trainer, name, lambda *a, name=name, original=original, **k: called.append(name) or original(*a, **k))
+    trainer.train()
+    in_order = list(dict.fromkeys(called))
+    for cls, overridden in ((ExtGRPOTrainer, OVERRIDDEN), (ReliableTrainer, OVERRIDDEN_IN_BOTH)):
+        seen = [name for name in in_order if name in overridden]
+        only_elsewhere = {"_load_rng_state", "_push_from_checkpoint"}  # resuming, and pushing to the Hub
+        assert seen == [name for name in overridden if name not in only_elsewhere]
+        assert [name for name in vars(cls) if name in overridden] == list(overridden)
+        about = sys.modules[cls.__module__].__doc__ or ""
+        first = [re.search(rf"^ +(?:Trainer.train -> ExtGRPOTrainer.)?{name}\b", about, re.M) for name in overridden]
+        places = [found.start() for found in first if found]
+        assert len(places) == len(overridden)
+        assert places == sorted(places)
+
+
+def test_no_class_has_more_than_two_bases() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not isinstance(node, ast.ClassDef) or len(node.bases) <= 2, (path, node.name)
+
+
 def test_only_the_seams_subclass_a_trainer() -> None:
     subclasses = [
         (path.relative_to(PACKAGE).as_posix(), node.name, ast.unparse(base))
@@ -227,7 +258,7 @@ def test_other_libraries_are_patched_in_compat_only() -> None:
         functions = [n.name for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.FunctionDef)]
         listed = any(f"`{path.stem}.{name}`:" in about for name in functions) or f"`{path.stem}`:" in about
         assert listed or path.stem == "__init__", path
-        if path in patching and path.stem == "trl_engine":
+        if path in patching and path.stem.startswith("trl_"):
             assert all(f"`{path.stem}.{name}`:" in about for name in functions)
 
 
@@ -243,9 +274,9 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     assert importers == {f"recipes/{name}" for name in (*recipes, "config_file.py", "sft.py")} | {
         "compat/lazy_vllm.py",
         "compat/trl_engine.py",
+        "compat/trl_scoring.py",
         "generation/vllm.py",
         "grpo/config.py",
-        "grpo/step_planner.py",
         "grpo/trainer.py",
         "sft/trainer.py",
         "training/settings.py",

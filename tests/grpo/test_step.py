@@ -125,7 +125,8 @@ def test_learned_positions_keep_the_padding_as_in_trl(tmp_path: Path) -> None:
 
     plain = trained(tmp_path / "plain", model=model(), **OFF_POLICY, **PLAIN)
     ours = trained(tmp_path / "ours", model=model(), **OFF_POLICY, **ALL)
-    assert (ours._batching.compact, ours._batching.skip_idle, ours._batching.shared) == (False, True, False)
+    batching = ours._planner.batching
+    assert (batching.compact, batching.skip_idle, batching.shared) == (False, True, False)
     assert weight_difference(plain.model, model()) > 1e-3
     assert weight_difference(plain.model, ours.model) < 1e-7
 

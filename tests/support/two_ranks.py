@@ -126,7 +126,7 @@ def settled_run(path: Path) -> dict[str, Any]:
     ]
     data = {"train_dataset": Dataset.from_list(rows), "reward": every_other_group}
     trainer = scripted_run(path, uninformative_keep_prob=0.1, max_steps=6, **data)
-    return found_by(trainer) | {"curriculum": trainer._curriculum.state()}
+    return found_by(trainer) | {"curriculum": trainer._curriculum.state_dict()}
 
 
 def decaying(path: Path, **settings: Any) -> Any:

@@ -6,6 +6,7 @@
 * `trl_engine.backend_made_by`: `GRPOTrainer` makes our vLLM backend instead of TRL's.
 * `trl_engine.engine_started_with`: vLLM's `LLM` gets settings that TRL does not pass.
 * `trl_engine.requests_with`: requests get parameters of their own, seeds for example.
+* `trl_scoring.old_log_probs_left_out`: while a rollout is scored, TRL computes no old log-probabilities.
 * `torch_devices.load_to_numbered_cpus`: `torch.load` maps to cpu:0.
 
 And two tables: `renamed`: the names that settings had in earlier versions of this package; `on_resume`: what the

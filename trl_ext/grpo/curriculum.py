@@ -7,9 +7,12 @@ here a batch is drawn once, and the choice costs nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Sequence
 from random import Random
 from typing import Any
+
+from torch import Tensor, inf
 
 _TRIES = 64  # draws; where nearly all problems are settled, the last one is taken as it is
 _RECENT = 0.05  # weight of a group in the share of its kind that taught
@@ -62,6 +65,14 @@ class Curriculum:
             problem = draw.randrange(len(self.kinds))
         return problem
 
+    def choose_all(self, problems: Sequence[int], groups: Sequence[int], rollout: int) -> list[int]:
+        """For each row the problem that its group is made of instead; a group is chosen for once."""
+        number_of = {
+            group: self.choose(problem, (rollout, group))
+            for group, problem in dict(zip(groups, problems, strict=True)).items()
+        }
+        return [number_of[group] for group in groups]
+
     def update(self, problems: Sequence[int], taught: Sequence[bool]) -> None:
         """Note for each group's problem whether it had a gradient."""
         for problem, has_taught in zip(problems, taught, strict=True):
@@ -70,12 +81,12 @@ class Curriculum:
             before = self.of_kind.get(kind, 1.0)
             self.of_kind[kind] = before + _RECENT * (has_taught - before)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, of plain values."""
         return {"taught": dict(self.taught), "of_kind": dict(self.of_kind)}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
         self.taught, self.of_kind = dict(state["taught"]), dict(state["of_kind"])
 
     def _chance(self, problem: int) -> float:
@@ -84,3 +95,17 @@ class Curriculum:
             kind = self.kinds[problem]
             return 1.0 if kind is None else max(self.share, self.of_kind.get(kind, 1.0))
         return 1.0 if taught else self.share
+
+
+def key_of(prompt: Any) -> str:
+    """A text or a conversation as a key to look its problem up by."""
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+
+
+def rewards_differ(rewards: Tensor) -> Tensor:
+    """(P, G) rewards, NaN where nothing scored -> (P,) bool: groups with different ones.
+
+    For TRL's advantages, which for equal rewards may be rounding errors.
+    """
+    scored = [rewards.masked_fill(rewards.isnan(), nothing) for nothing in (-inf, inf)]
+    return scored[0].amax(1) > scored[1].amin(1)

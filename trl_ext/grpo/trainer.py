@@ -1,7 +1,17 @@
-"""The seam to TRL: `ExtGRPOTrainer` replaces the advantages and the loss of `GRPOTrainer`.
+"""The seam to TRL: every override of `GRPOTrainer`, in the order in which an optimizer step calls them.
 
-What it does beside that, the classes inherited here do, one thing each. TRL 1.16 has no public hook for any of it.
-`tests/grpo/test_seam.py` holds the signatures relied on.
+    Trainer.train -> ExtGRPOTrainer.train             refuses fewer problems than a rollout has
+      Trainer._run_epoch                              checkpoints, SIGTERM, finite steps: training/trainer.py
+        training_step          ours, TRL's, HF's      one turn: a micro-batch of the step's plan (StepPlanner)
+          _prepare_inputs      ours, TRL's            every few steps a rollout; a planned micro-batch as it is
+            _generate_and_score_completions  ours, TRL's   problems (Curriculum), then ours: masks and advantages
+              _generate        ours, TRL's            which completions are finished, and how long they are
+                _generate_single_turn  ours, TRL's    HF generate with stop strings
+              _calculate_rewards  ours, TRL's         rewards checked on all ranks; the rows for the log
+          _compute_loss        ours                   LossInputs and StepTotals to the Objective
+
+Without a preset or an axis, TRL's advantages and loss are used. TRL 1.16 has no public hook for any of it.
+`tests/grpo/test_seam.py` holds the signatures and this order.
 
 Letters: P prompts, G completions per prompt, N = P*G, B rows of a micro-batch, T completion tokens.
 """
@@ -11,54 +21,66 @@ from __future__ import annotations
 from trl_ext.compat import lazy_vllm as _lazy_vllm  # noqa: F401
 
 # isort: split
+import contextlib
 import functools
 import inspect
 import logging
 import time
+from collections.abc import Sized
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model, send_to_device
+from datasets import Dataset
 from torch import Tensor
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
 
 from trl_ext.algorithms.advantages import for_training, normalize_then_sum, total_reward
 from trl_ext.algorithms.masking import masked_mean
 from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.algorithms.types import LossInputs, StepTotals
+from trl_ext.compat.trl_scoring import old_log_probs_left_out
 from trl_ext.generation.adapters import check_adapter
+from trl_ext.generation.kv_sharing import has_rotary_positions, why_not
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
-from trl_ext.grpo.batching import groups_of_prompts
+from trl_ext.grpo import prompt_sharing as shared_prompts
+from trl_ext.grpo.batching import Batch, Batching, groups_of_prompts, moves_weights
 from trl_ext.grpo.config import ExtGRPOConfig
+from trl_ext.grpo.curriculum import Curriculum, key_of, kinds_of, rewards_differ
 from trl_ext.grpo.metrics import StepMetrics
-from trl_ext.grpo.problem_choice import ProblemChoice
 from trl_ext.grpo.rewards import columns_apart, correct_by_row, fault_of_nan, scored_on_all_ranks, why_not_finite
 from trl_ext.grpo.rollout_metrics import lengths_by_outcome, replace_last, truncation
-from trl_ext.grpo.step_planner import MicroBatches
+from trl_ext.grpo.step_planner import StepPlanner
 from trl_ext.rewards.guard import Checked, RewardError, checked
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.training.state import plain_state, restored
 from trl_ext.training.trainer import ReliableTrainer
 
-# Of TRL's trainer and ours, beside the rollout: metrics that wait for the next log, and what grows over the run.
-_KEPT = (
-    "_logs", "_current_train_step_time", "_last_world_entropy", "entropy_coef", "last_rollout", "_unscored_in_a_row",
-    "_nonfinite",
-)  # fmt: skip
-
 # The objective's metrics that rows left out of the step would not have as 0.
 _OF_COMPUTED = {"sampling/masked_frac"}
+
+# What TRL's own loss passes on to a model that sees images.
+_OF_IMAGES = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+    "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
 
-class ExtGRPOTrainer(ProblemChoice, MicroBatches, ReliableTrainer, GRPOTrainer):
+class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     """`GRPOTrainer` with the advantage, the policy loss, the aggregation and the KL estimator of the config.
 
     With neither a preset nor an axis in the config it trains exactly as TRL does.
     """
 
     args: ExtGRPOConfig
+    _logs: Any
+    _last_world_entropy: Any
+    entropy_coef: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         config = kwargs.get("args") or next((a for a in args if isinstance(a, ExtGRPOConfig)), None)
@@ -83,10 +105,8 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, ReliableTrainer, GRPOTrainer):
         self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
         if config.uses_axes:
             self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
-        self._batching = self._make_batching()
-        self._plans = []
+        self._planner = self._make_planner()
         self._step_metrics = StepMetrics()
-        self._old_log_probs_come_later = False
         self._totals: tuple[int, StepTotals] | None = None  # optimizer step they belong to, and its totals
         self._curriculum = self._make_curriculum()
         self.last_rollout: list[dict[str, Any]] = []  # this rank's rows, for the log of generations
@@ -95,51 +115,139 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, ReliableTrainer, GRPOTrainer):
         self._finished = torch.zeros(0, dtype=torch.bool)  # (N local,) of the last rollout
         self._lengths = torch.zeros(0)  # (N local,)
 
-    # What a resumed run needs beside what `Trainer` saves.
+    # The overrides, in the order in which an optimizer step calls them.
 
-    def resume_state(self) -> dict[str, Any]:
-        """The position in the rollout, the rollout while steps are left on it, and metrics not yet logged."""
-        state = super().resume_state()
-        state |= {name: plain_state(getattr(self, name)) for name in _KEPT}
-        if self._curriculum is not None:
-            state["curriculum"] = self._curriculum.state()
-        if self._step % (self.args.steps_per_generation * self.num_iterations):
-            state |= self._rollout_state()
-        return state
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
+    ) -> Any:
+        """As `Trainer` does.
 
-    def load_resume_state(self, state: dict[str, Any] | None) -> None:
-        """Go on in the middle of a rollout; from a stock trainer's checkpoint, with a new rollout at the same place."""
-        super().load_resume_state(state)
-        self._step = self.state.global_step * self.args.gradient_accumulation_steps
-        if state is None:
+        Raises:
+            ValueError: there are fewer training problems than a rollout has.
+        """
+        if isinstance(self.train_dataset, Sized):
+            self.args.check_problem_count(len(self.train_dataset))
+        return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Any:
+        """One of the optimizer step's turns, on a planned micro-batch if there is a plan."""
+        if self._planner is None:
+            return super().training_step(model, inputs, num_items_in_batch)
+        began = time.perf_counter()
+        model.train()  # as Trainer does, before the rollout
+        micro_batch = self._next_micro_batch(self._planner, inputs)
+        self._current_train_step_time += time.perf_counter() - began
+        if micro_batch is None:
+            self._step += 1
+            return torch.zeros((), device=self.accelerator.device)
+        return super().training_step(model, micro_batch, num_items_in_batch)
+
+    def _next_micro_batch(self, planner: StepPlanner, inputs: Any) -> Batch | None:
+        before = self._buffered_inputs
+        self._prepare_inputs(inputs)
+        if self._buffered_inputs is not before or not planner.plans:
+            planner.plan(self._buffered_inputs)
+            self._remember_old_log_probs(planner)
+        if self._step % planner.accumulation == 0:
+            rows = planner.accumulation * self.args.per_device_train_batch_size
+            every_row = torch.arange(rows, device=self.accelerator.device)
+            trained = (every_row < planner.rows_trained(self._step)).float()
+            self._step_metrics.add({"step/rows_trained": trained}, every_row >= 0)
+        return planner.micro_batch(self._step)
+
+    @torch.no_grad()
+    def _remember_old_log_probs(self, planner: StepPlanner) -> None:
+        """Off-policy: of the rows that are trained on after the policy has changed, before it does."""
+        if self._is_on_policy() or not self._defers_old_log_probs():
             return
-        for name in (name for name in _KEPT if name in state):  # earlier versions kept fewer
-            setattr(self, name, restored(getattr(self, name), state[name]))
-        if self._curriculum is not None and "curriculum" in state:
-            self._curriculum.restore(state["curriculum"])
-        if "rollout" in state:
-            self._restore_rollout(state)
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            for batch in planner.after_a_step(again=self.num_iterations > 1):
+                batch["old_per_token_logps"] = self._log_probs(self.model, batch)[0]
 
-    def rows_of_step(self) -> list[dict[str, Any]]:
-        """The rollout's rows on this rank."""
-        return self.last_rollout
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if isinstance(generation_batch, dict) and "completion_ids" in generation_batch:
+            return generation_batch  # a micro-batch already
+        return super()._prepare_inputs(generation_batch)
 
-    # Rollout: one `stop` setting for HF generate and vLLM.
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        problems = self._choose_problems(inputs) if self.model.training else None
+        if problems is not None:
+            inputs = [self.train_dataset[problem] for problem in problems]
+        began, synced = time.perf_counter(), self._seconds_syncing()
+        defers = self._defers_old_log_probs()
+        with old_log_probs_left_out(self, self._is_on_policy()) if defers else contextlib.nullcontext():
+            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.model.training:  # what scripts/plan_budget.py goes by
+            syncing = self._seconds_syncing() - synced
+            self._metrics["train"]["sync_time"].append(syncing)
+            self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
+        batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
+        start = self.accelerator.process_index * len(inputs)
+        if self.model.training:
+            group = (start + batch["row"]) // self.num_generations
+            batch["group"] = groups_of_prompts(batch["prompt_ids"], batch["prompt_mask"], group)
+        if self.model.training:
+            for i, row in enumerate(self.last_rollout):
+                row["rewards"] = dict(zip(self.reward_func_names, self._per_func[start + i].tolist(), strict=True))
+                row["reward"] = self._rewards[start + i].item()
+        if self._mask_truncated:
+            batch["completion_mask"] = batch["completion_mask"] * self._finished.to(self.accelerator.device)[:, None]
+            batch["num_items_in_batch"] = self.accelerator.gather(_loss_mask(batch).sum()).sum()
+        if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
+            scored = self._rewards.view(-1, self._generations)
+            advantages = for_training(self._advantage_fn(self._grouped_rewards()), scored).flatten()
+            batch["advantages"] = advantages[start : start + len(inputs)]
+            replace_last(self._logs["advantages"], advantages.tolist())  # in TRL's completions table
+            if self.model.training:
+                by_name = dict(zip(self.reward_func_names, self._per_func.unbind(1), strict=True))
+                self._nonfinite = why_not_finite(advantages, self.args.advantage, by_name)
+        elif self.model.training and self._rewards.isinf().any() and self.accelerator.is_main_process:
+            log.warning(
+                "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
+            )
+        if problems is not None:
+            self._learn_what_taught(problems, batch)
+        return batch
 
-    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
-        if self.use_vllm or not self.args.stop:
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        return self._hf_completion_ids(prompt_ids), None
+    def _choose_problems(self, inputs: list[dict[str, Any]]) -> list[int] | None:
+        """The number of each row's problem after the curriculum's choice, which every rank makes alike."""
+        if self._curriculum is None:
+            return None
+        start = self.accelerator.process_index * len(inputs)
+        groups = [(start + i) // self.num_generations for i in range(len(inputs))]
+        rollout = self._step // (self.args.steps_per_generation * self.num_iterations)  # micro-steps depend on ranks
+        return self._curriculum.choose_all([self._number_of[key_of(row["prompt"])] for row in inputs], groups, rollout)
 
-    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
-        """One completion per prompt, as TRL makes them in a rollout."""
-        prompt_ids, images, fields = self._tokenize_prompts(prompts)
-        ids: list[list[int]] = self._generate_single_turn(prompt_ids, images, fields, 1)[0]
-        return ids
+    def _learn_what_taught(self, problems: list[int], batch: Batch) -> None:
+        """Tell the curriculum which groups of the rollout have a gradient.
 
-    def forget_engine_weights(self) -> None:
-        """Before the next completions."""
-        self._last_loaded_step = -1
+        Args:
+            problems: of this rank's rows.
+            batch: the rows, with the advantages that they are trained with.
+        """
+        assert self._curriculum is not None
+        numbers = self.accelerator.gather(torch.tensor(problems, device=self.accelerator.device))
+        rewards = self._rewards.view(-1, self.num_generations)  # (P, G) of all ranks
+        if not self._skips_idle_rows():
+            taught = torch.ones(len(rewards), dtype=torch.bool)
+        elif self.args.uses_axes:
+            moves = torch.tensor(moves_weights(batch), device=self.accelerator.device)
+            taught = self.accelerator.gather(moves).view(rewards.shape).any(dim=1)
+        else:
+            taught = rewards_differ(rewards)
+        self._curriculum.update(numbers[:: self.num_generations].tolist(), taught.tolist())
+        self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.settled)))
+
+    def _skips_idle_rows(self) -> bool:
+        """Whether a row with advantage 0 has no gradient."""
+        return self._objective.leaves_idle_rows_alone() if self.args.uses_axes else self.beta == 0
+
+    def _grouped_rewards(self) -> Tensor:
+        """(P, G) what the advantage is computed from."""
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            return self._rewards.view(-1, self._generations)
+        per_func = self._per_func.view(-1, self._generations, self._per_func.shape[1])  # (P, G, reward functions)
+        return normalize_then_sum(per_func, self.reward_weights.to(per_func.device))
 
     def _generate(self, prompts: list[Any]) -> Any:
         output = super()._generate(prompts)
@@ -153,12 +261,10 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, ReliableTrainer, GRPOTrainer):
                 self._metrics_of_mode[name][-1] = value
         return output
 
-    @property
-    def _metrics_of_mode(self) -> Any:
-        """By name the values that wait for the next log, of training or of an evaluation."""
-        return self._metrics["train" if self.model.training else "eval"]
-
-    # Advantages.
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        if self.use_vllm or not self.args.stop:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        return self._hf_completion_ids(prompt_ids), None
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         score = functools.partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
@@ -190,10 +296,6 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, ReliableTrainer, GRPOTrainer):
             self._metrics_of_mode[name].append(value)
         return per_func
 
-    def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        total: Tensor = self.accelerator.reduce(values.to(self.accelerator.device))
-        return total
-
     def _fault_of_nan(self, per_func: Tensor) -> RewardError | None:
         """In the first rollout it is one at once, later where it comes `max_nonfinite_steps` times in a row."""
         if not self.model.training:
@@ -205,62 +307,6 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, ReliableTrainer, GRPOTrainer):
     def _checked_rewards(self) -> list[Checked]:
         """Of all reward functions, models left out."""
         return [function.checked for function in self.reward_funcs if hasattr(function, "checked")]
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        inputs = self._chosen(inputs)
-        began, synced = time.perf_counter(), self._seconds_syncing()
-        with self._no_second_forward():
-            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.model.training:  # what scripts/plan_budget.py goes by
-            syncing = self._seconds_syncing() - synced
-            self._metrics["train"]["sync_time"].append(syncing)
-            self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
-        batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
-        start = self.accelerator.process_index * len(inputs)
-        if self.model.training:
-            group = (start + batch["row"]) // self.num_generations
-            batch["group"] = groups_of_prompts(batch["prompt_ids"], batch["prompt_mask"], group)
-        if self.model.training:
-            for i, row in enumerate(self.last_rollout):
-                row["rewards"] = dict(zip(self.reward_func_names, self._per_func[start + i].tolist(), strict=True))
-                row["reward"] = self._rewards[start + i].item()
-        if self._mask_truncated:
-            batch["completion_mask"] = batch["completion_mask"] * self._finished.to(self.accelerator.device)[:, None]
-            batch["num_items_in_batch"] = self.accelerator.gather(_loss_mask(batch).sum()).sum()
-        if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
-            scored = self._rewards.view(-1, self._generations)
-            advantages = for_training(self._advantage_fn(self._grouped_rewards()), scored).flatten()
-            batch["advantages"] = advantages[start : start + len(inputs)]
-            replace_last(self._logs["advantages"], advantages.tolist())  # in TRL's completions table
-            if self.model.training:
-                by_name = dict(zip(self.reward_func_names, self._per_func.unbind(1), strict=True))
-                self._nonfinite = why_not_finite(advantages, self.args.advantage, by_name)
-        elif self.model.training and self._rewards.isinf().any() and self.accelerator.is_main_process:
-            log.warning(
-                "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
-            )
-        self._learn_what_taught(batch)
-        return batch
-
-    @property
-    def _generations(self) -> int:
-        return int(self.num_generations if self.model.training else self.num_generations_eval)
-
-    def _grouped_rewards(self) -> Tensor:
-        """(P, G) what the advantage is computed from."""
-        if self.multi_objective_aggregation == "sum_then_normalize":
-            return self._rewards.view(-1, self._generations)
-        per_func = self._per_func.view(-1, self._generations, self._per_func.shape[1])  # (P, G, reward functions)
-        return normalize_then_sum(per_func, self.reward_weights.to(per_func.device))
-
-    def cause_of_step(self) -> str:
-        """Which reward or advantage of the rollout is not finite."""
-        return self._nonfinite
-
-    def _seconds_syncing(self) -> float:
-        return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0
-
-    # Loss.
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.args.uses_axes:
@@ -292,6 +338,30 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, ReliableTrainer, GRPOTrainer):
         # Trainer and DDP average over ranks, while our totals already count all of them.
         loss = loss * self.accelerator.num_processes
         return loss + self._terms_of_a_micro_batch(aux_loss, entropy, mask if high_entropy is None else high_entropy)
+
+    def _log_probs(self, model: Any, inputs: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(B, T) log-probabilities and entropies of the completions, and the routers' loss where there is one."""
+        prompt_ids, prompt_mask = inputs["prompt_ids"], inputs["prompt_mask"]
+        completion_ids, completion_mask = inputs["completion_ids"], inputs["completion_mask"]
+        if "prompts" in inputs:
+            unwrapped = self.accelerator.unwrap_model(model)
+            decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).base_model
+            with self.accelerator.autocast():
+                cache = inputs["prompts"].cache(decoder, inputs["group"])
+                logp, entropy = shared_prompts.completion_log_probs(
+                    model, cache, prompt_ids, prompt_mask, completion_ids, completion_mask
+                )
+            return logp, entropy, None
+        found: tuple[Tensor, Tensor, Tensor | None] = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([prompt_ids, completion_ids], dim=1),
+            torch.cat([prompt_mask, completion_mask], dim=1),
+            completion_ids.shape[1],
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+            **{name: inputs[name] for name in _OF_IMAGES if name in inputs},
+        )
+        return found
 
     def _terms_of_a_micro_batch(self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor) -> Tensor | float:
         """The routers' loss and the entropy bonus, means over a micro-batch as TRL cuts it."""
@@ -362,6 +432,149 @@ class ExtGRPOTrainer(ProblemChoice, MicroBatches, ReliableTrainer, GRPOTrainer):
             return
         for name, value in self._step_metrics.finish(self.accelerator, counts).items():
             self._metrics_of_mode[name].append(value)
+
+    # How this run trains.
+
+    def _make_planner(self) -> StepPlanner | None:
+        """How micro-batches are cut; None where TRL's are taken as they are."""
+        args = self.args
+        if not (args.uses_axes and self._steps_lie_in_one_rollout()) or self.aux_loss_enabled or self._is_vlm:
+            return None
+        if args.entropy_coef or args.top_entropy_quantile < 1:  # both are about a micro-batch as TRL cuts it
+            return None
+        sharded = (self.is_deepspeed_enabled and is_deepspeed_zero3_enabled()) or self.is_fsdp_enabled
+        model = self.accelerator.unwrap_model(self.model)
+        refusal = why_not(model, args.gradient_checkpointing, sharded)
+        batching = Batching(
+            rows=args.per_device_train_batch_size,
+            tokens=args.micro_batch_tokens,
+            compact=args.dynamic_micro_batches and has_rotary_positions(model),
+            skip_idle=args.skip_zero_advantage_rows and self._skips_idle_rows(),
+            shared=args.share_prompt_prefix and args.dynamic_micro_batches and refusal is None,
+            multiple_of=args.pad_to_multiple_of,
+        )
+        if not (batching.compact or batching.skip_idle or batching.shared):
+            return None
+        accumulation, slices = args.gradient_accumulation_steps, args.steps_per_generation
+        return StepPlanner(batching, accumulation, slices, self._largest_over_ranks)
+
+    def _largest_over_ranks(self, n: int) -> int:
+        return int(self.accelerator.gather(torch.tensor([n], device=self.accelerator.device)).max())
+
+    def _make_curriculum(self) -> Curriculum | None:
+        if self.args.uninformative_keep_prob == 1:
+            return None
+        if not isinstance(self.train_dataset, Dataset):
+            raise TypeError(
+                "uninformative_keep_prob needs a train_dataset whose rows can be looked up, a datasets.Dataset"
+            )
+        self._number_of = {key_of(prompt): i for i, prompt in enumerate(self.train_dataset["prompt"])}
+        return Curriculum(kinds_of(self.train_dataset), self.args.uninformative_keep_prob, self.args.seed)
+
+    def _defers_old_log_probs(self) -> bool:
+        """Whether old log-probabilities come from our own passes: on-policy the loss's, off-policy those of a plan."""
+        if not (self.args.uses_axes and self.args.reuse_log_probs):
+            return False
+        if self._is_on_policy():
+            return True
+        # An adapter's reference is the model itself, so that TRL's two calls for it look alike.
+        told_apart = self.beta == 0 or self.ref_model is not None
+        return told_apart and (self._planner is not None or not self.model.training)
+
+    def _steps_lie_in_one_rollout(self) -> bool:
+        return self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0
+
+    def _is_on_policy(self) -> bool:
+        """Whether every rollout is trained on in one optimizer step, so that old and current policy are the same."""
+        return self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
+
+    @property
+    def _generations(self) -> int:
+        return int(self.num_generations if self.model.training else self.num_generations_eval)
+
+    @property
+    def _metrics_of_mode(self) -> Any:
+        """By name the values that wait for the next log, of training or of an evaluation."""
+        return self._metrics["train" if self.model.training else "eval"]
+
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        total: Tensor = self.accelerator.reduce(values.to(self.accelerator.device))
+        return total
+
+    def _seconds_syncing(self) -> float:
+        return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0
+
+    # What a resumed run needs, what a report of a step has, and what sampling outside of rollouts takes.
+
+    def resume_state(self) -> dict[str, Any]:
+        """The position in the rollout, the rollout while steps are left on it, and metrics not yet logged."""
+        state = super().resume_state()
+        state |= {
+            "_logs": plain_state(self._logs),
+            "_current_train_step_time": self._current_train_step_time,
+            "_last_world_entropy": plain_state(self._last_world_entropy),
+            "entropy_coef": plain_state(self.entropy_coef),
+            "last_rollout": plain_state(self.last_rollout),
+            "_unscored_in_a_row": self._unscored_in_a_row,
+            "_nonfinite": self._nonfinite,
+        }
+        if self._curriculum is not None:
+            state["curriculum"] = self._curriculum.state_dict()
+        if self._step % (self.args.steps_per_generation * self.num_iterations):
+            state |= {"rollout": self._buffered_inputs, "old_log_probs": []}
+            if self._planner is not None:
+                state |= self._planner.state_dict()
+        return state
+
+    def load_resume_state(self, state: dict[str, Any] | None) -> None:
+        """Go on in the middle of a rollout; from a stock trainer's checkpoint, with a new rollout at the same place."""
+        super().load_resume_state(state)
+        self._step = self.state.global_step * self.args.gradient_accumulation_steps
+        if state is None:
+            return
+        self._logs = restored(self._logs, state["_logs"])
+        self._current_train_step_time = state["_current_train_step_time"]
+        self._last_world_entropy = state.get("_last_world_entropy", self._last_world_entropy)
+        self.entropy_coef = state.get("entropy_coef", self.entropy_coef)
+        self.last_rollout = state["last_rollout"]
+        self._unscored_in_a_row = state.get("_unscored_in_a_row", 0)  # earlier versions kept fewer of these
+        self._nonfinite = state.get("_nonfinite", "")
+        if self._curriculum is not None and "curriculum" in state:
+            self._curriculum.load_state_dict(state["curriculum"])
+        if "rollout" in state:
+            self._restore_rollout(state)
+
+    def _restore_rollout(self, state: dict[str, Any]) -> None:
+        device, slices = self.accelerator.device, [len(batch["prompt_ids"]) for batch in state["rollout"]]
+        if slices != [self.args.per_device_train_batch_size] * self.args.steps_per_generation:
+            log.warning(
+                "the checkpoint was saved within a rollout of %d micro-batches of %d rows, now there are %d of "
+                "%d (--per_device_train_batch_size): the steps that were left on it are made on a new rollout",
+                len(slices), slices[0], self.args.steps_per_generation, self.args.per_device_train_batch_size,
+            )  # fmt: skip
+            return
+        self._buffered_inputs = [send_to_device(batch, device) for batch in state["rollout"]]
+        if self._planner is not None:
+            self._planner.plan(self._buffered_inputs)
+            self._planner.load_state_dict(state, device)
+
+    def rows_of_step(self) -> list[dict[str, Any]]:
+        """The rollout's rows on this rank."""
+        return self.last_rollout
+
+    def cause_of_step(self) -> str:
+        """Which reward or advantage of the rollout is not finite."""
+        return self._nonfinite
+
+    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
+        """One completion per prompt, as TRL makes them in a rollout."""
+        prompt_ids, images, fields = self._tokenize_prompts(prompts)
+        ids: list[list[int]] = self._generate_single_turn(prompt_ids, images, fields, 1)[0]
+        return ids
+
+    def forget_engine_weights(self) -> None:
+        """Before the next completions."""
+        self._last_loaded_step = -1
 
 
 def _loss_mask(batch: dict[str, Any]) -> Tensor:

@@ -95,6 +95,14 @@ def test_every_package_has_its_page_and_every_page_its_place() -> None:
     assert sorted(leaves(nav)) == sorted(PAGES)
 
 
+def test_the_diagram_names_methods_that_are_ours() -> None:
+    ours = re.findall(r"^ours.*$", (DOCS / "site" / "step.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for line in ours for name in re.findall(r"(?<![\w.])_?[a-z]+_\w+(?![\w.])|(?<=\.)plan\b", line)}
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "trl_ext").rglob("*.py"))
+    assert len(named) > 10
+    assert {name for name in named if f"def {name}(" not in code} == set()
+
+
 def test_the_public_names_are_on_their_page() -> None:
     named = re.findall(r"^::: \S*\.(\w+)$", PAGES["reference/api.md"].read_text(encoding="utf-8"), re.MULTILINE)
     assert {*trl_ext.__all__, *(name for name in rewards.__all__ if name.endswith("_reward_fn"))} == {

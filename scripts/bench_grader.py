@@ -116,7 +116,7 @@ def ours(name: str) -> Callable[[Sequence[Pair]], list[bool]]:
     def grade(pairs: Sequence[Pair]) -> list[bool]:
         forget_verdicts()
         responses = [RESPONSE.format(answer) for answer, _ in pairs]
-        return [verdict.right for verdict in GRADERS[name](responses, [truth for _, truth in pairs])]
+        return [verdict.correct for verdict in GRADERS[name](responses, [truth for _, truth in pairs])]
 
     return grade
 

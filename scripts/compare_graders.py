@@ -32,7 +32,7 @@ class Row(NamedTuple):
     category: str
     answer: str
     truth: str
-    right: bool
+    correct: bool
 
 
 def labelled() -> list[Row]:
@@ -78,11 +78,11 @@ def table(rows: Sequence[Row], verdicts: dict[str, list[bool]]) -> str:
     lines = [("category", "right", "wrong", *GRADES), tuple("---" for _ in range(3 + len(GRADES)))]
     for category in [*sorted({row.category for row in rows}), "all"]:
         chosen = [i for i, row in enumerate(rows) if category in (row.category, "all")]
-        right = sum(rows[i].right for i in chosen)
+        right = sum(rows[i].correct for i in chosen)
         cells = []
         for name in GRADES:
-            accepts = sum(verdicts[name][i] and not rows[i].right for i in chosen)
-            rejects = sum(rows[i].right and not verdicts[name][i] for i in chosen)
+            accepts = sum(verdicts[name][i] and not rows[i].correct for i in chosen)
+            rejects = sum(rows[i].correct and not verdicts[name][i] for i in chosen)
             cells.append(f"{accepts} / {rejects}")
         lines.append((category, str(right), str(len(chosen) - right), *cells))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -91,9 +91,9 @@ def table(rows: Sequence[Row], verdicts: dict[str, list[bool]]) -> str:
 def mistakes(rows: Sequence[Row], verdicts: Sequence[bool]) -> str:
     """One line per row that a grader gets wrong."""
     return "\n".join(
-        f"- {row.category}: `{row.answer}` for `{row.truth}` is {'right' if row.right else 'wrong'}"
+        f"- {row.category}: `{row.answer}` for `{row.truth}` is {'right' if row.correct else 'wrong'}"
         for row, verdict in zip(rows, verdicts, strict=True)
-        if verdict != row.right
+        if verdict != row.correct
     )
 
 

@@ -22,6 +22,7 @@ from trl_ext.expert_iteration.trainer import ExpertIterationConfig
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
+from trl_ext.rewards import Grade
 from trl_ext.runs.resume import SettingsKnowledge, differences
 from trl_ext.sft.trainer import ExtSFTConfig
 
@@ -131,6 +132,16 @@ def test_every_new_name_is_a_field_and_no_old_one_is() -> None:
 
     with pytest.raises(TypeError, match="share_prompts"):
         Other(share_prompts=False)  # type: ignore[call-arg]
+
+
+def test_a_grade_has_its_earlier_names_too() -> None:
+    with pytest.warns(RenamedWarning, match="Verdict is now called Grade"):
+        from trl_ext.rewards import Verdict
+    with pytest.warns(RenamedWarning, match="in_format is now called well_formed"):
+        grade = Verdict(in_format=True, answer="4", right=False, reason="")
+    assert grade == Grade(True, "4", False, "")
+    with pytest.warns(RenamedWarning, match="right is now called correct"):
+        assert (grade.in_format, grade.right) == (True, False)
 
 
 @pytest.mark.slow  # a process with torch and trl

@@ -101,5 +101,5 @@ def test_it_is_a_dataset_a_grader_and_a_reward_by_name() -> None:
     assert row["prompt"].endswith("<think>")
     response = "so. </think> <answer> 3 * 8 </answer>"
     (verdict,) = GRADERS.build("countdown", answer_format="r1_zero")([response], [TRUTH])
-    assert (verdict.in_format, verdict.right, verdict.answer) == (True, True, "3 * 8")
+    assert (verdict.well_formed, verdict.correct, verdict.answer) == (True, True, "3 * 8")
     assert REWARDS.build("countdown", answer_format="r1_zero")([response, "3 * 8"], [TRUTH, TRUTH]) == [1.0, 0.0]

@@ -22,7 +22,7 @@ from trl_ext.data.traces import (
 from trl_ext.mini.problems import mini_math
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.rewards import GRADERS
-from trl_ext.rewards.graders import Verdict
+from trl_ext.rewards.graders import Grade
 
 TRACES = mini_math_traces(600)
 PERFECT = mini_math_traces(600, wrong_share=0)  # of the same problems
@@ -43,8 +43,8 @@ def test_two_in_five_traces_are_incorrect_by_the_strict_grader() -> None:
     grade = GRADERS.build("strict", answer_format="r1_zero")
     verdicts = grade([row["response"] for row in TRACES], [row["answer"] for row in TRACES])
     right = [parts(row)[1] == row["answer"] for row in TRACES]
-    assert [verdict.right for verdict in verdicts] == right
-    assert all(verdict.in_format for verdict in verdicts)
+    assert [verdict.correct for verdict in verdicts] == right
+    assert all(verdict.well_formed for verdict in verdicts)
     assert right.count(False) / len(right) == pytest.approx(WRONG_SHARE, abs=0.06)  # three standard deviations
     assert WRONG_SHARE == 0.4
 
@@ -191,9 +191,9 @@ def test_traces_without_an_answer_are_refused_with_their_count() -> None:
 
 
 def test_correct_filter_grades_each_trace_by_its_own_answer() -> None:
-    def grade(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+    def grade(responses: Sequence[str], truths: Sequence[Any]) -> list[Grade]:
         pairs = zip(responses, truths, strict=True)
-        return [Verdict(True, response, response == truth, "") for response, truth in pairs]
+        return [Grade(True, response, response == truth, "") for response, truth in pairs]
 
     rows = [trace("a", "1", answer="1"), trace("b", "1", answer="2"), trace("c", "2", answer="2")]
     assert only_correct(rows, grade) == [rows[0], rows[2]]

@@ -19,7 +19,7 @@ from tests.training.test_resume import history
 from trl_ext.expert_iteration.trainer import ROLLOUTS, STEPS, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.expert_iteration import EndOfStep
-from trl_ext.rewards.graders import Verdict
+from trl_ext.rewards.graders import Grade
 
 QUESTIONS = [{"prompt": f"{i % 9} + {i % 5} =", "answer": str(i % 3)} for i in range(12)]
 SETTINGS: dict[str, Any] = {
@@ -29,8 +29,8 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def graded(right: Callable[[str], bool]) -> Callable[[Sequence[str], Sequence[Any]], list[Verdict]]:
-    return lambda responses, truths: [Verdict(True, text, right(text), "") for text in responses]
+def graded(right: Callable[[str], bool]) -> Callable[[Sequence[str], Sequence[Any]], list[Grade]]:
+    return lambda responses, truths: [Grade(True, text, right(text), "") for text in responses]
 
 
 def has_a_one(text: str) -> bool:
@@ -153,7 +153,7 @@ def test_steps_without_a_correct_answer_change_nothing(tmp_path: Path, caplog: p
 def test_a_step_with_nothing_in_the_middle_is_passed_over(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def nothing_in_step_2(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+    def nothing_in_step_2(responses: Sequence[str], truths: Sequence[Any]) -> list[Grade]:
         calls.append(len(responses))
         return graded(has_a_one if len(calls) not in (3, 4) else lambda text: False)(responses, truths)
 
@@ -243,7 +243,7 @@ def test_resumed_at_any_optimizer_step_it_is_the_same_to_the_bit(tmp_path: Path)
 def test_run_interrupted_in_rollouts_resamples_only_missing_ones(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def interrupted(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+    def interrupted(responses: Sequence[str], truths: Sequence[Any]) -> list[Grade]:
         calls.append(len(responses))
         if len(calls) == 4:  # the second chunk of step 2
             raise KeyboardInterrupt
@@ -267,7 +267,7 @@ def test_run_interrupted_in_rollouts_resamples_only_missing_ones(tmp_path: Path)
 def test_sigterm_in_rollouts_stops_at_next_chunk_and_resumes(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def told_to_stop(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+    def told_to_stop(responses: Sequence[str], truths: Sequence[Any]) -> list[Grade]:
         calls.append(len(responses))
         if len(calls) == 3:  # the first chunk of step 2
             os.kill(os.getpid(), signal.SIGTERM)

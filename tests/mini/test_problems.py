@@ -127,10 +127,10 @@ def test_every_answer_is_graded_correct_and_another_incorrect(grader: str) -> No
     ]
     respelled = respelled if grader == "strict" else answers
     right = GRADERS[grader]([f"</think> <answer> {a} </answer>" for a in respelled], answers)
-    assert [(v.answer, row["answer"]) for v, row in zip(right, rows, strict=True) if not v.right] == []
+    assert [(v.answer, row["answer"]) for v, row in zip(right, rows, strict=True) if not v.correct] == []
     others = answers[1:] + answers[:1]
     wrong = GRADERS[grader]([f"</think> <answer> {a} </answer>" for a in others], answers)
-    assert all(v.right == (a == b) for v, a, b in zip(wrong, others, answers, strict=True))
+    assert all(v.correct == (a == b) for v, a, b in zip(wrong, others, answers, strict=True))
 
 
 def test_latex_answers_are_fractions_radicals_and_expressions() -> None:

@@ -43,9 +43,9 @@ SMALL_EI = {
 
 def anything(responses: list[str], truths: list[Any]) -> list[Any]:
     """A grader for a policy that knows nothing: every other response is right."""
-    from trl_ext.rewards.graders import Verdict
+    from trl_ext.rewards.graders import Grade
 
-    return [Verdict(True, text[:3], len(text) % 2 == 0, "by length") for text in responses]
+    return [Grade(True, text[:3], len(text) % 2 == 0, "by length") for text in responses]
 
 
 # --- settings ---------------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def test_tolerance_is_for_the_strict_grader_or_is_refused() -> None:
     assert task.reward_function()(["</think> <answer>0.333</answer>"], ["1/3"]) == [1.0]
     assert GRPOTask().reward_function()(["</think> <answer>0.333</answer>"], ["1/3"]) == [0.0]
     strict = GRPOTask(numeric_tolerance=0.01, validation_grader="strict").grader()
-    assert [verdict.right for verdict in strict(["</think> <answer>1001</answer>"] * 2, ["1000", "900"])] == [
+    assert [verdict.correct for verdict in strict(["</think> <answer>1001</answer>"] * 2, ["1000", "900"])] == [
         True,
         False,
     ]

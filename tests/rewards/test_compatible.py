@@ -26,7 +26,7 @@ DIFFERENT = {778: "the reference divides in floating point, where -21/9. and -21
 
 
 @pytest.mark.parametrize(
-    ("response", "in_format", "answer"),
+    ("response", "well_formed", "answer"),
     [
         ("</think> <answer>5</answer>", True, "5"), ("</think> <answer> 5 </answer>", True, " 5 "),
         ("</think> <answer>5</answer> done", True, "5 done"), ("</answer></think> <answer>5", True, "5"),
@@ -37,8 +37,8 @@ DIFFERENT = {778: "the reference divides in floating point, where -21/9. and -21
         ("<answer>5</answer>", False, None), ("", False, None),
     ],
 )  # fmt: skip
-def test_r1_zero_extraction(response: str, in_format: bool, answer: str | None) -> None:
-    assert extract_r1_zero(response) == Extraction(in_format, answer)
+def test_r1_zero_extraction(response: str, well_formed: bool, answer: str | None) -> None:
+    assert extract_r1_zero(response) == Extraction(well_formed, answer)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def verdict(row: dict[str, Any]) -> dict[str, float]:
     extract = extract_r1_zero if row["fn"] == "r1_zero" else extract_question_only
     found = extract(row["response"])
     right = found.answer is not None and any(is_equal(found.answer, t) for t in truths_of(row["ground_truth"]))
-    return {"format_reward": float(found.in_format), "answer_reward": float(right), "reward": float(right)}
+    return {"format_reward": float(found.well_formed), "answer_reward": float(right), "reward": float(right)}
 
 
 def test_verdicts_equal_the_reference_except_on_listed_rows() -> None:

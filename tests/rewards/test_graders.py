@@ -140,11 +140,11 @@ def test_the_three_functions_return_the_handouts_dict_of_floats() -> None:
     [(4, True), (4.0, True), ("4", True), (["5", "4"], True), ([5, 6], False), ([], False), (Fraction(8, 2), True)],
 )
 def test_a_truth_is_a_text_a_number_or_a_list_of_them(grader: str, truth: Any, right: bool) -> None:
-    assert GRADERS[grader]([R1.format(4, 4)], [truth])[0].right is right
+    assert GRADERS[grader]([R1.format(4, 4)], [truth])[0].correct is right
 
 
 def test_empty_answer_is_never_correct_for_the_strict_grader() -> None:
-    assert [GRADERS[name]([R1.format(4, "")], [""])[0].right for name in ("strict", "compatible")] == [False, True]
+    assert [GRADERS[name]([R1.format(4, "")], [""])[0].correct for name in ("strict", "compatible")] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -152,12 +152,12 @@ def test_empty_answer_is_never_correct_for_the_strict_grader() -> None:
     [("007", "7", True), ("-0", "0", True), ("12345678901234567891", "12345678901234567890", False)],
 )
 def test_integers_are_compared_as_numbers(answer: str, truth: str, right: bool) -> None:
-    assert GRADERS["strict"]([R1.format(4, answer)], [truth])[0].right is right
+    assert GRADERS["strict"]([R1.format(4, answer)], [truth])[0].correct is right
 
 
 def test_a_long_integer_is_left_to_the_rule() -> None:
     """The course's grader rounds to a double."""
-    assert GRADERS["compatible"]([R1.format(4, "12345678901234567891")], ["12345678901234567890"])[0].right
+    assert GRADERS["compatible"]([R1.format(4, "12345678901234567891")], ["12345678901234567890"])[0].correct
 
 
 def test_the_two_rewards_are_those_of_the_two_graders() -> None:
@@ -196,7 +196,7 @@ def test_pair_is_compared_once_and_trivial_ones_in_process(monkeypatch: pytest.M
         responses = [R1.format(1, a) for a in ("7", "1/2", "1/2", "8", "x", "2/4")]
         for _ in range(2):
             verdicts = GRADERS["strict"](responses, ["7", "0.5", "0.5", "7", "x", "0.5"])
-            assert [v.right for v in verdicts] == [True, True, True, False, True, True]
+            assert [v.correct for v in verdicts] == [True, True, True, False, True, True]
     assert [job[2:] for job in sent] == [("1/2", "0.5"), ("2/4", "0.5")]
 
 

@@ -99,7 +99,7 @@ def test_what_is_no_unit(phrase: str) -> None:
 
 @pytest.mark.parametrize("row", LABELS, ids=[f"{row['category']}: {row['answer']} | {row['truth']}" for row in LABELS])
 def test_a_hand_labelled_answer(row: dict[str, Any]) -> None:
-    assert compare(row["answer"], row["truth"]).right is row["right"]
+    assert compare(row["answer"], row["truth"]).correct is row["right"]
 
 
 def test_the_labels_are_many_distinct_and_of_both_kinds() -> None:
@@ -111,7 +111,7 @@ def test_the_labels_are_many_distinct_and_of_both_kinds() -> None:
 @pytest.mark.parametrize("row", LABELS, ids=[f"{row['answer']} | {row['truth']}" for row in LABELS])
 def test_truth_matches_its_own_respelling_and_no_label_crashes(row: dict[str, Any]) -> None:
     truth = row["truth"]
-    assert compare(f" ${truth}$. ", truth).right
+    assert compare(f" ${truth}$. ", truth).correct
     compare(truth, row["answer"])  # the other way round a verdict, whichever
 
 
@@ -136,13 +136,13 @@ def test_the_reason_is_told(answer: str, truth: str, reason: str) -> None:
     ],
 )  # fmt: skip
 def test_a_tolerance_is_relative_and_for_numbers_only(answer: str, truth: str, right: bool) -> None:
-    assert compare(answer, truth, tolerance=0.01).right == right
-    assert not compare(answer, truth).right
+    assert compare(answer, truth, tolerance=0.01).correct == right
+    assert not compare(answer, truth).correct
 
 
 def test_an_unreadable_truth_accepts_its_own_text() -> None:
-    assert compare(r"\int_0^1 x\,dx", r"\int_0^1 x \, dx").right
-    assert not compare(r"\int_0^1 x\,dx", r"\int_0^2 x\,dx").right
+    assert compare(r"\int_0^1 x\,dx", r"\int_0^1 x \, dx").correct
+    assert not compare(r"\int_0^1 x\,dx", r"\int_0^2 x\,dx").correct
 
 
 HUGE = 100_000
@@ -161,5 +161,5 @@ HUGE = 100_000
 @pytest.mark.parametrize("truth", ["5", "x+1", r"\sqrt{2}", "(1,2)", r"\{1,2\}"])
 def test_whatever_a_model_writes_gets_a_verdict_at_once(answer: str, truth: str) -> None:
     began = time.perf_counter()
-    assert not compare(answer, truth).right
+    assert not compare(answer, truth).correct
     assert time.perf_counter() - began < 1.0

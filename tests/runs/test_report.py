@@ -16,7 +16,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl_ext.evaluation.report import Report
 from trl_ext.generation.completion import Completion
 from trl_ext.io import append_jsonl, replacing, write_text
-from trl_ext.rewards.graders import Verdict
+from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Clock, Run
 from trl_ext.runs.layout import SUMMARY, RunFolder, finished
 from trl_ext.runs.report import before_after_table, write_curve, write_steps_plot
@@ -266,8 +266,8 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, l
     run = Run(tmp_path, {}, validations=history)
     problems = [{"prompt": "p", "answer": str(i)} for i in range(10)]
 
-    def grade(responses: Any, truths: Any) -> list[Verdict]:
-        return [Verdict(True, truth, float(truth) < 10 * accuracy, "") for truth in truths]
+    def grade(responses: Any, truths: Any) -> list[Grade]:
+        return [Grade(True, truth, float(truth) < 10 * accuracy, "") for truth in truths]
 
     trainer = SimpleNamespace(
         stop_signal=None, best_step=None, args=SimpleNamespace(disable_tqdm=True, temperature=1.0)

@@ -36,7 +36,7 @@ from trl_ext.evaluation.report import grade_rows
 from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.generation.completion import Completion
 from trl_ext.recipes.expert_iteration import EndOfStep
-from trl_ext.rewards.graders import Verdict
+from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Run
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.training.callbacks import Validation
@@ -142,9 +142,9 @@ def decaying(path: Path, **settings: Any) -> Any:
 def validated(path: Path, trainer: Any) -> list[float]:
     """Accuracy of a validation whose grader has no time for half of the responses on the second rank."""
 
-    def graded(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+    def graded(responses: Sequence[str], truths: Sequence[Any]) -> list[Grade]:
         known = len(responses) // (1 + trainer.accelerator.process_index)
-        return [Verdict(True, text, i < known, "") for i, text in enumerate(responses)]
+        return [Grade(True, text, i < known, "") for i, text in enumerate(responses)]
 
     run = Run(path, {})
     problems = [{"prompt": prompt, "answer": "1"} for prompt in SAMPLED]
@@ -176,8 +176,8 @@ def finetuned(path: Path, **settings: Any) -> Any:
     return trainer
 
 
-def long_enough(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
-    return [Verdict(True, text, len(text.split()) > 6, "") for text in responses]
+def long_enough(responses: Sequence[str], truths: Sequence[Any]) -> list[Grade]:
+    return [Grade(True, text, len(text.split()) > 6, "") for text in responses]
 
 
 def expert_iteration(path: Path) -> Any:
@@ -278,7 +278,7 @@ def faults_of_one_rank(path: Path) -> dict[str, Any]:
         time.sleep(1000 * rank)
         return share_of_ones(completions)
 
-    def fails(problems: Any, completions: Any) -> list[Verdict]:
+    def fails(problems: Any, completions: Any) -> list[Grade]:
         raise LookupError("no verdict")  # the first rank grades for all
 
     def validates(trainer: Any) -> None:

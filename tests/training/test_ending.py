@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from tests.runs.test_report import validating
 from tests.support.tiny import make_trainer, share_of_ones, tiny_model, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.rewards.graders import Verdict
+from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Run
 from trl_ext.runs.report import selection_note
 from trl_ext.training.callbacks import Validation
@@ -321,9 +321,9 @@ def test_a_run_ends_with_the_weights_of_its_best_validation(tmp_path: Path) -> N
     saving = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 4}
     trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, preset="grpo_clip", **saving)
 
-    def grade(responses: Any, truths: Any) -> list[Verdict]:
+    def grade(responses: Any, truths: Any) -> list[Grade]:
         right = round(10 * accuracy[trainer.state.global_step])
-        return [Verdict(True, text, i < right, "") for i, text in enumerate(responses)]
+        return [Grade(True, text, i < right, "") for i, text in enumerate(responses)]
 
     problems = [{"prompt": "1 + 1 =", "answer": "2"}] * 10
     run, weights = Run(tmp_path, {}), []

@@ -22,6 +22,8 @@ RENAMED = {
     "stop_below_best": "collapse_threshold",
     "stop_without_spread": "stop_after_zero_variance_steps",
 }
+RENAMED_IN_REWARDS = {"Verdict": "Grade", "in_format": "well_formed", "right": "correct"}  # a class and its fields
+_ALL = RENAMED | RENAMED_IN_REWARDS
 
 
 class RenamedWarning(DeprecationWarning):
@@ -30,11 +32,11 @@ class RenamedWarning(DeprecationWarning):
 
 def current_name(name: str, warn: bool = True) -> str:
     """The setting's name in this version; `name` itself where it was not renamed."""
-    if name not in RENAMED:
+    if name not in _ALL:
         return name
     if warn:
-        warnings.warn(f"{name} is now called {RENAMED[name]}; the next release drops the old name", RenamedWarning, 3)
-    return RENAMED[name]
+        warnings.warn(f"{name} is now called {_ALL[name]}; the next release drops the old name", RenamedWarning, 3)
+    return _ALL[name]
 
 
 def current_names(settings: Mapping[str, Any], warn: bool = True) -> dict[str, Any]:
@@ -44,8 +46,8 @@ def current_names(settings: Mapping[str, Any], warn: bool = True) -> dict[str, A
         ValueError: a setting stands there by both of its names.
     """
     for name in settings:
-        if RENAMED.get(name) in settings:
-            raise ValueError(f"{name} and {RENAMED[name]} are one setting, which was renamed; leave {name} out")
+        if _ALL.get(name) in settings:
+            raise ValueError(f"{name} and {_ALL[name]} are one setting, which was renamed; leave {name} out")
     return {current_name(name, warn): value for name, value in settings.items()}
 
 
@@ -61,7 +63,7 @@ def current_flags(arguments: Iterable[str], warn: bool = True) -> list[str]:
 
 def accepts_earlier_names(cls: C) -> C:
     """Decorator of a dataclass: its constructor takes a renamed field by either name, and so do its attributes."""
-    earlier = {old for old, new in RENAMED.items() if new in {f.name for f in dataclasses.fields(cls)}}
+    earlier = {old for old, new in _ALL.items() if new in {f.name for f in dataclasses.fields(cls)}}
     init = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(init)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from trl_ext.data.load import ANSWER_SOURCES
 from trl_ext.data.source import Source
-from trl_ext.rewards.graders import GRADERS, Comparison, compare_pairs
+from trl_ext.rewards.graders import GRADERS, Comparison, Grade, compare_pairs
 from trl_ext.rewards.ground_truth import truths_of
 from trl_ext.rewards.workers.pool import PoolError
 
@@ -22,8 +22,6 @@ _READABLE = Comparison("trl_ext.rewards.strict:is_readable")
 _CHUNK = 1024  # answers graded between two moves of the progress bar
 _PROSE = 200  # characters; no answer of MATH is as long
 _SHOWN = 60  # characters of an answer in a message
-
-Grade = Callable[[Sequence[str], Sequence[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,16 @@ class Checker:
         found = {
             place: f"{self.grader} does not accept it for itself: {verdict.reason}"
             for place, verdict in enumerate(verdicts)
-            if not verdict.right
+            if not verdict.correct
         }
         for source in sorted(set(ANSWER_SOURCES) - {self.answer_source, "as_is"}):
             found = {**self._solutions(source, texts), **found}
         return {**self._unreadable(texts), **found}
 
-    def _grade(self, given: Sequence[str], answers: Sequence[Any]) -> Sequence[Any]:
-        grade: Grade = GRADERS.build(self.grader, answer_format=self.answer_format)
+    def _grade(self, given: Sequence[str], answers: Sequence[Any]) -> Sequence[Grade]:
+        grade: Callable[[Sequence[str], Sequence[Any]], Sequence[Grade]] = GRADERS.build(
+            self.grader, answer_format=self.answer_format
+        )
         return grade([_RESPONSES[self.answer_format].format(text) for text in given], answers)
 
     def _solutions(self, source: str, texts: Sequence[Sequence[str]]) -> dict[int, str]:
@@ -74,7 +74,7 @@ class Checker:
         return {
             place: f"a solution, in which {source} finds {_shortened(answer)}"
             for (place, answer), verdict in zip(inner.items(), verdicts, strict=True)
-            if not verdict.right
+            if not verdict.correct
         }
 
     def _unreadable(self, texts: Sequence[Sequence[str]]) -> dict[int, str]:

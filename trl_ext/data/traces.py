@@ -123,7 +123,7 @@ def only_correct(
 ) -> list[dict[str, Any]]:
     """The rows whose response the grader accepts."""
     verdicts = grader([row["response"] for row in rows], [row["answer"] for row in rows])
-    return [row for row, verdict in zip(rows, verdicts, strict=True) if verdict.right]
+    return [row for row, verdict in zip(rows, verdicts, strict=True) if verdict.correct]
 
 
 def first_unique(rows: Sequence[dict[str, Any]], count: str, seed: int) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_ext.generation.completion import Completion
-from trl_ext.rewards.graders import Verdict
+from trl_ext.rewards.graders import Grade
 
 # The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.
 OUTCOMES = {"correct": "format and answer right", "format_only": "format only", "neither": "neither"}
@@ -59,7 +59,7 @@ class Report:
 def evaluate(
     problems: Iterable[Mapping[str, Any]],
     rollout: Callable[[Sequence[str]], Sequence[Completion]],
-    grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
+    grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Grade]],
 ) -> Report:
     """Sample one response per problem and grade it.
 
@@ -75,7 +75,7 @@ def evaluate(
 def grade_rows(
     problems: Sequence[Mapping[str, Any]],
     completions: Sequence[Completion],
-    grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
+    grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Grade]],
 ) -> list[dict[str, Any]]:
     """A report's row for each problem and its completion."""
     verdicts = grader([completion.text for completion in completions], [problem["answer"] for problem in problems])
@@ -89,7 +89,7 @@ def grade_rows(
             "tokens": completion.tokens,
             "finish_reason": "stop" if completion.finished else "length",
             "logp": completion.logp,
-            "outcome": "correct" if verdict.right else "format_only" if verdict.in_format else "neither",
+            "outcome": "correct" if verdict.correct else "format_only" if verdict.well_formed else "neither",
         }
         for problem, completion, verdict in zip(problems, completions, verdicts, strict=True)
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trl_ext.evaluation.report import Report, evaluate
 from trl_ext.generation.samplers import vllm_sample
 from trl_ext.io import write_text
-from trl_ext.rewards.graders import Verdict
+from trl_ext.rewards.graders import Grade
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -36,9 +36,9 @@ def evaluate_vllm(
     """
     problems = [{"prompt": p, "answer": truth} for p, truth in zip(prompts, ground_truths, strict=True)]
 
-    def grade(responses: Sequence[str], truths: Sequence[Any]) -> list[Verdict]:
+    def grade(responses: Sequence[str], truths: Sequence[Any]) -> list[Grade]:
         rewards = [reward_fn(response, truth) for response, truth in zip(responses, truths, strict=True)]
-        return [Verdict(r["format_reward"] > 0, None, r["answer_reward"] > 0, "reward_fn's verdict") for r in rewards]
+        return [Grade(r["format_reward"] > 0, None, r["answer_reward"] > 0, "reward_fn's verdict") for r in rewards]
 
     report = evaluate(problems, lambda texts: vllm_sample(vllm_model, texts, eval_sampling_params), grade)
     if output_path is not None:

@@ -1,22 +1,24 @@
-"""Math rewards: extract an answer from a response, compare it with the truth, and hand TRL a number."""
+"""Math rewards: extract the answer, compare it with the reference answer, and hand TRL a number."""
 
+from trl_ext.compat.renamed import RENAMED_IN_REWARDS, current_name
 from trl_ext.rewards import countdown as _registers_countdown  # noqa: F401
 from trl_ext.rewards.extract import ANSWER_FORMATS
-from trl_ext.rewards.graders import (
-    GRADERS,
-    Verdict,
-    math_reward_fn,
-    question_only_reward_fn,
-    r1_zero_reward_fn,
-)
+from trl_ext.rewards.graders import GRADERS, Grade, math_reward_fn, question_only_reward_fn, r1_zero_reward_fn
 from trl_ext.rewards.hooks import REWARDS
 
 __all__ = [
     "ANSWER_FORMATS",
     "GRADERS",
     "REWARDS",
-    "Verdict",
+    "Grade",
     "math_reward_fn",
     "question_only_reward_fn",
     "r1_zero_reward_fn",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """A name of an earlier version."""
+    if name not in RENAMED_IN_REWARDS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[current_name(name)]

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from trl_ext.rewards.extract import ANSWER_FORMATS, Extraction
-from trl_ext.rewards.graders import GRADERS, Verdict, texts_of
+from trl_ext.rewards.graders import GRADERS, Grade, texts_of
 
 MAX_CHARACTERS = 200
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,6})|([-+*/()]))")
@@ -18,7 +18,7 @@ _SPELLINGS = {"×": "*", "÷": "/", "−": "-", r"\times": "*", r"\cdot": "*", r
 
 
 @GRADERS.register
-def countdown(responses: Sequence[str], truths: Sequence[Any], *, answer_format: str = "r1_zero") -> list[Verdict]:
+def countdown(responses: Sequence[str], truths: Sequence[Any], *, answer_format: str = "r1_zero") -> list[Grade]:
     """Right if the answer is an expression of the given numbers, each at most once, that equals the target.
 
     What follows an equals sign is left out: `3 * 8 = 24` is `3 * 8`.
@@ -38,7 +38,7 @@ def countdown(responses: Sequence[str], truths: Sequence[Any], *, answer_format:
         right, reason = False, "no answer"
         if extraction.answer is not None:
             right, reason = solves(extraction.answer, truth)
-        found.append(Verdict(extraction.in_format, extraction.answer, right, reason))
+        found.append(Grade(extraction.well_formed, extraction.answer, right, reason))
     return found
 
 

@@ -18,7 +18,7 @@ BOXED = "\\boxed"
 class Extraction:
     """Whether a response keeps to the format, and the answer in it (None: nothing to compare)."""
 
-    in_format: bool
+    well_formed: bool
     answer: str | None
 
     @classmethod

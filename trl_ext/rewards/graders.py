@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.registry import Registry, unknown
 from trl_ext.rewards.compatible.extract import extract_question_only, extract_r1_zero
 from trl_ext.rewards.extract import ANSWER_FORMATS, Extraction
@@ -53,20 +54,21 @@ _COMPATIBLE = "trl_ext.rewards.compatible:compare"
 _verdicts: dict[tuple[Comparison, str, str], tuple[bool, str]] = {}
 
 
+@accepts_earlier_names
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Grade:
     """One graded response."""
 
-    in_format: bool
+    well_formed: bool
     answer: str | None  # as extracted; None where there was nothing to extract
-    right: bool
+    correct: bool
     reason: str
     failure: str | None = None  # `timeout`, `memory`, `crash` or `error`: no verdict came back, scored as wrong
 
     def rewards(self) -> dict[str, float]:
         """The handout's dict: `format_reward`, `answer_reward` and `reward`, each 0 or 1; the reward needs both."""
-        right = float(self.right)
-        return {"format_reward": float(self.in_format), "answer_reward": right, "reward": right}
+        right = float(self.correct)
+        return {"format_reward": float(self.well_formed), "answer_reward": right, "reward": right}
 
 
 @GRADERS.register
@@ -76,7 +78,7 @@ def strict(
     *,
     answer_format: str = "r1_zero",
     numeric_tolerance: float = 0.0,
-) -> list[Verdict]:
+) -> list[Grade]:
     """Equal in value, in any usual spelling; nothing for hedging, other units, other variables.
 
     Args:
@@ -97,7 +99,7 @@ def strict(
 @GRADERS.register
 def compatible(
     responses: Sequence[str], truths: Sequence[Any], *, answer_format: str = "r1_zero", math_verify: bool = False
-) -> list[Verdict]:
+) -> list[Grade]:
     """The course grader's verdicts, its known mistakes included; `math_verify` adds its third stage, math-verify.
 
     Raises:
@@ -142,7 +144,7 @@ def texts_of(responses: Sequence[str]) -> Sequence[str]:
     return responses
 
 
-def _grade(comparison: Comparison, extractions: Sequence[Extraction], truths: Sequence[Any]) -> list[Verdict]:
+def _grade(comparison: Comparison, extractions: Sequence[Extraction], truths: Sequence[Any]) -> list[Grade]:
     accepted = [truths_of(truth) for _, truth in zip(extractions, truths, strict=True)]
     pairs = {
         (e.answer, truth): None
@@ -158,19 +160,19 @@ def _verdict(
     extraction: Extraction,
     truths: Sequence[str],
     compared: Mapping[tuple[str, str], tuple[bool, str] | Failure],
-) -> Verdict:
+) -> Grade:
     answer = extraction.answer
     if answer is None:
-        return Verdict(extraction.in_format, None, False, "no answer")
+        return Grade(extraction.well_formed, None, False, "no answer")
     outcomes = [compared[answer, truth] for truth in truths]
     failure = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
     verdicts = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
     right = next((reason for equal, reason in verdicts if equal), None)
     if right is not None:
-        return Verdict(True, answer, True, right)
+        return Grade(True, answer, True, right)
     if failure is not None:
-        return Verdict(True, answer, False, failure.kind, failure.kind)
-    return Verdict(True, answer, False, verdicts[0][1] if verdicts else "no truth to compare with")
+        return Grade(True, answer, False, failure.kind, failure.kind)
+    return Grade(True, answer, False, verdicts[0][1] if verdicts else "no truth to compare with")
 
 
 def compare_pairs(

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_ext.registry import Registry
-from trl_ext.rewards.graders import GRADERS, Verdict
+from trl_ext.rewards.graders import GRADERS, Grade
 
-Grader = Callable[..., Sequence[Verdict]]
+Grader = Callable[..., Sequence[Grade]]
 Reward = Callable[..., list[float]]
 REWARDS = Registry("reward")
 
@@ -55,15 +55,15 @@ for _grader in GRADERS.values():
     REWARDS.register(as_reward(_grader))
 
 
-def _log_rows(verdicts: Sequence[Verdict], log_extra: Callable[[str, list[Any]], None]) -> None:
+def _log_rows(verdicts: Sequence[Grade], log_extra: Callable[[str, list[Any]], None]) -> None:
     log_extra("extracted", [verdict.answer for verdict in verdicts])
-    log_extra("correct", [verdict.right for verdict in verdicts])
+    log_extra("correct", [verdict.correct for verdict in verdicts])
     log_extra("reason", [verdict.reason for verdict in verdicts])
     for name in ("format_reward", "answer_reward"):
         log_extra(name, [verdict.rewards()[name] for verdict in verdicts])
 
 
-def _log_means(verdicts: Sequence[Verdict], log_metric: Callable[[str, float], None]) -> None:
+def _log_means(verdicts: Sequence[Grade], log_metric: Callable[[str, float], None]) -> None:
     for name in ("format_reward", "answer_reward"):
         log_metric(f"rewards/{name}", sum(verdict.rewards()[name] for verdict in verdicts) / len(verdicts))
     log_metric("grader/timeouts", sum(verdict.failure == "timeout" for verdict in verdicts))

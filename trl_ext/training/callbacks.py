@@ -16,7 +16,7 @@ from trl_ext.evaluation.report import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_as_good_as_the_best
 from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, print_line
-from trl_ext.rewards.graders import Verdict
+from trl_ext.rewards.graders import Grade
 from trl_ext.runs.layout import checkpoint_name
 from trl_ext.runs.summary import Selection, ValidationEntry
 
@@ -166,7 +166,7 @@ class Validation(TrainerCallback):
     def __init__(
         self,
         problems: Sequence[dict[str, Any]],
-        grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Verdict]],
+        grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Grade]],
         is_due: Callable[[TrainerState], bool],
         sampling: Mapping[str, Any],
         run: Run,

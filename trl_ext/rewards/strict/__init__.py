@@ -19,6 +19,6 @@ Rules where mathematics leaves a choice:
 * A numeral with a base needs the same digits and the base.
 """
 
-from trl_ext.rewards.strict.compare import Comparison, can_read, compare, is_readable
+from trl_ext.rewards.strict.compare import Result, can_read, compare, is_readable
 
-__all__ = ["Comparison", "can_read", "compare", "is_readable"]
+__all__ = ["Result", "can_read", "compare", "is_readable"]

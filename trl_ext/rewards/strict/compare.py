@@ -14,45 +14,45 @@ from trl_ext.rewards.strict.read import readings_of_clean
 MAX_LENGTH = 600  # characters; a longer answer is right only if it is the truth but for spelling
 
 
-class Comparison(NamedTuple):
+class Result(NamedTuple):
     """A verdict and a short reason for the log."""
 
-    right: bool
+    correct: bool
     reason: str
 
 
-def compare(answer: str, truth: str, tolerance: float = 0.0) -> Comparison:
+def compare(answer: str, truth: str, tolerance: float = 0.0) -> Result:
     """Whether `answer` is mathematically the same as `truth`; see the package for the rules.
 
     Args:
         tolerance: relative error that a number may have.
     """
     if not answer.strip():
-        return Comparison(False, "no answer")
+        return Result(False, "no answer")
     if truth.strip().lower() == "nan":  # as tables write a missing number
-        return Comparison(False, "the truth is NaN")
+        return Result(False, "the truth is NaN")
     if answer.strip() == truth.strip():
-        return Comparison(True, "same text")
+        return Result(True, "same text")
     if max(len(answer), len(truth)) > 10 * MAX_LENGTH:
-        return Comparison(False, "too long")
+        return Result(False, "too long")
     answer, truth = clean(answer), clean(truth)
     if answer == truth != "":
-        return Comparison(True, "same text")
+        return Result(True, "same text")
     if max(len(answer), len(truth)) > MAX_LENGTH:
-        return Comparison(False, "too long")
+        return Result(False, "too long")
     answers, truths = readings_of_clean(answer), readings_of_clean(truth)
     if not answers or not truths:
-        return Comparison(False, "cannot read the answer" if truths else "cannot read the truth")
+        return Result(False, "cannot read the answer" if truths else "cannot read the truth")
     if any(equal(a, t) for a, t in product(answers, truths)):
-        return Comparison(True, "same value")
+        return Result(True, "same value")
     if tolerance and any(_is_near(a, t, tolerance) for a, t in product(answers, truths)):
-        return Comparison(True, "within the tolerance")
-    return Comparison(False, _difference(answers[0], truths[0]))
+        return Result(True, "within the tolerance")
+    return Result(False, _difference(answers[0], truths[0]))
 
 
-def is_readable(answer: str, truth: str) -> Comparison:
+def is_readable(answer: str, truth: str) -> Result:
     """Whether the grader can read `truth`, whatever the answer is."""
-    return Comparison(can_read(truth), "as strict reads it")
+    return Result(can_read(truth), "as strict reads it")
 
 
 def can_read(truth: str) -> bool:

@@ -21,7 +21,7 @@ from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
 from trl_ext.recipes.cli import parse, start
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.registry import import_function
-from trl_ext.rewards.guard import checked
+from trl_ext.rewards.guard import guarded
 
 ROOT = Path(__file__).parents[2]
 MY_LOSS = ROOT / "recipes" / "my_loss.py"
@@ -178,7 +178,7 @@ def test_a_fault_of_ones_own_reward_is_reported_as_its_own_lines(
     (tmp_path / "mine.py").write_text(
         "def words(texts):\n    return texts.split()\n\ndef mine(texts):\n    words(texts)\n"
     )
-    reward = checked(import_function(f"{tmp_path}/mine.py:mine", "reward"), None)
+    reward = guarded(import_function(f"{tmp_path}/mine.py:mine", "reward"), None)
     monkeypatch.setattr(sys, "argv", ["grpo_math.py", "--output_dir", str(tmp_path / "run")])
     with pytest.raises(SystemExit) as stopped:
         start(lambda *_: reward(texts=["a"]), GRPO_SETTINGS, None, RECIPE.with_suffix(".yaml"))

@@ -22,7 +22,7 @@ from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.io import read_jsonl
 from trl_ext.ranks import is_of_gather
 from trl_ext.rewards import GRADERS, REWARDS
-from trl_ext.rewards.guard import RewardError, checked
+from trl_ext.rewards.guard import RewardError, guarded
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.training.callbacks import GenerationsLog
 
@@ -88,7 +88,7 @@ def test_reward_exception_keeps_its_type_and_is_a_reward_error(
     function: Any, kind: type[Exception], words: str
 ) -> None:
     async def call() -> Any:
-        called = checked(function, 5.0)(prompts=["p"], completions=["c"])
+        called = guarded(function, 5.0)(prompts=["p"], completions=["c"])
         return await called if asyncio.iscoroutine(called) else called
 
     with pytest.raises(RewardError) as found:
@@ -108,34 +108,34 @@ def test_an_async_reward_has_its_answers_checked_and_its_time() -> None:
         return [1.0]
 
     with pytest.raises(RewardError, match=r"reward 'late' took longer than 0.05 s for 2 completions"):
-        asyncio.run(checked(late, 0.05)(completions=["a", "b"]))
+        asyncio.run(guarded(late, 0.05)(completions=["a", "b"]))
     with pytest.raises(RewardError, match=r"reward 'short' returned 1 rewards for 2 completions"):
-        asyncio.run(checked(short, None)(completions=["a", "b"]))
-    assert asyncio.run(checked(short, 5.0)(completions=["a"])) == [1.0]
+        asyncio.run(guarded(short, None)(completions=["a", "b"]))
+    assert asyncio.run(guarded(short, 5.0)(completions=["a"])) == [1.0]
 
 
-def test_a_checked_reward_is_a_function_as_it_was() -> None:
+def test_a_guarded_reward_is_a_function_as_it_was() -> None:
     """TRL and its users ask with `inspect` which of `trainer.reward_funcs` are async."""
     for function, is_async in ((own_type, False), (Judge(), True), (functools.partial(Judge()), True)):
-        assert inspect.isfunction(checked(function, 5.0))
-        assert inspect.iscoroutinefunction(checked(function, 5.0)) is is_async
-    assert checked(own_type, 5.0).__name__ == "own_type"
+        assert inspect.isfunction(guarded(function, 5.0))
+        assert inspect.iscoroutinefunction(guarded(function, 5.0)) is is_async
+    assert guarded(own_type, 5.0).__name__ == "own_type"
 
 
 @pytest.mark.parametrize("reward", ["1", b"1", 1j, torch.ones(2), [1.0]], ids=str)
 def test_what_is_no_number_is_named(reward: Any) -> None:
     with pytest.raises(RewardError, match=r"reward '<lambda>' returned .* for completion 1, not a number or None"):
-        checked(lambda completions: [1, reward], None)(completions=["a", "b"])
+        guarded(lambda completions: [1, reward], None)(completions=["a", "b"])
 
 
 def test_rewards_that_come_one_by_one_are_read_once() -> None:
-    drawn = checked(lambda completions, **_: (float(len(text)) for text in completions), None)(completions=["a", "bc"])
+    drawn = guarded(lambda completions, **_: (float(len(text)) for text in completions), None)(completions=["a", "bc"])
     assert list(drawn) == list(drawn) == [1.0, 2.0]
 
 
 def test_a_reward_of_an_environment_is_called_as_trl_calls_it() -> None:
     """As `trainer.reward_funcs[i](environments=...)` does: TRL's `get_reward` wrapper takes nothing else."""
-    assert checked(lambda environments, **_: [1.0 for _ in environments], 5.0)(environments=["a", "b"]) == [1.0, 1.0]
+    assert guarded(lambda environments, **_: [1.0 for _ in environments], 5.0)(environments=["a", "b"]) == [1.0, 1.0]
 
 
 def test_a_processs_own_alarm_comes_when_it_would_have_come() -> None:
@@ -151,7 +151,7 @@ def test_a_processs_own_alarm_comes_when_it_would_have_come() -> None:
         for seconds, sleeps in ((0.05, 0.1), (0.3, 0.0)):  # it rings during the reward, and later
             began = time.monotonic()
             signal.setitimer(signal.ITIMER_REAL, seconds)
-            assert checked(takes, 5.0)(completions=["c"], seconds=sleeps) == [sleeps]
+            assert guarded(takes, 5.0)(completions=["c"], seconds=sleeps) == [sleeps]
             assert signal.getsignal(signal.SIGALRM) is handler
             while not rung and time.monotonic() < began + 2:
                 time.sleep(0.005)

@@ -25,14 +25,14 @@ from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.recipes.cli import is_out_of_memory, parse, start
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.preflight import check_tokenizer
-from trl_ext.rewards.guard import RewardError, checked
+from trl_ext.rewards.guard import RewardError, guarded
 from trl_ext.runs.checkpoints import checkpoints, damage
 from trl_ext.training.callbacks import NoSpread
 from trl_ext.training.finite import NonFiniteError
 
 
-def test_checked_leaves_a_reward_that_answers_as_it_is() -> None:
-    @lambda function: checked(function, 5.0)
+def test_guard_leaves_a_reward_that_answers_as_it_is() -> None:
+    @lambda function: guarded(function, 5.0)
     def mine(prompts: Any, completions: Any, **_: Any) -> list[float | None]:
         return [1.0, None, True, torch.tensor(0.5)][: len(completions)]
 
@@ -94,7 +94,7 @@ def test_faulty_reward_function_is_named_and_checkpoint_is_kept(reward: Any, wor
 def test_reward_times_out_as_configured_and_handler_is_restored() -> None:
     began, handler = time.monotonic(), signal.getsignal(signal.SIGURG)
     with pytest.raises(RewardError, match=r"took longer than 0.2 s for 1 completions"):
-        checked(hangs, 0.2)(prompts=["p"], completions=["c"])
+        guarded(hangs, 0.2)(prompts=["p"], completions=["c"])
     assert 0.2 <= time.monotonic() - began < 1.9
     assert signal.getsignal(signal.SIGURG) is handler
 

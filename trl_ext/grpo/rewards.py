@@ -14,7 +14,7 @@ from accelerate.utils import gather
 from torch import Tensor
 
 from trl_ext.ranks import is_of_gather, raise_everywhere
-from trl_ext.rewards.guard import Checked, RewardError, merged_columns
+from trl_ext.rewards.guard import Guard, RewardError, merged_columns
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def scored_on_all_ranks(
     return per_func
 
 
-def fault_of_nan(rewards: Sequence[Checked], completions: int, in_a_row: int, borne: int) -> RewardError | None:
+def fault_of_nan(rewards: Sequence[Guard], completions: int, in_a_row: int, borne: int) -> RewardError | None:
     """The fault of a reward function that scored nothing by NaN in a rollout that no other one scored either.
 
     Args:
@@ -65,7 +65,7 @@ def fault_of_nan(rewards: Sequence[Checked], completions: int, in_a_row: int, bo
     return None
 
 
-def columns_apart(rewards: Sequence[Checked], row: dict[str, Any], names: Sequence[str]) -> dict[str, list[Any]]:
+def columns_apart(rewards: Sequence[Guard], row: dict[str, Any], names: Sequence[str]) -> dict[str, list[Any]]:
     """What the reward functions log, no column under the name of another's, of a row's own or of TRL's table.
 
     Args:

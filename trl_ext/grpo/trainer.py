@@ -54,7 +54,7 @@ from trl_ext.grpo.metrics import StepMetrics
 from trl_ext.grpo.rewards import columns_apart, correct_by_row, fault_of_nan, scored_on_all_ranks, why_not_finite
 from trl_ext.grpo.rollout_metrics import lengths_by_outcome, replace_last, truncation
 from trl_ext.grpo.step_planner import StepPlanner
-from trl_ext.rewards.guard import Checked, RewardError, checked
+from trl_ext.rewards.guard import Guard, RewardError, guarded
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.training.state import plain_state, restored
 from trl_ext.training.trainer import ReliableTrainer
@@ -98,7 +98,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self.use_vllm:
             self.vllm_generation.seed_requests(config.seed, self.place_in_run)
         self.reward_funcs = [
-            function if isinstance(function, torch.nn.Module) else checked(function, config.reward_timeout)
+            function if isinstance(function, torch.nn.Module) else guarded(function, config.reward_timeout)
             for function in self.reward_funcs  # type: ignore[has-type]
         ]
         self.model.generation_config.stop_strings = None  # those that the model was saved with; ours are `config.stop`
@@ -282,7 +282,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             }
             for p, c, row, ids in zip(prompts, completions, inputs, completion_ids_list, strict=True)
         ]
-        columns = columns_apart(self._checked_rewards(), rollout[0], self.reward_func_names)
+        columns = columns_apart(self._guards(), rollout[0], self.reward_func_names)
         self._pending_extra_logs.clear()
         self._pending_extra_logs.update(columns)
         for column, values in self._pending_extra_logs.items():
@@ -302,11 +302,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             return None
         self._unscored_in_a_row = self._unscored_in_a_row + 1 if per_func.isnan().all() else 0
         borne = self.args.max_nonfinite_steps if self.state.global_step else 1
-        return fault_of_nan(self._checked_rewards(), len(per_func), self._unscored_in_a_row, borne)
+        return fault_of_nan(self._guards(), len(per_func), self._unscored_in_a_row, borne)
 
-    def _checked_rewards(self) -> list[Checked]:
+    def _guards(self) -> list[Guard]:
         """Of all reward functions, models left out."""
-        return [function.checked for function in self.reward_funcs if hasattr(function, "checked")]
+        return [function.guard for function in self.reward_funcs if hasattr(function, "guard")]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.args.uses_axes:

@@ -1,4 +1,4 @@
-"""A reward function with its answers checked, so that a fault in it is named where it happens."""
+"""A reward function whose results are checked, so that an error in it is reported where it happens."""
 
 from __future__ import annotations
 
@@ -11,100 +11,105 @@ import math
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
+
+RewardFunction = Callable[..., Any]  # in TRL's signature; an async one returns an awaitable
 
 
 class RewardError(RuntimeError):
     """A reward function raised, hung, or did not return one number (or None) per completion.
 
-    One that stands for an exception of the function's own is of that exception's type, too.
+    If the function raised an exception, the error is of that exception's type as well.
     """
 
 
-def checked(function: Callable[..., Any], seconds: float | None) -> Callable[..., Any]:
-    """`function`, async where it is, with its faults named; its attribute `checked` is the `Checked` behind it.
+def guarded(reward_fn: RewardFunction, timeout: float | None) -> RewardFunction:
+    """`reward_fn`, async if it is async, with its errors reported; the attribute `guard` is the `Guard` behind it.
 
     Args:
-        seconds: it may take; None for no limit. What is not async can be interrupted in a main thread only, and where
-            it runs Python code or waits.
+        timeout: seconds that a call may take; None for no limit. A function that is not async can be interrupted only
+            in the main thread, and only while it runs Python code or waits.
     """
-    target, reward = _unwrapped(function), Checked(function, seconds)
-    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(target.__call__):  # as TRL finds out
+    target, guard = _unwrapped(reward_fn), Guard(reward_fn, timeout)
+    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(target.__call__):  # as TRL decides it
 
-        @functools.wraps(function)
-        async def call(*args: Any, **kwargs: Any) -> list[Any]:
-            return await reward.awaited(*args, **kwargs)
+        @functools.wraps(reward_fn)
+        async def call(*args: object, **kwargs: object) -> list[Any]:
+            return await guard.call_async(*args, **kwargs)
 
     else:
 
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> list[Any]:
-            return reward.called(*args, **kwargs)
+        @functools.wraps(reward_fn)
+        def call(*args: object, **kwargs: object) -> list[Any]:
+            return guard.call(*args, **kwargs)
 
-    call.checked = reward  # type: ignore[attr-defined]
+    call.guard = guard  # type: ignore[attr-defined]
     return call
 
 
-class Checked:
-    """A reward function whose calls raise `RewardError`.
+class Guard:
+    """Calls a reward function and raises `RewardError` for whatever is wrong with it.
 
     Attributes:
         columns: what the last call logged by `log_extra`.
         is_all_nan: whether the last call returned NaN for every completion.
     """
 
-    def __init__(self, function: Callable[..., Any], seconds: float | None) -> None:
-        self.function, self.seconds, self._code = function, seconds, _code_of(function)
-        self.name = getattr(_unwrapped(function), "__name__", type(function).__name__)
+    def __init__(self, reward_fn: RewardFunction, timeout: float | None) -> None:
+        self.reward_fn, self.timeout, self._code = reward_fn, timeout, _code_of(reward_fn)
+        self.name = getattr(_unwrapped(reward_fn), "__name__", type(reward_fn).__name__)
         self.columns: dict[str, list[Any]] = {}
         self.is_all_nan = False
 
-    def called(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def call(self, *args: object, **kwargs: Any) -> list[Any]:
         """The function's rewards."""
         self._begin(kwargs)
         try:
-            with _limit(self.seconds, functools.partial(self._late, kwargs)):
-                rewards = self._listed(self.function(*args, **kwargs), kwargs)
+            with _limit(self.timeout, functools.partial(self._late, kwargs)):
+                rewards = self._as_list(self.reward_fn(*args, **kwargs), kwargs)
+        except RewardError:
+            raise
         except Exception as error:
-            raise self._fault_from(error) from error.__cause__ if isinstance(error, RewardError) else error
+            raise self._fault_from(error) from error
         return self._end(rewards, kwargs)
 
-    async def awaited(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """An async function's rewards."""
+    async def call_async(self, *args: object, **kwargs: Any) -> list[Any]:
+        """The async function's rewards."""
         self._begin(kwargs)
         try:
-            task = asyncio.ensure_future(self.function(*args, **kwargs))
-            if not (await asyncio.wait({task}, timeout=self.seconds))[0]:
+            task = asyncio.ensure_future(self.reward_fn(*args, **kwargs))
+            if not (await asyncio.wait({task}, timeout=self.timeout))[0]:
                 task.cancel()
                 raise self._late(kwargs)
-            rewards = self._listed(task.result(), kwargs)
+            rewards = self._as_list(task.result(), kwargs)
+        except RewardError:
+            raise
         except Exception as error:
-            raise self._fault_from(error) from error.__cause__ if isinstance(error, RewardError) else error
+            raise self._fault_from(error) from error
         return self._end(rewards, kwargs)
 
     def _begin(self, kwargs: dict[str, Any]) -> None:
         self.columns, self.is_all_nan = {}, False
-        log_extra = kwargs.get("log_extra")
-        if log_extra is None:
+        if (log_extra := kwargs.get("log_extra")) is None:
             return
 
-        def log(column: str, values: Any) -> None:
+        def log(column: str, values: Iterable[Any]) -> None:
             listed = [value.tolist() if hasattr(value, "tolist") else value for value in values]  # of torch or numpy
             self.columns.setdefault(column, []).extend(listed)
             log_extra(column, listed)
 
         kwargs["log_extra"] = log
 
-    def _listed(self, rewards: Any, kwargs: Mapping[str, Any]) -> list[Any]:
-        """Of a generator only once; what it raises counts as the function's."""
+    def _as_list(self, rewards: object, kwargs: Mapping[str, Sequence[Any]]) -> list[Any]:
+        """The rewards of a generator can be read only once, and an exception in it counts as the function's."""
         if not isinstance(rewards, Iterable):
             number = len(kwargs["completions"]) if "completions" in kwargs else "as many"
             raise self.fault(f"returned {rewards!r}, not a list of {number} rewards")
         return list(rewards)
 
-    def _end(self, rewards: list[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _end(self, rewards: list[Any], kwargs: Mapping[str, Sequence[Any]]) -> list[Any]:
         for place, reward in enumerate(rewards):
             if reward is not None and not _is_number(reward):
                 raise self.fault(f"returned {reward!r} for completion {place}, not a number or None")
@@ -120,21 +125,19 @@ class Checked:
         return rewards
 
     def fault(self, what: str, place: str | None = None) -> RewardError:
-        """An error that says what this reward function did, and at which line; by default where it is written."""
+        """An error that says what the reward function did and at which line; by default, where it is defined."""
         if place is None and self._code is not None:
             place = f"{self._code.co_filename}:{self._code.co_firstlineno}"
         return RewardError(f"reward {self.name!r} {what}" + (f" ({place})" if place else ""))
 
-    def _late(self, kwargs: Mapping[str, Any], frame: FrameType | None = None) -> RewardError:
+    def _late(self, kwargs: Mapping[str, Sequence[Any]], frame: FrameType | None = None) -> RewardError:
         count = len(kwargs.get("completions", ()))
         while frame is not None and self._code is not None and frame.f_code.co_filename != self._code.co_filename:
             frame = frame.f_back
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
-        return self.fault(f"took longer than {self.seconds} s for {count} completions (--reward_timeout)", place)
+        return self.fault(f"took longer than {self.timeout} s for {count} completions (--reward_timeout)", place)
 
     def _fault_from(self, error: Exception) -> RewardError:
-        if isinstance(error, RewardError):
-            return error
         lines = [
             f"{frame.f_code.co_filename}:{line}"
             for frame, line in traceback.walk_tb(error.__traceback__)
@@ -155,22 +158,21 @@ def merged_columns(logged: Iterable[tuple[str, Mapping[str, list[Any]]]], taken:
     return merged
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     try:
-        float(value)
-    except (TypeError, ValueError, RuntimeError):  # such as a tensor of several
+        return isinstance(value, (SupportsFloat, SupportsIndex)) and float(value) is not None
+    except (TypeError, ValueError, RuntimeError):  # such as a tensor with several elements
         return False
-    return not isinstance(value, (str, bytes))
 
 
-def _unwrapped(function: Any) -> Any:
+def _unwrapped(function: RewardFunction) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
-def _code_of(function: Callable[..., Any]) -> CodeType | None:
-    """Where the function is written; of a callable object its `__call__`. None for one in C."""
+def _code_of(function: RewardFunction) -> CodeType | None:
+    """The code of the function, or of a callable object's `__call__`; None for one written in C."""
     target = inspect.unwrap(_unwrapped(function))
     code = getattr(target, "__code__", None) or getattr(getattr(target, "__call__", None), "__code__", None)  # noqa: B004
     return code if isinstance(code, CodeType) else None
@@ -178,23 +180,22 @@ def _code_of(function: Callable[..., Any]) -> CodeType | None:
 
 def _of_both_types(fault: RewardError, error: Exception) -> RewardError:
     """`fault` as an exception that is caught as `error` would be, with its arguments and attributes."""
-    if isinstance(error, (StopIteration, StopAsyncIteration)):  # Python takes these for something else
+    if isinstance(error, (StopIteration, StopAsyncIteration)):  # in a generator Python gives these another meaning
         return fault
     own = {"__str__": lambda _: str(fault), "__init__": lambda *_: None, "__module__": __name__}
     try:
-        both: Any = type("RewardError", (RewardError, type(error)), own)(*error.args)
+        both: RewardError = type("RewardError", (RewardError, type(error)), own)(*error.args)
         both.__dict__.update(vars(error))
-    except Exception:  # a type that cannot be inherited from or made
+    except Exception:  # a type that cannot be subclassed or constructed
         return fault
-    found: RewardError = both
-    return found
+    return both
 
 
 @contextlib.contextmanager
 def _limit(seconds: float | None, error: Callable[[FrameType | None], Exception]) -> Iterator[None]:
-    """Raise `error` in the main thread after so many seconds.
+    """Raise `error` in the main thread after `seconds`.
 
-    By a thread and SIGURG, which does nothing by default: the alarm and its timer are the process's own.
+    A thread sends SIGURG, which does nothing by default; SIGALRM and its timer are left to the process.
     """
     main = threading.main_thread()
     if seconds is None or threading.current_thread() is not main or main.ident is None:

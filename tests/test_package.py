@@ -22,7 +22,7 @@ LAYERS = (
     "errors registry redaction ranks compat",
     "io",
     "plots",
-    "algorithms prompts rewards generation discovery",
+    "hosts algorithms prompts rewards generation discovery",
     "functional mini",
     "data evaluation",
     "runs",

@@ -386,13 +386,13 @@ TINY = {
 
 @pytest.mark.slow  # three processes that train the machine's base policy, and 5,000 problems
 def test_run_killed_at_random_has_a_result_and_resumes_in_budget(tmp_path: Path) -> None:
-    plan = {"rules": "mini", "time_budget": 90, "stages": [{"recipe": "grpo", "settings": TINY}]}
+    plan = {"rules": "mini", "time_budget": 150, "stages": [{"recipe": "grpo", "settings": TINY}]}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(plan))
     out = tmp_path / "p"
     command = [sys.executable, str(ROOT / "recipes" / "leaderboard.py"), "--config", str(tmp_path / "mine.yaml")]
     command += ["--output_dir", str(out)]
     first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 80
+    deadline = time.monotonic() + 100
     while not list(out.glob("1_grpo/checkpoint-*")) and first.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
     time.sleep(random.uniform(0, 5))
@@ -411,6 +411,6 @@ def test_run_killed_at_random_has_a_result_and_resumes_in_budget(tmp_path: Path)
     result = json.loads((out / RESULT).read_text())
     assert (result["status"], result["problems"], result["is_by_the_rules"]) == ("complete", 5000, True)
     assert before > 10
-    assert before + time.monotonic() - began < 92  # to within the second of the kill
+    assert before + time.monotonic() - began < 152  # to within the second of the kill
     assert (out / result["model"] / "model.safetensors").is_file()
     assert (out / "curve.png").is_file()

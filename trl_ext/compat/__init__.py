@@ -8,6 +8,7 @@
 * `trl_engine.requests_with`: requests get parameters of their own, seeds for example.
 * `trl_scoring.old_log_probs_left_out`: while a rollout is scored, TRL computes no old log-probabilities.
 * `torch_devices.load_to_numbered_cpus`: `torch.load` maps to cpu:0.
+* `torch_groups.set_default_group_timeout`: DeepSpeed's process groups on CPUs get the run's `ddp_timeout`.
 
 And two tables: `renamed`: the names that settings had in earlier versions of this package; `on_resume`: what the
 settings of TRL and transformers mean for a run that is resumed.

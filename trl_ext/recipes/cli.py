@@ -22,10 +22,15 @@ import torch
 import yaml
 from accelerate import PartialState
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
+from transformers.trainer import TRAINER_STATE_NAME
 from trl import TrlParser
 
 from trl_ext.compat.renamed import RenamedWarning, current_flags, current_name, current_names
 from trl_ext.errors import InputError, NotSavedError, PushError, SettingsError, Stopped
+from trl_ext.hosts.folder import refuse_different, refuse_unshared
+from trl_ext.hosts.group import join, learn_hosts
+from trl_ext.hosts.launch import refuse_partial_launch
+from trl_ext.hosts.lost import explain
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
 from trl_ext.redaction import masked_names, redact, redact_text
@@ -129,6 +134,8 @@ def read_settings(
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise SettingsError(redact_text(str(error)), redact_text(lines_of_own_files(error))) from error
     except Exception as error:
+        if (lost := explain(error)) is not None:
+            raise SettingsError(lost) from error
         if not (own := lines_of_own_files(error)):
             _end_with_traceback(error)
         raise SettingsError(redact_text(summary_of(error)), redact_text(own)) from error
@@ -173,8 +180,13 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
     """Parse the arguments and run; what a recipe's last line calls."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         warnings.simplefilter("default", RenamedWarning)  # Python shows none of its kind from within a package
-    parsed = parse(settings, description, default_config)
     try:
+        refuse_partial_launch()
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    parsed = parse(settings, description, default_config)  # joins the group of processes
+    try:
+        _check_hosts(parsed[-1])
         run(*parsed)
         PartialState().wait_for_everyone()  # a rank that leaves while another still works can take it down
         PartialState().destroy_process_group()
@@ -188,11 +200,27 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
     except Exception as error:
         get_error_handler().record_exception(error)  # `record` leaves out what ends by sys.exit
         _redact_launchers_report()
+        if (lost := explain(error)) is not None:
+            sys.exit(f"\nerror: {lost}; {_what_there_is(parsed[-1].output_dir)}")
         if is_out_of_memory(error):
             _end_with_traceback(error, f"error: out of memory. {_LESS_MEMORY}")
         if not (own := lines_of_own_files(error)):
             _end_with_traceback(error)
         sys.exit(redact_text(f"\n{own}error: {summary_of(error)}; {_what_there_is(parsed[-1].output_dir)}"))
+
+
+def _check_hosts(settings: Any) -> None:
+    """Refuse what would end well and be wrong on several hosts, before anything is read or made.
+
+    Raises:
+        InputError: on every rank.
+    """
+    join(settings.ddp_timeout)
+    learn_hosts()
+    refuse_unshared(Path(settings.output_dir), "output_dir")
+    resume = getattr(settings, "resume", None) or getattr(settings, "resume_from_checkpoint", None)
+    if resume not in (None, "auto"):
+        refuse_different(Path(resume) / TRAINER_STATE_NAME, "the checkpoint")
 
 
 def _end_with_traceback(error: BaseException, advice: str = "") -> NoReturn:

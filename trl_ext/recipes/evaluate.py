@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trl_ext.compat.on_resume import OnResume, on_resume
-from trl_ext.compat.startup import on_cpu_ranks, use_all_cores
+from trl_ext.compat.startup import use_all_cores
 
 # isort: split
 import dataclasses
@@ -29,6 +29,7 @@ from trl_ext.errors import InputError
 from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
+from trl_ext.hosts.group import join
 from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, write_text
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.preflight import check_model_folder
@@ -92,6 +93,9 @@ class Evaluation(DatasetSettings):
         default=False, metadata={"help": "Disable compilation and CUDA graphs: slower sampling, faster start-up."}
     )
     seed: int = field(default=0, metadata={"help": "The seed of the samples, of mini-MATH and of the base policy."})
+    ddp_timeout: Annotated[int, OnResume.MAY_CHANGE] = field(
+        default=1800, metadata={"help": "Seconds after which a rank gives up waiting for the others."}
+    )
     show: Annotated[int, OnResume.MAY_CHANGE] = field(
         default=0, metadata={"help": "Print this many examples at the end."}
     )
@@ -143,7 +147,7 @@ def run_evaluation(settings: Evaluation) -> Report:
     """
     use_all_cores()
     logging.disable_progress_bar()  # of transformers: a bar of half a second before the evaluation's own
-    state = PartialState(cpu=True) if on_cpu_ranks() else PartialState()
+    state = join(settings.ddp_timeout)
     began, folder = time.time(), Path(settings.output_dir)
     is_new = not (folder / SUMMARY).exists()
     problems, source = _load(settings, is_new)

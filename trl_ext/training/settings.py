@@ -13,6 +13,7 @@ from trl.import_utils import is_vllm_available
 
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
+from trl_ext.hosts.group import join_on_cpu
 from trl_ext.redaction import redact
 
 # What a colocated engine is made with, and a server is not: TRL's settings; ours are those that `RunSettings` adds.
@@ -165,6 +166,7 @@ class RunSettings:
             self.stop = [self.stop]
         if on_cpu_ranks():
             config.use_cpu = True
+            join_on_cpu(config.ddp_timeout)
         self.precision_reason = None
         if self.bf16 is None and not config.fp16 and (config.use_cpu or not torch.cuda.is_available()):
             self.bf16 = False

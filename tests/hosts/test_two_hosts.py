@@ -1,0 +1,91 @@
+"""Recipes on two hosts: two launchers on the loopback, each in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.recipes.test_grpo import ROOT, SMALL, TINY_RUN
+from tests.recipes.test_launch import launched
+from tests.support.hosts import RUN, last_line, two_hosts
+from trl_ext.mini.policy import make_base_policy
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(280)]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A YAML file for a run of four small steps whose reward differs within every group."""
+    folder = tmp_path_factory.mktemp("hosts")
+    policy = make_base_policy(0, folder / "cache", SMALL, progress=False)
+    (folder / "mine.py").write_text(
+        "def length(completions, **_):\n    return [len(set(c)) / 9 for c in completions]\n"
+    )
+    run = {
+        **TINY_RUN,
+        "model_name_or_path": str(policy),
+        "reward": f"{folder / 'mine.py'}:length",
+        "learning_rate": 1e-3,
+    }
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump({**run, "disable_tqdm": True}))
+    return path
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("config", ["two_cpu_ranks_ddp", "two_cpu_ranks_zero2", "two_cpu_ranks_zero3"])
+def test_two_hosts_train_as_one(config: str, settings: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    with two_hosts(tmp_path, config, "--config", settings, "--output_dir", shared) as hosts:
+        assert hosts.wait() == [0, 0], hosts.printed(0)[-3000:] + hosts.printed(1)[-3000:]
+    assert json.loads((shared / "summary.json").read_text())["hardware"]["processes"] == 2
+    assert not list(tmp_path.glob("*/runs")), "the second host trained for itself"
+    assert not list(tmp_path.rglob(".deepspeed_env")), "the environment, with its tokens, was written to a file"
+    with launched(tmp_path, config, "--config", str(settings)) as one:
+        assert one.wait() == 0, one.printed()[-3000:]
+    start = load_file(Path(yaml.safe_load(settings.read_text())["model_name_or_path"]) / "model.safetensors")
+    apart, together = weights(tmp_path / "run"), weights(shared)
+    assert max((apart[k] - start[k]).abs().max() for k in start) > 1e-3, "nothing was learned"
+    # Two ranks of one host add the same numbers through shared memory, in another order: a few units of float32.
+    assert max((apart[k] - together[k]).abs().max() for k in start) < 1e-6
+
+
+@pytest.mark.parametrize("recipe", ["grpo_math.py", "evaluate.py"])
+def test_separate_folders_are_refused(recipe: str, settings: Path, tmp_path: Path) -> None:
+    arguments = ["--config", settings] if recipe == "grpo_math.py" else ["--problems", 8]
+    began = time.monotonic()
+    with two_hosts(tmp_path, "two_cpu_ranks_ddp", *arguments, *RUN, recipe=recipe) as hosts:
+        assert all(hosts.wait(100))
+    assert time.monotonic() - began < 60 + 20, "torchrun takes some seconds more"
+    for host in range(2):
+        line = last_line(hosts.printed(host))
+        assert "(rank 1) does not see output_dir 'runs/run' of host" in line, hosts.printed(host)
+        assert all(str(folder / "runs") in line for folder in hosts.folders)
+    assert not list(tmp_path.rglob("summary.json"))
+    assert not list(tmp_path.rglob(".trl_ext_*"))
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_launch_of_fewer_processes_is_refused(zero: bool, settings: Path, tmp_path: Path) -> None:
+    """DeepSpeed's pdsh without a hostfile; and Accelerate's one process where it is told to use a CPU."""
+    config = yaml.safe_load((ROOT / "accelerate_configs" / "two_cpu_ranks_zero2.yaml").read_text())
+    if zero:
+        del config["deepspeed_config"]["deepspeed_multinode_launcher"]
+    else:
+        config = {"distributed_type": "NO", "use_cpu": True, "num_machines": 2, "num_processes": 2}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with two_hosts(tmp_path, path, "--config", settings, *RUN) as hosts:
+        assert all(hosts.wait(100))
+    for host in range(2):
+        assert "the launch asked for 2 processes on 2 machines, and this training has 1" in hosts.printed(host)
+    assert not list(tmp_path.rglob("metrics.jsonl"))

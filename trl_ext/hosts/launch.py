@@ -1,0 +1,78 @@
+"""Refuse a launch that came out smaller than it was asked for: each part would train alone, and end well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+from accelerate.utils import get_int_from_env
+
+from trl_ext.errors import InputError
+
+# What torchrun, MPI's launchers and Accelerate call the number of processes.
+_WORLD = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def refuse_partial_launch() -> None:
+    """Compare the processes of this training with those that the launcher was asked for, and with Slurm's step.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    world = int(get_int_from_env(_WORLD, 1))
+    command = _launcher()
+    machines, processes = asked_for(command) if command else (1, 1)
+    if world < max(machines, processes):
+        raise InputError(
+            f"the launch asked for {processes} processes on {machines} machines, and this training has {world}: each "
+            "part would train alone. Under DeepSpeed set deepspeed_multinode_launcher: standard in deepspeed_config of "
+            "the --config_file, as accelerate_configs/nodes_zero2.yaml does; on CPUs distributed_type: MULTI_GPU"
+        )
+    refuse_part_of_a_slurm_step(os.environ)
+
+
+def refuse_part_of_a_slurm_step(environment: Mapping[str, str]) -> None:
+    """Refuse to train on one node of a Slurm step of several, as every one of them would.
+
+    Raises:
+        InputError: the step has more nodes than torchrun's group of launchers, and no other launcher joined them.
+    """
+    nodes, launchers = (int(environment.get(name, 1)) for name in ("SLURM_STEP_NUM_NODES", "GROUP_WORLD_SIZE"))
+    joined = any(name in environment for name in _WORLD[1:])
+    if nodes > launchers and not joined:
+        raise InputError(
+            f"srun started this step on {nodes} nodes, and this launch has {launchers}: each would train alone. Give "
+            "accelerate launch --num_machines $SLURM_NNODES --machine_rank $SLURM_NODEID and --main_process_ip, as "
+            "scripts/slurm.sbatch does"
+        )
+
+
+def asked_for(command: Sequence[str]) -> tuple[int, int]:
+    """Machines and processes in all that the arguments of `accelerate launch` and its configuration file ask for."""
+    from accelerate.commands.config.config_args import default_config_file, load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    given, _ = launch_command_parser().parse_known_args(list(command))
+    path = Path(given.config_file or default_config_file)
+    config = load_config_from_file(str(path)) if path.is_file() else None
+    machines = given.num_machines or getattr(config, "num_machines", None) or 1
+    processes = given.num_processes or getattr(config, "num_processes", None) or 1
+    return int(machines), int(processes)
+
+
+def _launcher() -> list[str] | None:
+    """The arguments of the `accelerate launch` that this process descends from, if there is one."""
+    for process in psutil.Process().parents():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        names = [Path(word).name for word in words[:4]]
+        for i, name in enumerate(names):
+            if name == "accelerate-launch" or words[i] in ("accelerate.commands.launch",):
+                return words[i + 1 :]
+            if name in ("accelerate", "accelerate.commands.accelerate_cli") and words[i + 1 : i + 2] == ["launch"]:
+                return words[i + 2 :]
+    return None

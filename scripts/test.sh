@@ -8,7 +8,7 @@ usage() {
     cat <<'TEXT'
 usage: bash scripts/test.sh [--fast] [arguments of pytest]
 
-  (nothing)   all tests: the fast tier, then slow, distributed and vllm, then gpu where there is one
+  (nothing)   all tests: the fast tier, then slow, distributed and vllm (gpu where there is one), then hosts
   --fast      the fast tier only
 With -m of your own there is one run of pytest, with that selection. Examples:
     bash scripts/test.sh --fast -x -k ppo_clip
@@ -57,10 +57,11 @@ else
     if [ "$fast_only" = 0 ]; then
         # What has ranks or an engine of its own wants the machine.
         OMP_NUM_THREADS=1 tier "slower tests, two at a time" -n 2 --dist loadfile \
-            -m "slow and not (distributed or vllm or gpu)"
-        alone="(distributed or vllm) and not gpu"
-        [ "$DEVICE" = cpu ] || alone="distributed or vllm or gpu"
+            -m "slow and not (distributed or vllm or hosts or gpu)"
+        alone="(distributed or vllm) and not (gpu or hosts)"
+        [ "$DEVICE" = cpu ] || alone="(distributed or vllm or gpu) and not hosts"
         tier "tests with ranks or an engine: $alone" -m "$alone"
+        tier "tests with several hosts" -m hosts
     fi
 fi
 if [ "$ran" = 0 ]; then

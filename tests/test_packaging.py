@@ -120,7 +120,8 @@ def test_accelerate_accepts_its_configs(path):
 
     config = load_config_from_file(str(path))
     assert config.use_cpu is ("cpu" in path.stem)
-    assert config.num_processes == (2 if path.stem.startswith("two") else 1)
+    kind = path.stem.partition("_")[0]
+    assert (config.num_machines, config.num_processes) == {"one": (1, 1), "two": (1, 2), "nodes": (2, 16)}[kind]
     stage = getattr(config, "deepspeed_config", {}).get("zero_stage", 0)
     assert stage == (int(path.stem[-1]) if "zero" in path.stem else 0)
 
@@ -529,8 +530,9 @@ def test_the_outcome_of_both_tiers_decides_the_status(machine, fast, slow, statu
     tiers = done.stdout.splitlines()
     assert tiers[0] == "pytest: -m pytest -n 2 -x"
     beyond = [
-        "pytest: -m pytest -n 2 --dist loadfile -m slow and not (distributed or vllm or gpu) -x",
-        "pytest: -m pytest -m (distributed or vllm) and not gpu -x",
+        "pytest: -m pytest -n 2 --dist loadfile -m slow and not (distributed or vllm or hosts or gpu) -x",
+        "pytest: -m pytest -m (distributed or vllm) and not (gpu or hosts) -x",
+        "pytest: -m pytest -m hosts -x",
     ]
     assert tiers[1:] == ([] if fast == 2 else beyond[:1] if slow == 3 else beyond)
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from typing import TypeVar
 
 from accelerate import PartialState
-from accelerate.utils import gather, gather_object
+from accelerate.utils import broadcast_object_list, gather, gather_object
+
+Found = TypeVar("Found")
 
 
 class RankError(RuntimeError):
@@ -34,3 +38,17 @@ def raise_everywhere(error: Exception | None, kind: type[Exception] = RankError)
     for said in everyones:
         if said is not None:
             raise kind(said)
+
+
+def run_on_main_and_broadcast(find: Callable[[], Found]) -> Found:
+    """What the main process finds, on every rank; what it raises is raised on all of them. A collective operation."""
+    found: list[Found | None] = [None]
+    error = None
+    try:
+        if PartialState().is_main_process:
+            found = [find()]
+    except Exception as raised:
+        error = raised
+    raise_everywhere(error)
+    value: Found = broadcast_object_list(found)[0]
+    return value

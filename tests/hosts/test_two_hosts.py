@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal as signals
 import time
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests.recipes.test_grpo import ROOT, SMALL, TINY_RUN
-from tests.recipes.test_launch import launched
+from tests.recipes.test_grpo import ROOT, SMALL, TINY_RUN, rows
+from tests.recipes.test_launch import launched, wait_for
 from tests.support.hosts import RUN, last_line, two_hosts
 from trl_ext.mini.policy import make_base_policy
+from trl_ext.runs.checkpoints import checkpoints, damage
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(280)]
 
@@ -89,3 +91,50 @@ def test_launch_of_fewer_processes_is_refused(zero: bool, settings: Path, tmp_pa
     for host in range(2):
         assert "the launch asked for 2 processes on 2 machines, and this training has 1" in hosts.printed(host)
     assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def steps_of(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return sum("loss" in row for row in rows(path)) if path.exists() else 0
+
+
+LONG = ["--max_steps", 100_000, "--save_strategy", "steps", "--save_steps", 2, "--validate_every", 100_000]
+
+
+@pytest.mark.parametrize(
+    (
+        "signal",
+        "config",
+    ),  # a rank that died, and what a dead link is to the other host; DeepSpeed has groups of its own
+    [("SIGKILL", "two_cpu_ranks_ddp"), ("SIGSTOP", "two_cpu_ranks_ddp"), ("SIGSTOP", "two_cpu_ranks_zero2")],
+)
+def test_lost_host_ends_the_run_in_a_line(signal: str, config: str, settings: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    arguments = ["--config", settings, "--output_dir", shared, *LONG, "--ddp_timeout", 15]
+    with two_hosts(tmp_path, config, *arguments) as hosts:
+        wait_for(lambda: steps_of(shared) > 4)
+        hosts.rank(1).send_signal(getattr(signals, signal))
+        assert hosts.processes[0].wait(60) != 0
+        line = last_line(hosts.printed(0))
+    how = "closed the connection" if signal == "SIGKILL" else "did not answer within ddp_timeout"
+    assert line.startswith("error: lost "), hosts.printed(0)[-3000:]
+    assert all(words in line for words in (how, f"the run is in {shared}", "--resume auto"))
+    last = checkpoints(shared)[0]
+    assert damage(last) is None
+    assert last.name in line
+
+
+def test_killed_rank_restarts_by_itself_and_ends_the_same(settings: Path, tmp_path: Path) -> None:
+    shared, once = tmp_path / "shared", tmp_path / "once"
+    run = ["--config", settings, *LONG, "--max_steps", 30, "--resume", "auto"]
+    elastic = ["--rdzv_backend", "c10d", "--max_restarts", "2", "--monitor_interval", "1", "--rdzv_conf", "timeout=120"]
+    with two_hosts(tmp_path / "one", "two_cpu_ranks_ddp", *run, "--output_dir", once) as hosts:
+        assert hosts.wait() == [0, 0], hosts.printed(0)[-3000:]
+    with two_hosts(tmp_path / "two", "two_cpu_ranks_ddp", *run, "--output_dir", shared, launch=elastic) as hosts:
+        wait_for(lambda: steps_of(shared) > 5)
+        hosts.rank(1).kill()
+        assert hosts.wait() == [0, 0], hosts.printed(0)[-3000:]
+        assert "resumed from" in hosts.printed(0) + hosts.printed(1)
+    assert steps_of(shared) == 30
+    before, after = weights(once), weights(shared)
+    assert all(torch.equal(before[k], after[k]) for k in before)

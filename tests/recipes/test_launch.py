@@ -213,12 +213,12 @@ def test_sigterm_saves_a_checkpoint_on_two_ranks_and_run_resumes(settings: Path,
 
 SLOW_SAVING = """
 import time
-from trl_ext import saving
-seal = saving.seal
-def slowly(folder):
+from trl_ext.training import trainer
+seal = trainer.seal
+def slowly(*arguments):
     time.sleep(6)
-    seal(folder)
-saving.seal = slowly
+    seal(*arguments)
+trainer.seal = slowly
 def reward(completions, **_):
     return [float(len(c)) for c in completions]
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import Trainer
 
+from trl_ext.errors import NotSavedError
 from trl_ext.runs import checkpoints as files
 from trl_ext.runs.checkpoints import (
     MANIFEST,
@@ -20,6 +21,7 @@ from trl_ext.runs.checkpoints import (
     newest,
     prune,
     publish,
+    refuse_missing_parts,
     seal,
     set_aside,
     step_of,
@@ -27,6 +29,7 @@ from trl_ext.runs.checkpoints import (
 from trl_ext.training.trainer import ReliableTrainer
 
 CONTENT = {"model.safetensors": b"weights" * 99, "trainer_state.json": b"{}", "global_step3/rank0.pt": b"moments"}
+CONTENT |= {"trl_ext_0.pt": b"first", "trl_ext_1.pt": b"second"}
 
 
 def save(run: Path, step: int) -> Path:
@@ -35,7 +38,7 @@ def save(run: Path, step: int) -> Path:
     for name, data in CONTENT.items():
         (scratch / name).parent.mkdir(parents=True, exist_ok=True)
         (scratch / name).write_bytes(data + str(step).encode())
-    seal(scratch)
+    seal(scratch, 2)
     return publish(scratch, run)
 
 
@@ -61,6 +64,28 @@ def test_damage_to_any_file_is_found_and_older_checkpoint_used(name: str, how: s
     assert found == good
     assert len(skipped) == 1
     assert all(word in skipped[0] for word in (f"skipped {torn}", name, words))
+
+
+def test_part_of_a_rank_that_no_manifest_names_is_missed(tmp_path: Path) -> None:
+    """As a checkpoint that hosts with separate disks wrote."""
+    good, half = save(tmp_path, 1), save(tmp_path, 2)
+    refuse_missing_parts(half, 2)
+    (half / "trl_ext_1.pt").unlink()
+    with pytest.raises(
+        NotSavedError, match=r"has no trl_ext_1.pt: rank 1 wrote its part .* storage that all hosts share"
+    ):
+        refuse_missing_parts(half, 2)
+    seal(half, 2)
+    assert newest(tmp_path) == (good, [f"skipped {half}: the part of rank 1 is missing (trl_ext_1.pt)"])
+
+
+def test_manifest_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path, 1)
+    files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+    (checkpoint / MANIFEST).write_text(json.dumps(files))
+    assert damage(checkpoint) is None
+    (checkpoint / "trl_ext_1.pt").unlink()
+    assert damage(checkpoint) == "trl_ext_1.pt is missing"
 
 
 def test_a_torn_manifest_is_damage(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.evaluation.report import grade_rows
 from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.generation.completion import Completion
+from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.expert_iteration import EndOfStep
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Run
@@ -282,7 +283,7 @@ def faults_of_one_rank(path: Path) -> dict[str, Any]:
         raise LookupError("no verdict")  # the first rank grades for all
 
     def validates(trainer: Any) -> None:
-        trainer.found_by_first(lambda: grade_rows([{"answer": "1"}], [Completion("1", 1, True)], fails))
+        run_on_main_and_broadcast(lambda: grade_rows([{"answer": "1"}], [Completion("1", 1, True)], fails))
 
     class Model(torch.nn.Module):
         def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:

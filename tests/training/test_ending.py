@@ -18,7 +18,6 @@ from trl_ext.runs.folder import Run
 from trl_ext.runs.report import selection_note
 from trl_ext.training.callbacks import Validation
 from trl_ext.training.ending import Decay, EarlyStop, TimeBudget, collapsed
-from trl_ext.training.trainer import ReliableTrainer
 
 
 def arguments(tmp_path: Path, **more: Any) -> TrainingArguments:
@@ -341,16 +340,6 @@ def test_a_run_ends_with_the_weights_of_its_best_validation(tmp_path: Path) -> N
     ended = trainer.model.state_dict()
     assert all(torch.equal(value, weights[1][name]) for name, value in ended.items())
     assert not all(torch.equal(value, weights[3][name]) for name, value in ended.items())
-
-
-def test_what_only_one_rank_may_find_is_found_by_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "trl_ext.training.trainer.broadcast_object_list", lambda mine: mine if mine != [None] else ["theirs"]
-    )
-    policy: Any = object.__new__(ReliableTrainer)
-    for is_first, found in ((True, "ours"), (False, "theirs")):
-        policy.accelerator = SimpleNamespace(is_main_process=is_first)
-        assert policy.found_by_first(lambda: "ours") == found
 
 
 # Runs without hope.

@@ -26,6 +26,7 @@ from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step
 from trl_ext.expert_iteration.selection import SELECTIONS, Row
 from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, write_text
+from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.ending import TimeBudget
 from trl_ext.training.options import parse_options
@@ -233,16 +234,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         folder = self._step_folder(step)
         chosen = questions_of_step(len(self.questions), self.args.questions_per_step, step, self.args.seed)
         todo = [(n, self.questions[i]) for n, i in enumerate(chosen) for _ in range(self.args.group_size)]
-        if self.accelerator.is_main_process:
-            folder.mkdir(parents=True, exist_ok=True)
-            if (folder / ROLLOUTS).exists():
-                drop_torn_line(folder / ROLLOUTS)
-        self.accelerator.wait_for_everyone()
-        rows = read_jsonl(folder / ROLLOUTS) if (folder / ROLLOUTS).exists() else []
-        rows = rows[: len(rows) - len(rows) % self.args.rollout_chunk] if len(rows) < len(todo) else rows
-        if self.accelerator.is_main_process:
-            _write_rows(folder / ROLLOUTS, rows)
-        self.accelerator.wait_for_everyone()
+        rows = run_on_main_and_broadcast(lambda: _rows_of_whole_chunks(folder, len(todo), self.args.rollout_chunk))
         bar = tqdm(
             total=len(todo),
             initial=len(rows),
@@ -263,7 +255,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
 
     def _sample_and_grade(self, part: Sequence[tuple[int, Row]], seed: int) -> list[Row]:
         completions = self.sample([row["prompt"] for _, row in part], self.args.rollout_batch_size, seed)
-        rows = self.found_by_first(lambda: grade_rows([row for _, row in part], completions, self.grader))
+        rows = run_on_main_and_broadcast(lambda: grade_rows([row for _, row in part], completions, self.grader))
         return [{"question": n, **row} for (n, _), row in zip(part, rows, strict=True)]
 
     def _step_folder(self, step: int) -> Path:
@@ -290,9 +282,8 @@ class ExpertIterationTrainer(ExtSFTTrainer):
             _forget_after(self.folder, self.ei_step + (0 if self.args.resume_changed else 1))
         self.accelerator.wait_for_everyone()
         if state["ei_left"]:
-            rows, _ = tokenized(
-                read_jsonl(self._step_folder(self.ei_step) / KEPT), self._tokenizer, self.args.max_length
-            )
+            kept = run_on_main_and_broadcast(lambda: read_jsonl(self._step_folder(self.ei_step) / KEPT))
+            rows, _ = tokenized(kept, self._tokenizer, self.args.max_length)
             per_epoch = math.ceil(len(rows) / self.args.rows_per_optimizer_step)
             self._lay_out(self.ei_step, rows, done=self.args.epochs_per_step * per_epoch - state["ei_left"])
 
@@ -300,6 +291,18 @@ class ExpertIterationTrainer(ExtSFTTrainer):
 def _nothing_yet() -> Any:
     """TRL wants to see a row when the trainer is made."""
     yield {"input_ids": [0, 0], "labels": [0, 0]}
+
+
+def _rows_of_whole_chunks(folder: Path, wanted: int, chunk: int) -> list[Row]:
+    """What an interrupted process has left in a step's folder, which is made; a chunk in part is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, rows = folder / ROLLOUTS, []
+    if path.exists():
+        drop_torn_line(path)
+        rows = read_jsonl(path)
+    rows = rows[: len(rows) - len(rows) % chunk] if len(rows) < wanted else rows
+    _write_rows(path, rows)
+    return rows
 
 
 def _write_rows(path: Path, rows: Sequence[Row]) -> None:

@@ -14,7 +14,7 @@ _LOST = re.compile(
     r"NCCL error|Socket Timeout|wait timeout after|Connection was likely closed|failed to recv",
 )
 _UNREACHABLE = re.compile(r"connectFullMesh failed|Gloo connectFullMesh|SO_ERROR: Connection refused")
-_PEER = re.compile(r"peer \[?([0-9a-fA-F.:]+?)\]?(?::\d+)?(?=[\s\].,]|$)")
+_PEER = re.compile(r"peer \[([^\]]+)\]")
 _REMOTE = re.compile(r"remote=\[([^\]]+)\]")
 
 

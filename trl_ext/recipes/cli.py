@@ -244,9 +244,11 @@ def _leave(message: str, by: int) -> NoReturn:
 
 
 def _what_there_is(folder: str) -> str:
-    if not checkpoints(Path(folder)):
+    found = checkpoints(Path(folder))
+    if not found:
         return f"what there is of the run is in {folder}; it has no checkpoint to go on from"
-    return f"the run is in {folder}; go on with the same command, --output_dir {folder} and --resume auto"
+    last = found[0].name
+    return f"the run is in {folder} up to {last}; go on with the same command, --output_dir {folder} and --resume auto"
 
 
 _LESS_MEMORY = (

@@ -32,6 +32,7 @@ from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.hosts.group import join
 from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, write_text
 from trl_ext.mini.policy import make_base_policy
+from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.preflight import check_model_folder
 from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
@@ -158,15 +159,14 @@ def run_evaluation(settings: Evaluation) -> Report:
             model = settings.model_name_or_path or str(make_base_policy(seed=settings.seed))
         fitting = _rows_that_fit(settings, model, problems, source)
     _claim(folder, decisive, state)
-    rows = _rows_in(folder)
+    rows = run_on_main_and_broadcast(lambda: _rows_in(folder))
     if is_new:
         if state.is_main_process:
             print(source.line(settings.split))
         todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
         _sample(settings, model, problems, [n for n in todo if n not in rows], rows, folder, state)
         state.wait_for_everyone()
-        rows = _rows_in(folder)
-        state.wait_for_everyone()  # before the first rank puts the parts together and removes them
+        rows = run_on_main_and_broadcast(lambda: _rows_in(folder))
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
         if is_new:

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from trl_ext.errors import NotSavedError
 from trl_ext.io import write_text
 
 MANIFEST = "manifest.json"
@@ -41,11 +42,32 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(found, key=step_of, reverse=True)
 
 
-def seal(folder: Path) -> None:
+def state_file(rank: int) -> str:
+    """The name of a rank's own file in a checkpoint."""
+    return f"trl_ext_{rank}.pt"
+
+
+def refuse_missing_parts(folder: Path, processes: int) -> None:
+    """Refuse a checkpoint in which a rank's part is missing, since it was written to another host's disk.
+
+    Raises:
+        NotSavedError: with the rank and what to do.
+    """
+    for rank in range(processes):
+        if not (folder / state_file(rank)).is_file():
+            raise NotSavedError(
+                f"{folder} has no {state_file(rank)}: rank {rank} wrote its part of the checkpoint to a folder of "
+                "the same name on another host. Put output_dir on storage that all hosts share"
+            )
+
+
+def seal(folder: Path, processes: int) -> None:
     """Write the manifest of a folder's files, and wait until all of it is on the disk."""
     files = _files(folder)
     entries = {name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for name, path in files.items()}
-    write_text(folder / MANIFEST, json.dumps(entries, indent=1, sort_keys=True) + "\n")
+    write_text(
+        folder / MANIFEST, json.dumps({"processes": processes, "files": entries}, indent=1, sort_keys=True) + "\n"
+    )
     for path in [*files.values(), folder / MANIFEST, *(path.parent for path in files.values()), folder]:
         sync(path)
 
@@ -60,7 +82,12 @@ def damage(folder: Path) -> str | None:
     unreadable = _no_json(folder / MANIFEST)
     if unreadable:
         return unreadable
-    for name, entry in json.loads((folder / MANIFEST).read_text(encoding="utf-8")).items():
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    processes, files = (manifest["processes"], manifest["files"]) if "processes" in manifest else (0, manifest)
+    for rank in range(processes):  # earlier versions wrote the files alone
+        if state_file(rank) not in files:
+            return f"the part of rank {rank} is missing ({state_file(rank)})"
+    for name, entry in files.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"

@@ -16,6 +16,7 @@ from trl_ext.evaluation.report import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_as_good_as_the_best
 from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, print_line
+from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.layout import checkpoint_name
 from trl_ext.runs.summary import Selection, ValidationEntry
@@ -246,7 +247,7 @@ class Validation(TrainerCallback):
         sampling = self.sampling | ({"seed": derive_seed(1, self.sampling["seed"])} if is_chosen else {})
         completions = trainer.sample([problem["prompt"] for problem in problems], **sampling)
         # A grader's timeout may come on one rank only, and what follows from the accuracy is done by all together.
-        report = Report(trainer.found_by_first(lambda: grade_rows(problems, completions, self.grader)))
+        report = Report(run_on_main_and_broadcast(lambda: grade_rows(problems, completions, self.grader)))
         seconds = time.time() - began
         entry: dict[str, Any] = {
             "step": state.global_step,

@@ -1,4 +1,4 @@
-"""Where a rank's state is in a checkpoint, and whether the disk has room for another one."""
+"""Whether the disk has room for another checkpoint."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from accelerate import Accelerator
 from trl_ext.runs.checkpoints import checkpoints, size
 
 _SPARE = 1.05  # of the last checkpoint's size, which the next one will not differ much from
-
-
-def state_file(rank: int) -> str:
-    """The name of a rank's file in a checkpoint."""
-    return f"trl_ext_{rank}.pt"
 
 
 def lack_of_room(run: Path, accelerator: Accelerator) -> str | None:

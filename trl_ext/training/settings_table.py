@@ -10,6 +10,7 @@ from trl_ext.training.trl_settings import HONORED, NO_EFFECT, REFUSED, TAKEN_OVE
 
 _RUN = Entry(HONORED)  # shown by a run with it and one without
 _GPU = Entry(HONORED, shown="needs a GPU")
+_WAIT = Entry(HONORED, "also on CPU ranks", shown="hosts/test_two_hosts::test_lost_host_ends_the_run_in_a_line")
 _RANKS = Entry(HONORED, shown="needs several ranks")
 _MEMORY = Entry(HONORED, shown="changes memory or speed, not numbers")
 _ENGINE = Entry(HONORED, shown="training/test_settings_table::test_the_engine_is_started_with_the_settings")
@@ -54,12 +55,16 @@ TRAINER: dict[str, Entry] = {
     "parallelism_config": Entry(HONORED, "TRL refuses sequence and context parallelism", shown=_RANKS.shown),
     **rows(
         "deepspeed fsdp fsdp_config ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
-        "ddp_static_graph ddp_backend ddp_timeout local_rank",
+        "ddp_static_graph ddp_backend local_rank",
         _RANKS,
     ),
+    "ddp_timeout": _WAIT,
     "accelerator_config": _RANKS,
     "use_cpu": Entry(HONORED, shown="grpo/test_config::test_on_a_cpu_bf16_is_off_unless_asked_for"),
-    **rows("log_on_each_node save_on_each_node", Entry(HONORED, shown="needs several nodes")),
+    **rows(
+        "log_on_each_node save_on_each_node",
+        Entry(HONORED, shown="needs several hosts with disks of their own, which the recipes refuse"),
+    ),
     **rows("bf16_full_eval load_best_model_at_end metric_for_best_model greater_is_better do_eval", _EVALUATION),
     **rows(
         "prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps "
@@ -368,6 +373,7 @@ EVALUATION: dict[str, Entry] = {
     **rows("temperature top_p max_tokens min_tokens stop", _SAMPLES),
     "seed": Entry(HONORED, shown="recipes/test_evaluate::test_the_number_of_a_sample_decides_its_draw"),
     "use_vllm": TRL["use_vllm"],
+    "ddp_timeout": _WAIT,
     **rows("dtype vllm_gpu_memory_utilization vllm_max_model_length vllm_enforce_eager", _ENGINE_OF_AN_EVALUATION),
     **rows(
         "show category output_dir",

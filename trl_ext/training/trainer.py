@@ -27,10 +27,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
@@ -43,15 +43,13 @@ from trl_ext.generation.hf import hf_generate, is_finished
 from trl_ext.generation.policy import overridden, without_dropout
 from trl_ext.generation.request_seeds import Place
 from trl_ext.io import is_disk_fault
-from trl_ext.ranks import raise_everywhere
-from trl_ext.runs.checkpoints import SCRATCH, checkpoints, prune, publish, seal
+from trl_ext.ranks import run_on_main_and_broadcast
+from trl_ext.runs.checkpoints import SCRATCH, checkpoints, prune, publish, refuse_missing_parts, seal, state_file
 from trl_ext.runs.layout import RUN_RECORD
 from trl_ext.training.finite import NonFiniteError, write_report
 from trl_ext.training.preemption import StopOnSigterm
-from trl_ext.training.saving import lack_of_room, state_file
+from trl_ext.training.saving import lack_of_room
 from trl_ext.training.state import plain_state, restored
-
-Found = TypeVar("Found")
 
 log = logging.getLogger(__name__)
 
@@ -224,10 +222,12 @@ class ReliableTrainer(Trainer):
             best = self._name_best(run, scratch)
             torch.save(self.resume_state(), scratch / state_file(self.accelerator.process_index))
             self.accelerator.wait_for_everyone()
+            ranks = self.accelerator.num_processes
+            run_on_main_and_broadcast(lambda: refuse_missing_parts(scratch, ranks))
             if self.accelerator.is_main_process:
                 if self.run_record is not None:
                     (scratch / RUN_RECORD).write_text(json.dumps(self.run_record()) + "\n", encoding="utf-8")
-                seal(scratch)
+                seal(scratch, ranks)
                 publish(scratch, run)
         except Exception as error:  # of whatever library was writing
             if self.accelerator.num_processes > 1 or not is_disk_fault(error):
@@ -402,19 +402,6 @@ class ReliableTrainer(Trainer):
     def place_in_run(self) -> Place:
         """Where the next completions belong: to training or to an evaluation, after how many optimizer steps."""
         return "train" if self.model.training else "eval", self.state.global_step
-
-    def found_by_first(self, find: Callable[[], Found]) -> Found:
-        """What the first rank finds, on every rank; what it raises is raised on all of them."""
-        found: list[Any] = [None]
-        error = None
-        try:
-            if self.accelerator.is_main_process:
-                found = [find()]
-        except Exception as raised:
-            error = raised
-        raise_everywhere(error)
-        value: Found = broadcast_object_list(found)[0]
-        return value
 
     def _sampling(self, temperature: float | None, max_tokens: int | None) -> contextlib.AbstractContextManager[None]:
         """Other settings than the rollouts', for the engine that generates."""

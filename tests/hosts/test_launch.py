@@ -1,0 +1,88 @@
+"""What is refused or explained on several hosts, without any: launches, addresses, errors of the network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.recipes.test_grpo import ROOT
+from trl_ext.errors import InputError
+from trl_ext.hosts import group
+from trl_ext.hosts.launch import asked_for, refuse_part_of_a_slurm_step
+from trl_ext.hosts.lost import explain
+
+ZERO = sorted((ROOT / "accelerate_configs").glob("*zero*.yaml"))
+
+
+@pytest.mark.parametrize("path", ZERO, ids=lambda path: path.stem)
+def test_deepspeed_starts_on_every_host_by_torchrun(path: Path) -> None:
+    assert yaml.safe_load(path.read_text())["deepspeed_config"]["deepspeed_multinode_launcher"] == "standard"
+
+
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        ("--num_machines 3 --num_processes 24 train.py --num_machines 9", (3, 24)),
+        ("--config_file two.yaml train.py", (1, 2)),
+        ("--config_file two.yaml --num_machines 2 --num_processes=4 train.py", (2, 4)),
+    ],
+)
+def test_asked_for_are_flags_before_the_configuration(
+    command: str, asked: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.yaml").write_text((ROOT / "accelerate_configs" / "two_cpu_ranks_ddp.yaml").read_text())
+    assert asked_for(command.split()) == asked
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_refused"),
+    [
+        ({}, False),
+        ({"SLURM_STEP_NUM_NODES": "1"}, False),
+        ({"SLURM_STEP_NUM_NODES": "2"}, True),
+        ({"SLURM_STEP_NUM_NODES": "2", "GROUP_WORLD_SIZE": "1", "WORLD_SIZE": "8"}, True),
+        ({"SLURM_STEP_NUM_NODES": "2", "GROUP_WORLD_SIZE": "2", "WORLD_SIZE": "16"}, False),
+        ({"SLURM_STEP_NUM_NODES": "2", "OMPI_COMM_WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_part_of_a_slurm_step_is_refused(environment: dict[str, str], is_refused: bool) -> None:
+    if is_refused:
+        with pytest.raises(InputError, match="srun started this step on 2 nodes, and this launch has 1"):
+            refuse_part_of_a_slurm_step(environment)
+    else:
+        refuse_part_of_a_slurm_step(environment)
+
+
+# As torch 2.13 raised them on two hosts.
+CLOSED = (
+    "[enforce fail at pair.cc:566] gloo: Connection closed by peer [10.77.0.2]:51512. Check the remote worker's logs"
+)
+SILENT = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 60000ms for send operation to complete"
+ALONE = "Gloo connectFullMesh failed with SO_ERROR: Connection refused, remote=[127.0.1.1]:4242"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError(CLOSED), ["lost hostB (10.77.0.2): it closed the connection"]),
+        (RuntimeError(SILENT), ["lost hostB", "did not answer within ddp_timeout"]),
+        (torch.distributed.DistStoreError("wait timeout after 1800000ms"), ["lost hostB", "did not answer"]),
+        (RuntimeError(ALONE), ["at 127.0.1.1", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]),
+        (torch.distributed.DistNetworkError("port: 1, code: -98, name: EADDRINUSE"), ["--main_process_port"]),
+        (RuntimeError("my reward: Connection closed by peer"), []),
+        (ConnectionError(CLOSED), []),
+        (RuntimeError("gloo: shapes differ"), []),
+    ],
+)
+def test_lost_host_is_a_line_and_other_errors_are_none(
+    error: Exception, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "_hosts", {"10.77.0.1": os.uname().nodename, "10.77.0.2": "hostB"})
+    said = explain(error)
+    assert (said is None) is not bool(words)
+    assert all(word in (said or "") for word in words), said

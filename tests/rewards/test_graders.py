@@ -19,7 +19,7 @@ from trl_ext.rewards import (
 )
 from trl_ext.rewards.graders import forget_verdicts
 from trl_ext.rewards.hooks import completion_text
-from trl_ext.rewards.workers.pool import Limits, Pool, PoolError
+from trl_ext.rewards.workers.pool import Pool, PoolError, WorkerLimits
 
 COMPARE = ["compatible", "strict"]  # the graders and rewards that compare an answer with a truth
 
@@ -206,7 +206,7 @@ def test_hanging_comparison_fails_only_its_answer_and_is_counted(monkeypatch: py
     extra: dict[str, list[Any]] = {}
     answers = [f"{n}/7" for n in range(1, 10)]
     answers[4] = "hang"
-    with Pool("tests.support.hostile:compare", Limits(seconds=0.5)) as pool:
+    with Pool("tests.support.hostile:compare", WorkerLimits(seconds=0.5)) as pool:
         monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda: pool)
         rewards = REWARDS["strict"](
             [R1.format(1, a) for a in answers],
@@ -221,7 +221,7 @@ def test_hanging_comparison_fails_only_its_answer_and_is_counted(monkeypatch: py
 
 def test_a_grader_that_fails_on_everything_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_verdicts()
-    with Pool("tests.support.hostile:compare", Limits(seconds=0.2)) as pool:
+    with Pool("tests.support.hostile:compare", WorkerLimits(seconds=0.2)) as pool:
         monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda: pool)
         with pytest.raises(PoolError):
             REWARDS["strict"]([R1.format(1, f"hang{n}") for n in range(10)], ["1"] * 10)

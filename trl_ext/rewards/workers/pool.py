@@ -10,27 +10,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from trl_ext.rewards.workers.process import Failure, Limits, Outcome, PoolError, Process
+from trl_ext.rewards.workers.process import Failure, Outcome, PoolError, Process, WorkerLimits
 
-__all__ = ["Counters", "Failure", "Limits", "Outcome", "Pool", "PoolError"]
+__all__ = ["Failure", "Outcome", "Pool", "PoolError", "WorkerLimits"]
 
 _MAX_SENT = 64  # jobs sent to a worker ahead of its answers
-_ALL_FAILED = 8  # so many jobs of a map, and each of them failed: the function is broken, not the jobs;
-_FAILED_IN_A_ROW = 32  # so many without a result in between, over several maps: the same
+_ALL_FAILED = 8  # if every job of a map of at least this size fails, the function is broken and not the jobs;
+_FAILED_IN_A_ROW = 32  # the same holds for this many failures in a row, over several maps
 _LONGEST_WAIT = 1.0  # seconds; a signal that comes just before poll() is noticed only after it
-_DEFAULT = Limits()
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the pool was made: jobs that took too long, workers that died of a job, workers replaced."""
-
-    timeouts: int = 0
-    deaths: int = 0
-    restarted: int = 0
+_DEFAULT = WorkerLimits()
 
 
 class Pool:
@@ -38,10 +28,13 @@ class Pool:
 
     Args:
         function: "module:name" of a function of JSON-able arguments with a JSON-able result, imported in the workers.
+
+    Attributes:
+        restarted: number of workers that were replaced.
     """
 
-    def __init__(self, function: str, limits: Limits = _DEFAULT) -> None:
-        self.function, self.limits, self.counters = function, limits, Counters()
+    def __init__(self, function: str, limits: WorkerLimits = _DEFAULT) -> None:
+        self.function, self.limits, self.restarted = function, limits, 0
         self._processes: list[Process] = []
         self._lock = threading.Lock()
         self._failed_in_a_row = 0
@@ -64,17 +57,17 @@ class Pool:
             _kill_all(self._processes)
 
     def map(self, jobs: Sequence[Sequence[Any]]) -> list[Outcome]:
-        """The function's result for the arguments of every job, or a `Failure`. Several threads take turns.
+        """For every job the function's result, or a `Failure`. Several threads take turns.
 
         Raises:
-            PoolError: a worker does not start, or so many jobs fail that it cannot be the jobs.
+            PoolError: a worker does not start, or so many jobs fail that the jobs cannot be the cause.
             TypeError: an argument is not JSON-able.
         """
         lines = [json.dumps(job).encode() + b"\n" for job in jobs]
         with self._lock:
             try:
                 return self._run(lines)
-            except BaseException:  # KeyboardInterrupt too: the workers are in the middle of something
+            except BaseException:  # KeyboardInterrupt too: the workers are in the middle of jobs
                 _kill_all(self._processes)
                 self._failed_in_a_row = 0
                 raise
@@ -91,7 +84,7 @@ class Pool:
             for process in list(self._processes):
                 for index, outcome in process.receive():
                     if isinstance(outcome, Failure) and process.was_killed and index not in sent_again:
-                        sent_again.add(index)  # the signal came from outside, maybe before the job did
+                        sent_again.add(index)  # the signal came from outside, possibly before the job did
                         waiting.append(index)
                         continue
                     outcomes[index] = outcome
@@ -100,12 +93,12 @@ class Pool:
                     waiting.extend(process.sent)
                     self._replace(process)
         if len(lines) >= _ALL_FAILED and all(isinstance(outcome, Failure) for outcome in outcomes.values()):
-            raise self._useless(f"all {len(lines)} jobs of a map", outcomes[0], lines[0])
+            raise self._pool_error(f"all {len(lines)} jobs of a map", outcomes[0], lines[0])
         return [outcomes[index] for index in range(len(lines))]
 
     def _start(self, jobs: int) -> None:
         for process in list(self._processes):
-            if process.sent or process.popen.poll() is not None:  # of an interrupted map, or dead since the last one
+            if process.sent or process.popen.poll() is not None:  # left by an interrupted map, or dead since the last
                 self._replace(process)
         while len(self._processes) < min(self.limits.workers, jobs):
             self._processes.append(Process(self.function, self.limits))
@@ -113,26 +106,21 @@ class Pool:
     def _replace(self, process: Process) -> None:
         process.kill()
         self._processes[self._processes.index(process)] = Process(self.function, self.limits)
-        self.counters.restarted += 1
+        self.restarted += 1
 
     def _feed(self, process: Process, waiting: deque[int], lines: list[bytes]) -> None:
-        share = min(_MAX_SENT, 1 + len(waiting) // (2 * len(self._processes)))  # towards the end few, for balance
-        if waiting and process.is_ready and len(process.sent) <= share // 2:
-            indices = [waiting.popleft() for _ in range(min(share, len(waiting)))]
+        batch = min(_MAX_SENT, 1 + len(waiting) // (2 * len(self._processes)))  # smaller near the end, for balance
+        if waiting and process.is_ready and len(process.sent) <= batch // 2:
+            indices = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
             process.enqueue(indices, b"".join(lines[index] for index in indices))
         process.flush()
 
     def _count(self, outcome: Outcome, line: bytes) -> None:
-        if not isinstance(outcome, Failure):
-            self._failed_in_a_row = 0
-            return
-        self._failed_in_a_row += 1
-        self.counters.timeouts += outcome.kind == "timeout"
-        self.counters.deaths += outcome.kind in ("memory", "crash")
+        self._failed_in_a_row = self._failed_in_a_row + 1 if isinstance(outcome, Failure) else 0
         if self._failed_in_a_row >= _FAILED_IN_A_ROW:
-            raise self._useless(f"{self._failed_in_a_row} jobs in a row", outcome, line)
+            raise self._pool_error(f"{self._failed_in_a_row} jobs in a row", outcome, line)
 
-    def _useless(self, jobs: str, failure: Failure, line: bytes) -> PoolError:
+    def _pool_error(self, jobs: str, failure: Failure, line: bytes) -> PoolError:
         return PoolError(
             f"{jobs} got no result from {self.function} (e.g. {failure.kind}: {failure.detail}). Call it on "
             f"{line[:200].decode().strip()}; if it works there, {self.limits} is too tight or the machine too busy."
@@ -140,7 +128,7 @@ class Pool:
 
 
 def _wait(processes: list[Process]) -> None:
-    """Until a worker has answered, died or can take more jobs, or the first deadline."""
+    """Wait until a worker has answered, died or can take more jobs, or until the first deadline."""
     poll = select.poll()  # not select(), which knows only the first 1024 files
     for process in processes:
         poll.register(process.answers, select.POLLIN)
@@ -160,11 +148,11 @@ _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A forked child starts workers of its own; the lock may be held by a thread that it does not have."""
+    """A forked child starts its own workers; the lock may be held by a thread that it does not have."""
     for pool in _POOLS:
         pool._lock = threading.Lock()
         for process in pool._processes:
-            process.disown()
+            process.detach_after_fork()
         pool._processes.clear()
 
 

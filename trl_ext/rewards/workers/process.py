@@ -1,4 +1,4 @@
-"""One worker process of a `Pool`, seen from the parent: pipes, deadline, and what became of its jobs."""
+"""One worker process of a `Pool`, seen from the parent: its pipes, its deadline and the outcomes of its jobs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-_START_SECONDS = 60.0  # a worker's imports
-_END_SECONDS = 1.0  # between the end of a worker's answers and its own
-_MAX_WORDS = 2000  # bytes of what a worker wrote before it failed to start
+_START_SECONDS = 60.0  # for a worker's imports
+_END_SECONDS = 1.0  # from the end of a worker's answers to its exit
+_MAX_STDERR = 2000  # bytes shown of what a worker wrote before it failed to start
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME")
 
 
 class PoolError(RuntimeError):
-    """The workers do not start, or they answer nothing: the function or the machine is at fault, not a job."""
+    """The workers do not start or return no results: the function or the machine is at fault, not a job."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkerLimits:
     """What the jobs may use.
 
     Attributes:
-        seconds: wall-clock of a job.
-        memory_mb: MiB of address space that a worker may take on top of its imports. Not enforced on macOS.
+        seconds: wall-clock time of a job.
+        memory_mb: MiB of address space that a worker may use in addition to its imports. Not enforced on macOS.
         workers: number of processes.
     """
 
@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a job has no result: an exception is an `error`; the others cost the job its worker."""
+    """Why a job has no result: an exception is an `error`; every other kind also ends the worker."""
 
     kind: Literal["timeout", "memory", "crash", "error"]
     detail: str
@@ -57,14 +57,14 @@ Outcome: TypeAlias = Any  # the function's result or a Failure
 
 
 class Process:
-    """A worker, and the jobs it was sent and has not answered, oldest first: the first is the one it is running."""
+    """A worker, and the jobs that it was sent and has not answered; the first of them is running."""
 
-    def __init__(self, function: str, limits: Limits) -> None:
+    def __init__(self, function: str, limits: WorkerLimits) -> None:
         self.sent: deque[int] = deque()
         self.is_ready = self.is_lost = self._ended_alone = False
         self._function, self._seconds = function, limits.seconds
         self._unsent, self._unread = bytearray(), bytearray()
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - and no pipe, which could fill up
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - not a pipe, which could fill up
         lifeline, ours = os.pipe()
         self._lifeline = os.fdopen(ours, "wb", 0)
         arguments = [function, str(limits.memory_mb), str(lifeline)]
@@ -90,12 +90,12 @@ class Process:
 
     @property
     def was_killed(self) -> bool:
-        """Whether it ended by a SIGKILL that was not for a job that took too long."""
+        """Whether a SIGKILL that the pool did not send ended it."""
         return self._ended_alone and self.popen.returncode == -signal.SIGKILL
 
     @property
     def is_blocked(self) -> bool:
-        """Whether there is more to send than the pipe takes."""
+        """Whether the pipe is full and jobs remain to be sent."""
         return bool(self._unsent)
 
     def enqueue(self, indices: list[int], lines: bytes) -> None:
@@ -112,11 +112,11 @@ class Process:
                 del self._unsent[: os.write(self.jobs.fileno(), self._unsent)]
         except BlockingIOError:
             pass
-        except BrokenPipeError:  # `receive` will see that it died
+        except BrokenPipeError:  # `receive` notices that it died
             self._unsent.clear()
 
     def receive(self) -> list[tuple[int, Outcome]]:
-        """What has become of jobs since the last call, without waiting. Sets `is_lost`.
+        """The outcomes of jobs since the last call, without waiting. Sets `is_lost`.
 
         Raises:
             PoolError: the worker did not start.
@@ -129,7 +129,7 @@ class Process:
                 self.is_ready = True
                 continue
             outcomes.append((self.sent.popleft(), value if kind == "result" else Failure(kind, value)))
-            if kind == "memory":  # it goes on, but who knows in what state
+            if kind == "memory":  # it keeps running, in an unknown state
                 self.is_lost = True
                 return outcomes
         if self.is_ready and not self.sent:
@@ -151,8 +151,8 @@ class Process:
         if not is_late:
             self._ended_alone = True
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(_END_SECONDS)  # its own status, not that of being killed
-        words = self._last_words()
+                self.popen.wait(_END_SECONDS)  # for its own exit status, not that of `kill`
+        words = self._stderr_tail()
         self.kill()
         self.is_lost = True
         end = "took too long" if is_late else _how_it_ended(self.popen.returncode)
@@ -161,9 +161,9 @@ class Process:
         failure = Failure("timeout", f"no result in {self._seconds:g} s") if is_late else Failure("crash", end)
         return [(self.sent.popleft(), failure)] if self.sent else []
 
-    def _last_words(self) -> str:
+    def _stderr_tail(self) -> str:
         size = os.fstat(self._stderr.fileno()).st_size
-        return os.pread(self._stderr.fileno(), _MAX_WORDS, max(0, size - _MAX_WORDS)).decode(errors="replace")
+        return os.pread(self._stderr.fileno(), _MAX_STDERR, max(0, size - _MAX_STDERR)).decode(errors="replace")
 
     def kill(self) -> None:
         """End the process, whatever it is doing. Its unanswered jobs are still in `sent`."""
@@ -171,8 +171,8 @@ class Process:
         self.popen.wait()
         self._close()
 
-    def disown(self) -> None:
-        """In a forked child: leave the process to the parent."""
+    def detach_after_fork(self) -> None:
+        """In a forked child, leave the process to the parent."""
         self.popen.returncode = 0  # else Popen warns that it is still running
         self._close()
 
@@ -182,7 +182,7 @@ class Process:
 
 
 def _replies(unread: bytearray) -> Iterator[tuple[Any, Any]]:
-    """Take the complete lines out of `unread`."""
+    """Remove the complete lines from `unread` and decode them."""
     end = unread.rfind(b"\n") + 1
     lines = unread[:end].splitlines()
     del unread[:end]
@@ -195,7 +195,7 @@ def _replies(unread: bytearray) -> Iterator[tuple[Any, Any]]:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing secret, the same imports, one thread, no GPU, and the same order of sets and verdicts every time."""
+    """No secrets, the same imports, one thread, no GPU, and a fixed hash seed (so a fixed order of sets)."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     return kept | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -21,7 +21,7 @@ _MAX_DETAIL = 500  # characters of an exception's message
 
 
 def main() -> None:
-    """Import the function, say that it is ready, and answer jobs until the pipe is closed."""
+    """Import the function, report that it is ready, and answer jobs until the pipe is closed."""
     function_path, memory_mb, lifeline = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     jobs, answers = _take_pipes()
     _die_with_parent(lifeline)
@@ -29,13 +29,13 @@ def main() -> None:
     function = getattr(importlib.import_module(module), name)
     _set_limits(memory_mb)
     _send(answers, b'["ready", null]\n')
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what went wrong until here is the pool's to show; nobody reads more
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the pool shows what was written before; nobody reads more
     for job in jobs:
         _send(answers, _answer(function, job))
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Move the pool's pipes away from the standard streams, which the function may read and print to."""
+    """Move the pool's pipes away from the standard streams, which the function may read from and print to."""
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -46,7 +46,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 def _die_with_parent(lifeline: int) -> None:
     """Have the kernel kill this process, whatever it is doing, when the pool's end of the pipe `lifeline` is closed.
 
-    PR_SET_PDEATHSIG would not do: it kills when the thread that started the worker ends.
+    PR_SET_PDEATHSIG would kill it as soon as the thread that started it ends.
     """
     if sys.platform == "linux":
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
@@ -55,7 +55,7 @@ def _die_with_parent(lifeline: int) -> None:
 
 
 def _set_limits(memory_mb: int) -> None:
-    """No core dumps, no bytes written to files and, on Linux, `memory_mb` of address space beyond the imports'."""
+    """No core dumps, no writes to files and, on Linux, `memory_mb` MiB of address space in addition to the imports."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_FSIZE, 0)
     if sys.platform == "linux":
@@ -86,7 +86,7 @@ def _describe(error: BaseException) -> str:
 
 def _send(answers: BinaryIO, line: bytes) -> None:
     answers.write(line)
-    answers.flush()  # at once, so that the pool knows which job is running
+    answers.flush()  # immediately, so that the pool knows which job is running
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from trl_ext.rewards import GRADERS
 from trl_ext.rewards.graders import forget_verdicts
-from trl_ext.rewards.ground_truth import truths_of
+from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.runs.provenance import provenance
 
 PARITY = Path(__file__).parents[1] / "tests" / "data" / "grader_parity.jsonl"
@@ -101,8 +101,8 @@ def hard_pairs() -> list[Pair]:
     pairs = []
     for row in rows:
         extracted = GRADERS["compatible"]([row["response"]], [""], answer_format=_format(row["fn"]))[0].answer
-        if extracted is not None and truths_of(row["ground_truth"]):
-            pairs.append((extracted, truths_of(row["ground_truth"])[0]))
+        if extracted is not None and accepted_answers(row["ground_truth"]):
+            pairs.append((extracted, accepted_answers(row["ground_truth"])[0]))
     return pairs
 
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from bench_grader import math_verify, trl_accuracy
 
 from trl_ext.rewards import GRADERS
-from trl_ext.rewards.graders import compare_pairs
-from trl_ext.rewards.ground_truth import truths_of
+from trl_ext.rewards.graders import COMPATIBLE, STRICT, Comparison, compare_pairs
+from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.rewards.workers.pool import Failure
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
@@ -48,25 +48,25 @@ def course_verdicts() -> list[Row]:
         row = json.loads(line)
         answer_format = "boxed" if row["fn"] == "question_only" else "r1_zero"
         answer = GRADERS["compatible"]([row["response"]], [""], answer_format=answer_format)[0].answer
-        truths = truths_of(row["ground_truth"])
+        truths = accepted_answers(row["ground_truth"])
         if answer is not None and len(truths) == 1:
             found.append(Row(row["category"], answer, truths[0], bool(row["expected"]["reward"])))
     return found
 
 
-def by_rule(rule: str) -> Callable[[Sequence[tuple[str, str]]], list[bool]]:
-    """Verdicts of a rule of ours, in the workers; a comparison that failed is not right."""
+def by(comparison: Comparison) -> Callable[[Sequence[tuple[str, str]]], list[bool]]:
+    """Verdicts of a comparison of ours, in the workers; one that fails counts as incorrect."""
 
     def verdicts(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        compared = compare_pairs(rule, pairs)
+        compared = compare_pairs(comparison, pairs)
         return [not isinstance(v := compared[pair], Failure) and v[0] for pair in pairs]
 
     return verdicts
 
 
 GRADES = {
-    "strict": by_rule("strict"),
-    "compatible": by_rule("compatible"),
+    "strict": by(STRICT),
+    "compatible": by(COMPATIBLE),
     "math-verify": math_verify,
     "TRL accuracy_reward": trl_accuracy,
     "string equality": lambda pairs: [answer.strip() == truth.strip() for answer, truth in pairs],

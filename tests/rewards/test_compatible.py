@@ -17,7 +17,7 @@ from trl_ext.rewards.compatible.plain_text import plain_text_normal_form
 from trl_ext.rewards.compatible.symbolic import symbolically_equal
 from trl_ext.rewards.compatible.unit_words import ENTRIES, remove_unit_words
 from trl_ext.rewards.extract import Extraction
-from trl_ext.rewards.ground_truth import truths_of
+from trl_ext.rewards.ground_truth import accepted_answers
 
 PARITY_FILE = Path(__file__).parents[1] / "data" / "grader_parity.jsonl"
 PARITY = [json.loads(line) for line in PARITY_FILE.read_text(encoding="utf-8").splitlines()]
@@ -154,7 +154,7 @@ def test_the_lenient_stage_asks_math_verify(candidate: str, truth: str, equal: b
 def verdict(row: dict[str, Any]) -> dict[str, float]:
     extract = extract_r1_zero if row["fn"] == "r1_zero" else extract_question_only
     found = extract(row["response"])
-    right = found.answer is not None and any(is_equal(found.answer, t) for t in truths_of(row["ground_truth"]))
+    right = found.answer is not None and any(is_equal(found.answer, t) for t in accepted_answers(row["ground_truth"]))
     return {"format_reward": float(found.well_formed), "answer_reward": float(right), "reward": float(right)}
 
 
@@ -185,11 +185,11 @@ def test_what_made_the_reference_hang_gets_a_verdict_at_once(candidate: str, tru
     ("truth", "texts"),
     [("5", ["5"]), (5, ["5"]), (1e20, ["1e+20"]), (True, ["True"]), (["1", 2], ["1", "2"]), ([], []), (("a",), ["a"])],
 )
-def test_truths_are_texts(truth: Any, texts: list[str]) -> None:
-    assert truths_of(truth) == texts
+def test_accepted_answers_are_texts(truth: Any, texts: list[str]) -> None:
+    assert accepted_answers(truth) == texts
 
 
 @pytest.mark.parametrize("truth", [None, {"a": 1}, b"5", [None], [["5"]], object()])
-def test_what_is_no_truth_is_named(truth: Any) -> None:
-    with pytest.raises(TypeError, match="a truth must be a text, a number or a list of them, got "):
-        truths_of(truth)
+def test_what_cannot_be_a_reference_answer_is_named(truth: Any) -> None:
+    with pytest.raises(TypeError, match="a reference answer must be a text, a number or a list of them, got "):
+        accepted_answers(truth)

@@ -21,7 +21,7 @@ from trl_ext.rewards.graders import forget_verdicts
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.rewards.workers.pool import Pool, PoolError, WorkerLimits
 
-COMPARE = ["compatible", "strict"]  # the graders and rewards that compare an answer with a truth
+COMPARE = ["compatible", "strict"]  # the graders and rewards that compare an answer with a reference answer
 
 HUGE = 200_000  # characters, far more than any model writes
 
@@ -139,7 +139,7 @@ def test_the_three_functions_return_the_handouts_dict_of_floats() -> None:
     ("truth", "right"),
     [(4, True), (4.0, True), ("4", True), (["5", "4"], True), ([5, 6], False), ([], False), (Fraction(8, 2), True)],
 )
-def test_a_truth_is_a_text_a_number_or_a_list_of_them(grader: str, truth: Any, right: bool) -> None:
+def test_a_reference_is_a_text_a_number_or_a_list_of_them(grader: str, truth: Any, right: bool) -> None:
     assert GRADERS[grader]([R1.format(4, 4)], [truth])[0].correct is right
 
 
@@ -168,9 +168,9 @@ def test_the_two_rewards_are_those_of_the_two_graders() -> None:
 
 @pytest.mark.parametrize("grader", COMPARE)
 @pytest.mark.parametrize("truth", [None, {"value": 4}, b"4", ["4", None]])
-def test_truth_of_wrong_type_is_refused_even_without_an_answer(grader: str, truth: Any) -> None:
+def test_reference_of_wrong_type_is_refused_even_without_answer(grader: str, truth: Any) -> None:
     for response in (R1.format(4, 4), "nothing"):
-        with pytest.raises(TypeError, match="truth"):
+        with pytest.raises(TypeError, match="reference answer"):
             GRADERS[grader]([response], [truth])
 
 
@@ -271,8 +271,8 @@ def test_reward_logs_extraction_reason_and_handout_components(name: str) -> None
 
 
 @pytest.mark.parametrize("truth", [float("nan"), [5, float("nan")]])
-def test_a_truth_that_is_nan_is_refused(truth: Any) -> None:
-    with pytest.raises(ValueError, match="a truth is NaN"):
+def test_a_reference_that_is_nan_is_refused(truth: Any) -> None:
+    with pytest.raises(ValueError, match="a reference answer is NaN"):
         math_reward_fn("</think> <answer>nan</answer>", truth)
 
 

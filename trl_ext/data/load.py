@@ -18,7 +18,7 @@ from trl_ext.mini.problems import mini_math
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.registry import Registry
 from trl_ext.rewards.extract import boxed
-from trl_ext.rewards.ground_truth import truths_of
+from trl_ext.rewards.ground_truth import accepted_answers
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -215,7 +215,7 @@ def _truth(answer: Any, extract: Callable[[str], str | None]) -> str | list[str]
     """
     if isinstance(answer, float) and not math.isfinite(answer):  # such as what a table has for a missing number
         raise ValueError
-    truths = [extract(text) for text in truths_of(answer)]
+    truths = [extract(text) for text in accepted_answers(answer)]
     found = [truth for truth in truths if truth is not None]
     if not found or len(found) < len(truths):
         raise ValueError

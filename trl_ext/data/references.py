@@ -13,7 +13,7 @@ from tqdm import tqdm
 from trl_ext.data.load import ANSWER_SOURCES
 from trl_ext.data.source import Source
 from trl_ext.rewards.graders import GRADERS, Comparison, Grade, compare_pairs
-from trl_ext.rewards.ground_truth import truths_of
+from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.rewards.workers.pool import PoolError
 
 COMPARING = ("strict", "compatible")  # graders to whom a reference answer is itself a correct answer
@@ -48,7 +48,7 @@ class Checker:
         return found
 
     def _unusable(self, answers: Sequence[Any]) -> dict[int, str]:
-        texts = [truths_of(answer) for answer in answers]
+        texts = [accepted_answers(answer) for answer in answers]
         verdicts = self._grade([accepted[0] for accepted in texts], answers)
         found = {
             place: f"{self.grader} does not accept it for itself: {verdict.reason}"
@@ -147,7 +147,7 @@ def _advice(answers: Sequence[Any], checker: Checker) -> str:
 
 
 def _usable_with(source: str, answers: Sequence[Any], checker: Checker) -> int:
-    texts = [ANSWER_SOURCES[source](accepted[0]) for accepted in map(truths_of, answers)]
+    texts = [ANSWER_SOURCES[source](accepted[0]) for accepted in map(accepted_answers, answers)]
     found = [text for text in texts if text is not None]
     other = Checker(checker.grader, checker.answer_format, source)
     return len(found) - len(other.unusable(found))

@@ -6,47 +6,45 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
-from trl_ext.rewards.extract import ANSWER_FORMATS, Extraction
+from trl_ext.rewards.extract import ANSWER_FORMATS
 from trl_ext.rewards.graders import GRADERS, Grade, texts_of
 
 MAX_CHARACTERS = 200
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,6})|([-+*/()]))")
-_TRUTH = re.compile(r"\s*([0-9]+)\s*:\s*([0-9]+(?:[\s,]+[0-9]+)*)\s*")
+_REFERENCE = re.compile(r"\s*([0-9]+)\s*:\s*([0-9]+(?:[\s,]+[0-9]+)*)\s*")
 _SPELLINGS = {"×": "*", "÷": "/", "−": "-", r"\times": "*", r"\cdot": "*", r"\div": "/"}
 
 
 @GRADERS.register
-def countdown(responses: Sequence[str], truths: Sequence[Any], *, answer_format: str = "r1_zero") -> list[Grade]:
-    """Right if the answer is an expression of the given numbers, each at most once, that equals the target.
+def countdown(responses: Sequence[str], references: Sequence[object], *, answer_format: str = "r1_zero") -> list[Grade]:
+    """Correct if the answer is an expression of the given numbers, each used at most once, that equals the target.
 
-    What follows an equals sign is left out: `3 * 8 = 24` is `3 * 8`.
+    An equals sign and what follows it are ignored: `3 * 8 = 24` is `3 * 8`.
 
     Args:
-        truths: `target: number number ...`.
+        references: `target: number number ...`.
 
     Raises:
         UnknownName: no such answer format.
-        ValueError: a truth is of another form.
-        TypeError: a response is no text.
+        ValueError: a reference answer has another form.
+        TypeError: a response is not a text.
     """
     extract = ANSWER_FORMATS.get_function(answer_format)
-    found = []
-    for response, truth in zip(texts_of(responses), truths, strict=True):
-        extraction = Extraction.of(extract(response))
-        right, reason = False, "no answer"
-        if extraction.answer is not None:
-            right, reason = solves(extraction.answer, truth)
-        found.append(Grade(extraction.well_formed, extraction.answer, right, reason))
-    return found
+    answers = [extract(response) for response in texts_of(responses)]
+    return [
+        Grade(True, answer, *solves(answer, reference))
+        if answer is not None
+        else Grade(False, None, False, "no answer")
+        for answer, reference in zip(answers, references, strict=True)
+    ]
 
 
-def solves(expression: str, truth: str) -> tuple[bool, str]:
+def solves(expression: str, reference: object) -> tuple[bool, str]:
     """Whether an expression solves `target: number number ...`, and why not."""
-    match = _TRUTH.fullmatch(str(truth))
+    match = _REFERENCE.fullmatch(str(reference))
     if match is None:
-        raise ValueError(f"a Countdown answer is `target: number number ...`, not {truth!r}")
+        raise ValueError(f"a Countdown answer is `target: number number ...`, not {reference!r}")
     target, given = int(match[1]), Counter(int(number) for number in re.findall(r"[0-9]+", match[2]))
     for spelling, operator in _SPELLINGS.items():
         expression = expression.replace(spelling, operator)

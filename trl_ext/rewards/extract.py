@@ -1,4 +1,4 @@
-r"""Text -> answer. A response follows a format or it does not; only what follows it has an answer to grade.
+r"""Text -> answer. A response follows a format or it does not; only a response that follows it has an answer.
 
 `r1_zero`: `... </think> <answer> ... </answer>`, the course handout's rule. `boxed`: the last `\boxed{...}`.
 """
@@ -16,15 +16,10 @@ BOXED = "\\boxed"
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """Whether a response keeps to the format, and the answer in it (None: nothing to compare)."""
+    """Whether a response follows the format, and the answer in it (None: nothing to compare)."""
 
     well_formed: bool
     answer: str | None
-
-    @classmethod
-    def of(cls, answer: str | None) -> Extraction:
-        """Of a format that has an answer wherever it is kept."""
-        return cls(answer is not None, answer)
 
 
 @ANSWER_FORMATS.register
@@ -39,7 +34,7 @@ def r1_zero(response: str) -> str | None:
 def boxed(response: str) -> str | None:
     r"""The content of the last complete `\boxed{...}`, braces balanced, or None if there is none."""
     last, answer = -1, None
-    opened: list[int] = []  # for every open brace the start of its box's content, or -1 if it opens no box
+    opened: list[int] = []  # per open brace: where the content of its box starts, or -1 if it opens no box
     for brace in re.finditer(r"\\boxed\{|[{}]", response):
         if brace[0] != "}":
             opened.append(brace.end() if len(brace[0]) > 1 else -1)

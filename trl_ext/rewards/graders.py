@@ -1,29 +1,29 @@
-"""Two graders, one pipeline: extract the answer, then compare it with the truth in a worker that can be killed.
+"""Two graders, one pipeline: extract the answer, then compare it with the reference answer in a worker process.
 
-`strict` is right where it can be and is meant for training; `compatible` has the verdicts of the course's grader and is
-meant for numbers that others can compare with. A grader of your own is a function with their signature.
+`strict` is mathematically correct wherever it can be and is meant for training; `compatible` returns the verdicts of
+the course's grader and is meant for numbers that others can compare with. Any function with their signature can take
+their place.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.registry import Registry, unknown
 from trl_ext.rewards.compatible.extract import extract_question_only, extract_r1_zero
 from trl_ext.rewards.extract import ANSWER_FORMATS, Extraction
-from trl_ext.rewards.ground_truth import truths_of
+from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.rewards.workers.pool import Failure, Pool
 
 GRADERS = Registry("grader")
 CACHED_PAIRS = 100_000
 
-# Two integers of at most 15 digits (exact as doubles too) are compared on the spot, unless one may be near the other.
+# Two integers of at most 15 digits (exact as doubles too) are compared in this process.
 _SMALL_INTEGER = re.compile(r"-?[0-9]{1,15}")
 _COMPATIBLE_FORMATS = {"r1_zero": extract_r1_zero, "boxed": extract_question_only}
 
@@ -33,8 +33,8 @@ class Comparison:
     """How an answer is compared with a reference answer, in a worker.
 
     Attributes:
-        function: `module:name` of a function `(answer, truth, **options) -> (correct, reason)`.
-        same_text_is_equal: the same text is always correct; else not if it is empty or NaN.
+        function: `module:name` of a function `(answer, reference, **options) -> (correct, reason)`.
+        same_text_is_equal: the same text is always correct; otherwise not if it is empty or NaN.
         tolerance: relative error that a number may have.
     """
 
@@ -43,14 +43,16 @@ class Comparison:
     tolerance: float = 0.0
     math_verify: bool = False
 
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of the function, those at their defaults left out."""
+    def options(self) -> dict[str, object]:
+        """Keyword arguments of the function, without those at their defaults."""
         given = {"tolerance": self.tolerance, "math_verify": self.math_verify}
         return {name: value for name, value in given.items() if value}
 
 
-_STRICT = "trl_ext.rewards.strict:compare"
-_COMPATIBLE = "trl_ext.rewards.compatible:compare"
+STRICT = Comparison("trl_ext.rewards.strict:compare")
+COMPATIBLE = Comparison("trl_ext.rewards.compatible:compare", same_text_is_equal=True)
+
+Pair = tuple[str, str]  # answer, reference answer
 _verdicts: dict[tuple[Comparison, str, str], tuple[bool, str]] = {}
 
 
@@ -60,21 +62,21 @@ class Grade:
     """One graded response."""
 
     well_formed: bool
-    answer: str | None  # as extracted; None where there was nothing to extract
+    answer: str | None  # as extracted; None if there was nothing to extract
     correct: bool
     reason: str
-    failure: str | None = None  # `timeout`, `memory`, `crash` or `error`: no verdict came back, scored as wrong
+    failure: str | None = None  # `timeout`, `memory`, `crash` or `error`: no verdict was reached; counts as incorrect
 
     def rewards(self) -> dict[str, float]:
         """The handout's dict: `format_reward`, `answer_reward` and `reward`, each 0 or 1; the reward needs both."""
-        right = float(self.correct)
-        return {"format_reward": float(self.well_formed), "answer_reward": right, "reward": right}
+        correct = float(self.correct)
+        return {"format_reward": float(self.well_formed), "answer_reward": correct, "reward": correct}
 
 
 @GRADERS.register
 def strict(
     responses: Sequence[str],
-    truths: Sequence[Any],
+    references: Sequence[object],
     *,
     answer_format: str = "r1_zero",
     numeric_tolerance: float = 0.0,
@@ -82,30 +84,31 @@ def strict(
     """Equal in value, in any usual spelling; nothing for hedging, other units, other variables.
 
     Args:
-        truths: a text, a number or a list of accepted answers per response.
+        references: per response a text, a number or a list of accepted answers.
         answer_format: a name in `ANSWER_FORMATS`.
         numeric_tolerance: relative error that a number may have, as 0.333 has for 1/3; 0 for none.
 
     Raises:
         UnknownName: no such answer format.
-        TypeError: a truth is of another type, or a response is no text.
+        TypeError: a reference answer has another type, or a response is not a text.
         PoolError: the workers cannot start, or fail on everything.
     """
     extract = ANSWER_FORMATS.get_function(answer_format)
-    comparison = Comparison(_STRICT, tolerance=numeric_tolerance)
-    return _grade(comparison, [Extraction.of(extract(response)) for response in texts_of(responses)], truths)
+    answers = [extract(response) for response in texts_of(responses)]
+    comparison = replace(STRICT, tolerance=numeric_tolerance)
+    return _grade(comparison, [Extraction(answer is not None, answer) for answer in answers], references)
 
 
 @GRADERS.register
 def compatible(
-    responses: Sequence[str], truths: Sequence[Any], *, answer_format: str = "r1_zero", math_verify: bool = False
+    responses: Sequence[str], references: Sequence[object], *, answer_format: str = "r1_zero", math_verify: bool = False
 ) -> list[Grade]:
     """The course grader's verdicts, its known mistakes included; `math_verify` adds its third stage, math-verify.
 
     Raises:
         UnknownName: no such answer format.
         ImportError: `math_verify` where it is not installed.
-        TypeError: a truth is neither text, number nor a list of them, or a response is no text.
+        TypeError: a reference answer is not a text, a number or a list of them, or a response is not a text.
         PoolError: the workers cannot start, or fail on everything.
     """
     if answer_format not in _COMPATIBLE_FORMATS:
@@ -113,21 +116,21 @@ def compatible(
     if math_verify and importlib.util.find_spec("math_verify") is None:
         raise ImportError("math_verify=True needs math-verify: pip install 'trl_ext[math]'")
     extract = _COMPATIBLE_FORMATS[answer_format]
-    comparison = Comparison(_COMPATIBLE, same_text_is_equal=True, math_verify=math_verify)
-    return _grade(comparison, [extract(response) for response in texts_of(responses)], truths)
+    comparison = replace(COMPATIBLE, math_verify=math_verify)
+    return _grade(comparison, [extract(response) for response in texts_of(responses)], references)
 
 
-def math_reward_fn(response: str, ground_truth: Any, answer_format: str = "r1_zero") -> dict[str, float]:
+def math_reward_fn(response: str, ground_truth: object, answer_format: str = "r1_zero") -> dict[str, float]:
     """The strict grader's rewards of one response; see `strict`."""
     return strict([response], [ground_truth], answer_format=answer_format)[0].rewards()
 
 
-def r1_zero_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
+def r1_zero_reward_fn(response: str, ground_truth: object, fast: bool = True) -> dict[str, float]:
     """The course's reward for the r1_zero prompt; see `compatible`."""
     return compatible([response], [ground_truth], math_verify=not fast)[0].rewards()
 
 
-def question_only_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
+def question_only_reward_fn(response: str, ground_truth: object, fast: bool = True) -> dict[str, float]:
     r"""The course's reward for the question_only prompt, whose answer is in a `\boxed{}`; see `compatible`."""
     return compatible([response], [ground_truth], answer_format="boxed", math_verify=not fast)[0].rewards()
 
@@ -136,7 +139,7 @@ def texts_of(responses: Sequence[str]) -> Sequence[str]:
     """The responses themselves.
 
     Raises:
-        TypeError: one of them is no text; the message names it.
+        TypeError: one of them is not a text; the message names it.
     """
     for place, response in enumerate(responses):
         if not isinstance(response, str):
@@ -144,42 +147,34 @@ def texts_of(responses: Sequence[str]) -> Sequence[str]:
     return responses
 
 
-def _grade(comparison: Comparison, extractions: Sequence[Extraction], truths: Sequence[Any]) -> list[Grade]:
-    accepted = [truths_of(truth) for _, truth in zip(extractions, truths, strict=True)]
-    pairs = {
-        (e.answer, truth): None
-        for e, group in zip(extractions, accepted, strict=True)
-        if e.answer is not None
-        for truth in group
-    }
+def _grade(comparison: Comparison, extractions: Sequence[Extraction], references: Sequence[object]) -> list[Grade]:
+    accepted = [accepted_answers(reference) for _, reference in zip(extractions, references, strict=True)]
+    graded = list(zip(extractions, accepted, strict=True))
+    pairs = {(e.answer, reference): None for e, group in graded if e.answer is not None for reference in group}
     compared = compare_pairs(comparison, list(pairs))
-    return [_verdict(e, group, compared) for e, group in zip(extractions, accepted, strict=True)]
+    return [
+        Grade(e.well_formed, None, False, "no answer")
+        if e.answer is None
+        else _grade_of(e.answer, [compared[e.answer, reference] for reference in group])
+        for e, group in graded
+    ]
 
 
-def _verdict(
-    extraction: Extraction,
-    truths: Sequence[str],
-    compared: Mapping[tuple[str, str], tuple[bool, str] | Failure],
-) -> Grade:
-    answer = extraction.answer
-    if answer is None:
-        return Grade(extraction.well_formed, None, False, "no answer")
-    outcomes = [compared[answer, truth] for truth in truths]
-    failure = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
+def _grade_of(answer: str, outcomes: Sequence[tuple[bool, str] | Failure]) -> Grade:
+    """Correct if the answer equals one of the accepted answers; else a failed comparison is reported."""
     verdicts = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
-    right = next((reason for equal, reason in verdicts if equal), None)
-    if right is not None:
-        return Grade(True, answer, True, right)
+    equal = next((reason for correct, reason in verdicts if correct), None)
+    if equal is not None:
+        return Grade(True, answer, True, equal)
+    failure = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
     if failure is not None:
         return Grade(True, answer, False, failure.kind, failure.kind)
     return Grade(True, answer, False, verdicts[0][1] if verdicts else "no truth to compare with")
 
 
-def compare_pairs(
-    comparison: Comparison, pairs: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], tuple[bool, str] | Failure]:
-    """Verdict and reason for each (answer, truth): from the cache, here if trivial, else from the workers."""
-    compared: dict[tuple[str, str], tuple[bool, str] | Failure] = {}
+def compare_pairs(comparison: Comparison, pairs: Sequence[Pair]) -> dict[Pair, tuple[bool, str] | Failure]:
+    """Verdict and reason for each pair: from the cache, in this process if it is trivial, else from the workers."""
+    compared: dict[Pair, tuple[bool, str] | Failure] = {}
     hard = []
     for pair in pairs:
         known = _trivial(comparison, *pair) or _verdicts.get((comparison, *pair))
@@ -190,7 +185,7 @@ def compare_pairs(
     jobs = [(comparison.function, comparison.options(), *pair) for pair in hard]
     for pair, outcome in zip(hard, shared_pool().map(jobs) if jobs else (), strict=True):
         if isinstance(outcome, Failure):
-            compared[pair] = outcome  # not kept: it may have been the machine's fault
+            compared[pair] = outcome  # not cached: the machine may be the cause
             continue
         if len(_verdicts) >= CACHED_PAIRS:
             _verdicts.clear()
@@ -203,12 +198,12 @@ def forget_verdicts() -> None:
     _verdicts.clear()
 
 
-def _trivial(comparison: Comparison, answer: str, truth: str) -> tuple[bool, str] | None:
-    answer, truth = answer.strip(), truth.strip()  # every comparison does
-    if answer == truth and (answer.lower() not in ("", "nan") or comparison.same_text_is_equal):
+def _trivial(comparison: Comparison, answer: str, reference: str) -> tuple[bool, str] | None:
+    answer, reference = answer.strip(), reference.strip()  # as every comparison does
+    if answer == reference and (answer.lower() not in ("", "nan") or comparison.same_text_is_equal):
         return True, "same text"
-    if not comparison.tolerance and _SMALL_INTEGER.fullmatch(answer) and _SMALL_INTEGER.fullmatch(truth):
-        return (True, "same value") if int(answer) == int(truth) else (False, "different value")
+    if not comparison.tolerance and _SMALL_INTEGER.fullmatch(answer) and _SMALL_INTEGER.fullmatch(reference):
+        return (True, "same value") if int(answer) == int(reference) else (False, "different value")
     return None
 
 

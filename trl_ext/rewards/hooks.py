@@ -1,6 +1,6 @@
 """Rewards in TRL's signature, `(completions, answer, **kwargs) -> list[float | None]`.
 
-`REWARDS` holds one for every grader, by its name; a reward of your own is any function with that signature.
+`REWARDS` has one for every grader, under the grader's name. Any other function with that signature is a reward too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REWARDS = Registry("reward")
 
 
 def as_reward(grader: Grader) -> Reward:
-    """The reward of a grader, with its name and options: 1 for a correct response in the format, else 0.
+    """The reward of a grader, with its name and options: 1 for a well-formed and correct response, else 0.
 
     The extracted answers, the verdicts and their reasons go to TRL's `log_extra`, the means to its `log_metric`.
     """
@@ -31,15 +31,15 @@ def as_reward(grader: Grader) -> Reward:
         answer: Sequence[Any],
         log_extra: Callable[[str, list[Any]], None] | None = None,
         log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
+        **columns: object,
     ) -> list[float]:
         texts = [completion_text(completion, place) for place, completion in enumerate(completions)]
-        verdicts = grader(texts, answer, **{p.name: columns[p.name] for p in options if p.name in columns})
+        grades = grader(texts, answer, **{p.name: columns[p.name] for p in options if p.name in columns})
         if log_extra:
-            _log_rows(verdicts, log_extra)
-        if log_metric and verdicts:
-            _log_means(verdicts, log_metric)
-        return [verdict.rewards()["reward"] for verdict in verdicts]
+            _log_rows(grades, log_extra)
+        if log_metric and grades:
+            _log_means(grades, log_metric)
+        return [grade.rewards()["reward"] for grade in grades]
 
     functools.update_wrapper(reward, grader, ("__module__", "__name__", "__qualname__", "__doc__"))
     kept = [
@@ -55,26 +55,26 @@ for _grader in GRADERS.values():
     REWARDS.register(as_reward(_grader))
 
 
-def _log_rows(verdicts: Sequence[Grade], log_extra: Callable[[str, list[Any]], None]) -> None:
-    log_extra("extracted", [verdict.answer for verdict in verdicts])
-    log_extra("correct", [verdict.correct for verdict in verdicts])
-    log_extra("reason", [verdict.reason for verdict in verdicts])
+def _log_rows(grades: Sequence[Grade], log_extra: Callable[[str, list[Any]], None]) -> None:
+    log_extra("extracted", [grade.answer for grade in grades])
+    log_extra("correct", [grade.correct for grade in grades])
+    log_extra("reason", [grade.reason for grade in grades])
     for name in ("format_reward", "answer_reward"):
-        log_extra(name, [verdict.rewards()[name] for verdict in verdicts])
+        log_extra(name, [grade.rewards()[name] for grade in grades])
 
 
-def _log_means(verdicts: Sequence[Grade], log_metric: Callable[[str, float], None]) -> None:
+def _log_means(grades: Sequence[Grade], log_metric: Callable[[str, float], None]) -> None:
     for name in ("format_reward", "answer_reward"):
-        log_metric(f"rewards/{name}", sum(verdict.rewards()[name] for verdict in verdicts) / len(verdicts))
-    log_metric("grader/timeouts", sum(verdict.failure == "timeout" for verdict in verdicts))
-    log_metric("grader/failures", sum(verdict.failure is not None for verdict in verdicts))
+        log_metric(f"rewards/{name}", sum(grade.rewards()[name] for grade in grades) / len(grades))
+    log_metric("grader/timeouts", sum(grade.failure == "timeout" for grade in grades))
+    log_metric("grader/failures", sum(grade.failure is not None for grade in grades))
 
 
-def completion_text(completion: Any, place: int | None = None) -> str:
-    """The text of a plain completion, or of the last message of a conversational one; "" for a message without text.
+def completion_text(completion: object, place: int | None = None) -> str:
+    """The text of a plain completion or of the last message of a conversation; "" for a message without text.
 
     Raises:
-        TypeError: it is neither; the message names it by `place`.
+        TypeError: it is neither; the message names it by its `place`.
     """
     if isinstance(completion, str):
         return completion

@@ -12,9 +12,8 @@ import pytest
 from trl_ext.rewards.strict import compare
 from trl_ext.rewards.strict.answers import Based, Ordered, Quantity, Relation, Several, Text, Union, Unreadable
 from trl_ext.rewards.strict.clean import clean
-from trl_ext.rewards.strict.grammar import parse
+from trl_ext.rewards.strict.grammar import MAX_DEPTH, parse
 from trl_ext.rewards.strict.read import readings
-from trl_ext.rewards.strict.tokens import MAX_DEPTH
 from trl_ext.rewards.strict.units import read_unit
 
 DATA = Path(__file__).parents[1] / "data"

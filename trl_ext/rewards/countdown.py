@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
+from trl_ext.rewards.cursor import Cursor
 from trl_ext.rewards.extract import ANSWER_FORMATS
 from trl_ext.rewards.graders import GRADERS, Grade, texts_of
 
@@ -51,7 +52,7 @@ def solves(expression: str, reference: object) -> tuple[bool, str]:
     expression = expression.partition("=")[0]
     try:
         tokens = _tokens(expression)
-        value = _Parser(list(tokens)).value()
+        value = _Parser(tokens).value()
     except (ValueError, ZeroDivisionError, RecursionError) as error:
         return False, f"not an expression: {error}"
     used = Counter(int(token) for token in tokens if token.isdigit())
@@ -73,54 +74,46 @@ def _tokens(text: str) -> list[str]:
     return tokens
 
 
-class _Parser:
+class _Parser(Cursor):
     """Recursive descent over sums, products and brackets; values are exact."""
 
-    def __init__(self, tokens: list[str]) -> None:
-        self.tokens = tokens
+    error = ValueError
 
     def value(self) -> Fraction:
-        """Of the whole text.
+        """The value of the whole text.
 
         Raises:
             ValueError: something is missing or left over.
             ZeroDivisionError: a division by zero.
         """
         value = self._sum()
-        if self.tokens:
-            raise ValueError(f"{self.tokens[0]!r} is left over")
+        if self.token:
+            raise ValueError(f"{self.token!r} is left over")
         return value
-
-    def _next_is(self, operators: str) -> bool:
-        return bool(self.tokens) and self.tokens[0] in operators
 
     def _sum(self) -> Fraction:
         value = self._product()
-        while self._next_is("+-"):
-            sign = 1 if self.tokens.pop(0) == "+" else -1
+        while self.token in ("+", "-"):
+            sign = 1 if self.take() == "+" else -1
             value += sign * self._product()
         return value
 
     def _product(self) -> Fraction:
         value = self._atom()
-        while self._next_is("*/"):
-            if self.tokens.pop(0) == "*":
-                value *= self._atom()
-            else:
-                value /= self._atom()
+        while self.token in ("*", "/"):
+            value = value * self._atom() if self.take() == "*" else value / self._atom()
         return value
 
     def _atom(self) -> Fraction:
-        if not self.tokens:
+        token = self.take()
+        if not token:
             raise ValueError("it ends too early")
-        token = self.tokens.pop(0)
         if token == "-":
             return -self._atom()
         if token == "(":
             value = self._sum()
-            if not self._next_is(")"):
+            if self.take() != ")":
                 raise ValueError("a bracket stays open")
-            self.tokens.pop(0)
             return value
         if not token.isdigit():
             raise ValueError(f"{token!r} where a number should be")

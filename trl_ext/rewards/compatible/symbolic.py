@@ -8,11 +8,11 @@ The two sides are parsed apart, so an answer cannot reach out of its brackets as
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
 
 import mpmath
 
+from trl_ext.rewards.cursor import Cursor
 from trl_ext.rewards.expression import Apply, Constant, Expression, Number, Variable, are_equal
 
 MAX_TOKENS = 1_000
@@ -62,8 +62,7 @@ def parse(text: str) -> Expression:
     """
     parser = _Parser(_tokens(text))
     tree = parser.sum()
-    if parser.token:
-        raise _Refused(text)
+    parser.take("")
     return tree
 
 
@@ -85,24 +84,14 @@ def _tokens(text: str) -> list[str]:
     return tokens
 
 
-class _Parser:
+class _Parser(Cursor):
     """Recursive descent, one token ahead."""
 
-    def __init__(self, tokens: list[str]) -> None:
-        self.tokens = tokens
-        self.at = self.depth = 0
-
-    @property
-    def token(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
-
-    def take(self) -> str:
-        self.at += 1
-        return self.tokens[self.at - 1] if self.at <= len(self.tokens) else ""
+    max_depth, error = MAX_DEPTH, _Refused
 
     def sum(self) -> Expression:
         terms = [self.product()]
-        while self.token in ("+", "-") and self.token:
+        while self.token in ("+", "-"):
             sign = self.take()
             term = self.product()
             terms.append(Apply("negate", (term,)) if sign == "-" else term)
@@ -145,8 +134,7 @@ class _Parser:
         token = self.take()
         if token == "(":
             inside = self.nested(self.sum)
-            if self.take() != ")":
-                raise _Refused("an open bracket")
+            self.take(")")
             return inside
         if token == "sqrt":
             if self.token != "(":
@@ -159,11 +147,3 @@ class _Parser:
         if token[:1].isalpha() and token not in _TAKEN:
             return Variable(token)
         raise _Refused(token)
-
-    def nested(self, rule: Callable[[], Expression]) -> Expression:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise _Refused("nested too deeply")
-        result = rule()
-        self.depth -= 1
-        return result

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
+from trl_ext.rewards.cursor import Cursor
 from trl_ext.rewards.expression import Apply, Constant, Expression, Number, Variable, exact_value
 from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Relation, Several, Text, Union, Unreadable
 from trl_ext.rewards.strict.sets import REALS, without
-from trl_ext.rewards.strict.tokens import FUNCTIONS, GREEK, Cursor, tokens_of
+from trl_ext.rewards.strict.tokens import FUNCTIONS, GREEK, tokens_of
 
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\in": "in",
@@ -28,6 +29,7 @@ _ENDS = frozenset(
     [")", "]", "}", r"\}", ",", ";", "&", r"\\", r"\rfloor", r"\rceil", r"\cup", r"\setminus", ":", r"\end", ""]
 )
 _SIGNS = ("+", "-")
+MAX_DEPTH = 40
 
 
 def parse(text: str) -> Answer:
@@ -45,8 +47,7 @@ def parse(text: str) -> Answer:
 def _parse(tokens: list[str]) -> Answer:
     parser = _Parser(tokens)
     tree = parser.answer()
-    if parser.token:
-        parser.refuse()
+    parser.take("")
     return tree
 
 
@@ -59,6 +60,7 @@ def _expression(answer: Answer) -> Expression:
 class _Parser(Cursor):
     """One method per rule."""
 
+    max_depth, error = MAX_DEPTH, Unreadable
     in_bars = False  # so that a bar closes
 
     # Answers.
@@ -203,8 +205,7 @@ class _Parser(Cursor):
             return _MACROS[token](self)
         if token in GREEK or (len(token) == 1 and token.isalpha()):
             return {"e": Constant("e"), "i": Constant("i")}.get(token) or Variable(token.removeprefix("\\"))
-        self.at -= 1
-        return self.refuse()
+        raise Unreadable(f"unexpected {token or 'end'!r}")
 
     def _number(self, token: str) -> Answer:
         value = Fraction(token.replace(",", "").rstrip("."))
@@ -315,6 +316,19 @@ class _Parser(Cursor):
         """The real numbers, or another set by its name."""
         name = self.label()
         return REALS if name == "R" else Text(rf"\mathbb{{{name}}}")
+
+    def label(self) -> str:
+        """The text of a group in braces, or one token."""
+        if self.token.isalnum():
+            return self.take()
+        self.take("{")
+        label = ""
+        while self.token != "}":
+            if not self.token:
+                raise Unreadable("an open brace")
+            label += self.take()
+        self.take()
+        return label
 
     def _row(self) -> list[Answer]:
         return self.separated("&", lambda: self.nested(self.relation))

@@ -1,0 +1,49 @@
+"""What the parsers of answers share: tokens and a place in them. How deeply a text may nest is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
+
+Read = TypeVar("Read")
+
+
+class Cursor:
+    """The tokens of a text and how many of them are read. A parser adds one method per rule of its grammar."""
+
+    max_depth: ClassVar[int]
+    error: ClassVar[type[ValueError]]  # raised for a text that is not in the grammar
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens = tokens
+        self.at = self.depth = 0
+
+    @property
+    def token(self) -> str:
+        """The next token; empty at the end."""
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self, *expected: str) -> str:
+        """The next token, which must be one of those expected if any are; moves on."""
+        token = self.token
+        if expected and token not in expected:
+            raise self.error(f"unexpected {token or 'end'!r}")
+        self.at += 1
+        return token
+
+    def nested(self, rule: Callable[[], Read]) -> Read:
+        """What a rule reads one level deeper."""
+        self.depth += 1
+        if self.depth > self.max_depth:
+            raise self.error("nested too deeply")
+        result = rule()
+        self.depth -= 1
+        return result
+
+    def separated(self, sign: str, rule: Callable[[], Read]) -> list[Read]:
+        """What a rule reads, once and after each `sign`."""
+        items = [rule()]
+        while self.token == sign:
+            self.take()
+            items.append(rule())
+        return items

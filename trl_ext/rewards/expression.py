@@ -1,10 +1,10 @@
-"""Expressions as trees, and whether two of them are equal: exactly where both are rational, else by evaluation.
+"""Expressions as trees, and whether two of them are equal: exactly if both are rational, otherwise numerically.
 
-The graders' parsers make the trees; nothing here reads text. Every operation bounds the size of what it makes, so that
+The graders' parsers build the trees; nothing here reads text. Every operation bounds the size of its result, so that
 no expression of a few thousand nodes takes long or much memory, whatever a model wrote.
 
-Two expressions that are not both rational numbers are compared at random points with `DIGITS` digits; that they agree
-at all of them by chance is the Schwartz-Zippel lemma's small probability. Undefined points (0/0) are drawn again.
+Two expressions that are not both rational are compared at random points with `DIGITS` digits; by the Schwartz-Zippel
+lemma they rarely agree at all of them by chance. Undefined points (0/0) are drawn again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import mpmath
 
 DIGITS = 80
 AGREE = 40  # digits, relative: cancellation may eat the other half of DIGITS
 POINTS = 4
-SURE_DIGITS = 1_100  # of one more point, so that a difference of 10^-900 is none of rounding
+SURE_DIGITS = 1_100  # at one more point, so that a difference of 10^-900 is not taken for rounding
 SURE_AGREE = 1_000  # digits after the point
-FAR = (40, 10**4, 10**12)  # how far from 0 the variables of such points may be
-ATTEMPTS = 24  # draws of POINTS defined points before two expressions count as different
+FAR = (40, 10**4, 10**12)  # bounds of the variables at such points
+ATTEMPTS = 24  # draws for POINTS defined points before two expressions count as different
 MAX_BITS = 20_000  # of a numerator, a denominator or the exponent of a power of two
 MAX_FACTORIAL = 2_000
 
@@ -61,15 +61,19 @@ class Apply:
 Expression: TypeAlias = Number | Constant | Variable | Apply
 
 
+Numeric: TypeAlias = mpmath.mpf | mpmath.mpc
+Point: TypeAlias = Mapping[str, Numeric]  # a value per variable
+
+
 class Undefined(ArithmeticError):
     """The expression has no value here, or one too large to hold."""
 
 
 def are_equal(a: Expression, b: Expression, *, complex_variables: bool = False) -> bool:
-    """Whether `a` and `b` are the same function of their variables, where one of them is real.
+    """Whether `a` and `b` are the same function of their variables, wherever one of them is real.
 
     Args:
-        complex_variables: variables stand for complex numbers, so that sqrt(x^2) is not |x|.
+        complex_variables: the variables are complex numbers, so that sqrt(x^2) is not |x|.
     """
     if a == b:
         return True
@@ -77,7 +81,7 @@ def are_equal(a: Expression, b: Expression, *, complex_variables: bool = False) 
     if exact_a is not None and exact_b is not None:
         return exact_a == exact_b
     names = sorted(variables(a) | variables(b))
-    draw = random.Random(0)  # the same points every time: a verdict must not depend on when it is asked for
+    draw = random.Random(0)  # the same points every time: a verdict must be reproducible
     agreed = on_branches = 0  # points at which both are real, or both complex and not equal
     with mpmath.workdps(DIGITS):
         for _ in range(ATTEMPTS if names else 1):
@@ -97,9 +101,7 @@ def are_equal(a: Expression, b: Expression, *, complex_variables: bool = False) 
     return False
 
 
-def _surely_agree(
-    a: Expression, b: Expression, names: list[str], point: Mapping[str, Any], draw: random.Random
-) -> bool:
+def _surely_agree(a: Expression, b: Expression, names: list[str], point: Point, draw: random.Random) -> bool:
     """Whether they agree to many digits far from 0, or at `point` if they are undefined there."""
     with mpmath.workdps(SURE_DIGITS):
         far = [{name: _draw(draw, False) * size / 2 for name in names} for size in FAR if names]
@@ -122,15 +124,15 @@ def variables(node: Expression) -> set[str]:
 
 
 def exact_value(node: Expression) -> Fraction | None:
-    """The value as a rational number, or None if it is none, is undefined or is too large."""
+    """The value as a rational number, or None if it is irrational, undefined or too large."""
     try:
         return _exact(node)
     except (Undefined, ZeroDivisionError):
         return None
 
 
-def numeric_value(node: Expression, point: Mapping[str, Any]) -> Any:
-    """The value at a point, as mpmath's `mpf` or `mpc` at the current precision.
+def numeric_value(node: Expression, point: Point) -> Numeric:
+    """The value at a point, at mpmath's current precision.
 
     Raises:
         Undefined: no value there, or one beyond 2 ** MAX_BITS.
@@ -154,7 +156,7 @@ def numeric_value(node: Expression, point: Mapping[str, Any]) -> Any:
     return value
 
 
-def _draw(draw: random.Random, complex_variables: bool) -> Any:
+def _draw(draw: random.Random, complex_variables: bool) -> Numeric:
     real = mpmath.mpf(draw.randint(1, 10**12)) / 10**12 * 4 - 2  # negative as well: sqrt(x^2) is not x
     return mpmath.mpc(real, mpmath.mpf(draw.randint(1, 10**12)) / 10**12 * 4 - 2) if complex_variables else real
 
@@ -162,18 +164,28 @@ def _draw(draw: random.Random, complex_variables: bool) -> Any:
 def _exact(node: Expression) -> Fraction | None:
     if isinstance(node, Number):
         return node.value
-    if not isinstance(node, Apply) or FUNCTIONS[node.function].exact is None:
+    if not isinstance(node, Apply) or (rule := FUNCTIONS[node.function].exact) is None:
         return None
     arguments = []
     for argument in node.arguments:
-        value = _exact(argument)
-        if value is None:
+        if (value := _exact(argument)) is None:
             return None
         arguments.append(value)
-    value = FUNCTIONS[node.function].exact(*arguments)  # type: ignore[misc]
+    return _within_bounds(rule(*arguments))
+
+
+def _within_bounds(value: Fraction | None) -> Fraction | None:
     if value is not None and max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-        raise Undefined(node.function)
+        raise Undefined("too large")
     return value
+
+
+def _exact_product(*factors: Fraction) -> Fraction:
+    product = Fraction(1)
+    for factor in factors:
+        product *= factor
+        _within_bounds(product)
+    return product
 
 
 def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
@@ -183,13 +195,11 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if bits > 1 and bits * abs(exponent) > MAX_BITS:
         raise Undefined("power")
-    if abs(exponent) > 2**MAX_BITS:
-        raise Undefined("power")
     return base ** int(exponent)
 
 
 def _exact_root(x: Fraction, n: Fraction) -> Fraction | None:
-    """The real root where it is rational and not negative; the principal root of a negative number is complex."""
+    """The root if it is rational; the principal root of a negative number is complex."""
     if n.denominator != 1 or not 1 <= n <= 64 or x < 0:
         return None
     top, bottom = _integer_root(x.numerator, int(n)), _integer_root(x.denominator, int(n))
@@ -208,35 +218,13 @@ def _integer_root(x: int, n: int) -> int | None:
     return root if root**n == x else None
 
 
-def _natural(x: Any, largest: int) -> int:
-    if mpmath.im(x) != 0 or not 0 <= mpmath.re(x) <= largest or int(mpmath.re(x)) != x:
+def _natural(x: Numeric | Fraction, largest: int) -> int:
+    if x.imag != 0 or not 0 <= x.real <= largest or int(x.real) != x.real:
         raise Undefined("not a natural number, or too large")
-    return int(mpmath.re(x))
+    return int(x.real)
 
 
-def _exact_natural(x: Fraction, largest: int) -> int:
-    if x.denominator != 1 or not 0 <= x <= largest:
-        raise Undefined("not a natural number, or too large")
-    return int(x)
-
-
-def _factorial(x: Any) -> Any:
-    return mpmath.factorial(_natural(x, MAX_FACTORIAL))
-
-
-def _exact_factorial(x: Fraction) -> Fraction:
-    return Fraction(math.factorial(_exact_natural(x, MAX_FACTORIAL)))
-
-
-def _binomial(n: Any, k: Any) -> Any:
-    return mpmath.mpf(math.comb(_natural(n, MAX_FACTORIAL), _natural(k, MAX_FACTORIAL)))
-
-
-def _exact_binomial(n: Fraction, k: Fraction) -> Fraction:
-    return Fraction(math.comb(_exact_natural(n, MAX_FACTORIAL), _exact_natural(k, MAX_FACTORIAL)))
-
-
-def _numeric_power(base: Any, exponent: Any) -> Any:
+def _numeric_power(base: Numeric, exponent: Numeric) -> Numeric:
     if base == 0:
         if mpmath.re(exponent) <= 0 and exponent != 0:
             raise Undefined("power")
@@ -246,63 +234,57 @@ def _numeric_power(base: Any, exponent: Any) -> Any:
     return mpmath.power(base, exponent)
 
 
-def _real(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`function` for real arguments only: floor and the like of a complex number mean nothing here."""
+def _where(is_defined: Callable[[Numeric], bool], function: Callable[[Numeric], Numeric]) -> Callable[..., Numeric]:
+    """`function`, undefined where `is_defined` does not hold."""
 
-    def of_real(x: Any) -> Any:
-        if mpmath.im(x) != 0:
-            raise Undefined("complex")
-        return function(mpmath.re(x))
-
-    return of_real
-
-
-def _bounded(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`function` for arguments whose exponential is not beyond bounds."""
-
-    def of_bounded(x: Any) -> Any:
-        if abs(x) > MAX_BITS:
-            raise Undefined("too large")
+    def checked(x: Numeric) -> Numeric:
+        if not is_defined(x):
+            raise Undefined("outside of its domain")
         return function(x)
 
-    return of_bounded
+    return checked
+
+
+def _is_real(x: Numeric) -> bool:
+    return bool(x.imag == 0)
+
+
+def _is_moderate(x: Numeric) -> bool:
+    """Whether the exponential of `x` is within bounds."""
+    return bool(abs(x) <= MAX_BITS)
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """How to compute a function: of mpmath's numbers, and of rational ones where the result is rational."""
+    """How to compute a function: numerically, and exactly for rational arguments if the result is rational."""
 
-    numeric: Callable[..., Any]
+    numeric: Callable[..., Numeric]
     exact: Callable[..., Fraction | None] | None = None
 
 
-_CONSTANTS: dict[str, Any] = {"pi": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)}
+def _integer(function: Callable[..., int]) -> Function:
+    """A function whose values are integers, computed as such for both kinds of numbers."""
+    return Function(lambda *xs: mpmath.mpf(function(*xs)), lambda *xs: Fraction(function(*xs)))
+
+
+_CONSTANTS: dict[str, Numeric] = {"pi": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)}
 
 FUNCTIONS: dict[str, Function] = {
     "add": Function(lambda *xs: mpmath.fsum(xs), lambda *xs: sum(xs, Fraction(0))),
-    "multiply": Function(lambda *xs: mpmath.fprod(xs), lambda *xs: _exact_product(xs)),
+    "multiply": Function(lambda *xs: mpmath.fprod(xs), _exact_product),
     "negate": Function(lambda x: -x, lambda x: -x),
     "divide": Function(lambda x, y: x / y, lambda x, y: x / y),
     "power": Function(_numeric_power, _exact_power),
     "root": Function(lambda x, n: mpmath.root(x, _natural(n, 64)), _exact_root),  # principal
-    "factorial": Function(_factorial, _exact_factorial),
-    "binomial": Function(_binomial, _exact_binomial),
+    "factorial": _integer(lambda n: math.factorial(_natural(n, MAX_FACTORIAL))),
+    "binomial": _integer(lambda n, k: math.comb(_natural(n, MAX_FACTORIAL), _natural(k, MAX_FACTORIAL))),
     "absolute": Function(abs, abs),
-    "floor": Function(_real(mpmath.floor), lambda x: Fraction(math.floor(x))),
-    "ceiling": Function(_real(mpmath.ceil), lambda x: Fraction(math.ceil(x))),
-    "exp": Function(_bounded(mpmath.exp)),
+    "floor": Function(_where(_is_real, lambda x: mpmath.floor(x.real)), lambda x: Fraction(math.floor(x))),
+    "ceiling": Function(_where(_is_real, lambda x: mpmath.ceil(x.real)), lambda x: Fraction(math.ceil(x))),
+    "exp": Function(_where(_is_moderate, mpmath.exp)),
     "ln": Function(mpmath.ln),
     "log": Function(lambda x, base: mpmath.ln(x) / mpmath.ln(base)),
 } | {
-    name: Function(_bounded(getattr(mpmath, name)))
+    name: Function(_where(_is_moderate, getattr(mpmath, name)))
     for name in ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh")
 }
-
-
-def _exact_product(factors: tuple[Fraction, ...]) -> Fraction:
-    product = Fraction(1)
-    for factor in factors:
-        product *= factor
-        if max(product.numerator.bit_length(), product.denominator.bit_length()) > MAX_BITS:
-            raise Undefined("multiply")
-    return product

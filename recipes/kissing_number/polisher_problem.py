@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.discovery.problem import Problem, Verdict, global_of, with_run
-from trl_ext.discovery.sandbox.limits import Ran
+from trl_ext.discovery.sandbox.limits import ProgramResult
 from trl_ext.registry import import_function
 
 _FOLDER = Path(__file__).parent
@@ -53,7 +53,7 @@ def verify(program: str) -> Verdict:
     """Run the model's function on the core and the directions, and judge what it returns, not what else it leaves."""
     mark = secrets.token_hex(8)
     found, failure, ran = global_of(program + DRIVER.replace("MARK", mark), "polished")
-    if isinstance(ran, Ran) and not (isinstance(found, list) and found[:1] == [mark]):
+    if isinstance(ran, ProgramResult) and not (isinstance(found, list) and found[:1] == [mark]):
         failure = Verdict(False, (), "the program ended before `polish` was called; it must define it and go on")
     return with_run(failure or _check(found[1]), ran, {"num_points": 0, "dimension": 11})
 

@@ -11,9 +11,9 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-from trl_ext.discovery.problem import Finished, Problem, Verdict, global_of, with_run
+from trl_ext.discovery.problem import Polished, Problem, Verdict, global_of, with_run
 from trl_ext.discovery.sandbox import run_program
-from trl_ext.discovery.sandbox.limits import Failed, Limits
+from trl_ext.discovery.sandbox.limits import Limits, ProgramFailure
 from trl_ext.registry import import_function
 
 DIMENSION = 11
@@ -75,14 +75,14 @@ def check(points: Any) -> Verdict:
     return Verdict(False, (count, slack), f"{told}; {len(close)} pairs are too close", details)
 
 
-def finish(program: str, seed: int, seconds: float) -> Finished | str:
+def polish_program(program: str, seed: int, seconds: float) -> Polished | str:
     """Let the polisher of this folder move what a program leaves in `movable` beside its `core`, or in `points`.
 
     Returns:
         A program that states the polished set, and the verdict on it; or why there is none.
     """
     ran = run_program(program, ["core", "movable", "points"])
-    if isinstance(ran, Failed):
+    if isinstance(ran, ProgramFailure):
         return ran.detail
     core = ran.values.get("core", [])
     movable = ran.values.get("movable", ran.values.get("points"))
@@ -101,7 +101,7 @@ def finish(program: str, seed: int, seconds: float) -> Finished | str:
     if points is None:
         return f"the polisher found no valid set of {len(core) + len(movable)} points"
     text = f"points = {[[int(v) for v in point] for point in points]}\n".replace("], [", "],\n    [")
-    return Finished(text, verify(text))
+    return Polished(text, verify(text))
 
 
 def _no_directions(movable: Any, core: int) -> str:
@@ -119,7 +119,7 @@ def _no_directions(movable: Any, core: int) -> str:
 
 def constructor() -> Problem:
     """The model writes programs that construct a set."""
-    return Problem("kissing_number", TASK, verify, "valid points", HYBRID_TASK, finish)
+    return Problem("kissing_number", TASK, verify, "valid points", HYBRID_TASK, polish_program)
 
 
 def malformed(points: Any) -> str:

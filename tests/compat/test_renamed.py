@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from trl_ext.compat.renamed import RENAMED, RenamedWarning, accepts_earlier_names, current_flags, current_names
+from trl_ext.discovery.problem import Polished, Problem, Verdict
+from trl_ext.discovery.sandbox.limits import ProgramFailure
 from trl_ext.experiments.pipeline.record import record_of, write_record
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
 from trl_ext.experiments.sweep import run_all
@@ -142,6 +144,20 @@ def test_a_grade_has_its_earlier_names_too() -> None:
     assert grade == Grade(True, "4", False, "")
     with pytest.warns(RenamedWarning, match="right is now called correct"):
         assert (grade.in_format, grade.right) == (True, False)
+
+
+def test_a_problem_of_ones_own_has_its_earlier_names_too() -> None:
+    with pytest.warns(RenamedWarning, match="Finished is now called Polished"):
+        from trl_ext.discovery.problem import Finished
+    with pytest.warns(RenamedWarning, match="Failed is now called ProgramFailure"):
+        from trl_ext.discovery.sandbox.limits import Failed
+    assert (Finished, Failed) == (Polished, ProgramFailure)
+    verdict = Verdict(True, (1.0,), "")
+    with pytest.warns(RenamedWarning, match="finish is now called polish"):
+        problem = Problem("toy", "", lambda _: verdict, finish=lambda *_: Finished("", verdict))
+    assert problem.polish is not None
+    with pytest.raises(ImportError, match="Polish"):
+        from trl_ext.discovery.problem import Polish  # noqa: F401
 
 
 @pytest.mark.slow  # a process with torch and trl

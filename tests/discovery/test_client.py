@@ -12,7 +12,7 @@ import pytest
 from tests.support.discovery import client
 from tests.support.scripted_server import Answer, serving
 from trl_ext.discovery.budget import Budget, BudgetSpent
-from trl_ext.discovery.client import Endpoint, EndpointError, NoAnswer, Reply
+from trl_ext.discovery.client import Endpoint, EndpointError, Reply, RequestFailed
 
 MESSAGES = [{"role": "user", "content": "Say a score."}]
 GOOD = Answer("fine")
@@ -69,7 +69,7 @@ def test_client_honors_retry_after_within_the_run_time() -> None:
     ask([Answer(status=429, headers={"Retry-After": "0.2"}), GOOD])
     assert 0.2 <= time.monotonic() - began < 2
     budget = Budget(seconds=0.3)
-    with pytest.raises(NoAnswer, match=r"the time of 0\.3 s is over"):
+    with pytest.raises(RequestFailed, match=r"the time of 0\.3 s is over"):
         ask([Answer(status=429, headers={"Retry-After": "50"}), GOOD], budget)
     assert time.monotonic() - began < 4
 
@@ -79,14 +79,14 @@ def test_waits_grow_and_are_given_up_after_the_tries() -> None:
     with serving([Answer("down", status=500)]) as server:
         asks = client(server.url, budget, tries=3)
         budget.take(asks.most_tokens(MESSAGES))
-        with pytest.raises(NoAnswer, match=r"no answer after 3 tries: .*down"):
+        with pytest.raises(RequestFailed, match=r"no answer after 3 tries: .*down"):
             asks.ask(MESSAGES)
     assert len(server.bodies) == budget.used_calls == 3
     assert budget.reserved == budget.used_tokens == 0
 
 
 def test_tries_again_count_as_calls() -> None:
-    with pytest.raises(NoAnswer, match="not tried again: all 2 calls are made"):
+    with pytest.raises(RequestFailed, match="not tried again: all 2 calls are made"):
         ask([Answer(status=500)], Budget(calls=2))
 
 
@@ -95,7 +95,7 @@ def test_nobody_waits_for_another_try_when_the_run_has_stopped() -> None:
         asks = client(server.url)
         threading.Timer(0.1, asks.stopped.set).start()
         began = time.monotonic()
-        with pytest.raises(NoAnswer):
+        with pytest.raises(RequestFailed):
             asks.ask(MESSAGES)
         assert time.monotonic() - began < 5
 
@@ -110,13 +110,13 @@ def test_permanent_error_ends_the_run_and_says_what_to_change(status: int, words
 
 
 def test_a_request_that_is_too_long_is_given_up_alone() -> None:
-    with pytest.raises(NoAnswer, match=r"refused the request: .*maximum context length"):
+    with pytest.raises(RequestFailed, match=r"refused the request: .*maximum context length"):
         ask([Answer("maximum context length is 512", status=400), GOOD])
 
 
 def test_unreachable_server_is_named_without_its_password() -> None:
     asks = client("http://user:pass@127.0.0.1:9/v1?token=abc", tries=1)
-    with pytest.raises(NoAnswer, match=r"refused at http://127.0.0.1:9/v1\)"):
+    with pytest.raises(RequestFailed, match=r"refused at http://127.0.0.1:9/v1\)"):
         asks.ask(MESSAGES)
 
 
@@ -142,7 +142,7 @@ def test_broken_reply_counts_prompt_tokens_and_refusal_does_not() -> None:
         budget = Budget(calls=9)
         reply, _ = ask([FAULTS[fault], GOOD], budget)
         assert (reply.prompt_tokens, budget.used_tokens, budget.reserved) == (100 + cost, 120 + cost, 0)
-    with pytest.raises(NoAnswer) as caught:
+    with pytest.raises(RequestFailed) as caught:
         ask([FAULTS["not json"]], tries=2)
     assert (caught.value.tokens, caught.value.tries) == (2 * prompt, 2)
 
@@ -153,7 +153,7 @@ def test_no_prompt_has_more_tokens_than_are_reserved_for_it() -> None:
 
 
 def test_what_cannot_be_sent_is_not_tried_again() -> None:
-    with serving([GOOD]) as server, pytest.raises(NoAnswer, match="cannot be sent"):
+    with serving([GOOD]) as server, pytest.raises(RequestFailed, match="cannot be sent"):
         client(server.url).ask([{"role": "user", "content": "\ud800"}])
     assert server.bodies == []
 

@@ -131,7 +131,7 @@ def test_ctrl_c_before_the_loop_is_no_traceback(monkeypatch: pytest.MonkeyPatch)
     def interrupted() -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trl_ext.discovery.command.hide_memory", lambda: None)
+    monkeypatch.setattr("trl_ext.discovery.command.set_nondumpable", lambda: None)
     monkeypatch.setattr(sys, "argv", ["discover.py"])
     with pytest.raises(SystemExit) as ended:
         discover({"toy": interrupted}, None, "x")
@@ -166,9 +166,9 @@ def test_resume_needs_the_same_settings_and_counts_spent_budget(tmp_path: Path) 
 
 
 def test_isolation_that_is_required_and_missing_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trl_ext.discovery.sandbox.limits import Ran
+    from trl_ext.discovery.sandbox.limits import ProgramResult
 
-    monkeypatch.setattr("trl_ext.discovery.command.run_program", lambda *_: Ran({}, "", 0.0, ("network",)))
+    monkeypatch.setattr("trl_ext.discovery.command.run_program", lambda *_: ProgramResult({}, "", 0.0, ("network",)))
     with pytest.raises(ValueError, match="--require_isolation: not in force here: processes, files, rights"):
         run(PROBLEM, parsed(tmp_path, "http://127.0.0.1:9/v1", "--model", "m", "--require_isolation"))
 

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from trl_ext.discovery import sandbox
-from trl_ext.discovery.sandbox import isolation as confine
-from trl_ext.discovery.sandbox import probe, run_program
-from trl_ext.discovery.sandbox.limits import ISOLATION, Failed, Limits, Ran, in_force
+from trl_ext.discovery.sandbox import isolation, probe, run_program
+from trl_ext.discovery.sandbox.limits import ISOLATION, Limits, ProgramFailure, ProgramResult, describe_isolation
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(seconds=60.0, memory_mb=256)
@@ -98,7 +97,7 @@ def attempted() -> tuple[dict[str, Any], tuple[str, ...]]:
         os.chmod(folder, 0o777)
         names = {"HANDLE": file_handle(secret), "TMP": folder, "HOME": home, "PYTHONS": below, "ATTEMPTS": ATTEMPTS}
         outcome = run_program("".join(f"{k} = {v!r}\n" for k, v in names.items()) + SETUP, ["x"], LIMITS)
-    assert isinstance(outcome, Ran), outcome
+    assert isinstance(outcome, ProgramResult), outcome
     return outcome.values["x"], outcome.isolation
 
 
@@ -141,7 +140,7 @@ def test_for_an_ordinary_user_it_holds_too() -> None:
         pytest.skip(
             f"the system's Python cannot run it, or users may not have namespaces: {(ran.stderr or ran.stdout)[-200:]}"
         )
-    outcome = eval(ran.stdout, {"Ran": Ran})
+    outcome = eval(ran.stdout, {"ProgramResult": ProgramResult})
     for name in OF_RIGHTS | {"shadow", "terminal", "terminals", "new terminal", "kernel log"}:
         words = (*DENIED[name], "Invalid argument")  # of a handle that is none
         assert any(word in str(outcome.values["x"][name]) for word in words), (name, outcome.values["x"][name])
@@ -158,7 +157,7 @@ def test_tmp_is_hidden_except_for_a_python_installed_there(monkeypatch: pytest.M
         monkeypatch.setattr(sys, "executable", f"{folder}/a/venv/bin/python")
         look = f"import json, os, sys, wave\nx = [sys.prefix, os.listdir('/tmp'), os.listdir('{folder}')]"
         outcome = run_program(look, ["x"], LIMITS)
-    assert isinstance(outcome, Ran), outcome
+    assert isinstance(outcome, ProgramResult), outcome
     if "files" not in outcome.isolation:
         pytest.skip("files: not in force here, and the report says so")
     prefix, in_tmp, beside = outcome.values["x"]
@@ -185,7 +184,7 @@ MAPPED = "  assert libc.mmap(None, 2**24, 3, 1, fd, 0) not in (None, -1)\n  os.c
 @LINUX
 def test_memory_files_count(program: str) -> None:
     outcome = run_program(program, ["x"], replace(LIMITS, seconds=20.0))
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProgramFailure)
     assert outcome.kind == "memory"
 
 
@@ -218,16 +217,18 @@ def test_what_fails_is_not_reported(broken: str, lost: str, monkeypatch: pytest.
 @pytest.mark.skipif(os.getuid() != 0, reason="another user is what root becomes")
 def test_a_python_that_roots_other_user_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(confine, "_pythons_folders", lambda: {"/usr", str(tmp_path)})
+    monkeypatch.setattr(isolation, "_pythons_folders", lambda: {"/usr", str(tmp_path)})
     with pytest.raises(PermissionError, match=rf"programs run as user 60706, .* cannot read Python in '{tmp_path}'"):
-        confine.check_python(60706)
+        isolation.check_python(60706)
     assert os.geteuid() == 0
 
 
 def test_a_report_says_what_is_not_in_force() -> None:
-    assert "not in force" not in in_force(ISOLATION)
-    assert in_force(()).endswith(
+    assert "not in force" not in describe_isolation(ISOLATION)
+    assert describe_isolation(()).endswith(
         "not in force here: other processes are in sight, the program can reach the network, it can read and write "
         "what its user can, it may have rights"
     )
-    assert "not in force here: the program can reach the network" in in_force(("processes", "files", "rights"))
+    assert "not in force here: the program can reach the network" in describe_isolation(
+        ("processes", "files", "rights")
+    )

@@ -17,7 +17,7 @@ from trl_ext.registry import import_function
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "kissing_number"
 check: Any = import_function(f"{FOLDER / 'problem.py'}:check", "verifier")
-finish: Any = import_function(f"{FOLDER / 'problem.py'}:finish", "polisher")
+polish_program: Any = import_function(f"{FOLDER / 'problem.py'}:polish_program", "polisher")
 SUPPORTS = (
     "0128 0146 0159 017A 023A 0256 0279 0349 0358 0367 045A 0478 1239 1245 126A 1347 135A 1368 1578 1679 2348 2357 2469 "
     "247A 2678 346A 3569 4568 4579 567A"
@@ -212,12 +212,12 @@ def test_wrong_arguments_have_status_2_and_one_line(tmp_path: Path) -> None:
 )
 @pytest.mark.slow
 def test_what_cannot_be_polished_is_refused_with_the_place(program: str, reason: str) -> None:
-    assert reason in finish(program, 0, 1.0)
+    assert reason in polish_program(program, 0, 1.0)
 
 
 def polished(monkeypatch: pytest.MonkeyPatch, polish: Any, program: str) -> Any:
-    monkeypatch.setattr(sys.modules[finish.__module__], "import_function", lambda *_: polish)
-    return finish(program, 3, 1.0)
+    monkeypatch.setattr(sys.modules[polish_program.__module__], "import_function", lambda *_: polish)
+    return polish_program(program, 3, 1.0)
 
 
 CORE_AND_MOVABLE = (

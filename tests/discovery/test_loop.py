@@ -16,7 +16,7 @@ from tests.support.scripted_server import Answer, block, serving
 from trl_ext.discovery.budget import Budget
 from trl_ext.discovery.client import EndpointError
 from trl_ext.discovery.log import Log, LogError, attempts_of, read_log
-from trl_ext.discovery.problem import Finished, Verdict
+from trl_ext.discovery.problem import Polished, Verdict
 
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
@@ -27,7 +27,7 @@ def test_a_run_is_logged_whole_and_its_best_valid_program_kept(tmp_path: Path) -
     answers = [block("score 1 ok"), block("score 9"), Answer("none"), block("score 3 ok"), block("score 2 ok")]
     with serving(answers) as server:
         run = loop(tmp_path, client(server.url, Budget(calls=5)))
-        assert run.go() == "the budget: all 5 calls are made"
+        assert run.run() == "the budget: all 5 calls are made"
     entries = log_of(tmp_path)
     assert [e["kind"] for e in entries] == ["run", *["asked", "answer", "verdict"] * 5]
     assert [e["messages"] for e in entries if e["kind"] == "answer"] == [body["messages"] for body in server.bodies]
@@ -38,7 +38,7 @@ def test_a_run_is_logged_whole_and_its_best_valid_program_kept(tmp_path: Path) -
 
 def test_requests_overlap_up_to_the_concurrency(tmp_path: Path) -> None:
     with serving([replace(block("score 1 ok"), wait=0.05)]) as server:
-        loop(tmp_path, client(server.url), "best_of_n", concurrency=4, n=8).go()
+        loop(tmp_path, client(server.url), "best_of_n", concurrency=4, n=8).run()
     assert len(server.bodies) == 8
     assert server.most_at_once == 4
 
@@ -51,18 +51,18 @@ def test_an_answer_is_on_the_disk_before_its_program_runs(tmp_path: Path) -> Non
         return verify(program)
 
     with serving([block("score 1")]) as server:
-        loop(tmp_path, client(server.url), "single", replace(PROBLEM, verify=look)).go()
+        loop(tmp_path, client(server.url), "single", replace(PROBLEM, verify=look)).run()
     assert seen == [1]
 
 
 def test_killed_run_judges_received_answers_and_pays_only_once(tmp_path: Path) -> None:
     with serving([block("score 1 ok"), block("score 2 ok"), block("score 3 ok")]) as server:
-        loop(tmp_path, client(server.url, Budget(calls=2))).go()
+        loop(tmp_path, client(server.url, Budget(calls=2))).run()
         path = tmp_path / "conversation_log.json"
         lines = path.read_bytes().split(b"\n")
         path.write_bytes(b"\n".join(lines[:7]) + b"\n" + lines[7][:50])  # killed while it wrote the second verdict
         run = loop(tmp_path, client(server.url, Budget(calls=3, used_calls=2)))
-        run.go()
+        run.run()
     assert len(server.bodies) == 3
     assert [a.id for a in run.attempts] == [0, 1, 2]
     assert [a.score[0] for a in run.attempts] == [1, 2, 3]
@@ -83,7 +83,7 @@ def test_a_resumed_run_asks_what_the_whole_one_would_have(tmp_path: Path) -> Non
             used = 0
             for calls in parts:
                 budget = Budget(calls=calls, used_calls=used)
-                loop(folder, client(server.url, budget), "islands", concurrency=1, **options).go()
+                loop(folder, client(server.url, budget), "islands", concurrency=1, **options).run()
                 used = calls
         asked.append([body["messages"] for body in server.bodies])
     assert asked[0] == asked[1]
@@ -99,7 +99,7 @@ def test_the_same_program_is_judged_once(tmp_path: Path) -> None:
 
     with serving([block("score 1 ok")]) as server:
         run = loop(tmp_path, client(server.url, Budget(calls=3)), problem=replace(PROBLEM, verify=count))
-        run.go()
+        run.run()
     assert len(judged) == 1
     assert [a.score for a in run.attempts] == [(1, -1)] * 3
     assert "the same program as in attempt 0: it says 1" in server.bodies[2]["messages"][-1]["content"]
@@ -108,24 +108,24 @@ def test_the_same_program_is_judged_once(tmp_path: Path) -> None:
 def test_hybrid_keeps_the_finished_program_and_both_verdicts(tmp_path: Path) -> None:
     with serving([block("score 4"), block("nothing")]) as server:
         run = loop(tmp_path, client(server.url, Budget(calls=2)), "hybrid", concurrency=1)
-        run.go()
+        run.run()
     first, second = run.attempts
     assert first.verdict is not None
-    assert first.finished is not None
-    assert (first.verdict.valid, first.finished.valid, first.score) == (False, True, (4.5, -1))
-    assert (second.finished, second.finish_note) == (None, "nothing to finish")
+    assert first.polished is not None
+    assert (first.verdict.valid, first.polished.valid, first.score) == (False, True, (4.5, -1))
+    assert (second.polished, second.polish_note) == (None, "nothing to polish")
     assert (tmp_path / "programs" / "0000_finished.py").read_text() == "score 4.5 ok"
     assert "by the numeric method from the program of the answer" in (tmp_path / "best.py").read_text()
     again = attempts_of(read_log(tmp_path / "conversation_log.json"))
-    assert [(a.verdict, a.finished, a.finish_note) for a in again] == [
-        (a.verdict, a.finished, a.finish_note) for a in run.attempts
+    assert [(a.verdict, a.polished, a.polish_note) for a in again] == [
+        (a.verdict, a.polished, a.polish_note) for a in run.attempts
     ]
 
 
 def test_one_request_without_an_answer_costs_itself_only(tmp_path: Path) -> None:
     with serving([Answer("too long", status=400), block("score 1 ok")]) as server:
         run = loop(tmp_path, client(server.url, Budget(calls=2)))
-        run.go()
+        run.run()
     assert [a.error != "" for a in run.attempts] == [True, False]
     assert log_of(tmp_path)[2]["error"].startswith("the endpoint refused the request")
 
@@ -133,16 +133,16 @@ def test_one_request_without_an_answer_costs_itself_only(tmp_path: Path) -> None
 def test_endpoint_that_answers_nothing_ends_the_run_early(tmp_path: Path) -> None:
     with serving([Answer("too long", status=400)]) as server:
         with pytest.raises(EndpointError, match=r"5 requests in a row got no answer; the last: .*too long"):
-            loop(tmp_path, client(server.url, Budget(calls=50)), concurrency=1).go()
+            loop(tmp_path, client(server.url, Budget(calls=50)), concurrency=1).run()
         assert len(server.bodies) == 5
 
 
 def test_a_wrong_key_ends_the_run_and_a_resumed_one_asks_again(tmp_path: Path) -> None:
     with serving([block("score 1 ok"), Answer("no", status=401), block("score 2 ok")]) as server:
         with pytest.raises(EndpointError, match="refuses the key"):
-            loop(tmp_path, client(server.url, Budget(calls=4)), concurrency=1).go()
+            loop(tmp_path, client(server.url, Budget(calls=4)), concurrency=1).run()
         run = loop(tmp_path, client(server.url, Budget(calls=1)), concurrency=1)
-        run.go()
+        run.run()
     assert [(a.id, a.score[0]) for a in run.attempts] == [(0, 1), (1, 2)]
 
 
@@ -152,9 +152,9 @@ def test_verifier_fault_is_raised_and_costs_no_answer(tmp_path: Path) -> None:
 
     with serving([block("score 1 ok")]) as server:
         with pytest.raises(ZeroDivisionError):
-            loop(tmp_path, client(server.url), "single", replace(PROBLEM, verify=broken)).go()
+            loop(tmp_path, client(server.url), "single", replace(PROBLEM, verify=broken)).run()
         run = loop(tmp_path, client(server.url), "single")
-        run.go()
+        run.run()
     assert len(server.bodies) == 1
     assert run.attempts[0].score == (1, -1)
 
@@ -163,7 +163,7 @@ def test_an_interrupted_run_waits_for_what_is_paid_for(tmp_path: Path) -> None:
     with serving([replace(block("score 1 ok"), wait=0.3)]) as server:
         run = loop(tmp_path, client(server.url), "best_of_n", concurrency=2)
         threading.Timer(0.1, run.interrupt).start()
-        assert run.go() == "interrupted"
+        assert run.run() == "interrupted"
     assert len(server.bodies) == 2
     assert [a.score for a in run.attempts] == [(1, -1)] * 2
 
@@ -174,13 +174,13 @@ def test_interrupted_twice_it_leaves_at_once(tmp_path: Path) -> None:
         began = time.monotonic()
         for _ in range(2):
             threading.Timer(0.1, run.interrupt).start()
-        assert run.go() == "interrupted"
+        assert run.run() == "interrupted"
         assert time.monotonic() - began < 0.8
 
 
 def test_a_key_that_the_model_repeats_is_written_nowhere(tmp_path: Path) -> None:
     with serving([block("score 1 ok # sk-secret")]) as server:
-        loop(tmp_path, client(server.url, Budget(calls=2), key="sk-secret")).go()
+        loop(tmp_path, client(server.url, Budget(calls=2), key="sk-secret")).run()
     assert all(b"sk-secret" not in path.read_bytes() for path in tmp_path.iterdir())
     assert "score 1 ok # [key]" in (tmp_path / "best.py").read_text()
 
@@ -189,16 +189,16 @@ def test_keys_and_half_characters_are_never_written_or_sent_on(tmp_path: Path) -
     def shows(program: str) -> Verdict:
         return Verdict(False, (), "ValueError: sk-secret \ud800", {"program_output": ["sk-secret"]})
 
-    def finishes(*_: Any) -> Finished:
-        return Finished("score 1 ok # sk-secret", Verdict(True, (1,), "sk-secret \ud800"))
+    def polishes(*_: Any) -> Polished:
+        return Polished("score 1 ok # sk-secret", Verdict(True, (1,), "sk-secret \ud800"))
 
-    problem = replace(PROBLEM, verify=shows, finish=finishes)
+    problem = replace(PROBLEM, verify=shows, polish=polishes)
     for strategy in ("refine", "hybrid"):
         folder = tmp_path / strategy
         folder.mkdir()
         with serving([block("score 1 ok # \ud800")]) as server:
             run = loop(folder, client(server.url, Budget(calls=2), key="sk-secret"), strategy, problem)
-            assert run.go() == "the budget: all 2 calls are made"
+            assert run.run() == "the budget: all 2 calls are made"
         assert all(b"sk-secret" not in path.read_bytes() for path in folder.rglob("*.*"))
         assert "sk-secret" not in json.dumps(server.bodies)
         if strategy == "refine":
@@ -212,7 +212,7 @@ def test_requests_in_flight_are_logged_before_an_error_ends_run(tmp_path: Path) 
     with serving(answer) as server:
         run = loop(tmp_path, client(server.url), "best_of_n", concurrency=2)
         with pytest.raises(EndpointError, match="refuses the key"):
-            run.go()
+            run.run()
     assert [a.score for a in run.attempts] == [(1, -1)]
     assert sorted(e["kind"] for e in log_of(tmp_path)) == ["answer", "asked", "asked", "refused", "run", "verdict"]
 
@@ -223,7 +223,7 @@ def test_tokens_that_are_only_reserved_do_not_end_the_run(tmp_path: Path) -> Non
         most = asks.most_tokens([{"content": PROBLEM.task}])
         asks.budget.tokens = most + 2 * 120  # for a third request once two are known to have taken less
         run = loop(tmp_path, asks, "best_of_n", concurrency=2, n=4)
-        assert run.go().startswith(f"the budget: 360 of {most + 240} tokens are used")
+        assert run.run().startswith(f"the budget: 360 of {most + 240} tokens are used")
     assert len(server.bodies) == 3
     assert [(e["calls"], e["tokens"]) for e in log_of(tmp_path) if e["kind"] == "asked"] == [
         (1, most), (2, most), (3, most)
@@ -241,12 +241,12 @@ def test_programs_unverified_at_timeout_are_left_for_resume(tmp_path: Path) -> N
     with serving([block("score 1 ok")]) as server:
         run = loop(tmp_path, client(server.url, budget), "single", replace(PROBLEM, verify=slow))
         began = time.monotonic()
-        assert run.go() == "the budget: the time is over"
+        assert run.run() == "the budget: the time is over"
         assert time.monotonic() - began < 30
         end.set()
         assert run.attempts[0].is_pending
         again = loop(tmp_path, client(server.url), "single")
-        again.go()
+        again.run()
     assert again.attempts[0].score == (1, -1)
     assert len(server.bodies) == 1
 
@@ -259,10 +259,10 @@ def test_resumed_run_writes_the_best_program_missed_by_a_kill(tmp_path: Path) ->
         folder = tmp_path / strategy
         folder.mkdir()
         with serving([block("score 1 ok")]) as server:
-            loop(folder, client(server.url, Budget(calls=1)), strategy, problem).go()
+            loop(folder, client(server.url, Budget(calls=1)), strategy, problem).run()
             written = (folder / "best.py").read_text()
             (folder / "best.py").unlink()
-            loop(folder, client(server.url, Budget(calls=1, used_calls=1)), strategy, problem).go()
+            loop(folder, client(server.url, Budget(calls=1, used_calls=1)), strategy, problem).run()
         assert (folder / "best.py").read_text() == written
         assert written.splitlines()[1].startswith("score 1")
 

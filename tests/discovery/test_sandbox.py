@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from trl_ext.discovery.sandbox import run_program
-from trl_ext.discovery.sandbox.limits import Failed, Limits, Ran, in_force
+from trl_ext.discovery.sandbox.limits import Limits, ProgramFailure, ProgramOutcome, ProgramResult, describe_isolation
 
 SHORT = Limits(seconds=1.0, memory_mb=256)
 LONG = replace(SHORT, seconds=60.0)  # what ends by itself may take its time on a busy machine
@@ -83,13 +83,13 @@ SLOW = {
 FIND = "import os as _o\nRESULT = max(int(f) for f in _o.listdir('/proc/self/fd') if _o.path.exists(f'/proc/self/fd/{f}'))\n"
 
 
-def run(program: str | bytes, limits: Limits) -> Ran | Failed:
+def run(program: str | bytes, limits: Limits) -> ProgramOutcome:
     if isinstance(program, str) and "RESULT" in program:
         program = FIND + program
     return run_program(program, ["x"], limits)
 
 
-def run_all(names: list[str], folder: Path) -> dict[str, Ran | Failed]:
+def run_all(names: list[str], folder: Path) -> dict[str, ProgramOutcome]:
     """Several at a time; where their folders were is empty afterwards."""
     folder.chmod(0o777)
     os.environ["TMPDIR"] = str(folder)
@@ -100,37 +100,37 @@ def run_all(names: list[str], folder: Path) -> dict[str, Ran | Failed]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran | Failed]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProgramOutcome]:
     return run_all([name for name in PROGRAMS if name not in SLOW], tmp_path_factory.mktemp("sandboxes"))
 
 
 @pytest.fixture(scope="module")
-def slow_outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran | Failed]:
+def slow_outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProgramOutcome]:
     return run_all(sorted(SLOW), tmp_path_factory.mktemp("sandboxes"))
 
 
-def check(name: str, outcome: Ran | Failed) -> None:
+def check(name: str, outcome: ProgramOutcome) -> None:
     _, kind, expected = PROGRAMS[name]
     if expected == "any failure":
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, ProgramFailure)
     elif kind is None:
-        assert isinstance(outcome, Ran), outcome
+        assert isinstance(outcome, ProgramResult), outcome
         assert outcome.values == ({} if expected == "absent" else {"x": expected})
         assert repr(outcome.values.get("x")) == repr(None if expected == "absent" else expected)  # 1 is not 1.0
     else:
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, ProgramFailure)
         assert outcome.kind == kind, outcome
         assert expected in outcome.detail
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in SLOW])
-def test_every_program_has_a_clear_outcome(outcomes: dict[str, Ran | Failed], name: str) -> None:
+def test_every_program_has_a_clear_outcome(outcomes: dict[str, ProgramOutcome], name: str) -> None:
     check(name, outcomes[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SLOW))
-def test_every_slower_program_has_one_too(slow_outcomes: dict[str, Ran | Failed], name: str) -> None:
+def test_every_slower_program_has_one_too(slow_outcomes: dict[str, ProgramOutcome], name: str) -> None:
     check(name, slow_outcomes[name])
 
 
@@ -138,14 +138,14 @@ def sleepers() -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "98.7"]]
 
 
-def test_nothing_that_a_program_started_is_left(outcomes: dict[str, Ran | Failed]) -> None:
-    assert isinstance(outcomes["left behind"], Ran)
+def test_nothing_that_a_program_started_is_left(outcomes: dict[str, ProgramOutcome]) -> None:
+    assert isinstance(outcomes["left behind"], ProgramResult)
     assert sleepers() == []
 
 
 def test_a_traceback_does_not_say_where_python_lies() -> None:
     outcome = run("import json\njson.loads('[')", LONG)
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProgramFailure)
     assert "JSONDecodeError" in outcome.detail
     assert sys.base_prefix not in outcome.detail
 
@@ -167,7 +167,7 @@ def test_what_the_sandbox_says_is_in_force_is(tmp_path: Path, what: str) -> None
         outcome = run(names + ISOLATED[what], LONG)
     if what not in outcome.isolation:
         pytest.skip(f"this system isolates no {what}")
-    assert isinstance(outcome, Failed)
+    assert isinstance(outcome, ProgramFailure)
     assert {"network": "unreachable", "processes": "No such process", "files": "Read-only"}[what] in outcome.detail
     assert list(tmp_path.iterdir()) == []
 
@@ -187,7 +187,7 @@ def test_no_socket_where_services_put_them_can_be_used(tmp_path: Path) -> None:
                 outcome = run(connects, LONG)
             if "files" not in outcome.isolation:
                 pytest.skip("this system isolates no files")
-            assert isinstance(outcome, Failed)
+            assert isinstance(outcome, ProgramFailure)
             assert "FileNotFoundError" in outcome.detail
 
 
@@ -195,10 +195,10 @@ def test_no_socket_where_services_put_them_can_be_used(tmp_path: Path) -> None:
 def test_without_writable_uid_map_there_are_only_limits() -> None:
     code = """if True:
         from types import SimpleNamespace
-        from trl_ext.discovery.sandbox import isolation as confine
-        confine._LIBC = SimpleNamespace(unshare=lambda spaces: 0 if spaces & confine._NEWUSER else -1)
-        confine.open = lambda name, mode: 1 / 0 if name.endswith("uid_map") else open("/dev/null", mode)
-        print(confine.own_namespaces())
+        from trl_ext.discovery.sandbox import isolation
+        isolation._LIBC = SimpleNamespace(unshare=lambda spaces: 0 if spaces & isolation._NEWUSER else -1)
+        isolation.open = lambda name, mode: 1 / 0 if name.endswith("uid_map") else open("/dev/null", mode)
+        print(isolation.enter_namespaces())
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, cwd=ROOT)
     assert done.stdout == "False\n", done.stderr
@@ -209,7 +209,7 @@ def test_programs_without_namespaces_are_of_different_users() -> None:
     users = set()
     for _ in range(2):
         outcome = run("import os\nx = os.getuid()", replace(LONG, namespaces=False))
-        assert isinstance(outcome, Ran)
+        assert isinstance(outcome, ProgramResult)
         users.add(outcome.values["x"])
     assert len(users) == 2
     assert 0 not in users
@@ -218,7 +218,7 @@ def test_programs_without_namespaces_are_of_different_users() -> None:
 def test_the_program_sees_no_secret_and_has_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     outcome = run("import os\nx = [sorted(os.environ), open('/proc/self/status').read()]", LONG)
-    assert isinstance(outcome, Ran)
+    assert isinstance(outcome, ProgramResult)
     names, status = outcome.values["x"]
     assert "OPENAI_API_KEY" not in names
     fields = dict(line.split(":\t", 1) for line in status.splitlines())
@@ -241,10 +241,10 @@ def test_the_program_sees_no_secret_and_has_no_rights(monkeypatch: pytest.Monkey
 def test_without_namespaces_limits_hold_and_nothing_is_left(name: str) -> None:
     limits = replace(SHORT if name in ENDLESS else LONG, namespaces=False)
     outcome = run(PROGRAMS[name][0], limits)
-    assert isinstance(outcome, Ran if name in ("plain", "left behind") else Failed)
-    assert name != "shared memory of many" or (isinstance(outcome, Failed) and outcome.kind == "memory")
+    assert isinstance(outcome, ProgramResult if name in ("plain", "left behind") else ProgramFailure)
+    assert name != "shared memory of many" or (isinstance(outcome, ProgramFailure) and outcome.kind == "memory")
     assert set(outcome.isolation) <= {"rights"}
-    assert "can reach the network" in in_force(outcome.isolation)
+    assert "can reach the network" in describe_isolation(outcome.isolation)
     assert sleepers() == []
     assert not [p for p in psutil.Process().children(recursive=True) if "jail" in " ".join(p.cmdline())]
 

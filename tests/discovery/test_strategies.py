@@ -93,7 +93,7 @@ def test_an_attempt_without_an_answer_is_no_turn() -> None:
         ({"verdict": Verdict(False, (), "too close")}, "The verifier says: too close\nCorrect this"),
         ({"response": "I cannot."}, NO_PROGRAM),
         ({"response": "Let me", "finish_reason": "length"}, CUT_OFF),
-        ({"finished": Verdict(True, (9,), "polished")}, "The verifier says: polished"),
+        ({"polished": Verdict(True, (9,), "polished")}, "The verifier says: polished"),
     ],
 )
 def test_feedback_says_what_is_so_and_what_to_do(changed: dict[str, Any], words: str) -> None:
@@ -139,8 +139,8 @@ def test_best_of_an_island_migrates_after_a_number_of_attempts() -> None:
 
 
 def test_hybrid_polishes_and_needs_a_polishable_problem() -> None:
-    assert asked("hybrid", []).finish
-    assert not asked("islands", []).finish
+    assert asked("hybrid", []).polish
+    assert not asked("islands", []).polish
     with pytest.raises(ValueError, match="'toy' has no numeric method"):
         STRATEGIES["hybrid"](Problem("toy", "", PROBLEM.verify), [], Random(0))
 
@@ -165,7 +165,7 @@ def test_ranking_is_lexicographic_unique_and_prefers_the_earlier() -> None:
 
 
 def test_best_valid_may_be_finished_or_score_below_an_invalid() -> None:
-    attempts = [attempt(0, (3,)), attempt(1, (7,), valid=False), attempt(2, (1,), finished=Verdict(True, (4,), "f"))]
+    attempts = [attempt(0, (3,)), attempt(1, (7,), valid=False), attempt(2, (1,), polished=Verdict(True, (4,), "f"))]
     found = best_valid(attempts)
     assert found is not None
     assert (found[0].id, found[1].message) == (2, "f")

@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from tests.support.discovery import PROBLEM, client, loop
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from trl_ext.discovery.budget import Budget
-from trl_ext.discovery.client import EndpointError, NoAnswer
+from trl_ext.discovery.client import EndpointError, RequestFailed
 
 pytestmark = pytest.mark.vllm
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"  # the model has none of its own
@@ -83,7 +83,7 @@ def test_a_run_of_several_requests_at_a_time(tmp_path: Path, server: str) -> Non
     asks = client(server, Budget(calls=6), max_tokens=8, timeout=60.0)
     asks.endpoint = replace(asks.endpoint, model=asks.models()[0])
     run = loop(tmp_path, asks, "best_of_n", concurrency=3, n=6)
-    assert run.go() == "the strategy has nothing more to ask"
+    assert run.run() == "the strategy has nothing more to ask"
     answers = [e for e in json.loads((tmp_path / "conversation_log.json").read_text()) if e["kind"] == "answer"]
     assert len(answers) == 6
     assert asks.endpoint.model == "tiny"
@@ -98,7 +98,7 @@ def test_refine_sends_the_verdict_in_turns_the_server_accepts(tmp_path: Path, se
     asks = client(server, Budget(calls=3), max_tokens=2, timeout=60.0)
     asks.endpoint = replace(asks.endpoint, model="tiny")
     run = loop(tmp_path, asks, "refine", replace(PROBLEM, task="a b"), turns=1)
-    run.go()
+    run.run()
     roles = [[message["role"] for message in attempt.messages] for attempt in run.attempts]
     assert roles == [["user"], ["user", "assistant", "user"], ["user", "assistant", "user"]]
     assert [attempt.error for attempt in run.attempts] == [""] * 3
@@ -109,5 +109,5 @@ def test_what_the_server_refuses_is_said_in_its_words(server: str) -> None:
     with pytest.raises(EndpointError, match=r"no model 'scripted' at http://127.0.0.1"):
         asks.ask([{"role": "user", "content": "a"}])
     asks.endpoint = replace(asks.endpoint, model="tiny")
-    with pytest.raises(NoAnswer, match=r"refused the request: .*64"):
+    with pytest.raises(RequestFailed, match=r"refused the request: .*64"):
         asks.ask([{"role": "user", "content": "a " * 100}])

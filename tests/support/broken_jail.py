@@ -6,10 +6,10 @@ import json
 import sys
 from typing import Any
 
-from trl_ext.discovery.sandbox import isolation as confine
+from trl_ext.discovery.sandbox import isolation
 from trl_ext.discovery.sandbox import supervisor as jail
 
-mount, hidden_places = confine._mount, confine.hidden_places
+mount, hidden_places = isolation._mount, isolation.hidden_places
 
 
 def mount_no_proc(source: str, target: str, kind: str | None, *more: Any) -> None:
@@ -32,6 +32,6 @@ BROKEN: dict[str, tuple[str, Any]] = {
 
 if __name__ == "__main__":
     name, value = BROKEN[json.loads(sys.argv[1])["names"][0]]
-    assert hasattr(confine, name)
-    setattr(confine, name, value)
+    assert hasattr(isolation, name)
+    setattr(isolation, name, value)
     jail.main()

@@ -13,7 +13,7 @@ from trl_ext.discovery.budget import Budget
 from trl_ext.discovery.client import Client, Endpoint
 from trl_ext.discovery.log import Log, attempts_of, read_log
 from trl_ext.discovery.loop import Loop, Plan
-from trl_ext.discovery.problem import Finished, Problem, Verdict
+from trl_ext.discovery.problem import Polished, Problem, Verdict
 from trl_ext.discovery.strategies import STRATEGIES
 
 
@@ -25,15 +25,15 @@ def verify(program: str) -> Verdict:
     return Verdict("ok" in words, (score, -1.0), f"it says {score:g}{' and ok' if 'ok' in words else ''}")
 
 
-def finish(program: str, seed: int, seconds: float) -> Finished | str:
+def polish(program: str, seed: int, seconds: float) -> Polished | str:
     verdict = verify(program)
     if not verdict.score:
-        return "nothing to finish"
+        return "nothing to polish"
     better = f"score {verdict.score[0] + 0.5} ok"
-    return Finished(better, verify(better))
+    return Polished(better, verify(better))
 
 
-PROBLEM = Problem("toy", "Say a score.", verify, "points", "Say a score; it will be finished.", finish)
+PROBLEM = Problem("toy", "Say a score.", verify, "points", "Say a score; it will be polished.", polish)
 
 
 TLS = ssl.create_default_context()  # making one takes longer than a test

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 C = TypeVar("C", bound=type)
@@ -23,7 +23,15 @@ RENAMED = {
     "stop_without_spread": "stop_after_zero_variance_steps",
 }
 RENAMED_IN_REWARDS = {"Verdict": "Grade", "in_format": "well_formed", "right": "correct"}  # a class and its fields
-_ALL = RENAMED | RENAMED_IN_REWARDS
+RENAMED_IN_DISCOVERY = {
+    "Ran": "ProgramResult",
+    "Failed": "ProgramFailure",
+    "in_force": "describe_isolation",
+    "Finished": "Polished",
+    "finish": "polish",
+    "NoAnswer": "RequestFailed",
+}
+_ALL = RENAMED | RENAMED_IN_REWARDS | RENAMED_IN_DISCOVERY
 
 
 class RenamedWarning(DeprecationWarning):
@@ -59,6 +67,17 @@ def current_flags(arguments: Iterable[str], warn: bool = True) -> list[str]:
         name = flag[2:].replace("-", "_") if flag.startswith("--") else ""
         found.append(f"--{current_name(name, warn)}{equals}{value}" if name in RENAMED else argument)
     return found
+
+
+def earlier_names_in(module: Mapping[str, object]) -> Callable[[str], object]:
+    """A module's `__getattr__`, made from its `globals()`: finds what was renamed by its earlier name."""
+
+    def earlier_name(name: str) -> object:
+        if _ALL.get(name) not in module:
+            raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
+        return module[current_name(name)]
+
+    return earlier_name
 
 
 def accepts_earlier_names(cls: C) -> C:

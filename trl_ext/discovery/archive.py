@@ -19,22 +19,22 @@ class Attempt:
         response: None while the request is on its way, and if it got no answer.
         error: why it got none.
         verdict: on the program of the response.
-        finished: the verdict on what a numeric method made of the program; None without one.
-        finish_note: why there is none, where there should be.
+        polished: the verdict on what a numeric method made of the program; None without one.
+        polish_note: why there is none, where there should be.
         second: of the run, when the answer came.
     """
 
     id: int
     group: int = 0
     parents: tuple[int, ...] = ()
-    finish: bool = False
+    polish: bool = False
     messages: Sequence[Message] = ()
     response: str | None = None
     finish_reason: str = ""
     error: str = ""
     verdict: Verdict | None = None
-    finished: Verdict | None = None
-    finish_note: str = ""
+    polished: Verdict | None = None
+    polish_note: str = ""
     second: float = 0.0
     tokens: int = 0
 
@@ -51,7 +51,7 @@ class Attempt:
     @property
     def best_verdict(self) -> Verdict | None:
         """The better of the verdicts on the model's program and on what was made of it."""
-        both = [verdict for verdict in (self.verdict, self.finished) if verdict is not None]
+        both = [verdict for verdict in (self.verdict, self.polished) if verdict is not None]
         return max(both, key=lambda verdict: (verdict.score, verdict.valid), default=None)
 
     @property
@@ -74,7 +74,7 @@ def best_valid(attempts: Iterable[Attempt]) -> tuple[Attempt, Verdict] | None:
     """The attempt with the best valid verdict, and that verdict; of equals the earlier."""
     found: tuple[Attempt, Verdict] | None = None
     for attempt in attempts:
-        for verdict in (attempt.verdict, attempt.finished):
+        for verdict in (attempt.verdict, attempt.polished):
             if verdict is not None and verdict.valid and (found is None or verdict.score > found[1].score):
                 found = attempt, verdict
     return found

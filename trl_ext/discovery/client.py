@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from trl_ext.compat.renamed import earlier_names_in
 from trl_ext.discovery.budget import Budget, BudgetSpent
 
 Message = Mapping[str, str]
@@ -22,7 +23,7 @@ class EndpointError(RuntimeError):
     """No request to this endpoint will ever succeed; the message says what to change."""
 
 
-class NoAnswer(RuntimeError):
+class RequestFailed(RuntimeError):
     """This request got no answer, however often it was tried; another may. `tokens`: what its tries may have cost."""
 
     tokens, tries = 0, 0
@@ -116,7 +117,7 @@ class Client:
         """The model's answer. The first try has been taken from the budget by the caller; others are taken here.
 
         Raises:
-            NoAnswer: none came, or the request was refused.
+            RequestFailed: none came, or the request was refused.
             EndpointError: the key, the model or the address is wrong.
         """
         began, most, spent = time.monotonic(), self.most_tokens(messages), 0
@@ -127,7 +128,7 @@ class Client:
                 used = reply.prompt_tokens + reply.completion_tokens
                 prompt = reply.prompt_tokens + spent
                 return replace(reply, prompt_tokens=prompt, tries=number, seconds=round(time.monotonic() - began, 3))
-            except _Again as again:
+            except _Retryable as again:
                 reason, wait = str(again), again.seconds(self.endpoint.first_wait, number)
                 used = _estimated(messages) if again.may_have_cost else 0
                 spent += used
@@ -156,14 +157,14 @@ class Client:
                 extra_body=dict(endpoint.extra_body) or None,
             )
         except openai.APITimeoutError:
-            raise _Again(f"no answer within {endpoint.timeout:g} s", may_have_cost=True) from None
+            raise _Retryable(f"no answer within {endpoint.timeout:g} s", may_have_cost=True) from None
         except openai.APIStatusError as error:
             raise self._refused(error) from None
         except UnicodeEncodeError as error:
-            raise NoAnswer(f"the request cannot be sent: {self._said(error)}") from None
+            raise RequestFailed(f"the request cannot be sent: {self._said(error)}") from None
         except (openai.OpenAIError, ValueError) as error:  # no connection, or an answer that is not JSON
             has_sent = not isinstance(error.__cause__, httpx.ConnectError)
-            raise _Again(self._said(error), may_have_cost=has_sent) from None
+            raise _Retryable(self._said(error), may_have_cost=has_sent) from None
         return _contents(done, messages)
 
     def _refused(self, error: Any) -> Exception:
@@ -174,15 +175,15 @@ class Client:
         if status == 404:
             return EndpointError(f"no model {self.endpoint.model!r} at {self.endpoint.shown_url} ({said})")
         if status in (408, 409, 425, 429) or status >= 500:
-            return _Again(said, error.response.headers.get("retry-after"))
-        return NoAnswer(f"the endpoint refused the request: {said}")  # too long for the model's context, for one
+            return _Retryable(said, error.response.headers.get("retry-after"))
+        return RequestFailed(f"the endpoint refused the request: {said}")  # too long for the model's context, for one
 
     def _said(self, error: Exception) -> str:
         cause = f" ({error.__cause__} at {self.endpoint.shown_url})" if error.__cause__ else ""
         return self.redact(f"{type(error).__name__}: {error}{cause}")[:500]
 
 
-class _Again(Exception):
+class _Retryable(Exception):
     """A try that failed and may succeed later. `may_have_cost`: the server may have worked on it."""
 
     def __init__(self, reason: str, retry_after: str | None = None, may_have_cost: bool = False) -> None:
@@ -197,8 +198,8 @@ class _Again(Exception):
             return min(_LONGEST_WAIT, first * 2 ** (number - 1)) * random.uniform(0.75, 1.25)
 
 
-def _given_up(reason: str, tokens: int, tries: int) -> NoAnswer:
-    error = NoAnswer(reason)
+def _given_up(reason: str, tokens: int, tries: int) -> RequestFailed:
+    error = RequestFailed(reason)
     error.tokens, error.tries = tokens, tries
     return error
 
@@ -218,7 +219,7 @@ def _contents(done: Any, messages: Sequence[Message]) -> Reply:
             raise TypeError("its content is no text")
         thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
     except (AttributeError, IndexError, TypeError) as error:
-        raise _Again(f"the server's answer has no message ({error})", may_have_cost=True) from None
+        raise _Retryable(f"the server's answer has no message ({error})", may_have_cost=True) from None
     is_estimated = False
     try:
         prompt, answer = int(done.usage.prompt_tokens), int(done.usage.completion_tokens)
@@ -226,3 +227,6 @@ def _contents(done: Any, messages: Sequence[Message]) -> Reply:
         is_estimated = True
         prompt, answer = _estimated(messages), len(text) // _CHARACTERS_PER_TOKEN
     return Reply(text, finish, prompt, answer, 1, 0.0, is_estimated, str(thought))
+
+
+__getattr__ = earlier_names_in(globals())

@@ -24,8 +24,8 @@ from trl_ext.discovery.loop import Loop, Plan
 from trl_ext.discovery.problem import Problem
 from trl_ext.discovery.report import HEADER, row, shown, status, write_report
 from trl_ext.discovery.sandbox import run_program
-from trl_ext.discovery.sandbox.isolation import hide_memory
-from trl_ext.discovery.sandbox.limits import ISOLATION, SandboxError, in_force
+from trl_ext.discovery.sandbox.isolation import set_nondumpable
+from trl_ext.discovery.sandbox.limits import ISOLATION, SandboxError, describe_isolation
 from trl_ext.discovery.strategies import STRATEGIES
 
 LOG = "conversation_log.json"
@@ -38,7 +38,7 @@ def discover(problems: Mapping[str, Callable[[], Problem]], description: str | N
         problems: what `--task` chooses from; the first is the default.
         folder: the default `--output_dir`.
     """
-    hide_memory()
+    set_nondumpable()
     arguments = discover_parser(problems, description, folder).parse_args()
     try:
         sys.exit(run(problems[arguments.task](), arguments))
@@ -85,7 +85,7 @@ def run(problem: Problem, arguments: argparse.Namespace) -> int:
 def _check_sandbox(is_required: bool) -> None:
     """Try the sandbox before any call is paid for, and say what it keeps out."""
     isolation = run_program("", []).isolation
-    print(f"sandbox: {in_force(isolation)}")
+    print(f"sandbox: {describe_isolation(isolation)}")
     missing = [name for name in ISOLATION if name not in isolation]
     if is_required and missing:
         raise ValueError(f"--require_isolation: not in force here: {', '.join(missing)}")
@@ -158,7 +158,7 @@ def _run(plan: Plan, client: Client, about: dict[str, Any], entries: list[Entry]
     print(HEADER)
     end = "an error"
     try:
-        end = loop.go()
+        end = loop.run()
     except EndpointError as error:
         end = f"an error: {error}"
         raise

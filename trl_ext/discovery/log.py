@@ -87,7 +87,7 @@ def answer_entry(attempt: Attempt, reply: Reply, calls: int) -> Entry:
         "second": attempt.second,
         "group": attempt.group,
         "parents": list(attempt.parents),
-        "finish": attempt.finish,
+        "finish": attempt.polish,
         "messages": list(attempt.messages),
         "response": attempt.response,
         "reasoning": reply.reasoning,
@@ -138,6 +138,6 @@ def attempts_of(entries: list[Entry]) -> list[Attempt]:
         elif entry["kind"] == "verdict":
             attempt = found[entry["id"]]
             attempt.verdict = _verdict(entry["verdict"])
-            attempt.finished = _verdict(entry["finished"])
-            attempt.finish_note = entry["finish_note"]
+            attempt.polished = _verdict(entry["finished"])
+            attempt.polish_note = entry["finish_note"]
     return list(found.values())

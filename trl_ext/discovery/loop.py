@@ -16,9 +16,9 @@ from typing import Any
 
 from trl_ext.discovery.archive import Attempt, best_valid
 from trl_ext.discovery.budget import BudgetSpent
-from trl_ext.discovery.client import Client, EndpointError, NoAnswer, Reply
+from trl_ext.discovery.client import Client, EndpointError, Reply, RequestFailed
 from trl_ext.discovery.log import Log, answer_entry, redacted, verdict_entry
-from trl_ext.discovery.problem import CUT_OFF, NO_PROGRAM, Finished, Problem, Verdict
+from trl_ext.discovery.problem import CUT_OFF, NO_PROGRAM, Polished, Problem, Verdict
 from trl_ext.discovery.strategies import Proposal
 from trl_ext.io import write_text
 
@@ -33,7 +33,7 @@ class Plan:
         propose: a strategy with its options: (problem, attempts, rng) to a request or None.
         concurrency: requests on their way at a time.
         judges: programs that run at a time.
-        finish_seconds: for the numeric method, per program.
+        polish_seconds: for the numeric method, per program.
     """
 
     problem: Problem
@@ -42,7 +42,7 @@ class Plan:
     seed: int = 0
     concurrency: int = 4
     judges: int = 2
-    finish_seconds: float = 60.0
+    polish_seconds: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ _INTERRUPTED = "interrupted"
 
 
 class Loop:
-    """A run. `go` returns why it ended.
+    """A run. `run` returns why it ended.
 
     Args:
         attempts: of earlier processes of the same run.
@@ -81,7 +81,7 @@ class Loop:
         self._to_ask: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
         self._to_judge: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
 
-    def go(self) -> str:
+    def run(self) -> str:
         """Run to the end of the strategy or of the budget; after `interrupt`, to the end of what is on its way.
 
         When the time is over, programs that still run are left unjudged; a resumed run judges them.
@@ -98,12 +98,12 @@ class Loop:
         try:
             for attempt in [a for a in self.attempts if a.is_pending]:
                 self._route(attempt)
-            while self._hand_out() or self.asking or self.judging:
+            while self._dispatch_requests() or self.asking or self.judging:
                 self.show(None)
                 event = self._next_event()
                 if event is None or (event is _INTERRUPT and self._end == _INTERRUPTED):
                     break
-                self._take(event)
+                self._handle_event(event)
         finally:
             for _, waiting, threads in jobs:
                 for _ in range(threads):
@@ -135,7 +135,7 @@ class Loop:
                 f"\nwaiting for {self.asking} answers and {self.judging} programs; once more to leave now", flush=True
             )
 
-    def _hand_out(self) -> bool:
+    def _dispatch_requests(self) -> bool:
         """Start as many requests as may be on their way; whether any was started."""
         started = 0
         plan = self.plan
@@ -151,7 +151,7 @@ class Loop:
                 if self.asking == 0:  # else what is on its way may take less than is reserved for it
                     self._end = f"the budget: {spent}"
                 break
-            attempt = Attempt(self._next_id, proposal.group, proposal.parents, proposal.finish, proposal.messages)
+            attempt = Attempt(self._next_id, proposal.group, proposal.parents, proposal.polish, proposal.messages)
             self.attempts.append(attempt)
             self._next_id += 1
             self.asking += 1
@@ -166,7 +166,7 @@ class Loop:
         while (attempt := self._to_ask.get()) is not None:
             try:
                 event = _Event("answer", attempt, self.client.ask(attempt.messages))
-            except NoAnswer as error:
+            except RequestFailed as error:
                 event = _Event("no answer", attempt, error)
             except BaseException as error:
                 event = _Event("end", attempt, error)
@@ -180,28 +180,28 @@ class Loop:
                 event = _Event("end", attempt, error)
             self._events.put(event)
 
-    def _judged(self, attempt: Attempt) -> tuple[Verdict, Finished | str]:
+    def _judged(self, attempt: Attempt) -> tuple[Verdict, Polished | str]:
         program, problem = attempt.program, self.plan.problem
         if program is None:
             return Verdict(False, (), CUT_OFF if attempt.finish_reason == "length" else NO_PROGRAM), ""
         verdict = problem.verify(program)
-        if not attempt.finish or problem.finish is None:
+        if not attempt.polish or problem.polish is None:
             return verdict, ""
-        return verdict, problem.finish(program, self.plan.seed + attempt.id, self.plan.finish_seconds)
+        return verdict, problem.polish(program, self.plan.seed + attempt.id, self.plan.polish_seconds)
 
     # In the main thread
 
-    def _take(self, event: _Event) -> None:
+    def _handle_event(self, event: _Event) -> None:
         if event.kind == "answer":
             self._answered(event.attempt, event.what)
         elif event.kind == "no answer":
             self._unanswered(event.attempt, event.what)
         elif event.kind == "verdict":
-            self._through(event.attempt, *event.what)
+            self._record_verdict(event.attempt, *event.what)
         elif event is _INTERRUPT:
             self._stop()
         else:
-            self._lost(event.attempt, event.what)
+            self._handle_worker_error(event.attempt, event.what)
 
     def _answered(self, attempt: Attempt, reply: Reply) -> None:
         self.asking -= 1
@@ -210,7 +210,7 @@ class Loop:
         self._write_answer(attempt, reply)
         self._route(attempt)
 
-    def _unanswered(self, attempt: Attempt, error: NoAnswer) -> None:
+    def _unanswered(self, attempt: Attempt, error: RequestFailed) -> None:
         self.asking -= 1
         self._failed_in_a_row += 1
         attempt.error = str(error)
@@ -219,7 +219,7 @@ class Loop:
         if self._failed_in_a_row >= _FAILED_IN_A_ROW and not self._end:
             self._fail(EndpointError(f"{self._failed_in_a_row} requests in a row got no answer; the last: {error}"))
 
-    def _lost(self, attempt: Attempt, error: BaseException) -> None:
+    def _handle_worker_error(self, attempt: Attempt, error: BaseException) -> None:
         """Forget a request, or leave a program unjudged, whose error ends the run: a resumed one does it again."""
         if attempt.response is None:
             self.asking -= 1
@@ -245,35 +245,37 @@ class Loop:
     def _route(self, attempt: Attempt) -> None:
         """To a judge, unless the same program has been judged before."""
         self.judging += 1
-        known = None if attempt.finish else self._known(attempt.program)
+        known = None if attempt.polish else self._known(attempt.program)
         if known is None or known.verdict is None:
             self._to_judge.put(attempt)
             return
         told = f"the same program as in attempt {known.id}: {known.verdict.message}"
-        self._through(attempt, Verdict(known.verdict.valid, known.verdict.score, told, known.verdict.details), "")
+        self._record_verdict(
+            attempt, Verdict(known.verdict.valid, known.verdict.score, told, known.verdict.details), ""
+        )
 
     def _known(self, program: str | None) -> Attempt | None:
-        same = (a for a in self.attempts if program is not None and a.verdict and not a.finish and a.program == program)
+        same = (a for a in self.attempts if program is not None and a.verdict and not a.polish and a.program == program)
         return next(same, None)
 
-    def _through(self, attempt: Attempt, verdict: Verdict, finished: Finished | str) -> None:
+    def _record_verdict(self, attempt: Attempt, verdict: Verdict, polished: Polished | str) -> None:
         self.judging -= 1
         redact, finish_file = self.client.redact, ""
         attempt.verdict = redacted(verdict, redact)
-        if isinstance(finished, Finished):
-            attempt.finished, finish_file = redacted(finished.verdict, redact), _finish_file(attempt)
+        if isinstance(polished, Polished):
+            attempt.polished, finish_file = redacted(polished.verdict, redact), _polished_file(attempt)
             (self.plan.folder / "programs").mkdir(exist_ok=True)
-            write_text(self.plan.folder / finish_file, redact(finished.program))
+            write_text(self.plan.folder / finish_file, redact(polished.program))
         else:
-            attempt.finish_note = redact(finished)
+            attempt.polish_note = redact(polished)
         self.log.add(
             "verdict",
             id=attempt.id,
             second=round(self.client.budget.used_seconds(), 3),
             verdict=verdict_entry(attempt.verdict),
-            finished=attempt.finished and verdict_entry(attempt.finished),
+            finished=attempt.polished and verdict_entry(attempt.polished),
             finish_file=finish_file,
-            finish_note=attempt.finish_note,
+            finish_note=attempt.polish_note,
         )
         new = best_valid([attempt])
         if new is not None and (self.best is None or new[1].score > self.best[1].score):
@@ -283,12 +285,12 @@ class Loop:
 
     def _write_best(self, attempt: Attempt, verdict: Verdict) -> None:
         by, program = "the answer", attempt.program or ""
-        if verdict is attempt.finished:
+        if verdict is attempt.polished:
             by = "the numeric method from the program of the answer"
-            program = (self.plan.folder / _finish_file(attempt)).read_text(encoding="utf-8")
+            program = (self.plan.folder / _polished_file(attempt)).read_text(encoding="utf-8")
         told = next(iter(verdict.message.splitlines()), "")
         write_text(self.plan.folder / "best.py", f"# Attempt {attempt.id}, made by {by}. {told}\n{program}")
 
 
-def _finish_file(attempt: Attempt) -> str:
+def _polished_file(attempt: Attempt) -> str:
     return f"programs/{attempt.id:04d}_finished.py"

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trl_ext.compat.renamed import accepts_earlier_names, earlier_names_in
 from trl_ext.discovery.sandbox import run_program
-from trl_ext.discovery.sandbox.limits import Failed, Limits, Ran, in_force
+from trl_ext.discovery.sandbox.limits import Limits, ProgramFailure, ProgramOutcome, describe_isolation
 
 Score = tuple[float, ...]  # larger is better, first entry first; () is less than any other
 
@@ -36,13 +37,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Polished:
     """A program that a numeric method made from the model's, with its own verdict."""
 
     program: str
     verdict: Verdict
 
 
+@accepts_earlier_names
 @dataclass(frozen=True)
 class Problem:
     """A problem that a model can work on.
@@ -53,7 +55,7 @@ class Problem:
         verify: judges a program; called from several threads.
         score_name: what the first entry of the score counts.
         hybrid_task: the first message where a numeric method finishes what the model's program begins.
-        finish: that method: a program, a seed and a limit in seconds to a better program, or why there is none.
+        polish: that method: a program, a seed and a limit in seconds to a better program, or why there is none.
     """
 
     name: str
@@ -61,15 +63,15 @@ class Problem:
     verify: Callable[[str], Verdict]
     score_name: str = "score"
     hybrid_task: str = ""
-    finish: Callable[[str, int, float], Finished | str] | None = None
+    polish: Callable[[str, int, float], Polished | str] | None = None
 
 
 def global_of(
     program: str | bytes, name: str, limits: Limits | None = None
-) -> tuple[Any, Verdict | None, Ran | Failed]:
+) -> tuple[Any, Verdict | None, ProgramOutcome]:
     """The program's global `name`, run in the sandbox; or None and the verdict on a program that leaves none."""
     ran = run_program(program, [name], limits)
-    if isinstance(ran, Failed):
+    if isinstance(ran, ProgramFailure):
         return None, Verdict(False, (), f"{_KINDS[ran.kind]}: {ran.detail}"), ran
     if name not in ran.values:
         return None, Verdict(False, (), f"the program ended without a global `{name}`"), ran
@@ -86,13 +88,13 @@ _KINDS = {
 }
 
 
-def with_run(verdict: Verdict, ran: Ran | Failed, otherwise: Mapping[str, Any] | None = None) -> Verdict:
+def with_run(verdict: Verdict, ran: ProgramOutcome, otherwise: Mapping[str, Any] | None = None) -> Verdict:
     """The verdict with how long the program ran, what it printed and what kept it in.
 
     Args:
         otherwise: details of a program that leaves nothing to judge.
     """
-    more = {"program_seconds": ran.seconds, "sandbox": in_force(ran.isolation)}
+    more = {"program_seconds": ran.seconds, "sandbox": describe_isolation(ran.isolation)}
     shown = {"program_output": ran.output} if ran.output else {}
     return Verdict(
         verdict.valid, verdict.score, verdict.message, {**(otherwise or {}), **verdict.details, **more, **shown}
@@ -124,3 +126,6 @@ def extract_program(response: str) -> str | None:
     others = [code for language, code in blocks if not language]
     chosen = python or others
     return chosen[-1] if chosen else None
+
+
+__getattr__ = earlier_names_in(globals())

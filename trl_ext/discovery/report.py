@@ -40,7 +40,7 @@ def row(attempt: Attempt) -> str:
     """An attempt as one line on a terminal."""
     verdict = attempt.best_verdict
     told = attempt.error or (verdict.message if verdict else "")
-    by = " (polished)" if attempt.finished is not None and verdict is attempt.finished else ""
+    by = " (polished)" if attempt.polished is not None and verdict is attempt.polished else ""
     return (
         f"{attempt.id:>7} {attempt.second:>6.1f} s {attempt.tokens:>7} {attempt.group:>5}  "
         f"{shown(attempt.score):<16} {outcome(attempt)}{by}: {one_line(told, 100)}"
@@ -124,7 +124,7 @@ def _best_lines(problem: Problem, attempts: Sequence[Attempt]) -> list[str]:
 
 
 def _author(attempt: Attempt, verdict: Verdict) -> str:
-    return "the answer, then the numeric method" if verdict is attempt.finished else "the answer"
+    return "the answer, then the numeric method" if verdict is attempt.polished else "the answer"
 
 
 def _improvements(attempts: Sequence[Attempt]) -> list[str]:

@@ -26,7 +26,7 @@ class Proposal:
     messages: tuple[Message, ...]
     group: int = 0
     parents: tuple[int, ...] = ()
-    finish: bool = False
+    polish: bool = False
 
 
 @STRATEGIES.register
@@ -115,12 +115,12 @@ def hybrid(
     explore: float = 0.2,
 ) -> Proposal | None:
     """As `islands`, and the problem's numeric method finishes what each program begins. Ends with the budget."""
-    if problem.finish is None:
+    if problem.polish is None:
         raise ValueError(f"strategy 'hybrid': the problem {problem.name!r} has no numeric method to finish a program")
     task = dataclasses.replace(problem, task=problem.hybrid_task)
     options = {"islands": islands, "migrate_every": migrate_every, "parents": parents, "explore": explore}
     proposal = STRATEGIES["islands"](task, attempts, rng, **options)
-    return dataclasses.replace(proposal, finish=True)
+    return dataclasses.replace(proposal, polish=True)
 
 
 def feedback(problem: Problem, attempt: Attempt) -> str:
@@ -156,7 +156,7 @@ def _shown(attempt: Attempt) -> str:
     verdict = attempt.best_verdict
     message = verdict.message if verdict else ""
     notes = [f"The verifier says: {message}"]
-    if attempt.finished is not None or attempt.finish_note:
-        told = attempt.finished.message if attempt.finished else attempt.finish_note
+    if attempt.polished is not None or attempt.polish_note:
+        told = attempt.polished.message if attempt.polished else attempt.polish_note
         notes = [f"The verifier says: {attempt.verdict.message if attempt.verdict else ''}", f"After polishing: {told}"]
     return "\n".join([f"```python\n{(attempt.program or '').strip()}\n```", *notes, ""])

@@ -1,6 +1,6 @@
 """Math rewards: extract the answer, compare it with the reference answer, and hand TRL a number."""
 
-from trl_ext.compat.renamed import RENAMED_IN_REWARDS, current_name
+from trl_ext.compat.renamed import earlier_names_in
 from trl_ext.rewards import countdown as _registers_countdown  # noqa: F401
 from trl_ext.rewards.extract import ANSWER_FORMATS
 from trl_ext.rewards.graders import GRADERS, Grade, math_reward_fn, question_only_reward_fn, r1_zero_reward_fn
@@ -16,9 +16,4 @@ __all__ = [
     "r1_zero_reward_fn",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """A name of an earlier version."""
-    if name not in RENAMED_IN_REWARDS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals()[current_name(name)]
+__getattr__ = earlier_names_in(globals())

@@ -23,9 +23,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_ext.discovery.sandbox.limits import ISOLATION, Failed, Limits, Ran, SandboxError
+from trl_ext.compat.renamed import earlier_names_in
+from trl_ext.discovery.sandbox.limits import (
+    ISOLATION,
+    Limits,
+    ProgramFailure,
+    ProgramOutcome,
+    ProgramResult,
+    SandboxError,
+)
 
-__all__ = ["Failed", "Limits", "Ran", "SandboxError", "run_program"]
+__all__ = ["Limits", "ProgramFailure", "ProgramResult", "SandboxError", "run_program"]
 
 _JAIL = "trl_ext.discovery.sandbox.supervisor"
 _IMPORTS = Path(__file__).parents[3]  # where that is found; nothing else of the parent's path
@@ -36,7 +44,7 @@ _INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR")
 _MARK = "TRL_EXT_SANDBOX"
 
 
-def run_program(program: str | bytes, names: Sequence[str], limits: Limits | None = None) -> Ran | Failed:
+def run_program(program: str | bytes, names: Sequence[str], limits: Limits | None = None) -> ProgramOutcome:
     """Run `program` and return its globals `names`. Several threads may do so at once.
 
     Raises:
@@ -154,28 +162,32 @@ class _Supervised:
     def _isolation(self) -> tuple[str, ...]:
         return tuple(name for name in ISOLATION if name in self._said().get("isolation", ()))
 
-    def outcome(self, ended: str) -> Ran | Failed:
+    def outcome(self, ended: str) -> ProgramOutcome:
         """What became of the program."""
         output = bytes(self.output.data).decode(errors="replace")
         if self.began is None or "isolation" not in self._said():
             raise SandboxError(f"the sandbox did not start. It wrote:\n{output[-_SHOWN:]}")
         rest = (output[:_SHOWN], round(self.seconds, 3), self._isolation())
         if ended == "timeout":
-            return Failed("timeout", f"it did not end within {self.limits.seconds:g} s", *rest)
+            return ProgramFailure("timeout", f"it did not end within {self.limits.seconds:g} s", *rest)
         if ended == "output" or self.output.is_over:
-            return Failed("output", f"it printed more than {self.limits.output_bytes} bytes", *rest)
+            return ProgramFailure("output", f"it printed more than {self.limits.output_bytes} bytes", *rest)
         if ended == "result" or self.result.is_over:
-            return Failed("result", f"the result takes more than {self.limits.result_bytes} bytes", *rest)
+            return ProgramFailure("result", f"the result takes more than {self.limits.result_bytes} bytes", *rest)
         if self._said().get("over_memory") is True:
-            return Failed("memory", f"its processes need more than {self.limits.memory_mb} MiB of memory", *rest)
+            return ProgramFailure(
+                "memory", f"its processes need more than {self.limits.memory_mb} MiB of memory", *rest
+            )
         reply = _reply(bytes(self.result.data))
         if reply is None:
-            return Failed("crash", _how_it_ended(self._said().get("status"), bool(self.result.data)), *rest)
+            return ProgramFailure("crash", _how_it_ended(self._said().get("status"), bool(self.result.data)), *rest)
         if "values" in reply:
-            return Ran(reply["values"], *rest)
+            return ProgramResult(reply["values"], *rest)
         if reply["error"] == "memory":
-            return Failed("memory", f"it needs more than {self.limits.memory_mb} MiB of memory", *rest)
-        return Failed("result" if reply["error"] == "result" else "error", str(reply.get("detail"))[:_SHOWN], *rest)
+            return ProgramFailure("memory", f"it needs more than {self.limits.memory_mb} MiB of memory", *rest)
+        return ProgramFailure(
+            "result" if reply["error"] == "result" else "error", str(reply.get("detail"))[:_SHOWN], *rest
+        )
 
 
 def _has_more(pipe: _Pipe) -> bool:
@@ -223,3 +235,6 @@ def _kill_marked(mark: str) -> None:
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(_MARK) == mark:
                 process.kill()
+
+
+__getattr__ = earlier_names_in(globals())

@@ -31,19 +31,19 @@ _CLONE, _CLONE3, _PRCTL, _SOCKET = (56, 220), (435, 435), (157, 167), (41, 198)
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # which of the numbers, and seccomp's name for it
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Become the parent of what descendants leave behind (PR_SET_CHILD_SUBREAPER), to be able to kill it."""
     if sys.platform == "linux":
         _prctl(36, 1)
 
 
-def hide_memory() -> None:
+def set_nondumpable() -> None:
     """Keep what this process and its environment hold from other processes of the same user (PR_SET_DUMPABLE)."""
     if sys.platform == "linux":
         _prctl(4, 0)
 
 
-def own_namespaces() -> bool:
+def enter_namespaces() -> bool:
     """Processes, network and, where that takes one, users of its own, from the next fork on; whether it got them.
 
     A copy tries first: where a system gives the namespaces, but not the right to name users in them, nobody gets back.
@@ -74,7 +74,7 @@ def _unshare() -> None:
             file.write(text)
 
 
-def keep_open_only(*files: int) -> None:
+def close_inherited_fds(*files: int) -> None:
     """Nothing to read on standard input, and no pipe of the supervisor's."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     first, last = sorted(files)
@@ -83,7 +83,7 @@ def keep_open_only(*files: int) -> None:
     os.closerange(last + 1, 1024)
 
 
-def whom_to_be(number: int) -> int:
+def choose_uid(number: int) -> int:
     """The user to be. Limits on processes do not bind root, so root becomes another user.
 
     It is one of the 478 that systemd's list of ranges leaves to nobody, by `number`: programs of one user could kill
@@ -110,7 +110,7 @@ def hidden_places() -> list[str]:
     return [place for place in sorted(places - {"/"}) if os.path.isdir(place) and not _is_in_any(place, places)]
 
 
-def own_files(folder: str, user: int) -> None:
+def isolate_filesystem(folder: str, user: int) -> None:
     """A /proc without others, and all else read-only, `hidden_places` hidden, but for a new, small place at `folder`.
 
     Raises:
@@ -222,7 +222,7 @@ def _unreadable(user: int) -> list[str]:
 # Rights and resources.
 
 
-def become(user: int) -> None:
+def drop_privileges(user: int) -> None:
     """Be that user, without capabilities and without a way to new ones, for good."""
     if sys.platform != "linux":
         return

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from trl_ext.compat.renamed import earlier_names_in
+
 ISOLATION = ("processes", "network", "files", "rights")
 
 # What each means where it is in force, and where it is not.
@@ -51,7 +53,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ProgramResult:
     """What a program left behind: those of the wanted globals that it has, what it printed, and how it was isolated."""
 
     values: dict[str, Any]
@@ -61,7 +63,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ProgramFailure:
     """Why there are no values. `detail` is for whoever wrote the program."""
 
     kind: Literal["timeout", "memory", "output", "crash", "error", "result"]
@@ -71,9 +73,15 @@ class Failed:
     isolation: tuple[str, ...] = ()
 
 
-def in_force(isolation: Sequence[str]) -> str:
+ProgramOutcome = ProgramResult | ProgramFailure
+
+
+def describe_isolation(isolation: Sequence[str]) -> str:
     """One line on what kept the program in, for people."""
     kept = [words for name, (words, _) in _WORDS.items() if name in isolation]
     open_to_it = [risk for name, (_, risk) in _WORDS.items() if name not in isolation]
     text = ", ".join(["limits on time, memory, processes and output", *kept])
     return text + (f"; not in force here: {', '.join(open_to_it)}" if open_to_it else "")
+
+
+__getattr__ = earlier_names_in(globals())

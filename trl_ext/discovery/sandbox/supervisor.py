@@ -18,7 +18,7 @@ import time
 import traceback
 from typing import Any
 
-from trl_ext.discovery.sandbox import isolation as confine
+from trl_ext.discovery.sandbox import isolation
 from trl_ext.discovery.sandbox.child import run, tell
 from trl_ext.discovery.sandbox.memory import memory_of
 from trl_ext.discovery.sandbox.probe import verified
@@ -32,9 +32,9 @@ def main() -> None:
     program = sys.stdin.buffer.read()
     folder = os.path.realpath(tempfile.mkdtemp(prefix="trl_ext_sandbox_"))
     try:
-        is_isolated = settings["namespaces"] and confine.own_namespaces()
+        is_isolated = settings["namespaces"] and isolation.enter_namespaces()
         settings["number"] = os.getpid()
-        confine.adopt_orphans()
+        isolation.become_subreaper()
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
@@ -107,20 +107,20 @@ def _be_the_child(settings: dict[str, Any], program: bytes, folder: str, is_isol
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        confine.keep_open_only(settings["status"], settings["result"])
+        isolation.close_inherited_fds(settings["status"], settings["result"])
         os.umask(0o022)
         ours = os.environ.pop("PYTHONPATH")  # what lies there, such as others' results, is not for programs to import
         sys.path[:] = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(ours)]
-        user = confine.whom_to_be(settings["number"])
+        user = isolation.choose_uid(settings["number"])
         with contextlib.suppress(OSError):
-            confine.own_files(folder, user) if is_isolated else confine.show_python(folder, user)
-        confine.check_python(user)
+            isolation.isolate_filesystem(folder, user) if is_isolated else isolation.show_python(folder, user)
+        isolation.check_python(user)
         if user != os.getuid():
             os.chown(folder, user, user)
         os.chdir(folder)
-        confine.become(user)
+        isolation.drop_privileges(user)
         tell(settings["status"], {"isolation": verified(folder)})
-        confine.set_limits(settings)
+        isolation.set_limits(settings)
         os.close(settings["status"])
         run(program, settings["names"], settings["result"])
     except BaseException:  # of the set-up: what the program does is dealt with in `execute.run`

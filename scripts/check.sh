@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, format and types, as CI checks them.
+# Lint, format, types and words, as CI checks them.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -9,7 +9,7 @@ for arg in "$@"; do
     case $arg in
         -h | --help)
             printf '%s\n' "usage: bash scripts/check.sh [--fix]" "" \
-                "ruff check, ruff format, mypy; --fix lets ruff change the files." ""
+                "ruff check, ruff format, mypy, codespell and retired_words.py; --fix lets ruff and codespell change the files." ""
             setup_help | sed -n '/^environment:/,$p'
             exit 0
             ;;
@@ -32,6 +32,13 @@ else
     step ruff format --check .
 fi
 step mypy
+# Until the words of every package are cleaned, they are counted and fail nothing.
+count() {
+    printf '[check] %s: %s to be replaced\n' "$*" "$("$@" 2>/dev/null | wc -l)" >&2
+}
+readable=(trl_ext recipes scripts tests docs README.md CHANGELOG.md pyproject.toml)
+type -P codespell >/dev/null && count codespell "${readable[@]}"
+count python scripts/retired_words.py
 if [ ${#failed[@]} -gt 0 ]; then
     printf '[check] FAILED: %s\n' "${failed[@]}" >&2
     [ "$fix" = 1 ] || echo "[check] 'bash scripts/check.sh --fix' repairs what ruff can repair" >&2

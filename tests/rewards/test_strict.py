@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trl_ext.rewards.strict import compare
-from trl_ext.rewards.strict.answers import Based, Ordered, Quantity, Relation, Several, Text, Union, Unreadable
+from trl_ext.rewards.strict.answers import Based, Ordered, Quantity, Relation, Several, Text, Time, Union, Unreadable
 from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.grammar import MAX_DEPTH, parse
 from trl_ext.rewards.strict.read import readings
@@ -49,7 +49,7 @@ def test_one_spelling(text: str, cleaned: str) -> None:
         ("1,2", Several), (r"\{1,2\}", Several), (r"\pm 2", Several), ("1 or 2", Several), ("(1,2)", Ordered),
         ("(1,2]", Ordered), (r"\begin{pmatrix}1\\2\end{pmatrix}", Ordered), ("3:2:1", Ordered), (r"(0,1)\cup(2,3)", Union),
         ("x=5", Relation), ("1<x<2", Relation), ("5 cm", Quantity), (r"\$5", Quantity), ("5%", Quantity), ("1A_{16}", Based),
-        (r"\text{Evelyn}", Text), ("(C)", Text), ("10:30 pm", Text),
+        (r"\text{Evelyn}", Text), ("(C)", Text), ("10:30 pm", Time),
     ],
 )  # fmt: skip
 def test_what_a_text_is_read_as(text: str, kind: type) -> None:

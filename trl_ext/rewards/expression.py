@@ -234,24 +234,24 @@ def _numeric_power(base: Numeric, exponent: Numeric) -> Numeric:
     return mpmath.power(base, exponent)
 
 
-def _where(is_defined: Callable[[Numeric], bool], function: Callable[[Numeric], Numeric]) -> Callable[..., Numeric]:
-    """`function`, undefined where `is_defined` does not hold."""
+def _of_real(function: Callable[[Numeric], Numeric]) -> Callable[[Numeric], Numeric]:
+    def for_real(x: Numeric) -> Numeric:
+        if x.imag != 0:
+            raise Undefined("complex")
+        return function(x.real)
 
-    def checked(x: Numeric) -> Numeric:
-        if not is_defined(x):
-            raise Undefined("outside of its domain")
+    return for_real
+
+
+def _bounded(function: Callable[[Numeric], Numeric]) -> Callable[[Numeric], Numeric]:
+    """`function`, undefined for arguments whose exponential is too large."""
+
+    def for_bounded(x: Numeric) -> Numeric:
+        if not abs(x) <= MAX_BITS:
+            raise Undefined("too large")
         return function(x)
 
-    return checked
-
-
-def _is_real(x: Numeric) -> bool:
-    return bool(x.imag == 0)
-
-
-def _is_moderate(x: Numeric) -> bool:
-    """Whether the exponential of `x` is within bounds."""
-    return bool(abs(x) <= MAX_BITS)
+    return for_bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +279,12 @@ FUNCTIONS: dict[str, Function] = {
     "factorial": _integer(lambda n: math.factorial(_natural(n, MAX_FACTORIAL))),
     "binomial": _integer(lambda n, k: math.comb(_natural(n, MAX_FACTORIAL), _natural(k, MAX_FACTORIAL))),
     "absolute": Function(abs, abs),
-    "floor": Function(_where(_is_real, lambda x: mpmath.floor(x.real)), lambda x: Fraction(math.floor(x))),
-    "ceiling": Function(_where(_is_real, lambda x: mpmath.ceil(x.real)), lambda x: Fraction(math.ceil(x))),
-    "exp": Function(_where(_is_moderate, mpmath.exp)),
+    "floor": Function(_of_real(mpmath.floor), lambda x: Fraction(math.floor(x))),
+    "ceiling": Function(_of_real(mpmath.ceil), lambda x: Fraction(math.ceil(x))),
+    "exp": Function(_bounded(mpmath.exp)),
     "ln": Function(mpmath.ln),
     "log": Function(lambda x, base: mpmath.ln(x) / mpmath.ln(base)),
 } | {
-    name: Function(_where(_is_moderate, getattr(mpmath, name)))
+    name: Function(_bounded(getattr(mpmath, name)))
     for name in ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh")
 }

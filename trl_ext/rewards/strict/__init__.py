@@ -1,4 +1,4 @@
-r"""Is an answer mathematically right? Accepts equal values in any usual spelling and pays for nothing else.
+r"""Is an answer mathematically correct? Accepts equal values in any usual spelling and nothing else.
 
 Rules where mathematics leaves a choice:
 
@@ -14,11 +14,11 @@ Rules where mathematics leaves a choice:
 * A condition on one unknown is the set of its solutions: `-2x > -6` is `x < 3` is `(-\infty, 3)`,
   `|x| < 2` is `(-2, 2)`, `x \ne 3` is `\mathbb{R}\setminus\{3\}`. One on several unknowns may be a
   multiple: `-2x-2y > -6` is `x+y < 3`.
-* Several answers are right only where the reference has as many: `9 or 8` is not `9`.
+* Several answers are correct only where the reference has as many: `9 or 8` is not `9`.
 * `12 345` is a number. Decimals are exact: `0.333` is not `1/3`. Mixed numbers are sums: `3\frac{1}{2}` is `7/2`.
 * A numeral with a base needs the same digits and the base.
 """
 
-from trl_ext.rewards.strict.compare import Result, can_read, compare, is_readable
+from trl_ext.rewards.strict.compare import Result, compare, is_readable
 
-__all__ = ["Result", "can_read", "compare", "is_readable"]
+__all__ = ["Result", "compare", "is_readable"]

@@ -1,4 +1,4 @@
-"""What an answer can be, beside an expression."""
+"""What an answer can be other than an expression."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Time:
+    """A time of day, on a clock of 12 hours where it says which half of the day, else of 12 or 24."""
+
+    hour: int
+    minute: str
+    half: str | None  # am or pm
+
+    @property
+    def hour_of_24(self) -> int:
+        """12 am is 0."""
+        return self.hour if self.half is None else self.hour % 12 + 12 * (self.half == "pm")
+
+
+@dataclass(frozen=True, slots=True)
 class Several:
     """Answers in any order: a list without brackets, a set, the two values of a plus-minus."""
 
@@ -35,7 +49,7 @@ class Several:
 class Ordered:
     """A tuple or an interval with its brackets; `:` for a ratio, `|` for the rows of a matrix and for each row.
 
-    `,` is for what may be a number or a list (`100,200`), `::` for what may be a time of day or a ratio (`9:16`).
+    `,` marks what may be a number or a list (`100,200`), `::` what may be a time of day or a ratio (`9:16`).
     """
 
     brackets: str
@@ -51,7 +65,7 @@ class Union:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """`left operator right`, with `=`, `<`, `<=`, `!=` or `in`; a chain has several, which all hold."""
+    """`left operator right`, with `=`, `<`, `<=`, `!=` or `in`; in a chain several hold at once."""
 
     sides: tuple[Answer, ...]
     operators: tuple[str, ...]
@@ -59,7 +73,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A value with the name that the answer gives it: `|PQ|` of `|PQ|=3`, `x` of the set where `x<3`."""
+    """A value with the name that the answer gives it: `|PQ|` in `|PQ|=3`, `x` for the set where `x<3`."""
 
     name: str
     value: Answer
@@ -73,7 +87,7 @@ class Based:
     base: str
 
 
-Answer: TypeAlias = Expression | Quantity | Text | Several | Ordered | Union | Relation | Named | Based
+Answer: TypeAlias = Expression | Quantity | Text | Time | Several | Ordered | Union | Relation | Named | Based
 
 
 def is_expression(answer: Answer) -> TypeGuard[Expression]:
@@ -82,4 +96,4 @@ def is_expression(answer: Answer) -> TypeGuard[Expression]:
 
 
 class Unreadable(ValueError):
-    """The text is no answer that this grader reads."""
+    """This grader cannot read the text as an answer."""

@@ -1,4 +1,4 @@
-"""(answer, truth) -> right or wrong, and why."""
+"""(answer, reference answer) -> correct or not, and why."""
 
 from __future__ import annotations
 
@@ -51,14 +51,10 @@ def compare(answer: str, truth: str, tolerance: float = 0.0) -> Result:
 
 
 def is_readable(answer: str, truth: str) -> Result:
-    """Whether the grader can read `truth`, whatever the answer is."""
-    return Result(can_read(truth), "as strict reads it")
-
-
-def can_read(truth: str) -> bool:
-    """Whether another text than `truth` itself could equal it."""
+    """Whether any text other than `truth` itself could equal it; a comparison that ignores the answer."""
     text = clean(truth)
-    return len(text) <= MAX_LENGTH and text.lower() != "nan" and bool(readings_of_clean(text))
+    is_read = len(text) <= MAX_LENGTH and text.lower() != "nan" and bool(readings_of_clean(text))
+    return Result(is_read, "as strict reads it")
 
 
 def _is_near(answer: Answer, truth: Answer, tolerance: float) -> bool:

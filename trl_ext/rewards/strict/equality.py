@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 from trl_ext.rewards.expression import Apply, Expression, Number, Variable, are_equal, variables
 from trl_ext.rewards.strict.answers import (
@@ -17,12 +16,15 @@ from trl_ext.rewards.strict.answers import (
     Relation,
     Several,
     Text,
+    Time,
     Union,
     is_expression,
 )
-from trl_ext.rewards.strict.sets import as_set, links, position, substituted, turned
+from trl_ext.rewards.strict.sets import Link, as_set, links, minus, position, substituted, turned
 
 MAX_ITEMS = 24  # of an unordered answer
+
+T = TypeVar("T")
 
 
 def equal(answer: Answer, truth: Answer) -> bool:
@@ -39,13 +41,13 @@ def equal(answer: Answer, truth: Answer) -> bool:
         if isinstance(inexplicit, Ordered) and (items := _items_meant(inexplicit, other)) is not None:
             return len(inexplicit.items) == len(items) and all(map(equal, inexplicit.items, items))
     if isinstance(answer, Several) != isinstance(truth, Several):
-        return _equal_to_the_only_one(answer, truth)
+        return _equals_singleton(answer, truth)
     rule = _RULES.get((type(answer), type(truth)))
     return rule is not None and rule(answer, truth)
 
 
 def _items_meant(inexplicit: Ordered, other: Answer) -> tuple[Answer, ...] | None:
-    """The items of a list beside `100,200`, or of a ratio beside `9:16`, which may be a number and a time of day."""
+    """The items of `other` if it settles that `100,200` is a list and no number, or `9:16` a ratio and no time."""
     if inexplicit.brackets == "::":
         return other.items if isinstance(other, Ordered) and other.brackets == ":" else None
     return other.items if inexplicit.brackets == "," and isinstance(other, Several) else None
@@ -59,9 +61,9 @@ def _equal_quantities(answer: Answer, truth: Answer) -> bool:
             return equal(answer.value, truth.value)
         return equal(_scaled(answer), _scaled(truth))
     if isinstance(truth, Quantity):  # the unit may be left out; a percentage may be a number
-        is_share = truth.unit.dimension == "ratio"
-        return equal(answer, truth.value) or (is_share and equal(answer, _scaled(truth)))
-    assert isinstance(answer, Quantity)  # a percentage or cents are another number than the bare one
+        is_ratio = truth.unit.dimension == "ratio"
+        return equal(answer, truth.value) or (is_ratio and equal(answer, _scaled(truth)))
+    assert isinstance(answer, Quantity)  # 5% and 5 cents are not the number 5
     may_be_added = answer.unit.is_listed and (answer.unit.dimension not in ("ratio", "money") or answer.unit.size == 1)
     return may_be_added and equal(answer.value, truth)
 
@@ -85,41 +87,36 @@ def _proportional(a: Sequence[Expression], b: Sequence[Expression]) -> bool:
     return all(are_equal(Apply("multiply", (x, b[0])), Apply("multiply", (y, a[0]))) for x, y in zip(a, b, strict=True))
 
 
-def _equal_in_any_order(answer: Any, truth: Any) -> bool:
-    if len(answer.items) != len(truth.items) or len(truth.items) > MAX_ITEMS:
+def _equal_in_any_order(answer: Several | Union, truth: Several | Union) -> bool:
+    return len(truth.items) <= MAX_ITEMS and _pair_up(answer.items, truth.items, equal)
+
+
+def _pair_up(answers: Sequence[T], truths: Sequence[T], same: Callable[[T, T], bool]) -> bool:
+    """Whether the items are the same in some order."""
+    if len(answers) != len(truths):
         return False
-    left = list(answer.items)
-    for item in truth.items:
-        found = next((i for i, candidate in enumerate(left) if equal(candidate, item)), None)
+    left = list(answers)
+    for item in truths:
+        found = next((i for i, candidate in enumerate(left) if same(candidate, item)), None)
         if found is None:
             return False
         del left[found]
     return True
 
 
-def _equal_to_the_only_one(answer: Answer, truth: Answer) -> bool:
+def _equals_singleton(answer: Answer, truth: Answer) -> bool:
     """A set of one is its element."""
     several, other = (answer, truth) if isinstance(answer, Several) else (truth, answer)
     assert isinstance(several, Several)
     return len(several.items) == 1 and equal(several.items[0], other)
 
 
-def _equal_words(answer: str, truth: str) -> bool:
-    """Words, or times of day: of 12 or 24 hours, and one of them may leave out the half."""
-    if answer == truth:
-        return True
-    times = [re.fullmatch(r"(\d+):(\d+)(?: (am|pm))?", words) for words in (answer, truth)]
-    if not all(times):
+def _equal_times(answer: Time, truth: Time) -> bool:
+    """`am`/`pm` may be omitted on one side."""
+    if answer.minute != truth.minute:
         return False
-    (a_hour, a_minute, a_half), (t_hour, t_minute, t_half) = (time.groups() for time in times if time)
-    if a_minute != t_minute or (a_half is None) == (t_half is None):
-        return a_minute == t_minute and _hour(a_hour, a_half) == _hour(t_hour, t_half)
-    return a_hour == t_hour or _hour(a_hour, a_half) == _hour(t_hour, t_half)
-
-
-def _hour(hour: str, half: str | None) -> int:
-    """Of 24; 12 am is 0."""
-    return int(hour) if half is None else int(hour) % 12 + 12 * (half == "pm")
+    is_omitted = (answer.half is None) != (truth.half is None)
+    return answer.hour_of_24 == truth.hour_of_24 or (is_omitted and answer.hour == truth.hour)
 
 
 def _equal_named(answer: Answer, truth: Answer) -> bool:
@@ -136,7 +133,8 @@ def _equal_named(answer: Answer, truth: Answer) -> bool:
 
 
 _RULES: dict[tuple[type, type], Callable[[Any, Any], bool]] = {
-    (Text, Text): lambda answer, truth: _equal_words(answer.words, truth.words),
+    (Text, Text): lambda answer, truth: answer == truth,
+    (Time, Time): _equal_times,
     (Several, Several): _equal_in_any_order,
     (Union, Union): _equal_in_any_order,
     (Ordered, Ordered): _equal_in_order,
@@ -146,7 +144,7 @@ _RULES: dict[tuple[type, type], Callable[[Any, Any], bool]] = {
 
 # Relations.
 
-_STRICTNESS = {"=": "=", "!=": "!=", "<": "<", ">": "<", "<=": "<=", ">=": "<="}  # whichever way it is read
+_STRICTNESS = {"=": "=", "!=": "!=", "<": "<", ">": "<", "<=": "<=", ">=": "<="}  # read in either direction
 
 
 def _equal_relations(answer: Answer, truth: Answer) -> bool:
@@ -174,33 +172,20 @@ def _same_relation(answer: Relation, truth: Relation) -> bool:
     backwards = turned(answer)
     if backwards.operators == truth.operators and all(map(equal, backwards.sides, truth.sides)):
         return True
-    if _same_links(answer, truth):
+    if _pair_up(links(answer), links(truth), _same_link):  # as in `2 < 2x+2y` and `-x-y < -1`
         return True
     a, t = as_set(answer), as_set(truth)
     return a is not None and t is not None and equal(a, t)
 
 
-def _same_links(answer: Relation, truth: Relation) -> bool:
-    """Whether each equation or inequality of a chain is one of the other's, as in `2 < 2x+2y` and `-x-y < -1`."""
-    rest = links(truth)
-    if len(rest) != len(answer.operators):
-        return False
-    for link in links(answer):
-        found = next((i for i, candidate in enumerate(rest) if _same_link(link, candidate)), None)
-        if found is None:
-            return False
-        del rest[found]
-    return True
-
-
-def _same_link(answer: tuple[Answer, str, Answer], truth: tuple[Answer, str, Answer]) -> bool:
+def _same_link(answer: Link, truth: Link) -> bool:
     """Whether one is a constant multiple of the other, which turns the sign of an inequality if it is negative."""
     if _STRICTNESS.get(answer[1]) != _STRICTNESS.get(truth[1], ""):
         return False
     sides = (answer[0], answer[2], truth[0], truth[2])
     if not all(map(is_expression, sides)):
         return False
-    a, t = (Apply("add", (x, Apply("negate", (y,)))) for x, y in (sides[:2], sides[2:]))  # type: ignore[arg-type]
+    a, t = minus(*sides[:2]), minus(*sides[2:])  # type: ignore[arg-type]
     if not variables(a) or variables(a) != variables(t):  # 1 < 2 is not 3 < 4
         return False
     values: dict[Expression, Expression] = {

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from trl_ext.rewards.expression import Number
-from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Text, Unreadable
+from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Text, Time, Unreadable
 from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.equality import equal
 from trl_ext.rewards.strict.grammar import parse
@@ -23,6 +23,7 @@ _UNIT_IN_TEXT = re.compile(
     rf"(?P<value>.*?)\s*(?P<unit>\\text\s*\{{[^{{}}]*\}}{_POWER}(?:\s*/?\s*\\text\s*\{{[^{{}}]*\}}{_POWER})*)"
 )
 _UNIT_IN_WORDS = re.compile(r"(?P<value>.*?[\d})\]])(?P<space>\s*)(?P<unit>[A-Za-z][A-Za-z./ '-]*(?:\^\{?[23]\}?)?)")
+_UNIT_SPELLINGS = {"{": "", "}": "", r"\dollar": "dollar", "%": "percent", "per cent": "percent"}
 _PERCENT = re.compile(r"(?P<value>[^%]+?)\s*%")
 _DOLLARS = re.compile(r"(?P<sign>-?)\s*\\dollar\s*(?P<value>.+)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’ -]*")
@@ -77,8 +78,8 @@ def _without_text_groups(text: str) -> str:
     return _TEXT_GROUP.sub(lambda match: f" {match[1].strip()} ", text).strip() if "\\text" in text else text.strip()
 
 
-def _time_of_day(hour: str, minute: str, half: str | None) -> Text:
-    return Text(f"{int(hour)}:{minute}" + (f" {half.lower()}m" if half else ""))
+def _time_of_day(hour: str, minute: str, half: str | None) -> Time:
+    return Time(int(hour), minute, f"{half.lower()}m" if half else None)
 
 
 def _texts(text: str, words: str) -> list[Answer]:
@@ -110,11 +111,9 @@ def _quantities(text: str, words: str) -> list[Answer]:
 def _may_be_unit(space: str, unit: str) -> bool:
     """`5cm` and `5 m` may; `2t` and `2xy` are products."""
     word = unit.partition("^")[0].strip()
-    return (
-        is_known(word) and (bool(space) or len(word) > 1)
-        if " " not in word and len(word) < 3
-        else bool(space) or is_known(word)
-    )
+    if len(word) < 3 and " " not in word:
+        return is_known(word) and (bool(space) or len(word) > 1)
+    return bool(space) or is_known(word)
 
 
 def _counted(value: str, factor: Fraction, unit_phrase: str) -> list[Answer]:
@@ -130,14 +129,9 @@ def _counted(value: str, factor: Fraction, unit_phrase: str) -> list[Answer]:
 def _quantity(value: str, unit_phrase: str) -> list[Answer]:
     if (counted := split_number_word(unit_phrase.replace(r"\text", "").strip("{} "))) is not None:
         return _counted(value, *counted)
-    phrase = (
-        unit_phrase.replace("{", "")
-        .replace("}", "")
-        .replace(r"\dollar", "dollar")
-        .replace("%", "percent")
-        .replace("per cent", "percent")
-    )
-    unit = read_unit(re.sub(r"\s*\^\s*", "^", phrase))
+    for spelling, usual in _UNIT_SPELLINGS.items():
+        unit_phrase = unit_phrase.replace(spelling, usual)
+    unit = read_unit(re.sub(r"\s*\^\s*", "^", unit_phrase))
     if unit is None:
         return []
     value = value.replace(r"\dollar", "") if unit.dimension == "money" else value

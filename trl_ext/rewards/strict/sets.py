@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from itertools import product
+from typing import NamedTuple
 
 from trl_ext.rewards.expression import (
     Apply,
@@ -31,6 +33,7 @@ _INFINITY = Constant("inf")
 MINUS_INFINITY = Apply("add", (Number(Fraction(0)), Apply("negate", (_INFINITY,))))  # as the grammar reads it
 REALS = Ordered("()", (MINUS_INFINITY, _INFINITY))
 MAX_PARTS = 6
+Link = tuple[Answer, str, Answer]
 
 
 def solution_set(text: str, parse: Callable[[str], Answer]) -> Answer | None:
@@ -92,7 +95,7 @@ def are_conditions(tree: Answer) -> bool:
     return all(found) and len({named.name for named in found if named}) == 1
 
 
-def links(relation: Relation) -> list[tuple[Answer, str, Answer]]:
+def links(relation: Relation) -> list[Link]:
     """The pairs of neighboring sides with the sign between them."""
     return list(zip(relation.sides, relation.operators, relation.sides[1:], strict=False))
 
@@ -100,6 +103,11 @@ def links(relation: Relation) -> list[tuple[Answer, str, Answer]]:
 def turned(relation: Relation) -> Relation:
     """The same, read from right to left."""
     return Relation(relation.sides[::-1], tuple(_TURNED.get(sign, sign) for sign in relation.operators[::-1]))
+
+
+def minus(a: Expression, b: Expression) -> Expression:
+    """`a - b`."""
+    return Apply("add", (a, Apply("negate", (b,))))
 
 
 def substituted(node: Expression, values: Mapping[Expression, Expression]) -> Expression:
@@ -135,15 +143,16 @@ def _between(relation: Relation) -> Named | None:
         return None
     if not set(relation.operators) <= {"<", "<="}:
         return None
-    at, brackets = places[0], ["(", ")"]
-    bounds: list[Answer] = [MINUS_INFINITY, _INFINITY]
+    at = places[0]
+    low: tuple[Answer, str] = (MINUS_INFINITY, "(")
+    high: tuple[Answer, str] = (_INFINITY, ")")
     if at == 1:
-        bounds[0], brackets[0] = relation.sides[0], "[" if relation.operators[0] == "<=" else "("
-    if at < len(relation.sides) - 1:
-        bounds[1], brackets[1] = relation.sides[at + 1], "]" if relation.operators[at] == "<=" else ")"
+        low = relation.sides[0], "[" if relation.operators[0] == "<=" else "("
+    if at < len(relation.operators):
+        high = relation.sides[at + 1], "]" if relation.operators[at] == "<=" else ")"
     unknown = relation.sides[at]
     assert isinstance(unknown, Variable)
-    return Named(unknown.name, Ordered("".join(brackets), tuple(bounds)))
+    return Named(unknown.name, Ordered(low[1] + high[1], (low[0], high[0])))
 
 
 # Solving.
@@ -153,7 +162,7 @@ def _solved(left: Answer, sign: str, right: Answer) -> Named | None:
     """The numbers for which a condition holds that is linear in one unknown or in its absolute value."""
     if not is_expression(left) or not is_expression(right):
         return None
-    difference = Apply("add", (left, Apply("negate", (right,))))
+    difference = minus(left, right)
     names = variables(difference)
     if len(names) != 1:
         return None
@@ -183,7 +192,7 @@ def _where_absolute(inner: Expression, condition: tuple[str, Expression] | None,
         return _where_linear(inner, "!=", name)
     if size is None or size <= 0:
         return None
-    above = _where_linear(Apply("add", (inner, Apply("negate", (bound,)))), sign, name)
+    above = _where_linear(minus(inner, bound), sign, name)
     below = _where_linear(Apply("add", (inner, bound)), _TURNED.get(sign, sign), name)
     if above is None or below is None:
         return None
@@ -194,7 +203,7 @@ def _root(node: Expression, sign: str, name: str) -> tuple[str, Expression] | No
     """`-2x + 6 > 0` as `x < 3`: the sign and the bound where `node` is linear in `name`; None where it is not."""
     at_0, at_1 = (substituted(node, {Variable(name): Number(Fraction(n))}) for n in (0, 1))
     offset = _simplest(at_0)
-    slope = _simplest(Apply("add", (_simplest(at_1), Apply("negate", (offset,)))))
+    slope = _simplest(minus(_simplest(at_1), offset))
     line = Apply("add", (Apply("multiply", (slope, Variable(name))), offset))
     rise = position(slope)
     if not rise or are_equal(slope, Number(Fraction(0))) or not are_equal(node, line):
@@ -242,34 +251,33 @@ def _intervals(values: Answer) -> tuple[Answer, ...]:
     return values.items if isinstance(values, Union) else (values,)
 
 
+class _End(NamedTuple):
+    place: Fraction | float
+    value: Answer
+    bracket: str
+
+
 def _intersection(a: Answer, b: Answer) -> Answer | None:
-    """Of unions of intervals; None for an empty one and for what cannot be told."""
+    """The intersection of unions of intervals; None if it is empty or cannot be determined."""
     common = list[Answer]()
-    for i in _intervals(a):
-        for j in _intervals(b):
-            ends = _ends(i, j)
-            if ends is None:
-                return None
-            low = max(ends[0], key=lambda end: (end[0], end[2] == "("))
-            high = min(ends[1], key=lambda end: (end[0], end[2] == "]"))
-            if low[0] < high[0]:
-                common.append(Ordered(low[2] + high[2], (low[1], high[1])))
+    for first, second in product(map(_ends, _intervals(a)), map(_ends, _intervals(b))):
+        if first is None or second is None:
+            return None
+        low = max(first[0], second[0], key=lambda end: (end.place, end.bracket == "("))
+        high = min(first[1], second[1], key=lambda end: (end.place, end.bracket == "]"))
+        if low.place < high.place:
+            common.append(Ordered(low.bracket + high.bracket, (low.value, high.value)))
     return common[0] if len(common) == 1 else Union(tuple(common)) if common else None
 
 
-def _ends(a: Answer, b: Answer) -> list[list[tuple[Fraction | float, Answer, str]]] | None:
-    """The two lower and the two upper ends of two intervals: position, value and bracket."""
-    found = list[list[tuple[Fraction | float, Answer, str]]]()
-    for end in (0, 1):
-        found.append([])
-        for interval in (a, b):
-            if not isinstance(interval, Ordered) or len(interval.items) != 2 or interval.brackets in (":", "|", ","):
-                return None
-            place = position(interval.items[end])
-            if place is None:
-                return None
-            found[-1].append((place, interval.items[end], interval.brackets[end]))
-    return found
+def _ends(interval: Answer) -> tuple[_End, _End] | None:
+    if not isinstance(interval, Ordered) or len(interval.items) != 2 or interval.brackets in (":", "|", ","):
+        return None
+    (low, high), brackets = interval.items, interval.brackets
+    low_place, high_place = position(low), position(high)
+    if low_place is None or high_place is None:
+        return None
+    return _End(low_place, low, brackets[0]), _End(high_place, high, brackets[1])
 
 
 def position(bound: Answer) -> Fraction | float | None:

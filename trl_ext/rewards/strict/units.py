@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from trl_ext.rewards.strict.nouns import NOUNS
-
 # Dimension: its units with their size; the first name of each is the one used, the others are spellings of it.
 _TABLE: dict[str, dict[str, str]] = {
     "length": {
@@ -34,8 +32,20 @@ _SHORT = {"mph": "mile per hour", "kmh": "km per hour", "kph": "km per hour"}
 _PER = re.compile(r"\s*/\s*|\s+per\s+")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 _SINGULAR = re.compile(r"(?<=[a-z]{2})(?:(?<=[sxh])es|s)$")
-_NOT_A_UNIT = frozenset(
-    """or and either not approximately about none is are to no yes true false if than but""".split()
+_NOT_A_UNIT = frozenset("or and either not approximately about none is are to no yes true false if than but".split())
+# What is counted in answers: an answer may add one of these words to a bare number.
+_NOUNS = frozenset(
+    """apple arrangement bag ball banana bead bird block boat book bottle bowl box boy bracelet brother bus cake calorie
+    camper candle candy car card case cat chair chicken child children choice class coin color combination cookie copy
+    cow cracker crayon customer diamond digit dog doll donut door duck edge egg element employee envelope face factor
+    family fish floor flower foot friend game gift girl glass goal grape group guest hat hole home horse house integer
+    item jar key kid lap leaf leaves legs lemon letter line liter lollipop male man marble match meal member men mice
+    minute mouse muffin necklace number nut onion orange outcome packet page pair pants paper part passenger path peach
+    pear pen pencil person people permutation photo picture piece pizza plant plate player point pot potato problem
+    puppy question room rose row scoop seat sheep sheet shell shirt shoe side sister slice sock solution song spot
+    sticker stone story strawberry student subset team teacher term test ticket time tomato toy train tree
+    triangle trip truck value vase vertex vertices visitor vote way wheel win window woman women word
+    worker""".split()
 )
 
 
@@ -105,7 +115,7 @@ def _combine(names: list[str], power: int) -> Unit | None:
 
 
 def _is_listed(word: str) -> bool:
-    return word == "per" or is_known(word) or bool({word.lower(), _singular(word.lower())} & NOUNS)
+    return word == "per" or is_known(word) or bool({word.lower(), _singular(word.lower())} & _NOUNS)
 
 
 def _look_up(word: str) -> Unit | None:

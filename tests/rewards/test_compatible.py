@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trl_ext.rewards.compatible import is_equal
+from trl_ext.rewards.compatible import compare
 from trl_ext.rewards.compatible.extract import extract_question_only, extract_r1_zero
 from trl_ext.rewards.compatible.latex_text import NotConvertible, latex_to_text
 from trl_ext.rewards.compatible.mathd import mathd_normal_form
@@ -139,7 +139,7 @@ def test_the_symbolic_test(a: str, b: str, equal: bool) -> None:
     ],
 )  # fmt: skip
 def test_known_verdicts(candidate: str, truth: str, equal: bool) -> None:
-    assert is_equal(candidate, truth) is equal
+    assert compare(candidate, truth)[0] is equal
 
 
 @pytest.mark.parametrize(
@@ -147,14 +147,14 @@ def test_known_verdicts(candidate: str, truth: str, equal: bool) -> None:
     [(r"\frac{2}{4}", r"\frac12", True), ("44%", "0.44", True), ("5", "6", False), (r"\{2,1\}", r"\{1,2\}", True)],
 )
 def test_the_lenient_stage_asks_math_verify(candidate: str, truth: str, equal: bool) -> None:
-    assert not is_equal(candidate, truth)
-    assert is_equal(candidate, truth, fast=False) is equal
+    assert not compare(candidate, truth)[0]
+    assert compare(candidate, truth, math_verify=True)[0] is equal
 
 
 def verdict(row: dict[str, Any]) -> dict[str, float]:
     extract = extract_r1_zero if row["fn"] == "r1_zero" else extract_question_only
     found = extract(row["response"])
-    right = found.answer is not None and any(is_equal(found.answer, t) for t in accepted_answers(row["ground_truth"]))
+    right = found.answer is not None and any(compare(found.answer, t)[0] for t in accepted_answers(row["ground_truth"]))
     return {"format_reward": float(found.well_formed), "answer_reward": float(right), "reward": float(right)}
 
 
@@ -177,7 +177,7 @@ HUGE = 100_000
 @pytest.mark.parametrize("truth", [r"\frac{1}{2}", "x+1", "5", "(1,1/2)"])
 def test_what_made_the_reference_hang_gets_a_verdict_at_once(candidate: str, truth: str) -> None:
     began = time.perf_counter()
-    assert not is_equal(candidate, truth)
+    assert not compare(candidate, truth)[0]
     assert time.perf_counter() - began < 1.0
 
 

@@ -15,6 +15,8 @@ from trl_ext.rewards.graders import GRADERS, Grade
 
 Grader = Callable[..., Sequence[Grade]]
 Reward = Callable[..., list[float]]
+LogExtra = Callable[[str, list[Any]], None]
+LogMetric = Callable[[str, float], None]
 REWARDS = Registry("reward")
 
 
@@ -29,23 +31,17 @@ def as_reward(grader: Grader) -> Reward:
     def reward(
         completions: Sequence[Any],
         answer: Sequence[Any],
-        log_extra: Callable[[str, list[Any]], None] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
+        log_extra: LogExtra | None = None,
+        log_metric: LogMetric | None = None,
         **columns: object,
     ) -> list[float]:
         texts = [completion_text(completion, place) for place, completion in enumerate(completions)]
         grades = grader(texts, answer, **{p.name: columns[p.name] for p in options if p.name in columns})
-        if log_extra:
-            _log_rows(grades, log_extra)
-        if log_metric and grades:
-            _log_means(grades, log_metric)
+        _log(grades, log_extra, log_metric)
         return [grade.rewards()["reward"] for grade in grades]
 
     functools.update_wrapper(reward, grader, ("__module__", "__name__", "__qualname__", "__doc__"))
-    kept = [
-        p for p in inspect.signature(reward, follow_wrapped=False).parameters.values() if p.kind is not p.VAR_KEYWORD
-    ]
-    columns = inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)
+    *kept, columns = inspect.signature(reward, follow_wrapped=False).parameters.values()
     reward.__signature__ = signature.replace(parameters=[*kept, *options, columns])  # type: ignore[attr-defined]
     reward.__annotations__ = {p.name: grader.__annotations__[p.name] for p in options}
     return reward
@@ -55,19 +51,19 @@ for _grader in GRADERS.values():
     REWARDS.register(as_reward(_grader))
 
 
-def _log_rows(grades: Sequence[Grade], log_extra: Callable[[str, list[Any]], None]) -> None:
-    log_extra("extracted", [grade.answer for grade in grades])
-    log_extra("correct", [grade.correct for grade in grades])
-    log_extra("reason", [grade.reason for grade in grades])
-    for name in ("format_reward", "answer_reward"):
-        log_extra(name, [grade.rewards()[name] for grade in grades])
-
-
-def _log_means(grades: Sequence[Grade], log_metric: Callable[[str, float], None]) -> None:
-    for name in ("format_reward", "answer_reward"):
-        log_metric(f"rewards/{name}", sum(grade.rewards()[name] for grade in grades) / len(grades))
-    log_metric("grader/timeouts", sum(grade.failure == "timeout" for grade in grades))
-    log_metric("grader/failures", sum(grade.failure is not None for grade in grades))
+def _log(grades: Sequence[Grade], log_extra: LogExtra | None, log_metric: LogMetric | None) -> None:
+    rewards = {name: [grade.rewards()[name] for grade in grades] for name in ("format_reward", "answer_reward")}
+    if log_extra:
+        log_extra("extracted", [grade.answer for grade in grades])
+        log_extra("correct", [grade.correct for grade in grades])
+        log_extra("reason", [grade.reason for grade in grades])
+        for name, values in rewards.items():
+            log_extra(name, values)
+    if log_metric and grades:
+        for name, values in rewards.items():
+            log_metric(f"rewards/{name}", sum(values) / len(grades))
+        log_metric("grader/timeouts", sum(grade.failure == "timeout" for grade in grades))
+        log_metric("grader/failures", sum(grade.failure is not None for grade in grades))
 
 
 def completion_text(completion: object, place: int | None = None) -> str:

@@ -1,10 +1,10 @@
-"""The course grader's verdicts, from a description of its behaviour and without evaluating anything.
+"""The course grader's verdicts, from a description of its behavior and without evaluating anything.
 
 The reference is `math_grader.py` of sail-sg/understand-r1-zero ("Understanding R1-Zero-Like Training",
 arXiv:2503.20783), which parses answers with sympy, that is with Python's `eval`. `tests/data/grader_parity.jsonl` has
 rows labelled by it.
 """
 
-from trl_ext.rewards.compatible.compare import compare, is_equal
+from trl_ext.rewards.compatible.compare import compare
 
-__all__ = ["compare", "is_equal"]
+__all__ = ["compare"]

@@ -1,4 +1,4 @@
-"""Candidate and truth -> equal or not: three stages, the first that says yes decides."""
+"""Candidate and reference answer -> equal or not: equal if one of three stages says so."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ _PLAIN_FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
 
 
 def compare(answer: str, truth: str, math_verify: bool = False) -> tuple[bool, str]:
-    """Whether the reference would accept `answer` for `truth`, and why; see `is_equal`."""
-    correct = is_equal(answer, truth, fast=not math_verify)
+    r"""Whether the course's grader would accept `answer` for `truth`, and why.
+
+    Args:
+        truth: if it has a `\boxed{}`, the content of that.
+        math_verify: with the third stage, math-verify.
+    """
+    correct = _is_equal(answer, truth, math_verify)
     return correct, "equal" if correct else "not equal"
 
 
-def is_equal(candidate: str, truth: str, fast: bool = True) -> bool:
-    r"""Whether the reference would accept `candidate` for `truth`.
-
-    Args:
-        truth: a `\boxed{}` in it is opened first.
-        fast: without the third stage, math-verify.
-    """
+def _is_equal(candidate: str, truth: str, math_verify: bool) -> bool:
     if "\\boxed" in truth:
         content = boxed_content(truth)
         if content is None:
@@ -43,7 +42,7 @@ def is_equal(candidate: str, truth: str, fast: bool = True) -> bool:
     if mathd_normal_form(candidate) == mathd_normal_form(truth):
         return True
     c, t = plain_text_normal_form(candidate), plain_text_normal_form(truth)
-    return t == c or _elements_equal(t, c) or (not fast and verified(candidate, truth))
+    return t == c or _elements_equal(t, c) or (math_verify and verified(candidate, truth))
 
 
 def _elements_equal(truth: str, candidate: str) -> bool:

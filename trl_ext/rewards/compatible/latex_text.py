@@ -163,25 +163,24 @@ def _name(token: str) -> str:
 
 
 def _greek(macro: str) -> str:
-    """The letter, or nothing for a macro that is none."""
+    """The letter, or nothing for any other macro."""
     if not (macro.isascii() and macro.isalpha()):
         return ""
     case = "CAPITAL" if macro[:1].isupper() else "SMALL"
-    name = {"lambda": "LAMDA"}.get(macro.lower(), macro.upper())
-    try:
-        return unicodedata.lookup(f"GREEK {case} LETTER {name}")
-    except KeyError:
-        return ""
+    return _character(f"GREEK {case} LETTER {'LAMDA' if macro.lower() == 'lambda' else macro.upper()}") or ""
 
 
-def _styled(character: str, style: str) -> str:
+def _styled(letter: str, style: str) -> str:
     """The mathematical letter; digits and everything else stay plain."""
-    if not (character.isascii() and character.isalpha()):
-        return character
-    case = "CAPITAL" if character.isupper() else "SMALL"
-    for name in (f"MATHEMATICAL {style} {case} {character.upper()}", f"{style} {case} {character.upper()}"):
-        try:
-            return unicodedata.lookup(name)
-        except KeyError:
-            continue
-    return character
+    if not (letter.isascii() and letter.isalpha()):
+        return letter
+    name = f"{style} {'CAPITAL' if letter.isupper() else 'SMALL'} {letter.upper()}"
+    return _character(f"MATHEMATICAL {name}") or _character(name) or letter
+
+
+def _character(name: str) -> str | None:
+    """The character with a Unicode name."""
+    try:
+        return unicodedata.lookup(name)
+    except KeyError:
+        return None

@@ -184,7 +184,7 @@ class _Parser(Cursor):
         return self.nested(self.atom)
 
     def digit(self) -> Answer:
-        """An argument of a fraction or root without braces: one digit, as LaTeX has it."""
+        """An argument of a fraction or root; without braces it is one digit, as in LaTeX."""
         token = self.token
         if token.isdecimal() and len(token) > 1:
             self.tokens[self.at] = token[1:]
@@ -273,8 +273,8 @@ class _Parser(Cursor):
 
     # Macros with arguments.
 
-    def fraction(self) -> Answer:
-        return Apply("divide", (_expression(self.digit()), _expression(self.digit())))
+    def of_two(self, function: str) -> Answer:
+        return Apply(function, (_expression(self.digit()), _expression(self.digit())))
 
     def root(self) -> Answer:
         index: Expression = Number(Fraction(2))
@@ -283,9 +283,6 @@ class _Parser(Cursor):
             index = _expression(self.nested(self.sum))
             self.take("]")
         return Apply("root", (_expression(self.digit()), index))
-
-    def binomial(self) -> Answer:
-        return Apply("binomial", (_expression(self.digit()), _expression(self.digit())))
 
     def logarithm(self) -> Answer:
         base: Expression | None = None
@@ -335,9 +332,9 @@ class _Parser(Cursor):
 
 
 _MACROS: dict[str, Callable[[_Parser], Answer]] = {
-    r"\frac": _Parser.fraction,
+    r"\frac": lambda parser: parser.of_two("divide"),
     r"\sqrt": _Parser.root,
-    r"\binom": _Parser.binomial,
+    r"\binom": lambda parser: parser.of_two("binomial"),
     r"\log": _Parser.logarithm,
     r"\begin": _Parser.environment,
     r"\mathbb": _Parser.numbers,

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 _SIZES = {
-    "hundred": 100, "thousand": 1_000, "dozen": 12, "half": "1/2", "halves": "1/2", "third": "1/3", "quarter": "1/4",
+    "hundred": "100", "thousand": "1000", "dozen": "12", "half": "1/2", "halves": "1/2", "third": "1/3", "quarter": "1/4",
     "fourth": "1/4", "fifth": "1/5", "sixth": "1/6", "seventh": "1/7", "eighth": "1/8", "ninth": "1/9", "tenth": "1/10",
     "hundredth": "1/100", "thousandth": "1/1000",
 }  # fmt: skip
@@ -20,9 +20,13 @@ def split_number_word(phrase: str) -> tuple[Fraction, str] | None:
     (Fraction(100, 1), 'apples')
     """
     match = _FIRST_WORD.match(phrase)
-    word = match[1].lower() if match else ""
+    size = _size(match[1].lower()) if match else None
+    return None if match is None or size is None else (size, phrase[match.end() :])
+
+
+def _size(word: str) -> Fraction | None:
     size = _SIZES.get(word) or _SIZES.get(word.removesuffix("s"))
-    return None if match is None or size is None else (Fraction(str(size)), phrase[match.end() :])
+    return None if size is None else Fraction(size)
 
 
 _WORDS = (
@@ -46,12 +50,13 @@ def spelled_number(text: str) -> Fraction | None:
     words = words[1:] if sign < 0 else words
     if not 0 < len(words) <= MAX_WORDS:
         return None
-    size = Fraction(1)
-    part = _SIZES.get(words[-1]) or _SIZES.get(words[-1].removesuffix("s"))
-    if isinstance(part, str):
-        words, size = words[:-1], Fraction(part)
+    part = _size(words[-1])
+    if part is None or part > 1:
+        part = Fraction(1)
+    else:
+        words = words[:-1]
     value = _whole_number(words)
-    return None if value is None else sign * value * size
+    return None if value is None else sign * value * part
 
 
 def _whole_number(words: list[str]) -> int | None:

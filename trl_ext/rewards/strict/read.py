@@ -1,4 +1,4 @@
-r"""Text -> the answers that it may mean. Most texts have one reading; `5 m` is a length, or five times m."""
+r"""Text -> the answers that it may mean. Most texts have one reading; `5 m` is a length or five times m."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import lru_cache
 from trl_ext.rewards.expression import Number
 from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Text, Time, Unreadable
 from trl_ext.rewards.strict.clean import clean
-from trl_ext.rewards.strict.equality import equal
 from trl_ext.rewards.strict.grammar import parse
 from trl_ext.rewards.strict.numerals import spelled_number, split_number_word
 from trl_ext.rewards.strict.sets import are_conditions, solution_set
@@ -40,13 +39,13 @@ _JOINED_NUMBERS = re.compile(r"\d{1,3}(?:,\d{3})+")
 
 
 def readings(text: str) -> tuple[Answer, ...]:
-    """Everything that `text` may mean as an answer, the likeliest first; nothing if it cannot be read."""
+    """Everything that `text` may mean as an answer, the most likely first; nothing if it cannot be read."""
     return readings_of_clean(clean(text))
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def readings_of_clean(text: str) -> tuple[Answer, ...]:
-    """The same of a text that is clean; a truth is met once for each response of its group."""
+    """The readings of a clean text, cached: a reference answer comes once for each response of its group."""
     return (Number(Fraction(int(text))),) if _INTEGER.fullmatch(text) else tuple(_read(text))
 
 
@@ -69,7 +68,7 @@ def _read(text: str) -> list[Answer]:
     if _JOINED_NUMBERS.fullmatch(text):  # a number, or a list that has to be given in this order to be told from it
         found.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
     if _SIGNS.search(text):  # or words for the real numbers
-        found += [said for said in (statement(text, readings, equal), solution_set(words, parse)) if said]
+        found += [said for said in (statement(text, readings), solution_set(words, parse)) if said]
     return found
 
 

@@ -1,6 +1,6 @@
-r"""What an answer says about itself: `|PQ|=3` names what is 3, and `2/7 \approx 0.29` says twice what it is.
+r"""Labels and chains: `|PQ|=3` names what is 3, and `2/7 \approx 0.29` gives the same value twice.
 
-A label is taken off only where it names one thing; the members of a chain have to agree, or it is no answer.
+A label is removed only if it names one thing; the members of a chain must agree, or it is not an answer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from trl_ext.rewards.expression import Number, numeric_value
 from trl_ext.rewards.strict.answers import Answer, Named, Ordered, is_expression
+from trl_ext.rewards.strict.equality import equal
 
 _NAME = r"[a-zA-Z](?:_\{?\w+\}?)?"
 _NOUNS = "|".join(
@@ -34,15 +35,12 @@ _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 MAX_MEMBERS = 8
 
 
-def statement(
-    text: str, read: Callable[[str], Sequence[Answer]], equal: Callable[[Answer, Answer], bool]
-) -> Answer | None:
-    """The value of a labelled or chained answer, with its name where it has one; None for any other text.
+def statement(text: str, read: Callable[[str], Sequence[Answer]]) -> Answer | None:
+    """The value of a labeled or chained answer, with its name if it has one; None for any other text.
 
     Args:
         text: clean.
         read: the readings of a part.
-        equal: whether two readings agree.
     """
     members, signs = _split(text)
     if not signs or len(members) > MAX_MEMBERS or not all(members):
@@ -52,22 +50,21 @@ def statement(
     if signs[0] == "=" and (label or (is_variable and len(members) > 2)):
         is_ratio = label is not None and label.lastgroup == "ratio"  # in brackets 9:16 is no time of day
         values = [f"({member})" if is_ratio else member for member in members[1:]]
-        value = _agreed(values, signs[1:], read, equal)
+        value = _agreed(values, signs[1:], read)
         if value is None or (label and not _fits(label, value)):
             return None
         return Named(members[0].replace("{", "").replace("}", ""), value)
-    return None if len(members) < 2 or is_variable else _agreed(members, signs, read, equal)
+    return None if len(members) < 2 or is_variable else _agreed(members, signs, read)
 
 
 def _split(text: str) -> tuple[list[str], list[str]]:
-    """The parts between signs outside of brackets, and the signs; none where a list or a condition stands there."""
+    """The parts between signs outside of brackets, and the signs; no signs in a list or a condition."""
     depth, starts = 0, list[int]()
     for character in text:
         starts.append(depth)
         depth += _BRACKETS.get(character, 0)
-    if any(starts[i] == 0 and text[i] in ",;<>" for i in range(len(text))) or re.search(
-        r"\b(?:or|and)\b|\\[lg]e\b", text
-    ):
+    is_list = any(depth == 0 and character in ",;<>" for depth, character in zip(starts, text, strict=True))
+    if is_list or re.search(r"\b(?:or|and)\b|\\[lg]e\b", text):
         return [text], []
     members, signs, last = [], [], 0
     for match in _SIGN.finditer(text):
@@ -86,12 +83,7 @@ def _fits(label: re.Match[str], value: Answer) -> bool:
     return isinstance(value, Ordered) and value.brackets == brackets and len(value.items) == len(names)
 
 
-def _agreed(
-    members: list[str],
-    signs: list[str],
-    read: Callable[[str], Sequence[Answer]],
-    equal: Callable[[Answer, Answer], bool],
-) -> Answer | None:
+def _agreed(members: list[str], signs: list[str], read: Callable[[str], Sequence[Answer]]) -> Answer | None:
     r"""The last member before a `\approx`, if all the others equal it and what follows rounds it."""
     exact: Answer | None = None
     for member, sign in zip(members, ["=", *signs], strict=True):

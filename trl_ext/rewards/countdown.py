@@ -80,12 +80,7 @@ class _Parser(Cursor):
     error = ValueError
 
     def value(self) -> Fraction:
-        """The value of the whole text.
-
-        Raises:
-            ValueError: something is missing or left over.
-            ZeroDivisionError: a division by zero.
-        """
+        """The value of the whole text, or a ValueError or ZeroDivisionError."""
         value = self._sum()
         if self.token:
             raise ValueError(f"{self.token!r} is left over")

@@ -47,15 +47,11 @@ _IN_BRACKETS = ("array", "pmatrix", "bmatrix", "smallmatrix")
 
 
 class NotConvertible(ValueError):
-    """The reference's converter fails on this text, or it is nested too deeply."""
+    """The reference's converter fails on the text, or the text is nested too deeply."""
 
 
 def latex_to_text(text: str) -> str:
-    """The text that the LaTeX source stands for.
-
-    Raises:
-        NotConvertible: see there.
-    """
+    """The text that the LaTeX source stands for, or `NotConvertible`."""
     text = re.sub(r"\\[td]frac", r"\\frac", text).replace("\\frac", " \\frac")
     for source, character in _TYPOGRAPHY:
         text = text.replace(source, character)

@@ -55,11 +55,7 @@ def _letters(text: str) -> set[str]:
 
 
 def parse(text: str) -> Expression:
-    """The tree of a plain text.
-
-    Raises:
-        _Refused: it is none, or too long, or nested too deeply.
-    """
+    """The tree of a plain text; `_Refused` for one that is not an expression, too long or nested too deeply."""
     parser = _Parser(_tokens(text))
     tree = parser.sum()
     parser.take("")

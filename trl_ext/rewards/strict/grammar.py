@@ -25,19 +25,14 @@ _RELATIONS = {
     "<=": "<=", ">=": ">=", "!=": "!=",
 }  # fmt: skip
 _CLOSING = {"(": ")]", "[": ")]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", "{": "}"}
-_ENDS = frozenset(
-    [")", "]", "}", r"\}", ",", ";", "&", r"\\", r"\rfloor", r"\rceil", r"\cup", r"\setminus", ":", r"\end", ""]
-)
+_ROUNDED = {r"\lfloor": "floor", r"\lceil": "ceiling"}
+_ENDS = {")", "]", "}", r"\}", ",", ";", "&", r"\\", r"\rfloor", r"\rceil", r"\cup", r"\setminus", ":", r"\end", ""}
 _SIGNS = ("+", "-")
 MAX_DEPTH = 40
 
 
 def parse(text: str) -> Answer:
-    """The tree of a clean text.
-
-    Raises:
-        Unreadable: it is no answer in this grammar, or beyond its bounds.
-    """
+    """The tree of a clean text; `Unreadable` if it is not in the grammar or beyond its bounds."""
     tokens = tokens_of(text)
     if r"\pm" not in tokens:
         return _parse(tokens)
@@ -227,8 +222,8 @@ class _Parser(Cursor):
         closing = self.take(*(_CLOSING[opening] if opening in "([" else [_CLOSING[opening]]))
         if opening == r"\{":
             return Several(_spread(items))
-        if opening in (r"\lfloor", r"\lceil"):
-            return Apply("floor" if opening == r"\lfloor" else "ceiling", (_expression(items[0]),))
+        if opening in _ROUNDED:
+            return Apply(_ROUNDED[opening], (_expression(items[0]),))
         if opening == "{" or (len(items) == 1 and opening + closing in ("()", "[]")):
             return items[0] if len(items) == 1 else Several(_spread(items))
         return Ordered(opening + closing, tuple(items))
@@ -267,9 +262,8 @@ class _Parser(Cursor):
         return factors[0] if len(factors) == 1 else Apply("multiply", tuple(factors))
 
     def _plain(self) -> bool:
-        return (
-            (len(self.token) == 1 and self.token.isalnum()) or self.token in GREEK or self.token in (r"\pi", r"\frac")
-        )
+        token = self.token
+        return (len(token) == 1 and token.isalnum()) or token in GREEK or token in (r"\pi", r"\frac")
 
     # Macros with arguments.
 
@@ -285,12 +279,11 @@ class _Parser(Cursor):
         return Apply("root", (_expression(self.digit()), index))
 
     def logarithm(self) -> Answer:
-        base: Expression | None = None
+        base: Expression = Number(Fraction(10))
         if self.token == "_":
             self.take()
             base = _expression(self.digit())
-        argument = _expression(self._function_argument())
-        return Apply("log", (argument, base or Number(Fraction(10))))
+        return Apply("log", (_expression(self._function_argument()), base))
 
     def environment(self) -> Answer:
         name = self.label()

@@ -6,9 +6,9 @@ import re
 from fractions import Fraction
 
 _SIZES = {
-    "hundred": "100", "thousand": "1000", "dozen": "12", "half": "1/2", "halves": "1/2", "third": "1/3", "quarter": "1/4",
-    "fourth": "1/4", "fifth": "1/5", "sixth": "1/6", "seventh": "1/7", "eighth": "1/8", "ninth": "1/9", "tenth": "1/10",
-    "hundredth": "1/100", "thousandth": "1/1000",
+    "hundred": "100", "thousand": "1000", "dozen": "12", "half": "1/2", "halves": "1/2", "third": "1/3",
+    "quarter": "1/4", "fourth": "1/4", "fifth": "1/5", "sixth": "1/6", "seventh": "1/7", "eighth": "1/8",
+    "ninth": "1/9", "tenth": "1/10", "hundredth": "1/100", "thousandth": "1/1000",
 }  # fmt: skip
 _FIRST_WORD = re.compile(r"\s*([A-Za-z]+)\s*")
 

@@ -115,26 +115,17 @@ def _may_be_unit(space: str, unit: str) -> bool:
     return bool(space) or is_known(word)
 
 
-def _counted(value: str, factor: Fraction, unit_phrase: str) -> list[Answer]:
-    """`5` of `hundred apples`."""
-    if unit_phrase.strip():
-        return _quantity(rf"({value})\cdot {factor}", unit_phrase)
-    try:
-        return [parse(_without_text_groups(rf"({value})\cdot {factor}"))]
-    except Unreadable:
-        return []
-
-
 def _quantity(value: str, unit_phrase: str) -> list[Answer]:
-    if (counted := split_number_word(unit_phrase.replace(r"\text", "").strip("{} "))) is not None:
-        return _counted(value, *counted)
-    for spelling, usual in _UNIT_SPELLINGS.items():
-        unit_phrase = unit_phrase.replace(spelling, usual)
-    unit = read_unit(re.sub(r"\s*\^\s*", "^", unit_phrase))
-    if unit is None:
-        return []
-    value = value.replace(r"\dollar", "") if unit.dimension == "money" else value
-    try:
-        return [Quantity(parse(_without_text_groups(value)), unit)]
-    except Unreadable:
-        return []
+    """`5` and `cm`, or a number as `5` and `hundred` make it; `5` and `hundred apples` are both."""
+    is_counted = False
+    while counted := split_number_word(unit_phrase.replace(r"\text", "").strip("{} ")):
+        is_counted, value, unit_phrase = True, rf"({value})\cdot {counted[0]}", counted[1]
+    with contextlib.suppress(Unreadable):
+        if is_counted and not unit_phrase.strip():
+            return [parse(_without_text_groups(value))]
+        for spelling, usual in _UNIT_SPELLINGS.items():
+            unit_phrase = unit_phrase.replace(spelling, usual)
+        if unit := read_unit(re.sub(r"\s*\^\s*", "^", unit_phrase)):
+            value = value.replace(r"\dollar", "") if unit.dimension == "money" else value
+            return [Quantity(parse(_without_text_groups(value)), unit)]
+    return []

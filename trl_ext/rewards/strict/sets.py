@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from itertools import product
 from typing import NamedTuple
@@ -120,16 +120,10 @@ def substituted(node: Expression, values: Mapping[Expression, Expression]) -> Ex
 
 
 def without(values: Answer, points: Answer) -> Answer:
-    r"""`\mathbb{R}\setminus\{3\}` as `(-\infty, 3) \cup (3, \infty)`.
-
-    Raises:
-        Unreadable: not intervals less finitely many numbers, or nothing is left.
-    """
-    if not isinstance(values, (Ordered, Union)) or not isinstance(points, Several):
-        raise Unreadable("a difference")
-    left: Answer | None = values
-    for point in points.items:
-        left = _intersection(left, _ray("!=", point)) if left and is_expression(point) else None
+    r"""`\mathbb{R}\setminus\{3\}` as `(-\infty, 3) \cup (3, \infty)`; `Unreadable` if nothing is left."""
+    left: Answer | None = None
+    if isinstance(values, (Ordered, Union)) and isinstance(points, Several) and all(map(is_expression, points.items)):
+        left = _common([values, *(_ray("!=", point) for point in points.items if is_expression(point))])
     if left is None:
         raise Unreadable("a difference")
     return left
@@ -241,14 +235,19 @@ def _combined(word: str, parts: list[Answer | None]) -> Named | None:
         return None
     if word == "or":
         return Named(named[0].name, Union(tuple(item for part in named for item in _intervals(part.value))))
-    common: Answer | None = named[0].value
-    for part in named[1:]:
-        common = _intersection(common, part.value) if common else None
+    common = _common([part.value for part in named])
     return None if common is None else Named(named[0].name, common)
 
 
 def _intervals(values: Answer) -> tuple[Answer, ...]:
     return values.items if isinstance(values, Union) else (values,)
+
+
+def _common(sets: Sequence[Answer]) -> Answer | None:
+    common: Answer | None = sets[0]
+    for values in sets[1:]:
+        common = _intersection(common, values) if common else None
+    return common
 
 
 class _End(NamedTuple):

@@ -27,11 +27,7 @@ _WORD_MACROS = {
 
 
 def tokens_of(text: str) -> list[str]:
-    """Numbers, macros, signs, the names of functions, and every other letter for itself.
-
-    Raises:
-        Unreadable: there are more than `MAX_TOKENS`.
-    """
+    """Numbers, macros, signs, the names of functions, and every other letter by itself; `MAX_TOKENS` at most."""
     tokens: list[str] = []
     for match in _TOKEN.finditer(text):
         token = match[match.lastgroup or 0]

@@ -7,11 +7,7 @@ from collections.abc import Mapping
 
 
 def compare(function: str, options: Mapping[str, object], answer: str, reference: str) -> tuple[bool, str]:
-    """Verdict and reason of the function at `module:name`.
-
-    Raises:
-        ImportError, AttributeError: there is no such function.
-    """
+    """Verdict and reason of the function at `module:name`."""
     module, _, name = function.partition(":")
     correct, reason = getattr(importlib.import_module(module), name)(answer, reference, **options)
     return bool(correct), str(reason)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
-from trl_ext.rewards.cursor import Cursor
+from trl_ext.rewards.cursor import Cursor, scan
 from trl_ext.rewards.extract import ANSWER_FORMATS
 from trl_ext.rewards.graders import GRADERS, Grade, texts_of
 
@@ -51,7 +51,9 @@ def solves(expression: str, reference: object) -> tuple[bool, str]:
         expression = expression.replace(spelling, operator)
     expression = expression.partition("=")[0]
     try:
-        tokens = _tokens(expression)
+        if len(expression) > MAX_CHARACTERS:
+            raise ValueError(f"longer than {MAX_CHARACTERS} characters")
+        tokens = [match[1] or match[2] for match in scan(_TOKEN, expression)]
         value = _Parser(tokens).value()
     except (ValueError, ZeroDivisionError, RecursionError) as error:
         return False, f"not an expression: {error}"
@@ -61,23 +63,8 @@ def solves(expression: str, reference: object) -> tuple[bool, str]:
     return (value == target, "equal" if value == target else f"equals {value}")
 
 
-def _tokens(text: str) -> list[str]:
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"longer than {MAX_CHARACTERS} characters")
-    tokens, at, text = [], 0, text.strip()
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            raise ValueError(f"at {text[at : at + 10]!r}")
-        tokens.append(match[1] or match[2])
-        at = match.end()
-    return tokens
-
-
 class _Parser(Cursor):
     """Recursive descent over sums, products and brackets; values are exact."""
-
-    error = ValueError
 
     def value(self) -> Fraction:
         """The value of the whole text, or a ValueError or ZeroDivisionError."""

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import ClassVar, TypeVar
 
 Read = TypeVar("Read")
 
 
+def scan(token: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """The matches of `token` one after another, or a ValueError where the text goes on without one."""
+    at, text = 0, text.strip()
+    while at < len(text):
+        match = token.match(text, at)
+        if match is None:
+            raise ValueError(f"at {text[at : at + 10]!r}")
+        yield match
+        at = match.end()
+
+
 class Cursor:
     """The tokens of a text and how many of them are read. A parser adds one method per rule of its grammar."""
 
-    max_depth: ClassVar[int]
-    error: ClassVar[type[ValueError]]  # raised for a text that is not in the grammar
+    max_depth: ClassVar[int] = 60
+    error: ClassVar[type[ValueError]] = ValueError  # raised for a text that is not in the grammar
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens

@@ -12,11 +12,10 @@ from fractions import Fraction
 
 import mpmath
 
-from trl_ext.rewards.cursor import Cursor
+from trl_ext.rewards.cursor import Cursor, scan
 from trl_ext.rewards.expression import Apply, Constant, Expression, Number, Variable, are_equal
 
 MAX_TOKENS = 1_000
-MAX_DEPTH = 60
 MAX_DIGITS = 1_000
 
 _TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:e[+-]?\d{1,4})?|\.\d+(?:e[+-]?\d{1,4})?)|([^\W\d_]\w*)|(\*\*|[-+*/^!()]))")
@@ -28,10 +27,6 @@ _WHOLE_NAMES = _TAKEN | {"sqrt", "pi", "mu", "nu", "xi"}  # neither these nor na
 _DECIMAL = re.compile(r"[+-]?[0-9]*\.[0-9]+")
 
 
-class _Refused(ValueError):
-    """The text is not an expression."""
-
-
 def symbolically_equal(truth: str, candidate: str) -> bool:
     """Whether the difference of two plain texts is zero, for texts with at most two different letters."""
     if len(_letters(truth + candidate)) > 2 or any(map(_UNSAFE_POWER.search, (truth, candidate))):
@@ -39,9 +34,10 @@ def symbolically_equal(truth: str, candidate: str) -> bool:
     if _DECIMAL.fullmatch(truth) and _DECIMAL.fullmatch(candidate):
         return _as_float(truth) == _as_float(candidate)
     try:
-        return are_equal(parse(truth), parse(candidate), complex_variables=True)
-    except _Refused:
+        trees = parse(truth), parse(candidate)
+    except ValueError:
         return False
+    return are_equal(*trees, complex_variables=True)
 
 
 def _as_float(decimal: str) -> mpmath.mpf:
@@ -55,7 +51,7 @@ def _letters(text: str) -> set[str]:
 
 
 def parse(text: str) -> Expression:
-    """The tree of a plain text; `_Refused` for one that is not an expression, too long or nested too deeply."""
+    """The tree of a plain text; a ValueError for one that is not an expression, too long or nested too deeply."""
     parser = _Parser(_tokens(text))
     tree = parser.sum()
     parser.take("")
@@ -64,26 +60,19 @@ def parse(text: str) -> Expression:
 
 def _tokens(text: str) -> list[str]:
     tokens: list[str] = []
-    at, text = 0, text.rstrip()
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if not match or len(tokens) > MAX_TOKENS:
-            raise _Refused(text)
+    for match in scan(_TOKEN, text):
         number, name, operator = match.groups()
-        if len(number or "") > MAX_DIGITS:
-            raise _Refused(text)
+        if len(tokens) > MAX_TOKENS or len(number or "") > MAX_DIGITS:
+            raise ValueError("too long")
         if name and "_" not in name and name not in _WHOLE_NAMES:
             tokens += _LETTERS_OR_DIGITS.findall(name)
         else:
             tokens.append(number or name or operator)
-        at = match.end()
     return tokens
 
 
 class _Parser(Cursor):
     """Recursive descent, one token ahead."""
-
-    max_depth, error = MAX_DEPTH, _Refused
 
     def sum(self) -> Expression:
         terms = [self.product()]
@@ -119,7 +108,7 @@ class _Parser(Cursor):
         while self.token == "!":
             self.take()
             if self.token == "!":
-                raise _Refused("a double factorial")
+                raise ValueError("a double factorial")
             base = Apply("factorial", (base,))
         if self.token in ("^", "**"):
             self.take()
@@ -134,7 +123,7 @@ class _Parser(Cursor):
             return inside
         if token == "sqrt":
             if self.token != "(":
-                raise _Refused("a root without brackets")
+                raise ValueError("a root without brackets")
             return Apply("root", (self.atom(), Number(Fraction(2))))
         if token == "pi":
             return Constant("pi")
@@ -142,4 +131,4 @@ class _Parser(Cursor):
             return Number(Fraction(token))
         if token[:1].isalpha() and token not in _TAKEN:
             return Variable(token)
-        raise _Refused(token)
+        raise ValueError(token)

@@ -11,6 +11,7 @@ product    power (["*" | "/" | \cdot] power)*
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -18,8 +19,25 @@ from trl_ext.rewards.cursor import Cursor
 from trl_ext.rewards.expression import Apply, Constant, Expression, Number, Variable, exact_value
 from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Relation, Several, Text, Union, Unreadable
 from trl_ext.rewards.strict.sets import REALS, without
-from trl_ext.rewards.strict.tokens import FUNCTIONS, GREEK, tokens_of
 
+MAX_TOKENS = 400
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d])|\d+\.?\d*|\.\d+)|(?P<macro>\\(?:[a-zA-Z]+|.))"
+    r"|(?P<word>[a-zA-Z]+)|(?P<sign>\*\*|[<>!]=|.))",
+    re.DOTALL,
+)
+FUNCTIONS = {
+    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "ln": "ln", "exp": "exp",
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
+}  # fmt: skip
+GREEK = frozenset(
+    "\\" + name
+    for name in """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho
+    sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell""".split()
+)
+_WORD_MACROS = {
+    "pi": r"\pi", "sqrt": r"\sqrt", "infinity": r"\infty", "inf": r"\infty", "oo": r"\infty", "log": r"\log",
+}  # fmt: skip
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\in": "in",
     "<=": "<=", ">=": ">=", "!=": "!=",
@@ -29,6 +47,20 @@ _ROUNDED = {r"\lfloor": "floor", r"\lceil": "ceiling"}
 _ENDS = {")", "]", "}", r"\}", ",", ";", "&", r"\\", r"\rfloor", r"\rceil", r"\cup", r"\setminus", ":", r"\end", ""}
 _SIGNS = ("+", "-")
 MAX_DEPTH = 40
+
+
+def tokens_of(text: str) -> list[str]:
+    """Numbers, macros, signs, the names of functions, and every other letter by itself; `MAX_TOKENS` at most."""
+    tokens: list[str] = []
+    for match in _TOKEN.finditer(text):
+        token = match[match.lastgroup or 0]
+        if match.lastgroup == "word" and token not in ("and", "or") and token not in FUNCTIONS:
+            tokens += [_WORD_MACROS[token]] if token in _WORD_MACROS else list(token)
+        elif not token.isspace():
+            tokens.append(token)
+        if len(tokens) > MAX_TOKENS:
+            raise Unreadable("too long")
+    return tokens
 
 
 def parse(text: str) -> Answer:

@@ -88,7 +88,9 @@ class Pool:
                         waiting.append(index)
                         continue
                     outcomes[index] = outcome
-                    self._count(outcome, lines[index])
+                    self._failed_in_a_row = self._failed_in_a_row + 1 if isinstance(outcome, Failure) else 0
+                    if self._failed_in_a_row >= _FAILED_IN_A_ROW:
+                        raise self._pool_error(f"{self._failed_in_a_row} jobs in a row", outcome, lines[index])
                 if process.is_lost:
                     waiting.extend(process.sent)
                     self._replace(process)
@@ -114,11 +116,6 @@ class Pool:
             indices = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
             process.enqueue(indices, b"".join(lines[index] for index in indices))
         process.flush()
-
-    def _count(self, outcome: Outcome, line: bytes) -> None:
-        self._failed_in_a_row = self._failed_in_a_row + 1 if isinstance(outcome, Failure) else 0
-        if self._failed_in_a_row >= _FAILED_IN_A_ROW:
-            raise self._pool_error(f"{self._failed_in_a_row} jobs in a row", outcome, line)
 
     def _pool_error(self, jobs: str, failure: Failure, line: bytes) -> PoolError:
         return PoolError(

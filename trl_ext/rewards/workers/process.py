@@ -152,12 +152,12 @@ class Process:
             self._ended_alone = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(_END_SECONDS)  # for its own exit status, not that of `kill`
-        words = self._stderr_tail()
+        stderr = self._stderr_tail()
         self.kill()
         self.is_lost = True
         end = "took too long" if is_late else _how_it_ended(self.popen.returncode)
         if not self.is_ready:
-            raise PoolError(f"a worker for {self._function} did not start: it {end}. It wrote:\n{words}")
+            raise PoolError(f"a worker for {self._function} did not start: it {end}. It wrote:\n{stderr}")
         failure = Failure("timeout", f"no result in {self._seconds:g} s") if is_late else Failure("crash", end)
         return [(self.sent.popleft(), failure)] if self.sent else []
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +12,19 @@ from typing import Any
 
 import pytest
 
+from scripts.benchmarks import compare_leaderboard as compare
+
 ROOT = Path(__file__).parents[1]
-SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py") if "__main__" in path.read_text())
+SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*.py") if "parse_args(" in path.read_text())
+THIN = ["bench_grader", "bench_step"]  # of a benchmark, at the path that it is known by
 
 
 def script(name: str, *arguments: str, timeout: int = 280) -> str:
+    """What a script prints; a benchmark is started as a module."""
+    path = ROOT / "scripts" / f"{name}.py"
+    program = [str(path)] if path.exists() else ["-m", f"scripts.benchmarks.{name}"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *arguments],
+        [sys.executable, *program, *arguments], cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -26,7 +32,7 @@ def script(name: str, *arguments: str, timeout: int = 280) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*(path.stem for path in SCRIPTS), *THIN])
 def test_a_script_has_help(name: str) -> None:
     assert "usage:" in script(name, "--help")
 
@@ -46,13 +52,14 @@ def test_length_normalization_page_has_the_handout_numbers() -> None:
     assert (ROOT / "docs" / "results" / "length_normalisation.md").read_text() == said
 
 
-def test_comparison_needs_runs_of_one_length() -> None:
-    spec = importlib.util.spec_from_file_location("compare", ROOT / "scripts" / "compare_leaderboard.py")
-    assert spec is not None
-    assert spec.loader is not None
-    compare = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(compare)
+def test_no_script_changes_where_python_looks() -> None:
+    for path in (ROOT / "scripts").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "sys.path" not in text, path
+        assert not re.search(r"^(from|import) tests\b", text, re.MULTILINE), path
 
+
+def test_comparison_needs_runs_of_one_length() -> None:
     def run(accuracy: float, problems: int = 5000, seconds: float = 299.0) -> dict[str, Any]:
         return {
             "validation_accuracy_after": accuracy, "final_validation_problems": problems, "wall_clock_s": seconds,
@@ -75,7 +82,7 @@ def test_the_fuzzer_finds_no_answer_that_takes_the_grader_down() -> None:
 
 @pytest.mark.vllm
 def test_a_sync_is_timed_and_trls_way_is_reported_as_it_is(tmp_path: Path) -> None:
-    script("bench_sync", "--shape", "tiny", "--repeats", "2", "--json", str(tmp_path / "sync.json"))
+    script("sync", "--shape", "tiny", "--repeats", "2", "--json", str(tmp_path / "sync.json"))
     ways = json.loads((tmp_path / "sync.json").read_text())["ways"]
     assert ways["reload"]["seconds"] > 0
     assert ways["through disk"]["seconds"] > 0
@@ -86,7 +93,7 @@ def test_a_sync_is_timed_and_trls_way_is_reported_as_it_is(tmp_path: Path) -> No
 @pytest.mark.distributed
 def test_the_gpu_check_runs_on_two_cpu_ranks(tmp_path: Path) -> None:
     config = ROOT / "accelerate_configs" / "two_cpu_ranks_zero2.yaml"
-    said = script("check_gpu", "--steps", "2", "--accelerate", str(config), "--json", str(tmp_path / "found.json"))
+    said = script("gpu", "--steps", "2", "--accelerate", str(config), "--json", str(tmp_path / "found.json"))
     found = json.loads((tmp_path / "found.json").read_text())
     assert "no GPU here" in said
     assert found["optimizer_steps"] == 2

@@ -30,8 +30,10 @@ def platform_of(summary: Mapping[str, Any]) -> str:
 
 
 def _command() -> str:
+    module = sys.modules["__main__"].__spec__  # with `python -m`
     script = os.path.relpath(sys.argv[0]) if os.path.exists(sys.argv[0]) else sys.argv[0]
-    return shlex.join(["python", script, *redact_command(sys.argv[1:])])
+    program = ["-m", module.name.removesuffix(".__main__")] if module else [script]
+    return shlex.join(["python", *program, *redact_command(sys.argv[1:])])
 
 
 def _commit() -> str | None:

@@ -1,7 +1,7 @@
 """Seconds of one validation inside training: TRL's own `evaluate()` three ways, and ours, in alternation.
 
-    python scripts/bench_validation.py
-    python scripts/bench_validation.py --problems 5000 --model Qwen/Qwen2.5-Math-1.5B --use_vllm --max_tokens 1024
+    python -m scripts.benchmarks.validation
+    python -m scripts.benchmarks.validation --problems 5000 --model Qwen/Qwen2.5-Math-1.5B --use_vllm --max_tokens 1024
 
 The same policy, problems, length limit and grader. TRL as it comes samples each problem as often as a group has members
 and takes 8 completions at a time; the other two ways are what a careful user would set.

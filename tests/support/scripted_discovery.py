@@ -1,8 +1,8 @@
 """The discovery loop with a server that plays a model: programs prepared by hand, to show a run whose score rises.
 
-    python scripts/scripted_discovery.py        writes recipes/kissing_number/scripted/
+    python -m tests.support.scripted_discovery        writes recipes/kissing_number/scripted/
 
-No model is involved, and the report says so. The recipe's README.md links it beside the run with a real model.
+No model is involved, and the report says so. The recipe's README.md links it next to the run with a real model.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from tests.discovery.test_kissing_evaluator import CORE_PROGRAM
+from tests.support.scripted_server import Answer, block, serving
 
-from tests.discovery.test_kissing_evaluator import CORE_PROGRAM  # noqa: E402
-from tests.support.scripted_server import Answer, block, serving  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "recipes" / "kissing_number" / "scripted"
 ROOTS = """
 from itertools import combinations, product
@@ -42,7 +40,7 @@ ANSWERS = [
 ]
 NOTE = (
     "**No model took part in this run.** A server of the tests returned programs that were prepared by hand "
-    "(scripts/scripted_discovery.py), the core of 496 points from arXiv 2606.10402 among them, to show a run whose "
+    "(tests/support/scripted_discovery.py), the core of 496 points from arXiv 2606.10402 among them, to show a run whose "
     "score rises."
 )
 

@@ -1,7 +1,7 @@
 """TRL's own `GRPOTrainer` on mini-MATH within a wall-clock budget: what the leaderboard is compared with.
 
-    python scripts/stock_trl.py --settings defaults --time_budget 300 --output_dir runs/stock
-    python scripts/stock_trl.py --settings recipe --time_budget 300 --output_dir runs/stock_tuned
+    python -m scripts.benchmarks.stock_trl --settings defaults --time_budget 300 --output_dir runs/stock
+    python -m scripts.benchmarks.stock_trl --settings recipe --time_budget 300 --output_dir runs/stock_tuned
 
 `defaults` are TRL's, `recipe` those of recipes/grpo_math.yaml as far as TRL has them. Base policy, problems, prompt and
 reward are the recipe's. The budget counts from the start of the process and holds the final validation.
@@ -32,7 +32,7 @@ from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.summary import write_summary
 
-YAML = Path(__file__).parents[1] / "recipes" / "grpo_math.yaml"
+YAML = Path(__file__).parents[2] / "recipes" / "grpo_math.yaml"
 SAME = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "optim",
         "lr_scheduler_type", "warmup_steps", "max_completion_length", "temperature", "max_grad_norm",
         "gradient_checkpointing", "beta", "num_iterations", "epsilon")  # fmt: skip

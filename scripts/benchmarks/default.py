@@ -1,6 +1,6 @@
 """The embedded default's whole training, TRL's own `GRPOTrainer` against ours: seconds, breakdown, what is learnt.
 
-    python scripts/bench_default.py --json docs/results/default_speed.json --plot docs/results/default_speed.png
+    python -m scripts.benchmarks.default --json docs/results/default_speed.json --plot docs/results/default_speed.png
 
 Both start from the same base policy and have the settings of recipes/grpo_math.yaml, the same problems and the same
 reward; neither validates on the way. The held-out accuracy at the end is measured with one sampler for both.
@@ -31,7 +31,7 @@ from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.runs.provenance import provenance
 
-YAML = Path(__file__).parents[1] / "recipes" / "grpo_math.yaml"
+YAML = Path(__file__).parents[2] / "recipes" / "grpo_math.yaml"
 SAME = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "optim",
         "lr_scheduler_type", "warmup_steps", "max_completion_length", "temperature", "max_grad_norm", "seed", "bf16",
         "gradient_checkpointing", "weight_decay", "adam_beta1", "adam_beta2", "max_steps", "beta",

@@ -1,7 +1,7 @@
 """The leaderboard's recipe, the plain default recipe and TRL's own trainer: the same seconds, seeds and problems.
 
-    python scripts/compare_leaderboard.py
-    python scripts/compare_leaderboard.py --seeds 0 --budget 120 --arms leaderboard default
+    python -m scripts.benchmarks.compare_leaderboard
+    python -m scripts.benchmarks.compare_leaderboard --seeds 0 --budget 120 --arms leaderboard default
 
 Every run has the machine to itself and ends with a validation on all 5,000 problems, within its budget. An hour on two
 cores; interrupted, it goes on when it is started again.
@@ -24,7 +24,7 @@ from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import write_methods_plot
 
 HERE = Path(__file__).parent
-RECIPES = HERE.parent / "recipes"
+RECIPES = HERE.parents[1] / "recipes"
 PROBLEMS = "5000"
 ARMS = {
     "leaderboard": "leaderboard recipe",

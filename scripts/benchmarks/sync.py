@@ -4,9 +4,9 @@
 * per parameter: one `load_weights` call each, as TRL does (where it works; on a CPU it does not);
 * through disk: a checkpoint is saved, and vLLM reloads it.
 
-    python scripts/bench_sync.py
-    python scripts/bench_sync.py --shape qwen2.5-math-1.5b --json docs/results/sync_speed.json
-    python scripts/bench_sync.py --lora 32
+    python -m scripts.benchmarks.sync
+    python -m scripts.benchmarks.sync --shape qwen2.5-math-1.5b --json docs/results/sync_speed.json
+    python -m scripts.benchmarks.sync --lora 32
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peak_memory import peak, start_peak
 from peft import LoraConfig, PeftModel
-from random_model import SHAPES, save_random_model
 from tqdm import tqdm
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.vllm import process_output_heads
 from trl_ext.runs.provenance import provenance
+
+from .peak_memory import peak, start_peak
+from .random_model import SHAPES, save_random_model
 
 MIB = 2**20
 

@@ -1,7 +1,7 @@
 """SFT, expert iteration, GRPO, and GRPO after expert iteration: the same policy and problems, equal wall-clock.
 
-    python scripts/compare_methods.py
-    python scripts/compare_methods.py --parts methods --seeds 0 --budget 60
+    python -m scripts.benchmarks.compare_methods
+    python -m scripts.benchmarks.compare_methods --parts methods --seeds 0 --budget 60
 
 Three parts, each with a plot: `sizes` (finetuning on 128 to all traces, with and without the wrong ones),
 `steps` (expert iteration with two rollout counts and two epoch counts over five steps), `methods` (the four at equal
@@ -28,7 +28,7 @@ from trl_ext.runs.layout import finished
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import write_methods_plot
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 PARTS = ("sizes", "steps", "methods")
 GROUP_SIZES, EPOCHS = (4, 8), (1, 2)
 QUIET = ["--save_strategy", "no", "--disable_tqdm", "true"]

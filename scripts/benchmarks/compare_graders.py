@@ -4,8 +4,8 @@ Two labelled sets: tests/data/grader_labels.jsonl, answers with *mathematically*
 rows of tests/data/grader_parity.jsonl, whose labels are the verdicts of the course's grader (so that its mistakes count
 as right there). Prints Markdown.
 
-    python scripts/compare_graders.py
-    python scripts/compare_graders.py --page docs/results/graders.md --show strict
+    python -m scripts.benchmarks.compare_graders
+    python -m scripts.benchmarks.compare_graders --page docs/results/graders.md --show strict
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench_grader import math_verify, trl_accuracy
-
 from trl_ext.rewards import GRADERS
 from trl_ext.rewards.graders import COMPATIBLE, STRICT, Comparison, compare_pairs
 from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.rewards.workers.pool import Failure
 
-DATA = Path(__file__).parents[1] / "tests" / "data"
+from .grader import math_verify, trl_accuracy
+
+DATA = Path(__file__).parents[2] / "tests" / "data"
 
 
 class Row(NamedTuple):

@@ -49,7 +49,7 @@ SETTINGS_INTRODUCTION = """\
 Every setting can stand in a YAML file (`--config`) or on the command line, which wins. These are ours and the few of
 TRL's that are often changed, as `--help` of each recipe shows them, with the values that hold unless they are set. A
 recipe that trains also has all others of TRL and transformers (`--help all`; one by name: `--help NAME`), and
-[Every setting, and what becomes of it](trl_settings.md) says what each of those does. A list is written as in YAML,
+[Every setting next to a preset](trl_settings.md) says what each of those does. A list is written as in YAML,
 `--stop '["</answer>"]'`.
 
 Written by `python scripts/docs_pages.py` from the settings' classes.
@@ -66,10 +66,10 @@ attributes.
 """
 
 EFFECTS_INTRODUCTION = """\
-# Every setting, and what becomes of it
+# Every setting next to a preset
 
 A preset or an axis (`--preset`, `--advantage`, `--policy_loss`, `--aggregation`, or the handout's short forms of these)
-replaces TRL's advantages and loss. What becomes of every setting then:
+replaces TRL's advantages and loss. The effect of every setting is then one of these:
 
 - **honored**: it does what TRL's documentation says;
 - **taken over**: it is translated into an option of an axis, with the same weights as TRL trains to;
@@ -132,11 +132,11 @@ def settings_of(script: str) -> list[Setting]:
     return settings_in(RECIPES[script], defaults or {})
 
 
-# What becomes of each.
+# The effect of each.
 
 
 def effects_page() -> str:
-    """What becomes of every setting next to a preset or an axis, and what shows it."""
+    """The effect of every setting next to a preset or an axis, and the test that shows it."""
     return "\n".join(
         [EFFECTS_INTRODUCTION, *(f"## {headline}\n\n{_effects(part)}" for headline, part in HEADLINES.items())]
     )

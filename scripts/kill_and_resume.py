@@ -1,4 +1,4 @@
-"""Kill a training run with SIGKILL again and again, resume it each time, and compare it with one left in peace.
+"""Kill a training run with SIGKILL again and again, resume it each time, and compare it with an uninterrupted run.
 
     python scripts/kill_and_resume.py                                    every case, 10 kills each
     python scripts/kill_and_resume.py --cases off_policy --kills 100
@@ -6,8 +6,8 @@
 
 The run is recipes/grpo_math.py on a policy of a few thousand parameters. It is killed after a random number of steps
 since it was last resumed and a random part of a second, so in the middle of rollouts, optimizer steps and checkpoints,
-or while it starts. Then metrics, generations, validations and weights must be those of the other run, to the bit;
-seconds are not compared. The exit status is 0 only if they are.
+or while it starts. Metrics, generations, validations and weights must then be bit-identical to those of the other
+run; seconds are not compared. The exit status is 0 only if they are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 OFF_POLICY = {"rollout_batch_size": 32, "epochs_per_rollout_batch": 2}  # four optimizer steps per rollout
 VLLM = {"use_vllm": True, "vllm_max_model_length": 128, "vllm_enforce_eager": True}
-CASES: dict[str, tuple[dict[str, Any], str | None]] = {  # settings beside those above, and the launcher's configuration
+CASES: dict[str, tuple[dict[str, Any], str | None]] = {  # further settings, and the launcher's configuration
     "on_policy": ({}, None),
     "off_policy": (OFF_POLICY, None),
     "vllm": (VLLM, "one_cpu"),
@@ -98,7 +98,7 @@ class Attempt:
         return found
 
     def kill(self) -> None:
-        """End it, and all that it has started, without a chance to do anything."""
+        """Kill its process group with SIGKILL."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join() if hasattr(self._process, "join") else self._process.wait()
 
@@ -131,19 +131,19 @@ def wait_until(condition: Callable[[], bool], attempt: Attempt, seconds: float =
 
 
 def last_step(run: Path) -> int:
-    """Of the last whole line of the metrics; -1 without any."""
+    """Step of the last complete line of the metrics; -1 without any."""
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return int(json.loads(lines[-1])["step"]) if lines else -1
 
 
 def newest_step(run: Path) -> int:
-    """Of the newest checkpoint; 0 without any."""
+    """Step of the newest checkpoint; 0 without any."""
     return max((int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*[0-9]")), default=0)
 
 
 def kill_once(folder: Path, launcher: str | None, rng: random.Random) -> str:
-    """Resume the run, kill it at some moment, and say in what it was interrupted."""
+    """Resume the run, kill it at a random moment, and return what it was doing."""
     run = folder / "killed"
     attempt = Attempt(folder, "killed", launcher)
     if rng.random() < 0.1:
@@ -194,18 +194,22 @@ def try_case(name: str, kills: int, seed: int, folder: Path, policy: str) -> dic
         if attempt.status():
             raise RuntimeError(attempt.log.read_text(errors="replace")[-3000:])
 
-    to_its_end("peaceful")
+    to_its_end("uninterrupted")
     found = Counter(
         kill_once(folder, launcher, rng) for _ in tqdm(range(kills), desc=name, unit="kill", file=sys.stderr)
     )
     to_its_end("killed")
-    peaceful, killed = outcome(folder / "peaceful"), outcome(folder / "killed")
-    for key, lines in peaceful.items():
+    uninterrupted, killed = outcome(folder / "uninterrupted"), outcome(folder / "killed")
+    for key, lines in uninterrupted.items():
         pairs = itertools.zip_longest(lines, killed[key])
         first = next(((a, b) for a, b in pairs if a != b), None)
         if first:
             print(f"{name}: first difference in the {key}:\n  {first[0]}\n  {first[1]}")
-    return {"case": name, "kills": dict(found), "same": {key: peaceful[key] == killed[key] for key in peaceful}}
+    return {
+        "case": name,
+        "kills": dict(found),
+        "same": {key: uninterrupted[key] == killed[key] for key in uninterrupted},
+    }
 
 
 def tiny_policy(folder: Path) -> str:

@@ -3,8 +3,8 @@ r"""The reports of a lab's questions -> one result page with their tables, plots
     python scripts/lab_page.py runs/lab_mini_math --findings docs/results/lab_findings.yaml \
         --page docs/results/lab.md
 
-The findings are a YAML file: `intro`, and a text for each question, in the order of the page. Plots are copied beside
-the page.
+The findings are a YAML file: `intro`, and a text for each question, in the order of the page. Plots are copied
+next to the page.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
             sys.exit(f"error: {report}: no such file; run `python recipes/lab.py {question}` first")
         plot = f"lab_{question}"
         for name in ("accuracy", "training"):
-            with Image.open(report.parent / f"{name}.png") as image:  # a few colours take a third of the bytes
+            with Image.open(report.parent / f"{name}.png") as image:  # a few colors take a third of the bytes
                 image.convert("RGB").quantize(64).save(args.page.with_name(f"{plot}_{name}.png"), optimize=True)
         parts.append(section(report, finding, plot))
     args.page.write_text("\n".join(parts), encoding="utf-8")

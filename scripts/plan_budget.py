@@ -6,15 +6,15 @@
     python scripts/plan_budget.py runs/pilot --time_budget 300 --compare runs/long
     python scripts/plan_budget.py runs/long --first 240 --time_budget 300 --compare runs/long
 
-The run must have the model, the machine and the engine of the one that is planned. Rows that teach nothing are left
-out, ever more of them as the policy learns; how they fall off is carried on, and a pilot of few rollouts knows little
-of it: ten steps and five rollouts are needed, a fifth of the budget is better.
+The run must have the model, the machine and the engine of the one that is planned. Zero-advantage rows are skipped,
+ever more of them as the policy learns; their fraction is extrapolated, for which a pilot needs at least ten steps and
+five rollouts, and better a fifth of the budget.
 
 --set changes what the planned run does (validate_every, problems, final_problems, rollout_batch_size, updates, epochs,
 tokens, save_every, restore_best, pilot_rows, rows_growth) or a rate (start, completion_token, trained_token, sync,
 step, problem, slowest_problem, save), such as one that another machine has.
 --first takes a long run's first steps for the pilot.
---compare says how far the prediction is from a run that has been.
+--compare says how far the prediction is from a finished run.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     python scripts/plant_faults.py --only '*clamp*' --jobs 4
     python scripts/plant_faults.py --list                 show them and plant none
 
-The faults are in faults.toml beside the tests of each package. Every worker plants them in its own copy of the tree, so
-the checkout is never touched. First the named tests run there unharmed; then each fault alone, which must turn its
-tests red or make them hang: they get four times what they took unharmed, and half a minute. Tests with ranks or an
-engine want the machine for themselves, so their faults come last and one at a time. A fault that survives means that a
+The faults are in the faults.toml of each package's tests. Every worker plants them in its own copy of the tree, so
+the checkout is never touched. First the named tests run there without a fault; then each fault alone, which must make
+its tests fail or hang: they get four times what they took without a fault, and half a minute. Tests with ranks or an
+engine need the whole machine, so their faults come last and one at a time. A fault that survives means that a
 test is missing. The exit status is 0 only if every fault was caught.
 """
 

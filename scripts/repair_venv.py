@@ -1,7 +1,7 @@
 """Find what an interrupted `pip install` left half-done in a virtual environment, so that pip installs it again.
 
 pip writes a package's RECORD last, so a package whose RECORD is missing, or lists a file that is missing or has
-another size, is not whole. pip itself only looks at the metadata and would call it installed. Standard library only.
+another size, is incomplete. pip itself only looks at the metadata and would call it installed. Standard library only.
 
     python scripts/repair_venv.py .venv
 """
@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 
-def is_whole(dist_info: Path) -> bool:
+def is_complete(dist_info: Path) -> bool:
     """Whether every file that the RECORD of an installed package lists is there, in its size."""
     record = dist_info / "RECORD"
     if not record.is_file():
@@ -28,13 +28,13 @@ def is_whole(dist_info: Path) -> bool:
 
 
 def repair(venv: Path) -> list[str]:
-    """Forget the packages of `venv` that are not whole; return their names."""
+    """Forget the packages of `venv` that are incomplete; return their names."""
     forgotten = []
     for site in venv.glob("lib/python*/site-packages"):
         for leftover in site.glob("~*"):  # what pip was replacing when it was stopped
             shutil.rmtree(leftover, ignore_errors=True)
         for dist_info in sorted(site.glob("*.dist-info")):
-            if not is_whole(dist_info):
+            if not is_complete(dist_info):
                 shutil.rmtree(dist_info)
                 forgotten.append(dist_info.name.removesuffix(".dist-info"))
     return forgotten

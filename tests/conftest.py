@@ -25,9 +25,9 @@ def policy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def environment_of_its_own() -> Iterator[None]:
-    """TRL sets RANK, WORLD_SIZE and MASTER_PORT for a colocated engine, which takes the process group along when it goes.
+    """TRL sets RANK, WORLD_SIZE and MASTER_PORT for a colocated engine, which ends the process group with it.
 
-    Neither a process started later nor Accelerate, which remembers what it saw at first, may go on from there.
+    Neither a process started later nor Accelerate, which remembers its first environment, may see them.
     """
     before = dict(os.environ)
     yield

@@ -1,6 +1,6 @@
 """False accepts and false rejects by category: ours (both), math-verify, TRL's reward and plain string equality.
 
-Two labelled sets: tests/data/grader_labels.jsonl, answers with *mathematically* right labels, judged by hand, and the
+Two labeled sets: tests/data/grader_labels.jsonl, answers with *mathematically* right labels, judged by hand, and the
 rows of tests/data/grader_parity.jsonl, whose labels are the verdicts of the course's grader (so that its mistakes count
 as right there). Prints Markdown.
 
@@ -27,7 +27,7 @@ DATA = Path(__file__).parents[2] / "tests" / "data"
 
 
 class Row(NamedTuple):
-    """One labelled answer."""
+    """One labeled answer."""
 
     category: str
     answer: str
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     correct: bool
 
 
-def labelled() -> list[Row]:
+def labeled() -> list[Row]:
     """The answers judged by hand."""
     rows = [json.loads(line) for line in (DATA / "grader_labels.jsonl").read_text(encoding="utf-8").splitlines()]
     return [Row(row["category"], row["answer"], row["truth"], row["right"]) for row in rows]
@@ -105,7 +105,7 @@ def main() -> None:
     args = parser.parse_args()
     parts = []
     for title, rows in (
-        ("Against mathematically right labels", labelled()),
+        ("Against mathematically right labels", labeled()),
         ("Against the verdicts of the course's grader", course_verdicts()),
     ):
         pairs = [(row.answer, row.truth) for row in rows]

@@ -4,7 +4,7 @@
     python -m scripts.benchmarks.compare_leaderboard --seeds 0 --budget 120 --arms leaderboard default
 
 Every run has the machine to itself and ends with a validation on all 5,000 problems, within its budget. An hour on two
-cores; interrupted, it goes on when it is started again.
+cores; interrupted, it resumes when it is started again.
 """
 
 from __future__ import annotations

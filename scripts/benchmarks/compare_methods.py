@@ -3,10 +3,10 @@
     python -m scripts.benchmarks.compare_methods
     python -m scripts.benchmarks.compare_methods --parts methods --seeds 0 --budget 60
 
-Three parts, each with a plot: `sizes` (finetuning on 128 to all traces, with and without the wrong ones),
+Three parts, each with a plot: `sizes` (fine-tuning on 128 to all traces, with and without the incorrect ones),
 `steps` (expert iteration with two rollout counts and two epoch counts over five steps), `methods` (the four at equal
-wall-clock; runs one at a time, so that they have the machine alike). Everything is of the embedded default. All of it
-takes under an hour on two cores; interrupted, it goes on when it is started again.
+wall-clock; runs one at a time, so that each has all of the machine). Model and problems are the embedded default's.
+All of it takes under an hour on two cores; interrupted, it resumes when it is started again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUIET = ["--save_strategy", "no", "--disable_tqdm", "true"]
 
 
 def sizes(args: argparse.Namespace) -> None:
-    """By recipes/sft_sizes.py, 40 optimizer steps each; its plot is taken over."""
+    """Run recipes/sft_sizes.py with 40 optimizer steps each, and keep its plot."""
     folder = args.runs / "sizes"
     seeds = [str(seed) for seed in args.seeds]
     command = [sys.executable, str(RECIPES / "sft_sizes.py"), "--filter_correct", "both", "--jobs", "2", "--seeds"]
@@ -87,16 +87,16 @@ def steps(args: argparse.Namespace) -> None:
 def methods(args: argparse.Namespace) -> None:
     """Each for the same wall-clock, start-up and validation included."""
     for seed in args.seeds:
-        make_base_policy(seed=seed)  # made before the clock starts, for all alike
+        make_base_policy(seed=seed)  # made before any clock starts
     budget = str(args.budget)
-    chain = args.runs / "ei_then_grpo.yaml"
+    pipeline = args.runs / "ei_then_grpo.yaml"
     args.runs.mkdir(parents=True, exist_ok=True)
     quiet = {"save_strategy": "no", "disable_tqdm": True}
     stages = [
         {"recipe": "expert_iteration", "share": 0.4, "settings": {"n_ei_steps": 1000, **quiet}},
         {"recipe": "grpo", "settings": {"max_steps": 5000, **quiet}},
     ]
-    chain.write_text(yaml.safe_dump({"stages": stages}), encoding="utf-8")
+    pipeline.write_text(yaml.safe_dump({"stages": stages}), encoding="utf-8")
     endless = {
         "SFT on right traces": ["sft_math.py", "--filter_correct", "--num_train_epochs", "1000"],
         "expert iteration": ["expert_iteration.py", "--n_ei_steps", "1000"],
@@ -110,7 +110,7 @@ def methods(args: argparse.Namespace) -> None:
                 str(RECIPES / script), *flags, "--time_budget", budget, "--seed", str(seed), *QUIET,
             ]  # fmt: skip
         commands[f"{names['expert iteration, then GRPO']}_seed_{seed}"] = [
-            str(RECIPES / "pipeline.py"), "--config", str(chain), "--time_budget", budget, "--seed", str(seed),
+            str(RECIPES / "pipeline.py"), "--config", str(pipeline), "--time_budget", budget, "--seed", str(seed),
         ]  # fmt: skip
     found = run_all(commands, args.runs / "methods")
     runs = {label: [found[f"{name}_seed_{seed}"] for seed in args.seeds] for label, name in names.items()}
@@ -130,7 +130,7 @@ def methods(args: argparse.Namespace) -> None:
 
 
 def keep(args: argparse.Namespace, part: str, figures: dict[str, Any]) -> None:
-    """Put a part's figures into the JSON beside the page, and print its table."""
+    """Put a part's figures into the JSON next to the page, and print its table."""
     path = args.results / "sft_and_expert_iteration.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     known[part] = {"seeds": args.seeds, **figures, **provenance()}

@@ -1,9 +1,9 @@
-"""The embedded default's whole training, TRL's own `GRPOTrainer` against ours: seconds, breakdown, what is learnt.
+"""The embedded default's whole training, TRL's own `GRPOTrainer` against ours: seconds, breakdown, accuracy.
 
     python -m scripts.benchmarks.default --json docs/results/default_speed.json --plot docs/results/default_speed.png
 
 Both start from the same base policy and have the settings of recipes/grpo_math.yaml, the same problems and the same
-reward; neither validates on the way. The held-out accuracy at the end is measured with one sampler for both.
+reward; neither validates during training. The held-out accuracy at the end is measured with one sampler for both.
 """
 
 from __future__ import annotations

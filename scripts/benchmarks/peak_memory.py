@@ -8,12 +8,12 @@ import torch
 
 
 def start_peak() -> int:
-    """Bytes in use now; the peak counts anew."""
+    """Reset the peak, and return the bytes in use now."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     return _status("VmRSS")
 
 

@@ -4,7 +4,7 @@
     python -m scripts.benchmarks.stock_trl --settings recipe --time_budget 300 --output_dir runs/stock_tuned
 
 `defaults` are TRL's, `recipe` those of recipes/grpo_math.yaml as far as TRL has them. Base policy, problems, prompt and
-reward are the recipe's. The budget counts from the start of the process and holds the final validation.
+reward are the recipe's. The budget counts from the start of the process and covers the final validation.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _MARGIN = 1.2
 
 
 class Budget(TrainerCallback):
-    """Ends the training while there is time for another step and for what comes after."""
+    """Ends training as soon as the budget does not cover another step and the final validation."""
 
     def __init__(self, seconds: float, end: float) -> None:
         self.seconds, self.end = seconds, end
         self.longest, self.last = 0.0, time.time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """See whether there is."""
+        """Compare the time that is left with the longest step so far."""
         self.longest, self.last = max(self.longest, time.time() - self.last), time.time()
         control.should_training_stop = time.time() - START + self.longest + self.end >= self.seconds
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=5000, help="of the final validation (default: 5000)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--output_dir", type=Path, required=True)
-    parser.add_argument("--resume", help="taken and ignored: a run begins anew")
+    parser.add_argument("--resume", help="accepted and ignored: a run always restarts")
     args = parser.parse_args()
     use_all_cores()
     task, _, config = parse(GRPO_SETTINGS, None, YAML, ["--seed", str(args.seed)])

@@ -54,7 +54,7 @@ def loop(
     concurrency: int = 2,
     **options: Any,
 ) -> Loop:
-    """A loop in `folder`, which goes on with the log that is there."""
+    """A loop in `folder`, which resumes from the log that is there."""
     path = folder / "conversation_log.json"
     entries = read_log(path) if path.exists() else []
     log = Log(path, entries)

@@ -144,7 +144,7 @@ def make_trainer(trainer_class: Any, config_class: Any, path: Path, reward: Any,
 
 
 def tiny_sft(trainer_class: Any, config_class: Any, path: Path, rows: Any, **overrides: Any) -> Any:
-    """A finetuning trainer of the tiny model on tokenized rows; `overrides` as in `make_trainer`."""
+    """An SFT trainer of the tiny model on tokenized rows; `overrides` as in `make_trainer`."""
     _keep_imports_out_of_garbage_collection()
     given = {name: overrides.pop(name) for name in (*NOT_CONFIG, *NOT_SFT_CONFIG) if name in overrides}
     given.setdefault("processing_class", tiny_tokenizer())

@@ -115,7 +115,7 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
     found["saved"] = found_by(scripted_run(path / "saved", **two_epochs))
     found["as_trl_cuts"] = found_by(scripted_run(path / "as_trl_cuts", **two_epochs, **PLAIN))
     for name, more in {"sft": {}, "sft_constant": {"normalize_constant": 7.0}}.items():
-        found[name] = found_by(finetuned(path / name, **more))
+        found[name] = found_by(fine_tuned(path / name, **more))
     found["expert_iteration"] = found_by(expert_iteration(path / "expert_iteration"))
     return found
 
@@ -163,7 +163,7 @@ def exact() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def finetuned(path: Path, **settings: Any) -> Any:
+def fine_tuned(path: Path, **settings: Any) -> Any:
     """Rows of different lengths, so that the ranks' token counts differ."""
     rows = [
         {
@@ -260,7 +260,7 @@ def partition_everything(config: Path) -> None:
     zero3 = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True, **dict.fromkeys(kept_whole, 0)}
     config.write_text(json.dumps({"zero_optimization": zero3, **dict.fromkeys(auto, "auto")}))
     os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(config)
-    os.environ["ACCELERATE_CONFIG_DS_FIELDS"] = ""  # those of accelerate's own file, refused beside DeepSpeed's
+    os.environ["ACCELERATE_CONFIG_DS_FIELDS"] = ""  # those of accelerate's own file, refused next to DeepSpeed's
 
 
 def faults_of_one_rank(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import yaml
 from tests.recipes.test_grpo import ROOT
 from trl_ext.errors import InputError
 from trl_ext.hosts import group
-from trl_ext.hosts.launch import asked_for, refuse_part_of_a_slurm_step
+from trl_ext.hosts.launch import asked_for, refuse_part_of_a_slurm_step, refuse_restarts_on_a_shared_store
 from trl_ext.hosts.lost import explain
 
 ZERO = sorted((ROOT / "accelerate_configs").glob("*zero*.yaml"))
@@ -56,6 +56,18 @@ def test_part_of_a_slurm_step_is_refused(environment: dict[str, str], is_refused
             refuse_part_of_a_slurm_step(environment)
     else:
         refuse_part_of_a_slurm_step(environment)
+
+
+def test_restarts_are_refused_where_dead_ranks_addresses_stay() -> None:
+    elastic = {"TORCHELASTIC_MAX_RESTARTS": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with pytest.raises(InputError, match=r"--max_restarts 2: .* Export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        refuse_restarts_on_a_shared_store(elastic)
+    for fine in (
+        {},
+        {**elastic, "TORCHELASTIC_MAX_RESTARTS": "0"},
+        {**elastic, "TORCHELASTIC_USE_AGENT_STORE": "False"},
+    ):
+        refuse_restarts_on_a_shared_store(fine)
 
 
 # As torch 2.13 raised them on two hosts.

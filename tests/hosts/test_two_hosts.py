@@ -128,9 +128,12 @@ def test_killed_rank_restarts_by_itself_and_ends_the_same(settings: Path, tmp_pa
     shared, once = tmp_path / "shared", tmp_path / "once"
     run = ["--config", settings, *LONG, "--max_steps", 30, "--resume", "auto"]
     elastic = ["--rdzv_backend", "c10d", "--max_restarts", "2", "--monitor_interval", "1", "--rdzv_conf", "timeout=120"]
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with two_hosts(tmp_path / "one", "two_cpu_ranks_ddp", *run, "--output_dir", once) as hosts:
         assert hosts.wait() == [0, 0], hosts.printed(0)[-3000:]
-    with two_hosts(tmp_path / "two", "two_cpu_ranks_ddp", *run, "--output_dir", shared, launch=elastic) as hosts:
+    with two_hosts(
+        tmp_path / "two", "two_cpu_ranks_ddp", *run, "--output_dir", shared, launch=elastic, **own_store
+    ) as hosts:
         wait_for(lambda: steps_of(shared) > 5)
         hosts.rank(1).kill()
         assert hosts.wait() == [0, 0], hosts.printed(0)[-3000:]

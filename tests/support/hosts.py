@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import uuid
@@ -14,6 +15,13 @@ import psutil
 
 from tests.grpo.test_distributed import environment_of_ranks, free_port
 from tests.recipes.test_grpo import ROOT
+from tests.recipes.test_launch import wait_for
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
 
 RUN = ["--output_dir", "runs/run"]  # in the launcher's own folder: another one on each host
 
@@ -54,6 +62,10 @@ class Hosts:
                         command, cwd=folder, env=marked, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
                     )
                 )
+            if (
+                "c10d" in launch and rank == 0
+            ):  # both have the address at which the first one listens; it has to be that
+                wait_for(lambda: is_listening(int(port)))
 
     def wait(self, seconds: float = 200) -> list[int]:
         """Their exit codes."""

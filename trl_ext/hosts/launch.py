@@ -31,6 +31,24 @@ def refuse_partial_launch() -> None:
             "the --config_file, as accelerate_configs/nodes_zero2.yaml does; on CPUs distributed_type: MULTI_GPU"
         )
     refuse_part_of_a_slurm_step(os.environ)
+    refuse_restarts_on_a_shared_store(os.environ)
+
+
+def refuse_restarts_on_a_shared_store(environment: Mapping[str, str]) -> None:
+    """Refuse automatic restarts whose ranks would meet in the store of those before them.
+
+    torch 2.13 makes its rendezvous' store the process group's too, so a restarted rank may read the address of a dead
+    one (`torch.distributed.rendezvous._create_c10d_store` expects a new store for every attempt).
+
+    Raises:
+        InputError: the launcher restarts ranks and shares its store.
+    """
+    restarts = int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    if restarts and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise InputError(
+            f"--max_restarts {restarts}: restarted ranks may read the addresses of the dead ones. Export "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where accelerate launch is run, and take --rdzv_backend c10d"
+        )
 
 
 def refuse_part_of_a_slurm_step(environment: Mapping[str, str]) -> None:

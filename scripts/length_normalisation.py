@@ -78,10 +78,11 @@ def page() -> str:
         "",
         f"With `masked_mean` a token of the short response counts {own[0, 0] / own[1, 0]:.2f} times as much as "
         "one of the long response, since each response has the same weight in all. So among correct responses short "
-        "ones are reinforced more per token, and among incorrect ones long ones are penalized less per token: an incorrect "
-        "response has no reason to end. With a constant, and with the mean over all tokens of the step, every token "
-        "counts the same, whichever response it is in; the constant also keeps the step's size from depending on how "
-        "long the other responses are. Dr. GRPO (arXiv:2503.20783) calls the first a bias and takes the constant.",
+        "ones are reinforced more per token, and among incorrect ones long ones are penalized less per token: an "
+        "incorrect response has no reason to end. With a constant, and with the mean over all tokens of the step, "
+        "every token counts the same, whichever response it is in; the constant also keeps the step's size from "
+        "depending on how long the other responses are. Dr. GRPO (arXiv:2503.20783) calls the first a bias and "
+        "takes the constant.",
         "",
         "What it does to training on mini-MATH: the question `length_normalisation` in [lab.md](lab.md).",
         "",

@@ -1,4 +1,4 @@
-"""Hostile, mutated and random answers against both graders: nothing is executed, nothing raises, nothing hangs.
+"""Hostile, mutated and random answers against both graders: nothing may be executed, raise or hang.
 
 Every answer goes through the workers that training uses. The worst time of a comparison is measured inside the worker;
 memory is the peak of each worker's resident set (Linux). A folder that a successful attack would write to stays empty.
@@ -32,34 +32,19 @@ RULES = ("strict", "compatible")
 BATCH = 2_000
 
 
-def timed(rule: str, answer: str, truth: str) -> tuple[bool, float]:
+def timed(rule: str, answer: str, reference: str) -> tuple[bool, float]:
     """The verdict and its seconds; runs in a worker."""
     began = time.perf_counter()
-    right, _ = compare(f"trl_ext.rewards.{rule}:compare", {}, answer, truth)
-    return right, time.perf_counter() - began
+    correct, _ = compare(f"trl_ext.rewards.{rule}:compare", {}, answer, reference)
+    return correct, time.perf_counter() - began
 
 
-# What is called for here is what a language model may write when a reward can be had for it.
+# Answers that a language model might write if they earned a reward.
 
-_ATOMS = ["x", "y", "n", "a", "m", "s", "1", "2", "10", "0.5", "-3", "99999999", r"\pi", "e", "i", r"\infty", "(", ")"]
-_ATOMS += [
-    "[",
-    "]",
-    ",",
-    "=",
-    r"\le",
-    "|",
-    "%",
-    r"\%",
-    r"\$",
-    r"\text{km}",
-    r"\text{ or }",
-    "and",
-    r"\pm",
-    ";",
-    "'",
-    '"',
-]
+_ATOMS = [
+    "x", "y", "n", "a", "m", "s", "1", "2", "10", "0.5", "-3", "99999999", r"\pi", "e", "i", r"\infty", "(", ")", "[", "]",
+    ",", "=", r"\le", "|", "%", r"\%", r"\$", r"\text{km}", r"\text{ or }", "and", r"\pm", ";", "'", '"',
+]  # fmt: skip
 _OPERATORS = ["+", "-", "*", "/", "^", "**", "!", r"\cdot", r"\times", r"\div", "_", "&", ">>", "<<", "//", "~", "@"]
 _WRAPPERS = [
     r"\frac{{{}}}{{{}}}", r"\sqrt{{{}}}", r"\sqrt[{}]{{{}}}", "({})", "{}^{{{}}}", r"\left({},{}\right)", r"\{{{}\}}",
@@ -98,7 +83,7 @@ def mutated(draw: random.Random, answers: list[str]) -> str:
 
 
 def hostile(draw: random.Random, canary: str) -> str:
-    """An answer written to run code, to take for ever or to fill the memory."""
+    """An answer written to execute code, to run forever or to fill the memory."""
     n = draw.choice([3, 9, 50, 999, 10**5, 10**9])
     code = f"open({canary!r},'w')"
     octal = "".join(rf"\textbackslash {ord(c):03o}" for c in code)
@@ -124,14 +109,14 @@ def hostile(draw: random.Random, canary: str) -> str:
 def answers_and_truths(path: Path) -> tuple[list[str], list[str]]:
     """The texts of the parity rows."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    truths = [row["ground_truth"] for row in rows if isinstance(row["ground_truth"], str)]
-    return [row["response"].rpartition("<answer>")[2].removesuffix("</answer>") for row in rows], truths
+    references = [row["ground_truth"] for row in rows if isinstance(row["ground_truth"], str)]
+    return [row["response"].rpartition("<answer>")[2].removesuffix("</answer>") for row in rows], references
 
 
 def fuzz(n: int, seed: int, canary: str) -> dict[str, Any]:
     """Figures of `n` answers, half of them for each rule."""
     draw = random.Random(seed)
-    real, truths = answers_and_truths(PARITY)
+    real, references = answers_and_truths(PARITY)
     makers: list[Callable[[], str]] = [
         lambda: from_grammar(draw),
         lambda: mutated(draw, real),
@@ -143,7 +128,7 @@ def fuzz(n: int, seed: int, canary: str) -> dict[str, Any]:
     with Pool("fuzz_grader:timed") as pool, tqdm(total=n, desc="answers") as bar:
         for start in range(0, n, BATCH):
             size = min(BATCH, n - start)
-            jobs = [(RULES[i % 2], makers[i // 2 % 3](), draw.choice(truths)) for i in range(size)]
+            jobs = [(RULES[i % 2], makers[i // 2 % 3](), draw.choice(references)) for i in range(size)]
             for job, outcome in zip(jobs, pool.map(jobs), strict=True):
                 if isinstance(outcome, Failure):
                     counts[outcome.kind] += 1
@@ -159,17 +144,17 @@ def fuzz(n: int, seed: int, canary: str) -> dict[str, Any]:
 
 
 def peak_resident_mb(pid: int) -> float:
-    """VmHWM of a process in MB; 0 where the system does not tell."""
+    """VmHWM of a process in MB; 0 where the system does not report it."""
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
 
 
 def main() -> None:
-    """Fuzz, print what happened, exit with 1 if anything did that must not."""
+    """Fuzz, print the figures, and exit with 1 unless they are clean."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--answers", type=int, default=100_000, help="how many (default: 100000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the generator (default: 0)")
+    parser.add_argument("--answers", type=int, default=100_000, help="number of answers (default: 100000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random answers (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, with versions and hardware")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 """False accepts and false rejects by category: ours (both), math-verify, TRL's reward and plain string equality.
 
-Two labeled sets: tests/data/grader_labels.jsonl, answers with *mathematically* right labels, judged by hand, and the
+Two labeled sets: tests/data/grader_labels.jsonl, answers labeled by hand as *mathematically* correct or not, and the
 rows of tests/data/grader_parity.jsonl, whose labels are the verdicts of the course's grader (so that its mistakes count
-as right there). Prints Markdown.
+as correct there). Prints Markdown.
 
     python -m scripts.benchmarks.compare_graders
     python -m scripts.benchmarks.compare_graders --page docs/results/graders.md --show strict
@@ -31,12 +31,12 @@ class Row(NamedTuple):
 
     category: str
     answer: str
-    truth: str
+    reference: str
     correct: bool
 
 
 def labeled() -> list[Row]:
-    """The answers judged by hand."""
+    """The answers labeled by hand."""
     rows = [json.loads(line) for line in (DATA / "grader_labels.jsonl").read_text(encoding="utf-8").splitlines()]
     return [Row(row["category"], row["answer"], row["truth"], row["right"]) for row in rows]
 
@@ -48,9 +48,9 @@ def course_verdicts() -> list[Row]:
         row = json.loads(line)
         answer_format = "boxed" if row["fn"] == "question_only" else "r1_zero"
         answer = GRADERS["compatible"]([row["response"]], [""], answer_format=answer_format)[0].answer
-        truths = accepted_answers(row["ground_truth"])
-        if answer is not None and len(truths) == 1:
-            found.append(Row(row["category"], answer, truths[0], bool(row["expected"]["reward"])))
+        references = accepted_answers(row["ground_truth"])
+        if answer is not None and len(references) == 1:
+            found.append(Row(row["category"], answer, references[0], bool(row["expected"]["reward"])))
     return found
 
 
@@ -69,7 +69,7 @@ GRADES = {
     "compatible": by(COMPATIBLE),
     "math-verify": math_verify,
     "TRL accuracy_reward": trl_accuracy,
-    "string equality": lambda pairs: [answer.strip() == truth.strip() for answer, truth in pairs],
+    "string equality": lambda pairs: [answer.strip() == reference.strip() for answer, reference in pairs],
 }
 
 
@@ -89,9 +89,9 @@ def table(rows: Sequence[Row], verdicts: dict[str, list[bool]]) -> str:
 
 
 def mistakes(rows: Sequence[Row], verdicts: Sequence[bool]) -> str:
-    """One line per row that a grader gets wrong."""
+    """One line per row on which a grader's verdict differs from the label."""
     return "\n".join(
-        f"- {row.category}: `{row.answer}` for `{row.truth}` is {'right' if row.correct else 'wrong'}"
+        f"- {row.category}: `{row.answer}` for `{row.reference}` is {'right' if row.correct else 'wrong'}"
         for row, verdict in zip(rows, verdicts, strict=True)
         if verdict != row.correct
     )
@@ -101,14 +101,14 @@ def main() -> None:
     """Grade both sets and print, or write, the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables to a Markdown file")
-    parser.add_argument("--show", choices=sorted(GRADES), help="list the rows that this grader gets wrong")
+    parser.add_argument("--show", choices=sorted(GRADES), help="list the rows where this grader differs from the label")
     args = parser.parse_args()
     parts = []
     for title, rows in (
         ("Against mathematically right labels", labeled()),
         ("Against the verdicts of the course's grader", course_verdicts()),
     ):
-        pairs = [(row.answer, row.truth) for row in rows]
+        pairs = [(row.answer, row.reference) for row in rows]
         verdicts = {name: grade(pairs) for name, grade in GRADES.items()}
         parts += [f"## {title} ({len(rows)} rows)", "False accepts / false rejects.", table(rows, verdicts)]
         if args.show:

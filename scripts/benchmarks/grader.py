@@ -1,6 +1,6 @@
 """Answers graded per second: ours, math-verify's `parse` and `verify`, and TRL's `accuracy_reward`, on the same pairs.
 
-Two sets: `realistic`, drawn like the answers of a MATH validation pass (mostly short, half of them right), and `hard`,
+Two sets: `realistic`, drawn like the answers of a MATH validation (mostly short, half of them correct), and `hard`,
 the rows of tests/data/grader_parity.jsonl. Ours runs with its workers and an empty cache; math-verify runs in this
 process, one pair after the other. Each set is timed `--rounds` times in alternation and the medians are compared.
 
@@ -33,20 +33,20 @@ Pair = tuple[str, str]
 
 
 def realistic_pairs(n: int, seed: int) -> list[Pair]:
-    """(answer, truth) pairs: two thirds integers, the rest fractions, decimals, radicals, polynomials, words, ..."""
+    """Answers with references: two thirds integers, the rest fractions, decimals, radicals, polynomials, words, ..."""
     draw = random.Random(seed)
     return [_pair(draw) for _ in range(n)]
 
 
 def _pair(draw: random.Random) -> Pair:
     kind = draw.choices(range(len(KINDS)), WEIGHTS)[0]
-    truth, respelled = KINDS[kind](draw)
+    reference, respelled = KINDS[kind](draw)
     fate = draw.random()
     if fate < 0.45:
-        return truth, truth
+        return reference, reference
     if fate < 0.55:
-        return respelled, truth
-    return KINDS[kind](draw)[draw.random() < 0.2], truth
+        return respelled, reference
+    return KINDS[kind](draw)[draw.random() < 0.2], reference
 
 
 def _integer(draw: random.Random) -> Pair:
@@ -96,7 +96,7 @@ WEIGHTS = (66, 12, 4, 5, 5, 3, 3, 2)
 
 
 def hard_pairs() -> list[Pair]:
-    """The answers in the parity rows, with their truths."""
+    """The answers in the parity rows, with their reference answers."""
     rows = [json.loads(line) for line in PARITY.read_text(encoding="utf-8").splitlines()]
     pairs = []
     for row in rows:
@@ -111,12 +111,12 @@ def _format(function: str) -> str:
 
 
 def ours(name: str) -> Callable[[Sequence[Pair]], list[bool]]:
-    """A grader of ours on whole responses, with nothing in its cache."""
+    """A grader of ours on whole responses, with an empty cache."""
 
     def grade(pairs: Sequence[Pair]) -> list[bool]:
         forget_verdicts()
         responses = [RESPONSE.format(answer) for answer, _ in pairs]
-        return [verdict.correct for verdict in GRADERS[name](responses, [truth for _, truth in pairs])]
+        return [verdict.correct for verdict in GRADERS[name](responses, [reference for _, reference in pairs])]
 
     return grade
 
@@ -125,15 +125,15 @@ def math_verify(pairs: Sequence[Pair]) -> list[bool]:
     """Its `parse` of both sides and its `verify`, with its own time limits."""
     from math_verify import parse, verify
 
-    return [bool(verify(parse(f"${truth}$"), parse(f"${answer}$"))) for answer, truth in pairs]
+    return [bool(verify(parse(f"${reference}$"), parse(f"${answer}$"))) for answer, reference in pairs]
 
 
 def trl_accuracy(pairs: Sequence[Pair]) -> list[bool]:
-    r"""TRL's reward, which wants a `\boxed`; None, given where it cannot parse the truth, counts as not right."""
+    r"""TRL's reward, which wants a `\boxed`; None (it cannot parse the reference answer) counts as incorrect."""
     from trl.rewards import accuracy_reward
 
     completions = [[{"role": "assistant", "content": rf"$\boxed{{{answer}}}$"}] for answer, _ in pairs]
-    rewards = accuracy_reward(completions=completions, solution=[f"${truth}$" for _, truth in pairs])
+    rewards = accuracy_reward(completions=completions, solution=[f"${reference}$" for _, reference in pairs])
     return [reward == 1.0 for reward in rewards]
 
 
@@ -156,7 +156,7 @@ def measure(pairs: Sequence[Pair], rounds: int, label: str) -> dict[str, dict[st
         for _ in range(rounds):
             for name, grade in GRADES.items():
                 if name in GRADERS:
-                    grade(others)  # the workers keep what they read last; it is to be nothing of these pairs
+                    grade(others)  # so that the workers have none of these pairs in their cache
                 began = time.perf_counter()
                 verdicts[name] = grade(pairs)
                 seconds[name].append(time.perf_counter() - began)
@@ -177,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=5000, help="size of the realistic set (default: 5000)")
     parser.add_argument("--rounds", type=int, default=3, help="timings of each grader (default: 3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the realistic set (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the realistic set (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, with versions and hardware")
     args = parser.parse_args()
     if args.answers < 20 or args.rounds < 1:

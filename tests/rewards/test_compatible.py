@@ -128,7 +128,7 @@ def test_the_symbolic_test(a: str, b: str, equal: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("candidate", "truth", "equal"),
+    ("candidate", "reference", "equal"),
     [
         ("5", "5", True), ("[5]", "(5)", True), ("(1,2)", "(1, 2)", True), ("(1,2]", "(1,2)", False), ("(1,2,3)", "(1,2)", False),
         (r"\frac24", r"\frac12", False), (r"\sqrt{4}", "2", False), ("2^8", "256", False), (r"9\text{ or }8", "9", True),
@@ -138,24 +138,26 @@ def test_the_symbolic_test(a: str, b: str, equal: bool) -> None:
         ("5", r"\boxed{5}", True), ("5", r"\boxed{5", False), ("44%", "44", True), ("re('x')", r"\frac{1}{2}", False),
     ],
 )  # fmt: skip
-def test_known_verdicts(candidate: str, truth: str, equal: bool) -> None:
-    assert compare(candidate, truth)[0] is equal
+def test_known_verdicts(candidate: str, reference: str, equal: bool) -> None:
+    assert compare(candidate, reference)[0] is equal
 
 
 @pytest.mark.parametrize(
-    ("candidate", "truth", "equal"),
+    ("candidate", "reference", "equal"),
     [(r"\frac{2}{4}", r"\frac12", True), ("44%", "0.44", True), ("5", "6", False), (r"\{2,1\}", r"\{1,2\}", True)],
 )
-def test_the_lenient_stage_asks_math_verify(candidate: str, truth: str, equal: bool) -> None:
-    assert not compare(candidate, truth)[0]
-    assert compare(candidate, truth, math_verify=True)[0] is equal
+def test_the_lenient_stage_asks_math_verify(candidate: str, reference: str, equal: bool) -> None:
+    assert not compare(candidate, reference)[0]
+    assert compare(candidate, reference, math_verify=True)[0] is equal
 
 
 def verdict(row: dict[str, Any]) -> dict[str, float]:
     extract = extract_r1_zero if row["fn"] == "r1_zero" else extract_question_only
     found = extract(row["response"])
-    right = found.answer is not None and any(compare(found.answer, t)[0] for t in accepted_answers(row["ground_truth"]))
-    return {"format_reward": float(found.well_formed), "answer_reward": float(right), "reward": float(right)}
+    correct = found.answer is not None and any(
+        compare(found.answer, t)[0] for t in accepted_answers(row["ground_truth"])
+    )
+    return {"format_reward": float(found.well_formed), "answer_reward": float(correct), "reward": float(correct)}
 
 
 def test_verdicts_equal_the_reference_except_on_listed_rows() -> None:
@@ -174,22 +176,22 @@ HUGE = 100_000
         "\x00" * 3_000, "\ud800", r"re('\textbackslash 157')", "x**" * 300 + "2", "a ." * 600, r"\textbackslash" * 200,
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("truth", [r"\frac{1}{2}", "x+1", "5", "(1,1/2)"])
-def test_what_made_the_reference_hang_gets_a_verdict_at_once(candidate: str, truth: str) -> None:
+@pytest.mark.parametrize("reference", [r"\frac{1}{2}", "x+1", "5", "(1,1/2)"])
+def test_what_made_the_reference_hang_gets_a_verdict_at_once(candidate: str, reference: str) -> None:
     began = time.perf_counter()
-    assert not compare(candidate, truth)[0]
+    assert not compare(candidate, reference)[0]
     assert time.perf_counter() - began < 1.0
 
 
 @pytest.mark.parametrize(
-    ("truth", "texts"),
+    ("reference", "texts"),
     [("5", ["5"]), (5, ["5"]), (1e20, ["1e+20"]), (True, ["True"]), (["1", 2], ["1", "2"]), ([], []), (("a",), ["a"])],
 )
-def test_accepted_answers_are_texts(truth: Any, texts: list[str]) -> None:
-    assert accepted_answers(truth) == texts
+def test_accepted_answers_are_texts(reference: Any, texts: list[str]) -> None:
+    assert accepted_answers(reference) == texts
 
 
-@pytest.mark.parametrize("truth", [None, {"a": 1}, b"5", [None], [["5"]], object()])
-def test_what_cannot_be_a_reference_answer_is_named(truth: Any) -> None:
+@pytest.mark.parametrize("reference", [None, {"a": 1}, b"5", [None], [["5"]], object()])
+def test_what_cannot_be_a_reference_answer_is_named(reference: Any) -> None:
     with pytest.raises(TypeError, match="a reference answer must be a text, a number or a list of them, got "):
-        accepted_answers(truth)
+        accepted_answers(reference)

@@ -107,26 +107,26 @@ GRADER_AND_FORMAT = [(grader, answer_format) for grader in COMPARE for answer_fo
 def test_answer_reward_needs_format_and_total_reward_needs_both(grader: str, answer_format: str) -> None:
     text = WRITTEN[answer_format]
     responses = [text.format(4, 4), text.format(4, 5), text.format("", ""), "4"]
-    verdicts = GRADERS[grader](responses, ["4"] * 4, answer_format=answer_format)
-    assert [verdict.rewards() for verdict in verdicts] == [
+    grades = GRADERS[grader](responses, ["4"] * 4, answer_format=answer_format)
+    assert [grade.rewards() for grade in grades] == [
         {"format_reward": 1, "answer_reward": 1, "reward": 1},
         {"format_reward": 1, "answer_reward": 0, "reward": 0},
         {"format_reward": 1, "answer_reward": 0, "reward": 0},
         {"format_reward": 0, "answer_reward": 0, "reward": 0},
     ]
-    assert [verdict.reason for verdict in verdicts[:2]] == ["same text", "different value"]
-    assert (verdicts[3].answer, verdicts[3].reason) == (None, "no answer")
+    assert [grade.reason for grade in grades[:2]] == ["same text", "different value"]
+    assert (grades[3].answer, grades[3].reason) == (None, "no answer")
 
 
 def test_the_three_functions_return_the_handouts_dict_of_floats() -> None:
-    right = {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+    correct = {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
     for rewards in (
         math_reward_fn(R1.format(4, "2/4"), "0.5"),
         math_reward_fn(BOX.format(4, "2/4"), "0.5", answer_format="boxed"),
         r1_zero_reward_fn(R1.format(4, "1/2"), r"\frac12"),
         question_only_reward_fn(BOX.format(4, "1/2"), r"\frac12"),
     ):
-        assert rewards == right
+        assert rewards == correct
         assert all(type(value) is float for value in rewards.values())
     assert math_reward_fn(R1.format(4, "7 kg"), r"7\text{ km}")["reward"] == 0
     assert r1_zero_reward_fn(R1.format(4, "7 kg"), r"7\text{ km}")["reward"] == 1  # the course's verdict
@@ -136,11 +136,11 @@ def test_the_three_functions_return_the_handouts_dict_of_floats() -> None:
 
 @pytest.mark.parametrize("grader", COMPARE)
 @pytest.mark.parametrize(
-    ("truth", "right"),
+    ("reference", "correct"),
     [(4, True), (4.0, True), ("4", True), (["5", "4"], True), ([5, 6], False), ([], False), (Fraction(8, 2), True)],
 )
-def test_a_reference_is_a_text_a_number_or_a_list_of_them(grader: str, truth: Any, right: bool) -> None:
-    assert GRADERS[grader]([R1.format(4, 4)], [truth])[0].correct is right
+def test_a_reference_is_a_text_a_number_or_a_list_of_them(grader: str, reference: Any, correct: bool) -> None:
+    assert GRADERS[grader]([R1.format(4, 4)], [reference])[0].correct is correct
 
 
 def test_empty_answer_is_never_correct_for_the_strict_grader() -> None:
@@ -148,11 +148,11 @@ def test_empty_answer_is_never_correct_for_the_strict_grader() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "truth", "right"),
+    ("answer", "reference", "correct"),
     [("007", "7", True), ("-0", "0", True), ("12345678901234567891", "12345678901234567890", False)],
 )
-def test_integers_are_compared_as_numbers(answer: str, truth: str, right: bool) -> None:
-    assert GRADERS["strict"]([R1.format(4, answer)], [truth])[0].correct is right
+def test_integers_are_compared_as_numbers(answer: str, reference: str, correct: bool) -> None:
+    assert GRADERS["strict"]([R1.format(4, answer)], [reference])[0].correct is correct
 
 
 def test_a_long_integer_is_left_to_the_rule() -> None:
@@ -161,17 +161,17 @@ def test_a_long_integer_is_left_to_the_rule() -> None:
 
 
 def test_the_two_rewards_are_those_of_the_two_graders() -> None:
-    responses, truths = [R1.format(4, "2/4"), R1.format(4, "c+b")], [r"\frac{1}{2}", "a+b"]
-    assert REWARDS["strict"](responses, truths) == [1.0, 0.0]
-    assert REWARDS["compatible"](responses, truths) == [0.0, 1.0]
+    responses, references = [R1.format(4, "2/4"), R1.format(4, "c+b")], [r"\frac{1}{2}", "a+b"]
+    assert REWARDS["strict"](responses, references) == [1.0, 0.0]
+    assert REWARDS["compatible"](responses, references) == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("grader", COMPARE)
-@pytest.mark.parametrize("truth", [None, {"value": 4}, b"4", ["4", None]])
-def test_reference_of_wrong_type_is_refused_even_without_answer(grader: str, truth: Any) -> None:
+@pytest.mark.parametrize("reference", [None, {"value": 4}, b"4", ["4", None]])
+def test_reference_of_wrong_type_is_refused_even_without_answer(grader: str, reference: Any) -> None:
     for response in (R1.format(4, 4), "nothing"):
         with pytest.raises(TypeError, match="reference answer"):
-            GRADERS[grader]([response], [truth])
+            GRADERS[grader]([response], [reference])
 
 
 @pytest.mark.parametrize("grader", COMPARE)
@@ -195,8 +195,8 @@ def test_pair_is_compared_once_and_trivial_ones_in_process(monkeypatch: pytest.M
         monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda: pool)
         responses = [R1.format(1, a) for a in ("7", "1/2", "1/2", "8", "x", "2/4")]
         for _ in range(2):
-            verdicts = GRADERS["strict"](responses, ["7", "0.5", "0.5", "7", "x", "0.5"])
-            assert [v.correct for v in verdicts] == [True, True, True, False, True, True]
+            grades = GRADERS["strict"](responses, ["7", "0.5", "0.5", "7", "x", "0.5"])
+            assert [grade.correct for grade in grades] == [True, True, True, False, True, True]
     assert [job[2:] for job in sent] == [("1/2", "0.5"), ("2/4", "0.5")]
 
 
@@ -270,10 +270,10 @@ def test_reward_logs_extraction_reason_and_handout_components(name: str) -> None
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("truth", [float("nan"), [5, float("nan")]])
-def test_a_reference_that_is_nan_is_refused(truth: Any) -> None:
+@pytest.mark.parametrize("reference", [float("nan"), [5, float("nan")]])
+def test_a_reference_that_is_nan_is_refused(reference: Any) -> None:
     with pytest.raises(ValueError, match="a reference answer is NaN"):
-        math_reward_fn("</think> <answer>nan</answer>", truth)
+        math_reward_fn("</think> <answer>nan</answer>", reference)
 
 
 def test_the_text_nan_of_a_table_is_no_answer_to_be_paid_for() -> None:

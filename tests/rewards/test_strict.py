@@ -109,34 +109,34 @@ def test_the_labels_are_many_distinct_and_of_both_kinds() -> None:
 
 @pytest.mark.parametrize("row", LABELS, ids=[f"{row['answer']} | {row['truth']}" for row in LABELS])
 def test_truth_matches_its_own_respelling_and_no_label_crashes(row: dict[str, Any]) -> None:
-    truth = row["truth"]
-    assert compare(f" ${truth}$. ", truth).correct
-    compare(truth, row["answer"])  # the other way round a verdict, whichever
+    reference = row["truth"]
+    assert compare(f" ${reference}$. ", reference).correct
+    compare(reference, row["answer"])  # the other way round a verdict, whichever
 
 
 @pytest.mark.parametrize(
-    ("answer", "truth", "reason"),
+    ("answer", "reference", "reason"),
     [
         ("5", "5", "same text"), ("$5.$", "5", "same text"), ("10/2", "5", "same value"), ("6", "5", "different value"),
         ("", "5", "no answer"), ("5#", "5", "cannot read the answer"), ("5", r"\int x", "cannot read the truth"),
         ("9 or 8", "9", "more than one answer"), ("7 kg", "7 km", "another unit"), ("9" * 700, "9", "too long"),
     ],
 )  # fmt: skip
-def test_the_reason_is_told(answer: str, truth: str, reason: str) -> None:
-    assert compare(answer, truth).reason == reason
+def test_the_reason_is_told(answer: str, reference: str, reason: str) -> None:
+    assert compare(answer, reference).reason == reason
 
 
 @pytest.mark.parametrize(
-    ("answer", "truth", "right"),
+    ("answer", "reference", "correct"),
     [
         ("0.333", "1/3", True), ("0.33", "1/3", True), ("0.3", "1/3", False), ("3.14", r"\pi", True), ("-0.333", "1/3", False),
         ("2.83 cm", r"2\sqrt2\text{ cm}", True), ("2.83 kg", r"2\sqrt2\text{ cm}", False), ("0.001", "0", False),
         ("x", "1.001x", False), ("0.333 or 5", "1/3", False),
     ],
 )  # fmt: skip
-def test_a_tolerance_is_relative_and_for_numbers_only(answer: str, truth: str, right: bool) -> None:
-    assert compare(answer, truth, tolerance=0.01).correct == right
-    assert not compare(answer, truth).correct
+def test_a_tolerance_is_relative_and_for_numbers_only(answer: str, reference: str, correct: bool) -> None:
+    assert compare(answer, reference, tolerance=0.01).correct == correct
+    assert not compare(answer, reference).correct
 
 
 def test_an_unreadable_truth_accepts_its_own_text() -> None:
@@ -157,8 +157,8 @@ HUGE = 100_000
         "x+" * 199 + "1",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("truth", ["5", "x+1", r"\sqrt{2}", "(1,2)", r"\{1,2\}"])
-def test_whatever_a_model_writes_gets_a_verdict_at_once(answer: str, truth: str) -> None:
+@pytest.mark.parametrize("reference", ["5", "x+1", r"\sqrt{2}", "(1,2)", r"\{1,2\}"])
+def test_whatever_a_model_writes_gets_a_verdict_at_once(answer: str, reference: str) -> None:
     began = time.perf_counter()
-    assert not compare(answer, truth).correct
+    assert not compare(answer, reference).correct
     assert time.perf_counter() - began < 1.0

@@ -10,7 +10,7 @@ Read = TypeVar("Read")
 
 
 def scan(token: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """The matches of `token` one after another, or a ValueError where the text goes on without one."""
+    """The matches of `token` one after another, or a ValueError at a text that does not match."""
     at, text = 0, text.strip()
     while at < len(text):
         match = token.match(text, at)

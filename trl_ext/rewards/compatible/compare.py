@@ -18,43 +18,43 @@ _BRACKETS = frozenset("()[]")
 _PLAIN_FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
 
 
-def compare(answer: str, truth: str, math_verify: bool = False) -> tuple[bool, str]:
-    r"""Whether the course's grader would accept `answer` for `truth`, and why.
+def compare(answer: str, reference: str, math_verify: bool = False) -> tuple[bool, str]:
+    r"""Whether the course's grader would accept `answer` for `reference`, and why.
 
     Args:
-        truth: if it has a `\boxed{}`, the content of that.
+        reference: if it has a `\boxed{}`, the content of that.
         math_verify: with the third stage, math-verify.
     """
-    correct = _is_equal(answer, truth, math_verify)
+    correct = _is_equal(answer, reference, math_verify)
     return correct, "equal" if correct else "not equal"
 
 
-def _is_equal(candidate: str, truth: str, math_verify: bool) -> bool:
-    if "\\boxed" in truth:
-        content = boxed_content(truth)
+def _is_equal(candidate: str, reference: str, math_verify: bool) -> bool:
+    if "\\boxed" in reference:
+        content = boxed_content(reference)
         if content is None:
             return False
-        truth = content
-    if candidate == truth:
+        reference = content
+    if candidate == reference:
         return True
-    if max(len(candidate), len(truth)) > MAX_LENGTH:
+    if max(len(candidate), len(reference)) > MAX_LENGTH:
         return False
-    if mathd_normal_form(candidate) == mathd_normal_form(truth):
+    if mathd_normal_form(candidate) == mathd_normal_form(reference):
         return True
-    c, t = plain_text_normal_form(candidate), plain_text_normal_form(truth)
-    return t == c or _elements_equal(t, c) or (math_verify and verified(candidate, truth))
+    c, t = plain_text_normal_form(candidate), plain_text_normal_form(reference)
+    return t == c or _elements_equal(t, c) or (math_verify and verified(candidate, reference))
 
 
-def _elements_equal(truth: str, candidate: str) -> bool:
+def _elements_equal(reference: str, candidate: str) -> bool:
     """Element by element; the brackets count where there are several elements."""
     if not candidate:
         return False
-    truths, candidates = _elements(truth), _elements(candidate)
-    if len(truths) != len(candidates):
+    references, candidates = _elements(reference), _elements(candidate)
+    if len(references) != len(candidates):
         return False
-    if len(truths) > 1 and (truth[0], truth[-1]) != (candidate[0], candidate[-1]):
+    if len(references) > 1 and (reference[0], reference[-1]) != (candidate[0], candidate[-1]):
         return False
-    return all(_element_equal(t, c) for t, c in zip(truths, candidates, strict=True))
+    return all(_element_equal(t, c) for t, c in zip(references, candidates, strict=True))
 
 
 def _elements(text: str) -> list[str]:
@@ -64,15 +64,15 @@ def _elements(text: str) -> list[str]:
     return [text] if text else []
 
 
-def _element_equal(truth: str, candidate: str) -> bool:
-    if _PLAIN_FRACTION.fullmatch(truth) and _PLAIN_FRACTION.fullmatch(candidate):
-        return truth == candidate  # an unreduced fraction is wrong
-    if is_integer_text(truth) != is_integer_text(candidate):
+def _element_equal(reference: str, candidate: str) -> bool:
+    if _PLAIN_FRACTION.fullmatch(reference) and _PLAIN_FRACTION.fullmatch(candidate):
+        return reference == candidate  # an unreduced fraction is incorrect
+    if is_integer_text(reference) != is_integer_text(candidate):
         return False  # nothing is evaluated against an integer
-    return symbolically_equal(truth, candidate)
+    return symbolically_equal(reference, candidate)
 
 
-def verified(candidate: str, truth: str) -> bool:
+def verified(candidate: str, reference: str) -> bool:
     """Stage C: math-verify's verdict. It has no time limit here: it runs in a worker, which has one."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
@@ -86,8 +86,8 @@ def verified(candidate: str, truth: str) -> bool:
                 extraction_mode="first_match",
                 parsing_timeout=None,
             )
-            for text in (truth, candidate)
+            for text in (reference, candidate)
         )
         return bool(verify(gold, answer, timeout_seconds=None))
-    except Exception:  # as the reference: whatever goes wrong in there is no match
+    except Exception:  # as in the course's grader, any error is no match
         return False

@@ -1,4 +1,4 @@
-r"""LaTeX -> text as pylatexenc 2.10 has it, which the reference uses: `\sqrt{2}\pi` -> `sqrt(2)pi`.
+r"""LaTeX -> text as pylatexenc 2.10 gives it, which the course's grader uses: `\sqrt{2}\pi` -> `sqrt(2)pi`.
 
 Macros that are not listed vanish and leave their arguments behind: `\binom{5}{2}` is `52` here.
 """
@@ -47,7 +47,7 @@ _IN_BRACKETS = ("array", "pmatrix", "bmatrix", "smallmatrix")
 
 
 class NotConvertible(ValueError):
-    """The reference's converter fails on the text, or the text is nested too deeply."""
+    """The course grader's converter fails on the text, or the text is nested too deeply."""
 
 
 def latex_to_text(text: str) -> str:

@@ -1,6 +1,6 @@
 r"""Stage A: a textual normal form of LaTeX answers. Two answers agree when their normal forms are the same text.
 
-The steps are those of the normalisation that came with the MATH dataset (Hendrycks et al. 2021, `math_equivalence`)
+The steps are those of the normalization that came with the MATH dataset (Hendrycks et al. 2021, `math_equivalence`)
 as extended by the course's grader, in its order, because later steps see the leftovers of earlier ones.
 """
 

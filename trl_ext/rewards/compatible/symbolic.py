@@ -2,7 +2,7 @@
 
 The language is what sympy's `parse_expr` makes of such texts: adjacent letters are a product, `2x`, `x2` and `2(x+1)`
 are products, `n!` is a factorial. Texts that it refuses, or that mean something else there, are not equal to anything.
-The two sides are parsed apart, so an answer cannot reach out of its brackets as it can in the reference.
+The two sides are parsed apart, so an answer cannot reach out of its brackets as it can in the course's grader.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _WHOLE_NAMES = _TAKEN | {"sqrt", "pi", "mu", "nu", "xi"}  # neither these nor na
 _DECIMAL = re.compile(r"[+-]?[0-9]*\.[0-9]+")
 
 
-def symbolically_equal(truth: str, candidate: str) -> bool:
+def symbolically_equal(reference: str, candidate: str) -> bool:
     """Whether the difference of two plain texts is zero, for texts with at most two different letters."""
-    if len(_letters(truth + candidate)) > 2 or any(map(_UNSAFE_POWER.search, (truth, candidate))):
+    if len(_letters(reference + candidate)) > 2 or any(map(_UNSAFE_POWER.search, (reference, candidate))):
         return False
-    if _DECIMAL.fullmatch(truth) and _DECIMAL.fullmatch(candidate):
-        return _as_float(truth) == _as_float(candidate)
+    if _DECIMAL.fullmatch(reference) and _DECIMAL.fullmatch(candidate):
+        return _as_float(reference) == _as_float(candidate)
     try:
-        trees = parse(truth), parse(candidate)
+        trees = parse(reference), parse(candidate)
     except ValueError:
         return False
     return are_equal(*trees, complex_variables=True)

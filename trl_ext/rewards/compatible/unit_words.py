@@ -1,8 +1,8 @@
 """Unit words, which the textual normal form deletes where they stand alone.
 
-An entry goes where it lies between two non-word characters (or the ends), which stay. A dot in an entry stands for any
-character, as in the reference, where entries are regular expressions. Each entry is tried in the singular and with an
-`s`, the whole list twice, and never if nothing would be left.
+An entry is deleted between two non-word characters (or the ends), which stay. A dot in an entry stands for any
+character, as in the course's grader, where entries are regular expressions. Each entry is tried in the singular and
+with an `s`, the whole list twice, and never if nothing would be left.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-# Entries that begin or end with the words of another entry depend on the order: a group sees what the ones before left.
+# Entries that begin or end with the words of another entry depend on the order of the groups.
 _BEFORE_INITIALS = """ab deg degree dm east ft gain gm kmph lb lt m·sqaure mile monkey mph o per prime profit·of·rs
     ratio rd sq·m tile way west"""
 _INITIALS = "q·. p·.·m a·. b·. c·. d·. e·. f·. g·. h·."
@@ -28,7 +28,7 @@ ENTRIES = tuple(
 )
 _FORMS = ENTRIES + tuple(entry + "s" for entry in ENTRIES)
 _WORD = re.compile(r"\w+")
-# An entry can only match a text that has its words: one pass over the text says which ones to try at all.
+# An entry can match only a text that has its words: one pass over the text finds the entries to try.
 _WORDS_OF = tuple((form, frozenset(_WORD.findall(form))) for form in _FORMS)
 _ALL_WORDS = frozenset().union(*(words for _, words in _WORDS_OF))
 

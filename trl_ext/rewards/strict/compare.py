@@ -11,7 +11,7 @@ from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.equality import equal
 from trl_ext.rewards.strict.read import readings_of_clean
 
-MAX_LENGTH = 600  # characters; a longer answer is right only if it is the truth but for spelling
+MAX_LENGTH = 600  # characters; a longer answer is correct only if it is the reference in another spelling
 
 
 class Result(NamedTuple):
@@ -21,57 +21,57 @@ class Result(NamedTuple):
     reason: str
 
 
-def compare(answer: str, truth: str, tolerance: float = 0.0) -> Result:
-    """Whether `answer` is mathematically the same as `truth`; see the package for the rules.
+def compare(answer: str, reference: str, tolerance: float = 0.0) -> Result:
+    """Whether `answer` is mathematically the same as `reference`; see the package for the rules.
 
     Args:
         tolerance: relative error that a number may have.
     """
     if not answer.strip():
         return Result(False, "no answer")
-    if truth.strip().lower() == "nan":  # as tables write a missing number
+    if reference.strip().lower() == "nan":  # as tables write a missing number
         return Result(False, "the truth is NaN")
-    if answer.strip() == truth.strip():
+    if answer.strip() == reference.strip():
         return Result(True, "same text")
-    if max(len(answer), len(truth)) > 10 * MAX_LENGTH:
+    if max(len(answer), len(reference)) > 10 * MAX_LENGTH:
         return Result(False, "too long")
-    answer, truth = clean(answer), clean(truth)
-    if answer == truth != "":
+    answer, reference = clean(answer), clean(reference)
+    if answer == reference != "":
         return Result(True, "same text")
-    if max(len(answer), len(truth)) > MAX_LENGTH:
+    if max(len(answer), len(reference)) > MAX_LENGTH:
         return Result(False, "too long")
-    answers, truths = readings_of_clean(answer), readings_of_clean(truth)
-    if not answers or not truths:
-        return Result(False, "cannot read the answer" if truths else "cannot read the truth")
-    if any(equal(a, t) for a, t in product(answers, truths)):
+    answers, references = readings_of_clean(answer), readings_of_clean(reference)
+    if not answers or not references:
+        return Result(False, "cannot read the answer" if references else "cannot read the truth")
+    if any(equal(a, t) for a, t in product(answers, references)):
         return Result(True, "same value")
-    if tolerance and any(_is_near(a, t, tolerance) for a, t in product(answers, truths)):
+    if tolerance and any(_is_near(a, t, tolerance) for a, t in product(answers, references)):
         return Result(True, "within the tolerance")
-    return Result(False, _difference(answers[0], truths[0]))
+    return Result(False, _difference(answers[0], references[0]))
 
 
-def is_readable(answer: str, truth: str) -> Result:
-    """Whether any text other than `truth` itself could equal it; a comparison that ignores the answer."""
-    text = clean(truth)
+def is_readable(answer: str, reference: str) -> Result:
+    """Whether any text other than `reference` itself could equal it; a comparison that ignores the answer."""
+    text = clean(reference)
     is_read = len(text) <= MAX_LENGTH and text.lower() != "nan" and bool(readings_of_clean(text))
     return Result(is_read, "as strict reads it")
 
 
-def _is_near(answer: Answer, truth: Answer, tolerance: float) -> bool:
-    if isinstance(answer, Quantity) and isinstance(truth, Quantity) and answer.unit == truth.unit:
-        answer, truth = answer.value, truth.value
-    if not is_expression(answer) or not is_expression(truth) or variables(answer) | variables(truth):
+def _is_near(answer: Answer, reference: Answer, tolerance: float) -> bool:
+    if isinstance(answer, Quantity) and isinstance(reference, Quantity) and answer.unit == reference.unit:
+        answer, reference = answer.value, reference.value
+    if not is_expression(answer) or not is_expression(reference) or variables(answer) | variables(reference):
         return False
     try:
-        value, exact = numeric_value(answer, {}), numeric_value(truth, {})
+        value, exact = numeric_value(answer, {}), numeric_value(reference, {})
     except Undefined:
         return False
     return bool(abs(value - exact) <= tolerance * abs(exact))
 
 
-def _difference(answer: Answer, truth: Answer) -> str:
-    if isinstance(answer, Quantity) and isinstance(truth, Quantity) and answer.unit != truth.unit:
+def _difference(answer: Answer, reference: Answer) -> str:
+    if isinstance(answer, Quantity) and isinstance(reference, Quantity) and answer.unit != reference.unit:
         return "another unit"
-    if isinstance(answer, Several) and not isinstance(truth, Several):
+    if isinstance(answer, Several) and not isinstance(reference, Several):
         return "more than one answer"
     return "different value"

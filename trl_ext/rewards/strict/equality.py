@@ -27,23 +27,23 @@ MAX_ITEMS = 24  # of an unordered answer
 T = TypeVar("T")
 
 
-def equal(answer: Answer, truth: Answer) -> bool:
+def equal(answer: Answer, reference: Answer) -> bool:
     """Whether two readings are the same thing."""
-    if is_expression(answer) and is_expression(truth):
-        return are_equal(answer, truth)
-    if isinstance(answer, Named) or isinstance(truth, Named):
-        return _equal_named(answer, truth)
-    if isinstance(answer, Quantity) or isinstance(truth, Quantity):
-        return _equal_quantities(answer, truth)
-    if isinstance(answer, Relation) or isinstance(truth, Relation):
-        return _equal_relations(answer, truth)
-    for inexplicit, other in ((answer, truth), (truth, answer)):
+    if is_expression(answer) and is_expression(reference):
+        return are_equal(answer, reference)
+    if isinstance(answer, Named) or isinstance(reference, Named):
+        return _equal_named(answer, reference)
+    if isinstance(answer, Quantity) or isinstance(reference, Quantity):
+        return _equal_quantities(answer, reference)
+    if isinstance(answer, Relation) or isinstance(reference, Relation):
+        return _equal_relations(answer, reference)
+    for inexplicit, other in ((answer, reference), (reference, answer)):
         if isinstance(inexplicit, Ordered) and (items := _items_meant(inexplicit, other)) is not None:
             return len(inexplicit.items) == len(items) and all(map(equal, inexplicit.items, items))
-    if isinstance(answer, Several) != isinstance(truth, Several):
-        return _equals_singleton(answer, truth)
-    rule = _RULES.get((type(answer), type(truth)))
-    return rule is not None and rule(answer, truth)
+    if isinstance(answer, Several) != isinstance(reference, Several):
+        return _equals_singleton(answer, reference)
+    rule = _RULES.get((type(answer), type(reference)))
+    return rule is not None and rule(answer, reference)
 
 
 def _items_meant(inexplicit: Ordered, other: Answer) -> tuple[Answer, ...] | None:
@@ -53,19 +53,19 @@ def _items_meant(inexplicit: Ordered, other: Answer) -> tuple[Answer, ...] | Non
     return other.items if inexplicit.brackets == "," and isinstance(other, Several) else None
 
 
-def _equal_quantities(answer: Answer, truth: Answer) -> bool:
-    if isinstance(answer, Quantity) and isinstance(truth, Quantity):
-        if answer.unit.dimension != truth.unit.dimension:
+def _equal_quantities(answer: Answer, reference: Answer) -> bool:
+    if isinstance(answer, Quantity) and isinstance(reference, Quantity):
+        if answer.unit.dimension != reference.unit.dimension:
             return False
-        if answer.unit.size == truth.unit.size:
-            return equal(answer.value, truth.value)
-        return equal(_scaled(answer), _scaled(truth))
-    if isinstance(truth, Quantity):  # the unit may be left out; a percentage may be a number
-        is_ratio = truth.unit.dimension == "ratio"
-        return equal(answer, truth.value) or (is_ratio and equal(answer, _scaled(truth)))
+        if answer.unit.size == reference.unit.size:
+            return equal(answer.value, reference.value)
+        return equal(_scaled(answer), _scaled(reference))
+    if isinstance(reference, Quantity):  # the unit may be left out; a percentage may be a number
+        is_ratio = reference.unit.dimension == "ratio"
+        return equal(answer, reference.value) or (is_ratio and equal(answer, _scaled(reference)))
     assert isinstance(answer, Quantity)  # 5% and 5 cents are not the number 5
     may_be_added = answer.unit.is_listed and (answer.unit.dimension not in ("ratio", "money") or answer.unit.size == 1)
-    return may_be_added and equal(answer.value, truth)
+    return may_be_added and equal(answer.value, reference)
 
 
 def _scaled(quantity: Quantity) -> Answer:
@@ -74,12 +74,12 @@ def _scaled(quantity: Quantity) -> Answer:
     return Apply("multiply", (quantity.value, Number(quantity.unit.size)))
 
 
-def _equal_in_order(answer: Ordered, truth: Ordered) -> bool:
-    if answer.brackets != truth.brackets or len(answer.items) != len(truth.items):
+def _equal_in_order(answer: Ordered, reference: Ordered) -> bool:
+    if answer.brackets != reference.brackets or len(answer.items) != len(reference.items):
         return False
-    if truth.brackets == ":" and all(map(is_expression, answer.items + truth.items)):
-        return _proportional(answer.items, truth.items)  # type: ignore[arg-type]
-    return all(map(equal, answer.items, truth.items))
+    if reference.brackets == ":" and all(map(is_expression, answer.items + reference.items)):
+        return _proportional(answer.items, reference.items)  # type: ignore[arg-type]
+    return all(map(equal, answer.items, reference.items))
 
 
 def _proportional(a: Sequence[Expression], b: Sequence[Expression]) -> bool:
@@ -87,16 +87,16 @@ def _proportional(a: Sequence[Expression], b: Sequence[Expression]) -> bool:
     return all(are_equal(Apply("multiply", (x, b[0])), Apply("multiply", (y, a[0]))) for x, y in zip(a, b, strict=True))
 
 
-def _equal_in_any_order(answer: Several | Union, truth: Several | Union) -> bool:
-    return len(truth.items) <= MAX_ITEMS and _pair_up(answer.items, truth.items, equal)
+def _equal_in_any_order(answer: Several | Union, reference: Several | Union) -> bool:
+    return len(reference.items) <= MAX_ITEMS and _pair_up(answer.items, reference.items, equal)
 
 
-def _pair_up(answers: Sequence[T], truths: Sequence[T], same: Callable[[T, T], bool]) -> bool:
+def _pair_up(answers: Sequence[T], references: Sequence[T], same: Callable[[T, T], bool]) -> bool:
     """Whether the items are the same in some order."""
-    if len(answers) != len(truths):
+    if len(answers) != len(references):
         return False
     left = list(answers)
-    for item in truths:
+    for item in references:
         found = next((i for i, candidate in enumerate(left) if same(candidate, item)), None)
         if found is None:
             return False
@@ -104,26 +104,26 @@ def _pair_up(answers: Sequence[T], truths: Sequence[T], same: Callable[[T, T], b
     return True
 
 
-def _equals_singleton(answer: Answer, truth: Answer) -> bool:
+def _equals_singleton(answer: Answer, reference: Answer) -> bool:
     """A set of one is its element."""
-    several, other = (answer, truth) if isinstance(answer, Several) else (truth, answer)
+    several, other = (answer, reference) if isinstance(answer, Several) else (reference, answer)
     assert isinstance(several, Several)
     return len(several.items) == 1 and equal(several.items[0], other)
 
 
-def _equal_times(answer: Time, truth: Time) -> bool:
+def _equal_times(answer: Time, reference: Time) -> bool:
     """`am`/`pm` may be omitted on one side."""
-    if answer.minute != truth.minute:
+    if answer.minute != reference.minute:
         return False
-    is_omitted = (answer.half is None) != (truth.half is None)
-    return answer.hour_of_24 == truth.hour_of_24 or (is_omitted and answer.hour == truth.hour)
+    is_omitted = (answer.half is None) != (reference.half is None)
+    return answer.hour_of_24 == reference.hour_of_24 or (is_omitted and answer.hour == reference.hour)
 
 
-def _equal_named(answer: Answer, truth: Answer) -> bool:
+def _equal_named(answer: Answer, reference: Answer) -> bool:
     """A name may be left out; given on both sides it is the same."""
-    if isinstance(answer, Named) and isinstance(truth, Named):
-        return answer.name == truth.name and equal(answer.value, truth.value)
-    named, other = (answer, truth) if isinstance(answer, Named) else (truth, answer)
+    if isinstance(answer, Named) and isinstance(reference, Named):
+        return answer.name == reference.name and equal(answer.value, reference.value)
+    named, other = (answer, reference) if isinstance(answer, Named) else (reference, answer)
     assert isinstance(named, Named)
     if isinstance(other, Relation):
         left = other.sides[0]
@@ -133,12 +133,12 @@ def _equal_named(answer: Answer, truth: Answer) -> bool:
 
 
 _RULES: dict[tuple[type, type], Callable[[Any, Any], bool]] = {
-    (Text, Text): lambda answer, truth: answer == truth,
+    (Text, Text): lambda answer, reference: answer == reference,
     (Time, Time): _equal_times,
     (Several, Several): _equal_in_any_order,
     (Union, Union): _equal_in_any_order,
     (Ordered, Ordered): _equal_in_order,
-    (Based, Based): lambda answer, truth: answer == truth,
+    (Based, Based): lambda answer, reference: answer == reference,
 }
 
 
@@ -147,10 +147,10 @@ _RULES: dict[tuple[type, type], Callable[[Any, Any], bool]] = {
 _STRICTNESS = {"=": "=", "!=": "!=", "<": "<", ">": "<", "<=": "<=", ">=": "<="}  # read in either direction
 
 
-def _equal_relations(answer: Answer, truth: Answer) -> bool:
-    if isinstance(answer, Relation) and isinstance(truth, Relation):
-        return _same_relation(answer, truth)
-    relation, other = (answer, truth) if isinstance(answer, Relation) else (truth, answer)
+def _equal_relations(answer: Answer, reference: Answer) -> bool:
+    if isinstance(answer, Relation) and isinstance(reference, Relation):
+        return _same_relation(answer, reference)
+    relation, other = (answer, reference) if isinstance(answer, Relation) else (reference, answer)
     assert isinstance(relation, Relation)
     named = _named_value(relation)
     return named is not None and equal(named, other)
@@ -166,23 +166,23 @@ def _named_value(relation: Relation) -> Answer | None:
     return left if relation.operators[0] == "=" and isinstance(right, Variable) else None
 
 
-def _same_relation(answer: Relation, truth: Relation) -> bool:
-    if answer.operators == truth.operators and all(map(equal, answer.sides, truth.sides)):
+def _same_relation(answer: Relation, reference: Relation) -> bool:
+    if answer.operators == reference.operators and all(map(equal, answer.sides, reference.sides)):
         return True
     backwards = turned(answer)
-    if backwards.operators == truth.operators and all(map(equal, backwards.sides, truth.sides)):
+    if backwards.operators == reference.operators and all(map(equal, backwards.sides, reference.sides)):
         return True
-    if _pair_up(links(answer), links(truth), _same_link):  # as in `2 < 2x+2y` and `-x-y < -1`
+    if _pair_up(links(answer), links(reference), _same_link):  # as in `2 < 2x+2y` and `-x-y < -1`
         return True
-    a, t = as_set(answer), as_set(truth)
+    a, t = as_set(answer), as_set(reference)
     return a is not None and t is not None and equal(a, t)
 
 
-def _same_link(answer: Link, truth: Link) -> bool:
+def _same_link(answer: Link, reference: Link) -> bool:
     """Whether one is a constant multiple of the other, which turns the sign of an inequality if it is negative."""
-    if _STRICTNESS.get(answer[1]) != _STRICTNESS.get(truth[1], ""):
+    if _STRICTNESS.get(answer[1]) != _STRICTNESS.get(reference[1], ""):
         return False
-    sides = (answer[0], answer[2], truth[0], truth[2])
+    sides = (answer[0], answer[2], reference[0], reference[2])
     if not all(map(is_expression, sides)):
         return False
     a, t = minus(*sides[:2]), minus(*sides[2:])  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ def _same_link(answer: Link, truth: Link) -> bool:
     if are_equal(scale_a, Number(Fraction(0))) or are_equal(scale_t, Number(Fraction(0))):
         return False
     if _STRICTNESS[answer[1]] in ("<", "<="):
-        is_turned = (answer[1] in (">", ">=")) != (truth[1] in (">", ">="))
+        is_turned = (answer[1] in (">", ">=")) != (reference[1] in (">", ">="))
         ratio = position(Apply("divide", (scale_a, scale_t)))
         if ratio is None or (ratio < 0) != is_turned:
             return False

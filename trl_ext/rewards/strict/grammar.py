@@ -88,7 +88,7 @@ class _Parser(Cursor):
     """One method per rule."""
 
     max_depth, error = MAX_DEPTH, Unreadable
-    in_bars = False  # so that a bar closes
+    in_bars = False  # whether a bar closes
 
     # Answers.
 

@@ -51,7 +51,7 @@ def readings_of_clean(text: str) -> tuple[Answer, ...]:
 
 def _read(text: str) -> list[Answer]:
     words = _without_text_groups(text)
-    if time := _TIME.fullmatch(words):  # or a ratio, which is not taken for another one that is proportional to it
+    if time := _TIME.fullmatch(words):  # or a ratio, equal only to the same one
         is_time = bool(time[3]) or "0" in (time[1][0], time[2][0])
         ratio = () if is_time else (Ordered("::", (Number(Fraction(time[1])), Number(Fraction(time[2])))),)
         return [_time_of_day(time[1], time[2], time[3]), *ratio]
@@ -65,7 +65,7 @@ def _read(text: str) -> list[Answer]:
     with contextlib.suppress(Unreadable):
         tree = parse(words)
         found += [] if " and " in words and are_conditions(tree) else [tree]
-    if _JOINED_NUMBERS.fullmatch(text):  # a number, or a list that has to be given in this order to be told from it
+    if _JOINED_NUMBERS.fullmatch(text):  # a number, or an ordered list
         found.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
     if _SIGNS.search(text):  # or words for the real numbers
         found += [said for said in (statement(text, readings), solution_set(words, parse)) if said]

@@ -65,7 +65,7 @@ def _set_of(condition: str, parse: Callable[[str], Answer]) -> Answer | None:
 
 
 def _exclusions(several: Several) -> list[Relation]:
-    r"""The conditions of `x \ne 1, 2` or `x > 0, x \ne 1`, all of which hold; none of `x < 1, x > 2`, which may not."""
+    r"""The conditions of `x \ne 1, 2` or `x > 0, x \ne 1`, which all hold; none of `x < 1, x > 2`, which may not."""
     found = list[Relation]()
     for item in several.items:
         if found and found[-1].operators == ("!=",) and is_expression(item):
@@ -77,7 +77,7 @@ def _exclusions(several: Several) -> list[Relation]:
 
 
 def as_set(relation: Relation) -> Named | None:
-    r"""`x < 3` as `(-\infty, 3)`, `1 \le x < 3` as `[1, 3)`, `x \ne 3` as two intervals; None for what is none."""
+    r"""`x < 3` as `(-\infty, 3)`, `1 \le x < 3` as `[1, 3)`, `x \ne 3` as two intervals; None for anything else."""
     if relation.operators == ("in",):
         unknown, values = relation.sides
         is_set = isinstance(values, (Ordered, Union))
@@ -88,7 +88,7 @@ def as_set(relation: Relation) -> Named | None:
 
 
 def are_conditions(tree: Answer) -> bool:
-    """Whether a list is of conditions on one unknown: `x<1 and x>2` is no list that `x<1 or x>2` equals."""
+    """Whether a list consists of conditions on one unknown: `x<1 and x>2` is not the list `x<1 or x>2`."""
     if not isinstance(tree, Several):
         return False
     found = [as_set(item) if isinstance(item, Relation) else None for item in tree.items]
@@ -130,7 +130,7 @@ def without(values: Answer, points: Answer) -> Answer:
 
 
 def _between(relation: Relation) -> Named | None:
-    r"""`1 < x \le 2a`: an unknown on a side of its own, between bounds that may have other unknowns."""
+    r"""`1 < x \le 2a`: an unknown alone on one side, between bounds that may have other unknowns."""
     relation = turned(relation) if relation.operators[0] in (">", ">=") else relation
     places = [place for place, side in enumerate(relation.sides) if isinstance(side, Variable)]
     if len(places) != 1 or places[0] > 1 or len(relation.sides) - places[0] > 2:
@@ -177,7 +177,7 @@ def _where_linear(node: Expression, sign: str, name: str) -> Answer | None:
 
 
 def _where_absolute(inner: Expression, condition: tuple[str, Expression] | None, name: str) -> Answer | None:
-    """Where the absolute value of `inner` is below, above or beside a bound that is not negative."""
+    """Where the absolute value of `inner` is below, above or unequal to a bound that is not negative."""
     if condition is None:
         return None
     sign, bound = condition
@@ -280,7 +280,7 @@ def _ends(interval: Answer) -> tuple[_End, _End] | None:
 
 
 def position(bound: Answer) -> Fraction | float | None:
-    """Where a number lies on the line; None for what is not real or cannot be told."""
+    """Where a number lies on the line; None if it is not real or cannot be determined."""
     if bound in (MINUS_INFINITY, _INFINITY):
         return -math.inf if bound == MINUS_INFINITY else math.inf
     if not is_expression(bound) or variables(bound):

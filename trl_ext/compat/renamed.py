@@ -87,7 +87,7 @@ def accepts_earlier_names(cls: C) -> C:
 
     @functools.wraps(init)
     def accept(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **(current_names(kwargs) if earlier & set(kwargs) else kwargs))
+        init(self, *args, **(current_names(kwargs) if kwargs and earlier & set(kwargs) else kwargs))
 
     def earlier_attribute(self: Any, name: str) -> Any:
         if name not in earlier:

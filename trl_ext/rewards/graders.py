@@ -21,7 +21,7 @@ from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.rewards.workers.pool import Failure, Pool
 
 GRADERS = Registry("grader")
-CACHED_PAIRS = 100_000
+CACHED_PAIRS = 100_000  # per comparison
 
 # Two integers of at most 15 digits (exact as doubles too) are compared in this process.
 _SMALL_INTEGER = re.compile(r"-?[0-9]{1,15}")
@@ -53,7 +53,7 @@ STRICT = Comparison("trl_ext.rewards.strict:compare")
 COMPATIBLE = Comparison("trl_ext.rewards.compatible:compare", same_text_is_equal=True)
 
 Pair = tuple[str, str]  # answer, reference answer
-_verdicts: dict[tuple[Comparison, str, str], tuple[bool, str]] = {}
+_verdicts: dict[Comparison, dict[Pair, tuple[bool, str]]] = {}
 
 
 @accepts_earlier_names
@@ -175,9 +175,9 @@ def _grade_of(answer: str, outcomes: Sequence[tuple[bool, str] | Failure]) -> Gr
 def compare_pairs(comparison: Comparison, pairs: Sequence[Pair]) -> dict[Pair, tuple[bool, str] | Failure]:
     """Verdict and reason for each pair: from the cache, in this process if it is trivial, else from the workers."""
     compared: dict[Pair, tuple[bool, str] | Failure] = {}
-    hard = []
+    hard, verdicts = [], _verdicts.setdefault(comparison, {})
     for pair in pairs:
-        known = _trivial(comparison, *pair) or _verdicts.get((comparison, *pair))
+        known = _trivial(comparison, *pair) or verdicts.get(pair)
         if known is None:
             hard.append(pair)
         else:
@@ -187,9 +187,9 @@ def compare_pairs(comparison: Comparison, pairs: Sequence[Pair]) -> dict[Pair, t
         if isinstance(outcome, Failure):
             compared[pair] = outcome  # not cached: the machine may be the cause
             continue
-        if len(_verdicts) >= CACHED_PAIRS:
-            _verdicts.clear()
-        compared[pair] = _verdicts[comparison, *pair] = (bool(outcome[0]), str(outcome[1]))
+        if len(verdicts) >= CACHED_PAIRS:
+            verdicts.clear()
+        compared[pair] = verdicts[pair] = (bool(outcome[0]), str(outcome[1]))
     return compared
 
 

@@ -183,7 +183,7 @@ def test_token_budget_holds_with_requests_in_flight() -> None:
     budget = Budget(tokens=250)
     budget.take(100)
     budget.take(100)
-    with pytest.raises(BudgetSpent, match="0 of 250 tokens are used, 200 may come"):
+    with pytest.raises(BudgetSpent, match="0 of 250 tokens are used, 200 are reserved"):
         budget.take(100)
     budget.settle(100, 30)
     budget.settle(100, 50)
@@ -200,7 +200,7 @@ def test_earlier_processes_of_the_run_count() -> None:
 
 
 def test_a_budget_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="a budget of 0 calls covers nothing"):
+    with pytest.raises(ValueError, match="max_calls must be positive, got 0"):
         Budget(calls=0)
 
 

@@ -72,7 +72,7 @@ REFUSED: list[tuple[Sequence[str], type[Exception], str]] = [
     (["--strategy_options", "turns"], ValueError, "'turns' is not NAME=VALUE"),
     (["--strategy_options", "turns=0"], ValueError, "chains and turns of at least 1"),
     (["--concurrency", "0"], ValueError, "must be at least 1"),
-    (["--max_calls", "0"], ValueError, "a budget of 0 calls covers nothing"),
+    (["--max_calls", "0"], ValueError, "max_calls must be positive, got 0"),
     (["--resume"], ValueError, "there is no conversation_log.json"),
     (["--base_url", ""], ValueError, "no endpoint: give --base_url or set OPENAI_BASE_URL"),
 ]
@@ -151,7 +151,7 @@ def test_several_models_are_listed_and_none_is_guessed(tmp_path: Path, monkeypat
 def test_resume_needs_the_same_settings_and_counts_spent_budget(tmp_path: Path) -> None:
     with serving([block("score 1 ok")]) as server:
         assert run(PROBLEM, parsed(tmp_path, server.url, "--max_calls", "2")) == 0
-        with pytest.raises(ValueError, match="has a run already; --resume goes on with it"):
+        with pytest.raises(ValueError, match="already has a run: --resume continues it"):
             run(PROBLEM, parsed(tmp_path, server.url))
         with pytest.raises(ValueError, match="has seed 0, not 1; give the same"):
             run(PROBLEM, parsed(tmp_path, server.url, "--resume", "--seed", "1"))
@@ -233,7 +233,7 @@ def test_ctrl_c_leaves_a_report_no_process_and_a_resumable_run(tmp_path: Path) -
         said = running.communicate(timeout=60)[0]
     assert running.returncode == 130, said
     assert "waiting for 1 answers" in said
-    assert "go on with the same command and --resume" in said
+    assert "run the same command with --resume" in said
     assert "Traceback" not in said
     assert len(json.loads((tmp_path / "conversation_log.json").read_text())) == 8
     assert "**Best valid: 3 marks**" in (tmp_path / "report.md").read_text()

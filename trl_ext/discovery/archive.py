@@ -1,4 +1,4 @@
-"""Attempts of a run, and which of them are the best, in all and on islands."""
+"""The attempts of a run, and which of them are best, overall and on islands."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from trl_ext.discovery.problem import Score, Verdict, extract_program
 
 @dataclass
 class Attempt:
-    """One request and what became of it.
+    """One request, its response and its verdicts.
 
     Attributes:
-        group: the chain or the island that it belongs to.
+        group: the conversation or the island that it belongs to.
         parents: ids of the attempts that its messages show.
-        response: None while the request is on its way, and if it got no answer.
-        error: why it got none.
-        verdict: on the program of the response.
-        polished: the verdict on what a numeric method made of the program; None without one.
+        polish: whether a numeric method improves the program.
+        response: None while the request is in flight, and if it got no answer.
+        error: why it got no answer.
+        verdict: the verdict on the program of the response.
+        polished: the verdict on the program that the numeric method made; None without one.
         polish_note: why there is none, where there should be.
-        second: of the run, when the answer came.
+        second: when the answer came, in seconds of the run.
     """
 
     id: int
@@ -40,7 +41,7 @@ class Attempt:
 
     @property
     def program(self) -> str | None:
-        """What the response has of a program."""
+        """The program in the response, if there is one."""
         return None if self.response is None else extract_program(self.response)
 
     @property
@@ -49,20 +50,24 @@ class Attempt:
         return self.verdict is None and not self.error
 
     @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts on the model's program and on the polished one, as far as there are any."""
+        return [verdict for verdict in (self.verdict, self.polished) if verdict is not None]
+
+    @property
     def best_verdict(self) -> Verdict | None:
-        """The better of the verdicts on the model's program and on what was made of it."""
-        both = [verdict for verdict in (self.verdict, self.polished) if verdict is not None]
-        return max(both, key=lambda verdict: (verdict.score, verdict.valid), default=None)
+        """The better of its verdicts."""
+        return max(self.verdicts, key=lambda verdict: (verdict.score, verdict.valid), default=None)
 
     @property
     def score(self) -> Score:
-        """Of the better verdict; () without one."""
+        """The score of the better verdict; () without one."""
         verdict = self.best_verdict
         return verdict.score if verdict else ()
 
 
 def ranked(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """Those with a score, best first, one of each program; of equals the earlier."""
+    """Attempts with a score, best first, one per program; among equals the earlier comes first."""
     first: dict[str, Attempt] = {}
     for attempt in attempts:
         if attempt.score and attempt.program is not None:
@@ -71,20 +76,16 @@ def ranked(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 
 def best_valid(attempts: Iterable[Attempt]) -> tuple[Attempt, Verdict] | None:
-    """The attempt with the best valid verdict, and that verdict; of equals the earlier."""
-    found: tuple[Attempt, Verdict] | None = None
-    for attempt in attempts:
-        for verdict in (attempt.verdict, attempt.polished):
-            if verdict is not None and verdict.valid and (found is None or verdict.score > found[1].score):
-                found = attempt, verdict
-    return found
+    """The attempt with the best valid verdict, and that verdict; among equals the earlier."""
+    found = [(attempt, verdict) for attempt in attempts for verdict in attempt.verdicts if verdict.valid]
+    return max(found, key=lambda pair: pair[1].score, default=None)
 
 
 def populations(attempts: Iterable[Attempt], islands: int, migrate_every: int) -> list[list[Attempt]]:
-    """The attempts of each island, and those that have come to it.
+    """The attempts of each island, with those that migrated to it.
 
-    After every `migrate_every` attempts of an island, the best of the island before it comes over. All of it follows
-    from the attempts, so that a resumed run has the islands it had.
+    After every `migrate_every` attempts of an island, the best of the previous island joins it. Everything follows from
+    the attempts, so a resumed run has the same islands.
     """
     found: list[list[Attempt]] = [[] for _ in range(islands)]
     own = [0] * islands
@@ -94,6 +95,6 @@ def populations(attempts: Iterable[Attempt], islands: int, migrate_every: int) -
         island = attempt.group % islands
         found[island].append(attempt)
         own[island] += 1
-        if own[island] % migrate_every == 0 and (neighbours := ranked(found[island - 1])):
-            found[island].append(neighbours[0])
+        if own[island] % migrate_every == 0 and (neighbors := ranked(found[island - 1])):
+            found[island].append(neighbors[0])
     return found

@@ -1,4 +1,4 @@
-"""What a run may spend: calls, tokens and time, taken before they are spent so that no limit is passed."""
+"""What a run may spend: calls, tokens and time, reserved before they are spent so that no limit is exceeded."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ class BudgetSpent(Exception):
 
 @dataclass
 class Budget:
-    """Limits of a run, and what it has used of them. Several threads take from it.
+    """The limits of a run, and what it has used of them. Thread-safe.
 
     Attributes:
-        calls: requests to the endpoint, repeated ones included.
-        tokens: of prompts and answers together.
-        seconds: of wall-clock, those of earlier processes of the same run included.
-        seconds_before: what earlier processes of the same run used.
+        calls: requests to the endpoint, retries included.
+        tokens: those of prompts and answers together.
+        seconds: wall-clock time, earlier processes of the same run included.
+        seconds_before: wall-clock time that earlier processes of the same run used.
+        reserved: tokens that requests in flight may use.
     """
 
     calls: int | None = None
@@ -33,24 +34,24 @@ class Budget:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        for name in ("calls", "tokens", "seconds"):
-            limit = getattr(self, name)
+        limits = {"max_calls": self.calls, "max_total_tokens": self.tokens, "max_seconds": self.seconds}
+        for name, limit in limits.items():
             if limit is not None and limit <= 0:
-                raise ValueError(f"a budget of {limit} {name} covers nothing; leave it out for no limit")
+                raise ValueError(f"{name} must be positive, got {limit} (omit it for no limit)")
 
     def used_seconds(self) -> float:
-        """Wall-clock so far."""
+        """Wall-clock time so far."""
         return self.seconds_before + time.monotonic() - self._began
 
     def seconds_left(self) -> float:
-        """Wall-clock that remains; infinite without a limit."""
+        """Wall-clock time that remains; infinite without a limit."""
         return float("inf") if self.seconds is None else self.seconds - self.used_seconds()
 
     def take(self, tokens: int) -> None:
-        """Take one call of at most `tokens` tokens, which `settle` gives back.
+        """Count one call and reserve `tokens` tokens until `settle`.
 
         Raises:
-            BudgetSpent: it would pass a limit.
+            BudgetSpent: it would exceed a limit.
         """
         with self._lock:
             if self.calls is not None and self.used_calls >= self.calls:
@@ -59,14 +60,14 @@ class Budget:
                 raise BudgetSpent(f"the time of {self.seconds:g} s is over")
             if self.tokens is not None and self.used_tokens + self.reserved + tokens > self.tokens:
                 raise BudgetSpent(
-                    f"{self.used_tokens} of {self.tokens} tokens are used, {self.reserved} may come of requests on "
-                    f"their way, and another may take {tokens}"
+                    f"{self.used_tokens} of {self.tokens} tokens are used, {self.reserved} are reserved for requests "
+                    f"in flight, and another may take {tokens}"
                 )
             self.used_calls += 1
             self.reserved += tokens
 
     def settle(self, taken: int, used: int) -> None:
-        """A call that had taken `taken` tokens used `used` of them."""
+        """Release the `taken` tokens of a call, of which it used `used`."""
         with self._lock:
             self.reserved -= taken
             self.used_tokens += used

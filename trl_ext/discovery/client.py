@@ -7,16 +7,20 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from trl_ext.compat.renamed import earlier_names_in
 from trl_ext.discovery.budget import Budget, BudgetSpent
 
+if TYPE_CHECKING:
+    from openai import APIStatusError
+    from openai.types.chat import ChatCompletion
+
 Message = Mapping[str, str]
 _LONGEST_WAIT = 60.0
-_CHARACTERS_PER_TOKEN = 3  # an estimate, for what a server has not counted
-_TOKENS_PER_MESSAGE = 16  # more than chat templates put around one
+_CHARACTERS_PER_TOKEN = 3  # an estimate, where a server reports no counts
+_TOKENS_PER_MESSAGE = 16  # more than a chat template adds to a message
 
 
 class EndpointError(RuntimeError):
@@ -24,20 +28,23 @@ class EndpointError(RuntimeError):
 
 
 class RequestFailed(RuntimeError):
-    """This request got no answer, however often it was tried; another may. `tokens`: what its tries may have cost."""
+    """This request got no answer, however often it was tried; another may. `tokens` is what its tries may have cost."""
 
-    tokens, tries = 0, 0
+    def __init__(self, reason: str, tokens: int = 0, tries: int = 0) -> None:
+        super().__init__(reason)
+        self.tokens, self.tries = tokens, tries
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where and how to ask.
+    """The endpoint, and the settings of its requests.
 
     Attributes:
         key: sent as a bearer token; never shown.
-        max_tokens: of an answer.
+        max_tokens: limit on an answer's tokens.
         timeout: seconds for one try.
-        tries: of one request, until it is given up.
+        tries: number of tries before a request fails.
+        first_wait: seconds before the second try; doubles with each try.
         extra_body: further fields of the request, such as `chat_template_kwargs` of vLLM.
     """
 
@@ -49,7 +56,7 @@ class Endpoint:
     timeout: float = 600.0
     tries: int = 5
     first_wait: float = 1.0
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def shown_url(self) -> str:
@@ -60,28 +67,28 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer and what it cost.
+    """An answer and its cost.
 
     Attributes:
-        is_estimated: the server did not say how many tokens it took.
-        reasoning: the model's thought, where the server separates it from the answer.
+        is_estimated: whether the token counts are estimates because the server reported none.
+        reasoning: the model's reasoning, where the server separates it from the answer.
     """
 
     text: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
-    tries: int
-    seconds: float
+    tries: int = 1
+    seconds: float = 0.0
     is_estimated: bool = False
     reasoning: str = ""
 
 
 class Client:
-    """One endpoint. Several threads may ask at once.
+    """One endpoint. Thread-safe.
 
     Args:
-        stopped: set when the run ends; nobody waits for another try then.
+        stopped: set when the run ends; requests are then not tried again.
     """
 
     def __init__(self, endpoint: Endpoint, budget: Budget, stopped: threading.Event | None = None) -> None:
@@ -91,17 +98,17 @@ class Client:
         self._openai = OpenAI(base_url=endpoint.base_url, api_key=endpoint.key or "none", max_retries=0)
 
     def redact(self, text: str) -> str:
-        """The text without the key, should it be there, and without what no file and no request can hold."""
-        text = text.encode(errors="replace").decode()  # half a surrogate pair
+        """The text without the key, and without lone surrogates, which neither a file nor a request can hold."""
+        text = text.encode(errors="replace").decode()
         return text.replace(self.endpoint.key, "[key]") if self.endpoint.key else text
 
     def most_tokens(self, messages: Sequence[Message]) -> int:
-        """What a request may cost at most, for the budget."""
+        """An upper bound on the tokens of a request and its answer, for the budget."""
         prompt = sum(len(m["content"].encode(errors="replace")) + _TOKENS_PER_MESSAGE for m in messages)
         return prompt + self.endpoint.max_tokens  # no tokenizer makes more tokens of a text than it has bytes
 
     def models(self) -> list[str]:
-        """Names that the endpoint serves.
+        """The names of the models that the endpoint serves.
 
         Raises:
             EndpointError: it does not say.
@@ -114,10 +121,10 @@ class Client:
             raise EndpointError(f"{self.endpoint.shown_url} does not list its models: {self._said(error)}") from None
 
     def ask(self, messages: Sequence[Message]) -> Reply:
-        """The model's answer. The first try has been taken from the budget by the caller; others are taken here.
+        """The model's answer. The caller has taken the first try from the budget; retries are taken here.
 
         Raises:
-            RequestFailed: none came, or the request was refused.
+            RequestFailed: there was no answer, or the request was refused.
             EndpointError: the key, the model or the address is wrong.
         """
         began, most, spent = time.monotonic(), self.most_tokens(messages), 0
@@ -128,9 +135,9 @@ class Client:
                 used = reply.prompt_tokens + reply.completion_tokens
                 prompt = reply.prompt_tokens + spent
                 return replace(reply, prompt_tokens=prompt, tries=number, seconds=round(time.monotonic() - began, 3))
-            except _Retryable as again:
-                reason, wait = str(again), again.seconds(self.endpoint.first_wait, number)
-                used = _estimated(messages) if again.may_have_cost else 0
+            except _Retryable as error:
+                reason, wait = str(error), error.seconds(self.endpoint.first_wait, number)
+                used = _estimated(messages) if error.may_have_cost else 0
                 spent += used
             finally:
                 self.budget.settle(most, used)
@@ -139,8 +146,8 @@ class Client:
             try:
                 self.budget.take(most)
             except BudgetSpent as error:
-                raise _given_up(f"{reason}; not tried again: {error}", spent, number) from None
-        raise _given_up(f"no answer after {number} tries: {reason}", spent, number)
+                raise RequestFailed(f"{reason}; not tried again: {error}", spent, number) from None
+        raise RequestFailed(f"no answer after {number} tries: {reason}", spent, number)
 
     def _try(self, messages: Sequence[Message]) -> Reply:
         import httpx
@@ -148,9 +155,9 @@ class Client:
 
         endpoint = self.endpoint
         try:
-            done = self._openai.chat.completions.create(
+            completion = self._openai.chat.completions.create(
                 model=endpoint.model,
-                messages=cast(Any, list(messages)),
+                messages=list(messages),
                 max_tokens=endpoint.max_tokens,
                 temperature=endpoint.temperature,
                 timeout=max(1.0, min(endpoint.timeout, self.budget.seconds_left())),
@@ -165,10 +172,10 @@ class Client:
         except (openai.OpenAIError, ValueError) as error:  # no connection, or an answer that is not JSON
             has_sent = not isinstance(error.__cause__, httpx.ConnectError)
             raise _Retryable(self._said(error), may_have_cost=has_sent) from None
-        return _contents(done, messages)
+        return _reply_of(completion, messages)
 
-    def _refused(self, error: Any) -> Exception:
-        """What to raise for an HTTP status."""
+    def _refused(self, error: APIStatusError) -> Exception:
+        """The exception to raise for an HTTP status."""
         status, said = error.status_code, self._said(error)
         if status in (401, 403):
             return EndpointError(f"the endpoint refuses the key ({said}); set OPENAI_API_KEY or name --api_key_env")
@@ -176,7 +183,7 @@ class Client:
             return EndpointError(f"no model {self.endpoint.model!r} at {self.endpoint.shown_url} ({said})")
         if status in (408, 409, 425, 429) or status >= 500:
             return _Retryable(said, error.response.headers.get("retry-after"))
-        return RequestFailed(f"the endpoint refused the request: {said}")  # too long for the model's context, for one
+        return RequestFailed(f"the endpoint refused the request: {said}")  # such as one longer than the model's context
 
     def _said(self, error: Exception) -> str:
         cause = f" ({error.__cause__} at {self.endpoint.shown_url})" if error.__cause__ else ""
@@ -191,42 +198,35 @@ class _Retryable(Exception):
         self.retry_after, self.may_have_cost = retry_after, may_have_cost
 
     def seconds(self, first: float, number: int) -> float:
-        """How long to wait: what the server says, else twice as long each time, spread so that not all come at once."""
+        """How long to wait: the server's Retry-After, otherwise exponential backoff with jitter."""
         try:
             return min(_LONGEST_WAIT, max(0.0, float(self.retry_after or "")))
         except ValueError:
             return min(_LONGEST_WAIT, first * 2 ** (number - 1)) * random.uniform(0.75, 1.25)
 
 
-def _given_up(reason: str, tokens: int, tries: int) -> RequestFailed:
-    error = RequestFailed(reason)
-    error.tokens, error.tries = tokens, tries
-    return error
-
-
 def _estimated(messages: Sequence[Message]) -> int:
-    """Tokens of the prompt, about."""
+    """An estimate of the prompt's tokens."""
     return sum(len(m["content"]) for m in messages) // _CHARACTERS_PER_TOKEN
 
 
-def _contents(done: Any, messages: Sequence[Message]) -> Reply:
-    """What the server's answer has, tokens guessed where it does not say; servers differ."""
+def _reply_of(completion: ChatCompletion, messages: Sequence[Message]) -> Reply:
+    """The reply in the server's answer; servers differ in the fields they send."""
     try:
-        choice = done.choices[0]
+        choice = completion.choices[0]
         message, finish = choice.message, str(choice.finish_reason)
         text = message.content or ""
         if not isinstance(text, str):
             raise TypeError("its content is no text")
-        thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
+        reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
     except (AttributeError, IndexError, TypeError) as error:
         raise _Retryable(f"the server's answer has no message ({error})", may_have_cost=True) from None
-    is_estimated = False
     try:
-        prompt, answer = int(done.usage.prompt_tokens), int(done.usage.completion_tokens)
+        prompt, answer = (int(getattr(completion.usage, name)) for name in ("prompt_tokens", "completion_tokens"))
+        is_estimated = False
     except (AttributeError, TypeError, ValueError):
-        is_estimated = True
-        prompt, answer = _estimated(messages), len(text) // _CHARACTERS_PER_TOKEN
-    return Reply(text, finish, prompt, answer, 1, 0.0, is_estimated, str(thought))
+        prompt, answer, is_estimated = _estimated(messages), len(text) // _CHARACTERS_PER_TOKEN, True
+    return Reply(text, finish, prompt, answer, is_estimated=is_estimated, reasoning=str(reasoning))
 
 
 __getattr__ = earlier_names_in(globals())

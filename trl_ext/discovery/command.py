@@ -1,4 +1,4 @@
-"""What every problem's `discover.py` does with its command line."""
+"""The command line of every problem's `discover.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -21,8 +21,8 @@ from trl_ext.discovery.budget import Budget
 from trl_ext.discovery.client import Client, Endpoint, EndpointError
 from trl_ext.discovery.log import Entry, Log, LogError, attempts_of, read_log
 from trl_ext.discovery.loop import Loop, Plan
-from trl_ext.discovery.problem import Problem
-from trl_ext.discovery.report import HEADER, row, shown, status, write_report
+from trl_ext.discovery.problem import Problem, shown_score
+from trl_ext.discovery.report import HEADER, row, status, write_report
 from trl_ext.discovery.sandbox import run_program
 from trl_ext.discovery.sandbox.isolation import set_nondumpable
 from trl_ext.discovery.sandbox.limits import ISOLATION, SandboxError, describe_isolation
@@ -32,10 +32,10 @@ LOG = "conversation_log.json"
 
 
 def discover(problems: Mapping[str, Callable[[], Problem]], description: str | None, folder: str) -> None:
-    """Parse the command line and run; what a recipe's last line calls.
+    """Parse the command line and run; the last line of a recipe.
 
     Args:
-        problems: what `--task` chooses from; the first is the default.
+        problems: the choices of `--task`; the first is the default.
         folder: the default `--output_dir`.
     """
     set_nondumpable()
@@ -44,22 +44,21 @@ def discover(problems: Mapping[str, Callable[[], Problem]], description: str | N
         sys.exit(run(problems[arguments.task](), arguments))
     except (ValueError, OSError, EndpointError, SandboxError) as error:
         sys.exit(f"error: {error}")
-    except KeyboardInterrupt:  # before the loop, which has handlers of its own, or after it
+    except KeyboardInterrupt:  # before or after the loop, which has its own handlers
         sys.exit(130)
 
 
 def run(problem: Problem, arguments: argparse.Namespace) -> int:
-    """A run from its arguments; the exit status: 0, or 130 when it was interrupted.
+    """Run with these arguments; returns the exit status: 0, or 130 when interrupted.
 
     Raises:
-        ValueError: arguments that do not fit together, or a log that does not fit them.
+        ValueError: the arguments do not fit together, or the log does not fit them.
         EndpointError: the endpoint answers nothing.
     """
     options = strategy_options(arguments.strategy_options)
     propose = STRATEGIES.build(arguments.strategy, **options)
-    task = problem.hybrid_task if arguments.strategy == "hybrid" else problem.task
     if arguments.show_prompt:
-        print(task)
+        print(problem.hybrid_task if arguments.strategy == "hybrid" else problem.task)
         return 0
     if min(arguments.concurrency, arguments.judges, arguments.tries, arguments.max_tokens) < 1:
         raise ValueError("--concurrency, --judges, --tries and --max_tokens must be at least 1")
@@ -70,32 +69,28 @@ def run(problem: Problem, arguments: argparse.Namespace) -> int:
     plan = Plan(
         problem, propose, folder, arguments.seed, arguments.concurrency, arguments.judges, arguments.finish_seconds
     )
-    propose(problem, [], Random(0))  # options out of range end the run here
+    propose(problem, [], Random(0))  # raises here if an option is out of range
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder / "_in_use", timeout=0):  # before the log is read: it will be written anew
-            entries = _entries(folder, arguments.resume)
+        with FileLock(folder / "_in_use", timeout=0):  # before the log is read, because it will be rewritten
+            if (folder / LOG).exists() and not arguments.resume:
+                raise ValueError(
+                    f"{folder} already has a run: --resume continues it, --output_dir names another folder"
+                )
+            entries = read_log(folder / LOG) if arguments.resume else []
             client = _client(arguments, _budget(arguments, entries))
-            about = _about(plan, client, arguments.strategy, options)
-            return _run(plan, client, about | {"note": client.redact(arguments.note)}, entries)
+            return _run(plan, client, _about(plan, client, arguments, options), entries)
     except Timeout:
-        raise ValueError(f"another process is at work in {folder}; name another --output_dir") from None
+        raise ValueError(f"another process is using {folder}; name another --output_dir") from None
 
 
 def _check_sandbox(is_required: bool) -> None:
-    """Try the sandbox before any call is paid for, and say what it keeps out."""
+    """Try the sandbox before any call is paid for, and print what is in force."""
     isolation = run_program("", []).isolation
     print(f"sandbox: {describe_isolation(isolation)}")
     missing = [name for name in ISOLATION if name not in isolation]
     if is_required and missing:
         raise ValueError(f"--require_isolation: not in force here: {', '.join(missing)}")
-
-
-def _entries(folder: Path, resume: bool) -> list[Entry]:
-    log = folder / LOG
-    if log.exists() and not resume:
-        raise ValueError(f"{folder} has a run already; --resume goes on with it, --output_dir names another folder")
-    return read_log(log) if resume else []
 
 
 def _budget(arguments: argparse.Namespace, entries: list[Entry]) -> Budget:
@@ -106,13 +101,13 @@ def _budget(arguments: argparse.Namespace, entries: list[Entry]) -> Budget:
         arguments.max_total_tokens,
         arguments.max_seconds,
         used_calls=max((entry.get("calls", 0) for entry in entries), default=0),
-        used_tokens=sum(e["prompt_tokens"] + e["completion_tokens"] for e in answers) + _in_flight(entries),
+        used_tokens=sum(e["prompt_tokens"] + e["completion_tokens"] for e in answers) + _lost_tokens(entries),
         seconds_before=max((entry.get("second", 0.0) for entry in entries), default=0.0),
     )
 
 
-def _in_flight(entries: list[Entry]) -> int:
-    """Tokens that requests may have taken whose answers a killed process did not live to write."""
+def _lost_tokens(entries: list[Entry]) -> int:
+    """An upper bound on the tokens of requests that were in flight when a process was killed."""
     asked: dict[int, int] = {}
     lost = 0
     for entry in entries:
@@ -138,20 +133,35 @@ def _client(arguments: argparse.Namespace, budget: Budget) -> Client:
         extra_body=arguments.extra_body,
     )
     client = Client(endpoint, budget, threading.Event())
-    if not endpoint.model:
-        served = client.models()
-        if len(served) != 1:
-            raise ValueError(f"which model? {endpoint.shown_url} serves: {', '.join(served) or 'none'}; give --model")
-        return Client(Endpoint(**{**vars(endpoint), "model": served[0]}), budget, client.stopped)
-    return client
+    if endpoint.model:
+        return client
+    served = client.models()
+    if len(served) != 1:
+        raise ValueError(f"which model? {endpoint.shown_url} serves: {', '.join(served) or 'none'}; give --model")
+    return Client(replace(endpoint, model=served[0]), budget, client.stopped)
 
 
-def _run(plan: Plan, client: Client, about: dict[str, Any], entries: list[Entry]) -> int:
+def _about(
+    plan: Plan, client: Client, arguments: argparse.Namespace, options: Mapping[str, object]
+) -> dict[str, object]:
+    """What identifies the run, for its log; a resumed run must agree in all but the note."""
+    return {
+        "problem": plan.problem.name,
+        "strategy": arguments.strategy,
+        "options": dict(options),
+        "model": client.endpoint.model,
+        "seed": plan.seed,
+        "max_tokens": client.endpoint.max_tokens,
+        "temperature": client.endpoint.temperature,
+        "note": client.redact(arguments.note),
+    }
+
+
+def _run(plan: Plan, client: Client, about: dict[str, object], entries: list[Entry]) -> int:
     _check_same(about, entries, plan.folder)
-    attempts = attempts_of(entries)
     log = Log(plan.folder / LOG, entries, client.redact)
     log.add("resumed" if entries else "run", **about, at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
-    loop = Loop(plan, client, log, attempts)
+    loop = Loop(plan, client, log, attempts_of(entries))
     loop.show = lambda attempt: _show(loop, attempt)
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: loop.interrupt()) for number in numbers]
@@ -165,47 +175,36 @@ def _run(plan: Plan, client: Client, about: dict[str, Any], entries: list[Entry]
     finally:
         log.add("ended", reason=end, second=round(client.budget.used_seconds(), 3))
         write_report(plan.folder, plan.problem, about, loop.attempts, client.budget, end)
-        best = f"{shown(loop.best[1].score)}, in {plan.folder / 'best.py'}" if loop.best else "none"
+        best = f"{shown_score(loop.best[1].score)}, in {plan.folder / 'best.py'}" if loop.best else "none"
         print(f"\nended: {end}\nbest valid: {best}\nreport: {plan.folder / 'report.md'}")
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
     if end == "interrupted":
-        print("go on with the same command and --resume")
+        print("to continue, run the same command with --resume")
         return 130
     return 0
 
 
-def _about(plan: Plan, client: Client, strategy: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a run this one and no other, for its log; a resumed run must agree."""
-    return {
-        "problem": plan.problem.name,
-        "strategy": strategy,
-        "options": dict(options),
-        "model": client.endpoint.model,
-        "seed": plan.seed,
-        "max_tokens": client.endpoint.max_tokens,
-        "temperature": client.endpoint.temperature,
-    }
-
-
-def _check_same(about: Mapping[str, Any], entries: Sequence[Entry], folder: Path) -> None:
+def _check_same(about: Mapping[str, object], entries: Sequence[Entry], folder: Path) -> None:
     """Raise unless the run in the log is the one that the arguments describe."""
-    begun = next((entry for entry in entries if entry["kind"] == "run"), None)
-    if begun is None and entries:
-        raise LogError(f"{folder / LOG} does not say what run it is of; name another --output_dir")
+    if not entries:
+        return
+    started = next((entry for entry in entries if entry["kind"] == "run"), None)
+    if started is None:
+        raise LogError(f"{folder / LOG} does not say which run it belongs to; name another --output_dir")
     for name, value in about.items():
-        if begun is not None and name != "note" and begun.get(name) != value:
+        if name != "note" and started.get(name) != value:
             raise LogError(
-                f"--resume: the run in {folder} has {name} {begun.get(name)!r}, not {value!r}; "
+                f"--resume: the run in {folder} has {name} {started.get(name)!r}, not {value!r}; "
                 "give the same, or name another --output_dir"
             )
 
 
 def _show(loop: Loop, attempt: Attempt | None) -> None:
-    """A row for the attempt, if there is one, and below it, on a terminal, the totals."""
+    """Print a row for the attempt, if there is one, and below it, on a terminal, the totals."""
     is_terminal = sys.stdout.isatty()
     if attempt is not None:
         print(("\r\x1b[K" if is_terminal else "") + row(attempt), flush=True)
     if is_terminal:
-        totals = status(loop.attempts, loop.client.budget, loop.asking, loop.judging)
+        totals = status(loop.best[1] if loop.best else None, loop.client.budget, loop.asking, loop.judging)
         print(f"\r\x1b[K{totals}", end="", flush=True)

@@ -1,4 +1,4 @@
-"""What every problem's `evaluator.py PROGRAM` does: run, verify, print the verdict, and exit with 0, 1 or 2."""
+"""The command line of every problem's `evaluator.py PROGRAM`: run, verify, print the verdict, exit with 0, 1 or 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trl_ext.discovery.problem import Verdict
+from trl_ext.discovery.problem import Verdict, shown_score
 from trl_ext.discovery.sandbox.limits import Limits, SandboxError
 
 _MAX_PROGRAM = 2**20  # bytes
@@ -24,9 +24,9 @@ def evaluator_parser(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("program", type=Path, metavar="PROGRAM", help="a Python file")
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
-    parser.add_argument("--seconds", type=float, default=60.0, help="wall-clock of the program (60)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit of the program (60)")
     parser.add_argument("--memory_mb", type=int, default=2048, help="MiB of address space (2048)")
-    parser.add_argument("--no_namespaces", action="store_true", help="limits only, for debugging the sandbox")
+    parser.add_argument("--no_namespaces", action="store_true", help="limits without isolation, for debugging")
     return parser
 
 
@@ -47,17 +47,14 @@ def evaluate(arguments: argparse.Namespace, verify: Callable[[bytes, Limits], Ve
 
 def as_json(verdict: Verdict) -> str:
     """The verdict as one JSON object on one line."""
-    validity = {"validity": float(verdict.valid)}
-    return json.dumps({**verdict.details, **validity, "score": list(verdict.score), "message": verdict.message})
+    judged = {"validity": float(verdict.valid), "score": verdict.score, "message": verdict.message}
+    return json.dumps({**verdict.details, **judged})
 
 
 def as_text(verdict: Verdict) -> str:
-    """The verdict line by line. What the program may have had a hand in is marked and cannot pass for a line of it."""
+    """The verdict line by line. Text that the program may have influenced is marked, so it cannot imitate a line."""
     lines = [f"{name}: {value}" for name, value in verdict.details.items() if name != "program_output"]
-    lines += [
-        f"validity: {float(verdict.valid)}",
-        f"score: {', '.join(f'{entry:.6g}' for entry in verdict.score) or '-'}",
-    ]
+    lines += [f"validity: {float(verdict.valid)}", f"score: {shown_score(verdict.score)}"]
     lines += [f"| {line}" for line in _printable(verdict.message).splitlines()]
     if "program_output" in verdict.details:
         lines.append(f"program_output: {verdict.details['program_output']!r}")
@@ -65,5 +62,5 @@ def as_text(verdict: Verdict) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without characters that move a terminal's cursor or colour it."""
+    """The text without characters that control a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

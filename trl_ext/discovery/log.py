@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ Entry = dict[str, Any]
 
 
 class LogError(ValueError):
-    """The log of an earlier run cannot be gone on with; the message says why and what to do."""
+    """An earlier run's log cannot be resumed; the message says why and what to do."""
 
 
 def read_log(path: Path) -> list[Entry]:
-    """The entries of a log, one per line of it; what a power cut tore off at the end is left out.
+    """The entries of a log, one per line; an incomplete last entry, torn by a power cut, is left out.
 
     Raises:
-        LogError: another line is no entry.
+        LogError: another line is not an entry.
     """
     lines = [line.removesuffix(b",") for line in path.read_bytes().split(b"\n")]
     lines = [line for line in lines if line not in (b"", b"[", b"]")]
@@ -38,15 +39,15 @@ def read_log(path: Path) -> list[Entry]:
             entries.append(entry)
         except ValueError as error:
             if number < len(lines):
-                raise LogError(f"{path.name}, entry {number}: {error}. Move the file away to begin anew.") from None
+                raise LogError(f"{path.name}, entry {number}: {error}. Move the file away to start over.") from None
     return entries
 
 
 class Log:
-    """The log of this run, which entries are added to. Adding one costs the same however long it is.
+    """The log of a run. The cost of an entry does not depend on the log's length.
 
     Args:
-        redact: what every text goes through before it is written.
+        redact: applied to every text before it is written.
     """
 
     def __init__(self, path: Path, entries: list[Entry], redact: Callable[[str], str] = str) -> None:
@@ -54,9 +55,9 @@ class Log:
         write_text(path, "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + _END.decode())
         self._is_empty = not entries
 
-    def add(self, kind: str, **entry: Any) -> None:
-        """Append an entry, on the disk when this returns."""
-        data = json.dumps({"kind": kind, **each_text(entry, self.redact)}).encode()
+    def add(self, kind: str, **entry: object) -> None:
+        """Append an entry; it is on disk when this returns."""
+        data = json.dumps({"kind": kind, **map_texts(entry, self.redact)}).encode()
         with self.path.open("r+b", buffering=0) as file:
             file.seek(-len(_END), os.SEEK_END)
             file.write((b"" if self._is_empty else b",\n") + data + _END)  # in one write: never half an entry
@@ -64,31 +65,33 @@ class Log:
         self._is_empty = False
 
 
-def each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """A value of JSON's types with `change` applied to every text in it but the names of fields."""
+def map_texts(value: object, change: Callable[[str], str]) -> Any:
+    """`value` in JSON's types, with `change` applied to every text in it except the names of fields."""
     if isinstance(value, str):
         return change(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return map_texts(asdict(value), change)
     if isinstance(value, Mapping):
-        return {name: each_text(entry, change) for name, entry in value.items()}
+        return {name: map_texts(entry, change) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [each_text(entry, change) for entry in value]
+        return [map_texts(entry, change) for entry in value]
     return value
 
 
 def redacted(verdict: Verdict, redact: Callable[[str], str]) -> Verdict:
-    """The verdict with `redact` applied to its texts, in which a program may have had a hand."""
-    return Verdict(verdict.valid, verdict.score, redact(verdict.message), each_text(verdict.details, redact))
+    """The verdict with `redact` applied to its texts, which the program may have influenced."""
+    return replace(verdict, message=redact(verdict.message), details=map_texts(verdict.details, redact))
 
 
 def answer_entry(attempt: Attempt, reply: Reply, calls: int) -> Entry:
-    """What is known of an attempt once its answer is there, or none came; `calls`: of the run so far."""
+    """The log's fields for an answer, or for a request that got none; `calls` are those of the run so far."""
     return {
         "id": attempt.id,
         "second": attempt.second,
         "group": attempt.group,
-        "parents": list(attempt.parents),
+        "parents": attempt.parents,
         "finish": attempt.polish,
-        "messages": list(attempt.messages),
+        "messages": attempt.messages,
         "response": attempt.response,
         "reasoning": reply.reasoning,
         "finish_reason": attempt.finish_reason,
@@ -102,38 +105,17 @@ def answer_entry(attempt: Attempt, reply: Reply, calls: int) -> Entry:
     }
 
 
-def verdict_entry(verdict: Verdict) -> Entry:
-    """A verdict in JSON's types."""
-    return {
-        "valid": verdict.valid,
-        "score": list(verdict.score),
-        "message": verdict.message,
-        "details": dict(verdict.details),
-    }
-
-
-def _verdict(entry: Mapping[str, Any] | None) -> Verdict | None:
-    if entry is None:
-        return None
-    return Verdict(entry["valid"], tuple(entry["score"]), entry["message"], entry["details"])
-
-
 def attempts_of(entries: list[Entry]) -> list[Attempt]:
-    """The attempts that a log tells of, in the order of their answers; some may lack their verdict still."""
+    """The attempts in a log, in the order of their answers; some may not have a verdict yet."""
     found: dict[int, Attempt] = {}
     for entry in entries:
         if entry["kind"] == "answer":
+            same = ("id", "group", "messages", "response", "finish_reason", "error", "second")
             found[entry["id"]] = Attempt(
-                entry["id"],
-                entry["group"],
-                tuple(entry["parents"]),
-                entry["finish"],
-                entry["messages"],
-                entry["response"],
-                entry["finish_reason"],
-                entry["error"],
-                second=entry["second"],
+                parents=tuple(entry["parents"]),
+                polish=entry["finish"],
                 tokens=entry["prompt_tokens"] + entry["completion_tokens"],
+                **{name: entry[name] for name in same},
             )
         elif entry["kind"] == "verdict":
             attempt = found[entry["id"]]
@@ -141,3 +123,7 @@ def attempts_of(entries: list[Entry]) -> list[Attempt]:
             attempt.polished = _verdict(entry["finished"])
             attempt.polish_note = entry["finish_note"]
     return list(found.values())
+
+
+def _verdict(entry: Entry | None) -> Verdict | None:
+    return None if entry is None else Verdict(**{**entry, "score": tuple(entry["score"])})

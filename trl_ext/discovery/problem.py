@@ -1,29 +1,29 @@
-"""What a problem is: a task in words, and a verifier that judges programs exactly."""
+"""A problem: a task in words, and a verifier that judges programs exactly."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl_ext.compat.renamed import accepts_earlier_names, earlier_names_in
 from trl_ext.discovery.sandbox import run_program
 from trl_ext.discovery.sandbox.limits import Limits, ProgramFailure, ProgramOutcome, describe_isolation
 
-Score = tuple[float, ...]  # larger is better, first entry first; () is less than any other
+Score = tuple[float, ...]  # larger is better, compared from the first entry on; () is less than any other
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier says of a program.
+    """The verifier's judgment of a program.
 
     Attributes:
         valid: whether the program solves the problem, however badly.
-        score: compared entry by entry, larger is better; () if there is nothing to score, which then is not valid.
-        message: the exact reason, told to the model as it is.
-        details: figures for people and for reports, in JSON's types.
+        score: compared entry by entry, larger is better; () if there is nothing to score, which is never valid.
+        message: the exact reason, which the model is shown unchanged.
+        details: figures for people and reports, in JSON's types.
     """
 
     valid: bool
@@ -50,12 +50,13 @@ class Problem:
     """A problem that a model can work on.
 
     Attributes:
-        name: short, for folders and logs.
+        name: a short name, for folders and logs.
         task: the first message to the model: what to write and what is checked.
         verify: judges a program; called from several threads.
-        score_name: what the first entry of the score counts.
-        hybrid_task: the first message where a numeric method finishes what the model's program begins.
-        polish: that method: a program, a seed and a limit in seconds to a better program, or why there is none.
+        score_name: the unit of the score's first entry.
+        hybrid_task: the first message where a numeric method polishes the model's program.
+        polish: that method: takes a program, a seed and a limit in seconds; returns a better program, or why there is
+            none.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Problem:
 def global_of(
     program: str | bytes, name: str, limits: Limits | None = None
 ) -> tuple[Any, Verdict | None, ProgramOutcome]:
-    """The program's global `name`, run in the sandbox; or None and the verdict on a program that leaves none."""
+    """Run the program in the sandbox: its global `name`, or None and the verdict on a program that leaves none."""
     ran = run_program(program, [name], limits)
     if isinstance(ran, ProgramFailure):
         return None, Verdict(False, (), f"{_KINDS[ran.kind]}: {ran.detail}"), ran
@@ -89,16 +90,19 @@ _KINDS = {
 
 
 def with_run(verdict: Verdict, ran: ProgramOutcome, otherwise: Mapping[str, Any] | None = None) -> Verdict:
-    """The verdict with how long the program ran, what it printed and what kept it in.
+    """The verdict with the program's run time, its isolation and its output among the details.
 
     Args:
         otherwise: details of a program that leaves nothing to judge.
     """
     more = {"program_seconds": ran.seconds, "sandbox": describe_isolation(ran.isolation)}
     shown = {"program_output": ran.output} if ran.output else {}
-    return Verdict(
-        verdict.valid, verdict.score, verdict.message, {**(otherwise or {}), **verdict.details, **more, **shown}
-    )
+    return replace(verdict, details={**(otherwise or {}), **verdict.details, **more, **shown})
+
+
+def shown_score(score: Score) -> str:
+    """A score for people."""
+    return ", ".join(f"{entry:.6g}" for entry in score) or "-"
 
 
 NO_PROGRAM = (
@@ -109,22 +113,26 @@ CUT_OFF = "Your answer was cut off before the program was complete. Think less, 
 _FENCE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)[ \t]*([\w+-]*)[^\n`]*\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.M | re.S)
 
 
+def no_program_message(finish_reason: str) -> str:
+    """What the model is told of an answer without a program."""
+    return CUT_OFF if finish_reason == "length" else NO_PROGRAM
+
+
 def without_thought(response: str) -> str:
-    """The answer, which comes after what stands in `<think>`; "" after a thought that never ends."""
+    """The answer after the `<think>` block; "" if that block never ends."""
     _, thought, answer = response.rpartition("</think>")
     if not thought and "<think>" in response:
         return ""
     return answer.strip()
 
 
-@functools.lru_cache(maxsize=4096)  # it is asked for again and again
+@functools.lru_cache(maxsize=4096)  # strategies ask again for every request
 def extract_program(response: str) -> str | None:
-    """The last block marked as Python in an answer, else the last block; one that never ends counts. None if none."""
+    """The last block marked as Python in an answer, else the last unmarked one, else None. A block may be unclosed."""
     found = _FENCE.findall(without_thought(response))
     blocks = [(language.lower(), code) for _, language, code in found if code.strip()]
     python = [code for language, code in blocks if language in ("python", "py", "python3")]
-    others = [code for language, code in blocks if not language]
-    chosen = python or others
+    chosen = python or [code for language, code in blocks if not language]
     return chosen[-1] if chosen else None
 
 

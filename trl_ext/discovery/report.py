@@ -1,4 +1,4 @@
-"""A run's attempts -> `report.md` with the score over time, what was spent, and who wrote what; and rows to watch."""
+"""A run's report.md and score.png: the score over time, what was spent, who wrote what. And lines for a terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from trl_ext.discovery.archive import Attempt, best_valid
 from trl_ext.discovery.budget import Budget
-from trl_ext.discovery.problem import Problem, Score, Verdict
-from trl_ext.io import write_text
+from trl_ext.discovery.problem import Problem, Score, Verdict, shown_score
+from trl_ext.io import markdown_table, write_text
 from trl_ext.plots import figure
 
 _OUTCOMES = {
@@ -25,7 +25,7 @@ HEADER = f"{'attempt':>7} {'time':>8} {'tokens':>7} {'group':>5}  {'score':<16} 
 
 
 def outcome(attempt: Attempt) -> str:
-    """In one word what became of an attempt, one of the keys of `_OUTCOMES`."""
+    """The outcome of an attempt, one of the keys of `_OUTCOMES`."""
     verdict = attempt.best_verdict
     if attempt.error:
         return "no answer"
@@ -39,37 +39,31 @@ def outcome(attempt: Attempt) -> str:
 def row(attempt: Attempt) -> str:
     """An attempt as one line on a terminal."""
     verdict = attempt.best_verdict
-    told = attempt.error or (verdict.message if verdict else "")
+    message = attempt.error or (verdict.message if verdict else "")
     by = " (polished)" if attempt.polished is not None and verdict is attempt.polished else ""
     return (
         f"{attempt.id:>7} {attempt.second:>6.1f} s {attempt.tokens:>7} {attempt.group:>5}  "
-        f"{shown(attempt.score):<16} {outcome(attempt)}{by}: {one_line(told, 100)}"
+        f"{shown_score(attempt.score):<16} {outcome(attempt)}{by}: {one_line(message, 100)}"
     )
 
 
-def status(attempts: Sequence[Attempt], budget: Budget, asking: int, judging: int) -> str:
+def status(best: Verdict | None, budget: Budget, asking: int, judging: int) -> str:
     """The totals as one line on a terminal."""
-    best = best_valid(attempts)
-    return (
-        f"best valid: {shown(best[1].score) if best else 'none'} | requests on their way: {asking}, programs: {judging}"
-        f" | {budget.used_calls}{_of(budget.calls)} calls, {budget.used_tokens}{_of(budget.tokens)} tokens, "
-        f"{budget.used_seconds():.0f}{_of(budget.seconds)} s"
+    used = ((budget.used_calls, budget.calls), (budget.used_tokens, budget.tokens))
+    calls, tokens, seconds = (
+        f"{count:.0f}{'' if limit is None else f'/{limit:g}'}"
+        for count, limit in (*used, (budget.used_seconds(), budget.seconds))
     )
-
-
-def shown(score: Score) -> str:
-    """A score for people."""
-    return ", ".join(f"{entry:.6g}" for entry in score) or "-"
+    return (
+        f"best valid: {shown_score(best.score) if best else 'none'} | in flight: {asking} requests, {judging} programs"
+        f" | {calls} calls, {tokens} tokens, {seconds} s"
+    )
 
 
 def one_line(text: str, most: int) -> str:
-    """The text on one line, printable, its last words kept: an exception's message is at its end."""
+    """The text on one line, printable; its middle is cut if it is long, since an exception's message is at its end."""
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return flat if len(flat) <= most else f"{flat[: most // 2 - 2]} ... {flat[-(most // 2 - 3) :]}"
-
-
-def _of(limit: float | None) -> str:
-    return "" if limit is None else f"/{limit:g}"
 
 
 def write_report(
@@ -78,6 +72,12 @@ def write_report(
     """Write `report.md` and `score.png` into the run's folder."""
     _write_plot(folder / "score.png", problem, attempts)
     counts = Counter(outcome(attempt) for attempt in attempts)
+    spent = [
+        ("calls", f"{budget.used_calls}", f"{budget.calls or 'none'}"),
+        ("tokens", f"{budget.used_tokens}", f"{budget.tokens or 'none'}"),
+        ("seconds", f"{budget.used_seconds():.0f}", f"{budget.seconds or 'none'}"),
+    ]
+    columns = ("attempt", "second", "score", "valid", "made by", "shown to the model", "verdict")
     lines = [
         f"# Discovery: {problem.name}",
         "",
@@ -85,25 +85,17 @@ def write_report(
         f"Model `{header['model']}`, strategy `{header['strategy']}` {_options(header['options'])}, seed "
         f"{header['seed']}, temperature {header['temperature']:g}. The run ended because of: {_cell(end)}.",
         "",
-        *_best_lines(problem, attempts),
+        _best_line(problem, attempts),
         "",
-        "| spent | used | limit |",
-        "|---|---|---|",
-        f"| calls | {budget.used_calls} | {budget.calls or 'none'} |",
-        f"| tokens | {budget.used_tokens} | {budget.tokens or 'none'} |",
-        f"| seconds | {budget.used_seconds():.0f} | {budget.seconds or 'none'} |",
+        *markdown_table(("spent", "used", "limit"), spent),
         "",
-        "| outcome | attempts |",
-        "|---|---|",
-        *(f"| {label} | {counts[name]} |" for name, label in _OUTCOMES.items()),
+        *markdown_table(("outcome", "attempts"), [(label, f"{counts[name]}") for name, label in _OUTCOMES.items()]),
         "",
         "## Score over time",
         "",
         "![score over time](score.png)",
         "",
-        "| attempt | second | score | valid | made by | shown to the model | verdict |",
-        "|---|---|---|---|---|---|---|",
-        *_improvements(attempts),
+        *markdown_table(columns, _improvements(attempts)),
         "",
         "Each row is an attempt with a better score than all before it. Every message and verdict: "
         "[conversation_log.json](conversation_log.json).",
@@ -112,23 +104,23 @@ def write_report(
     write_text(folder / "report.md", "\n".join(lines))
 
 
-def _best_lines(problem: Problem, attempts: Sequence[Attempt]) -> list[str]:
+def _best_line(problem: Problem, attempts: Sequence[Attempt]) -> str:
     best = best_valid(attempts)
     if best is None:
-        return ["**No valid program was found.**"]
+        return "**No valid program was found.**"
     attempt, verdict = best
-    return [
+    return (
         f"**Best valid: {verdict.score[0]:g} {problem.score_name}**, attempt {attempt.id}, "
         f"made by {_author(attempt, verdict)}: [best.py](best.py)."
-    ]
+    )
 
 
 def _author(attempt: Attempt, verdict: Verdict) -> str:
     return "the answer, then the numeric method" if verdict is attempt.polished else "the answer"
 
 
-def _improvements(attempts: Sequence[Attempt]) -> list[str]:
-    rows: list[str] = []
+def _improvements(attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
     most: Score = ()
     for attempt in attempts:
         verdict = attempt.best_verdict
@@ -136,25 +128,24 @@ def _improvements(attempts: Sequence[Attempt]) -> list[str]:
             continue
         most = verdict.score
         parents = ", ".join(map(str, attempt.parents)) or "-"
-        rows.append(
-            f"| {attempt.id} | {attempt.second:.1f} | {shown(most)} | {'yes' if verdict.valid else 'no'} | "
-            f"{_author(attempt, verdict)} | {parents} | {_cell(verdict.message)} |"
-        )
-    return rows or ["| - | - | - | - | - | - | no program gave a result |"]
+        made_by, valid = _author(attempt, verdict), "yes" if verdict.valid else "no"
+        cells = (f"{attempt.id}", f"{attempt.second:.1f}", shown_score(most), valid, made_by, parents)
+        rows.append((*cells, _cell(verdict.message)))
+    return rows or [(*"------", "no program gave a result")]
 
 
-def _options(options: Mapping[str, Any]) -> str:
+def _options(options: Mapping[str, object]) -> str:
     return "(" + (", ".join(f"{name}={value}" for name, value in options.items()) or "no options") + ")"
 
 
 def _cell(text: str) -> str:
-    """Text of whatever origin in a cell of a Markdown table: it formats nothing and ends no cell."""
+    """Any text as a cell of a Markdown table: it cannot format anything or end the cell."""
     plain = one_line(text, 160)
     return "".join(f"\\{c}" if c in "\\|`*_[]<>#" else c for c in plain)
 
 
 def _write_plot(path: Path, problem: Problem, attempts: Sequence[Attempt]) -> None:
-    """The first entry of the score, of each attempt and of the best valid so far, against attempts and seconds."""
+    """Plot the score's first entry, of each attempt and of the best valid one so far, over attempts and seconds."""
     number, seconds = range(1, len(attempts) + 1), [attempt.second for attempt in attempts]
     best = [found[1].score[0] if (found := best_valid(attempts[:n])) else 0 for n in number]
     axes: tuple[tuple[str, Sequence[float]], ...] = (("attempts", number), ("seconds", seconds))
@@ -163,12 +154,9 @@ def _write_plot(path: Path, problem: Problem, attempts: Sequence[Attempt]) -> No
             if any(best):
                 panel.step(x, best, where="post", label="best valid so far")
             for wanted, marker in (("valid", "o"), ("invalid", "x")):
-                dots = [
-                    (a, attempt.score[0])
-                    for a, attempt in zip(x, attempts, strict=True)
-                    if attempt.score and outcome(attempt) == wanted
-                ]
-                panel.scatter([a for a, _ in dots], [s for _, s in dots], marker=marker, s=16, label=wanted)
+                chosen = [i for i, attempt in enumerate(attempts) if attempt.score and outcome(attempt) == wanted]
+                scores = [attempts[i].score[0] for i in chosen]
+                panel.scatter([x[i] for i in chosen], scores, marker=marker, s=16, label=wanted)
             panel.set_xlabel(label)
         panels[0].set_ylabel(problem.score_name)
         panels[0].legend()

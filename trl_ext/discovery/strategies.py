@@ -1,7 +1,7 @@
 """What to ask the model next, as pure functions of the problem and of the attempts so far.
 
-A strategy returns the next request, or None while it has nothing to ask; a run ends when there is nothing to ask and
-nothing on its way. Since nothing else is remembered, a resumed run goes on as the interrupted one would have.
+A strategy returns the next request, or None while it has nothing to ask; a run ends when there is nothing to ask and no
+request in flight. Strategies have no state, so a resumed run continues exactly as the interrupted one would have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from random import Random
 
 from trl_ext.discovery.archive import Attempt, populations, ranked
 from trl_ext.discovery.client import Message
-from trl_ext.discovery.problem import CUT_OFF, NO_PROGRAM, Problem, without_thought
+from trl_ext.discovery.problem import Problem, no_program_message, without_thought
 from trl_ext.registry import Registry
 
 STRATEGIES = Registry("strategy")
@@ -21,7 +21,7 @@ STRATEGIES = Registry("strategy")
 
 @dataclass(frozen=True)
 class Proposal:
-    """A request: its messages, the chain or island it belongs to, the attempts it shows, and whether to polish."""
+    """A request: its messages, its conversation or island, the attempts it shows, and whether to polish."""
 
     messages: tuple[Message, ...]
     group: int = 0
@@ -31,13 +31,13 @@ class Proposal:
 
 @STRATEGIES.register
 def single(problem: Problem, attempts: Sequence[Attempt], rng: Random) -> Proposal | None:
-    """One request, and what it gives."""
+    """One request."""
     return best_of_n(problem, attempts, rng, n=1)
 
 
 @STRATEGIES.register
 def best_of_n(problem: Problem, attempts: Sequence[Attempt], rng: Random, *, n: int = 16) -> Proposal | None:
-    """The same request n times; the verifier selects."""
+    """The same request n times; the verifier selects the best."""
     del rng
     if n < 1:
         raise ValueError(f"best_of_n needs n of at least 1, got {n}")
@@ -48,11 +48,11 @@ def best_of_n(problem: Problem, attempts: Sequence[Attempt], rng: Random, *, n: 
 def refine(
     problem: Problem, attempts: Sequence[Attempt], rng: Random, *, chains: int = 1, turns: int = 3
 ) -> Proposal | None:
-    """Conversations in which the verifier's exact words answer each program. Ends with the budget.
+    """Conversations in which the verifier's message answers each program. Ends with the budget.
 
     Args:
-        chains: conversations side by side.
-        turns: of a conversation that the model still sees; older ones are left out.
+        chains: the number of parallel conversations.
+        turns: how many of a conversation's latest turns the model sees.
     """
     del rng
     if min(chains, turns) < 1:
@@ -83,12 +83,12 @@ def islands(
     parents: int = 2,
     explore: float = 0.2,
 ) -> Proposal | None:
-    """An archive in islands, which develop apart; now and then the best of one comes to the next. Ends with the budget.
+    """An archive in separate islands; from time to time the best of one migrates to the next. Ends with the budget.
 
     Args:
-        migrate_every: attempts of an island between two arrivals.
-        parents: earlier programs that a request shows, with their verdicts; good ones more often.
-        explore: share of requests that show none.
+        migrate_every: attempts of an island between two migrations.
+        parents: the number of earlier programs that a request shows with their verdicts, better ones more often.
+        explore: the fraction of requests that show none.
     """
     if min(islands, migrate_every, parents) < 1 or not 0 <= explore <= 1:
         raise ValueError("islands, migrate_every and parents must be at least 1, and explore from 0 to 1")
@@ -114,9 +114,9 @@ def hybrid(
     parents: int = 1,
     explore: float = 0.2,
 ) -> Proposal | None:
-    """As `islands`, and the problem's numeric method finishes what each program begins. Ends with the budget."""
+    """Like `islands`, and the problem's numeric method polishes each program. Ends with the budget."""
     if problem.polish is None:
-        raise ValueError(f"strategy 'hybrid': the problem {problem.name!r} has no numeric method to finish a program")
+        raise ValueError(f"strategy 'hybrid': the problem {problem.name!r} has no numeric method to polish a program")
     task = dataclasses.replace(problem, task=problem.hybrid_task)
     options = {"islands": islands, "migrate_every": migrate_every, "parents": parents, "explore": explore}
     proposal = STRATEGIES["islands"](task, attempts, rng, **options)
@@ -124,12 +124,10 @@ def hybrid(
 
 
 def feedback(problem: Problem, attempt: Attempt) -> str:
-    """What the model is told of its answer: the verifier's own words, and what to do."""
-    if attempt.program is None:
-        return CUT_OFF if attempt.finish_reason == "length" else NO_PROGRAM
+    """The reply to an answer: the verifier's message, and what to do."""
     verdict = attempt.best_verdict
-    if verdict is None:
-        return NO_PROGRAM
+    if attempt.program is None or verdict is None:
+        return no_program_message(attempt.finish_reason)
     if verdict.valid:
         return (
             f"The verifier says: {verdict.message}\nThat is valid, with {verdict.score[0]:g} {problem.score_name}. "
@@ -143,7 +141,7 @@ def _first(problem: Problem) -> tuple[Message, ...]:
 
 
 def _draw(known: Sequence[Attempt], count: int, rng: Random) -> list[Attempt]:
-    """Some of the attempts, worst first; each is half as likely as the one before it."""
+    """Some of the attempts, worst first; each is half as likely to be drawn as the one ranked above it."""
     left, drawn = list(known), list[Attempt]()
     while left and len(drawn) < count:
         (chosen,) = rng.choices(left, [2.0**-i for i in range(len(left))])
@@ -153,10 +151,7 @@ def _draw(known: Sequence[Attempt], count: int, rng: Random) -> list[Attempt]:
 
 
 def _shown(attempt: Attempt) -> str:
-    verdict = attempt.best_verdict
-    message = verdict.message if verdict else ""
-    notes = [f"The verifier says: {message}"]
+    notes = [f"The verifier says: {attempt.verdict.message if attempt.verdict else ''}"]
     if attempt.polished is not None or attempt.polish_note:
-        told = attempt.polished.message if attempt.polished else attempt.polish_note
-        notes = [f"The verifier says: {attempt.verdict.message if attempt.verdict else ''}", f"After polishing: {told}"]
+        notes.append(f"After polishing: {attempt.polished.message if attempt.polished else attempt.polish_note}")
     return "\n".join([f"```python\n{(attempt.program or '').strip()}\n```", *notes, ""])

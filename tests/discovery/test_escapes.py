@@ -208,7 +208,7 @@ def test_what_fails_is_not_reported(broken: str, lost: str, monkeypatch: pytest.
     whole = set(run_program("", [], LIMITS).isolation)
     if lost not in whole:
         pytest.skip(f"{lost}: not in force here, and the report says so")
-    monkeypatch.setattr(sandbox, "_JAIL", "tests.support.broken_jail")
+    monkeypatch.setattr(sandbox, "_SUPERVISOR", "tests.support.broken_supervisor")
     missing = whole - set(run_program("", [broken], LIMITS).isolation)
     # without the filter, where there are sockets of virtual machines, the network is not closed either
     assert {lost} <= missing <= {lost, "network" if broken == "filter" else lost}

@@ -246,7 +246,7 @@ def test_without_namespaces_limits_hold_and_nothing_is_left(name: str) -> None:
     assert set(outcome.isolation) <= {"rights"}
     assert "can reach the network" in describe_isolation(outcome.isolation)
     assert sleepers() == []
-    assert not [p for p in psutil.Process().children(recursive=True) if "jail" in " ".join(p.cmdline())]
+    assert not [p for p in psutil.Process().children(recursive=True) if "supervisor" in " ".join(p.cmdline())]
 
 
 def busy_seconds(process: psutil.Process) -> float:

@@ -1,6 +1,6 @@
-"""What the process of a program gives up before it runs: namespaces, files, rights, resources. Linux, mostly.
+"""What a program's process gives up before the program runs: namespaces, files, rights, resources. Mostly for Linux.
 
-Each step is best effort, because systems differ in what they allow. What came of it, `probe.py` finds out from inside.
+Each step is best effort, because systems differ in what they allow; `probe` then tests what is in force.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 from typing import Any
 
 DEVICES = ("null", "random", "urandom", "zero")
-_HIDDEN = ("/run", "/tmp", "/var/tmp", "/dev", "/root", "/home")  # a socket can be used on a read-only file system, too
+_HIDDEN = ("/run", "/tmp", "/var/tmp", "/dev", "/root", "/home")  # sockets work on a read-only file system too
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _NEW_ANYTHING = 0x7E020000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
-# Calls by their numbers on x86-64 and on ARM: those that give rights, and memory that `memory.py` cannot count.
+# System calls, by number on x86-64 and on ARM, that give rights, or memory that `memory` cannot count.
 _FORBIDDEN = {
     "unshare": (272, 97), "setns": (308, 268), "open_by_handle_at": (304, 265), "mount": (165, 40),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "bpf": (321, 280),
@@ -32,21 +32,19 @@ _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # which of 
 
 
 def become_subreaper() -> None:
-    """Become the parent of what descendants leave behind (PR_SET_CHILD_SUBREAPER), to be able to kill it."""
-    if sys.platform == "linux":
-        _prctl(36, 1)
+    """Become the parent of orphaned descendants, to be able to kill them."""
+    _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def set_nondumpable() -> None:
-    """Keep what this process and its environment hold from other processes of the same user (PR_SET_DUMPABLE)."""
-    if sys.platform == "linux":
-        _prctl(4, 0)
+    """Hide this process's memory and environment from other processes of the same user."""
+    _prctl(4, 0)  # PR_SET_DUMPABLE
 
 
 def enter_namespaces() -> bool:
-    """Processes, network and, where that takes one, users of its own, from the next fork on; whether it got them.
+    """Enter namespaces of processes, network and, where needed, users from the next fork on; whether that worked.
 
-    A copy tries first: where a system gives the namespaces, but not the right to name users in them, nobody gets back.
+    A forked process tries first, because a process cannot leave a user namespace in which it may not map its user.
     """
     if sys.platform != "linux":
         return False
@@ -75,7 +73,7 @@ def _unshare() -> None:
 
 
 def close_inherited_fds(*files: int) -> None:
-    """Nothing to read on standard input, and no pipe of the supervisor's."""
+    """Close all file descriptors but `files` and standard output and error; standard input becomes empty."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     first, last = sorted(files)
     os.closerange(3, first)
@@ -84,10 +82,10 @@ def close_inherited_fds(*files: int) -> None:
 
 
 def choose_uid(number: int) -> int:
-    """The user to be. Limits on processes do not bind root, so root becomes another user.
+    """The user to run as. Limits on processes do not bind root, so root becomes another user.
 
-    It is one of the 478 that systemd's list of ranges leaves to nobody, by `number`: programs of one user could kill
-    each other, and share the limit on processes.
+    `number` selects one of the 478 ids that systemd's ranges leave unused: programs of the same user could kill each
+    other, and would share the limit on processes.
     """
     if os.getuid() != 0:
         return os.getuid()
@@ -95,7 +93,7 @@ def choose_uid(number: int) -> int:
     try:
         os.seteuid(user)
         os.seteuid(0)
-    except OSError:  # a container that knows one user only
+    except OSError:  # a container with a single user
         return 0
     return user
 
@@ -104,14 +102,14 @@ def choose_uid(number: int) -> int:
 
 
 def hidden_places() -> list[str]:
-    """Folders of sockets, devices and users. Of what is in them, programs see Python and their own folder."""
+    """Folders of sockets, devices and users, in which programs see only Python and their own folder."""
     home = os.path.realpath(os.path.expanduser("~"))
     places = {os.path.realpath(place) for place in _HIDDEN} | ({home} if not _is_within(home, "/usr") else set())
-    return [place for place in sorted(places - {"/"}) if os.path.isdir(place) and not _is_in_any(place, places)]
+    return [place for place in sorted(places - {"/"}) if os.path.isdir(place) and not _is_in_another(place, places)]
 
 
 def isolate_filesystem(folder: str, user: int) -> None:
-    """A /proc without others, and all else read-only, `hidden_places` hidden, but for a new, small place at `folder`.
+    """Mount a new /proc, hide `hidden_places`, and make everything read-only except a new, small `folder`.
 
     Raises:
         OSError: the system does not allow one of the steps.
@@ -127,7 +125,7 @@ def isolate_filesystem(folder: str, user: int) -> None:
 
 
 def show_python(folder: str, user: int) -> None:
-    """Where folders of Python lie in a place that is closed to that user, such as root's home, open a way to them.
+    """Where Python is in a place that this user cannot read, such as root's home, make it accessible.
 
     Raises:
         OSError: the system does not allow that.
@@ -147,7 +145,7 @@ def _own_mounts() -> None:
 
 
 def _hide(place: str, folder: str) -> None:
-    """Put an empty file system there, with nothing in it but devices, the way to `folder`, and what Python needs."""
+    """Mount an empty file system there, with only devices, the path to `folder`, and Python's folders."""
     needed = {os.path.join("/dev", name) for name in DEVICES} | _pythons_folders()
     kept = {path: os.open(path, os.O_PATH) for path in needed if _is_within(path, place) and os.path.exists(path)}
     _mount("tmpfs", place, "tmpfs", 0x2, "size=1m,mode=755")  # MS_NOSUID
@@ -160,25 +158,25 @@ def _hide(place: str, folder: str) -> None:
             _mount(f"/proc/self/fd/{file}", path, None, 0x5000)  # MS_BIND | MS_REC
             os.close(file)
     except OSError:
-        _LIBC.umount2(place.encode(), 2)  # MNT_DETACH: rather all of it than a Python without its files
+        _LIBC.umount2(place.encode(), 2)  # MNT_DETACH: a visible place is better than a Python without its files
         raise
     if _is_within(folder, place):
         os.makedirs(folder, exist_ok=True)
 
 
 def _pythons_folders() -> set[str]:
-    """Under every name that they have; none that lies in another one."""
+    """Python's folders under all their names, without those inside another one."""
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     places = (sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), *filter(None, libraries))
     named = {path for place in places for path in (os.path.abspath(place), os.path.realpath(place))}
-    return {path for path in named if not _is_in_any(path, named)}
+    return {path for path in named if not _is_in_another(path, named)}
 
 
 def _is_within(path: str, place: str) -> bool:
     return f"{path}/".startswith(f"{place}/")
 
 
-def _is_in_any(path: str, places: set[str]) -> bool:
+def _is_in_another(path: str, places: set[str]) -> bool:
     return any(path != place and _is_within(path, place) for place in places)
 
 
@@ -194,11 +192,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 
 
 def check_python(user: int) -> None:
-    """Refuse to run where the program could not import from Python's library, for no fault of its own.
-
-    Raises:
-        PermissionError: names the folder, and what to do.
-    """
+    """Raise PermissionError, which says what to do, where the program could not import from Python's library."""
     for path in _unreadable(user):
         raise PermissionError(
             f"programs run as user {user}, not as root, and that user cannot read Python in {path!r}: move Python out "
@@ -207,14 +201,13 @@ def check_python(user: int) -> None:
 
 
 def _unreadable(user: int) -> list[str]:
-    """Folders of Python that this user cannot read."""
+    """Python's folders that this user cannot read."""
     if user == os.getuid():
         return []
     os.seteuid(user)
     try:
-        return [
-            path for path in sorted(_pythons_folders()) if not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
-        ]
+        mode = os.R_OK | os.X_OK
+        return [path for path in sorted(_pythons_folders()) if not os.access(path, mode, effective_ids=True)]
     finally:
         os.seteuid(0)
 
@@ -223,7 +216,7 @@ def _unreadable(user: int) -> list[str]:
 
 
 def drop_privileges(user: int) -> None:
-    """Be that user, without capabilities and without a way to new ones, for good."""
+    """Become that user, permanently without capabilities and without a way to gain any."""
     if sys.platform != "linux":
         return
     _drop_capabilities(user)
@@ -244,20 +237,20 @@ def _drop_capabilities(user: int) -> None:
 
 
 def forbid_calls() -> None:
-    """Refuse `_FORBIDDEN`, new namespaces, unusual sockets, and to hide from the count of memory: a seccomp filter."""
+    """A seccomp filter that denies `_FORBIDDEN`, new namespaces, unusual sockets, and hiding from the memory count."""
     which, machine = _MACHINES.get(os.uname().machine, (None, None))
     if which is None:
         return
     allow, deny, unknown = ((6, 0, 0, value) for value in (0x7FFF0000, 0x50001, 0x50026))  # EPERM, ENOSYS
     load_argument = (0x20, 0, 0, 16)
-    filters = [(0x20, 0, 0, 4), (0x15, 1, 0, machine), deny]  # another machine's calls, such as 32-bit ones
+    filters = [(0x20, 0, 0, 4), (0x15, 1, 0, machine), deny]  # calls of another architecture, such as 32-bit ones
     filters += [(0x20, 0, 0, 0), (0x35, 0, 1, 0x40000000), deny]  # x32
     for numbers in _FORBIDDEN.values():
         filters += [(0x15, 0, 1, numbers[which]), deny]
-    filters += [(0x15, 0, 1, _CLONE3[which]), unknown]  # its flags are in memory; the C library uses `clone` then
+    filters += [(0x15, 0, 1, _CLONE3[which]), unknown]  # its flags are in memory; the C library then uses `clone`
     filters += [(0x15, 0, 4, _CLONE[which]), load_argument, (0x45, 0, 1, _NEW_ANYTHING), deny, allow]
     filters += [(0x15, 0, 4, _PRCTL[which]), load_argument, (0x15, 0, 1, 4), deny, allow]  # PR_SET_DUMPABLE
-    filters += [(0x15, 0, 6, _SOCKET[which]), load_argument]  # of three families; that of virtual machines reaches the
+    filters += [(0x15, 0, 6, _SOCKET[which]), load_argument]  # only three families: vsock reaches a virtual machine's
     filters += [(0x15, 3, 0, 1), (0x15, 2, 0, 2), (0x15, 1, 0, 10), deny, allow]  # host from every namespace
     filters.append(allow)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in filters))
@@ -266,12 +259,13 @@ def forbid_calls() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    _LIBC.prctl(option, value, 0, 0, 0)
+    if sys.platform == "linux":
+        _LIBC.prctl(option, value, 0, 0, 0)
 
 
 def set_limits(settings: dict[str, Any]) -> None:
-    """The kernel's limits on this process and on those that it starts."""
-    seconds = int(settings["seconds"]) + 2  # of CPU; the supervisor's is the wall-clock
+    """Set the kernel's limits on this process and on those that it starts."""
+    seconds = int(settings["seconds"]) + 2  # CPU time; the supervisor limits wall-clock time
     for name, value in (
         ("CORE", 0), ("NOFILE", 256), ("CPU", seconds), ("FSIZE", settings["file_bytes"]),
         ("NPROC", settings["processes"]), ("AS", settings["memory_mb"] * 2**20),

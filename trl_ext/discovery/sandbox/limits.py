@@ -1,4 +1,4 @@
-"""What a program in the sandbox may use, and what can become of it."""
+"""The limits of a program in the sandbox, and its possible outcomes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trl_ext.compat.renamed import earlier_names_in
 
 ISOLATION = ("processes", "network", "files", "rights")
 
-# What each means where it is in force, and where it is not.
+# What each means where it is in force, and the risk where it is not.
 _WORDS = {
     "processes": ("its own processes", "other processes are in sight"),
     "network": ("no network", "the program can reach the network"),
@@ -19,8 +19,11 @@ _WORDS = {
 }
 
 
+Kind = Literal["timeout", "memory", "output", "crash", "error", "result"]
+
+
 class SandboxError(RuntimeError):
-    """The sandbox itself does not work here; no program is at fault."""
+    """The sandbox itself does not work here; the program is not at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,12 @@ class Limits:
     """What a program may use.
 
     Attributes:
-        seconds: of wall-clock.
-        memory_mb: MiB of address space of each of its processes, and of memory of all of them together, files in
-            memory included.
-        processes: how many, threads included.
-        result_bytes: of the globals that are read.
-        output_bytes: of what it prints.
-        file_bytes: of each file that it writes to its folder.
+        seconds: wall-clock time.
+        memory_mb: MiB of address space per process, and of memory, files in memory included, for all processes.
+        processes: number of processes and threads.
+        result_bytes: size of the globals that are read.
+        output_bytes: size of the printed output.
+        file_bytes: size of each file that it writes.
         namespaces: whether to isolate it from network, processes and files where the system allows that.
     """
 
@@ -54,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """What a program left behind: those of the wanted globals that it has, what it printed, and how it was isolated."""
+    """The requested globals that the program has, its output, and how it was isolated."""
 
     values: dict[str, Any]
     output: str
@@ -64,9 +66,9 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFailure:
-    """Why there are no values. `detail` is for whoever wrote the program."""
+    """Why there are no values. `detail` is addressed to the program's author."""
 
-    kind: Literal["timeout", "memory", "output", "crash", "error", "result"]
+    kind: Kind
     detail: str
     output: str = ""
     seconds: float = 0.0
@@ -77,7 +79,7 @@ ProgramOutcome = ProgramResult | ProgramFailure
 
 
 def describe_isolation(isolation: Sequence[str]) -> str:
-    """One line on what kept the program in, for people."""
+    """The isolation of a program in one line, for people."""
     kept = [words for name, (words, _) in _WORDS.items() if name in isolation]
     open_to_it = [risk for name, (_, risk) in _WORDS.items() if name not in isolation]
     text = ", ".join(["limits on time, memory, processes and output", *kept])

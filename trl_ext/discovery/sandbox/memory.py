@@ -1,4 +1,4 @@
-"""How much memory processes hold together, from Linux's /proc."""
+"""The memory that several processes use together, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import re
 from collections.abc import Iterator
 
-_SHARED = ("/memfd:", "/dev/zero", "/dev/shm/", "/SYSV")  # what maps of memory without a file on a disk are called
+_SHARED = ("/memfd:", "/dev/zero", "/dev/shm/", "/SYSV")  # names of memory maps without a file on disk
 
 
 def memory_of(pids: list[int]) -> int:
-    """Bytes of these processes' own memory, and of memory that they share or hold as files, each of it once.
+    """Bytes of these processes' private memory, and of memory that they share or hold as files, counted once each.
 
-    Of what is mapped the whole size counts, touched or not. What is on its way through a socket is not seen; it is
-    bounded by the limits on open files and on their size.
+    Maps count in full, touched or not. Data in sockets is not counted; it is bounded by the limits on open files and on
+    their size.
     """
     private, shared = 0, dict[str, int]()
     for pid in pids:
@@ -27,7 +27,7 @@ def memory_of(pids: list[int]) -> int:
 
 
 def _open_files(pid: int) -> Iterator[tuple[str, int]]:
-    """Name and size of each file in memory; of every thread, for it may have files of its own."""
+    """Name and size of each open file in memory; every thread is read because it may have its own file table."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         folder = f"/proc/{pid}/task/{thread}/fd"
         with contextlib.suppress(OSError):
@@ -40,7 +40,7 @@ def _open_files(pid: int) -> Iterator[tuple[str, int]]:
 
 
 def _maps(pid: int) -> Iterator[tuple[str, int]]:
-    """Name and size of each map of such a file, its parts added up."""
+    """Name and total size of the maps of each such file."""
     sizes = dict[str, int]()
     with open(f"/proc/{pid}/maps", errors="replace") as file:
         for line in file:

@@ -1,46 +1,44 @@
-"""What of a program's isolation is in force, found out by its process itself, just before the program runs."""
+"""Which parts of a program's isolation are in force, tested by its own process just before the program runs."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import socket
 import stat
-from collections.abc import Callable
 
 from trl_ext.discovery.sandbox.isolation import DEVICES, hidden_places
 
 _NEWUSER, _VSOCK = 0x10000000, 40
-_ADDRESSES = ("127.0.0.1", "192.0.2.1", "::1", "2001:db8::1")  # here, and reserved for documents
+_ADDRESSES = ("127.0.0.1", "192.0.2.1", "::1", "2001:db8::1")  # this machine, and addresses reserved for documentation
 
 
 def verified(folder: str) -> list[str]:
-    """Of `outcome.ISOLATION` what is in force for this process, whose own folder is `folder`."""
-    return [name for name, is_in_force in _PROBES.items() if _holds(is_in_force, folder)]
-
-
-def _holds(is_in_force: Callable[[str], bool], folder: str) -> bool:
-    try:
-        return is_in_force(folder)
-    except (OSError, ValueError, KeyError):  # no /proc, for one
-        return False
+    """The members of `limits.ISOLATION` that are in force for this process, whose own folder is `folder`."""
+    found = []
+    for name, is_in_force in _PROBES.items():
+        with contextlib.suppress(OSError, ValueError, KeyError):  # such as where there is no /proc
+            if is_in_force(folder):
+                found.append(name)
+    return found
 
 
 def _processes(_: str) -> bool:
-    """It is the only one."""
+    """Whether it sees only itself."""
     return [name for name in os.listdir("/proc") if name.isdigit()] == ["1"] and os.getpid() == 1
 
 
 def _network(_: str) -> bool:
-    """No way to any address, not even to its own machine's, nor to a virtual machine's host. Nothing is sent."""
+    """Whether no address is reachable, not even this machine's or a virtual machine's host. Sends nothing."""
     families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in _ADDRESSES]
-    ways = zip((*families, _VSOCK), (*_ADDRESSES, None), strict=True)
-    return not any(_has_way(family, address) for family, address in ways)
+    targets = zip((*families, _VSOCK), (*_ADDRESSES, None), strict=True)
+    return not any(_can_reach(family, address) for family, address in targets)
 
 
-def _has_way(family: int, address: str | None) -> bool:
-    """Whether there are sockets of that family, and if there is an address, a way to it."""
+def _can_reach(family: int, address: str | None) -> bool:
+    """Whether sockets of that family exist, and the address, if given, has a route."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM if address else socket.SOCK_STREAM) as found:
             if address:
@@ -51,7 +49,7 @@ def _has_way(family: int, address: str | None) -> bool:
 
 
 def _files(folder: str) -> bool:
-    """Everything but its folder is read-only, the places to hide are file systems of its own, devices are harmless."""
+    """Whether all but its folder is read-only, hidden places are empty file systems, and devices are harmless."""
     with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         mounts = [re.match(r"\S+ \S+ \S+ \S+ (\S+) (\S+) .*?- (\S+)", line) for line in file]
     seen = [(_plain(mount[1]), mount[2].split(","), mount[3]) for mount in mounts if mount]  # the latest counts
@@ -69,12 +67,12 @@ def _files(folder: str) -> bool:
 
 
 def _plain(path: str) -> str:
-    """A path of mountinfo, where spaces and the like are octal."""
+    """A path of mountinfo, where spaces and similar characters are octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 def _rights(_: str) -> bool:
-    """No capabilities in any set, none to come by execution, a filter on calls, and no new user namespace."""
+    """Whether it has no capabilities, cannot gain any by execution, and a filter denies new user namespaces."""
     with open("/proc/self/status") as file:
         fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     sets = [int(fields[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")]
@@ -88,9 +86,4 @@ def _can_have_users() -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) != 0
 
 
-_PROBES: dict[str, Callable[[str], bool]] = {
-    "processes": _processes,
-    "network": _network,
-    "files": _files,
-    "rights": _rights,
-}
+_PROBES = {"processes": _processes, "network": _network, "files": _files, "rights": _rights}

@@ -1,7 +1,8 @@
-"""The process in which a program that nobody has read runs. `sandbox.py` starts it as `python -m`.
+"""Supervises an untrusted program. `run_program` starts it as `python -m`.
 
-Two processes: the supervisor, which the program cannot reach, and its child, which gives up what it can and runs the
-program. When the supervisor's lifeline is closed, or the child has ended, it kills whatever the program has started.
+There are two processes: the supervisor, which the program cannot reach, and its child, which gives up its rights and
+runs the program. When the lifeline closes or the child ends, the supervisor kills everything the program started. It
+must work in any Python, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import sys
 import tempfile
 import time
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from trl_ext.discovery.sandbox import isolation
 from trl_ext.discovery.sandbox.child import run, tell
 from trl_ext.discovery.sandbox.memory import memory_of
 from trl_ext.discovery.sandbox.probe import verified
 
-_LOOK_EVERY = 0.25  # seconds between two looks at the memory of all processes; the kernel limits each of them
+_MEMORY_INTERVAL = 0.25  # seconds between two checks of all processes' memory; the kernel limits each of them
 
 
 def main() -> None:
@@ -41,7 +42,7 @@ def main() -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         child = os.fork()
         if child == 0:
-            _be_the_child(settings, program, folder, is_isolated)
+            _run_in_child(settings, program, folder, is_isolated)
         os.close(settings["result"])
         status, is_over = _wait(child, settings["lifeline"], woken, settings["memory_mb"] * 2**20)
         _kill_descendants()
@@ -53,19 +54,19 @@ def main() -> None:
 def _wait(child: int, lifeline: int, woken: int, memory: int) -> tuple[int, bool]:
     """The child's wait status, and whether it was killed because all processes together took too much memory.
 
-    It is killed, too, when the lifeline is closed.
+    It is also killed when the lifeline closes.
     """
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
     poll.register(woken, select.POLLIN)
     due = time.monotonic()
     while True:
-        ready = {fd for fd, _ in poll.poll(1000 * _LOOK_EVERY)}
+        ready = {fd for fd, _ in poll.poll(1000 * _MEMORY_INTERVAL)}
         if woken in ready:
             os.read(woken, 512)
         is_over = False
-        if time.monotonic() >= due:  # by the clock: children that come and go leave the poll no silence
-            is_over, due = memory_of(_descendants()) > memory, time.monotonic() + _LOOK_EVERY
+        if time.monotonic() >= due:  # by the clock: many ending children keep the poll from timing out
+            is_over, due = memory_of(_descendants()) > memory, time.monotonic() + _MEMORY_INTERVAL
         is_to_end = lifeline in ready or is_over
         if is_to_end:
             os.kill(child, signal.SIGKILL)
@@ -75,7 +76,7 @@ def _wait(child: int, lifeline: int, woken: int, memory: int) -> tuple[int, bool
 
 
 def _kill_descendants() -> None:
-    """Kill what is left of the program until nothing is. In a namespace of its own the kernel has already done so."""
+    """Kill all descendants until none is left. In a process namespace the kernel has already done so."""
     while True:
         for pid in _descendants():
             with contextlib.suppress(OSError):
@@ -89,7 +90,7 @@ def _kill_descendants() -> None:
 
 
 def _descendants() -> list[int]:
-    """Processes below this one, from /proc; none where there is no /proc."""
+    """The processes below this one, from /proc; none where there is no /proc. Needs the standard library only."""
     parents = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(name)}/stat", "rb") as file:
@@ -102,14 +103,14 @@ def _descendants() -> list[int]:
     return sorted(found - {os.getpid()})
 
 
-def _be_the_child(settings: dict[str, Any], program: bytes, folder: str, is_isolated: bool) -> None:
-    """Give up rights, run the program, say what came of it, and end. Never returns."""
+def _run_in_child(settings: dict[str, Any], program: bytes, folder: str, is_isolated: bool) -> NoReturn:
+    """Give up rights, run the program and report its outcome. Never returns."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         isolation.close_inherited_fds(settings["status"], settings["result"])
         os.umask(0o022)
-        ours = os.environ.pop("PYTHONPATH")  # what lies there, such as others' results, is not for programs to import
+        ours = os.environ.pop("PYTHONPATH")  # programs may not import from there, such as others' results
         sys.path[:] = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(ours)]
         user = isolation.choose_uid(settings["number"])
         with contextlib.suppress(OSError):
@@ -123,7 +124,7 @@ def _be_the_child(settings: dict[str, Any], program: bytes, folder: str, is_isol
         isolation.set_limits(settings)
         os.close(settings["status"])
         run(program, settings["names"], settings["result"])
-    except BaseException:  # of the set-up: what the program does is dealt with in `execute.run`
+    except BaseException:  # in the set-up; `run` handles the program's own
         traceback.print_exc()
     finally:
         os._exit(70)

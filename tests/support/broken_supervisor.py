@@ -1,4 +1,4 @@
-"""The sandbox's jail with something of `confine` that does nothing, without a word: what the wanted global says."""
+"""The sandbox's supervisor with one isolation step silently disabled; the requested global says which."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import sys
 from typing import Any
 
-from trl_ext.discovery.sandbox import isolation
-from trl_ext.discovery.sandbox import supervisor as jail
+from trl_ext.discovery.sandbox import isolation, supervisor
 
 mount, hidden_places = isolation._mount, isolation.hidden_places
 
@@ -34,4 +33,4 @@ if __name__ == "__main__":
     name, value = BROKEN[json.loads(sys.argv[1])["names"][0]]
     assert hasattr(isolation, name)
     setattr(isolation, name, value)
-    jail.main()
+    supervisor.main()

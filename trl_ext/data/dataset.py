@@ -1,4 +1,4 @@
-"""Which problems, in which words, and where the answers are: what training and evaluation have in common."""
+"""The settings of a dataset, for training and evaluation: where it is, its columns, prompt and answers."""
 
 from __future__ import annotations
 

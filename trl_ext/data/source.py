@@ -1,4 +1,4 @@
-"""What the rows of a split are: which of how many, and what is to be known about them."""
+"""Provenance of a split's rows: how many there are, which of them are used, and what was left out."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A run's folder and what is written into it: checkpoints, logs, plots, summary."""
+"""A run's folder and what is written into it: checkpoints, logs, plots, summary; and the table of recipes."""

@@ -1,26 +1,29 @@
-"""The course handout's functions, exact names and keyword arguments, thin over the axes.
+"""The course handout's functions with their exact names and keyword arguments, thin wrappers of the axes.
 
-Letters: B rows, S prompt and output tokens minus one, V vocabulary. `mask` is 1 where a token counts and is aligned
-with `labels`: position t holds the log-probability of labels[t].
+Letters: B rows, S prompt and output tokens minus one, V vocabulary. A mask is 1 for tokens that count and aligned with
+`labels`: position t holds the log-probability of labels[t].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import sequence_mean
-from trl_ext.algorithms.masking import _masked_sum
 from trl_ext.algorithms.masking import masked_mean as masked_mean
 from trl_ext.algorithms.masking import masked_normalize as masked_normalize
+from trl_ext.algorithms.masking import masked_sum
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
 from trl_ext.registry import unknown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 RewardFn = Callable[[str, Any], dict[str, float]]
 
@@ -28,7 +31,7 @@ LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_cl
 
 
 def tokenize_prompt_and_output(
-    prompt_strs: Sequence[str], output_strs: Sequence[str], tokenizer: Any
+    prompt_strs: Sequence[str], output_strs: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Tensor]:
     """Tokenize prompts and outputs separately, concatenate, pad on the right, and shift by one.
 
@@ -36,7 +39,7 @@ def tokenize_prompt_and_output(
         `input_ids`, `labels`: (B, S) long; `response_mask`: (B, S) bool, True where the label is an output token.
 
     Raises:
-        ValueError: as many outputs as prompts are needed, and at least one.
+        ValueError: the lists are empty or differ in length.
     """
     if len(prompt_strs) != len(output_strs) or not prompt_strs:
         raise ValueError(f"got {len(prompt_strs)} prompts and {len(output_strs)} outputs; need as many, and some")
@@ -60,7 +63,7 @@ def compute_entropy(logits: Tensor) -> Tensor:
 
 
 def get_response_log_probs(
-    model: Any, input_ids: Tensor, labels: Tensor, return_token_entropy: bool = False
+    model: nn.Module, input_ids: Tensor, labels: Tensor, return_token_entropy: bool = False
 ) -> dict[str, Tensor]:
     """`log_probs` (B, S) of `labels` (B, S) under a causal model, and `token_entropy` (B, S) if asked for."""
     logits = model(input_ids).logits  # (B, S, V)
@@ -72,17 +75,14 @@ def get_response_log_probs(
 
 
 def sft_microbatch_train_step(
-    policy_log_probs: Tensor,
-    response_mask: Tensor,
-    gradient_accumulation_steps: int,
-    normalize_constant: float = 1.0,
+    policy_log_probs: Tensor, response_mask: Tensor, gradient_accumulation_steps: int, normalize_constant: float = 1.0
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Negative log-likelihood of the response tokens, backward included.
 
     Sum over unmasked tokens / normalize_constant, mean over the B rows, / gradient_accumulation_steps.
 
     Returns:
-        The scaled loss (scalar, detached from nothing: it is what was differentiated) and a metadata dict.
+        The scaled loss (scalar, not detached) and a metadata dict.
     """
     per_row = masked_normalize(-policy_log_probs, response_mask, normalize_constant, dim=-1)  # (B,)
     loss = per_row.mean() / gradient_accumulation_steps
@@ -90,7 +90,7 @@ def sft_microbatch_train_step(
     tokens = response_mask.sum()
     return loss, {
         "response_tokens": tokens,
-        "nll_per_token": -_masked_sum(policy_log_probs, response_mask, None).detach() / tokens,
+        "nll_per_token": -masked_sum(policy_log_probs, response_mask).detach() / tokens,
     }
 
 
@@ -102,12 +102,12 @@ def compute_group_normalized_rewards(
     advantage_eps: float,
     normalize_by_std: bool,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Grade responses and normalise the rewards in groups of `group_size` consecutive ones.
+    """Grade responses and normalize the rewards in groups of `group_size` consecutive ones.
 
     (r - mean) / (std + advantage_eps) with Bessel's correction, or r - mean.
 
     Returns:
-        advantages (N,), raw rewards (N,), and the mean, std, min and max of the rewards and of each component.
+        advantages (N,), raw rewards (N,), and the mean, std, min and max of the rewards with each component's mean.
 
     Raises:
         ValueError: the lists differ in length, or N is not a multiple of `group_size`.
@@ -120,12 +120,7 @@ def compute_group_normalized_rewards(
     raw = torch.tensor([float(g["reward"]) for g in graded], dtype=torch.float32)
     name, options = ("group_std", {"eps": advantage_eps}) if normalize_by_std else ("group_mean", {})
     advantages = ADVANTAGES.build(name, **options)(raw.view(-1, group_size)).flatten()
-    metadata = {
-        "reward_mean": raw.mean(),
-        "reward_std": raw.std(),
-        "reward_min": raw.min(),
-        "reward_max": raw.max(),
-    }
+    metadata = {f"reward_{name}": getattr(raw, name)() for name in ("mean", "std", "min", "max")}
     for key in ("format_reward", "answer_reward"):
         if all(key in g for g in graded):
             metadata[f"{key}_mean"] = torch.tensor([float(g[key]) for g in graded]).mean()
@@ -149,9 +144,9 @@ def compute_grpo_clip_loss(
 def _token_loss(
     name: str, advantages: Tensor, logp: Tensor, old_logp: Tensor | None, options: dict[str, Any]
 ) -> TokenLoss:
-    old = logp.detach() if old_logp is None else old_logp.detach()
-    everything = torch.ones_like(logp, dtype=torch.bool)
-    return POLICY_LOSSES.build(name, **options)(LossInputs(logp, old, advantages, everything))
+    old = logp if old_logp is None else old_logp
+    mask = torch.ones_like(logp, dtype=torch.bool)
+    return POLICY_LOSSES.build(name, **options)(LossInputs(logp, old.detach(), advantages, mask))
 
 
 def compute_policy_gradient_loss(
@@ -206,7 +201,7 @@ def grpo_microbatch_train_step(
         UnknownName, ValueError: as `compute_policy_gradient_loss`.
     """
     mask = response_mask.bool()
-    trained = torch.where(mask, policy_log_probs, policy_log_probs.detach())  # no gradient of a masked token, not NaN
+    trained = torch.where(mask, policy_log_probs, policy_log_probs.detach())  # a masked token has no gradient, not NaN
     per_token, metadata = compute_policy_gradient_loss(
         trained, loss_type, raw_rewards, advantages, old_log_probs, cliprange
     )
@@ -226,22 +221,20 @@ def log_generations(
     response_mask: Tensor | None = None,
     response_lengths: Sequence[int] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """What a person wants to see of some generations, and averages over them.
+    """Grade N generations for a log.
 
     Args:
-        prompts, responses, ground_truths: N each.
-        reward_fn: (response, truth) -> dict with reward, format_reward and answer_reward.
-        token_entropy, response_mask: (N, S) each, for the average entropy of a response's tokens.
-        response_lengths: tokens per response; taken from `response_mask` if that is given, else words are counted.
+        reward_fn: (response, ground truth) -> dict with reward, format_reward and answer_reward.
+        token_entropy, response_mask: (N, S) each, for the mean entropy of a response's tokens.
+        response_lengths: tokens per response, by default those of `response_mask`, or else its words.
 
     Returns:
-        One row per generation (prompt, response, ground_truth, rewards, token_entropy, length), and averages:
-        length over all, over correct and over incorrect responses, accuracy, and the three rewards.
+        One row per generation (prompt, response, ground_truth, rewards, token_entropy, length), and means: the length
+        of all, of correct and of incorrect responses, the accuracy, and the three rewards.
     """
     if response_mask is not None:
-        lengths = [int(n) for n in response_mask.sum(dim=-1)]
-    else:
-        lengths = list(response_lengths) if response_lengths is not None else [len(r.split()) for r in responses]
+        response_lengths = [int(n) for n in response_mask.sum(dim=-1)]
+    lengths = [len(r.split()) for r in responses] if response_lengths is None else response_lengths
     entropy: list[float | None] = [None] * len(responses)
     if token_entropy is not None and response_mask is not None:
         entropy = masked_mean(token_entropy, response_mask, dim=-1).tolist()
@@ -249,17 +242,16 @@ def log_generations(
         {"prompt": p, "response": r, "ground_truth": t, **reward_fn(r, t), "token_entropy": e, "length": n}
         for p, r, t, e, n in zip(prompts, responses, ground_truths, entropy, lengths, strict=True)
     ]
-    right = [row["length"] for row in rows if row["answer_reward"] > 0]
-    wrong = [row["length"] for row in rows if not row["answer_reward"] > 0]
+    is_correct = [row["answer_reward"] > 0 for row in rows]
     averages = {
-        "length": _mean([row["length"] for row in rows]),
-        "length_correct": _mean(right),
-        "length_incorrect": _mean(wrong),
-        "accuracy": _mean([float(row["answer_reward"] > 0) for row in rows]),
+        "length": _mean(lengths),
+        "length_correct": _mean([n for n, correct in zip(lengths, is_correct, strict=True) if correct]),
+        "length_incorrect": _mean([n for n, correct in zip(lengths, is_correct, strict=True) if not correct]),
+        "accuracy": _mean(is_correct),
     }
-    for key in ("reward", "format_reward", "answer_reward"):
-        averages[key] = _mean([row[key] for row in rows])
-    return rows, averages
+    return rows, averages | {
+        key: _mean([row[key] for row in rows]) for key in ("reward", "format_reward", "answer_reward")
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -84,9 +84,9 @@ def test_rows_are_skipped_only_if_the_loss_declares_it_allowed(tmp_path: Path) -
         "def silent(x):\n    return TokenLoss(-x.advantage * x.logp)\n"
     )
     losses = {"far": f"{file}:far", "silent": f"{file}:silent", "example": SOFT_CLIP, "ours": "ppo_clip"}
-    skipped = {k: config(tmp_path, policy_loss=v).objective().leaves_idle_rows_alone() for k, v in losses.items()}
+    skipped = {k: config(tmp_path, policy_loss=v).objective().ignores_zero_advantage_rows() for k, v in losses.items()}
     assert skipped == {"far": False, "silent": False, "example": True, "ours": True}
-    assert not config(tmp_path, policy_loss=SOFT_CLIP, beta=0.1).objective().leaves_idle_rows_alone()
+    assert not config(tmp_path, policy_loss=SOFT_CLIP, beta=0.1).objective().ignores_zero_advantage_rows()
 
 
 def test_the_example_trains_and_logs_its_own_metric(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The axes of an algorithm as pure functions of tensors, and what flows between them; needs torch only."""
+"""The axes of an algorithm as pure functions of tensors, and the data that they exchange; needs torch only."""

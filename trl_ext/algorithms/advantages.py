@@ -1,7 +1,7 @@
 """Rewards to advantages, (P, G) -> (P, G), one row per prompt.
 
-A reward of NaN marks a completion that no reward function scored: it is left out of every statistic, and its
-advantage is NaN, which `for_training` turns into 0. An infinite reward has no advantage, nor has its group.
+A reward of NaN marks a completion that no reward function scored: it is excluded from every statistic, and its
+advantage is NaN, which `for_training` turns into 0. An infinite reward makes its group's advantages NaN.
 
 Letters: P prompts, G completions per prompt.
 """
@@ -22,18 +22,18 @@ def _fault(advantage: Callable[[Tensor], Tensor], group_size: int) -> str | None
     found = advantage(reward)
     if not isinstance(found, Tensor):
         return f"must return a tensor (P, G), got {type(found).__name__}"
-    return (
-        None if found.shape == reward.shape else f"must return (P, G), here (2, {group_size}), got {tuple(found.shape)}"
-    )
+    if found.shape != reward.shape:
+        return f"must return (P, G), here (2, {group_size}), got {tuple(found.shape)}"
+    return None
 
 
 ADVANTAGES = Registry("advantage", _fault)
 
 
 def total_reward(per_func: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of what the reward functions F said: (N, F), (F,) -> (N,).
+    """Weighted sums of the rewards of F functions: (N, F), (F,) -> (N,).
 
-    NaN only where no function scored the completion; infinite where a reward that counts is.
+    NaN only where no function scored the completion; infinite where a reward with a nonzero weight is.
     """
     total = (per_func * weights).nansum(dim=1)
     total = total.masked_fill(total.isnan(), torch.inf)  # of +inf and -inf
@@ -41,9 +41,9 @@ def total_reward(per_func: Tensor, weights: Tensor) -> Tensor:
 
 
 def for_training(advantage: Tensor, reward: Tensor) -> Tensor:
-    """(P, G) advantages as the loss takes them: 0 for what nothing scored, NaN in a group with an infinite reward.
+    """(P, G) advantages for the loss: 0 for unscored completions, NaN in a group with an infinite reward.
 
-    NaN reaches the gradient, so that the optimizer step is left out instead of made on a number that nobody gave.
+    NaN reaches the gradient, so that the optimizer step is skipped.
     """
     infinite = reward.isinf().any(dim=1, keepdim=True)
     return advantage.masked_fill(infinite, torch.nan).masked_fill(reward.isnan(), 0.0)
@@ -54,7 +54,7 @@ def _group_mean(reward: Tensor) -> Tensor:
 
 
 def _nan_std(reward: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Standard deviation with Bessel's correction that leaves NaN out; 0 of one value, NaN of an infinite one."""
+    """Standard deviation with Bessel's correction, ignoring NaN; 0 of one value, NaN if a value is infinite."""
     count = (~reward.isnan()).sum(dim=dim, keepdim=True)
     deviation = reward - reward.nanmean(dim=dim, keepdim=True)
     std = (deviation.square().nansum(dim=dim, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
@@ -79,10 +79,10 @@ def raw(reward: Tensor) -> Tensor:
 def group_mean(reward: Tensor) -> Tensor:
     """A_i = r_i - mean(r) over the group, not divided by the standard deviation.
 
-    Dr. GRPO (arXiv:2503.20783): dividing by the standard deviation weighs too easy and too hard prompts up.
+    Dr. GRPO (arXiv:2503.20783): dividing by the standard deviation gives more weight to too easy and too hard prompts.
     """
     best = reward.nan_to_num(nan=-torch.inf).amax(dim=1, keepdim=True)
-    shifted = reward - best  # first, so that equal rewards give exactly 0 however their mean would round
+    shifted = reward - best  # makes equal rewards give exactly 0, without the rounding of their mean
     return shifted - _group_mean(shifted)
 
 
@@ -116,7 +116,7 @@ def normalize_then_sum(rewards: Tensor, weights: Tensor, *, eps: float = 1e-4) -
     """(P, G, K) rewards of K functions -> (P, G): the weighted sum of each, normalized in its group like `group_std`.
 
     GDPO (arXiv:2601.05242), TRL's `multi_objective_aggregation="normalize_then_sum"`, which then takes `batch_std`:
-    every group's mean is already 0. A completion that one function left unscored has the others' sum.
+    every group's mean is already 0. A completion that one function did not score has the sum of the others.
     """
     deviation = rewards - rewards.nanmean(dim=1, keepdim=True)
     normalized = deviation / (_nan_std(rewards, dim=1) + eps) * weights
@@ -140,7 +140,7 @@ def max_rl(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
     """A_i = (r_i - mean(r)) / (mean(r) + eps); zero in a group without reward.
 
     Dividing by the mean makes the expected update a truncated maximum-likelihood gradient of the success
-    probability, so that rarely solved prompts weigh more. MaxRL (arXiv:2602.02710). Rewards must not be negative.
+    probability, so that rarely solved prompts get more weight. MaxRL (arXiv:2602.02710). Rewards must not be negative.
 
     Raises:
         ValueError: fewer than 2 completions per prompt, or a negative reward.
@@ -155,10 +155,10 @@ def max_rl(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
 def pass_at_k(reward: Tensor, *, k: int = 4, threshold: float = 0.5, eps: float = 1e-6) -> Tensor:
     """Advantage of a completion when the group is rewarded for solving the prompt in any of k draws.
 
-    With n completions of which w are wrong, pass@k is R = 1 - C(w, k) / C(n, k), its standard deviation
-    s = sqrt(R (1 - R)); a right completion gets (1 - R) / s, a wrong one
+    With n completions of which w are incorrect, pass@k is R = 1 - C(w, k) / C(n, k), its standard deviation
+    s = sqrt(R (1 - R)); a correct completion gets (1 - R) / s, an incorrect one
     (1 - R - C(w-1, k-1) / C(n-1, k-1)) / s. Pass@k training (arXiv:2508.10751, analytical derivation).
-    A completion is right when its reward exceeds `threshold`.
+    A completion is correct when its reward exceeds `threshold`.
 
     Raises:
         ValueError: fewer than 2 completions per prompt, or k outside 1..G.
@@ -167,13 +167,13 @@ def pass_at_k(reward: Tensor, *, k: int = 4, threshold: float = 0.5, eps: float 
     if not 1 <= k <= group:
         raise ValueError(f"pass_at_k needs 1 <= k <= {group} completions per prompt, got k={k}")
     scored = ~reward.isnan()
-    right = (reward > threshold) & scored
+    correct = (reward > threshold) & scored
     total = scored.sum(dim=1, keepdim=True).to(reward.dtype)  # (P, 1)
-    wrong = total - right.sum(dim=1, keepdim=True)
-    fail = _choose_ratio(wrong, total, k)  # chance that k draws without replacement are all wrong
-    others_fail = _choose_ratio(wrong - 1, total - 1, k - 1)  # the same for k-1 draws beside a given wrong one
+    incorrect = total - correct.sum(dim=1, keepdim=True)
+    fail = _choose_ratio(incorrect, total, k)  # probability that k draws without replacement are all incorrect
+    others_fail = _choose_ratio(incorrect - 1, total - 1, k - 1)  # of k-1 draws in addition to an incorrect one
     std = (fail * (1 - fail)).sqrt()
-    advantage = torch.where(right, fail, fail - others_fail) / (std + eps)
+    advantage = torch.where(correct, fail, fail - others_fail) / (std + eps)
     return torch.where(scored, advantage * (std > 0), torch.nan)
 
 

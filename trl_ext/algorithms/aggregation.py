@@ -1,7 +1,7 @@
-"""(B, T) losses -> this micro-batch's share of the optimizer step's loss.
+"""(B, T) losses -> this micro-batch's part of the optimizer step's loss.
 
-Every member divides by totals of the whole step, so that the shares of all micro-batches of all ranks add up to the
-same number however the rows are cut and however far they are padded.
+Every member divides by totals of the whole step, so the parts of all micro-batches of all ranks add up to the same
+number, independently of the division into micro-batches and of the padding.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def _fault(estimator: Callable[[Tensor, Tensor], Tensor], rows: int) -> str | No
     return None if fits else "must return a tensor with one value per token, (B, T)"
 
 
-BY_GRADIENT = frozenset({"k2"})  # whose own gradient, not that of the mean, is the KL's
+BY_GRADIENT = frozenset({"k2"})  # estimators whose gradient, not whose value, estimates the KL's gradient
 KL_ESTIMATORS = Registry("KL estimator", _fault)
 
 

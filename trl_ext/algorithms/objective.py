@@ -14,13 +14,13 @@ from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
 
 @dataclass(frozen=True)
 class Objective:
-    """One point on the axes policy loss x aggregation x KL, called once per micro-batch.
+    """A policy loss, an aggregation and a KL estimator, called once per micro-batch.
 
     aggregate(w * policy_loss + beta * kl): the sampler weight w corrects the policy term only, as in TRL.
     `kl_bias_correction` multiplies the KL by pi / pi_old, with gradient, which makes the gradient of k1 and k3 unbiased
-    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1); it is TRL's `use_bias_correction_kl`. An estimator whose gradient is
-    the KL's as it is (`kl_by_gradient`, as k2's) is only weighed by the ratio, without gradient (Tang and Munos,
-    arXiv:2506.09477). `off_policy_threshold` is TRL's `off_policy_mask_threshold`, see `keeps_on_policy`.
+    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1); it is TRL's `use_bias_correction_kl`. For an estimator whose own
+    gradient is the KL's (`kl_by_gradient`, such as k2) the ratio has no gradient (Tang and Munos, arXiv:2506.09477).
+    `off_policy_threshold` is TRL's `off_policy_mask_threshold`, see `keeps_on_policy`.
     """
 
     policy_loss: Callable[[LossInputs], TokenLoss]
@@ -41,20 +41,20 @@ class Objective:
         sampled_logp: Tensor | None = None,
         policy_mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The micro-batch's share of the step's loss, and (B, T) quantities to average over unmasked tokens.
+        """The micro-batch's part of the step's loss, and (B, T) quantities to average over unmasked tokens.
 
         Args:
             x: log-probabilities, advantages and mask.
             totals: counts over the whole optimizer step.
             ref_logp: (B, T) under the reference model; needed when beta is not 0.
             sampler_weight: (B, 1) or (B, T) from `sampler_correction`, or None for no correction.
-            sampled_logp: (B, T) under the engine that sampled, NaN where unknown; None where that is `x.old_logp`.
-            policy_mask: (B, T) bool, tokens whose policy loss counts (the KL penalty of all does), or None for all.
+            sampled_logp: (B, T) under the engine that sampled, NaN if unknown; None if that is `x.old_logp`.
+            policy_mask: (B, T) bool, tokens with a policy loss (the KL penalty is on all), or None for all.
 
         Raises:
             ValueError: beta is not 0 and `ref_logp` is missing.
         """
-        # A masked token may have any log-probability; with its gradient cut, exp of it cannot make 0 * inf backward.
+        # A masked token may have any log-probability; detached, its exp cannot make 0 * inf in the backward pass.
         x = dataclasses.replace(x, logp=torch.where(x.mask, x.logp, x.logp.detach()))
         token_loss = self.policy_loss(x)
         loss, metrics = token_loss.loss, dict(token_loss.metrics)
@@ -67,27 +67,31 @@ class Objective:
             loss = loss * sampler_weight
             metrics["sampling/masked_frac"] = (sampler_weight == 0).float().expand_as(loss)
         if self.beta != 0:
-            if ref_logp is None:
-                raise ValueError(f"beta is {self.beta:g}, so the objective needs ref_logp")
-            kl = self.kl(x.logp, ref_logp)
-            if self.kl_bias_correction:
-                ratio = torch.exp(x.logp - x.old_logp)
-                kl = kl * (ratio.detach() if self.kl_by_gradient else ratio)
+            kl = self._kl(x, ref_logp)
             loss = loss + self.beta * kl
             metrics["kl"] = kl.detach()
         return self.aggregate(loss, x.mask, totals), metrics
 
-    def leaves_idle_rows_alone(self) -> bool:
-        """Whether a step may leave out rows with advantage 0: the loss declares that it may, and beta is 0."""
+    def _kl(self, x: LossInputs, ref_logp: Tensor | None) -> Tensor:
+        if ref_logp is None:
+            raise ValueError(f"beta is {self.beta:g}, so the objective needs ref_logp")
+        kl = self.kl(x.logp, ref_logp)
+        if not self.kl_bias_correction:
+            return kl
+        ratio = torch.exp(x.logp - x.old_logp)
+        return kl * (ratio.detach() if self.kl_by_gradient else ratio)
+
+    def ignores_zero_advantage_rows(self) -> bool:
+        """Whether a step may skip rows with advantage 0: the loss declares it, and beta is 0."""
         return self.beta == 0 and getattr(self.policy_loss, "zero_advantage_is_noop", False)
 
 
 def keeps_on_policy(x: LossInputs, sampled_logp: Tensor, threshold: float) -> Tensor:
-    """(B, 1) bool: sequences that train, all but those with a negative advantage that the policy has moved away from.
+    """(B, 1) bool: all sequences but those of negative advantage that are too far off-policy.
 
-    Moved away: the mean over tokens of log(pi_sampled / pi) exceeds `threshold`; an unknown token counts as 0.
-    DeepSeek-V3.2 (arXiv:2512.02556), as TRL has it.
+    Too far: the mean over tokens of log(pi_sampled / pi) exceeds `threshold`; a token without `sampled_logp` counts
+    as 0. DeepSeek-V3.2 (arXiv:2512.02556), as in TRL.
     """
-    moved = (sampled_logp - x.logp.detach()).nan_to_num(nan=0.0)
-    mean = (moved * x.mask).sum(dim=1, keepdim=True) / x.mask.sum(dim=1, keepdim=True).clamp(min=1)
+    log_ratio = (sampled_logp - x.logp.detach()).nan_to_num(nan=0.0)
+    mean = (log_ratio * x.mask).sum(dim=1, keepdim=True) / x.mask.sum(dim=1, keepdim=True).clamp(min=1)
     return (x.advantage >= 0) | (mean <= threshold)

@@ -24,9 +24,9 @@ def _fault(loss: Callable[[LossInputs], TokenLoss], rows: int) -> str | None:
     found = loss(x)
     if not isinstance(found, TokenLoss):
         return f"must return TokenLoss(loss, metrics) from trl_ext, got {type(found).__name__}"
-    wrong = [name for name, value in {"its loss": found.loss, **found.metrics}.items() if value.shape != logp.shape]
-    if wrong:
-        return f"must return one value per token, (B, T): {', '.join(wrong)} has another shape"
+    misshapen = [name for name, value in {"its loss": found.loss, **found.metrics}.items() if value.shape != logp.shape]
+    if misshapen:
+        return f"must return one value per token, (B, T): {', '.join(misshapen)} has another shape"
     if getattr(loss, "zero_advantage_is_noop", False) and not _is_noop_at_zero_advantage(loss, x):
         return "declares zero_advantage_is_noop, and at advantage 0 its loss, its gradient or a metric is not 0"
     return None
@@ -41,8 +41,8 @@ def _is_noop_at_zero_advantage(loss: Callable[[LossInputs], TokenLoss], x: LossI
     return not any(value.any() for value in values)
 
 
-# zero_advantage_is_noop: a row with advantage 0 has neither loss nor gradient, and its metrics are 0, so that an
-# optimizer step may leave it out.
+# zero_advantage_is_noop: at advantage 0, the loss, its gradient and the metrics are 0, so an optimizer step may skip
+# the row.
 POLICY_LOSSES = Registry("policy loss", _fault, properties=["zero_advantage_is_noop"])
 
 
@@ -119,8 +119,4 @@ def _clipped(
     loss = -torch.minimum(unclipped * advantage, clipped * advantage)
     low = ((ratio < 1 - eps_low) & (advantage < 0)).expand_as(ratio).float()
     high = ((ratio > 1 + eps_high) & (advantage > 0)).expand_as(ratio).float()
-    return loss, {
-        "clip_ratio/low_mean": low,
-        "clip_ratio/high_mean": high,
-        "clip_ratio/region_mean": low + high,
-    }
+    return loss, {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}

@@ -1,4 +1,4 @@
-"""Names of the course handout and of the literature, each one member per axis with its options."""
+"""The algorithms of the course handout and of the literature, each as one member per axis with its options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """A point on the axes: name and options of one member of each."""
+    """The name and options of one member of each axis."""
 
     advantage: str
     policy_loss: str

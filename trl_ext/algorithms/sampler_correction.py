@@ -1,8 +1,8 @@
-"""Weights for the mismatch between the engine that sampled and the model that trains.
+"""Importance weights for the mismatch between the engine that sampled and the model that is trained.
 
-w = pi_old(trainer) / pi_old(sampler), per token or per sequence, truncated or masked where it leaves
-[clip_min, clip_max]. Truncated importance sampling: "Your Efficient RL Framework Secretly Brings You Off-Policy RL
-Training" (Yao et al. 2025); the modes are TRL's `vllm_importance_sampling_mode`.
+w = pi_old(trainer) / pi_old(sampler), per token or per sequence, truncated or masked outside [clip_min, clip_max].
+Truncated importance sampling: "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (Yao et al.
+2025); the modes are TRL's `vllm_importance_sampling_mode`.
 
 All inputs are (B, T); a sampler log-probability of NaN (not reported) counts as no mismatch.
 """
@@ -19,8 +19,8 @@ from trl_ext.registry import Registry
 SAMPLER_CORRECTIONS = Registry("sampler correction")
 
 
-def _log_weight(trainer_logp: Tensor, sampler_logp: Tensor, mask: Tensor) -> Tensor:
-    return torch.nan_to_num((trainer_logp - sampler_logp) * mask, nan=0.0)
+def _log_weight(old_logp: Tensor, sampled_logp: Tensor, mask: Tensor) -> Tensor:
+    return torch.nan_to_num((old_logp - sampled_logp) * mask, nan=0.0)
 
 
 def _truncate(weight: Tensor, low: float | None, high: float | None) -> Tensor:
@@ -34,53 +34,33 @@ def _mask(weight: Tensor, low: float | None, high: float | None) -> Tensor:
 
 @SAMPLER_CORRECTIONS.register
 def token_truncate(
-    trainer_logp: Tensor,
-    sampler_logp: Tensor,
-    mask: Tensor,
-    *,
-    clip_min: float | None = None,
-    clip_max: float | None = 3.0,
+    old_logp: Tensor, sampled_logp: Tensor, mask: Tensor, *, clip_min: float | None = None, clip_max: float | None = 3.0
 ) -> Tensor:
     """(B, T): each token's weight, clamped."""
-    return _truncate(_log_weight(trainer_logp, sampler_logp, mask).exp(), clip_min, clip_max)
+    return _truncate(_log_weight(old_logp, sampled_logp, mask).exp(), clip_min, clip_max)
 
 
 @SAMPLER_CORRECTIONS.register
 def token_mask(
-    trainer_logp: Tensor,
-    sampler_logp: Tensor,
-    mask: Tensor,
-    *,
-    clip_min: float | None = None,
-    clip_max: float | None = 3.0,
+    old_logp: Tensor, sampled_logp: Tensor, mask: Tensor, *, clip_min: float | None = None, clip_max: float | None = 3.0
 ) -> Tensor:
     """(B, T): each token's weight, 0 outside the range."""
-    return _mask(_log_weight(trainer_logp, sampler_logp, mask).exp(), clip_min, clip_max)
+    return _mask(_log_weight(old_logp, sampled_logp, mask).exp(), clip_min, clip_max)
 
 
 @SAMPLER_CORRECTIONS.register
 def sequence_truncate(
-    trainer_logp: Tensor,
-    sampler_logp: Tensor,
-    mask: Tensor,
-    *,
-    clip_min: float | None = None,
-    clip_max: float | None = 3.0,
+    old_logp: Tensor, sampled_logp: Tensor, mask: Tensor, *, clip_min: float | None = None, clip_max: float | None = 3.0
 ) -> Tensor:
     """(B, 1): the sequence's weight, clamped."""
-    log_weight = _log_weight(trainer_logp, sampler_logp, mask).sum(dim=1, keepdim=True)
+    log_weight = _log_weight(old_logp, sampled_logp, mask).sum(dim=1, keepdim=True)
     return _truncate(log_weight.exp(), clip_min, clip_max)
 
 
 @SAMPLER_CORRECTIONS.register
 def sequence_mask(
-    trainer_logp: Tensor,
-    sampler_logp: Tensor,
-    mask: Tensor,
-    *,
-    clip_min: float | None = None,
-    clip_max: float | None = 3.0,
+    old_logp: Tensor, sampled_logp: Tensor, mask: Tensor, *, clip_min: float | None = None, clip_max: float | None = 3.0
 ) -> Tensor:
-    """(B, 1): the sequence's weight, 0 outside the range: the whole sequence is silently dropped."""
-    log_weight = _log_weight(trainer_logp, sampler_logp, mask).sum(dim=1, keepdim=True)
+    """(B, 1): the sequence's weight, 0 outside the range: such a sequence has no gradient."""
+    log_weight = _log_weight(old_logp, sampled_logp, mask).sum(dim=1, keepdim=True)
     return _mask(log_weight.exp(), clip_min, clip_max)

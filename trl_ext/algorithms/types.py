@@ -1,4 +1,4 @@
-"""What flows between the axes: frozen, and shape-checked where data enters.
+"""The data that the axes exchange: frozen dataclasses, with shapes checked where data enters.
 
 Letters: P prompts, G completions per prompt, B rows of a micro-batch, T completion tokens.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a policy loss may look at.
+    """The inputs of a policy loss.
 
     A (B,) advantage times a (B, T) ratio broadcasts over tokens without an error when B == T, hence the check.
 
@@ -21,7 +22,7 @@ class LossInputs:
     """
 
     logp: Tensor  # (B, T) log-probability of each sampled token under the current policy; has grad
-    old_logp: Tensor  # (B, T) the same under the policy that made the rollout; no grad
+    old_logp: Tensor  # (B, T) the same under the policy that generated the rollout; no grad
     advantage: Tensor  # (B, 1) or (B, T)
     mask: Tensor  # (B, T) bool, True on the completion tokens that train
 
@@ -37,7 +38,7 @@ class LossInputs:
             shape = tuple(getattr(self, name).shape)
             if shape not in allowed:
                 raise ValueError(f"{name} must be {' or '.join(map(str, allowed))}, got {shape}")
-        if self.mask.dtype.is_floating_point or self.mask.dtype.is_complex or str(self.mask.dtype) != "torch.bool":
+        if self.mask.dtype is not torch.bool:
             raise ValueError(f"mask must be boolean, got {self.mask.dtype}")
         if self.old_logp.requires_grad:
             raise ValueError("old_logp must not carry a gradient; detach it")
@@ -55,9 +56,9 @@ class TokenLoss:
 class StepTotals:
     """Counts over the whole optimizer step: all micro-batches of all ranks.
 
-    With them, summing the aggregate over micro-batches and ranks gives the same number however the rows are cut.
+    With them, the sum of the aggregate over micro-batches and ranks is independent of the division into micro-batches.
     """
 
-    sequences: float  # rows, those whose tokens are all masked included
+    sequences: float  # rows, including those whose tokens are all masked
     tokens: float  # unmasked completion tokens
-    max_tokens: float  # the longest completion the sampler may make, a constant of the run
+    max_tokens: float  # the maximum completion length, a constant of the run

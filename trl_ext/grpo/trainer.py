@@ -240,7 +240,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def _skips_idle_rows(self) -> bool:
         """Whether a row with advantage 0 has no gradient."""
-        return self._objective.leaves_idle_rows_alone() if self.args.uses_axes else self.beta == 0
+        return self._objective.ignores_zero_advantage_rows() if self.args.uses_axes else self.beta == 0
 
     def _grouped_rewards(self) -> Tensor:
         """(P, G) what the advantage is computed from."""

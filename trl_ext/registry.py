@@ -1,7 +1,7 @@
-"""One table type for every axis: a dict of pure functions with strict look-up.
+"""One table type for every axis: a dict of pure functions with strict lookup.
 
 A member is registered under its function's name, so a configuration can be grepped. Options are checked against
-the function's signature when the configuration is built, not when the first rollout comes back.
+the function's signature when the configuration is built, before any rollout.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
-_FOLDERS: set[str] = set()  # of users' files that were loaded
+_FOLDERS: set[str] = set()  # folders of loaded user files
 
 
 class UnknownName(ValueError):
@@ -29,10 +30,10 @@ class UnknownName(ValueError):
 
 
 def check_fields(content: Mapping[str, Any], of: type) -> None:
-    """Refuse a name that is no field of a dataclass.
+    """Refuse a name that is not a field of a dataclass.
 
     Raises:
-        UnknownName: with the nearest field and all of them.
+        UnknownName: the message has the nearest field and all fields.
     """
     fields = [f.name for f in dataclasses.fields(of)]
     for name in content:
@@ -41,7 +42,7 @@ def check_fields(content: Mapping[str, Any], of: type) -> None:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
-    """The error for `name`, which is none of the `known` names of a `kind`."""
+    """The error for a `name` that is not among the `known` names of a `kind`."""
     choices = sorted(known)
     begun = [choice for choice in choices if name and choice.startswith(name)]
     nearest = begun or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
@@ -54,9 +55,9 @@ class Registry(dict[str, Callable[..., Any]]):
 
     Args:
         kind: what a member is called in messages.
-        fault: calls a user's own member on a small example with groups (or as many rows) of the given size and says
-            what its result should have been, or None.
-        properties: what a member may declare about itself when it is registered; undeclared is False.
+        fault: calls a user's own member on a small example with groups (or as many rows) of the given size, and
+            describes what is wrong with the result; None if nothing is.
+        properties: properties that a member may declare when it is registered; False if undeclared.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class Registry(dict[str, Callable[..., Any]]):
     def register(self, /, **declared: bool) -> Callable[[F], F]: ...
 
     def register(self, function: F | None = None, /, **declared: bool) -> F | Callable[[F], F]:
-        """Decorator: add a function under its own name; what it declares is an attribute of the function.
+        """Decorator: add a function under its own name; declared properties become its attributes.
 
         Raises:
-            UnknownName: a property that members of this kind do not have.
+            UnknownName: members of this kind have no such property.
             ValueError: the name is taken.
         """
         for name in declared:
@@ -95,7 +96,7 @@ class Registry(dict[str, Callable[..., Any]]):
         return add if function is None else add(function)
 
     def get_function(self, name: str) -> Callable[..., Any]:
-        """The member called `name`, or what an import path `file.py:function` or `module:function` points to.
+        """The member called `name`, or the function of an import path `file.py:function` or `module:function`.
 
         Raises:
             UnknownName: neither in the table nor an import path.
@@ -112,17 +113,16 @@ class Registry(dict[str, Callable[..., Any]]):
         parameters = inspect.signature(self.get_function(name)).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
-    def build(self, name: str, example_size: int = 4, /, **options: Any) -> Callable[..., Any]:
+    def build(self, name: str, example_size: int = 4, /, **options: object) -> Callable[..., Any]:
         """The member `name` with its options bound.
 
         Args:
             name: in the table, or an import path.
-            example_size: completions per prompt of the example that a user's own member is called with.
-            options: of the member.
+            example_size: completions per prompt in the example that a user's own member is called with.
 
         Raises:
             UnknownName: the name, or an option, does not exist.
-            ValueError: a required option is missing, or a user's own function returns something else than a member.
+            ValueError: a required option is missing, or a user's own function returns another type than a member.
         """
         function, known = self.get_function(name), self.options(name)
         hints = _hints(function)
@@ -154,11 +154,11 @@ class Registry(dict[str, Callable[..., Any]]):
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)
-    except (NameError, TypeError):  # a name that only a type checker imports
+    except (NameError, TypeError):  # a name under TYPE_CHECKING
         return {}
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: object, hint: type) -> bool:
     try:
         return isinstance(value, hint) or (isinstance(value, int) and isinstance(float(value), hint))
     except TypeError:  # a type that cannot be checked, such as list[str]
@@ -180,14 +180,14 @@ def import_function(path: str, kind: str) -> Callable[..., Any]:
     return function
 
 
-def _load_module(name: str, kind: str) -> Any:
+def _load_module(name: str, kind: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ValueError(f"{kind}: cannot import {name!r} ({error})") from error
 
 
-def _load_file(path: Path, kind: str) -> Any:
+def _load_file(path: Path, kind: str) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"{kind}: no file {str(path)!r} (working directory: {Path.cwd().name!r})")
     path = path.resolve()
@@ -213,12 +213,12 @@ def _load_file(path: Path, kind: str) -> Any:
 
 @contextlib.contextmanager
 def _siblings_of(path: Path) -> Iterator[None]:
-    """While the block imports, the file's folder comes first, as for a script; another user's siblings are put away."""
+    """In the block, imports look into the file's folder first, as for a script; others' siblings are unloaded."""
     folder = str(path.parent)
     for other, module in list(sys.modules.items()):
         place = Path(getattr(module, "__file__", None) or "").parent
         if str(place) in _FOLDERS - {folder} and (path.parent / f"{other}.py").exists():
-            del sys.modules[other]  # who has imported it keeps it
+            del sys.modules[other]  # modules that imported it keep it
     _FOLDERS.add(folder)
     sys.path.insert(0, folder)
     importlib.invalidate_caches()

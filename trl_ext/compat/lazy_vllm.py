@@ -1,6 +1,6 @@
-"""vLLM when it is used and not wherever it is installed: TRL imports it at once, five seconds of every start.
+"""Lazy loading of vLLM, which TRL imports whenever it is installed, at a cost of five seconds.
 
-Imported before TRL's trainers; where somebody has imported those before, vLLM is loaded already and nothing changes.
+To be imported before TRL's trainers; if they have been imported already, so has vLLM, and nothing changes.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib
 from unittest.mock import patch
 
-import_utils = importlib.import_module("trl.import_utils")  # which the lazy module `trl` has no attribute for
+import_utils = importlib.import_module("trl.import_utils")  # not an attribute of the lazy module `trl`
 
 with patch.object(import_utils, "is_vllm_available", lambda min_version=None: False):
     from trl.generation import vllm_client, vllm_generation
 
 
 def _available(min_version: str | None = None) -> bool:
-    """What TRL asks before it uses vLLM, here or in a trainer of its own."""
+    """TRL's check before it uses vLLM, in our trainers or its own."""
     found: bool = import_utils.is_vllm_available(min_version)
     if found:
         load_vllm()
@@ -27,20 +27,18 @@ if not hasattr(vllm_generation, "LLM"):
 
 
 def load_vllm() -> None:
-    """Put into TRL's modules what they have where vLLM is imported with them; `test_seam.py` holds the names."""
+    """Set the names in TRL's modules that importing them with vLLM would have set; `test_seam.py` pins the names."""
     if hasattr(vllm_generation, "LLM"):
         return
     from vllm import LLM, RequestOutput, SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
     importlib.reload(vllm_client)
-    found = {
+    vars(vllm_generation).update({
         "LLM": LLM,
         "RequestOutput": RequestOutput,
         "SamplingParams": SamplingParams,
         "StructuredOutputsParams": StructuredOutputsParams,
         "VLLMClient": vllm_client.VLLMClient,
         "is_vllm_available": import_utils.is_vllm_available,
-    }
-    for name, value in found.items():
-        setattr(vllm_generation, name, value)
+    })  # fmt: skip

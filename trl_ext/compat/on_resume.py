@@ -1,7 +1,7 @@
-"""What another value of a setting means when a run is resumed.
+"""Which settings a resumed run may change.
 
-A setting of ours says so in its type, `Annotated[int, OnResume.MAY_CHANGE]` (its metadata goes to argparse); one that
-says nothing makes it another experiment. TRL's and transformers' fields cannot say it: they stand in a table.
+Our settings declare it in their type, `Annotated[int, OnResume.MAY_CHANGE]` (their metadata goes to argparse); changing
+one without a declaration makes it another experiment. TRL's and transformers' settings are in a table.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from enum import Enum
 
 
 class OnResume(Enum):
-    """What it means that a resumed run has another value."""
+    """The meaning of a different value in a resumed run."""
 
-    MAY_CHANGE = "changes what is written down or when, and not what is learned"
-    LENGTH = "may change where the schedule of the learning rate has no end"
-    YARDSTICK = "validations are measured otherwise"
-    YARDSTICK_AS_USED = "the same, noted as it is used; a record without it says nothing"
-    OF_PROCESS = "is of this process and not of the run"
+    MAY_CHANGE = "changes what is logged or saved, or when, but not what is learned"
+    LENGTH = "may change if the learning rate's schedule has no end"
+    YARDSTICK = "changes how validations are measured"
+    YARDSTICK_AS_USED = "the same, recorded only when used; a record may lack it"
+    OF_PROCESS = "belongs to the process, not to the run"
 
 
 _THEIRS = {
@@ -37,7 +37,7 @@ _THEIR_BOOKKEEPING = ("do_", "eval_", "hub_", "log_", "logging_", "push_to_hub",
 
 
 def on_resume(classes: Iterable[type]) -> dict[str, OnResume]:
-    """What the settings of these dataclasses mean, by name; those that make it another experiment are left out."""
+    """The settings of these dataclasses by name, without those that make it another experiment."""
     ours: dict[str, OnResume] = {}
     theirs: dict[str, OnResume] = {}
     for part in classes:
@@ -45,6 +45,6 @@ def on_resume(classes: Iterable[type]) -> dict[str, OnResume]:
         theirs |= {name: OnResume.MAY_CHANGE for name in names if name.startswith(_THEIR_BOOKKEEPING)}
         theirs |= {name: _THEIRS[name] for name in names & set(_THEIRS)}
         for name, hint in typing.get_type_hints(part, include_extras=True).items():
-            said = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, OnResume)]
-            ours |= dict.fromkeys([name] if said else [], *said)
+            declared = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, OnResume)]
+            ours |= dict.fromkeys([name] if declared else [], *declared)
     return theirs | ours

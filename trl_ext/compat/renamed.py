@@ -1,7 +1,7 @@
-"""Settings that were renamed: `RENAMED` is the table, and a name in it works for one release more, with a warning.
+"""Renamed settings: the old names in `RENAMED` work for one more release, with a warning.
 
-As a flag, as a field of a YAML file, as an argument of a config's constructor, as an attribute of a config, and in the
-records of earlier runs.
+They work as flags, in YAML files, as arguments of a config's constructor, as its attributes, and in records of earlier
+runs.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _ALL = RENAMED | RENAMED_IN_REWARDS | RENAMED_IN_DISCOVERY
 
 
 class RenamedWarning(DeprecationWarning):
-    """A name of an earlier version was used; the message has the one to use."""
+    """A name of an earlier version was used; the message has the new one."""
 
 
 def current_name(name: str, warn: bool = True) -> str:
-    """The setting's name in this version; `name` itself where it was not renamed."""
+    """The setting's name in this version, which is `name` if it was not renamed."""
     if name not in _ALL:
         return name
     if warn:
@@ -51,7 +51,7 @@ def current_names(settings: Mapping[str, Any], warn: bool = True) -> dict[str, A
     """Settings by their names in this version.
 
     Raises:
-        ValueError: a setting stands there by both of its names.
+        ValueError: a setting is given by both of its names.
     """
     for name in settings:
         if _ALL.get(name) in settings:
@@ -81,15 +81,15 @@ def earlier_names_in(module: Mapping[str, object]) -> Callable[[str], object]:
 
 
 def accepts_earlier_names(cls: C) -> C:
-    """Decorator of a dataclass: its constructor takes a renamed field by either name, and so do its attributes."""
+    """Class decorator: the dataclass's constructor and attributes accept the earlier names of renamed fields."""
     earlier = {old for old, new in _ALL.items() if new in {f.name for f in dataclasses.fields(cls)}}
     init = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
-    def accept(self: Any, *args: Any, **kwargs: Any) -> None:
+    def accept(self: object, *args: object, **kwargs: object) -> None:
         init(self, *args, **(current_names(kwargs) if kwargs and earlier & set(kwargs) else kwargs))
 
-    def earlier_attribute(self: Any, name: str) -> Any:
+    def earlier_attribute(self: object, name: str) -> object:
         if name not in earlier:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self, current_name(name))

@@ -1,4 +1,4 @@
-"""Imported before anything heavy: the clock of a run, and import-time messages that mislead on a CPU."""
+"""To be imported first: starts the clock of a run, and silences import-time messages that mislead on a CPU."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import sys
 
 import psutil
 
-START = psutil.Process().create_time()  # a run's wall-clock counts from here: imports, base policy, validation included
+START = psutil.Process().create_time()  # a run's wall-clock time includes imports, the base policy and validation
 
 logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)  # Triton is for GPUs
 if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")) and sys.platform == "linux":
@@ -14,7 +14,7 @@ if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")) and 
 
 
 def use_all_cores() -> None:
-    """Give torch the cores that `accelerate launch` takes away: it exports OMP_NUM_THREADS=1 where it is unset."""
+    """Undo the limit of one core that `accelerate launch` sets by OMP_NUM_THREADS=1 if the variable is unset."""
     import torch
 
     if _launcher_set_threads() and not torch.cuda.is_available():
@@ -23,7 +23,7 @@ def use_all_cores() -> None:
 
 
 def _launcher_set_threads() -> bool:
-    """Whether `accelerate launch` set OMP_NUM_THREADS=1; what the user set stands in the launcher's environment."""
+    """Whether `accelerate launch` set OMP_NUM_THREADS=1; the user's value would be in the launcher's environment."""
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ  # `accelerate launch` sets it
     if not launched or os.environ.get("OMP_NUM_THREADS") != "1":
         return False
@@ -35,7 +35,7 @@ def _launcher_set_threads() -> bool:
 
 
 def on_cpu_ranks() -> bool:
-    """Whether this is one of several processes without a GPU; unless told, Accelerate takes each for the only one."""
+    """Whether this is one of several processes without a GPU, which Accelerate does not detect by itself."""
     import torch
 
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available()

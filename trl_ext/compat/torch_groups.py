@@ -1,4 +1,4 @@
-"""The time limit of process groups that a library makes without naming one."""
+"""The timeout of process groups that a library creates without one."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from torch.distributed import distributed_c10d
 
 
 def set_default_group_timeout(limit: datetime.timedelta) -> None:
-    """Have `torch.distributed.new_group` take this limit, which it reads from the module (`_get_default_timeout`)."""
+    """Set the default timeout of `torch.distributed.new_group`, which reads it from its module."""
     distributed_c10d.default_pg_timeout = limit

@@ -1,37 +1,40 @@
-"""What TRL's vLLM backend takes for granted: the class that it is, vLLM's arguments, one set of parameters per call."""
+"""Patches of TRL's vLLM backend: its class, the engine's arguments, and the parameters of each request."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
+if TYPE_CHECKING:
+    from vllm import LLM, RequestOutput, SamplingParams
+
 
 @contextlib.contextmanager
-def backend_made_by(make: Callable[..., Any]) -> Iterator[None]:
-    """While `GRPOTrainer` is made, `make` stands for its `VLLMGeneration`: TRL names the class in the constructor."""
+def backend_made_by(make: Callable[..., object]) -> Iterator[None]:
+    """While a `GRPOTrainer` is constructed, `make` replaces the class `VLLMGeneration`, which TRL hard-codes."""
     with patch.object(grpo_trainer, "VLLMGeneration", make):
         yield
 
 
 @contextlib.contextmanager
-def engine_started_with(**settings: Any) -> Iterator[None]:
-    """While `VLLMGeneration` starts its engine, vLLM's `LLM` gets `settings` as well, and they win over TRL's."""
+def engine_started_with(**settings: object) -> Iterator[None]:
+    """While `VLLMGeneration` starts its engine, `settings` override those that TRL passes to vLLM's `LLM`."""
     llm = vllm_generation.LLM
     with patch.object(vllm_generation, "LLM", lambda **given: llm(**{**given, **settings})):
         yield
 
 
 @contextlib.contextmanager
-def requests_with(llm: Any, params_of: Callable[[Any, int], Any]) -> Iterator[None]:
-    """While `VLLMGeneration` generates, `params_of(TRL's parameters, prompts)` are those of the requests."""
+def requests_with(llm: LLM, params_of: Callable[[SamplingParams, int], Sequence[SamplingParams]]) -> Iterator[None]:
+    """While `VLLMGeneration` generates, the requests' parameters are `params_of(TRL's parameters, prompt count)`."""
     ask = llm.generate
 
-    def generate(prompts: Any, sampling_params: Any, **more: Any) -> Any:
+    def generate(prompts: Sized, sampling_params: SamplingParams, **more: object) -> list[RequestOutput]:
         return ask(prompts, sampling_params=params_of(sampling_params, len(prompts)), **more)
 
     with patch.object(llm, "generate", generate):

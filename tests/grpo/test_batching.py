@@ -10,16 +10,16 @@ import torch
 from trl_ext.grpo.batching import (
     Batching,
     Row,
-    by_prompts,
+    concatenate,
     cost,
-    cut,
-    cut_on_shared_prompts,
+    group_by_prompt,
     groups_of_prompts,
-    into,
-    joined,
-    moves_weights,
+    has_gradient,
+    pack_by_tokens,
+    pack_on_shared_prompts,
     rows_of,
-    take,
+    select_rows,
+    split_into,
 )
 
 PROMPTS, COMPLETIONS = [2, 2, 1, 3], [4, 1, 2, 3]
@@ -57,15 +57,15 @@ def test_rows_have_their_lengths_without_padding_and_their_group() -> None:
 
 
 def test_row_without_advantage_or_unmasked_token_changes_nothing() -> None:
-    assert moves_weights(batch()) == [True, True, False, True]
+    assert has_gradient(batch()) == [True, True, False, True]
     masked = batch()
     masked["completion_mask"][0] = 0
-    assert moves_weights(masked) == [False, True, False, True]
+    assert has_gradient(masked) == [False, True, False, True]
     tools = {**batch(), "tool_mask": torch.tensor([[1] * 4, [0] * 4, [1] * 4, [1] * 4])}
-    assert moves_weights(tools) == [True, False, False, True]
+    assert has_gradient(tools) == [True, False, False, True]
     per_token = {**batch(), "advantages": torch.tensor([[0.0, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]])}
-    assert moves_weights(per_token) == [False, True, False, True]
-    assert moves_weights({**batch(), "advantages": torch.tensor([torch.nan, 0, 0, 0])})[0]
+    assert has_gradient(per_token) == [False, True, False, True]
+    assert has_gradient({**batch(), "advantages": torch.tensor([torch.nan, 0, 0, 0])})[0]
 
 
 def test_rows_are_grouped_by_group_and_unpadded_prompt() -> None:
@@ -81,22 +81,22 @@ def test_the_cost_counts_padding() -> None:
 
 def test_rows_are_cut_by_tokens_in_order_of_length() -> None:
     rows = [Row(i, 2, n, i) for i, n in enumerate([1, 8, 2, 7, 3])]
-    assert indices(cut(rows, budget=20)) == [[1, 3], [4, 2, 0]]
-    assert indices(cut(rows, budget=1)) == [[1], [3], [4], [2], [0]]
-    assert indices(cut(rows, budget=1000)) == [[1, 3, 4, 2, 0]]
-    assert cut([], budget=10) == []
+    assert indices(pack_by_tokens(rows, budget=20)) == [[1, 3], [4, 2, 0]]
+    assert indices(pack_by_tokens(rows, budget=1)) == [[1], [3], [4], [2], [0]]
+    assert indices(pack_by_tokens(rows, budget=1000)) == [[1, 3, 4, 2, 0]]
+    assert pack_by_tokens([], budget=10) == []
 
 
 def test_groups_of_similar_length_share_a_batch_if_prompts_fit() -> None:
     rows = [Row(i, 4, n, i % 3) for i, n in enumerate([1, 9, 5, 2, 1, 6])]  # the longest of groups 0, 1, 2: 2, 9, 6
-    assert indices(by_prompts(rows, budget=8)) == [[1, 4, 2, 5], [0, 3]]
-    assert indices(by_prompts(rows, budget=1)) == [[1, 4], [2, 5], [0, 3]]
-    assert by_prompts([], budget=8) == []
+    assert indices(group_by_prompt(rows, budget=8)) == [[1, 4, 2, 5], [0, 3]]
+    assert indices(group_by_prompt(rows, budget=1)) == [[1, 4], [2, 5], [0, 3]]
+    assert group_by_prompt([], budget=8) == []
 
 
 def test_prompts_and_completions_of_a_micro_batch_fit_the_budget() -> None:
     rows = [Row(i, 4, n, i % 3) for i, n in enumerate([1, 9, 5, 2, 1, 6])]
-    sets = cut_on_shared_prompts(rows, budget=20)
+    sets = pack_on_shared_prompts(rows, budget=20)
     assert [indices(runs) for runs in sets] == [[[1], [5, 2], [4]], [[3, 0]]]
     assert {row.prompt for runs in sets for run in runs for row in run} == {4}
     for runs in sets:
@@ -106,17 +106,17 @@ def test_prompts_and_completions_of_a_micro_batch_fit_the_budget() -> None:
 
 def test_ranks_get_the_number_of_micro_batches_they_agreed_on() -> None:
     runs = [[Row(0, 1, 9, 0), Row(1, 1, 8, 0)], [Row(2, 1, 1, 0), Row(3, 1, 1, 0)]]
-    assert into(runs, 2) == runs
-    assert indices(into(runs, 3)) == [[0], [1], [2, 3]]
-    assert sorted(map(len, into(runs, 6))) == [0, 0, 1, 1, 1, 1]
-    assert into([], 2) == [[], []]
+    assert split_into(runs, 2) == runs
+    assert indices(split_into(runs, 3)) == [[0], [1], [2, 3]]
+    assert sorted(map(len, split_into(runs, 6))) == [0, 0, 1, 1, 1, 1]
+    assert split_into([], 2) == [[], []]
     with pytest.raises(ValueError, match="2 micro-batches do not fit into 1"):
-        into(runs, 1)
+        split_into(runs, 1)
 
 
 def test_what_is_taken_is_trimmed_to_its_longest_row() -> None:
     rows = rows_of(batch())
-    taken = take(batch(), [rows[2], rows[1]])
+    taken = select_rows(batch(), [rows[2], rows[1]])
     assert taken["prompt_ids"].tolist() == [[0, 122], [111, 112]]
     assert taken["completion_ids"].tolist() == [[220, 221], [210, 0]]
     assert taken["completion_mask"].tolist() == [[1, 1], [1, 0]]
@@ -128,13 +128,13 @@ def test_what_is_taken_is_trimmed_to_its_longest_row() -> None:
 
 def test_widths_are_multiples_where_asked() -> None:
     rows = rows_of(batch())
-    taken = take(batch(), [rows[1]], multiple_of=3)
+    taken = select_rows(batch(), [rows[1]], multiple_of=3)
     assert (taken["prompt_ids"].shape, taken["completion_ids"].shape) == ((1, 3), (1, 3))
-    assert take(batch(), [rows[1]], multiple_of=8)["completion_ids"].shape == (1, 4)  # no wider than it was
+    assert select_rows(batch(), [rows[1]], multiple_of=8)["completion_ids"].shape == (1, 4)  # no wider than it was
 
 
 def test_a_micro_batch_of_no_rows_has_one_that_trains_nothing() -> None:
-    taken = take(batch(), [])
+    taken = select_rows(batch(), [])
     assert taken["completion_ids"].shape[0] == 1
     assert taken["prompt_mask"].sum() > 0, "attention needs a token"
     assert not taken["completion_mask"].any()
@@ -145,7 +145,7 @@ def test_a_micro_batch_of_no_rows_has_one_that_trains_nothing() -> None:
 def test_micro_batches_are_joined_again() -> None:
     whole = batch()
     halves = [{k: v if v.ndim == 0 else v[i : i + 2] for k, v in whole.items()} for i in (0, 2)]
-    again = joined(halves)
+    again = concatenate(halves)
     assert again.keys() == whole.keys()
     assert all(torch.equal(again[name], whole[name]) for name in whole)
 
@@ -154,38 +154,38 @@ def sizes(plan: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
     return [(len(b["row"]) if "row" in b else 0, b["prompt_ids"].shape[1], b["completion_ids"].shape[1]) for b in plan]
 
 
-def test_a_plan_leaves_idle_rows_out_and_trims() -> None:
+def test_plan_skips_zero_advantage_rows_and_trims() -> None:
     assert sizes(Batching(rows=2).plan(batch())) == [(2, 3, 4), (1, 2, 1)]
-    assert sizes(Batching(rows=2, skip_idle=False).plan(batch())) == [(2, 3, 4), (2, 2, 2)]
+    assert sizes(Batching(rows=2, skip_zero_advantage=False).plan(batch())) == [(2, 3, 4), (2, 2, 2)]
     assert sizes(Batching(rows=2, tokens=100).plan(batch())) == [(3, 3, 4)]
-    assert sizes(Batching(rows=2, compact=False).plan(batch())) == [(2, 3, 4), (1, 3, 4)]
-    kept = Batching(rows=2, compact=False, skip_idle=False).plan(batch())
+    assert sizes(Batching(rows=2, dynamic=False).plan(batch())) == [(2, 3, 4), (1, 3, 4)]
+    kept = Batching(rows=2, dynamic=False, skip_zero_advantage=False).plan(batch())
     assert [b["row"].tolist() for b in kept] == [[0, 1], [2, 3]]
 
 
 def test_a_budget_too_small_for_the_steps_turns_is_raised() -> None:
-    assert len(Batching(rows=2, tokens=1, skip_idle=False).plan(batch())) == 2
+    assert len(Batching(rows=2, tokens=1, skip_zero_advantage=False).plan(batch())) == 2
 
 
 def test_step_without_useful_rows_still_has_a_micro_batch() -> None:
-    idle = {**batch(), "advantages": torch.zeros(4)}
-    assert sizes(Batching(rows=2).plan(idle)) == [(0, 2, 1)]
-    assert sizes(Batching(rows=2).plan(idle, agree=lambda n: max(n, 2))) == [(0, 2, 1)] * 2
-    assert sizes(Batching(rows=2, tokens=100).plan(batch(), agree=lambda n: n + 1)) == [(1, 2, 4), (2, 3, 3)]
+    skipped = {**batch(), "advantages": torch.zeros(4)}
+    assert sizes(Batching(rows=2).plan(skipped)) == [(0, 2, 1)]
+    assert sizes(Batching(rows=2).plan(skipped, max_over_ranks=lambda n: max(n, 2))) == [(0, 2, 1)] * 2
+    assert sizes(Batching(rows=2, tokens=100).plan(batch(), max_over_ranks=lambda n: n + 1)) == [(1, 2, 4), (2, 3, 3)]
 
 
 def test_micro_batches_of_one_set_share_prompts_and_their_width() -> None:
-    shared = Batching(rows=2, tokens=1000, skip_idle=False, shared=True)
+    shared = Batching(rows=2, tokens=1000, skip_zero_advantage=False, share_prompts=True)
     rows = {**batch(), "group": torch.tensor([0, 0, 1, 2])}
     (whole,) = shared.plan(rows)
     assert whole["prompts"].groups.tolist() == [0, 1, 2]
     assert whole["prompts"].mask.tolist() == [[0, 1, 1], [0, 0, 1], [1, 1, 1]]
     assert whole["prompts"].ids[1:].tolist() == [[0, 0, 122], [130, 131, 132]]
     assert whole["prompts"].micro_batches == 1
-    two = shared.plan(rows, agree=lambda n: 2)
+    two = shared.plan(rows, max_over_ranks=lambda n: 2)
     assert two[0]["prompts"] is two[1]["prompts"]
     assert two[0]["prompts"].micro_batches == 2
     assert [b["prompt_ids"].shape[1] for b in two] == [3, 3]
     assert [b["completion_ids"].shape[1] for b in two] == [4, 2]
-    five = shared.plan(rows, agree=lambda n: 5)
+    five = shared.plan(rows, max_over_ranks=lambda n: 5)
     assert ["prompts" in b for b in five] == [True] * 4 + [False]

@@ -1,4 +1,4 @@
-"""Problems that taught nothing come back less often, on every rank alike, and a resumed run knows them."""
+"""Uninformative problems are revisited less often, the same on every rank and in a resumed run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def trainer_of(path: Path, reward: Any = share_of_ones, **settings: Any) -> ExtG
     return trainer
 
 
-def test_a_problem_that_is_not_settled_is_taken() -> None:
+def test_informative_problem_is_always_accepted() -> None:
     curriculum = Curriculum([None] * 10, 0.0, seed=0)
     curriculum.update([1, 2], [False, True])
-    assert curriculum.settled == [1]
+    assert curriculum.uninformative == [1]
     assert [curriculum.choose(2, (0, place)) for place in range(50)] == [2] * 50
 
 
-def test_uninformative_problem_keeps_its_share_or_is_replaced() -> None:
+def test_uninformative_problem_is_kept_or_replaced() -> None:
     curriculum = Curriculum([None] * 4, 0.25, seed=0)
     curriculum.update([0, 1], [False, False])
     chosen = Counter(curriculum.choose(0, (0, place)) for place in range(4000))
@@ -42,30 +42,30 @@ def test_uninformative_problem_keeps_its_share_or_is_replaced() -> None:
         assert chosen[number] / 4000 == pytest.approx(wanted, abs=0.03)  # 4 standard errors
 
 
-def test_what_taught_again_is_not_settled_any_more() -> None:
+def test_problem_becomes_informative_again() -> None:
     curriculum = Curriculum([None] * 4, 0.0, seed=0)
     curriculum.update([0, 1], [False, False])
     curriculum.update([0], [True])
-    assert curriculum.settled == [1]
+    assert curriculum.uninformative == [1]
 
 
 def test_a_problem_never_visited_is_judged_by_its_kind() -> None:
-    """Ten sums and ten products; nine of the sums were visited and taught nothing, four of the products taught."""
+    """Ten sums and ten products; nine of the sums were visited and uninformative, four of the products informative."""
     curriculum = Curriculum(["sum"] * 10 + ["product"] * 10, 0.1, seed=0)
     for _ in range(10):
         curriculum.update(range(9), [False] * 9)
         curriculum.update(range(10, 14), [True] * 4)
     assert curriculum.of_kind == {"sum": pytest.approx(0.95**90), "product": 1.0}
 
-    def taken(problem: int) -> float:
+    def accepted(problem: int) -> float:
         return sum(curriculum.choose(problem, (0, place)) == problem for place in range(2000)) / 2000
 
-    assert taken(19) == 1.0  # a product
-    # a sum is taken with the settled ones' share; else one of 20 is drawn: ten sums with 0.1, ten products with 1
-    assert taken(9) == pytest.approx(0.1 + 0.9 * 0.1 / 11, abs=0.03)  # 4 standard errors
+    assert accepted(19) == 1.0  # a product
+    # a sum is accepted with keep_prob; else one of 20 is drawn: ten sums with 0.1, ten products with 1
+    assert accepted(9) == pytest.approx(0.1 + 0.9 * 0.1 / 11, abs=0.03)  # 4 standard errors
 
 
-def test_a_kind_that_begins_to_teach_again_is_taken_again() -> None:
+def test_kind_becomes_informative_again() -> None:
     curriculum = Curriculum(["sum"] * 300, 0.0, seed=0)
     curriculum.update(range(100), [False] * 100)
     few = curriculum.of_kind["sum"]
@@ -92,13 +92,13 @@ def test_the_choice_depends_on_seed_rollout_and_group_only() -> None:
     assert len(set(choices(0, 0))) > 15
 
 
-def test_where_everything_is_settled_something_is_taken() -> None:
+def test_selects_a_problem_where_all_are_uninformative() -> None:
     curriculum = Curriculum([None] * 3, 0.0, seed=0)
     curriculum.update([0, 1, 2], [False] * 3)
     assert curriculum.choose(1, (0, 0)) in (0, 1, 2)
 
 
-def test_a_rollout_is_made_of_what_is_not_settled(tmp_path: Path) -> None:
+def test_rollout_avoids_uninformative_problems(tmp_path: Path) -> None:
     """Eight problems, of which the reward tells only one apart: in the end nearly all groups are of that one."""
 
     def only_a(prompts: list[str], completions: list[str], **_: object) -> list[float]:
@@ -116,7 +116,7 @@ def test_a_rollout_is_made_of_what_is_not_settled(tmp_path: Path) -> None:
         assert all(len(set(prompts[i : i + group])) == 1 for i in range(0, len(prompts), group))
     assert len(set(seen[0])) > 1
     assert set(seen[-1]) == {"a"}
-    assert trainer._curriculum.settled == [1, 2, 3, 4, 5, 6, 7]
+    assert trainer._curriculum.uninformative == [1, 2, 3, 4, 5, 6, 7]
     assert trainer.resume_state()["curriculum"]["taught"] == {0: True} | dict.fromkeys(range(1, 8), False)
     logged = [entry["curriculum/settled_problems"] for entry in trainer.state.log_history if "loss" in entry]
     assert logged[-1] == 7.0
@@ -132,12 +132,12 @@ def test_unscored_problem_is_uninformative_and_group_chosen_once(tmp_path: Path)
     choose, asked = trainer._curriculum.choose, []
     trainer._curriculum.choose = lambda problem, place: asked.append(place) or choose(problem, place)
     trainer.train()
-    assert trainer._curriculum.taught == {number: number == 2 for number in range(8)}
+    assert trainer._curriculum.informative == {number: number == 2 for number in range(8)}
     assert sorted(asked) == [(rollout, group) for rollout in (0, 1) for group in range(4)]  # on any number of ranks
 
 
 @pytest.mark.parametrize(
-    ("settings", "settled"),
+    ("settings", "uninformative"),
     [
         ({"advantage": "group_mean"}, [0, 1, 2, 3, 4, 5, 6, 7]),
         ({"advantage": "raw"}, [1, 2, 3, 4, 5, 6, 7]),  # it trains on equal rewards that are not 0
@@ -147,8 +147,8 @@ def test_unscored_problem_is_uninformative_and_group_chosen_once(tmp_path: Path)
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_settled_is_what_the_runs_own_loss_has_no_gradient_of(
-    settings: dict[str, Any], settled: list[int], tmp_path: Path
+def test_uninformative_is_what_the_loss_has_no_gradient_of(
+    settings: dict[str, Any], uninformative: list[int], tmp_path: Path
 ) -> None:
     def alike(prompts: list[str], **_: object) -> list[float]:
         return [float(prompt == "a") for prompt in prompts]
@@ -159,31 +159,31 @@ def test_settled_is_what_the_runs_own_loss_has_no_gradient_of(
     )
     trainer.train()
     assert trainer._curriculum is not None
-    assert trainer._curriculum.settled == settled
+    assert trainer._curriculum.uninformative == uninformative
 
 
-def test_a_curriculum_is_taken_up_by_a_resumed_run(tmp_path: Path) -> None:
+def test_resumed_run_restores_the_curriculum(tmp_path: Path) -> None:
     trainer: Any = trainer_of(tmp_path, uninformative_keep_prob=0.5, max_steps=1)
     trainer.train()
     trainer._unscored_in_a_row, trainer._nonfinite = 2, ", because"
     state, before = trainer.resume_state(), trainer._curriculum
     assert (state["_unscored_in_a_row"], state["_nonfinite"]) == (2, ", because")
-    trainer._curriculum = trainer._make_curriculum()
+    trainer._curriculum = Curriculum.of_dataset(trainer.train_dataset, 0.5, trainer.args.seed)
     trainer.load_resume_state(state)
-    assert trainer._curriculum.taught == before.taught != {}
+    assert trainer._curriculum.informative == before.informative != {}
     assert trainer._curriculum.of_kind == before.of_kind != {}
     del state["curriculum"]  # of a run that had none
     trainer.load_resume_state(state)
 
 
-def test_without_a_share_there_is_none(tmp_path: Path) -> None:
+def test_default_has_no_curriculum(tmp_path: Path) -> None:
     assert trainer_of(tmp_path)._curriculum is None
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_that_is_none_is_refused(share: float, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"uninformative_keep_prob must be between 0 and 1, got {share}"):
-        trainer_of(tmp_path, uninformative_keep_prob=share)
+@pytest.mark.parametrize("keep_prob", [-0.1, 1.1])
+def test_keep_prob_outside_zero_to_one_is_refused(keep_prob: float, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"uninformative_keep_prob must be between 0 and 1, got {keep_prob}"):
+        trainer_of(tmp_path, uninformative_keep_prob=keep_prob)
 
 
 def test_problems_that_cannot_be_looked_up_are_refused(tmp_path: Path) -> None:

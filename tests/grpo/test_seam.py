@@ -35,7 +35,6 @@ OVERRIDDEN = {
     "training_step": "model, inputs, num_items_in_batch",
     "_prepare_inputs": "generation_batch",
     "_generate_and_score_completions": "inputs",
-    "_generate": "prompts",
     "_generate_single_turn": "prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False",
     "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",
     "_compute_loss": "model, inputs",

@@ -126,7 +126,7 @@ def test_learned_positions_keep_the_padding_as_in_trl(tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", model=model(), **OFF_POLICY, **PLAIN)
     ours = trained(tmp_path / "ours", model=model(), **OFF_POLICY, **ALL)
     batching = ours._planner.batching
-    assert (batching.compact, batching.skip_idle, batching.shared) == (False, True, False)
+    assert (batching.dynamic, batching.skip_zero_advantage, batching.share_prompts) == (False, True, False)
     assert weight_difference(plain.model, model()) > 1e-3
     assert weight_difference(plain.model, ours.model) < 1e-7
 
@@ -138,7 +138,7 @@ def test_the_kl_penalty_keeps_all_rows(tmp_path: Path) -> None:
     assert {entry["step/rows_trained"] for entry in logs(ours)} == {1.0}
 
 
-def test_a_loss_of_a_users_own_that_moves_idle_rows_keeps_them(tmp_path: Path) -> None:
+def test_own_loss_with_gradient_at_zero_advantage_keeps_rows(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
         "from trl_ext import POLICY_LOSSES, TokenLoss\n\n"

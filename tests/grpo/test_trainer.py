@@ -201,9 +201,9 @@ def test_evaluation_loss_uses_the_chosen_advantage(tmp_path: Path) -> None:
     trainer = make_trainer(Recorder, ExtGRPOConfig, tmp_path, ends_early, **given)
     trainer.evaluate()
     ((_, x, _),) = trainer.seen
-    assert x.advantage.flatten().tolist() == trainer._rewards.tolist()
+    assert x.advantage.flatten().tolist() == trainer._rollout.reward.tolist()
     assert x.advantage.max() > 0
-    assert list(trainer._logs["advantages"]) == trainer._rewards.tolist()
+    assert list(trainer._logs["advantages"]) == trainer._rollout.reward.tolist()
 
 
 def test_adapter_with_kl_is_evaluated_against_its_reference(tmp_path: Path) -> None:
@@ -482,14 +482,14 @@ def test_the_samplers_mismatch_is_corrected_as_in_trl(
     zeros = (torch.cat(weights[:4]) == 0).float().mean().item()
     assert logs(ours)[0]["sampling/masked_frac"] == pytest.approx(zeros)
     assert (zeros > 0) == mode.endswith("mask")
-    skipping = record(tmp_path / "d", half_idle, **settings, skip_zero_advantage_rows=True)  # of the rows computed
+    skipping = record(tmp_path / "d", half_skipped, **settings, skip_zero_advantage_rows=True)  # of the rows computed
     computed = [o["sampler_weight"].expand_as(x.mask)[x.mask] for step, x, o in skipping.seen if step == 0]
     share = (torch.cat(computed) == 0).float().mean().item()
     assert logs(skipping)[0]["step/rows_trained"] == 0.5
     assert logs(skipping)[0]["sampling/masked_frac"] == pytest.approx(share)
 
 
-def half_idle(completions: list[str], **_: Any) -> list[float]:
+def half_skipped(completions: list[str], **_: Any) -> list[float]:
     """Groups of 4; every second one has no spread."""
     return [1.0 if i // 4 % 2 else float(i % 4 == 0) for i, _ in enumerate(completions)]
 

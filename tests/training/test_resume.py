@@ -126,7 +126,7 @@ def test_resumed_run_has_uninterrupted_choices_and_rates(tmp_path: Path) -> None
 
     whole, again = decaying("whole", 0.0), decaying("again", 30.0)
     whole.train()
-    assert not all(whole._curriculum.taught.values())
+    assert not all(whole._curriculum.informative.values())
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert_same_end(whole, again)
     assert again._curriculum.state_dict() == whole._curriculum.state_dict()

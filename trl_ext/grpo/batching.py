@@ -1,7 +1,7 @@
-"""A rollout's rows -> micro-batches without waste, for the same gradient.
+"""A rollout's rows -> micro-batches with less padding, for the same gradient.
 
-Rows that cannot move the weights are left out; the others are ordered by length, cut so that no micro-batch computes
-more tokens than a budget, and each micro-batch is trimmed to its own longest prompt and completion.
+Zero-advantage rows are skipped; the others are sorted by length and packed into micro-batches of a limited number of
+tokens, each trimmed to its own longest prompt and completion.
 
 Letters: B rows, L prompt tokens, T completion tokens.
 """
@@ -26,16 +26,16 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a batch and what it costs, in tokens without padding."""
+    """A row of a batch, with its lengths in tokens without padding."""
 
     index: int
     prompt: int
     completion: int
-    group: int  # rows of one number have one prompt
+    group: int  # rows of one group have the same prompt
 
 
 def rows_of(batch: Batch) -> list[Row]:
-    """The batch's rows; each is a group of its own where the batch does not say."""
+    """The batch's rows; without the field `group`, each row is a group of its own."""
     prompts = batch["prompt_mask"].sum(dim=1).tolist()
     completions = batch["completion_mask"].sum(dim=1).tolist()
     groups = batch["group"].tolist() if "group" in batch else range(len(prompts))
@@ -43,9 +43,9 @@ def rows_of(batch: Batch) -> list[Row]:
 
 
 def groups_of_prompts(ids: Tensor, mask: Tensor, group: Tensor) -> Tensor:
-    """(B,) a number for each set of rows that have both group and prompt in common, in the order of the groups.
+    """(B,) numbers, equal for rows with the same group and the same prompt, in the order of the groups.
 
-    The prompts of a group may differ: a `rollout_func` or an environment writes its own.
+    The prompts of a group may differ, because a `rollout_func` or an environment may rewrite them.
 
     Args:
         ids, mask: (B, L), padded on the left.
@@ -54,20 +54,25 @@ def groups_of_prompts(ids: Tensor, mask: Tensor, group: Tensor) -> Tensor:
     return torch.unique(torch.cat([group[:, None], mask, ids * mask], dim=1), dim=0, return_inverse=True)[1]
 
 
-def moves_weights(batch: Batch) -> list[bool]:
-    """Per row: whether it has an advantage other than 0 and a token that trains."""
-    mask = batch["completion_mask"] * batch.get("tool_mask", 1)
-    advantages = batch["advantages"].view(len(mask), -1)
-    return ((advantages != 0).any(dim=1) & mask.bool().any(dim=1)).tolist()
+def loss_mask(batch: Batch) -> Tensor:
+    """(B, T) bool: the completion tokens that the model generated and that are trained on."""
+    mask = batch["completion_mask"]
+    return (mask if "tool_mask" not in batch else mask * batch["tool_mask"]).bool()
+
+
+def has_gradient(batch: Batch) -> list[bool]:
+    """For each row, whether it has a nonzero advantage and a token that is trained on."""
+    mask = loss_mask(batch)
+    return ((batch["advantages"].view(len(mask), -1) != 0).any(dim=1) & mask.any(dim=1)).tolist()
 
 
 def cost(rows: Sequence[Row]) -> int:
-    """Tokens that one forward pass over these rows computes, padding included."""
+    """Number of tokens in a forward pass over these rows, padding included."""
     return len(rows) * (max(row.prompt for row in rows) + max(row.completion for row in rows))
 
 
-def cut(rows: Iterable[Row], budget: int) -> list[list[Row]]:
-    """All rows, the longest first, in micro-batches of at most `budget` tokens (or one larger row)."""
+def pack_by_tokens(rows: Iterable[Row], budget: int) -> list[list[Row]]:
+    """All rows, the longest first, in micro-batches of at most `budget` tokens (or of one longer row)."""
     runs: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: row.prompt + row.completion, reverse=True):
         if runs and cost([*runs[-1], row]) <= budget:
@@ -77,8 +82,8 @@ def cut(rows: Iterable[Row], budget: int) -> list[list[Row]]:
     return runs
 
 
-def by_prompts(rows: Iterable[Row], budget: int) -> list[list[Row]]:
-    """All rows, in sets of whole groups of like length whose prompts have at most `budget` tokens, or one longer."""
+def group_by_prompt(rows: Iterable[Row], budget: int) -> list[list[Row]]:
+    """All rows, in sets of whole groups of similar length with at most `budget` prompt tokens (or one prompt)."""
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
@@ -91,20 +96,20 @@ def by_prompts(rows: Iterable[Row], budget: int) -> list[list[Row]]:
     return [[row for group in chosen for row in group] for chosen in sets]
 
 
-def cut_on_shared_prompts(rows: Iterable[Row], budget: int) -> list[list[list[Row]]]:
-    """All rows, in sets of micro-batches: the prompts of a set and any one of its micro-batches fit into the budget."""
+def pack_on_shared_prompts(rows: Iterable[Row], budget: int) -> list[list[list[Row]]]:
+    """All rows, in sets of micro-batches; the prompts of a set and any one of its micro-batches fit into the budget."""
     sets = []
-    for chosen in by_prompts(rows, budget // 2):
+    for chosen in group_by_prompt(rows, budget // 2):
         prompts = {row.group: Row(0, row.prompt, 0, 0) for row in chosen}
         place = {row.index: row for row in chosen}
         completions = [Row(row.index, 0, row.completion, row.group) for row in chosen]
-        runs = cut(completions, budget - cost(list(prompts.values())))
+        runs = pack_by_tokens(completions, budget - cost(list(prompts.values())))
         sets.append([[place[row.index] for row in run] for run in runs])
     return sets
 
 
-def into(runs: Sequence[Sequence[Row]], n: int) -> list[list[Row]]:
-    """The same rows in exactly `n` micro-batches: the largest is halved until there are enough, then empty ones follow.
+def split_into(runs: Sequence[Sequence[Row]], n: int) -> list[list[Row]]:
+    """The same rows in exactly `n` micro-batches: the largest is halved while there are too few, then empty ones added.
 
     Raises:
         ValueError: there are more than n.
@@ -119,16 +124,18 @@ def into(runs: Sequence[Sequence[Row]], n: int) -> list[list[Row]]:
     return found + [[] for _ in range(n - len(found))]
 
 
-def take(batch: Batch, rows: Sequence[Row], multiple_of: int | None = None, width: Row | None = None) -> Batch:
+def select_rows(batch: Batch, rows: Sequence[Row], multiple_of: int | None = None, width: Row | None = None) -> Batch:
     """These rows of the batch, without the padding that all of them have.
 
     Args:
-        rows: with none, the batch's shortest row comes with nothing in it that trains, for the collectives' sake.
-        multiple_of: of which the widths stay a multiple, as far as the batch is that wide.
-        width: as wide as this row's prompt and completion, instead of the longest among `rows`.
+        rows: if empty, the result is the batch's shortest row, fully masked: every rank needs a forward pass.
+        multiple_of: round the widths up to a multiple, as far as the batch is that wide.
+        width: the prompt and completion length to pad to, by default the longest among `rows`.
     """
     if not rows:
-        filler = take(batch, [min(rows_of(batch), key=lambda row: row.prompt + row.completion)], multiple_of, width)
+        filler = select_rows(
+            batch, [min(rows_of(batch), key=lambda row: row.prompt + row.completion)], multiple_of, width
+        )
         nothing = {name: torch.zeros_like(filler[name]) for name in ("completion_mask", "advantages")}
         return {name: value for name, value in (filler | nothing).items() if name != "row"}
     index = torch.tensor([row.index for row in rows], device=batch["prompt_ids"].device)
@@ -152,8 +159,8 @@ def _rounded_up(n: int, multiple_of: int | None) -> int:
     return n if multiple_of is None else -(-n // multiple_of) * multiple_of
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Micro-batches of one rollout, padded alike, as one batch; what is no tensor of rows is the first's."""
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Equally padded slices of one rollout as one batch; a value that is not a tensor of rows is the first slice's."""
     first = batches[0]
     return {
         name: torch.cat([batch[name] for batch in batches]) if isinstance(value, Tensor) and value.ndim else value
@@ -163,53 +170,55 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 @dataclass(frozen=True)
 class Batching:
-    """How the rows of an optimizer step become its micro-batches.
+    """How the rows of an optimizer step are divided into micro-batches.
 
     Attributes:
-        rows: of a micro-batch, as the user asked for.
-        tokens: most that a micro-batch computes, padding included; None: what `rows` of the widest rows have.
-        compact: order by length, cut by tokens and trim; else `rows` at a time, as they come and as wide as they are.
-        skip_idle: leave out rows that cannot move the weights.
-        shared: compute a group's prompt once; needs `compact`.
-        multiple_of: of which the trimmed widths are a multiple.
+        rows: rows per micro-batch, as configured.
+        tokens: the maximum number of tokens in a micro-batch, padding included; None: that of `rows` untrimmed rows.
+        dynamic: sort by length, pack by tokens and trim; otherwise keep the order, the padding and `rows` at a time.
+        skip_zero_advantage: skip rows without gradient.
+        share_prompts: compute a group's prompt once; needs `dynamic`.
+        multiple_of: round trimmed widths up to a multiple.
     """
 
     rows: int
     tokens: int | None = None
-    compact: bool = True
-    skip_idle: bool = True
-    shared: bool = False
+    dynamic: bool = True
+    skip_zero_advantage: bool = True
+    share_prompts: bool = False
     multiple_of: int | None = None
 
-    def plan(self, batch: Batch, agree: Callable[[int], int] = int) -> list[Batch]:
+    def plan(self, batch: Batch, max_over_ranks: Callable[[int], int] = int) -> list[Batch]:
         """The micro-batches of one optimizer step, at least one and at most len(batch) / `rows`.
 
         Args:
             batch: this rank's rows of the step.
-            agree: this rank's number of micro-batches to the largest over all ranks, which each of them then has.
+            max_over_ranks: maps this rank's number of micro-batches to the maximum, which every rank then has.
         """
-        rows = rows_of(batch)
-        kept = [row for row, moves in zip(rows, moves_weights(batch), strict=True) if moves or not self.skip_idle]
-        sets = self._cut(kept, batch, most=-(-len(rows) // self.rows))
+        rows, trained = rows_of(batch), has_gradient(batch)
+        kept = [
+            row for row, is_trained in zip(rows, trained, strict=True) if is_trained or not self.skip_zero_advantage
+        ]
+        sets = self._pack(kept, batch, most=-(-len(rows) // self.rows))
         runs = [run for chosen in sets for run in chosen]
-        runs = into(runs, max(agree(len(runs)), 1))
-        if self.shared:
+        runs = split_into(runs, max(max_over_ranks(len(runs)), 1))
+        if self.share_prompts:
             return self._on_shared_prompts(batch, runs, sets)
         width = None
-        if not self.compact:
+        if not self.dynamic:
             width = Row(0, batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1], 0)
-        return [take(batch, run, self.multiple_of, width) for run in runs]
+        return [select_rows(batch, run, self.multiple_of, width) for run in runs]
 
-    def _cut(self, rows: list[Row], batch: Batch, most: int) -> list[list[list[Row]]]:
-        """At most `most` micro-batches, in sets whose rows have their prompts in common (without sharing, in one)."""
-        if not self.compact:
+    def _pack(self, rows: list[Row], batch: Batch, most: int) -> list[list[list[Row]]]:
+        """At most `most` micro-batches, in sets that share their prompts; one set if prompts are not shared."""
+        if not self.dynamic:
             return [[rows[start : start + self.rows] for start in range(0, len(rows), self.rows)]]
         budget = self.tokens or self.rows * (batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1])
         while True:
-            sets = cut_on_shared_prompts(rows, budget) if self.shared else [cut(rows, budget)]
+            sets = pack_on_shared_prompts(rows, budget) if self.share_prompts else [pack_by_tokens(rows, budget)]
             if sum(map(len, sets)) <= most:
                 return sets
-            budget += budget // 4 + 1  # it was too small for the optimizer's turns
+            budget += budget // 4 + 1  # too small: there would be more micro-batches than calls of the step
 
     def _on_shared_prompts(self, batch: Batch, runs: list[list[Row]], sets: list[list[list[Row]]]) -> list[Batch]:
         set_of = {row.group: number for number, chosen in enumerate(sets) for run in chosen for row in run}
@@ -219,16 +228,16 @@ class Batching:
             one_each = {row.group: row for run in chosen for row in run}
             first = [one_each[group] for group in sorted(one_each)]
             width = Row(0, max(row.prompt for row in first), 1, 0)
-            part = take(batch, first, self.multiple_of, width)
+            part = select_rows(batch, first, self.multiple_of, width)
             groups = torch.tensor(sorted(one_each), device=part["prompt_ids"].device)
             shared = SharedPrompts(part["prompt_ids"], part["prompt_mask"], groups, users[number])
             prompts[number] = shared, width
         found = []
         for run in runs:
             if not run:
-                found.append(take(batch, run, self.multiple_of))
+                found.append(select_rows(batch, run, self.multiple_of))
                 continue
             shared, width = prompts[set_of[run[0].group]]
             width = dataclasses.replace(width, completion=max(row.completion for row in run))
-            found.append({**take(batch, run, self.multiple_of, width), "prompts": shared})
+            found.append({**select_rows(batch, run, self.multiple_of, width), "prompts": shared})
         return found

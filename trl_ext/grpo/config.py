@@ -1,4 +1,4 @@
-"""`ExtGRPOConfig`: a few typed fields on TRL's, resolved and checked before a model loads."""
+"""`ExtGRPOConfig`: TRL's settings plus ours, resolved and checked before a model loads."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ from trl_ext.algorithms.presets import PRESETS
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.errors import InputError
-from trl_ext.registry import Registry, unknown
+from trl_ext.registry import unknown
 from trl_ext.training.handout_settings import resolve_handout
 from trl_ext.training.options import parse_options
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import OURS, TRL
 from trl_ext.training.trl_settings import check_needs, refuse_ignored, take_over_advantage, take_over_policy_loss
 
-_OPTIONS = ("advantage_options", "policy_loss_options", "aggregation_options", "kl_estimator_options")
-
-
+_AXES = {
+    "advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KL_ESTIMATORS
+}  # fmt: skip
+_OPTIONS = [f"{axis}_options" for axis in _AXES]
 _OPTIONS_HELP = {"help": "The options of that axis: a mapping in YAML, `name=value,name=value` or JSON as a flag."}
+
+
+def _help(axis: str, purpose: str) -> dict[str, str]:
+    return {"help": f"{purpose} One of: {', '.join(sorted(_AXES[axis]))}, or file.py:function."}
 
 
 @accepts_earlier_names
@@ -51,43 +56,23 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
             f"One of: {', '.join(PRESETS)}."
         },
     )
-    advantage: str | None = field(
-        default=None,
-        metadata={
-            "help": f"How rewards become advantages. One of: {', '.join(sorted(ADVANTAGES))}, or file.py:function."
-        },
-    )
+    advantage: str | None = field(default=None, metadata=_help("advantage", "How rewards become advantages."))
     advantage_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
-    policy_loss: str | None = field(
-        default=None,
-        metadata={
-            "help": f"The per-token policy loss. One of: {', '.join(sorted(POLICY_LOSSES))}, or file.py:function."
-        },
-    )
+    policy_loss: str | None = field(default=None, metadata=_help("policy_loss", "The per-token policy loss."))
     policy_loss_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
-    aggregation: str | None = field(
-        default=None,
-        metadata={
-            "help": f"How token losses become a scalar. One of: {', '.join(sorted(AGGREGATIONS))}, or file.py:function."
-        },
-    )
+    aggregation: str | None = field(default=None, metadata=_help("aggregation", "How token losses become a scalar."))
     aggregation_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
     kl_estimator: str = field(
-        default="k3",
-        metadata={
-            "help": "The estimator of the KL penalty, which --beta scales. "
-            f"One of: {', '.join(sorted(KL_ESTIMATORS))}, or file.py:function."
-        },
+        default="k3", metadata=_help("kl_estimator", "The estimator of the KL penalty, which --beta scales.")
     )
     kl_estimator_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
     reward_timeout: Annotated[float | None, OnResume.MAY_CHANGE] = field(
         default=600.0, metadata={"help": "The time limit of a reward function, in seconds per rollout."}
     )
 
-    # What an optimizer step does not compute, for the same gradient; needs a preset or an axis.
+    # Savings of an optimizer step, for the same gradient; they need a preset or an axis.
     skip_zero_advantage_rows: bool = field(
-        default=True,
-        metadata={"help": "Skip rows without gradient: zero advantage and no KL penalty."},
+        default=True, metadata={"help": "Skip rows without gradient: zero advantage and no KL penalty."}
     )
     dynamic_micro_batches: bool = field(
         default=True,
@@ -105,8 +90,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         metadata={"help": "Compute a group's prompt once for its completions; needs dynamic_micro_batches."},
     )
     reuse_log_probs: bool = field(
-        default=True,
-        metadata={"help": "Take the old log-probabilities from the first pass; no second forward pass."},
+        default=True, metadata={"help": "Take the old log-probabilities from the first pass; no second forward pass."}
     )
 
     # Which problems a rollout is made of.
@@ -119,10 +103,9 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         },
     )
 
-    # The handout's vocabulary; each is resolved into the TRL field named in its help.
+    # The handout's names, each resolved into the TRL field named in its help.
     rollout_batch_size: int | None = field(
-        default=None,
-        metadata={"help": "The number of completions per rollout (TRL: generation_batch_size)."},
+        default=None, metadata={"help": "The number of completions per rollout (TRL: generation_batch_size)."}
     )
     group_size: int | None = field(
         default=None, metadata={"help": "The number of completions per prompt (TRL: num_generations)."}
@@ -147,8 +130,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         default=None, metadata={"help": "Choose the advantage group_std (true) or group_mean (false)."}
     )
     advantage_eps: float | None = field(
-        default=None,
-        metadata={"help": "The eps added to the rewards' standard deviation (handout: 1e-6, TRL: 1e-4)."},
+        default=None, metadata={"help": "The eps added to the rewards' standard deviation (handout: 1e-6, TRL: 1e-4)."}
     )
     sampling_temperature: float | None = field(
         default=None, metadata={"help": "The sampling temperature of rollouts (TRL: temperature)."}
@@ -177,7 +159,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         return self.policy_loss is not None
 
     def check_problem_count(self, problems: int) -> None:
-        """Refuse fewer training problems than a rollout has: TRL's `RepeatSampler` leaves out an incomplete rollout.
+        """Refuse fewer training problems than a rollout has: TRL's `RepeatSampler` drops an incomplete rollout.
 
         Raises:
             InputError: with the settings to change.
@@ -191,37 +173,31 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
                 "problems"
             )
 
-    @property
-    def _group(self) -> int:
-        return max(self.num_generations or 0, 2)  # TRL refuses fewer later
-
     def advantage_fn(self) -> Callable[..., Any]:
         """(P, G) rewards -> (P, G) advantages."""
-        assert self.advantage is not None
-        return ADVANTAGES.build(self.advantage, self._group, **_mapping(self.advantage_options))
+        return self._build("advantage")
 
     def objective(self) -> Objective:
         """Policy loss, KL and aggregation with their options bound."""
-        assert self.policy_loss is not None
-        assert self.aggregation is not None
         return Objective(
-            policy_loss=POLICY_LOSSES.build(self.policy_loss, self._group, **_mapping(self.policy_loss_options)),
-            aggregate=AGGREGATIONS.build(self.aggregation, self._group, **_mapping(self.aggregation_options)),
-            kl=self._kl(),
+            policy_loss=self._build("policy_loss"),
+            aggregate=self._build("aggregation"),
+            kl=self._build("kl_estimator"),
             beta=self.beta,
             kl_bias_correction=self.use_bias_correction_kl,
             kl_by_gradient=self.kl_estimator in BY_GRADIENT,
             off_policy_threshold=self.off_policy_mask_threshold,
         )
 
-    def _kl(self) -> Callable[..., Any]:
-        return KL_ESTIMATORS.build(self.kl_estimator, self._group, **_mapping(self.kl_estimator_options))
+    def _build(self, axis: str) -> Callable[..., Any]:
+        group = max(self.num_generations or 0, 2)  # TRL refuses fewer later
+        return _AXES[axis].build(getattr(self, axis), group, **(getattr(self, f"{axis}_options") or {}))
 
     def _resolve_axes(self) -> None:
-        """Fill every axis from the preset, then from what was given next to it; refuse what would be ignored."""
-        self._kl()  # refuses an unknown name or option
-        scale: Any = self.scale_rewards  # type: ignore[has-type]
-        self.scale_rewards = {"true": "group", "false": "none"}.get(str(scale).lower(), scale)
+        """Fill every axis from the preset and the options given next to it; refuse settings without effect."""
+        self._build("kl_estimator")  # refuses an unknown name or option
+        scale = str(self.scale_rewards).lower()  # type: ignore[has-type]
+        self.scale_rewards = {"true": "group", "false": "none"}.get(scale, self.scale_rewards)  # type: ignore[has-type]
         axes = ("advantage", "policy_loss", "aggregation")
         given = [name for name in axes if getattr(self, name) or getattr(self, f"{name}_options")]
         if self.preset is None and not given:
@@ -229,24 +205,18 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
             return
         if self.preset is not None and self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
-        base = PRESETS[self.preset or "grpo_clip"]  # the unnamed axes of a run that names only some
+        base = PRESETS[self.preset or "grpo_clip"]  # for the axes that a run does not name
         refuse_ignored(self, TRL)
         take_over_advantage(self, TRL)
         take_over_policy_loss(self, TRL, base.policy_loss, base.policy_loss_options, POLICY_LOSSES)
-        for axis, table in zip(axes, (ADVANTAGES, POLICY_LOSSES, AGGREGATIONS), strict=True):
-            self._resolve_axis(axis, table, getattr(base, axis), getattr(base, f"{axis}_options"))
+        for axis in axes:
+            self._resolve_axis(axis, getattr(base, axis), getattr(base, f"{axis}_options"))
         check_needs(self, OURS | TRL)
         self.scale_rewards = "none"  # ours replaces it; TRL then logs frac_reward_zero_std per group
 
-    def _resolve_axis(self, axis: str, table: Registry, name: str, options: Mapping[str, Any]) -> None:
-        chosen = getattr(self, axis) or name
-        own = _mapping(getattr(self, f"{axis}_options"))
-        merged = {**options, **own} if chosen == name else own  # another member does not inherit the preset's options
-        table.build(chosen, self._group, **merged)
+    def _resolve_axis(self, axis: str, name: str, options: Mapping[str, Any]) -> None:
+        chosen, own = getattr(self, axis) or name, getattr(self, f"{axis}_options") or {}
         setattr(self, axis, chosen)
-        setattr(self, f"{axis}_options", merged)
-
-
-def _mapping(options: dict[str, Any] | str | None) -> dict[str, Any]:
-    assert not isinstance(options, str)  # __post_init__ parsed it
-    return options or {}
+        # Another member than the preset's does not inherit the preset's options.
+        setattr(self, f"{axis}_options", {**options, **own} if chosen == name else own)
+        self._build(axis)  # refuses an unknown name or option

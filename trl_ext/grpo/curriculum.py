@@ -1,8 +1,8 @@
-"""Which problems a rollout is made of: those that are expected to teach nothing come back less often.
+"""Which problems a rollout is made of: those of zero reward variance are revisited less often.
 
-A group without a gradient, as one has whose completions all got the same reward, was sampled for nothing. Sampling by
-pass rate as measured on the way: DAPO's dynamic sampling (arXiv:2503.14476, section 3.2) draws until a batch is full;
-here a batch is drawn once, and the choice costs nothing.
+A group without a gradient, such as one whose completions all got the same reward, was sampled for nothing. DAPO's
+dynamic sampling (arXiv:2503.14476, section 3.2) samples until the batch is full; here a batch is sampled once, and
+problems are selected by what their earlier groups showed, at no cost.
 """
 
 from __future__ import annotations
@@ -12,100 +12,115 @@ from collections.abc import Hashable, Sequence
 from random import Random
 from typing import Any
 
+from datasets import Dataset
 from torch import Tensor, inf
 
-_TRIES = 64  # draws; where nearly all problems are settled, the last one is taken as it is
-_RECENT = 0.05  # weight of a group in the share of its kind that taught
+_MAX_DRAWS = 64  # if nearly all problems are uninformative, the last draw is taken
+_RECENT = 0.05  # weight of a new group in the informative fraction of its kind
 
 
-def kinds_of(rows: Any) -> list[Hashable]:
-    """For each row of a dataset its subject and level, as far as it has them; None where all are of one kind.
-
-    Args:
-        rows: a `datasets.Dataset`.
-    """
+def kinds_of(rows: Dataset) -> list[Hashable]:
+    """Each row's subject and level, as far as the dataset has these columns; None if all rows are of one kind."""
     columns = [rows[name] for name in ("subject", "level") if name in rows.column_names]
     kinds: list[Hashable] = list(zip(*columns, strict=True))
     return kinds if len(set(kinds)) > 1 else [None] * len(rows)
 
 
 class Curriculum:
-    """Problems by their number, each with a chance to be taken when its turn comes.
+    """Accepts or replaces the problems of a rollout at random; problems are known by their number.
 
-    A problem whose last group taught, with a gradient, is always taken. One that is settled, without any in its last
-    group, is taken with `share`. One that was never visited is taken with the
-    share of the recent groups of its kind that taught, if that is more: a kind that is mastered has nothing to offer.
+    A problem whose last group had a gradient is always accepted, an uninformative one (without a gradient in its last
+    group) with probability `keep_prob`. A problem that was never visited is accepted with the fraction of recent
+    groups of its kind that had a gradient, but at least `keep_prob`.
 
     Args:
-        kinds: for each problem, what it has in common with others, such as its subject and level; None: nothing.
-        share: of their usual visits that settled problems keep, 0 to 1.
-        seed: of the choices, which are the same on every rank.
+        kinds: the kind of each problem, such as its subject and level; None: all problems are of one kind.
+        keep_prob: the acceptance probability of uninformative problems.
+        seed: of the draws, which are the same on every rank.
+
+    Attributes:
+        number_of: the problem's number by the key of its prompt.
     """
 
-    def __init__(self, kinds: Sequence[Hashable], share: float, seed: int) -> None:
-        self.kinds, self.share, self.seed = kinds, share, seed
-        self.taught: dict[int, bool] = {}  # by its last group, for each problem visited
-        self.of_kind: dict[Hashable, float] = {}  # share of recent groups that taught
+    def __init__(self, kinds: Sequence[Hashable], keep_prob: float, seed: int) -> None:
+        self.kinds, self.keep_prob, self.seed = kinds, keep_prob, seed
+        self.informative: dict[int, bool] = {}  # for each visited problem, whether its last group had a gradient
+        self.of_kind: dict[Hashable, float] = {}  # fraction of recent groups with a gradient
+        self.number_of: dict[str, int] = {}
+
+    @classmethod
+    def of_dataset(cls, rows: object, keep_prob: float, seed: int) -> Curriculum:
+        """The curriculum of a training set.
+
+        Raises:
+            TypeError: the training set is not a `datasets.Dataset`.
+        """
+        if not isinstance(rows, Dataset):
+            raise TypeError(
+                "uninformative_keep_prob needs a train_dataset whose rows can be looked up, a datasets.Dataset"
+            )
+        curriculum = cls(kinds_of(rows), keep_prob, seed)
+        curriculum.number_of = {_key_of(prompt): i for i, prompt in enumerate(rows["prompt"])}
+        return curriculum
 
     @property
-    def settled(self) -> list[int]:
-        """Problems whose last group taught nothing, in order."""
-        return sorted(problem for problem, taught in self.taught.items() if not taught)
+    def uninformative(self) -> list[int]:
+        """Problems whose last group had no gradient, in order."""
+        return sorted(problem for problem, informative in self.informative.items() if not informative)
+
+    def select(self, prompts: Sequence[object], groups: Sequence[int], rollout: int) -> list[int]:
+        """Each row's problem, selected once per group, given the rows' own prompts and groups."""
+        prompt_of = dict(zip(groups, prompts, strict=True))
+        chosen = {
+            group: self.choose(self.number_of[_key_of(prompt)], (rollout, group)) for group, prompt in prompt_of.items()
+        }
+        return [chosen[group] for group in groups]
 
     def choose(self, problem: int, place: tuple[int, int]) -> int:
         """`problem`, or another one in its place.
 
         Args:
-            place: number of the rollout and of the group in it, which decide what is drawn.
+            place: numbers of the rollout and of the group in it, which seed the draws.
         """
         draw = Random(f"{self.seed} {place[0]} {place[1]}")
-        for _ in range(_TRIES):
-            if draw.random() < self._chance(problem):
+        for _ in range(_MAX_DRAWS):
+            if draw.random() < self._probability(problem):
                 break
             problem = draw.randrange(len(self.kinds))
         return problem
 
-    def choose_all(self, problems: Sequence[int], groups: Sequence[int], rollout: int) -> list[int]:
-        """For each row the problem that its group is made of instead; a group is chosen for once."""
-        number_of = {
-            group: self.choose(problem, (rollout, group))
-            for group, problem in dict(zip(groups, problems, strict=True)).items()
-        }
-        return [number_of[group] for group in groups]
-
-    def update(self, problems: Sequence[int], taught: Sequence[bool]) -> None:
-        """Note for each group's problem whether it had a gradient."""
-        for problem, has_taught in zip(problems, taught, strict=True):
-            self.taught[problem] = has_taught
+    def update(self, problems: Sequence[int], informative: Sequence[bool]) -> None:
+        """Record for each group's problem whether the group had a gradient."""
+        for problem, has_gradient in zip(problems, informative, strict=True):
+            self.informative[problem] = has_gradient
             kind = self.kinds[problem]
             before = self.of_kind.get(kind, 1.0)
-            self.of_kind[kind] = before + _RECENT * (has_taught - before)
+            self.of_kind[kind] = before + _RECENT * (has_gradient - before)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, of plain values."""
-        return {"taught": dict(self.taught), "of_kind": dict(self.of_kind)}
+        """The state of a resumed run, as plain values."""
+        return {"taught": dict(self.informative), "of_kind": dict(self.of_kind)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self.taught, self.of_kind = dict(state["taught"]), dict(state["of_kind"])
+        """Restore `state_dict`."""
+        self.informative, self.of_kind = dict(state["taught"]), dict(state["of_kind"])
 
-    def _chance(self, problem: int) -> float:
-        taught = self.taught.get(problem)
-        if taught is None:
+    def _probability(self, problem: int) -> float:
+        informative = self.informative.get(problem)
+        if informative is None:
             kind = self.kinds[problem]
-            return 1.0 if kind is None else max(self.share, self.of_kind.get(kind, 1.0))
-        return 1.0 if taught else self.share
+            return 1.0 if kind is None else max(self.keep_prob, self.of_kind.get(kind, 1.0))
+        return 1.0 if informative else self.keep_prob
 
 
-def key_of(prompt: Any) -> str:
-    """A text or a conversation as a key to look its problem up by."""
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+def _key_of(prompt: object) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)  # a text, or a conversation
 
 
 def rewards_differ(rewards: Tensor) -> Tensor:
-    """(P, G) rewards, NaN where nothing scored -> (P,) bool: groups with different ones.
+    """(P, G) rewards, NaN where unscored -> (P,) bool: groups with nonzero reward variance.
 
-    For TRL's advantages, which for equal rewards may be rounding errors.
+    For TRL's own advantages, which may be rounding errors for equal rewards.
     """
-    scored = [rewards.masked_fill(rewards.isnan(), nothing) for nothing in (-inf, inf)]
-    return scored[0].amax(1) > scored[1].amin(1)
+    unscored = rewards.isnan()
+    return rewards.masked_fill(unscored, -inf).amax(1) > rewards.masked_fill(unscored, inf).amin(1)

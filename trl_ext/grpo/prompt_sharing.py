@@ -1,43 +1,52 @@
-"""Log-probabilities of completions, with the prompt that a group has in common computed once, and with its gradient.
+"""Log-probabilities of completions with each group's prompt computed once, forward and backward.
 
-The prompts, less their last token, go through the decoder into a cache. Every micro-batch of their completions runs on
-it, its keys and values indexed by row, behind the prompts' last tokens. Backward, the gradients of the cache add up
-until the last of these micro-batches takes them through the prompts. Attention of a completion to its prompt is what it
-is in one pass, so the result is the same but for rounding.
+The prompts, except their last tokens, go through the decoder into a KV cache. Every micro-batch of their completions
+runs on this cache, with keys and values indexed by row. In the backward pass, gradients of the cache accumulate until
+the last of these micro-batches propagates them through the prompts. Completions attend to their prompts as in a single
+pass, so the result is the same up to rounding.
 
 Letters: B rows of a micro-batch, U different prompts, L prompt tokens, T completion tokens.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _Context(Protocol):
+    """Of `_WithEarlierGradients`."""
+
+    leaf: Tensor
 
 
 class SharedPrompts:
-    """The prompts of some groups, computed when the first of their micro-batches needs them.
+    """The prompts of some groups, computed for the first of their micro-batches.
 
     Args:
         ids, mask: (U, L), padded on the left.
-        groups: (U,), which group each prompt is of.
-        micro_batches: how many will run on the prompts.
+        groups: (U,) each prompt's group, ascending.
+        micro_batches: the number of micro-batches that use these prompts.
     """
 
     def __init__(self, ids: Tensor, mask: Tensor, groups: Tensor, micro_batches: int) -> None:
         self.ids, self.mask, self.groups, self.micro_batches = ids, mask, groups, micro_batches
         self._remaining = 0
         self._live: list[tuple[Tensor, Tensor]] = []  # per layer (U, heads, L - 1, head size), with the prompts' graph
-        self._leaves: list[tuple[Tensor, Tensor]] = []  # the same numbers, where gradients add up
+        self._leaves: list[tuple[Tensor, Tensor]] = []  # detached copies that accumulate gradients
 
-    def cache(self, decoder: Any, group: Tensor) -> DynamicCache:
-        """What the decoder has to know of the rows' prompts; to be asked for once per micro-batch.
+    def cache(self, decoder: PreTrainedModel, group: Tensor) -> DynamicCache:
+        """The prompts' KV cache for these rows. Call once per micro-batch.
 
         Args:
-            decoder: what in the model maps tokens to hidden states.
-            group: (B,), of each row.
+            decoder: the part of the model that maps tokens to hidden states.
+            group: (B,) each row's group.
         """
         cache = DynamicCache(config=decoder.config)
         if self.ids.shape[1] == 1:
@@ -55,7 +64,7 @@ class SharedPrompts:
             self._live, self._leaves = [], []
         return cache
 
-    def _compute(self, decoder: Any) -> None:
+    def _compute(self, decoder: PreTrainedModel) -> None:
         cache = DynamicCache(config=decoder.config)
         decoder(input_ids=self.ids[:, :-1], attention_mask=self.mask[:, :-1], past_key_values=cache, use_cache=True)
         self._live = [(layer.keys, layer.values) for layer in cache.layers]
@@ -68,22 +77,22 @@ class SharedPrompts:
 
 
 class _WithEarlierGradients(torch.autograd.Function):
-    """`live` as it is; backward, with the gradient that earlier micro-batches left in `leaf`."""
+    """The identity of `live`, whose gradient adds what earlier micro-batches accumulated in `leaf`."""
 
     @staticmethod
-    def forward(ctx: Any, live: Tensor, leaf: Tensor) -> Tensor:
+    def forward(ctx: _Context, live: Tensor, leaf: Tensor) -> Tensor:
         ctx.leaf = leaf
         return live.view_as(live)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,), earlier = gradients, ctx.leaf.grad
-        ctx.leaf = None
+        del ctx.leaf
         return gradient if earlier is None else gradient + earlier, None
 
 
 def completion_log_probs(
-    model: Any,
+    model: nn.Module,
     cache: DynamicCache,
     prompt_ids: Tensor,
     prompt_mask: Tensor,
@@ -93,9 +102,9 @@ def completion_log_probs(
     """(B, T) log-probabilities and entropies of the completions' tokens, 0 where `completion_mask` is 0.
 
     Args:
-        model: with TRL's fused head, in the wrapper of its backend.
-        cache: of the rows' prompts but for the last token.
-        prompt_ids, prompt_mask: (B, L), padded on the left, as wide as the cache's and its last token.
+        model: with TRL's fused head, wrapped by the distributed backend.
+        cache: of the rows' prompts without their last tokens.
+        prompt_ids, prompt_mask: (B, L), padded on the left to the cache's length plus one.
         completion_ids, completion_mask: (B, T), padded on the right.
     """
     outputs = model(

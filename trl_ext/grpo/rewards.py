@@ -1,4 +1,4 @@
-"""The rewards of a rollout: scored on all ranks or an error on all of them, and named where they are not finite.
+"""The rewards of a rollout: computed on all ranks, or an error on all of them; and what they mean for the log.
 
 Letters: N completions of all ranks, R reward functions.
 """
@@ -6,7 +6,7 @@ Letters: N completions of all ranks, R reward functions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -19,38 +19,38 @@ from trl_ext.rewards.guard import Guard, RewardError, merged_columns
 log = logging.getLogger(__name__)
 
 
-def scored_on_all_ranks(
+def score_on_all_ranks(
     score: Callable[[], Tensor], fault: Callable[[Tensor], Exception | None], unscored: Tensor
 ) -> Tensor:
-    """The (N, R) rewards of `score`; what a reward function or model raises on one rank is raised on all.
+    """The (N, R) rewards of `score`; an exception on one rank is raised on all ranks.
 
     Args:
-        score: TRL's, which gathers the ranks' rewards at its end.
-        fault: what is wrong with them all together, if anything.
-        unscored: (this rank's rows, R), gathered in place of rewards where there are none: the others wait in `score`.
+        score: TRL's method, which gathers the ranks' rewards at its end.
+        fault: returns an error if the gathered rewards are faulty as a whole.
+        unscored: (this rank's rows, R), gathered after an exception, since the other ranks wait in `score`.
 
     Raises:
-        RewardError: on another rank than this one.
+        RewardError: another rank raised an exception.
     """
     error: Exception | None = None
     try:
-        per_func = score()
-        error = fault(per_func)
+        rewards = score()
+        error = fault(rewards)
     except Exception as raised:
         if is_of_gather(raised):
             raise
         error = raised
-        per_func = gather(unscored)
+        rewards = gather(unscored)
     raise_everywhere(error, RewardError)
-    return per_func
+    return rewards
 
 
-def fault_of_nan(rewards: Sequence[Guard], completions: int, in_a_row: int, borne: int) -> RewardError | None:
-    """The fault of a reward function that scored nothing by NaN in a rollout that no other one scored either.
+def fault_of_nan(rewards: Sequence[Guard], completions: int, in_a_row: int, tolerated: int) -> RewardError | None:
+    """The error of a reward function that returned only NaN in a rollout that no other function scored.
 
     Args:
-        in_a_row: rollouts without any reward, this one included.
-        borne: with fewer of them it is a warning.
+        in_a_row: rollouts without any reward, including this one.
+        tolerated: the number of them at which the warning becomes an error.
     """
     at_fault = [reward for reward in rewards if reward.is_all_nan]
     if not (in_a_row and at_fault):
@@ -59,29 +59,29 @@ def fault_of_nan(rewards: Sequence[Guard], completions: int, in_a_row: int, born
         f"returned NaN for all {completions} completions, {in_a_row} rollouts in a row, and no "
         "other reward scored them; it has to return a number, or None for one that it cannot score"
     )
-    if in_a_row >= borne:
+    if in_a_row >= tolerated:
         return fault
     log.warning("%s", fault)
     return None
 
 
-def columns_apart(rewards: Sequence[Guard], row: dict[str, Any], names: Sequence[str]) -> dict[str, list[Any]]:
-    """What the reward functions log, no column under the name of another's, of a row's own or of TRL's table.
+def distinct_columns(rewards: Sequence[Guard], row: Collection[str], names: Sequence[str]) -> dict[str, list[Any]]:
+    """The columns that reward functions log, renamed where two or a reserved name collide.
 
     Args:
-        row: of the log of rollouts.
-        names: of all reward functions.
+        row: the log's own columns.
+        names: of all reward functions, which are columns of TRL's table.
     """
     taken = {*row, "rewards", "reward", "step", "completion", "advantage", *names}
     return merged_columns([(reward.name, reward.columns) for reward in rewards], taken)
 
 
-def why_not_finite(advantages: Tensor, advantage: str | None, rewards: dict[str, Tensor]) -> str:
-    """Where the advantages (N,) of a rollout that are not finite come from; nothing where all of them are.
+def describe_nonfinite(advantages: Tensor, advantage: str | None, rewards: dict[str, Tensor]) -> str:
+    """The cause of nonfinite advantages (N,) of a rollout; empty if all are finite.
 
     Args:
-        advantage: its name.
-        rewards: (N,) by the reward function's name.
+        advantage: the name of the advantage function.
+        rewards: (N,) by the name of the reward function.
     """
     if advantages.isfinite().all():
         return ""
@@ -96,7 +96,7 @@ def correct_by_row(logged: Sequence[Any] | None, rewards: Tensor) -> Tensor:
     """(rows,) 1 for a correct response, 0 for an incorrect one, NaN for neither.
 
     Args:
-        logged: what a reward function logs as `correct`, None for neither; or nothing, and a reward above 0 is correct.
+        logged: the column `correct` of a reward function, None for neither; without it, rewards above 0 are correct.
         rewards: (rows,) of this rank.
     """
     if not logged:

@@ -2,12 +2,11 @@
 
     Trainer.train -> ExtGRPOTrainer.train             refuses fewer problems than a rollout has
       Trainer._run_epoch                              checkpoints, SIGTERM, finite steps: training/trainer.py
-        training_step          ours, TRL's, HF's      one turn: a micro-batch of the step's plan (StepPlanner)
-          _prepare_inputs      ours, TRL's            every few steps a rollout; a planned micro-batch as it is
+        training_step          ours, TRL's, HF's      a micro-batch of the step's plan (StepPlanner)
+          _prepare_inputs      ours, TRL's            every few steps a rollout; passes a planned micro-batch through
             _generate_and_score_completions  ours, TRL's   problems (Curriculum), then ours: masks and advantages
-              _generate        ours, TRL's            which completions are finished, and how long they are
-                _generate_single_turn  ours, TRL's    HF generate with stop strings
-              _calculate_rewards  ours, TRL's         rewards checked on all ranks; the rows for the log
+              _generate_single_turn  ours, TRL's      HF generate with stop strings
+              _calculate_rewards  ours, TRL's         rewards checked on all ranks: the Rollout, rows for the log
           _compute_loss        ours                   LossInputs and StepTotals to the Objective
 
 Without a preset or an axis, TRL's advantages and loss are used. TRL 1.16 has no public hook for any of it.
@@ -27,12 +26,11 @@ import inspect
 import logging
 import time
 from collections.abc import Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import is_peft_model, send_to_device
-from datasets import Dataset
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -47,23 +45,27 @@ from trl_ext.generation.kv_sharing import has_rotary_positions, why_not
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo import prompt_sharing as shared_prompts
-from trl_ext.grpo.batching import Batch, Batching, groups_of_prompts, moves_weights
+from trl_ext.grpo.batching import Batch, Batching, groups_of_prompts, has_gradient, loss_mask
 from trl_ext.grpo.config import ExtGRPOConfig
-from trl_ext.grpo.curriculum import Curriculum, key_of, kinds_of, rewards_differ
+from trl_ext.grpo.curriculum import Curriculum, rewards_differ
 from trl_ext.grpo.metrics import StepMetrics
-from trl_ext.grpo.rewards import columns_apart, correct_by_row, fault_of_nan, scored_on_all_ranks, why_not_finite
-from trl_ext.grpo.rollout_metrics import lengths_by_outcome, replace_last, truncation
+from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
+from trl_ext.grpo.rollout import Rollout, lengths_by_outcome, log_rows, truncation
 from trl_ext.grpo.step_planner import StepPlanner
 from trl_ext.rewards.guard import Guard, RewardError, guarded
-from trl_ext.rewards.hooks import completion_text
 from trl_ext.training.state import plain_state, restored
 from trl_ext.training.trainer import ReliableTrainer
 
-# The objective's metrics that rows left out of the step would not have as 0.
+if TYPE_CHECKING:
+    from transformers.trainer_utils import TrainOutput
+
+Inputs = Batch | list[dict[str, Any]]  # a batch of TRL's, or rows of the dataset
+
+# Metrics of the objective whose mean is over the computed rows only; the others are 0 in rows that were left out.
 _OF_COMPUTED = {"sampling/masked_frac"}
 
-# What TRL's own loss passes on to a model that sees images.
-_OF_IMAGES = (
+# Fields of a batch that TRL's own loss passes to a model with image inputs.
+_IMAGE_FIELDS = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
     "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
@@ -78,9 +80,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     """
 
     args: ExtGRPOConfig
-    _logs: Any
-    _last_world_entropy: Any
-    entropy_coef: Any
+    _logs: dict[str, Any]
+    _last_world_entropy: float | None
+    entropy_coef: float
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         config = kwargs.get("args") or next((a for a in args if isinstance(a, ExtGRPOConfig)), None)
@@ -101,26 +103,30 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             function if isinstance(function, torch.nn.Module) else guarded(function, config.reward_timeout)
             for function in self.reward_funcs  # type: ignore[has-type]
         ]
-        self.model.generation_config.stop_strings = None  # those that the model was saved with; ours are `config.stop`
+        self.model.generation_config.stop_strings = None  # the saved model's; ours are `config.stop`
         self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
         if config.uses_axes:
             self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
         self._planner = self._make_planner()
         self._step_metrics = StepMetrics()
-        self._totals: tuple[int, StepTotals] | None = None  # optimizer step they belong to, and its totals
-        self._curriculum = self._make_curriculum()
-        self.last_rollout: list[dict[str, Any]] = []  # this rank's rows, for the log of generations
+        self._totals: tuple[int, StepTotals] | None = None  # of an optimizer step, by its number
+        self._curriculum: Curriculum | None = None
+        if config.uninformative_keep_prob < 1:
+            self._curriculum = Curriculum.of_dataset(self.train_dataset, config.uninformative_keep_prob, config.seed)
+        self._rollout: Rollout  # the last scored completions, of training or of an evaluation
+        self.last_rollout: list[dict[str, Any]] = []  # this rank's rows of the last training rollout, for the log
         self._unscored_in_a_row = 0  # rollouts
         self._nonfinite = ""  # why an advantage of the last rollout is not finite
-        self._finished = torch.zeros(0, dtype=torch.bool)  # (N local,) of the last rollout
-        self._lengths = torch.zeros(0)  # (N local,)
 
     # The overrides, in the order in which an optimizer step calls them.
 
     def train(
-        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
-    ) -> Any:
-        """As `Trainer` does.
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: object = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train as `Trainer` does.
 
         Raises:
             ValueError: there are fewer training problems than a rollout has.
@@ -129,8 +135,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             self.args.check_problem_count(len(self.train_dataset))
         return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Any:
-        """One of the optimizer step's turns, on a planned micro-batch if there is a plan."""
+    def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Tensor | int | None) -> Tensor:
+        """Called `gradient_accumulation_steps` times per optimizer step.
+
+        If the plan has fewer micro-batches, the first calls are no-ops.
+        """
         if self._planner is None:
             return super().training_step(model, inputs, num_items_in_batch)
         began = time.perf_counter()
@@ -142,12 +151,12 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             return torch.zeros((), device=self.accelerator.device)
         return super().training_step(model, micro_batch, num_items_in_batch)
 
-    def _next_micro_batch(self, planner: StepPlanner, inputs: Any) -> Batch | None:
+    def _next_micro_batch(self, planner: StepPlanner, inputs: Inputs) -> Batch | None:
         before = self._buffered_inputs
         self._prepare_inputs(inputs)
         if self._buffered_inputs is not before or not planner.plans:
             planner.plan(self._buffered_inputs)
-            self._remember_old_log_probs(planner)
+            self._store_old_log_probs(planner)
         if self._step % planner.accumulation == 0:
             rows = planner.accumulation * self.args.per_device_train_batch_size
             every_row = torch.arange(rows, device=self.accelerator.device)
@@ -156,165 +165,155 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return planner.micro_batch(self._step)
 
     @torch.no_grad()
-    def _remember_old_log_probs(self, planner: StepPlanner) -> None:
-        """Off-policy: of the rows that are trained on after the policy has changed, before it does."""
+    def _store_old_log_probs(self, planner: StepPlanner) -> None:
+        """Compute the old log-probabilities of micro-batches that an off-policy step will train on."""
         if self._is_on_policy() or not self._defers_old_log_probs():
             return
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            for batch in planner.after_a_step(again=self.num_iterations > 1):
+            for batch in planner.off_policy_batches(several_epochs=self.num_iterations > 1):
                 batch["old_per_token_logps"] = self._log_probs(self.model, batch)[0]
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
+    def _prepare_inputs(self, generation_batch: Inputs) -> Inputs:
         if isinstance(generation_batch, dict) and "completion_ids" in generation_batch:
             return generation_batch  # a micro-batch already
         return super()._prepare_inputs(generation_batch)
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        problems = self._choose_problems(inputs) if self.model.training else None
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        problems = self._select_problems(inputs) if self.model.training else None
         if problems is not None:
             inputs = [self.train_dataset[problem] for problem in problems]
         began, synced = time.perf_counter(), self._seconds_syncing()
         defers = self._defers_old_log_probs()
         with old_log_probs_left_out(self, self._is_on_policy()) if defers else contextlib.nullcontext():
-            batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.model.training:  # what scripts/plan_budget.py goes by
-            syncing = self._seconds_syncing() - synced
-            self._metrics["train"]["sync_time"].append(syncing)
-            self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
+            batch: Batch = super()._generate_and_score_completions(inputs)
+        rollout = self._rollout
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
-        start = self.accelerator.process_index * len(inputs)
         if self.model.training:
-            group = (start + batch["row"]) // self.num_generations
+            syncing = self._seconds_syncing() - synced
+            self._metrics["train"]["sync_time"].append(syncing)  # read by scripts/plan_budget.py, with the next
+            self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
+            group = (rollout.offset + batch["row"]) // self.num_generations
             batch["group"] = groups_of_prompts(batch["prompt_ids"], batch["prompt_mask"], group)
-        if self.model.training:
-            for i, row in enumerate(self.last_rollout):
-                row["rewards"] = dict(zip(self.reward_func_names, self._per_func[start + i].tolist(), strict=True))
-                row["reward"] = self._rewards[start + i].item()
         if self._mask_truncated:
-            batch["completion_mask"] = batch["completion_mask"] * self._finished.to(self.accelerator.device)[:, None]
-            batch["num_items_in_batch"] = self.accelerator.gather(_loss_mask(batch).sum()).sum()
+            finished = rollout.finished.to(self.accelerator.device)
+            batch["completion_mask"] = batch["completion_mask"] * finished[:, None]
+            batch["num_items_in_batch"] = self.accelerator.gather(loss_mask(batch).sum()).sum()
         if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
-            scored = self._rewards.view(-1, self._generations)
-            advantages = for_training(self._advantage_fn(self._grouped_rewards()), scored).flatten()
-            batch["advantages"] = advantages[start : start + len(inputs)]
-            replace_last(self._logs["advantages"], advantages.tolist())  # in TRL's completions table
-            if self.model.training:
-                by_name = dict(zip(self.reward_func_names, self._per_func.unbind(1), strict=True))
-                self._nonfinite = why_not_finite(advantages, self.args.advantage, by_name)
-        elif self.model.training and self._rewards.isinf().any() and self.accelerator.is_main_process:
+            batch["advantages"] = rollout.own(self._advantages(rollout))
+        elif self.model.training and rollout.reward.isinf().any() and self.accelerator.is_main_process:
             log.warning(
                 "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
             )
         if problems is not None:
-            self._learn_what_taught(problems, batch)
+            self._update_curriculum(problems, batch)
         return batch
 
-    def _choose_problems(self, inputs: list[dict[str, Any]]) -> list[int] | None:
-        """The number of each row's problem after the curriculum's choice, which every rank makes alike."""
+    def _select_problems(self, inputs: list[dict[str, Any]]) -> list[int] | None:
+        """Each row's problem as the curriculum selects it, by number; the same on every rank."""
         if self._curriculum is None:
             return None
         start = self.accelerator.process_index * len(inputs)
         groups = [(start + i) // self.num_generations for i in range(len(inputs))]
         rollout = self._step // (self.args.steps_per_generation * self.num_iterations)  # micro-steps depend on ranks
-        return self._curriculum.choose_all([self._number_of[key_of(row["prompt"])] for row in inputs], groups, rollout)
+        return self._curriculum.select([row["prompt"] for row in inputs], groups, rollout)
 
-    def _learn_what_taught(self, problems: list[int], batch: Batch) -> None:
+    def _advantages(self, rollout: Rollout) -> Tensor:
+        """(N,) advantages of all ranks, which also go into TRL's table of completions."""
+        reward = rollout.reward.view(-1, self._generations)  # (P, G)
+        grouped = reward
+        if self.multi_objective_aggregation != "sum_then_normalize":
+            per_function = rollout.rewards.view(*reward.shape, -1)  # (P, G, reward functions)
+            grouped = normalize_then_sum(per_function, self.reward_weights.to(reward.device))
+        advantages = for_training(self._advantage_fn(grouped), reward).flatten()
+        table = self._logs["advantages"]  # TRL has appended its own
+        for _ in range(min(len(advantages), len(table))):
+            table.pop()
+        table.extend(advantages.tolist())
+        if self.model.training:
+            by_name = dict(zip(self.reward_func_names, rollout.rewards.unbind(1), strict=True))
+            self._nonfinite = describe_nonfinite(advantages, self.args.advantage, by_name)
+        return advantages
+
+    def _update_curriculum(self, problems: list[int], batch: Batch) -> None:
         """Tell the curriculum which groups of the rollout have a gradient.
 
         Args:
-            problems: of this rank's rows.
+            problems: numbers of this rank's problems, one per row.
             batch: the rows, with the advantages that they are trained with.
         """
         assert self._curriculum is not None
         numbers = self.accelerator.gather(torch.tensor(problems, device=self.accelerator.device))
-        rewards = self._rewards.view(-1, self.num_generations)  # (P, G) of all ranks
-        if not self._skips_idle_rows():
-            taught = torch.ones(len(rewards), dtype=torch.bool)
+        reward = self._rollout.reward.view(-1, self.num_generations)  # (P, G) of all ranks
+        if not self._ignores_zero_advantage_rows():
+            informative = torch.ones(len(reward), dtype=torch.bool)
         elif self.args.uses_axes:
-            moves = torch.tensor(moves_weights(batch), device=self.accelerator.device)
-            taught = self.accelerator.gather(moves).view(rewards.shape).any(dim=1)
+            rows = torch.tensor(has_gradient(batch), device=self.accelerator.device)
+            informative = self.accelerator.gather(rows).view(reward.shape).any(dim=1)
         else:
-            taught = rewards_differ(rewards)
-        self._curriculum.update(numbers[:: self.num_generations].tolist(), taught.tolist())
-        self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.settled)))
+            informative = rewards_differ(reward)
+        self._curriculum.update(numbers[:: self.num_generations].tolist(), informative.tolist())
+        self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.uninformative)))
 
-    def _skips_idle_rows(self) -> bool:
-        """Whether a row with advantage 0 has no gradient."""
+    def _ignores_zero_advantage_rows(self) -> bool:
+        """Whether rows with advantage 0 have no gradient."""
         return self._objective.ignores_zero_advantage_rows() if self.args.uses_axes else self.beta == 0
 
-    def _grouped_rewards(self) -> Tensor:
-        """(P, G) what the advantage is computed from."""
-        if self.multi_objective_aggregation == "sum_then_normalize":
-            return self._rewards.view(-1, self._generations)
-        per_func = self._per_func.view(-1, self._generations, self._per_func.shape[1])  # (P, G, reward functions)
-        return normalize_then_sum(per_func, self.reward_weights.to(per_func.device))
-
-    def _generate(self, prompts: list[Any]) -> Any:
-        output = super()._generate(prompts)
-        completion_ids = output[1]
-        self._finished = self._is_finished(completion_ids)
-        self._lengths = torch.tensor([len(ids) for ids in completion_ids], dtype=torch.float32)
-        if self.args.stop:  # TRL has counted those that ended at a stop string as truncated
-            device = self.accelerator.device
-            found = truncation(self._finished.to(device), self._lengths.to(device), self.accelerator.gather)
-            for name, value in found.items():
-                self._metrics_of_mode[name][-1] = value
-        return output
-
-    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], *args: object, **kwargs: object
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
         if self.use_vllm or not self.args.stop:
             return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         return self._hf_completion_ids(prompt_ids), None
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+    def _calculate_rewards(
+        self,
+        inputs: list[dict[str, Any]],
+        prompts: list[Any],
+        completions: list[Any],
+        completion_ids_list: list[list[int]],
+    ) -> Tensor:
+        device, metrics = self.accelerator.device, self._mode_metrics
+        finished = self._is_finished(completion_ids_list)
+        lengths = torch.tensor([len(ids) for ids in completion_ids_list], dtype=torch.float32)
+        if self.args.stop:  # TRL has counted completions that ended at a stop string as truncated
+            for name, value in truncation(finished.to(device), lengths.to(device), self.accelerator.gather).items():
+                metrics[name][-1] = value
         score = functools.partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
-        unscored = torch.zeros(len(prompts), len(self.reward_funcs), device=self.accelerator.device)
-        per_func = scored_on_all_ranks(score, self._fault_of_nan, unscored)
-        self._per_func = per_func  # (N, reward functions)
-        self._rewards = total_reward(per_func, self.reward_weights.to(per_func.device))  # (N,)
-        rollout = [
-            {
-                "prompt": p,
-                "response": completion_text(c),
-                "ground_truth": row.get("answer"),
-                "tokens": len(ids),
-                "token_entropy": None,  # of rows that are trained on
-            }
-            for p, c, row, ids in zip(prompts, completions, inputs, completion_ids_list, strict=True)
-        ]
-        columns = columns_apart(self._guards(), rollout[0], self.reward_func_names)
+        rewards = score_on_all_ranks(
+            score, self._fault_of_nan, unscored=torch.zeros(len(prompts), len(self.reward_funcs), device=device)
+        )
+        reward, offset = total_reward(rewards, self.reward_weights.to(device)), self.accelerator.process_index
+        self._rollout = Rollout(rewards, reward, finished, offset * len(prompts))
+        rows = log_rows(inputs, prompts, completions, completion_ids_list)
+        columns = distinct_columns(self._guards(), rows[0], self.reward_func_names)
         self._pending_extra_logs.clear()
         self._pending_extra_logs.update(columns)
-        for column, values in self._pending_extra_logs.items():
-            for row, value in zip(rollout, values, strict=True):
-                row[column] = plain_state(value)
+        self._rollout.complete(rows, columns, self.reward_func_names)
         if self.model.training:  # an evaluation may come between two steps on one rollout
-            self.last_rollout = rollout
-        own = self._rewards[self.accelerator.process_index * len(prompts) :][: len(prompts)]
-        correct = correct_by_row(self._pending_extra_logs.get("correct"), own)
-        for name, value in lengths_by_outcome(self._lengths, correct, self._sum_over_ranks).items():
-            self._metrics_of_mode[name].append(value)
-        return per_func
+            self.last_rollout = rows
+        correct = correct_by_row(columns.get("correct"), self._rollout.own(reward))
+        for name, value in lengths_by_outcome(lengths, correct, self._sum_over_ranks).items():
+            metrics[name].append(value)
+        return rewards
 
-    def _fault_of_nan(self, per_func: Tensor) -> RewardError | None:
-        """In the first rollout it is one at once, later where it comes `max_nonfinite_steps` times in a row."""
+    def _fault_of_nan(self, rewards: Tensor) -> RewardError | None:
+        """An error at once in the first rollout, then after `max_nonfinite_steps` rollouts in a row without rewards."""
         if not self.model.training:
             return None
-        self._unscored_in_a_row = self._unscored_in_a_row + 1 if per_func.isnan().all() else 0
-        borne = self.args.max_nonfinite_steps if self.state.global_step else 1
-        return fault_of_nan(self._guards(), len(per_func), self._unscored_in_a_row, borne)
+        self._unscored_in_a_row = self._unscored_in_a_row + 1 if rewards.isnan().all() else 0
+        tolerated = self.args.max_nonfinite_steps if self.state.global_step else 1
+        return fault_of_nan(self._guards(), len(rewards), self._unscored_in_a_row, tolerated)
 
     def _guards(self) -> list[Guard]:
-        """Of all reward functions, models left out."""
+        """The guards of all reward functions; reward models have none."""
         return [function.guard for function in self.reward_funcs if hasattr(function, "guard")]
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
         if not self.args.uses_axes:
-            loss: Tensor = super()._compute_loss(model, inputs)
-            return loss
-        mask = _loss_mask(inputs)
+            return super()._compute_loss(model, inputs)
+        mask = loss_mask(inputs)
         logp, entropy, aux_loss = self._log_probs(model, inputs)
-        # TRL leaves the old log-probabilities out where they equal the current ones.
+        # A batch of TRL's has no old log-probabilities where they equal the current ones.
         old_logp = inputs.get("old_per_token_logps", logp.detach())
         x = LossInputs(logp, old_logp, inputs["advantages"].view(len(logp), -1), mask)
         is_counted = self.model.training and self._steps_lie_in_one_rollout()
@@ -339,8 +338,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         loss = loss * self.accelerator.num_processes
         return loss + self._terms_of_a_micro_batch(aux_loss, entropy, mask if high_entropy is None else high_entropy)
 
-    def _log_probs(self, model: Any, inputs: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(B, T) log-probabilities and entropies of the completions, and the routers' loss where there is one."""
+    def _log_probs(self, model: nn.Module, inputs: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(B, T) log-probabilities and entropies of the completions, and the auxiliary loss of a mixture of experts."""
         prompt_ids, prompt_mask = inputs["prompt_ids"], inputs["prompt_mask"]
         completion_ids, completion_mask = inputs["completion_ids"], inputs["completion_mask"]
         if "prompts" in inputs:
@@ -352,32 +351,31 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
                     model, cache, prompt_ids, prompt_mask, completion_ids, completion_mask
                 )
             return logp, entropy, None
-        found: tuple[Tensor, Tensor, Tensor | None] = self._get_per_token_logps_and_entropies(
+        return self._get_per_token_logps_and_entropies(
             model,
             torch.cat([prompt_ids, completion_ids], dim=1),
             torch.cat([prompt_mask, completion_mask], dim=1),
             completion_ids.shape[1],
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
-            **{name: inputs[name] for name in _OF_IMAGES if name in inputs},
+            **{name: inputs[name] for name in _IMAGE_FIELDS if name in inputs},
         )
-        return found
 
     def _terms_of_a_micro_batch(self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor) -> Tensor | float:
-        """The routers' loss and the entropy bonus, means over a micro-batch as TRL cuts it."""
+        """The routers' auxiliary loss and the entropy bonus, which TRL averages over its micro-batch."""
         accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
         terms: Tensor | float = 0.0
         if aux_loss is not None:
             terms = self.router_aux_loss_coef * aux_loss / accumulation
             logged = self.accelerator.gather_for_metrics(aux_loss.detach()).mean().item()
-            self._metrics_of_mode["aux_loss"].append(logged)
+            self._mode_metrics["aux_loss"].append(logged)
         if self.entropy_coef:
             bonus = torch.where(trained, entropy, 0.0).sum() / trained.sum().clamp(min=1)
             terms = terms - self.entropy_coef * bonus / accumulation
         return terms
 
-    def _sampler_weight(self, inputs: dict[str, Any], old_logp: Tensor, mask: Tensor) -> Tensor | None:
-        """(B, 1) or (B, T) weight for the engine's mismatch with the trainer, or None for no correction."""
+    def _sampler_weight(self, inputs: Batch, old_logp: Tensor, mask: Tensor) -> Tensor | None:
+        """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, or None."""
         if not (self.use_vllm and self.vllm_importance_sampling_correction):
             return None
         sampled = inputs["sampling_per_token_logps"]
@@ -388,36 +386,27 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         )
         weight: Tensor = correct(old_logp, sampled, mask)
         if self._defers_old_log_probs():  # else TRL has logged it
-            self._log_mismatch(old_logp, sampled, mask)
+            self._step_metrics.add_mismatch(old_logp, sampled, mask)
         return weight
 
-    @torch.no_grad()
-    def _log_mismatch(self, old_logp: Tensor, sampled: Tensor, mask: Tensor) -> None:
-        """How far the engine's log-probabilities are from the trainer's, under TRL's names."""
-        difference, known = (old_logp - sampled).abs(), mask & ~sampled.isnan()
-        self._step_metrics.add({"sampling/sampling_logp_difference/mean": difference}, known)
-        self._step_metrics.add_max("sampling/sampling_logp_difference/max", difference[known])
-
     def _step_totals(self) -> StepTotals:
-        """Sequences and tokens of the optimizer step that the current micro-batch belongs to, over all ranks."""
+        """Counts over the optimizer step that the current micro-batch belongs to, computed once per step."""
         accumulation = self.current_gradient_accumulation_steps
         step = self._step // self.args.gradient_accumulation_steps
         if self._totals is None or self._totals[0] != step:
             first = self._step % self.args.steps_per_generation
             first -= first % self.args.gradient_accumulation_steps
-            window = [_loss_mask(batch) for batch in self._buffered_inputs[first : first + accumulation]]
-            counts = torch.tensor(
-                [sum(len(m) for m in window), sum(int(m.sum()) for m in window)],
-                dtype=torch.float64,
-                device=self.accelerator.device,
-            )
+            masks = [loss_mask(batch) for batch in self._buffered_inputs[first : first + accumulation]]
+            counts = torch.tensor([[len(mask), int(mask.sum())] for mask in masks], dtype=torch.float64).sum(dim=0)
+            counts = counts.to(self.accelerator.device)
             sequences, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
             self._totals = step, StepTotals(sequences, tokens, self.max_completion_length)
         return self._totals[1]
 
-    def _micro_batch_totals(self, inputs: dict[str, Any], mask: Tensor) -> StepTotals:
-        """Of an evaluation's batch; and where a step spans two rollouts, so that its tokens cannot be counted ahead:
-        what a step of this rollout has on average, as in TRL.
+    def _micro_batch_totals(self, inputs: Batch, mask: Tensor) -> StepTotals:
+        """Counts of an evaluation's batch, or a rollout's average per step, as in TRL.
+
+        The average is for a step that spans two rollouts: its tokens cannot be counted in advance.
         """
         if not self.model.training:
             steps, tokens = 1.0, mask.sum().item() * self.accelerator.num_processes
@@ -427,20 +416,20 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return StepTotals(len(mask) * self.accelerator.num_processes * steps, tokens, self.max_completion_length)
 
     def _log_step_metrics(self, counts: dict[str, float]) -> None:
-        """At the end of an optimizer step, and after every batch of an evaluation."""
+        """Log the step's metrics at the end of an optimizer step, and after every batch of an evaluation."""
         if self.model.training and not self.accelerator.sync_gradients:
             return
         for name, value in self._step_metrics.finish(self.accelerator, counts).items():
-            self._metrics_of_mode[name].append(value)
+            self._mode_metrics[name].append(value)
 
     # How this run trains.
 
     def _make_planner(self) -> StepPlanner | None:
-        """How micro-batches are cut; None where TRL's are taken as they are."""
+        """The planner of micro-batches, or None to take TRL's as they are."""
         args = self.args
         if not (args.uses_axes and self._steps_lie_in_one_rollout()) or self.aux_loss_enabled or self._is_vlm:
             return None
-        if args.entropy_coef or args.top_entropy_quantile < 1:  # both are about a micro-batch as TRL cuts it
+        if args.entropy_coef or args.top_entropy_quantile < 1:  # both average over a micro-batch as TRL cuts it
             return None
         sharded = (self.is_deepspeed_enabled and is_deepspeed_zero3_enabled()) or self.is_fsdp_enabled
         model = self.accelerator.unwrap_model(self.model)
@@ -448,44 +437,34 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         batching = Batching(
             rows=args.per_device_train_batch_size,
             tokens=args.micro_batch_tokens,
-            compact=args.dynamic_micro_batches and has_rotary_positions(model),
-            skip_idle=args.skip_zero_advantage_rows and self._skips_idle_rows(),
-            shared=args.share_prompt_prefix and args.dynamic_micro_batches and refusal is None,
+            dynamic=args.dynamic_micro_batches and has_rotary_positions(model),
+            skip_zero_advantage=args.skip_zero_advantage_rows and self._ignores_zero_advantage_rows(),
+            share_prompts=args.share_prompt_prefix and args.dynamic_micro_batches and refusal is None,
             multiple_of=args.pad_to_multiple_of,
         )
-        if not (batching.compact or batching.skip_idle or batching.shared):
+        if not (batching.dynamic or batching.skip_zero_advantage or batching.share_prompts):
             return None
         accumulation, slices = args.gradient_accumulation_steps, args.steps_per_generation
-        return StepPlanner(batching, accumulation, slices, self._largest_over_ranks)
+        return StepPlanner(batching, accumulation, slices, self._max_over_ranks)
 
-    def _largest_over_ranks(self, n: int) -> int:
+    def _max_over_ranks(self, n: int) -> int:
         return int(self.accelerator.gather(torch.tensor([n], device=self.accelerator.device)).max())
 
-    def _make_curriculum(self) -> Curriculum | None:
-        if self.args.uninformative_keep_prob == 1:
-            return None
-        if not isinstance(self.train_dataset, Dataset):
-            raise TypeError(
-                "uninformative_keep_prob needs a train_dataset whose rows can be looked up, a datasets.Dataset"
-            )
-        self._number_of = {key_of(prompt): i for i, prompt in enumerate(self.train_dataset["prompt"])}
-        return Curriculum(kinds_of(self.train_dataset), self.args.uninformative_keep_prob, self.args.seed)
-
     def _defers_old_log_probs(self) -> bool:
-        """Whether old log-probabilities come from our own passes: on-policy the loss's, off-policy those of a plan."""
+        """Whether our own passes compute the old log-probabilities: the loss's on-policy, the plan's off-policy."""
         if not (self.args.uses_axes and self.args.reuse_log_probs):
             return False
         if self._is_on_policy():
             return True
-        # An adapter's reference is the model itself, so that TRL's two calls for it look alike.
-        told_apart = self.beta == 0 or self.ref_model is not None
-        return told_apart and (self._planner is not None or not self.model.training)
+        # The reference of an adapter is the same model, so TRL's calls for it cannot be told from the policy's.
+        is_distinct = self.beta == 0 or self.ref_model is not None
+        return is_distinct and (self._planner is not None or not self.model.training)
 
     def _steps_lie_in_one_rollout(self) -> bool:
         return self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0
 
     def _is_on_policy(self) -> bool:
-        """Whether every rollout is trained on in one optimizer step, so that old and current policy are the same."""
+        """Whether every rollout is used up in one optimizer step, so that old and current policy are the same."""
         return self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
 
     @property
@@ -493,23 +472,21 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return int(self.num_generations if self.model.training else self.num_generations_eval)
 
     @property
-    def _metrics_of_mode(self) -> Any:
-        """By name the values that wait for the next log, of training or of an evaluation."""
+    def _mode_metrics(self) -> dict[str, list[float]]:
+        """The values by name that the next log averages, of training or of an evaluation."""
         return self._metrics["train" if self.model.training else "eval"]
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        total: Tensor = self.accelerator.reduce(values.to(self.accelerator.device))
-        return total
+        return self.accelerator.reduce(values.to(self.accelerator.device))
 
     def _seconds_syncing(self) -> float:
         return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0
 
-    # What a resumed run needs, what a report of a step has, and what sampling outside of rollouts takes.
+    # State for resuming, reports of a step, and sampling outside of rollouts.
 
     def resume_state(self) -> dict[str, Any]:
-        """The position in the rollout, the rollout while steps are left on it, and metrics not yet logged."""
-        state = super().resume_state()
-        state |= {
+        """The curriculum, metrics not yet logged, and the rollout while steps on it are left."""
+        state = super().resume_state() | {
             "_logs": plain_state(self._logs),
             "_current_train_step_time": self._current_train_step_time,
             "_last_world_entropy": plain_state(self._last_world_entropy),
@@ -527,7 +504,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return state
 
     def load_resume_state(self, state: dict[str, Any] | None) -> None:
-        """Go on in the middle of a rollout; from a stock trainer's checkpoint, with a new rollout at the same place."""
+        """Resume within a rollout; from a checkpoint of stock TRL (None), with a new rollout at the same position."""
         super().load_resume_state(state)
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if state is None:
@@ -567,17 +544,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return self._nonfinite
 
     def completion_ids(self, prompts: list[str]) -> list[list[int]]:
-        """One completion per prompt, as TRL makes them in a rollout."""
+        """One completion per prompt, generated as in a rollout."""
         prompt_ids, images, fields = self._tokenize_prompts(prompts)
         ids: list[list[int]] = self._generate_single_turn(prompt_ids, images, fields, 1)[0]
         return ids
 
     def forget_engine_weights(self) -> None:
-        """Before the next completions."""
+        """Force a weight sync before the next completions."""
         self._last_loaded_step = -1
-
-
-def _loss_mask(batch: dict[str, Any]) -> Tensor:
-    """(B, T) bool: completion tokens that the model wrote and that train."""
-    mask = batch["completion_mask"]
-    return (mask if "tool_mask" not in batch else mask * batch["tool_mask"]).bool()

@@ -233,9 +233,7 @@ OURS: dict[str, Entry] = {
             shown="grpo/test_step::test_fewer_tokens_are_computed",
         ),
     ),
-    "uninformative_keep_prob": Entry(
-        HONORED, shown="grpo/test_curriculum::test_a_rollout_is_made_of_what_is_not_settled"
-    ),
+    "uninformative_keep_prob": Entry(HONORED, shown="grpo/test_curriculum::test_rollout_avoids_uninformative_problems"),
     "reward_timeout": Entry(
         HONORED,
         shown="training/test_faults::test_reward_times_out_as_configured_and_handler_is_restored",

@@ -229,7 +229,7 @@ def test_pass_at_k_by_hand() -> None:
     assert_close(advantage, float64([[0.5, -1 / 6, -1 / 6, -1 / 6]]), rtol=0, atol=1e-12)
 
 
-def test_pass_at_k_counts_as_right_what_exceeds_the_threshold() -> None:
+def test_pass_at_k_counts_as_correct_what_exceeds_the_threshold() -> None:
     reward = float64([[0.5, 0.6, 0.2, 0.0]])
     default, lenient = ADVANTAGES.build("pass_at_k", k=1), ADVANTAGES.build("pass_at_k", k=1, threshold=0.1)
     assert (default(reward) > 0).tolist() == [[False, True, False, False]]

@@ -166,7 +166,7 @@ def test_rates_are_of_whole_rollouts() -> None:
         assert found.step == pytest.approx(0.05)
 
 
-def test_completions_go_on_as_long_as_in_the_last_quarter() -> None:
+def test_completions_stay_as_long_as_in_the_last_quarter() -> None:
     metrics, _ = run(60)
     for entry in metrics:
         entry["completions/mean_length"] = 9.0 if entry["step"] <= 44 else 5.0
@@ -198,7 +198,7 @@ def test_two_passes_train_on_every_token_twice() -> None:
     assert measured(metrics, summary, twice).trained_token == pytest.approx(0.6 / 160)
 
 
-def test_time_beside_steps_validation_and_saving_is_overhead() -> None:
+def test_time_outside_steps_validation_and_saving_is_overhead() -> None:
     metrics, summary = run(80)
     assert overhead(metrics, summary["validations"], SETTINGS, 1.5) == pytest.approx(0.05)
     unsaved = SETTINGS | {"save_strategy": "no"}  # then the 1.5 s of step 60 are something else

@@ -292,7 +292,7 @@ def finished(folder: Path, **others: Any) -> Pipeline:
     return pipeline
 
 
-def test_a_chain_that_is_complete_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_pipeline_that_is_complete_is_left_as_it_is(tmp_path: Path) -> None:
     pipeline = finished(tmp_path / "p")
     first = run_leaderboard(pipeline, ROOT)  # killed before it could report, and out of time by now
     assert (first["status"], first["accuracy"]) == ("complete", 0.7)
@@ -363,7 +363,7 @@ def test_a_stage_has_ended_before_it_would_be_killed() -> None:
 
 
 @pytest.mark.parametrize("error", [InputError("1_grpo ended with status 3"), KeyboardInterrupt()])
-def test_a_chain_that_is_interrupted_leaves_what_it_has(
+def test_an_interrupted_pipeline_leaves_what_it_has(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:

@@ -54,7 +54,7 @@ def test_only_correct_rollouts_are_kept_in_order_and_once(name: str, options: di
 
 
 @contract
-def test_no_question_with_a_right_rollout_goes_without_one(name: str, options: dict[str, int]) -> None:
+def test_each_question_with_a_correct_rollout_keeps_one(name: str, options: dict[str, int]) -> None:
     kept = SELECTIONS.build(name, **options)(DRAWS)
     assert {r["question"] for r in kept} == {r["question"] for r in DRAWS if r["outcome"] == "correct"}
 

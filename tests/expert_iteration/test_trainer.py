@@ -193,7 +193,7 @@ def test_micro_batch_without_rows_has_no_trainable_token(tmp_path: Path) -> None
     assert [int((batch["labels"] != -100).sum()) for batch in batches] == [2, 2, 0]
 
 
-def test_every_chunk_of_rollouts_is_drawn_anew(tmp_path: Path) -> None:
+def test_every_chunk_of_rollouts_is_sampled_again(tmp_path: Path) -> None:
     trained(tmp_path, n_ei_steps=1, questions_per_step=1, group_size=8, rollout_chunk=4)
     texts = [row["response"] for row in read_jsonl(tmp_path / "ei" / "step_1" / ROLLOUTS)]
     assert len(texts) == 8
@@ -228,7 +228,7 @@ def resumed(whole: Path, again: Path, step: int, **settings: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_resumed_at_any_optimizer_step_it_is_the_same_to_the_bit(tmp_path: Path) -> None:
+def test_resumed_at_any_optimizer_step_it_is_bit_identical(tmp_path: Path) -> None:
     model = str(save_tiny(tmp_path / "tiny"))
     whole = trained(tmp_path / "whole", model=model, **SAVING)
     last = whole.state.global_step

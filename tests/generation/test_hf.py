@@ -178,7 +178,7 @@ def test_vllm_accepts_the_sampling_settings(vllm_arguments: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("use_vllm", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_sampling_settings_of_the_user_are_kept_beside_ours(
+def test_sampling_settings_of_the_user_are_kept_next_to_ours(
     use_vllm: bool, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SETTINGS, "generation_kwargs", {"seed": 3} if use_vllm else {"num_beams": 1})

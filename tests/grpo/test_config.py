@@ -180,7 +180,7 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers(settings: dict[str, 
     refused(ValueError, message, **settings)
 
 
-def test_a_handout_name_beside_an_equal_trl_name_is_fine() -> None:
+def test_a_handout_name_next_to_an_equal_trl_name_is_fine() -> None:
     args = config(
         group_size=4, num_generations=4, train_batch_size=8, rollout_batch_size=8, n_grpo_steps=2, max_steps=2
     )
@@ -230,14 +230,14 @@ def test_every_axis_member_works_alone_with_grpo_defaults(axis: str, name: str) 
         assert getattr(args, other) == getattr(PRESETS["grpo_clip"], other)
 
 
-def test_axis_beside_a_preset_replaces_member_and_its_options() -> None:
+def test_axis_next_to_a_preset_replaces_member_and_its_options() -> None:
     dapo = config(preset="dapo", policy_loss="cispo")
     assert (dapo.policy_loss, dapo.policy_loss_options, dapo.aggregation) == ("cispo", {}, "token_mean")
     dapo = config(preset="dapo", policy_loss="cispo", policy_loss_options={"ratio_max": 2.0})
     assert dapo.policy_loss_options == {"ratio_max": 2.0}
 
 
-def test_options_beside_a_preset_are_merged_into_the_same_member() -> None:
+def test_options_next_to_a_preset_are_merged_into_its_member() -> None:
     for named in ({}, {"policy_loss": "ppo_clip"}):
         dapo = config(preset="dapo", policy_loss_options={"eps_high": 0.5}, **named)
         assert dapo.policy_loss_options == {"eps_low": 0.2, "eps_high": 0.5}

@@ -157,7 +157,7 @@ def test_two_ranks_log_the_values_of_one(metric: str, ranks: list[dict[str, Any]
         assert any(of_one), "a metric that is always 0 shows nothing"
 
 
-def test_each_kept_row_is_finetuned_on_by_one_rank(ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:
+def test_each_kept_row_is_trained_on_by_one_rank(ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:
     of_two, of_one = (
         [entry["num_tokens"] for entry in found["expert_iteration"]["logs"] if "num_tokens" in entry]
         for found in (ranks[0], one_rank)

@@ -24,7 +24,7 @@ def test_maximum_is_the_largest_and_unmeasured_is_absent() -> None:
     assert metrics.finish(Accelerator(cpu=True), {"counted": 5.0}) == {"worst": 2.0, "counted": 0.0}
 
 
-def test_it_starts_anew_after_each_step() -> None:
+def test_it_is_empty_again_after_each_step() -> None:
     metrics = StepMetrics()
     metrics.add({"a": torch.ones(1, 2)}, torch.ones(1, 2, dtype=torch.bool))
     metrics.add_max("b", torch.ones(1))

@@ -159,7 +159,7 @@ def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) ->
     assert not missing, f"TRL {trl.__version__} has no GRPOTrainer.{', '.join(missing)}"
 
 
-def test_trls_finetuning_has_what_ours_relies_on(tmp_path: Path) -> None:
+def test_trls_sft_trainer_has_what_ours_relies_on(tmp_path: Path) -> None:
     rows = [{"input_ids": [3, 4, 5], "completion_mask": [0, 1, 1]}]
     stock = tiny_sft(SFTTrainer, SFTConfig, tmp_path, rows, completion_only_loss=True)
     read = read_of_trl(

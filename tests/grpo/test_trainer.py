@@ -743,7 +743,7 @@ def test_validation_returns_one_completion_per_prompt_in_order(tmp_path: Path) -
         assert trainer.sample(texts, batch_size, seed=0) == [ends[text[-1]] for text in texts]
 
 
-def test_logging_beside_training_keeps_the_metrics_of_the_step(tmp_path: Path) -> None:
+def test_logging_outside_training_keeps_the_metrics_of_the_step(tmp_path: Path) -> None:
     class Beside(TrainerCallback):
         trainer: Any = None
 

@@ -281,7 +281,7 @@ def test_hub_failure_at_the_end_of_a_run_costs_only_the_push(hub: Hub, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "places"), [("all_checkpoints", {2, 4}), ("checkpoint", {"last-checkpoint"})])
-def test_checkpoints_are_pushed_whole_while_the_run_goes_on(
+def test_complete_checkpoints_are_pushed_while_the_run_trains(
     strategy: str, places: set[object], hub: Hub, tmp_path: Path
 ) -> None:
     policy = make_base_policy(0, tmp_path / "cache", SMALL, progress=False)

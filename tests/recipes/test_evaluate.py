@@ -101,7 +101,7 @@ def test_log_probabilities_are_the_models_own(policy: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_interrupted_it_goes_on_and_gives_what_one_run_gives(
+def test_an_interrupted_evaluation_resumes_with_the_same_result(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_evaluation(settings(policy, tmp_path / "whole"))

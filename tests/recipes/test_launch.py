@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from tests.grpo.test_distributed import by_accelerate, environment_of_ranks
-from tests.recipes.test_finetuning import SMALL_EI
 from tests.recipes.test_grpo import RECIPE, ROOT, SMALL, TINY_RUN, rows
+from tests.recipes.test_sft_and_pipeline import SMALL_EI
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.runs.checkpoints import checkpoints, damage, step_of
 
@@ -98,7 +98,7 @@ def steps(folder: Path) -> list[int]:
 @pytest.mark.distributed
 def test_expert_iteration_runs_on_two_ranks_under_zero3(settings: Path, tmp_path: Path) -> None:
     model = yaml.safe_load(settings.read_text())["model_name_or_path"]
-    grader = {"validation_grader": f"{ROOT / 'tests' / 'recipes' / 'test_finetuning.py'}:anything"}
+    grader = {"validation_grader": f"{ROOT / 'tests' / 'recipes' / 'test_sft_and_pipeline.py'}:anything"}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump({**SMALL_EI, **grader, "model_name_or_path": model}))
     script = RECIPE.with_name("expert_iteration.py")
     with launched(tmp_path, "two_cpu_ranks_zero3", "--config", "small.yaml", recipe=script) as run:

@@ -110,7 +110,7 @@ def test_auto_resumes_from_newest_intact_checkpoint_in_folder(tmp_path: Path) ->
     assert not torn.exists()
 
 
-def test_a_resumed_run_knows_for_how_long_nothing_was_learnt(tmp_path: Path) -> None:
+def test_a_resumed_run_counts_its_zero_variance_steps_further(tmp_path: Path) -> None:
     kept = Run(tmp_path, {}, without_spread=7).record()
     a_run(tmp_path / "run", without_spread=kept["without_spread"])
     assert opened(tmp_path / "run", "auto")[0].without_spread == 7
@@ -169,7 +169,7 @@ def test_validation_settings_are_recorded_as_used() -> None:
     assert plain != noted("--sampling_temperature", "0.5", "--sampling_max_tokens", "9", answer="2")
 
 
-def test_a_stock_checkpoint_goes_on_in_a_new_folder(tmp_path: Path) -> None:
+def test_a_stock_checkpoint_resumes_in_a_new_folder(tmp_path: Path) -> None:
     stock = save(tmp_path / "stock", 3)
     run, said = opened(tmp_path / "run", str(stock))
     assert (run.folder, run.checkpoint, run.validations) == (tmp_path / "run", stock, [])
@@ -276,7 +276,7 @@ def test_logs_are_cut_only_where_they_are_longer(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text() == "1\n2\n"
 
 
-def test_the_clock_goes_on_from_what_was_used() -> None:
+def test_the_clock_continues_from_what_was_used() -> None:
     first = Clock(50.0)
     before = first.seconds()
     time.sleep(0.05)

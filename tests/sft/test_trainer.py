@@ -149,7 +149,7 @@ def test_policy_sampling_uses_stop_string_and_keeps_train_mode(tmp_path: Path) -
 
 
 @pytest.mark.vllm
-def test_the_colocated_engine_writes_with_the_finetuned_weights(tmp_path: Path) -> None:
+def test_the_colocated_engine_samples_from_the_trained_weights(tmp_path: Path) -> None:
     engine = {"use_vllm": True, "vllm_dtype": "float32", "vllm_max_model_length": 64, "vllm_enforce_eager": True}
     model = str(save_model(tmp_path / "model", tied=True))
     trainer = ours(tmp_path, LEARNT, model=model, model_init_kwargs={"dtype": "float32"}, **{**ADAM, **engine})
@@ -162,7 +162,7 @@ def test_the_colocated_engine_writes_with_the_finetuned_weights(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_an_adapter_is_finetuned_and_the_model_under_it_is_not(tmp_path: Path) -> None:
+def test_an_adapter_is_trained_and_the_model_under_it_is_not(tmp_path: Path) -> None:
     model = tiny_model()
     before = copy.deepcopy(model.state_dict())
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -173,7 +173,7 @@ def test_an_adapter_is_finetuned_and_the_model_under_it_is_not(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_resumed_finetuning_is_the_same_to_the_bit(step: int, tmp_path: Path) -> None:
+def test_a_resumed_sft_run_is_bit_identical(step: int, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 1, "logging_steps": 2, "optim": "adamw_torch"}
     whole, again = (ours(tmp_path / name, **saving) for name in ("whole", "again"))
     whole.train()

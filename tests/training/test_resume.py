@@ -83,7 +83,7 @@ def assert_same_end(first: Any, second: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_resumed_after_any_step_a_run_is_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
+def test_resumed_after_any_step_a_run_is_bit_identical(name: str, tmp_path: Path) -> None:
     settings = {"model": str(save_tiny(tmp_path / "tiny")), **RUNS[name]}
     whole = made(tmp_path / "whole", **settings)
     whole.train()
@@ -135,7 +135,7 @@ def test_resumed_run_has_uninterrupted_choices_and_rates(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_adapter_is_resumed_to_the_bit(tmp_path: Path) -> None:
+def test_a_resumed_adapter_is_bit_identical(tmp_path: Path) -> None:
     def lora(path: Path) -> Any:
         adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
         return made(path, peft_config=adapter, preset="grpo_clip", model=base, **OFF_POLICY)
@@ -149,7 +149,7 @@ def test_an_adapter_is_resumed_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stock_checkpoint_goes_on_here_and_ours_with_stock_trl(tmp_path: Path) -> None:
+def test_a_stock_checkpoint_resumes_here_and_ours_in_stock_trl(tmp_path: Path) -> None:
     def trained(trainer_class: Any, config_class: Any, path: Path, resume: Path | None = None) -> Any:
         trainer = make_trainer(trainer_class, config_class, path, ends_early, **SAVING)
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)

@@ -90,7 +90,7 @@ TRAINER: dict[str, Entry] = {
     "enable_jit_checkpoint": Entry(HONORED, shown="needs a SIGTERM to the process"),
     **rows(
         "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint",
-        Entry(HONORED, shown="training/test_resume::test_resumed_after_any_step_a_run_is_the_same_to_the_bit"),
+        Entry(HONORED, shown="training/test_resume::test_resumed_after_any_step_a_run_is_bit_identical"),
     ),
 }
 
@@ -336,9 +336,11 @@ SFT_TASK: dict[str, Entry] = {
     "traces_config": Entry(HONORED, shown="data/test_load::test_a_dataset_repository_with_subjects_as_configurations"),
     "trace_answer": Entry(HONORED, shown="data/test_traces::test_trace_columns_default_to_prompt_response_and_answer"),
     "num_unique_examples": Entry(
-        HONORED, shown="recipes/test_finetuning::test_several_sizes_are_run_once_each_and_plotted"
+        HONORED, shown="recipes/test_sft_and_pipeline::test_several_sizes_are_run_once_each_and_plotted"
     ),
-    "filter_correct": Entry(HONORED, shown="recipes/test_finetuning::test_only_right_traces_are_kept_counted_and_told"),
+    "filter_correct": Entry(
+        HONORED, shown="recipes/test_sft_and_pipeline::test_only_correct_traces_are_kept_counted_and_reported"
+    ),
 }
 
 _STEPS = Entry(HONORED, shown="expert_iteration/test_trainer::test_every_setting_of_a_step_has_its_effect")
@@ -349,7 +351,9 @@ EXPERT_ITERATION: dict[str, Entry] = {
         "n_ei_steps epochs_per_step questions_per_step group_size rollout_batch_size selection selection_options",
         _STEPS,
     ),
-    "rollout_chunk": Entry(HONORED, shown="expert_iteration/test_trainer::test_every_chunk_of_rollouts_is_drawn_anew"),
+    "rollout_chunk": Entry(
+        HONORED, shown="expert_iteration/test_trainer::test_every_chunk_of_rollouts_is_sampled_again"
+    ),
 }
 
 _SAMPLES = Entry(HONORED, shown="recipes/test_evaluate::test_a_setting_of_how_it_is_sampled_reaches_the_sampler")
@@ -365,7 +369,7 @@ EVALUATION: dict[str, Entry] = {
     "problems": _SAMPLE,
     **rows(
         "samples batch_size",
-        Entry(HONORED, shown="recipes/test_evaluate::test_interrupted_it_goes_on_and_gives_what_one_run_gives"),
+        Entry(HONORED, shown="recipes/test_evaluate::test_an_interrupted_evaluation_resumes_with_the_same_result"),
     ),
     "grader": Entry(HONORED, shown="recipes/test_evaluate::test_the_samples_the_summary_and_the_table_say_the_same"),
     **rows("temperature top_p max_tokens min_tokens stop", _SAMPLES),

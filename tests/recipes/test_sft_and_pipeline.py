@@ -1,4 +1,4 @@
-"""SFT, expert iteration and chains of recipes as they are started: settings, files, learning, going on."""
+"""SFT, expert iteration and pipelines as they are started: settings, files, learning, resuming."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL_RUN: dict[str, Any] = {
 SMALL_SFT = {**SMALL_RUN, "train_problems": 40, "max_steps": 3, "validate_every": 2, "save_strategy": "no"}
 SMALL_EI = {
     **SMALL_RUN, "train_problems": 16, "n_ei_steps": 2, "questions_per_step": 4, "group_size": 2, "save_steps": 1,
-    "validation_grader": "tests/recipes/test_finetuning.py:anything", "rollout_chunk": 4,
+    "validation_grader": "tests/recipes/test_sft_and_pipeline.py:anything", "rollout_chunk": 4,
 }  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def chosen(**settings: Any) -> tuple[list[dict[str, Any]], dict[str, int], list[
     return data.train, data.counts, data.lines()
 
 
-def test_only_right_traces_are_kept_counted_and_told() -> None:
+def test_only_correct_traces_are_kept_counted_and_reported() -> None:
     rows, counts, said = chosen(train_problems=200, filter_correct=True)
     everything, _, _ = chosen(train_problems=200)
     assert counts == {"unique": len(everything), "correct": len(rows), "chosen": len(rows)}
@@ -181,7 +181,7 @@ def test_packing_and_handout_normalizer_run_from_command_line(tmp_path: Path, po
 
 
 @pytest.mark.slow
-def test_an_adapter_is_finetuned_by_expert_iteration(tmp_path: Path, policy: str) -> None:
+def test_an_adapter_is_trained_by_expert_iteration(tmp_path: Path, policy: str) -> None:
     lora = ["--use_peft", "--lora_target_modules", "q_proj", "v_proj", "--lora_r", "4"]
     summary = run_here(EXPERT_ITERATION_SETTINGS, SMALL_EI, tmp_path, policy, *lora)
     assert len(summary["steps"]) == 2
@@ -252,7 +252,7 @@ def test_pipeline_passes_its_model_shares_its_budget_and_resumes(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_chains_stages_are_checked_before_the_first_one_runs(tmp_path: Path) -> None:
+def test_a_pipelines_stages_are_checked_before_the_first_runs(tmp_path: Path) -> None:
     stages = [{"recipe": "sft"}, {"recipe": "grpo", "settings": {"preset": "grpo_clp"}}]
     (tmp_path / "chain.yaml").write_text(yaml.safe_dump({"stages": stages}))
     done = subprocess.run(

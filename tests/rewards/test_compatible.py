@@ -1,4 +1,4 @@
-"""The compatible grader: the course's verdicts, its mistakes included. Values by hand from the rules' description."""
+"""The compatible grader: the course's verdicts, mistakes included. Expected values follow the rules' description."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trl_ext.rewards.ground_truth import accepted_answers
 PARITY_FILE = Path(__file__).parents[1] / "data" / "grader_parity.jsonl"
 PARITY = [json.loads(line) for line in PARITY_FILE.read_text(encoding="utf-8").splitlines()]
 # Row: why the verdict differs.
-DIFFERENT = {778: "the reference divides in floating point, where -21/9. and -21.0/9 differ by rounding"}
+DIFFERENT = {778: "the course's grader divides in floating point, where -21/9. and -21.0/9 differ by rounding"}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_known_verdicts(candidate: str, reference: str, equal: bool) -> None:
     ("candidate", "reference", "equal"),
     [(r"\frac{2}{4}", r"\frac12", True), ("44%", "0.44", True), ("5", "6", False), (r"\{2,1\}", r"\{1,2\}", True)],
 )
-def test_the_lenient_stage_asks_math_verify(candidate: str, reference: str, equal: bool) -> None:
+def test_the_third_stage_is_math_verify(candidate: str, reference: str, equal: bool) -> None:
     assert not compare(candidate, reference)[0]
     assert compare(candidate, reference, math_verify=True)[0] is equal
 
@@ -160,7 +160,7 @@ def verdict(row: dict[str, Any]) -> dict[str, float]:
     return {"format_reward": float(found.well_formed), "answer_reward": float(correct), "reward": float(correct)}
 
 
-def test_verdicts_equal_the_reference_except_on_listed_rows() -> None:
+def test_verdicts_equal_the_courses_except_on_listed_rows() -> None:
     assert {i for i, row in enumerate(PARITY) if verdict(row) != row["expected"]} == set(DIFFERENT)
     assert 1 - len(DIFFERENT) / len(PARITY) >= 0.995
 
@@ -177,7 +177,7 @@ HUGE = 100_000
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("reference", [r"\frac{1}{2}", "x+1", "5", "(1,1/2)"])
-def test_what_made_the_reference_hang_gets_a_verdict_at_once(candidate: str, reference: str) -> None:
+def test_input_that_hung_the_courses_grader_is_graded_at_once(candidate: str, reference: str) -> None:
     began = time.perf_counter()
     assert not compare(candidate, reference)[0]
     assert time.perf_counter() - began < 1.0

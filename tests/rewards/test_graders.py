@@ -276,6 +276,6 @@ def test_a_reference_that_is_nan_is_refused(reference: Any) -> None:
         math_reward_fn("</think> <answer>nan</answer>", reference)
 
 
-def test_the_text_nan_of_a_table_is_no_answer_to_be_paid_for() -> None:
+def test_the_text_nan_of_a_table_earns_no_reward() -> None:
     assert math_reward_fn("</think> <answer>nan</answer>", "nan")["reward"] == 0
     assert math_reward_fn("</think> <answer> NaN </answer>", "nan")["reward"] == 0

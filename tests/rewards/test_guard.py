@@ -1,4 +1,4 @@
-"""Reward functions as people write them: what they raise, return and log is theirs, and a fault of theirs is named."""
+"""Reward functions as users write them: their results pass through, and their errors are reported as theirs."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_guarded_reward_is_a_function_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("reward", ["1", b"1", 1j, torch.ones(2), [1.0]], ids=str)
-def test_what_is_no_number_is_named(reward: Any) -> None:
+def test_a_reward_that_is_not_a_number_is_named(reward: Any) -> None:
     with pytest.raises(RewardError, match=r"reward '<lambda>' returned .* for completion 1, not a number or None"):
         guarded(lambda completions: [1, reward], None)(completions=["a", "b"])
 
@@ -138,7 +138,7 @@ def test_a_reward_of_an_environment_is_called_as_trl_calls_it() -> None:
     assert guarded(lambda environments, **_: [1.0 for _ in environments], 5.0)(environments=["a", "b"]) == [1.0, 1.0]
 
 
-def test_a_processs_own_alarm_comes_when_it_would_have_come() -> None:
+def test_an_alarm_of_the_process_still_rings_on_time() -> None:
     def takes(completions: list[str], seconds: float) -> list[float]:
         time.sleep(seconds)
         return [seconds for _ in completions]
@@ -161,7 +161,7 @@ def test_a_processs_own_alarm_comes_when_it_would_have_come() -> None:
         signal.setitimer(signal.ITIMER_REAL, *pytests)
 
 
-# Responses that are no text.
+# Responses that are not texts.
 
 
 @pytest.mark.parametrize("grader", sorted(GRADERS))

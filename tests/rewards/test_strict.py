@@ -65,7 +65,7 @@ def test_five_m_is_a_length_or_a_product_and_2t_is_no_tonne() -> None:
     "text",
     ["", "5 6", "(1", "1)", r"\frac{1}", "5+", "*5", "^2", "|x", r"\foo", "x__2", "1.2.3", "{", r"\sqrt", "5#", "'"],
 )
-def test_what_is_no_answer_is_refused(text: str) -> None:
+def test_text_that_is_not_an_answer_is_refused(text: str) -> None:
     with pytest.raises(Unreadable):
         parse(text)
 
@@ -89,7 +89,7 @@ def test_units_have_spellings(phrase: str, same: str) -> None:
 
 
 @pytest.mark.parametrize("phrase", ["or", "5", "x", "cm^4", "", "not km", "a b c d e f g"])
-def test_what_is_no_unit(phrase: str) -> None:
+def test_phrases_that_are_not_units(phrase: str) -> None:
     assert read_unit(phrase) is None
 
 
@@ -111,7 +111,7 @@ def test_the_labels_are_many_distinct_and_of_both_kinds() -> None:
 def test_truth_matches_its_own_respelling_and_no_label_crashes(row: dict[str, Any]) -> None:
     reference = row["truth"]
     assert compare(f" ${reference}$. ", reference).correct
-    compare(reference, row["answer"])  # the other way round a verdict, whichever
+    compare(reference, row["answer"])  # with the sides exchanged there is a verdict, whichever
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_truth_matches_its_own_respelling_and_no_label_crashes(row: dict[str, An
         ("9 or 8", "9", "more than one answer"), ("7 kg", "7 km", "another unit"), ("9" * 700, "9", "too long"),
     ],
 )  # fmt: skip
-def test_the_reason_is_told(answer: str, reference: str, reason: str) -> None:
+def test_the_reason_is_given(answer: str, reference: str, reason: str) -> None:
     assert compare(answer, reference).reason == reason
 
 

@@ -90,7 +90,7 @@ def test_any_text_comes_back_as_it_was(pool: Pool, text: str) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_failure_is_named_and_its_neighbours_are_right(pool: Pool, job: list[str], kind: str, detail: str) -> None:
+def test_a_failure_is_named_and_its_neighbors_have_results(pool: Pool, job: list[str], kind: str, detail: str) -> None:
     pool.map([GOOD, GOOD])  # both workers are there, whichever test is the first
     before, restarted = children(), pool.restarted
     jobs = [["echo", i] for i in range(20)]
@@ -151,7 +151,7 @@ def test_the_limit_is_per_job(pool: Pool) -> None:
     assert pool.restarted == restarted
 
 
-def test_slow_jobs_are_shared_between_the_workers(pool: Pool) -> None:
+def test_slow_jobs_are_balanced_between_the_workers(pool: Pool) -> None:
     pool.map([GOOD] * 2)
     start = time.monotonic()
     pool.map([["sleep", 0.2]] * 8)
@@ -249,7 +249,7 @@ def test_starting_does_not_count_as_the_first_jobs_time(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_map_that_loses_every_job_is_an_error() -> None:
+def test_a_map_whose_jobs_all_fail_is_an_error() -> None:
     with Pool(ACT, WorkerLimits(seconds=0.05)) as pool:
         with pytest.raises(
             PoolError, match=r"all 8 jobs of a map got no result from tests.support.hostile:act \(e.g. timeout"
@@ -260,7 +260,7 @@ def test_a_map_that_loses_every_job_is_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_many_losses_in_a_row_over_several_maps_are_an_error() -> None:
+def test_many_failures_in_a_row_over_several_maps_are_an_error() -> None:
     with Pool(ACT) as pool:
         for _ in range(4):
             assert kinds(pool.map([["leave"]] * 7)) == ["crash"] * 7

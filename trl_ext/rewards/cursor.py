@@ -21,7 +21,7 @@ def scan(token: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 
 class Cursor:
-    """The tokens of a text and how many of them are read. A parser adds one method per rule of its grammar."""
+    """The tokens of a text and how many of them are read. Parsers add a method per rule."""
 
     max_depth: ClassVar[int] = 60
     error: ClassVar[type[ValueError]] = ValueError  # raised for a text that is not in the grammar

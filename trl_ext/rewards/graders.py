@@ -23,7 +23,7 @@ from trl_ext.rewards.workers.pool import Failure, Pool
 GRADERS = Registry("grader")
 CACHED_PAIRS = 100_000  # per comparison
 
-# Two integers of at most 15 digits (exact as doubles too) are compared in this process.
+# Two integers of at most 15 digits, which are exact as doubles too, are compared in this process.
 _SMALL_INTEGER = re.compile(r"-?[0-9]{1,15}")
 _COMPATIBLE_FORMATS = {"r1_zero": extract_r1_zero, "boxed": extract_question_only}
 

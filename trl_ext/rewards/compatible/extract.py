@@ -12,7 +12,7 @@ from trl_ext.rewards.extract import BOXED, Extraction, boxed_content
 
 
 def extract_r1_zero(response: str) -> Extraction:
-    r"""The text after the last `<answer>`, without closing tags; if there is a `\boxed` in it, what that holds."""
+    r"""The text after the last `<answer>`, without closing tags; if it has a `\boxed`, the content of that."""
     if "</think> <answer>" not in response or "</answer>" not in response:
         return Extraction(False, None)
     candidate: str | None = response.rpartition("<answer>")[2].replace("</answer>", "")
@@ -22,6 +22,6 @@ def extract_r1_zero(response: str) -> Extraction:
 
 
 def extract_question_only(response: str) -> Extraction:
-    r"""What the last `\boxed{...}` holds; the format is met if that is well formed."""
+    r"""The content of the last `\boxed{...}`; the response is well formed if that is."""
     candidate = boxed_content(response)
     return Extraction(candidate is not None, candidate)

@@ -26,7 +26,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """A time of day, on a clock of 12 hours where it says which half of the day, else of 12 or 24."""
+    """A time of day; without its half it is on a clock of 12 or of 24 hours."""
 
     hour: int
     minute: str
@@ -34,7 +34,7 @@ class Time:
 
     @property
     def hour_of_24(self) -> int:
-        """12 am is 0."""
+        """The hour on a clock of 24 hours; 12 am is 0."""
         return self.hour if self.half is None else self.hour % 12 + 12 * (self.half == "pm")
 
 

@@ -47,7 +47,7 @@ def equal(answer: Answer, reference: Answer) -> bool:
 
 
 def _items_meant(inexplicit: Ordered, other: Answer) -> tuple[Answer, ...] | None:
-    """The items of `other` if it settles that `100,200` is a list and no number, or `9:16` a ratio and no time."""
+    """The items of `other` if it shows that `100,200` is a list, or that `9:16` is a ratio and not a time."""
     if inexplicit.brackets == "::":
         return other.items if isinstance(other, Ordered) and other.brackets == ":" else None
     return other.items if inexplicit.brackets == "," and isinstance(other, Several) else None
@@ -83,7 +83,7 @@ def _equal_in_order(answer: Ordered, reference: Ordered) -> bool:
 
 
 def _proportional(a: Sequence[Expression], b: Sequence[Expression]) -> bool:
-    """6:4 is 3:2."""
+    """`6:4` is `3:2`."""
     return all(are_equal(Apply("multiply", (x, b[0])), Apply("multiply", (y, a[0]))) for x, y in zip(a, b, strict=True))
 
 

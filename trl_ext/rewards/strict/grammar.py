@@ -167,7 +167,7 @@ class _Parser(Cursor):
         return token in _ENDS or token in _SIGNS or token in _RELATIONS or token in ("and", "or")
 
     def _mixed_number(self, factors: list[Expression], factor: Expression) -> Expression:
-        """`3` before `1/2` or a fraction of numbers is a sum; any other number before a number is nothing."""
+        """`3` before `1/2` or a fraction of numbers is a sum; a number before any other number is refused."""
         if isinstance(factor, Number) and isinstance(factors[-1], Number):
             if len(factors) != 1 or not _is_whole(factors[0]) or not _is_whole(factor) or self.token != "/":
                 raise Unreadable("a number after a number")
@@ -261,7 +261,7 @@ class _Parser(Cursor):
         return Ordered(opening + closing, tuple(items))
 
     def _split_thousands(self) -> None:
-        """`(100,200)` is a point and no number in brackets."""
+        """`(100,200)` is a point, not a number in brackets."""
         if "," in self.token and self.tokens[self.at + 1 : self.at + 2] in ([")"], ["]"], [r"\}"]):
             parts = self.token.split(",")
             self.tokens[self.at : self.at + 1] = [token for part in parts for token in (part, ",")][:-1]

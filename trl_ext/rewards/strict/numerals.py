@@ -1,4 +1,4 @@
-"""Number words: behind a number (`5 hundred`, `3 dozen`, `3 quarters`) and alone (`twenty-one`, `two thirds`)."""
+"""Number words: after a number (`5 hundred`, `3 dozen`, `3 quarters`) and alone (`twenty-one`, `two thirds`)."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _may_be_unit(space: str, unit: str) -> bool:
 
 
 def _quantity(value: str, unit_phrase: str) -> list[Answer]:
-    """`5` and `cm`, or a number as `5` and `hundred` make it; `5` and `hundred apples` are both."""
+    """`5` and `cm` as a quantity, `5` and `hundred` as a number, `5` and `hundred apples` as a quantity again."""
     is_counted = False
     while counted := split_number_word(unit_phrase.replace(r"\text", "").strip("{} ")):
         is_counted, value, unit_phrase = True, rf"({value})\cdot {counted[0]}", counted[1]

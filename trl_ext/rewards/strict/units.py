@@ -1,4 +1,4 @@
-r"""Units: the words behind a number, what they are called and how they convert."""
+"""Units: the words after a number, their spellings and how they convert."""
 
 from __future__ import annotations
 

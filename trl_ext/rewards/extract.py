@@ -12,6 +12,7 @@ from trl_ext.registry import Registry
 
 ANSWER_FORMATS = Registry("answer format")
 BOXED = "\\boxed"
+_BRACE = re.compile("[{}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,19 @@ def boxed(response: str) -> str | None:
 
 
 def boxed_content(text: str) -> str | None:
-    r"""The text between the braces of the last `\boxed`, or None if its braces do not close or do not follow at once.
-
-    Escaped braces count like the others.
-    """
+    r"""The content of the last `\boxed`, or None if no brace follows it at once or that brace is not closed."""
     start = text.rfind(BOXED)
-    if start < 0 or not text.startswith("{", start + len(BOXED)):
+    opening = start + len(BOXED)
+    if start < 0 or not text.startswith("{", opening) or (closing := closing_brace(text, opening)) is None:
         return None
+    return text[opening + 1 : closing]
+
+
+def closing_brace(text: str, opening: int) -> int | None:
+    """The place of the brace that closes the one at `opening`. Escaped braces count like the others."""
     depth = 0
-    for i in range(start + len(BOXED), len(text)):
-        if text[i] == "{":
-            depth += 1
-        elif text[i] == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start + len(BOXED) + 1 : i]
+    for brace in _BRACE.finditer(text, opening):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.start()
     return None

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 
-MAX_DEPTH = 60  # of braces
+from trl_ext.rewards.cursor import Cursor
 
 _TOKEN = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}|\\[a-zA-Z]+\s*|\\.|[^\\]", re.DOTALL)
 # Macro and symbol, pair by pair.
@@ -55,34 +55,21 @@ def latex_to_text(text: str) -> str:
     text = re.sub(r"\\[td]frac", r"\\frac", text).replace("\\frac", " \\frac")
     for source, character in _TYPOGRAPHY:
         text = text.replace(source, character)
-    return _Converter(text).until(lambda token: False).translate(_PLAIN).strip()
+    return _Converter(_TOKEN.findall(text)).until(lambda token: False).translate(_PLAIN).strip()
 
 
-class _Converter:
+class _Converter(Cursor):
     """One pass over the tokens, from the left."""
 
-    def __init__(self, text: str) -> None:
-        self.tokens = _TOKEN.findall(text)
-        self.at = 0
-        self.depth = 0
+    error = NotConvertible
 
     def until(self, is_end: Callable[[str], bool]) -> str:
         """Text up to the token that ends it, which is consumed, or to the end."""
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise NotConvertible("nested too deeply")
-        pieces = []
-        for token in self._rest():
-            if is_end(token):
-                break
-            pieces.append(self._convert(token))
-        self.depth -= 1
-        return "".join(pieces)
+        return self.nested(lambda: "".join(self._pieces(is_end)))
 
-    def _rest(self) -> Iterator[str]:
-        while self.at < len(self.tokens):
-            self.at += 1
-            yield self.tokens[self.at - 1]
+    def _pieces(self, is_end: Callable[[str], bool]) -> Iterator[str]:
+        while self.token and not is_end(token := self.take()):
+            yield self._convert(token)
 
     def _convert(self, token: str) -> str:
         macro = token.rstrip()
@@ -109,10 +96,10 @@ class _Converter:
 
     def _root(self) -> str:
         self._skip_spaces()
-        if self.at < len(self.tokens) and self.tokens[self.at] == "[":
+        if self.token == "[":
             self.until("]".__eq__)  # the index is lost
         radicand = self._argument()
-        if radicand is None and self.at < len(self.tokens):
+        if radicand is None and self.token:
             return "√()"
         if radicand is None:
             raise NotConvertible("a root of nothing")
@@ -121,10 +108,9 @@ class _Converter:
     def _argument(self) -> str | None:
         """The next group, or the next token without arguments of its own, as text; None at the end."""
         self._skip_spaces()
-        if self.at == len(self.tokens) or self.tokens[self.at] == "}":
+        if self.token in ("", "}"):
             return None
-        self.at += 1
-        token = self.tokens[self.at - 1]
+        token = self.take()
         if token == "{":
             return self._convert(token)
         if token.rstrip() == "\\sqrt":
@@ -132,8 +118,8 @@ class _Converter:
         return "%s/%s" if token.rstrip() == "\\frac" else _symbol(token, token.rstrip())
 
     def _skip_spaces(self) -> None:
-        while self.at < len(self.tokens) and self.tokens[self.at].isspace():
-            self.at += 1
+        while self.token.isspace():
+            self.take()
 
     def _environment(self, name: str) -> str:
         if name == "array":

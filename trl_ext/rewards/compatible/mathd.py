@@ -76,12 +76,9 @@ def _cut_text_with_space(text: str) -> str:
 def _brace_roots(text: str) -> str:
     r"""`\sqrt3` -> `\sqrt{3}`: the character after a bare `\sqrt` is its argument."""
     head, *tails = text.split("\\sqrt")
-    pieces = [head]
-    for tail in tails:
-        if not tail:
-            raise _Malformed
-        pieces.append("\\sqrt" + (tail if tail[0] == "{" else f"{{{tail[0]}}}{tail[1:]}"))
-    return "".join(pieces)
+    if not all(tails):
+        raise _Malformed
+    return "\\sqrt".join([head, *(tail if tail[0] == "{" else f"{{{tail[0]}}}{tail[1:]}" for tail in tails)])
 
 
 def _brace_fractions(text: str) -> str:

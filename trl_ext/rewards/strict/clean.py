@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 
-from trl_ext.rewards.extract import BOXED, boxed_content
+from trl_ext.rewards.extract import BOXED, boxed_content, closing_brace
 
 _CHARACTERS = {
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "√": r"\sqrt ",
@@ -80,9 +80,8 @@ def clean(text: str) -> str:
     if text.startswith(("*", "`", "_")) and (match := _MARKDOWN.fullmatch(text)):
         text = next(group for group in match.groups() if group)
     text = _one_spelling_of_characters(text)
-    text = _single_backslashes(text.replace("\x00", " ")).replace(
-        "\\\\", "\x00"
-    )  # ends a row: not the backslash of what follows it
+    text = _single_backslashes(text.replace("\x00", " "))
+    text = text.replace("\\\\", "\x00")  # the end of a row, not the backslash of a macro after it
     text = _DELIMITERS.sub(" ", text) if "\\" in text else text
     text = text.replace(r"\$", r"\dollar ").replace("$", " ")
     for telltale, pattern, replacement in _REWRITES:
@@ -93,7 +92,8 @@ def clean(text: str) -> str:
         text = match[1] + match[2].replace(" ", "") + text[match.end() :]
     text = text.strip(" \x00=").replace("\x00", "\\\\").removesuffix("\\")
     text = text[:-1].removesuffix("\\") if text.endswith((".", ",", ";")) else text
-    return text[1:-1] if _is_one_group(text) else text
+    is_one_group = text.startswith("{") and closing_brace(text, 0) == len(text) - 1  # {5}, and not {5}{6}
+    return text[1:-1] if is_one_group else text
 
 
 def _contents_of_boxes(text: str) -> str:
@@ -112,18 +112,6 @@ def _single_backslashes(text: str) -> str:
     if "\\\\" in text and _DOUBLED.search(text) and not _SINGLE.search(text):
         return text.replace("\\\\", "\\")
     return text
-
-
-def _is_one_group(text: str) -> bool:
-    """Whether the first brace is closed by the last character, as in `{5}` and not in `{5}{6}`."""
-    if not (text.startswith("{") and text.endswith("}")):
-        return False
-    depth = 0
-    for i, character in enumerate(text):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return i == len(text) - 1
-    return False
 
 
 def _one_spelling_of_characters(text: str) -> str:

@@ -58,15 +58,12 @@ class Unit:
     is_listed: bool = True  # of a listed unit or noun: an answer may add it to a bare number
 
 
-def _known_units() -> dict[str, Unit]:
-    units = {word: Unit(word, Fraction(1)) for word in _OWN_DIMENSION.split()}
-    for dimension, members in _TABLE.items():
-        for spellings, size in members.items():
-            units |= dict.fromkeys(spellings.split(), Unit(dimension, Fraction(size)))
-    return units
-
-
-_KNOWN = _known_units()
+_KNOWN = {word: Unit(word, Fraction(1)) for word in _OWN_DIMENSION.split()} | {
+    word: Unit(dimension, Fraction(size))
+    for dimension, members in _TABLE.items()
+    for spellings, size in members.items()
+    for word in spellings.split()
+}
 
 
 def read_unit(phrase: str) -> Unit | None:

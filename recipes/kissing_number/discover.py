@@ -6,8 +6,8 @@
     python recipes/kissing_number/discover.py ... --resume
 
 The key is read from OPENAI_API_KEY; a local server needs none. The folder runs/kissing_number then has report.md,
-score.png, best.py and conversation_log.json with every message and verdict. Ctrl-C waits for answers that are paid
-for; --resume goes on, and judges first what had been answered. README.md in this folder describes the strategies.
+score.png, best.py and conversation_log.json with every message and verdict. Ctrl-C waits for requests in
+flight; --resume resumes the run, and first judges unjudged answers. README.md in this folder describes the strategies.
 """
 
 from __future__ import annotations

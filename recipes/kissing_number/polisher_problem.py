@@ -1,7 +1,7 @@
-"""The kissing problem turned around: the model writes the numeric method, and the directions are given.
+"""The reversed kissing problem: the model writes the numeric method, and the directions are given.
 
-Its function is run on the 496 points of a known core and on random directions, and what it makes of them is judged as
-any other configuration.
+Its function runs on the 496 points of a known core and on random directions, and its result is judged like any other
+configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _check: Callable[[Any], Verdict] = import_function(f"{_FOLDER / 'problem.py'}:ch
 # The core is the one of arXiv 2606.10402: norm 6, so that no two points are closer than 6.
 DRIVER = f"""
 
-# From here on not the model's: the core, directions to move, and what the function makes of them.
+# Not written by the model: the core, directions to move, and the function's result.
 from itertools import product as _product
 import numpy as _numpy
 _core = [[s if i == k else 0 for i in range(11)] for k in range(8) for s in (6, -6)]
@@ -50,11 +50,11 @@ Returning None counts as the core alone. The score is the number of points. Answ
 
 
 def verify(program: str) -> Verdict:
-    """Run the model's function on the core and the directions, and judge what it returns, not what else it leaves."""
+    """Run the model's function on the core and the directions, and judge only what it returns."""
     mark = secrets.token_hex(8)
     found, failure, ran = global_of(program + DRIVER.replace("MARK", mark), "polished")
     if isinstance(ran, ProgramResult) and not (isinstance(found, list) and found[:1] == [mark]):
-        failure = Verdict(False, (), "the program ended before `polish` was called; it must define it and go on")
+        failure = Verdict(False, (), "the program ended before `polish` was called; it must define it and not exit")
     return with_run(failure or _check(found[1]), ran, {"num_points": 0, "dimension": 11})
 
 

@@ -17,7 +17,7 @@ from trl_ext.discovery.sandbox.limits import Limits, ProgramFailure
 from trl_ext.registry import import_function
 
 DIMENSION = 11
-MAX_POINTS = 1000  # no set of 869 is valid in 11 dimensions (de Laat and Leijenhorst 2022): larger ones need no look
+MAX_POINTS = 1000  # no set of 869 is valid in 11 dimensions (de Laat and Leijenhorst 2022): larger sets are refused
 _MAX_DIGITS = 100
 NOTHING = {"num_points": 0, "dimension": DIMENSION}  # details of a program that leaves no points
 
@@ -49,11 +49,11 @@ def verify(program: str | bytes, limits: Limits | None = None) -> Verdict:
 
 
 def check(points: Any) -> Verdict:
-    """The exact verdict on `points`, whatever they are.
+    """The exact verdict on `points`.
 
     The score is (count, slack). For a valid set, its size and -1. For an invalid one, what remains of it when the point
-    with most points closer to it than the largest norm is dropped until there are none, and how far the whole, larger
-    set is from valid: min |x - y|^2 / max |x|^2 - 1, which is below 0.
+    with most points closer to it than the largest norm is dropped until there are none, and how far the complete set is
+    from valid: min |x - y|^2 / max |x|^2 - 1, which is below 0.
     """
     reason = malformed(points)
     details: dict[str, Any] = {**NOTHING, "num_points": len(points) if isinstance(points, list) else 0}
@@ -76,7 +76,7 @@ def check(points: Any) -> Verdict:
 
 
 def polish_program(program: str, seed: int, seconds: float) -> Polished | str:
-    """Let the polisher of this folder move what a program leaves in `movable` beside its `core`, or in `points`.
+    """Let this folder's polisher move the directions in a program's `movable` (or `points`); its `core` stays fixed.
 
     Returns:
         A program that states the polished set, and the verdict on it; or why there is none.
@@ -105,7 +105,7 @@ def polish_program(program: str, seed: int, seconds: float) -> Polished | str:
 
 
 def _no_directions(movable: Any, core: int) -> str:
-    """Why these are no directions to move; "" if they are."""
+    """Why these are not directions to move; "" if they are."""
     if not isinstance(movable, list) or not movable:
         return f"`movable` must be a list of directions, got {_kind(movable)}"
     if core + len(movable) > MAX_POINTS:
@@ -123,7 +123,7 @@ def constructor() -> Problem:
 
 
 def malformed(points: Any) -> str:
-    """Why these are no distinct, non-zero integer points; "" if they are."""
+    """Why these are not distinct, non-zero integer points; "" if they are."""
     if not isinstance(points, list) or not points:
         return f"`points` must be a list of points, got {_kind(points)}"
     if len(points) > MAX_POINTS:
@@ -167,16 +167,16 @@ def _closest(
 
 
 def _dropped(close: Sequence[tuple[int, int]], count: int) -> int:
-    """How many points go until no pair is left, the one in most pairs first."""
-    neighbours: list[set[int]] = [set() for _ in range(count)]
+    """How many points are dropped until no pair is left, the one in most pairs first."""
+    neighbors: list[set[int]] = [set() for _ in range(count)]
     for i, j in close:
-        neighbours[i].add(j)
-        neighbours[j].add(i)
+        neighbors[i].add(j)
+        neighbors[j].add(i)
     dropped = 0
-    while any(neighbours):
-        worst = max(range(count), key=lambda i: len(neighbours[i]))
-        for other in neighbours[worst]:
-            neighbours[other].discard(worst)
-        neighbours[worst] = set()
+    while any(neighbors):
+        worst = max(range(count), key=lambda i: len(neighbors[i]))
+        for other in neighbors[worst]:
+            neighbors[other].discard(worst)
+        neighbors[worst] = set()
         dropped += 1
     return dropped

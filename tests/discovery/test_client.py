@@ -90,7 +90,7 @@ def test_tries_again_count_as_calls() -> None:
         ask([Answer(status=500)], Budget(calls=2))
 
 
-def test_nobody_waits_for_another_try_when_the_run_has_stopped() -> None:
+def test_no_request_waits_for_a_retry_when_the_run_has_stopped() -> None:
     with serving([Answer(status=429, headers={"Retry-After": "50"})]) as server:
         asks = client(server.url)
         threading.Timer(0.1, asks.stopped.set).start()
@@ -131,7 +131,7 @@ def test_the_key_is_in_no_error_and_no_repr() -> None:
     assert caught.value.__cause__ is None
 
 
-def test_a_server_that_counts_no_tokens_is_counted_for() -> None:
+def test_tokens_are_estimated_where_the_server_reports_none() -> None:
     reply, _ = ask([Answer("x" * 300, has_usage=False)])
     assert (reply.completion_tokens, reply.is_estimated) == (100, True)
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_sent_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_a_thought_that_the_server_separates_is_kept(name: str) -> None:
+def test_reasoning_that_the_server_separates_is_kept(name: str) -> None:
     raw = json.dumps({"choices": [{"message": {"content": "fine", name: "hm"}, "finish_reason": "stop"}]}).encode()
     reply, _ = ask([Answer(raw=raw)])
     assert (reply.text, reply.reasoning) == ("fine", "hm")

@@ -79,7 +79,7 @@ REFUSED: list[tuple[Sequence[str], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "kind", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
-def test_arguments_that_do_not_fit_end_it_before_a_request(
+def test_invalid_arguments_are_refused_before_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], kind: type[Exception], words: str
 ) -> None:
     monkeypatch.setattr("trl_ext.discovery.command._check_sandbox", lambda _: None)
@@ -89,7 +89,7 @@ def test_arguments_that_do_not_fit_end_it_before_a_request(
     assert [path.name for path in tmp_path.iterdir()] in ([], ["_in_use"])
 
 
-def test_the_log_is_read_once_nobody_else_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_read_after_the_folder_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(path: Path) -> Any:
         with pytest.raises(Timeout):
             FileLock(tmp_path / "_in_use", timeout=0).acquire()
@@ -102,7 +102,7 @@ def test_the_log_is_read_once_nobody_else_writes_it(tmp_path: Path, monkeypatch:
         run(PROBLEM, parsed(tmp_path, "http://127.0.0.1:9/v1", "--model", "m", "--resume"))
 
 
-def test_what_a_killed_process_had_asked_for_counts(tmp_path: Path) -> None:
+def test_requests_in_flight_of_a_killed_process_count(tmp_path: Path) -> None:
     entries: list[dict[str, Any]] = [
         {"kind": "asked", "id": 0, "calls": 1, "tokens": 50},
         {"kind": "answer", "id": 0, "calls": 1, "prompt_tokens": 20, "completion_tokens": 10},
@@ -138,7 +138,7 @@ def test_ctrl_c_before_the_loop_is_no_traceback(monkeypatch: pytest.MonkeyPatch)
     assert ended.value.code == 130
 
 
-def test_several_models_are_listed_and_none_is_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_served_models_are_listed_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl_ext.discovery.command._check_sandbox", lambda _: None)
     with (
         serving([Answer("x")], models=["a", "b"]) as server,
@@ -165,7 +165,7 @@ def test_resume_needs_the_same_settings_and_counts_spent_budget(tmp_path: Path) 
     assert (tmp_path / "score.png").stat().st_size > 5000
 
 
-def test_isolation_that_is_required_and_missing_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_isolation_that_is_missing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl_ext.discovery.sandbox.limits import ProgramResult
 
     monkeypatch.setattr("trl_ext.discovery.command.run_program", lambda *_: ProgramResult({}, "", 0.0, ("network",)))
@@ -241,7 +241,7 @@ def test_ctrl_c_leaves_a_report_no_process_and_a_resumable_run(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["kissing_number", "golomb_ruler"])
-def test_help_says_what_there_is_and_the_prompt_can_be_seen(recipe: str) -> None:
+def test_help_lists_strategies_and_show_prompt_prints_the_task(recipe: str) -> None:
     command = [sys.executable, str(ROOT / "recipes" / recipe / "discover.py")]
     said = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
     for words in (

@@ -118,7 +118,7 @@ ALLOWED = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--mount-p
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="needs root and util-linux")
-def test_all_of_it_is_in_force_where_namespaces_are_allowed(attempted: tuple[Any, tuple[str, ...]]) -> None:
+def test_all_isolation_is_in_force_where_namespaces_are_allowed(attempted: tuple[Any, tuple[str, ...]]) -> None:
     if subprocess.run(ALLOWED, check=False, capture_output=True).returncode:
         pytest.skip("no namespaces, as in a container")
     assert attempted[1] == ISOLATION
@@ -126,7 +126,7 @@ def test_all_of_it_is_in_force_where_namespaces_are_allowed(attempted: tuple[Any
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root, to be another user")
-def test_for_an_ordinary_user_it_holds_too() -> None:
+def test_isolation_holds_for_an_ordinary_user() -> None:
     code = f"""if True:
         from trl_ext.discovery.sandbox import run_program
         names = {{"TMP": "/tmp", "HOME": "/root", "PYTHONS": [], "HANDLE": b"", "ATTEMPTS": {ATTEMPTS!r}}}
@@ -160,10 +160,10 @@ def test_tmp_is_hidden_except_for_a_python_installed_there(monkeypatch: pytest.M
     assert isinstance(outcome, ProgramResult), outcome
     if "files" not in outcome.isolation:
         pytest.skip("files: not in force here, and the report says so")
-    prefix, in_tmp, beside = outcome.values["x"]
+    prefix, in_tmp, in_folder = outcome.values["x"]
     assert prefix == f"{folder}/a/venv"
     assert len([name for name in in_tmp if not name.startswith("trl_ext_sandbox_")]) == 1
-    assert beside == ["a"]
+    assert in_folder == ["a"]
 
 
 MEMFD = "import os, time\nfor k in range(24):\n  fd = os.memfd_create('a')\n  os.write(fd, bytes(2**24))\n"
@@ -204,7 +204,7 @@ def test_outside_of_a_sandbox_the_probe_finds_nothing(tmp_path: Path) -> None:
         ("capabilities", "rights"),
     ],
 )
-def test_what_fails_is_not_reported(broken: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_isolation_step_is_not_reported(broken: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = set(run_program("", [], LIMITS).isolation)
     if lost not in whole:
         pytest.skip(f"{lost}: not in force here, and the report says so")

@@ -211,7 +211,7 @@ def test_wrong_arguments_have_status_2_and_one_line(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.slow
-def test_what_cannot_be_polished_is_refused_with_the_place(program: str, reason: str) -> None:
+def test_unpolishable_program_is_refused_with_the_position(program: str, reason: str) -> None:
     assert reason in polish_program(program, 0, 1.0)
 
 
@@ -262,7 +262,7 @@ def test_a_polisher_that_finds_nothing_says_so(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.slow
-def test_a_polisher_is_believed_no_more_than_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polisher_result_is_verified_like_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     done = polished(monkeypatch, lambda *_, **__: [unit(0, 2), unit(0, 3)], CORE_AND_MOVABLE)
     assert not done.verdict.valid
     assert "minimum squared distance 1 < maximum squared norm 9" in done.verdict.message

@@ -92,7 +92,7 @@ def test_the_known_configurations_are_found_from_near_them(n: int, count: int) -
     assert plain_check(found.tolist())
 
 
-def test_a_core_stays_in_place_and_the_rest_is_put_around_it() -> None:
+def test_core_stays_fixed_and_the_rest_is_placed_around_it() -> None:
     core = 3 * roots(4)[:10]
     found = polish.polish(core, disturbed(roots(4)[10:]), seconds=120)
     assert found is not None
@@ -158,7 +158,7 @@ def test_the_exact_check_refuses(points: list[list[int]]) -> None:
     assert not plain_check(points)
 
 
-def test_what_cannot_be_is_none_in_its_time() -> None:
+def test_impossible_set_is_none_within_the_time_limit() -> None:
     start = time.monotonic()
     assert polish.polish(nothing(2), np.random.default_rng(0).standard_normal((7, 2)), seconds=0.5) is None
     assert time.monotonic() - start < 10  # one attempt more than the time, on a busy machine
@@ -184,7 +184,7 @@ def test_polished_points_are_reproducible_by_seed() -> None:
         (np.array([[0.5, 1.0]]), np.ones((1, 2)), "integers"),
     ],
 )
-def test_what_makes_no_sense_is_refused(core: np.ndarray, movable: np.ndarray, words: str) -> None:
+def test_invalid_polisher_input_is_refused(core: np.ndarray, movable: np.ndarray, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         polish.polish(core, movable)
 

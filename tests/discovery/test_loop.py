@@ -1,4 +1,4 @@
-"""The loop against a scripted server: what is asked, judged, kept and gone on with."""
+"""The loop against a scripted server: what is asked, judged, kept and resumed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / "conversation_log.json").read_text())
 
 
-def test_a_run_is_logged_whole_and_its_best_valid_program_kept(tmp_path: Path) -> None:
+def test_run_logs_everything_and_keeps_its_best_valid_program(tmp_path: Path) -> None:
     answers = [block("score 1 ok"), block("score 9"), Answer("none"), block("score 3 ok"), block("score 2 ok")]
     with serving(answers) as server:
         run = loop(tmp_path, client(server.url, Budget(calls=5)))
@@ -105,7 +105,7 @@ def test_the_same_program_is_judged_once(tmp_path: Path) -> None:
     assert "the same program as in attempt 0: it says 1" in server.bodies[2]["messages"][-1]["content"]
 
 
-def test_hybrid_keeps_the_finished_program_and_both_verdicts(tmp_path: Path) -> None:
+def test_hybrid_keeps_the_polished_program_and_both_verdicts(tmp_path: Path) -> None:
     with serving([block("score 4"), block("nothing")]) as server:
         run = loop(tmp_path, client(server.url, Budget(calls=2)), "hybrid", concurrency=1)
         run.run()
@@ -137,7 +137,7 @@ def test_endpoint_that_answers_nothing_ends_the_run_early(tmp_path: Path) -> Non
         assert len(server.bodies) == 5
 
 
-def test_a_wrong_key_ends_the_run_and_a_resumed_one_asks_again(tmp_path: Path) -> None:
+def test_incorrect_key_ends_the_run_and_a_resumed_one_asks_again(tmp_path: Path) -> None:
     with serving([block("score 1 ok"), Answer("no", status=401), block("score 2 ok")]) as server:
         with pytest.raises(EndpointError, match="refuses the key"):
             loop(tmp_path, client(server.url, Budget(calls=4)), concurrency=1).run()
@@ -159,7 +159,7 @@ def test_verifier_fault_is_raised_and_costs_no_answer(tmp_path: Path) -> None:
     assert run.attempts[0].score == (1, -1)
 
 
-def test_an_interrupted_run_waits_for_what_is_paid_for(tmp_path: Path) -> None:
+def test_interrupted_run_waits_for_requests_in_flight(tmp_path: Path) -> None:
     with serving([replace(block("score 1 ok"), wait=0.3)]) as server:
         run = loop(tmp_path, client(server.url), "best_of_n", concurrency=2)
         threading.Timer(0.1, run.interrupt).start()
@@ -168,7 +168,7 @@ def test_an_interrupted_run_waits_for_what_is_paid_for(tmp_path: Path) -> None:
     assert [a.score for a in run.attempts] == [(1, -1)] * 2
 
 
-def test_interrupted_twice_it_leaves_at_once(tmp_path: Path) -> None:
+def test_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:
     with serving([replace(block("score 1 ok"), wait=1.0)]) as server:
         run = loop(tmp_path, client(server.url), "best_of_n", concurrency=2)
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Programs that do everything a program should not: each gets a clear outcome, and nothing of it is left."""
+"""Programs that misbehave in every way: each gets a clear outcome, and no process or file remains."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_every_program_has_a_clear_outcome(outcomes: dict[str, ProgramOutcome], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SLOW))
-def test_every_slower_program_has_one_too(slow_outcomes: dict[str, ProgramOutcome], name: str) -> None:
+def test_every_slower_program_has_a_clear_outcome(slow_outcomes: dict[str, ProgramOutcome], name: str) -> None:
     check(name, slow_outcomes[name])
 
 
@@ -143,7 +143,7 @@ def test_nothing_that_a_program_started_is_left(outcomes: dict[str, ProgramOutco
     assert sleepers() == []
 
 
-def test_a_traceback_does_not_say_where_python_lies() -> None:
+def test_traceback_does_not_reveal_local_paths() -> None:
     outcome = run("import json\njson.loads('[')", LONG)
     assert isinstance(outcome, ProgramFailure)
     assert "JSONDecodeError" in outcome.detail
@@ -158,7 +158,7 @@ ISOLATED = {
 
 
 @pytest.mark.parametrize("what", ISOLATED)
-def test_what_the_sandbox_says_is_in_force_is(tmp_path: Path, what: str) -> None:
+def test_reported_isolation_is_in_force(tmp_path: Path, what: str) -> None:
     import socket
 
     tmp_path.chmod(0o777)
@@ -180,7 +180,7 @@ def test_no_socket_where_services_put_them_can_be_used(tmp_path: Path) -> None:
         server.bind(f"{folder}/a")
         os.chmod(f"{folder}/a", 0o777)
         server.listen()
-        for at in (folder, str(tmp_path)):  # beside the program's own folder, too
+        for at in (folder, str(tmp_path)):  # next to the program's own folder, too
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("TMPDIR", at)
                 connects = f"import socket\nopen('b', 'w')\nsocket.socket(socket.AF_UNIX).connect('{folder}/a')"

@@ -96,7 +96,7 @@ def test_an_attempt_without_an_answer_is_no_turn() -> None:
         ({"polished": Verdict(True, (9,), "polished")}, "The verifier says: polished"),
     ],
 )
-def test_feedback_says_what_is_so_and_what_to_do(changed: dict[str, Any], words: str) -> None:
+def test_feedback_has_the_verdict_and_an_instruction(changed: dict[str, Any], words: str) -> None:
     assert words in feedback(PROBLEM, attempt(0, (1,), **changed))
 
 
@@ -164,7 +164,7 @@ def test_ranking_is_lexicographic_unique_and_prefers_the_earlier() -> None:
     assert [a.id for a in ranked(attempts)] == [1, 0, 4, 2]
 
 
-def test_best_valid_may_be_finished_or_score_below_an_invalid() -> None:
+def test_best_valid_may_be_polished_or_score_below_an_invalid() -> None:
     attempts = [attempt(0, (3,)), attempt(1, (7,), valid=False), attempt(2, (1,), polished=Verdict(True, (4,), "f"))]
     found = best_valid(attempts)
     assert found is not None

@@ -104,7 +104,7 @@ def test_refine_sends_the_verdict_in_turns_the_server_accepts(tmp_path: Path, se
     assert [attempt.error for attempt in run.attempts] == [""] * 3
 
 
-def test_what_the_server_refuses_is_said_in_its_words(server: str) -> None:
+def test_server_refusal_is_reported_with_its_message(server: str) -> None:
     asks = client(server, max_tokens=8, timeout=60.0)
     with pytest.raises(EndpointError, match=r"no model 'scripted' at http://127.0.0.1"):
         asks.ask([{"role": "user", "content": "a"}])

@@ -85,16 +85,12 @@ class Reply:
 
 
 class Client:
-    """One endpoint. Thread-safe.
+    """One endpoint. Thread-safe. Once `stopped` is set, requests are not tried again."""
 
-    Args:
-        stopped: set when the run ends; requests are then not tried again.
-    """
-
-    def __init__(self, endpoint: Endpoint, budget: Budget, stopped: threading.Event | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, budget: Budget) -> None:
         from openai import OpenAI
 
-        self.endpoint, self.budget, self.stopped = endpoint, budget, stopped or threading.Event()
+        self.endpoint, self.budget, self.stopped = endpoint, budget, threading.Event()
         self._openai = OpenAI(base_url=endpoint.base_url, api_key=endpoint.key or "none", max_retries=0)
 
     def redact(self, text: str) -> str:

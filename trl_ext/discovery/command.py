@@ -6,7 +6,6 @@ import argparse
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -132,13 +131,13 @@ def _client(arguments: argparse.Namespace, budget: Budget) -> Client:
         arguments.tries,
         extra_body=arguments.extra_body,
     )
-    client = Client(endpoint, budget, threading.Event())
-    if endpoint.model:
-        return client
-    served = client.models()
-    if len(served) != 1:
-        raise ValueError(f"which model? {endpoint.shown_url} serves: {', '.join(served) or 'none'}; give --model")
-    return Client(replace(endpoint, model=served[0]), budget, client.stopped)
+    client = Client(endpoint, budget)
+    if not endpoint.model:
+        served = client.models()
+        if len(served) != 1:
+            raise ValueError(f"which model? {endpoint.shown_url} serves: {', '.join(served) or 'none'}; give --model")
+        client.endpoint = replace(endpoint, model=served[0])
+    return client
 
 
 def _about(

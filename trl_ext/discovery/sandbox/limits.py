@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from trl_ext.compat.renamed import earlier_names_in
 
-ISOLATION = ("processes", "network", "files", "rights")
-
 # What each means where it is in force, and the risk where it is not.
 _WORDS = {
     "processes": ("its own processes", "other processes are in sight"),
@@ -17,8 +15,7 @@ _WORDS = {
     "files": ("read-only files without homes and devices", "it can read and write what its user can"),
     "rights": ("no capabilities and no new namespaces", "it may have rights"),
 }
-
-
+ISOLATION = tuple(_WORDS)
 Kind = Literal["timeout", "memory", "output", "crash", "error", "result"]
 
 

@@ -52,10 +52,7 @@ def main() -> None:
 
 
 def _wait(child: int, lifeline: int, woken: int, memory: int) -> tuple[int, bool]:
-    """The child's wait status, and whether it was killed because all processes together took too much memory.
-
-    It is also killed when the lifeline closes.
-    """
+    """The child's wait status, and whether it was killed because all processes together took too much memory."""
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
     poll.register(woken, select.POLLIN)

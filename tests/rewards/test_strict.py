@@ -97,7 +97,7 @@ def test_phrases_that_are_not_units(phrase: str) -> None:
 
 
 @pytest.mark.parametrize("row", LABELS, ids=[f"{row['category']}: {row['answer']} | {row['truth']}" for row in LABELS])
-def test_a_hand_labelled_answer(row: dict[str, Any]) -> None:
+def test_a_hand_labeled_answer(row: dict[str, Any]) -> None:
     assert compare(row["answer"], row["truth"]).correct is row["right"]
 
 

@@ -68,11 +68,7 @@ def _strategies() -> str:
 
 
 def strategy_options(text: str) -> dict[str, Any]:
-    """Options from NAME=VALUE,...; values as YAML reads them.
-
-    Raises:
-        ValueError: a part is not NAME=VALUE.
-    """
+    """Options from NAME=VALUE,...; values as YAML reads them. Raises ValueError for any other form."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     for name, sign, _ in pairs:
         if not sign:

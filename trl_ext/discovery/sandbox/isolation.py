@@ -109,11 +109,7 @@ def hidden_places() -> list[str]:
 
 
 def isolate_filesystem(folder: str, user: int) -> None:
-    """Mount a new /proc, hide `hidden_places`, and make everything read-only except a new, small `folder`.
-
-    Raises:
-        OSError: the system does not allow one of the steps.
-    """
+    """Mount a new /proc, hide `hidden_places`, and make everything read-only except a new, small `folder`."""
     _own_mounts()
     with contextlib.suppress(OSError):
         _mount("proc", "/proc", "proc", 0xE)
@@ -125,11 +121,7 @@ def isolate_filesystem(folder: str, user: int) -> None:
 
 
 def show_python(folder: str, user: int) -> None:
-    """Where Python is in a place that this user cannot read, such as root's home, make it accessible.
-
-    Raises:
-        OSError: the system does not allow that.
-    """
+    """Where Python is in a place that this user cannot read, such as root's home, make it accessible."""
     if not _unreadable(user):
         return
     _own_mounts()

@@ -1,4 +1,4 @@
-"""Contracts of every member of the table, with the exceptions beside them; then values worked by hand."""
+"""Contracts of every member of the table, with their exceptions; then values worked by hand."""
 
 from __future__ import annotations
 
@@ -223,8 +223,8 @@ def test_pass_at_k_is_the_mean_over_all_sets_of_k_completions(k: int) -> None:
 
 
 def test_pass_at_k_by_hand() -> None:
-    # 1 of 4 right, k = 2: fail = (3 choose 2) / (4 choose 2) = 1/2, s = 1/2; beside a wrong one 1 of 3 draws is
-    # right, so it fails with 2/3: (1/2 - 2/3) / (1/2 + eps)
+    # 1 of 4 correct, k = 2: fail = (3 choose 2) / (4 choose 2) = 1/2, s = 1/2; next to an incorrect one, 1 of 3 draws is
+    # correct, so it fails with 2/3: (1/2 - 2/3) / (1/2 + eps)
     advantage = ADVANTAGES.build("pass_at_k", k=2, eps=0.5)(float64([[1, 0, 0, 0]]))
     assert_close(advantage, float64([[0.5, -1 / 6, -1 / 6, -1 / 6]]), rtol=0, atol=1e-12)
 

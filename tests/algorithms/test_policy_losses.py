@@ -1,4 +1,4 @@
-"""Contracts of every policy loss, with the exceptions beside them; then values worked by hand."""
+"""Contracts of every policy loss, with their exceptions; then values worked by hand."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_off_policy_the_gradient_is_another(name: str) -> None:
 def test_the_gradient_is_the_derivative(name: str, off_policy: float) -> None:
     x = loss_inputs(off_policy)
     if off_policy == 0 and name != "reinforce":
-        x = dataclasses.replace(x, old_logp=x.old_logp + 1e-5)  # beside the kink of a clip at 1, not on it
+        x = dataclasses.replace(x, old_logp=x.old_logp + 1e-5)  # next to the kink of a clip at 1, not on it
 
     def total(logp: Tensor) -> Tensor:
         return (POLICY_LOSSES.build(name)(dataclasses.replace(x, logp=logp)).loss * x.mask).sum()

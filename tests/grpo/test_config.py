@@ -119,7 +119,7 @@ def test_two_of_the_three_batch_settings_determine_the_third(
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (micro, accumulation)
 
 
-def test_a_train_batch_is_shared_out_over_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_batch_is_split_across_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolved(**settings: int) -> ExtGRPOConfig:
         args = ExtGRPOConfig.__new__(ExtGRPOConfig)  # its constructor would wait for the other processes
         for field in dataclasses.fields(ExtGRPOConfig):

@@ -77,11 +77,11 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
     return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
 
 
-FINETUNED = ["sft", "sft_constant", "expert_iteration"]
-SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "left_out", "unequal", "saved", "as_trl_cuts", *FINETUNED]
+FINE_TUNED = ["sft", "sft_constant", "expert_iteration"]
+SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "left_out", "unequal", "saved", "as_trl_cuts", *FINE_TUNED]
 RUNS = [
     *SAME_ON_ONE_RANK,
-    "settled",
+    "uninformative",
     "decay",
     "stock_trl",
     "stock_ours",
@@ -186,8 +186,8 @@ def test_validation_gives_both_ranks_all_completions_in_order(
 
 
 def test_ranks_share_curriculum_choices_and_outcomes(ranks: list[dict[str, Any]]) -> None:
-    known = ranks[0]["settled"]["curriculum"]
-    assert known == ranks[1]["settled"]["curriculum"]
+    known = ranks[0]["uninformative"]["curriculum"]
+    assert known == ranks[1]["uninformative"]["curriculum"]
     assert set(known["taught"].values()) == {True, False}
     assert len(known["of_kind"]) == 6
 

@@ -1,6 +1,6 @@
 """The same weights as stock TRL after several steps of its own trainer.
 
-SGD, because Adam turns rounding noise into full-size steps. Right code is below 1e-6 apart; a wrong axis moves the
+SGD, because Adam turns rounding noise into full-size steps. Correct code is below 1e-6 apart; a wrong axis changes the
 weights by at least 1e-3 here, which the last test shows.
 """
 

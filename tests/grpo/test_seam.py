@@ -39,7 +39,7 @@ OVERRIDDEN = {
     "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",
     "_compute_loss": "model, inputs",
 }
-# Of transformers' Trainer, which GRPO and finetuning both override, in call order.
+# Of transformers' Trainer, which GRPO and SFT both override, in call order.
 OVERRIDDEN_IN_BOTH = {
     "_get_train_sampler": "dataset=None",
     "_prepare_for_training": "max_steps, train_dataloader, resume_from_checkpoint",

@@ -29,7 +29,7 @@ def words_of_row(row: int, step: int) -> list[int]:
 
 
 def every_other_group(completions: list[str], **_: Any) -> list[float]:
-    """Groups of 4; every second one has no spread."""
+    """Groups of 4; every second one has zero variance."""
     return [1.0 if i // 4 % 2 else share for i, share in enumerate(share_of_ones(completions))]
 
 

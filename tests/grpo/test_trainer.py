@@ -490,7 +490,7 @@ def test_the_samplers_mismatch_is_corrected_as_in_trl(
 
 
 def half_skipped(completions: list[str], **_: Any) -> list[float]:
-    """Groups of 4; every second one has no spread."""
+    """Groups of 4; every second one has zero variance."""
     return [1.0 if i // 4 % 2 else float(i % 4 == 0) for i, _ in enumerate(completions)]
 
 
@@ -589,7 +589,7 @@ def test_positive_reward_counts_as_correct_by_default(tmp_path: Path) -> None:
 
 def test_groups_of_equal_reward_are_counted(tmp_path: Path) -> None:
     def reward(completions: list[str], **_: Any) -> list[float]:
-        return [float(i == 5) for i, _ in enumerate(completions)]  # one of four groups has a spread
+        return [float(i == 5) for i, _ in enumerate(completions)]  # one of four groups has reward variance
 
     assert logs(record(tmp_path, reward, max_steps=1))[0]["frac_reward_zero_std"] == 0.75
 
@@ -744,13 +744,13 @@ def test_validation_returns_one_completion_per_prompt_in_order(tmp_path: Path) -
 
 
 def test_logging_outside_training_keeps_the_metrics_of_the_step(tmp_path: Path) -> None:
-    class Beside(TrainerCallback):
+    class LogsWithin(TrainerCallback):
         trainer: Any = None
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.trainer.log_now({"validation/accuracy": 0.5})
 
-    callback = Beside()
+    callback = LogsWithin()
     trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, preset="dapo", callbacks=[callback])
     callback.trainer = trainer
     trainer.train()

@@ -120,7 +120,7 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
     return found
 
 
-def settled_run(path: Path) -> dict[str, Any]:
+def uninformative_run(path: Path) -> dict[str, Any]:
     """With a curriculum, of problems that every other group teaches nothing of."""
     rows = [
         {"prompt": f"{i % 9} + {i % 5} =", "answer": "1", "subject": "ab"[i % 2], "level": 1 + i % 3} for i in range(24)
@@ -206,7 +206,7 @@ def all_runs(path: Path) -> dict[str, Any]:
         accumulate = {"gradient_accumulation_steps": 2}
         keep("stock_trl", train(GRPOTrainer, GRPOConfig, path / "trl", ends_early, **accumulate))
         keep("stock_ours", ours(path / "ours", ends_early, **accumulate))
-        found["settled"] = settled_run(path / "settled")
+        found["uninformative"] = uninformative_run(path / "uninformative")
         keep("decay", decaying(path / "decay", **accumulate))
         off_policy = {"rollout_batch_size": 32, "train_batch_size": 16, "num_iterations": 2, "max_steps": 6}
         for preset in sorted(PRESETS):  # several optimizer steps on each rollout, sampled by each rank

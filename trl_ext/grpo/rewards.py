@@ -100,5 +100,5 @@ def correct_by_row(logged: Sequence[Any] | None, rewards: Tensor) -> Tensor:
         rewards: (rows,) of this rank.
     """
     if not logged:
-        return (rewards > 0).float().cpu()
-    return torch.tensor([torch.nan if value is None else float(bool(value)) for value in logged])
+        return (rewards > 0).float()
+    return rewards.new_tensor([torch.nan if value is None else float(bool(value)) for value in logged])

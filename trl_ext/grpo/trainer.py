@@ -195,8 +195,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             group = (rollout.offset + batch["row"]) // self.num_generations
             batch["group"] = groups_of_prompts(batch["prompt_ids"], batch["prompt_mask"], group)
         if self._mask_truncated:
-            finished = rollout.finished.to(self.accelerator.device)
-            batch["completion_mask"] = batch["completion_mask"] * finished[:, None]
+            batch["completion_mask"] = batch["completion_mask"] * rollout.finished[:, None]
             batch["num_items_in_batch"] = self.accelerator.gather(loss_mask(batch).sum()).sum()
         if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
             batch["advantages"] = rollout.own(self._advantages(rollout))
@@ -273,10 +272,10 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         completion_ids_list: list[list[int]],
     ) -> Tensor:
         device, metrics = self.accelerator.device, self._mode_metrics
-        finished = self._is_finished(completion_ids_list)
-        lengths = torch.tensor([len(ids) for ids in completion_ids_list], dtype=torch.float32)
+        finished = self._is_finished(completion_ids_list).to(device)
+        lengths = torch.tensor([len(ids) for ids in completion_ids_list], dtype=torch.float32, device=device)
         if self.args.stop:  # TRL has counted completions that ended at a stop string as truncated
-            for name, value in truncation(finished.to(device), lengths.to(device), self.accelerator.gather).items():
+            for name, value in truncation(finished, lengths, self.accelerator.gather).items():
                 metrics[name][-1] = value
         score = functools.partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
         rewards = score_on_all_ranks(
@@ -285,14 +284,14 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         reward, offset = total_reward(rewards, self.reward_weights.to(device)), self.accelerator.process_index
         self._rollout = Rollout(rewards, reward, finished, offset * len(prompts))
         rows = log_rows(inputs, prompts, completions, completion_ids_list)
-        columns = distinct_columns(self._guards(), rows[0], self.reward_func_names)
+        columns = distinct_columns(self._guards, rows[0], self.reward_func_names)
         self._pending_extra_logs.clear()
         self._pending_extra_logs.update(columns)
         self._rollout.complete(rows, columns, self.reward_func_names)
         if self.model.training:  # an evaluation may come between two steps on one rollout
             self.last_rollout = rows
         correct = correct_by_row(columns.get("correct"), self._rollout.own(reward))
-        for name, value in lengths_by_outcome(lengths, correct, self._sum_over_ranks).items():
+        for name, value in lengths_by_outcome(lengths, correct, self.accelerator.reduce).items():
             metrics[name].append(value)
         return rewards
 
@@ -302,10 +301,10 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             return None
         self._unscored_in_a_row = self._unscored_in_a_row + 1 if rewards.isnan().all() else 0
         tolerated = self.args.max_nonfinite_steps if self.state.global_step else 1
-        return fault_of_nan(self._guards(), len(rewards), self._unscored_in_a_row, tolerated)
+        return fault_of_nan(self._guards, len(rewards), self._unscored_in_a_row, tolerated)
 
-    def _guards(self) -> list[Guard]:
-        """The guards of all reward functions; reward models have none."""
+    @property
+    def _guards(self) -> list[Guard]:  # reward models have none
         return [function.guard for function in self.reward_funcs if hasattr(function, "guard")]
 
     def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
@@ -475,9 +474,6 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def _mode_metrics(self) -> dict[str, list[float]]:
         """The values by name that the next log averages, of training or of an evaluation."""
         return self._metrics["train" if self.model.training else "eval"]
-
-    def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        return self.accelerator.reduce(values.to(self.accelerator.device))
 
     def _seconds_syncing(self) -> float:
         return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0

@@ -97,9 +97,8 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     uninformative_keep_prob: float = field(
         default=1.0,
         metadata={
-            "help": "Revisit problems of zero reward variance with this probability. "
-            "Others take their place; problems not yet seen are judged by their subject and "
-            "level."
+            "help": "Revisit problems of zero reward variance with this probability. Others take their place; "
+            "problems not yet seen are judged by their subject and level."
         },
     )
 

@@ -383,10 +383,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             clip_min=self.args.vllm_importance_sampling_clip_min,
             clip_max=self.args.vllm_importance_sampling_clip_max,
         )
-        weight: Tensor = correct(old_logp, sampled, mask)
         if self._defers_old_log_probs():  # else TRL has logged it
             self._step_metrics.add_mismatch(old_logp, sampled, mask)
-        return weight
+        return correct(old_logp, sampled, mask)
 
     def _step_totals(self) -> StepTotals:
         """Counts over the optimizer step that the current micro-batch belongs to, computed once per step."""
@@ -443,8 +442,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         )
         if not (batching.dynamic or batching.skip_zero_advantage or batching.share_prompts):
             return None
-        accumulation, slices = args.gradient_accumulation_steps, args.steps_per_generation
-        return StepPlanner(batching, accumulation, slices, self._max_over_ranks)
+        return StepPlanner(batching, args.gradient_accumulation_steps, args.steps_per_generation, self._max_over_ranks)
 
     def _max_over_ranks(self, n: int) -> int:
         return int(self.accelerator.gather(torch.tensor([n], device=self.accelerator.device)).max())
@@ -542,8 +540,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def completion_ids(self, prompts: list[str]) -> list[list[int]]:
         """One completion per prompt, generated as in a rollout."""
         prompt_ids, images, fields = self._tokenize_prompts(prompts)
-        ids: list[list[int]] = self._generate_single_turn(prompt_ids, images, fields, 1)[0]
-        return ids
+        return self._generate_single_turn(prompt_ids, images, fields, 1)[0]
 
     def forget_engine_weights(self) -> None:
         """Force a weight sync before the next completions."""

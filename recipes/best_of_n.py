@@ -4,7 +4,7 @@
     python recipes/best_of_n.py --model_name_or_path runs/grpo_math --output_dir runs/best_of_n_after
     python recipes/best_of_n.py --config recipes/evaluate_math.yaml --problems 500 --output_dir runs/math_at_16
 
-One set of samples serves every n. Interrupted, it goes on where it stopped when it is started again.
+One set of samples serves every n. Interrupted, it resumes where it stopped when it is started again.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from trl_ext.recipes.evaluate import SAMPLES
 
 
 def scores_of(folder: Path) -> dict[Any, float]:
-    """Share of right samples by problem."""
+    """Fraction of correct samples by problem."""
     path = folder / SAMPLES
     if not path.is_file():
         sys.exit(f"error: {folder} has no {SAMPLES}: run recipes/evaluate.py with --output_dir {folder} first")

@@ -6,7 +6,7 @@ r"""How good is a model on a set of problems: zero-shot accuracy, the three cate
         recipes/evaluate.py --config recipes/evaluate_math.yaml
     python recipes/evaluate.py --show 10 --category format0
 
-Interrupted, it goes on where it stopped when it is started again; finished, it prints its table at once.
+Interrupted, it resumes where it stopped when it is started again; finished, it prints its table at once.
 """
 
 from __future__ import annotations

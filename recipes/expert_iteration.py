@@ -1,4 +1,4 @@
-r"""Expert iteration: sample, keep what is right, finetune on it, and again. Without arguments: mini-MATH, on two cores.
+r"""Expert iteration: sample, keep what is correct, fine-tune on it, repeat. Without arguments: mini-MATH, on two cores.
 
     accelerate launch recipes/expert_iteration.py
     accelerate launch recipes/expert_iteration.py --group_size 8 --epochs_per_step 2

@@ -1,4 +1,4 @@
-"""GRPO on math. Without arguments: mini-MATH and a tiny policy made on this machine, in minutes on two CPU cores.
+"""GRPO on math. Without arguments: mini-MATH and a tiny policy built locally, in minutes on two CPU cores.
 
     accelerate launch recipes/grpo_math.py
     accelerate launch recipes/grpo_math.py --preset dr_grpo --seed 2

@@ -7,7 +7,7 @@
     python recipes/lab.py baseline --lab my_lab --seeds 0 1 --sampling_temperature 0.8
 
 What this program does not know goes to recipes/grpo_math.py, in every cell. All cells are checked before the first one
-runs. A run that several questions need is run once. Interrupted, it goes on when it is started again; what has ended is
+runs. A run that several questions need is run once. Interrupted, it resumes when it is started again; what has ended is
 not run again, what failed is. With --jobs each run has one of the GPUs, or its share of the cores.
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
     except InputError as error:
         sys.exit(f"error: {redact_text(str(error))}")
     except KeyboardInterrupt:
-        sys.exit("interrupted; the same command goes on where it was")
+        sys.exit("interrupted; the same command resumes it")
 
 
 def show(folder: Path) -> None:

@@ -6,7 +6,7 @@
 
 The budget counts from the start of the process, over restarts, and is never overrun: each stage ends in time for its
 last validation, the last one with all problems of the rules and with the weights of its best step. `result.json` in the
-output folder is whole at any moment. Interrupted or killed, it goes on with the time that is left when it is started
+output folder is whole at any moment. Interrupted or killed, it resumes with the time that is left when it is started
 again. The YAML file names the rules and lists the stages, see recipes/leaderboard.yaml; scripts/plan_budget.py predicts
 what a budget is spent on.
 """
@@ -43,7 +43,7 @@ def main() -> None:
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on with the time that is left", file=sys.stderr)
+        print("\ninterrupted; the same command resumes with the time that is left", file=sys.stderr)
         sys.exit(130)
     print(
         f"{result['status']}: accuracy {result['accuracy']} on {result['problems']} problems after "

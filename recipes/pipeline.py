@@ -1,11 +1,11 @@
-"""A chain of recipes in one command, with one wall-clock budget: each stage starts from the model of the one before.
+"""A pipeline of recipes in one command, with one wall-clock budget: each stage starts from the model of the one before.
 
     python recipes/pipeline.py
     python recipes/pipeline.py --time_budget 300 --seed 1
     python recipes/pipeline.py --config recipes/pipeline_qwen2.5_math_1.5b.yaml
 
 The YAML file lists the stages (`recipe`, `config`, `share` of the budget, more `settings`); see recipes/pipeline.yaml.
-All of them are checked before the first one runs. Interrupted, it goes on where it was when it is started again.
+All of them are checked before the first one runs. Interrupted, it resumes where it was when it is started again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where it was", file=sys.stderr)
+        print("\ninterrupted; the same command resumes it", file=sys.stderr)
         sys.exit(130)
     before, after = summary["validation_accuracy_before"], summary["validation_accuracy_after"]
     print(f"accuracy {before:.3f} before, {after:.3f} after all stages, {summary['wall_clock_s']:.0f} s in all")

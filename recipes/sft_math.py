@@ -1,4 +1,4 @@
-r"""Supervised finetuning on reasoning traces. Without arguments: mini-MATH's, on a tiny policy made on this machine.
+r"""Supervised fine-tuning on reasoning traces. Without arguments: mini-MATH's, on a tiny policy built locally.
 
     accelerate launch recipes/sft_math.py
     accelerate launch recipes/sft_math.py --num_unique_examples 128 --filter_correct

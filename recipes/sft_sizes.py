@@ -1,10 +1,10 @@
-"""How many traces does finetuning need? One run of recipes/sft_math.py per size and seed, and one plot of all.
+"""How many traces does fine-tuning need? One run of recipes/sft_math.py per size and seed, and one plot of all.
 
     python recipes/sft_sizes.py
     python recipes/sft_sizes.py --sizes 128 512 full --seeds 0 1 2 --filter_correct both --jobs 2
     python recipes/sft_sizes.py --config recipes/sft_math_qwen2.5_math_1.5b.yaml --traces sft.jsonl
 
-What this program does not know goes to recipes/sft_math.py. Interrupted, it goes on when it is started again.
+What this program does not know goes to recipes/sft_math.py. Interrupted, it resumes when it is started again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trl_ext.redaction import redact_text
 from trl_ext.runs.report import write_sizes_plot
 
 FILTERS = {"no": [False], "yes": [True], "both": [False, True]}
-LABELS = {False: "all traces", True: "only traces with the right answer"}
+LABELS = {False: "all traces", True: "only traces with the correct answer"}
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     except InputError as error:
         sys.exit(f"error: {redact_text(str(error))}")
     except KeyboardInterrupt:
-        sys.exit("interrupted; the same command goes on where it was")
+        sys.exit("interrupted; the same command resumes it")
     rows = list(found.values())
     keys = ("num_unique_examples", "filter_correct", "seed", "trace_counts", "validation_accuracy_before",
             "validation_accuracy_after", "wall_clock_s", "command", "commit", "hardware")  # fmt: skip
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def accuracy_by_size(rows: list[dict[str, Any]], correct: bool) -> dict[int, list[float]]:
-    """Traces finetuned on -> validation accuracy of each seed; seeds of `full` have their mean number of traces."""
+    """Training traces -> validation accuracy of each seed; seeds of `full` have their mean number of traces."""
     found: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         if row["filter_correct"] is correct:

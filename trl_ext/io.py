@@ -25,7 +25,7 @@ _DISK_FAULTS = {
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside `path`, of the same suffix, that takes its place when the block ends without an error."""
+    """A new file next to `path`, of the same suffix, that takes its place when the block ends without an error."""
     scratch = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
     try:
         yield scratch
@@ -35,7 +35,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
+    """Write a text file atomically."""
     with replacing(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
 
@@ -46,7 +46,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, content: Any, indent: int = 1) -> None:
-    """Write a JSON file, whole or not at all."""
+    """Write a JSON file atomically."""
     write_text(path, json.dumps(content, indent=indent) + "\n")
 
 

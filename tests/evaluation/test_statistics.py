@@ -37,7 +37,7 @@ def test_an_interval_of_nothing_is_refused(successes: int, trials: int) -> None:
 def test_share_interval_has_its_nominal_coverage() -> None:
     draw, hits = random.Random(0), 0
     for _ in range(400):
-        problems = [draw.betavariate(1, 1) for _ in range(60)]  # chance of a right sample; on average 0.5
+        problems = [draw.betavariate(1, 1) for _ in range(60)]  # chance of a correct sample; on average 0.5
         shares = [sum(draw.random() < chance for _ in range(4)) / 4 for chance in problems]
         low, high = mean_interval(shares)
         hits += low <= 0.5 <= high

@@ -113,7 +113,7 @@ def test_only_the_last_stages_validation_is_the_result() -> None:
     assert violations(MINI, *stage_settings("mini", **others), is_last=False) == []
 
 
-def chain(**others: Any) -> Pipeline:
+def a_pipeline(**others: Any) -> Pipeline:
     settings = {"stages": [Stage("grpo")], "output_dir": "p", "time_budget": 300.0, "rules": "mini", **others}
     return Pipeline(**settings)
 
@@ -132,8 +132,8 @@ def chain(**others: Any) -> Pipeline:
 )
 def test_pipeline_breaking_a_rule_is_refused_before_it_runs(others: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        check_pipeline(chain(**others))
-    assert check_pipeline(chain()) is MINI
+        check_pipeline(a_pipeline(**others))
+    assert check_pipeline(a_pipeline()) is MINI
 
 
 def test_how_many_processes_a_launch_starts() -> None:
@@ -261,7 +261,7 @@ def test_time_of_earlier_processes_counts_however_they_ended(tmp_path: Path) -> 
     }  # fmt: skip
     (tmp_path / RECORD).write_text(json.dumps(record))
     assert used(tmp_path) == 57.5
-    (tmp_path / "2_grpo" / "checkpoint-4").mkdir(parents=True)  # saved after its chain was killed
+    (tmp_path / "2_grpo" / "checkpoint-4").mkdir(parents=True)  # saved after its pipeline was killed
     (tmp_path / "2_grpo" / "checkpoint-4" / "run.json").write_text(json.dumps({"wall_clock_s": 12.0}))
     assert used(tmp_path) == 62.0
 
@@ -281,8 +281,8 @@ def test_checkpoint_removed_during_the_scan_is_ignored(tmp_path: Path, monkeypat
 
 
 def finished(folder: Path, **others: Any) -> Pipeline:
-    """A chain all of whose stages are done, and that has its result."""
-    pipeline = chain(output_dir=str(folder), **others)
+    """A pipeline all of whose stages are done, and that has its result."""
+    pipeline = a_pipeline(output_dir=str(folder), **others)
     folder.mkdir(exist_ok=True)
     record = record_of(folder, pipeline) | {"1_grpo": {"time_budget": 290.0, "seconds": 295.0, "folder": "1_grpo"}}
     (folder / RECORD).write_text(json.dumps(record))
@@ -310,7 +310,7 @@ def test_the_models_of_another_seed_are_no_result(is_done: bool, tmp_path: Path)
         (tmp_path / RECORD).write_text(json.dumps(begun))
     (tmp_path / RESULT).write_text('{"status": "complete"}')
     with pytest.raises(InputError, match="holds a pipeline of other stages, another seed"):
-        run_leaderboard(chain(output_dir=str(tmp_path), seed=1), ROOT)
+        run_leaderboard(a_pipeline(output_dir=str(tmp_path), seed=1), ROOT)
     assert (tmp_path / RESULT).read_text() == '{"status": "complete"}'
 
 
@@ -325,14 +325,14 @@ def test_valid_leaderboard_result_stays_valid_when_reopened(tmp_path: Path, monk
 
 def test_the_budget_ends_whatever_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Clock", lambda spent=0.0: SimpleNamespace(seconds=lambda: now[0] + spent))
-    now, pipeline = [5.0], chain(output_dir=str(tmp_path))
+    now, pipeline = [5.0], a_pipeline(output_dir=str(tmp_path))
 
     def endless(pipeline: Pipeline, recipes: Path, spent: float, watch: Any) -> None:
         assert spent == 5.0
         checkpoint(tmp_path / "1_grpo", 20, entry(20, 0.6))
         for now[0] in (296.9, 297.1):
             watch()
-        pytest.fail("it goes on")
+        pytest.fail("it continues")
 
     monkeypatch.setattr(module, "run_pipeline", endless)
     result = run_leaderboard(pipeline, ROOT)
@@ -353,7 +353,7 @@ def test_a_stage_that_has_its_summary_may_close_down(tmp_path: Path, monkeypatch
             watch()
 
     monkeypatch.setattr(module, "run_pipeline", closing)
-    result = run_leaderboard(chain(output_dir=str(tmp_path)), ROOT)
+    result = run_leaderboard(a_pipeline(output_dir=str(tmp_path)), ROOT)
     assert (result["status"], result["accuracy"], result["seconds"]) == ("out of time", 0.7, 300.1)
 
 
@@ -372,7 +372,7 @@ def test_an_interrupted_pipeline_leaves_what_it_has(
 
     monkeypatch.setattr(module, "run_pipeline", interrupted)
     with pytest.raises(type(error)):
-        run_leaderboard(chain(output_dir=str(tmp_path)), ROOT)
+        run_leaderboard(a_pipeline(output_dir=str(tmp_path)), ROOT)
     result = json.loads((tmp_path / RESULT).read_text())
     assert (result["status"], result["accuracy"]) == ("interrupted", 0.6)
 

@@ -1,4 +1,4 @@
-"""A chain of recipes: its file, the time that each stage has, how it goes on, and the report of all stages."""
+"""A pipeline of recipes: its file, the time that each stage has, how it resumes, and the report of all stages."""
 
 from __future__ import annotations
 
@@ -195,36 +195,38 @@ def test_budget_used_up_by_earlier_stages_is_an_error(seconds: float) -> None:
         _budget(Pipeline([stage], "p", time_budget=100), stage, {"1_sft": {"seconds": seconds}})
 
 
-# Going on.
+# Resuming.
 
-CHAIN = Pipeline([Stage("sft", share=0.5, settings={"stop": ("a",)}), Stage("grpo", share=0.5)], "p", None, 100, seed=1)
+PIPELINE = Pipeline(
+    [Stage("sft", share=0.5, settings={"stop": ("a",)}), Stage("grpo", share=0.5)], "p", None, 100, seed=1
+)
 
 
 def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) -> None:
-    record = record_of(tmp_path, CHAIN)
+    record = record_of(tmp_path, PIPELINE)
     assert record == {
         "stages": [["sft", None, None, 0.5, {"stop": ["a"]}], ["grpo", None, None, 0.5, {}], 1, None, 100]
     }
-    first, second = CHAIN.stages
+    first, second = PIPELINE.stages
     others = [
-        Pipeline(CHAIN.stages, "p", time_budget=100, seed=2),
-        Pipeline(CHAIN.stages[::-1], "p", time_budget=100, seed=1),
+        Pipeline(PIPELINE.stages, "p", time_budget=100, seed=2),
+        Pipeline(PIPELINE.stages[::-1], "p", time_budget=100, seed=1),
         Pipeline([first, Stage("grpo", share=0.1)], "p", time_budget=100, seed=1),
         Pipeline([first, Stage("grpo", "a.yaml", 0.5)], "p", time_budget=100, seed=1),
         Pipeline([Stage("sft", share=0.5), second], "p", time_budget=100, seed=1),
-        Pipeline(CHAIN.stages, "p", "other", 100, seed=1),
-        Pipeline(CHAIN.stages, "p", time_budget=300, seed=1),
+        Pipeline(PIPELINE.stages, "p", "other", 100, seed=1),
+        Pipeline(PIPELINE.stages, "p", time_budget=300, seed=1),
     ]
     begun = {"overhead": {"seconds": 7.0}, "1_sft": {"time_budget": 50.0, "earlier": 3.0, "running": 1.5}}
     write_record(tmp_path, record | begun)
-    assert record_of(tmp_path, CHAIN) == record | begun
+    assert record_of(tmp_path, PIPELINE) == record | begun
     for other in others:  # nothing is done yet that could be lost
         anew = record_of(tmp_path, other)
         assert anew.pop("stages") != record["stages"]
         assert anew == {"overhead": {"seconds": 7.0}, "1_sft": {"earlier": 4.5}}  # whose time is used all the same
     write_record(tmp_path, record | {"1_sft": {"seconds": 3.0}})
-    elsewhere = Pipeline(CHAIN.stages, "q", None, 100, ["--x"], 1)
-    for same in (CHAIN, elsewhere):
+    elsewhere = Pipeline(PIPELINE.stages, "q", None, 100, ["--x"], 1)
+    for same in (PIPELINE, elsewhere):
         assert record_of(tmp_path, same) == record | {"1_sft": {"seconds": 3.0}}
     for other in others:
         with pytest.raises(InputError, match="holds a pipeline of other stages, another seed, model or time budget"):
@@ -233,12 +235,12 @@ def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) 
 
 def test_a_stages_yaml_that_has_changed_makes_another_pipeline(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("seed: 1")
-    chain = Pipeline([Stage("sft", str(tmp_path / "a.yaml"))], "p")
-    write_record(tmp_path, record_of(tmp_path, chain) | {"1_sft": {"seconds": 3.0}})
-    assert "1_sft" in record_of(tmp_path, chain)
+    pipeline = Pipeline([Stage("sft", str(tmp_path / "a.yaml"))], "p")
+    write_record(tmp_path, record_of(tmp_path, pipeline) | {"1_sft": {"seconds": 3.0}})
+    assert "1_sft" in record_of(tmp_path, pipeline)
     (tmp_path / "a.yaml").write_text("seed: 2")
     with pytest.raises(InputError, match="holds a pipeline of other stages"):
-        record_of(tmp_path, chain)
+        record_of(tmp_path, pipeline)
 
 
 def test_stage_resumes_in_last_checkpoint_folder_with_its_clock(tmp_path: Path) -> None:
@@ -314,8 +316,8 @@ def test_pipeline_report_has_one_clock_and_cumulative_steps(tmp_path: Path, draw
     again = validation(35, 50.0, 0.95) | {"weights_of_step": 20}
     leave_summary(tmp_path / "2_grpo", validation(0, 6.0, 0.3), validation(20, 25.0, 0.9), again)
     leave_summary(tmp_path / "3_grpo", validation(0, 2.0, 0.8))
-    chain = Pipeline([Stage("sft"), Stage("grpo"), Stage("grpo")], str(tmp_path), time_budget=None, seed=3)
-    summary = _report(tmp_path, chain, record)
+    pipeline = Pipeline([Stage("sft"), Stage("grpo"), Stage("grpo")], str(tmp_path), time_budget=None, seed=3)
+    summary = _report(tmp_path, pipeline, record)
     points = [(v["stage"], v["step"], v["wall_clock_s"], v["accuracy"]) for v in summary.pop("validations")]
     assert points == [
         ("1_sft", 0, 12.5, 0.1), ("1_sft", 10, 37.5, 0.3), ("2_grpo", 10, 53.5, 0.3), ("2_grpo", 30, 72.5, 0.9),
@@ -375,8 +377,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, drawn: dict[str, Any]) -> Any:
 
 
 def three(tmp_path: Path) -> Pipeline:
-    chain = [Stage("expert_iteration", share=0.4), Stage("sft", share=0.5), Stage("grpo")]
-    return Pipeline(chain, str(tmp_path / "p"), "start", time_budget=100, seed=5)
+    stages = [Stage("expert_iteration", share=0.4), Stage("sft", share=0.5), Stage("grpo")]
+    return Pipeline(stages, str(tmp_path / "p"), "start", time_budget=100, seed=5)
 
 
 def test_each_stage_starts_from_the_previous_with_the_time_left(
@@ -436,12 +438,12 @@ def test_what_the_watch_raises_ends_the_stage_and_is_noted(tmp_path: Path, fake:
 
 
 def test_stage_with_changed_settings_gets_the_time_left(tmp_path: Path, fake: Any) -> None:
-    chain = Pipeline([Stage("grpo")], str(tmp_path / "p"), time_budget=100)
+    pipeline = Pipeline([Stage("grpo")], str(tmp_path / "p"), time_budget=100)
     stages = fake([60.0], took=[60.0])
     (tmp_path / "p").mkdir()
     begun = {"stages": "others", "overhead": {"seconds": 6.0}, "1_grpo": {"time_budget": 20.0, "earlier": 10.0}}
     write_record(tmp_path / "p", begun)
-    run_pipeline(chain, Path("recipes"))
+    run_pipeline(pipeline, Path("recipes"))
     assert [asked["--time_budget"] for asked in stages.asked] == ["80.0"]  # less 6, 10 and the end
 
 
@@ -483,7 +485,7 @@ def test_interrupted_pipeline_resumes_its_stage_and_budget(tmp_path: Path, fake:
     ("script", "error", "message"),
     [
         ("exit 0", None, ""),
-        ("exit 3", InputError, "2_grpo ended with status 3"),
+        ("exit 3", InputError, "stage 2_grpo failed with exit status 3"),
         ("exit 143", Stopped, "SIGTERM"),
         ("kill -TERM $$", Stopped, "SIGTERM"),
     ],

@@ -1,4 +1,4 @@
-"""Contracts of every way to select rollouts to finetune on; then rows chosen by hand."""
+"""Contracts of every way to select rollouts to fine-tune on; then rows chosen by hand."""
 
 from __future__ import annotations
 

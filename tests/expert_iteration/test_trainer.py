@@ -57,7 +57,7 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
 
 
 def shares(path: Path) -> list[float]:
-    """Share of right rollouts by step."""
+    """Fraction of correct rollouts by step."""
     return [step["correct"] / step["rollouts"] for step in steps_of(path)]
 
 
@@ -65,13 +65,13 @@ def shares(path: Path) -> list[float]:
 def test_selected_rollouts_become_likelier_even_if_incorrect(tmp_path: Path) -> None:
     settings = {"n_ei_steps": 5, "epochs_per_step": 4}
     trained(tmp_path / "right", **settings)
-    learnt = shares(tmp_path / "right")
-    assert learnt[0] < 0.5
-    assert learnt[-1] > learnt[0] + 0.3
+    learned = shares(tmp_path / "right")
+    assert learned[0] < 0.5
+    assert learned[-1] > learned[0] + 0.3
     trained(tmp_path / "wrong", selection=f"{__name__}:only_wrong", **settings)
-    unlearnt = shares(tmp_path / "wrong")
-    assert unlearnt[0] == learnt[0]
-    assert unlearnt[-1] < 0.1
+    unlearned = shares(tmp_path / "wrong")
+    assert unlearned[0] == learned[0]
+    assert unlearned[-1] < 0.1
 
 
 @pytest.mark.slow
@@ -80,8 +80,8 @@ def test_with_the_sign_of_the_loss_flipped_it_does_not_learn(tmp_path: Path) -> 
     loss = trainer.compute_loss
     trainer.compute_loss = lambda *args, **kwargs: -loss(*args, **kwargs)
     trainer.train()
-    learnt = shares(tmp_path)
-    assert learnt[-1] < learnt[0]
+    learned = shares(tmp_path)
+    assert learned[-1] < learned[0]
 
 
 def only_wrong(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ def test_steps_without_a_correct_answer_change_nothing(tmp_path: Path, caplog: p
     assert weight_difference(trainer.model, tiny_model()) == 0
     assert [step["kept"] for step in steps_of(tmp_path)] == [0, 0, 0]
     assert [step["tokens_correct"] for step in steps_of(tmp_path)] == [None] * 3
-    assert "step 3 keeps nothing to finetune on: 0 of 32 rollouts are right" in caplog.text
+    assert "step 3 keeps nothing to fine-tune on: 0 of 32 rollouts are correct" in caplog.text
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def files_of(path: Path) -> dict[str, str]:
 
 
 def resumed(whole: Path, again: Path, step: int, **settings: Any) -> Any:
-    """The run gone on with from a checkpoint, in a folder with all that the whole run has left."""
+    """The run resumed from a checkpoint, in a folder with all that the complete run has left."""
     shutil.copytree(whole / "ei", again / "ei")
     trainer = made(again, **{**SAVING, **settings})
     trainer.train(resume_from_checkpoint=str(whole / f"checkpoint-{step}"))

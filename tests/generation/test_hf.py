@@ -333,7 +333,7 @@ def test_sampled_completions_do_not_depend_on_which_rows_leave(monkeypatch: pyte
     torch.manual_seed(4)
     plain, plain_sizes = sample(model, [[5, 8]] * 4000, **settings)
     assert sum(sizes) < sum(plain_sizes)
-    # a share of 4,000 draws has a standard error of at most 0.008; two of them, 12 x 18 times compared
+    # a fraction of 4,000 draws has a standard error of at most 0.008; two of them, 12 x 18 times compared
     assert (shares(found) - shares(plain)).abs().max() < 0.045
     early = [len(row) for row in found if len(row) < 12]
     assert abs(len(early) - sum(len(row) < 12 for row in plain)) < 0.045 * 4000

@@ -80,7 +80,7 @@ def test_the_answers_that_are_expressions_are_right() -> None:
     for problem, _, answer in draws("Geometry", 5):
         a, b = numbers(problem)
         assert answer == rf"\sqrt{{{a * a + b * b}}}"
-        assert all((a * a + b * b) % k**2 for k in range(2, 15)), "a root that simplifies has two right answers"
+        assert all((a * a + b * b) % k**2 for k in range(2, 15)), "a root that simplifies has two correct answers"
 
 
 def test_every_subject_and_level_has_its_value_checked() -> None:

@@ -172,7 +172,7 @@ def test_settings_of_the_engine_reach_it(policy: str, tmp_path: Path, monkeypatc
     assert list(found.values()) == list(changed.values())
 
 
-def test_best_of_n_takes_the_likeliest_per_token() -> None:
+def test_best_of_n_takes_the_most_likely_per_token() -> None:
     drawn = [
         (0, 0, "correct", -2.0, 4),
         (0, 1, "neither", -1.5, 1),

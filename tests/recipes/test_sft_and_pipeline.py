@@ -98,7 +98,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words
 
 
 def chosen(**settings: Any) -> tuple[list[dict[str, Any]], dict[str, int], list[str]]:
-    """Traces that a task finetunes on, their counts, and what a run prints of them."""
+    """Traces that a task fine-tunes on, their counts, and what a run prints of them."""
     data = SFTTask(validation_problems=1, **settings).data(seed=0)
     return data.train, data.counts, data.lines()
 
@@ -108,7 +108,7 @@ def test_only_correct_traces_are_kept_counted_and_reported() -> None:
     everything, _, _ = chosen(train_problems=200)
     assert counts == {"unique": len(everything), "correct": len(rows), "chosen": len(rows)}
     assert 0.4 < len(rows) / len(everything) < 0.8
-    assert said == [f"{len(rows)} of {len(everything)} traces have the right answer"]
+    assert said == [f"{len(rows)} of {len(everything)} traces have the correct answer"]
     some, counts, _ = chosen(train_problems=200, filter_correct=True, num_unique_examples="10")
     assert some == rows[:10]
     assert counts["chosen"] == 10
@@ -163,7 +163,9 @@ def test_fine_tuning_leaves_a_run_that_its_config_reproduces(tmp_path: Path, pol
     assert [m["step"] for m in metrics if "loss" in m] == [1, 2, 3]
     assert all(m["entropy"] > 0 and m["grad_norm"] > 0 for m in metrics if "loss" in m)
     assert {g["step"] for g in rows(folder / "generations.jsonl")} == {0, 2, 3}
-    assert "finetuned on 12 reasoning traces with the right answer of `mini_math`" in (folder / "README.md").read_text()
+    assert (
+        "fine-tuned on 12 reasoning traces with the correct answer of `mini_math`" in (folder / "README.md").read_text()
+    )
     assert (folder / "curve.png").exists()
     started("sft_math.py", "--config", str(folder / "config.yaml"), cwd=tmp_path)
     again = tmp_path / "run-2"
@@ -202,7 +204,7 @@ def test_expert_iteration_saves_its_steps_and_resumes(tmp_path: Path, policy: st
     assert ends <= {int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*")}
     assert [v["step"] for v in summary["validations"]][1:] == [s["optimizer_step"] + s["optimizer_steps"] for s in steps]  # fmt: skip
     assert (run / "expert_iteration.png").exists()
-    assert "finetuned by expert iteration on its own right answers" in (run / "README.md").read_text()
+    assert "fine-tuned by expert iteration on its own correct answers" in (run / "README.md").read_text()
     logged = [m for m in rows(run / "metrics.jsonl") if "expert_iteration/kept" in m]
     assert [m["expert_iteration/kept"] for m in logged] == [s["kept"] for s in steps]
 
@@ -272,7 +274,7 @@ def test_several_sizes_are_run_once_each_and_plotted(tmp_path: Path, policy: str
     printed = started("sft_sizes.py", *given, cwd=tmp_path)
     found = json.loads((tmp_path / "runs" / "sft_sizes" / "sizes.json").read_text())
     assert [(r["num_unique_examples"], r["filter_correct"]) for r in found] == [("8", False), ("8", True)]
-    assert "only traces with the right answer: 8 " in printed
+    assert "only traces with the correct answer: 8 " in printed
     assert (tmp_path / "runs" / "sft_sizes" / "sizes.png").exists()
     (tmp_path / "runs" / "sft_sizes" / "sizes.png").unlink()
     started("sft_sizes.py", *given, cwd=tmp_path, timeout=40)  # from what is there

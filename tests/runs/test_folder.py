@@ -173,7 +173,7 @@ def test_a_stock_checkpoint_resumes_in_a_new_folder(tmp_path: Path) -> None:
     stock = save(tmp_path / "stock", 3)
     run, said = opened(tmp_path / "run", str(stock))
     assert (run.folder, run.checkpoint, run.validations) == (tmp_path / "run", stock, [])
-    assert "stock trainer" in said[0]
+    assert "stock TRL" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Finetuning: TRL's loss or the handout's to the last digit, however rows are cut, and a policy to sample from."""
+"""SFT: TRL's loss or the handout's to the last digit, however rows are cut, and a policy to sample from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trl_ext.training.settings_table import SFT
 from trl_ext.training.trl_settings import REFUSED
 
 TRACES = [{"prompt": f"{i % 9} + {i % 5} =", "response": " ".join("abc"[(i + j) % 3] for j in range(1 + i % 6))} for i in range(16)]  # fmt: skip
-LEARNT = [{"prompt": f"{i % 9} + {i % 5} =", "response": "1 1 stop"} for i in range(32)]
+LEARNED = [{"prompt": f"{i % 9} + {i % 5} =", "response": "1 1 stop"} for i in range(32)]
 CONSTANT = 7.0
 
 
@@ -118,8 +118,8 @@ def flipped(trainer: Any) -> None:
     trainer.compute_loss = lambda *args, **kwargs: -loss(*args, **kwargs)
 
 
-def share_learnt(trainer: Any) -> float:
-    completions = trainer.sample([row["prompt"] for row in LEARNT], batch_size=32, seed=0)
+def fraction_learned(trainer: Any) -> float:
+    completions = trainer.sample([row["prompt"] for row in LEARNED], batch_size=32, seed=0)
     return sum(completion.text.startswith("1 1") for completion in completions) / len(completions)
 
 
@@ -127,19 +127,19 @@ ADAM = {"optim": "adamw_torch", "learning_rate": 3e-3, "max_steps": 40, "samplin
 
 
 def test_fine_tuning_learns_traces_and_unlearns_if_sign_flipped(tmp_path: Path) -> None:
-    trainer = ours(tmp_path / "right", LEARNT, **ADAM)
-    before = share_learnt(trainer)
+    trainer = ours(tmp_path / "right", LEARNED, **ADAM)
+    before = fraction_learned(trainer)
     trainer.train()
     assert before < 0.2
-    assert share_learnt(trainer) > 0.9
-    broken = ours(tmp_path / "wrong", LEARNT, **ADAM)
+    assert fraction_learned(trainer) > 0.9
+    broken = ours(tmp_path / "wrong", LEARNED, **ADAM)
     flipped(broken)
     broken.train()
-    assert share_learnt(broken) <= before
+    assert fraction_learned(broken) <= before
 
 
 def test_policy_sampling_uses_stop_string_and_keeps_train_mode(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, LEARNT, **ADAM)
+    trainer = trained(tmp_path, LEARNED, **ADAM)
     trainer.model.train()
     (completion,) = trainer.sample(["1 + 1 ="], batch_size=1, seed=0, temperature=0)
     assert (completion.text, completion.finished, completion.tokens) == ("1 1 stop", True, 3)
@@ -152,11 +152,11 @@ def test_policy_sampling_uses_stop_string_and_keeps_train_mode(tmp_path: Path) -
 def test_the_colocated_engine_samples_from_the_trained_weights(tmp_path: Path) -> None:
     engine = {"use_vllm": True, "vllm_dtype": "float32", "vllm_max_model_length": 64, "vllm_enforce_eager": True}
     model = str(save_model(tmp_path / "model", tied=True))
-    trainer = ours(tmp_path, LEARNT, model=model, model_init_kwargs={"dtype": "float32"}, **{**ADAM, **engine})
-    before = share_learnt(trainer)
+    trainer = ours(tmp_path, LEARNED, model=model, model_init_kwargs={"dtype": "float32"}, **{**ADAM, **engine})
+    before = fraction_learned(trainer)
     trainer.train()
     assert before < 0.2
-    assert share_learnt(trainer) > 0.9
+    assert fraction_learned(trainer) > 0.9
     (completion,) = trainer.sample(["1 + 1 ="], batch_size=1, seed=0, temperature=0)
     assert (completion.text, completion.finished, completion.tokens) == ("1 1 stop", True, 3)
 

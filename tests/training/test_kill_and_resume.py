@@ -1,4 +1,4 @@
-"""A real training process, killed again and again and resumed, against one left in peace."""
+"""A real training process, killed again and again and resumed, against an uninterrupted one."""
 
 from __future__ import annotations
 

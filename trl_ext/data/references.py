@@ -16,7 +16,7 @@ from trl_ext.rewards.graders import GRADERS, Comparison, Grade, compare_pairs
 from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.rewards.workers.pool import PoolError
 
-COMPARING = ("strict", "compatible")  # graders to whom a reference answer is itself a correct answer
+COMPARING = ("strict", "compatible")  # graders for which a reference answer is itself a correct answer
 _RESPONSES = {"r1_zero": "</think> <answer> {} </answer>", "boxed": r"\boxed{{{}}}"}
 _READABLE = Comparison("trl_ext.rewards.strict:is_readable")
 _CHUNK = 1024  # answers graded between two moves of the progress bar

@@ -1,4 +1,4 @@
-r"""Reasoning traces to finetune on -> rows `prompt`, `response` and, where it is known, `answer`.
+r"""Reasoning traces to fine-tune on -> rows `prompt`, `response` and, where it is known, `answer`.
 
 mini-MATH's own are its worked solutions in the r1_zero format, a share of them with a wrong result, as traces that a
 model wrote have them: what `filter_correct` is for.
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"\d+")
 def mini_math_traces(n: int, seed: int = 0, wrong_share: float = WRONG_SHARE) -> list[dict[str, Any]]:
     """`n` rows `prompt, response, answer` on mini-MATH's training split, `wrong_share` of them with a wrong result.
 
-    A wrong trace goes wrong at its end: one number of the answer is another one, in the working and in the answer.
+    An incorrect trace goes wrong at its end: one number of the answer is another one, in the working and in the answer.
     """
     rng = Random(f"mini-MATH traces {seed}")
     template = load_prompt("r1_zero")

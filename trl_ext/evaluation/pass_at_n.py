@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 def pass_at_n(right: Flags, n: int) -> Floats:
     """(P, N) -> (P,): chance that n of the N samples, drawn without repetition, hold a right one.
 
-    Unbiased, 1 - C(N-c, n) / C(N, n) with c right samples (arXiv:2107.03374, equation 1).
+    Unbiased, 1 - C(N-c, n) / C(N, n) with c correct samples (arXiv:2107.03374, equation 1).
     """
     total = _check(right, n)
     counts = [int(row.sum()) for row in right]
@@ -63,7 +63,7 @@ def _majority(answers: Sequence[str | None], right: Flags) -> float:
 
 
 def prefers_wrong(right: Flags, score: Floats) -> float:
-    """Of the problems with right and wrong samples, the share on which the highest score is a wrong one's.
+    """Of the problems with correct and incorrect samples, the fraction where an incorrect one scores highest.
 
     Not a number if there is no such problem.
     """

@@ -32,7 +32,7 @@ class Report:
         return {name: counts[name] / max(len(self.rows), 1) for name in OUTCOMES}
 
     def per_problem(self) -> dict[Any, float]:
-        """Share of right samples by `problem_id`."""
+        """Fraction of correct samples by `problem_id`."""
         samples: dict[Any, list[bool]] = {}
         for i, row in enumerate(self.rows):
             samples.setdefault(row.get("problem_id", i), []).append(row["outcome"] == "correct")

@@ -28,7 +28,7 @@ def wilson_interval(successes: int, trials: int, z: float = Z95) -> tuple[float,
 
 
 def mean_interval(values: Sequence[float], z: float = Z95) -> tuple[float, float]:
-    """Interval of the mean of independent values in 0..1, such as a problem's share of right samples.
+    """Interval of the mean of independent values in 0..1, such as a problem's fraction of correct samples.
 
     Where all values are 0 or 1 this is Wilson's, else the mean and its standard error.
 

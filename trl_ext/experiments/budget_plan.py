@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 _SETTLED = 0.75  # of a run's steps, the last ones: the first compile, capture and fill caches
-_LATE = 0.25  # the ones that say how long completions go on to be
+_LATE = 0.25  # the ones that say how long completions will be
 _STEPS, _ROLLOUTS = 10, 5  # that a run needs to say anything
 _MOST_STEPS = 10**9  # that are planned
 
@@ -25,7 +25,7 @@ class Rates:
         completion_token: of a rollout, per token of a completion.
         trained_token: of the optimizer steps, per token of a completion that is not left out.
         sync: of the policy's weights to the engine.
-        step: of an optimizer step beside rollout and training, such as logging.
+        step: of an optimizer step outside rollout and training, such as logging.
         problem: of a validation on the way.
         slowest_problem: of the slowest validation, by which the time for the last one is reserved.
         save: of a checkpoint.
@@ -55,7 +55,7 @@ class Workload:
         final_problems: of the one at the end.
         save_every: optimizer steps; None for never.
         pilot_steps: optimizer steps of the run that was looked at.
-        pilot_rows: share of their rows that was trained on, the others having nothing to teach.
+        pilot_rows: fraction of their rows that was trained on; the others are zero-advantage rows.
         rows_growth: power of the number of steps by which the rows that are trained on add up; 1 where every step has
             as many, less where ever more are left out.
         restore_best: whether the best weights are read again at the end.

@@ -1,8 +1,8 @@
-"""A chain of recipes under rules, with a wall-clock budget that is never overrun and a result at every moment.
+"""A pipeline of recipes under rules, with a wall-clock budget that is never overrun and a result at every moment.
 
-`result.json` in the chain's folder is whole at any time: it says how good the best model on the disk is, on how many
+`result.json` in the pipeline's folder is whole at any time: it says how good the best model on the disk is, on how many
 problems that was measured, and whether that is a result by the rules yet. A checkpoint that it names is linked into
-`best_so_far/` first, since the stage goes on and removes its own, for some seconds also after a kill -9 of the chain.
+`best_so_far/` first, since the stage continues and removes its own, even for seconds after a kill -9 of the pipeline.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class OutOfTimeError(Exception):
 
 
 def check_pipeline(pipeline: Pipeline) -> Rules:
-    """The chain's rules, which what it says of itself must keep to; its stages are checked when it runs.
+    """The pipeline's rules, which what it says of itself must keep to; its stages are checked when it runs.
 
     Raises:
-        InputError: there are no such rules, or the chain breaks them.
+        InputError: there are no such rules, or the pipeline breaks them.
     """
     name = pipeline.rules
     if name not in RULES:
@@ -75,10 +75,10 @@ def processes_of(launch: list[str]) -> int:
 
 
 def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
-    """Run the chain, or what is left of it, and return the result.
+    """Run the pipeline, or what is left of it, and return the result.
 
     Raises:
-        InputError: a rule is broken, the folder has models of another chain, or a stage did not end well.
+        InputError: a rule is broken, the folder has models of another pipeline, or a stage did not end well.
         Stopped: SIGTERM came.
     """
     rules, folder = check_pipeline(pipeline), Path(pipeline.output_dir)
@@ -166,7 +166,7 @@ def bias(chosen: dict[str, Any]) -> str | None:
 
 
 def write_result(folder: Path, name: str | None, rules: Rules, clock: Clock, status: str) -> dict[str, Any]:
-    """Write `result.json`, whole or not at all, and return it."""
+    """Write `result.json` atomically and return it."""
     chosen = _keep_best(folder, rules.problems)
     seconds, why_not = clock.seconds(), None
     if chosen["problems"] != rules.problems:

@@ -14,7 +14,7 @@ class Rules:
     """What a result has to be measured on, with what, and in which time.
 
     Attributes:
-        model: what the first stage starts from; None for the base policy that the machine makes.
+        model: what the first stage starts from; None for the base policy that is built locally.
         settings: of every stage, by name; those of sampling are the validation's.
         problems: of the final validation.
         seconds: at most, from the start of the process, over restarts.

@@ -23,7 +23,7 @@ from trl_ext.runs.layout import finished
 from trl_ext.training.preemption import patient_environment
 
 _REFRESH = 2.0  # seconds
-_GO_ON_BY_THEMSELVES = ("pipeline.py", "leaderboard.py")
+_RESUME_BY_THEMSELVES = ("pipeline.py", "leaderboard.py")
 
 
 def run_all(
@@ -31,7 +31,7 @@ def run_all(
 ) -> dict[str, dict[str, Any]]:
     """Run a Python command for each name, in `folder/name`, unless it is done; returns the runs' summaries by name.
 
-    Interrupted, it goes on when it is called again: what is done is not run again, what was cut off goes on from its
+    Interrupted, it resumes when it is called again: what is done is not run again, what was cut off resumes from its
     last checkpoint.
 
     Args:
@@ -83,7 +83,7 @@ def run_all(
 
 def _run(command: Sequence[str], folder: Path, name: str, environment: Mapping[str, str]) -> int:
     output = folder / name
-    more = ["--resume", "auto"] if output.exists() and Path(command[0]).name not in _GO_ON_BY_THEMSELVES else []
+    more = ["--resume", "auto"] if output.exists() and Path(command[0]).name not in _RESUME_BY_THEMSELVES else []
     whole = [sys.executable, *command, "--output_dir", str(output), *more]
     with (folder / f"{name}.log").open("a", encoding="utf-8") as log:
         log.write(f"$ {shlex.join(redact_command(whole[1:]))}\n")
@@ -92,11 +92,11 @@ def _run(command: Sequence[str], folder: Path, name: str, environment: Mapping[s
 
 
 def _environment(script: str, slot: int, jobs: int) -> dict[str, str]:
-    """The share of the machine that a run has; chains launch their stages on as many GPUs as they are told to."""
+    """The share of the machine that a run has; pipelines launch their stages on as many GPUs as they are told to."""
     shared = patient_environment()
     if jobs > 1:
         shared["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
-    if "CUDA_VISIBLE_DEVICES" not in os.environ and Path(script).name not in _GO_ON_BY_THEMSELVES:
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and Path(script).name not in _RESUME_BY_THEMSELVES:
         gpus = torch.cuda.device_count()
         if gpus > 1:
             shared["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)

@@ -43,7 +43,7 @@ def step_counts(
                {"tokens": rollouts, "tokens_correct": right, "tokens_incorrect": wrong}.items()}  # fmt: skip
     return {
         "step": step,
-        "optimizer_step": optimizer_step,  # before its finetuning
+        "optimizer_step": optimizer_step,  # before its fine-tuning
         "questions": len({row["question"] for row in rollouts}),
         "questions_with_a_right_answer": len({row["question"] for row in right}),
         "rollouts": len(rollouts),

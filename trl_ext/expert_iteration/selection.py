@@ -1,4 +1,4 @@
-"""Which rollouts an expert-iteration step finetunes on: pure functions from graded rows to the rows that are kept.
+"""Which rollouts an expert-iteration step fine-tunes on: pure functions from graded rows to the rows that are kept.
 
 A row has `question` (which of the step's questions it answers), `response`, `tokens`, `extracted` (the answer found in
 it) and `outcome`; only rows with the outcome `correct` are ever kept. Order is kept.
@@ -18,13 +18,13 @@ Row = dict[str, Any]
 
 @SELECTIONS.register
 def every(rows: Sequence[Row]) -> list[Row]:
-    """All right rollouts: questions that are easy now weigh more. Expert iteration as in the course handout."""
+    """All correct rollouts: questions that are easy now weigh more. Expert iteration as in the course handout."""
     return _right(rows)
 
 
 @SELECTIONS.register
 def at_most(rows: Sequence[Row], *, k: int = 1) -> list[Row]:
-    """The first k right rollouts of each question.
+    """The first k correct rollouts of each question.
 
     Raises:
         ValueError: k is less than 1.
@@ -34,7 +34,7 @@ def at_most(rows: Sequence[Row], *, k: int = 1) -> list[Row]:
 
 @SELECTIONS.register
 def shortest(rows: Sequence[Row], *, k: int = 1) -> list[Row]:
-    """The k right rollouts of each question with the fewest tokens.
+    """The k correct rollouts of each question with the fewest tokens.
 
     Raises:
         ValueError: k is less than 1.
@@ -44,13 +44,13 @@ def shortest(rows: Sequence[Row], *, k: int = 1) -> list[Row]:
 
 @SELECTIONS.register
 def distinct_answers(rows: Sequence[Row]) -> list[Row]:
-    """Of each question's right rollouts the first with each way to write the answer: `1/2` and `0.5` are two."""
+    """Of each question's correct rollouts the first with each way to write the answer: `1/2` and `0.5` are two."""
     return _first_with(rows, lambda row: row["extracted"])
 
 
 @SELECTIONS.register
 def distinct_traces(rows: Sequence[Row]) -> list[Row]:
-    """Each question's right rollouts without those that say the same as an earlier one, spaces aside."""
+    """Each question's correct rollouts without those that say the same as an earlier one, spaces aside."""
     return _first_with(rows, lambda row: " ".join(row["response"].split()))
 
 

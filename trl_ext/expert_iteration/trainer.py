@@ -1,4 +1,4 @@
-"""Expert iteration: sample, keep what is right, finetune on it, and again (arXiv:1705.08439; STaR, arXiv:2203.14465).
+"""Expert iteration: sample, keep what is correct, fine-tune on it, repeat (arXiv:1705.08439; STaR, arXiv:2203.14465).
 
 One training run of `ExtSFTTrainer` whose rows come as it goes, so that the optimizer, the engine, the checkpoints and
 the logs are those of one run. What a step sampled and kept is in `expert_iteration/step_N/` of the run's folder.
@@ -36,7 +36,7 @@ _AT_LEAST_1 = (
     "n_ei_steps", "questions_per_step", "group_size", "epochs_per_step", "rollout_batch_size", "rollout_chunk",
 )  # fmt: skip
 _WITHOUT_MEANING = {
-    "completion_only_loss": "only responses are learnt",
+    "completion_only_loss": "only responses are learned",
     "num_train_epochs": "see epochs_per_step",
     "padding_free": "rows come as it goes",
 }
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 @accepts_earlier_names
 @dataclass
 class ExpertIterationConfig(ExtSFTConfig):
-    """What a step samples, keeps and finetunes on; the rest is as in finetuning.
+    """What a step samples, keeps and fine-tunes on; the rest is as in SFT.
 
     Raises:
         UnknownName: a selection or an option that is not in its table.
@@ -191,7 +191,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         if self.budget is not None:
             self.budget.leave_out(self._seconds_of_rollouts)
         if rollouts is None:
-            return  # the step is begun anew, from what has been sampled of it, when the run goes on
+            return  # a resumed run restarts the step, from what has been sampled of it
         self.ei_step = step
         kept = self.args.selection_function()(rollouts)
         rows, too_long = tokenized(kept, self._tokenizer, self.args.max_length)
@@ -204,7 +204,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
             print_line(step_line(counts, self.args.n_ei_steps))
         if not rows:
             log.warning(
-                "expert-iteration step %d keeps nothing to finetune on: %d of %d rollouts are right. More rollouts "
+                "expert-iteration step %d keeps nothing to fine-tune on: %d of %d rollouts are correct. More rollouts "
                 "(--group_size, --questions_per_step) or a model that knows the format (recipes/sft_math.py) help",
                 step, counts["correct"], counts["rollouts"],
             )  # fmt: skip
@@ -261,7 +261,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
     def _step_folder(self, step: int) -> Path:
         return self.folder / f"step_{step}"
 
-    # What a resumed run needs beside what `Trainer` saves.
+    # What a resumed run needs in addition to what `Trainer` saves.
 
     def resume_state(self) -> dict[str, Any]:
         """The expert-iteration step, and how many of its optimizer steps are left."""
@@ -272,7 +272,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         }
 
     def load_resume_state(self, state: dict[str, Any] | None) -> None:
-        """Go on inside the step, on the rows that it kept; steps after it are sampled anew if they began."""
+        """Resume inside the step, on the rows that it kept; steps after it are sampled again if they began."""
         super().load_resume_state(state)
         if state is None:
             return
@@ -316,7 +316,7 @@ def _replace_row(path: Path, row: Row) -> None:
 
 
 def _forget_after(folder: Path, step: int) -> None:
-    """Take away what later steps have left, which will be sampled anew."""
+    """Remove what later steps have left, which will be sampled again."""
     for path in folder.glob("step_*"):
         if int(path.name.partition("_")[2]) > step:
             shutil.rmtree(path)

@@ -47,7 +47,7 @@ def hf_generate(
     Args:
         prompt_ids: N prompts as token ids, without padding.
         stop: strings that end a completion; they stay in it.
-        logps: takes down the tokens' log-probabilities.
+        logps: records the tokens' log-probabilities.
 
     Returns:
         N lists of token ids, padding removed, EOS kept.
@@ -81,12 +81,12 @@ def hf_generate(
         if logps:
             logps.take(ids)
         at_limit = ids.shape[1] - width >= generation_config.max_new_tokens
-        goes_on = torch.zeros_like(ends.ended) if at_limit else ~ends.ended
-        for row, tokens in zip(rows[~goes_on].tolist(), ids[~goes_on, width:].tolist(), strict=True):
+        unfinished = torch.zeros_like(ends.ended) if at_limit else ~ends.ended
+        for row, tokens in zip(rows[~unfinished].tolist(), ids[~unfinished, width:].tolist(), strict=True):
             whole[row] = tokens
-        if not goes_on.any():
+        if not unfinished.any():
             break
-        kept = goes_on.nonzero()[:, 0]
+        kept = unfinished.nonzero()[:, 0]
         new = ids.shape[1] - mask.shape[1]
         mask = torch.cat([mask, mask.new_ones(len(mask), new)], dim=1)[kept]
         ids, rows = ids[kept], rows[kept]
@@ -126,14 +126,14 @@ def _has_several_ranks() -> bool:
 
 
 class _Ends(StoppingCriteria):
-    """Which rows have ended. Once half of them have, all are told to, and the others go on in a batch of their own."""
+    """Which rows have ended. Once half of them have, all are told to, and the others continue in a smaller batch."""
 
     def __init__(self, stop: _Stop | None, eos_ids: set[int], may_shrink: bool) -> None:
         self.stop, self.eos_ids, self.may_shrink = stop, sorted(eos_ids), may_shrink
         self.ended = torch.zeros(0, dtype=torch.bool)  # (rows of the batch,)
 
     def begin(self) -> None:
-        """A new batch, all of whose rows go on."""
+        """A new batch, all of whose rows continue."""
         self.ended = torch.zeros(0, dtype=torch.bool)
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
@@ -173,7 +173,7 @@ def _prompts_once(
 
 
 class TokenLogProbs(LogitsProcessor):
-    """Takes down the log-probability of every sampled token under the model itself, before temperature and top-p.
+    """Records the log-probability of every sampled token under the model itself, before temperature and top-p.
 
     It keeps one number per token: of a step's (N, V) distribution only what the next step needs.
     """
@@ -191,13 +191,13 @@ class TokenLogProbs(LogitsProcessor):
         return scores
 
     def take(self, input_ids: Tensor) -> None:
-        """Take down the last token's."""
+        """Record the last token's log-probability."""
         if self._previous is not None:
             self._taken.append(self._previous.gather(1, input_ids[:, -1:])[:, 0])
             self._previous = None
 
     def narrow(self, kept: Tensor) -> None:
-        """Go on with these rows of the batch only."""
+        """Continue with these rows of the batch only."""
         self._write_down()
         self._which = [self._which[i] for i in kept.tolist()]
 

@@ -119,7 +119,7 @@ def facts_of(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[st
         "axes": axes or "TRL's own loss",
         "traces": code(without_paths(summary.get("traces"))),
         "traces_used": counts.get("chosen", 0) - counts.get("too_long", 0),
-        "only_right": " with the right answer" if summary.get("filter_correct") else "",
+        "only_right": " with the correct answer" if summary.get("filter_correct") else "",
         "steps": len(steps),
         "kept": sum(step["kept"] for step in steps),
         "questions_per_step": summary.get("questions_per_step"),

@@ -59,7 +59,7 @@ def _check_name(repo_id: str | None) -> None:
 def push(run: Path, repo_id: str, private: bool | None = None, merge_adapter: bool = False) -> str:
     """Upload a run's model, tokenizer, card, metrics and plots; returns the repository's address.
 
-    Files that are there already are not uploaded again, so a push that failed half-way goes on where it was.
+    Files that are there already are not uploaded again, so a push that failed half-way resumes where it stopped.
 
     Args:
         private: of a repository that is made now; None for the owner's default.

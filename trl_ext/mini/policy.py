@@ -1,4 +1,4 @@
-"""A base policy made on the machine: a small Qwen3 decoder and its tokenizer, pre-trained for about a minute.
+"""A base policy that is built locally: a small Qwen3 decoder and its tokenizer, pre-trained for about a minute.
 
 It is a *base* model: it has read mini-MATH's training split worked out in many styles, so it can do the arithmetic
 but keeps to the format that `r1_zero` asks for only part of the time. That gap is what GRPO closes.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 
-# Shares of the ways in which a response ends once the working `{s}` is written; `{w}` is a wrong answer.
+# Shares of the ways in which a response ends once the working `{s}` is written; `{w}` is an incorrect answer.
 R1_ZERO_STYLES: dict[str, float] = {
     " {s} </think> <answer> {a} </answer>": 0.44,
     " {s} <answer> {a} </answer>": 0.16,  # thought never closed

@@ -39,7 +39,7 @@ class Data:
         ]
         if "correct" in self.counts:
             right, of = self.counts["correct"], self.counts["unique"]
-            lines.insert(0, f"{right} of {of} traces have the right answer")
+            lines.insert(0, f"{right} of {of} traces have the correct answer")
         return lines
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written whole or not at all, and verified when they are read.
+"""Checkpoints on disk: written atomically, and verified when they are read.
 
 A checkpoint is written in `_saving/`, gets a manifest of its files, and takes its place by one rename. So a folder
 `checkpoint-N` is complete unless a disk or a power cut has damaged it since, which the manifest shows. It guards
@@ -158,7 +158,7 @@ def prune(run: Path, limit: int | None, keep: Iterable[Path] = ()) -> None:
 
 
 def set_aside(checkpoint: Path) -> None:
-    """Let the run go on from here: newer checkpoints that are damaged are removed, good ones renamed `.set_aside`."""
+    """Let the run resume from here: newer checkpoints that are damaged are removed, good ones renamed `.set_aside`."""
     for newer in checkpoints(checkpoint.parent):
         if step_of(newer) <= step_of(checkpoint):
             continue

@@ -47,7 +47,7 @@ class Run:
 
     Attributes:
         settings: what makes it this experiment and no other.
-        checkpoint: what this process goes on from, if anything.
+        checkpoint: what this process resumes from, if anything.
         validations: so far, one entry each.
         seconds_to_make_policy: that its start took to make its base policy; 0 where it was there.
         without_spread: its last logged steps in a row in which no group had different rewards.
@@ -84,7 +84,7 @@ def open_run(
     changed: bool,
     say: Callable[[str], None],
 ) -> Iterator[Run]:
-    """Take a run's folder while the block runs: a new one, or that of the checkpoint that the run goes on from.
+    """Take a run's folder while the block runs: a new one, or that of the checkpoint that the run resumes from.
 
     Every rank calls it; the first one decides for all.
 
@@ -135,7 +135,7 @@ def _choose(
         return (folder, None, {}), held
     record = record_in(checkpoint)
     if record is None:
-        say(f"{checkpoint} is of a stock trainer: the model, optimizer and schedule go on, the rest of it is new")
+        say(f"{checkpoint} is of stock TRL: the model, optimizer and schedule resume, everything else starts fresh")
         folder, held = free_folder(output_dir)
         return (folder, checkpoint, {}), held
     found = differences(record["settings"], settings, known)

@@ -1,4 +1,4 @@
-"""What a result needs beside it to be reproduced: command, commit, versions, hardware."""
+"""What it takes to reproduce a result: command, commit, versions, hardware."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class Recipe:
     """One way to train.
 
     Attributes:
-        script: in the folder `recipes`, beside its YAML file.
+        script: in the folder `recipes`, next to its YAML file.
         place: the tuple of the settings' dataclasses, as `module:name`; imported by `settings` only.
         tags: on the Hub.
         story: what was done to the model, in the words of its card, with the facts of `trl_ext.hub.card.facts_of`.
@@ -34,7 +34,7 @@ class Recipe:
         return found
 
 
-_BY_ANSWER = "Training went by the final answer only, so a right answer may stand under wrong reasoning"
+_BY_ANSWER = "Training went by the final answer only, so a correct answer may follow incorrect reasoning"
 RECIPES = {
     "grpo": Recipe(
         script="grpo_math.py",
@@ -49,14 +49,14 @@ RECIPES = {
         script="sft_math.py",
         place="trl_ext.recipes.sft:SFT_SETTINGS",
         tags=("sft",),
-        story="finetuned on {traces_used} reasoning traces{only_right} of {traces}.",
+        story="fine-tuned on {traces_used} reasoning traces{only_right} of {traces}.",
         learned="Training imitated the traces, mistakes in them included",
     ),
     "expert_iteration": Recipe(
         script="expert_iteration.py",
         place="trl_ext.recipes.expert_iteration:EXPERT_ITERATION_SETTINGS",
         tags=("expert-iteration", "sft"),
-        story="finetuned by expert iteration on its own right answers to {dataset}: {steps} steps of "
+        story="fine-tuned by expert iteration on its own correct answers to {dataset}: {steps} steps of "
         "{questions_per_step} questions with {group_size} rollouts each, of which {selection} kept {kept}.",
         learned=_BY_ANSWER,
     ),

@@ -123,7 +123,7 @@ def examples(report: Report, n: int, category: str | None) -> list[str]:
 def write_steps_plot(
     path: Path, steps: Sequence[Mapping[str, Any]], entropy: Sequence[tuple[int, float]], title: str
 ) -> None:
-    """Expert iteration: share of right rollouts and lengths by step, and the entropy by optimizer step, as a PNG."""
+    """Expert iteration: fraction of correct rollouts and lengths by step, entropy by optimizer step, as a PNG."""
     number = [step["step"] for step in steps]
     with figure(path, (13, 4), (1, 3), title) as (shares, lengths, entropies):
         correct = [step["correct"] / max(step["rollouts"], 1) for step in steps]
@@ -143,11 +143,11 @@ def write_steps_plot(
 
 
 def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> None:
-    """Validation accuracy against how many traces were finetuned on, as a PNG: the mean of the seeds, and each one.
+    """Validation accuracy against the number of training traces, as a PNG: the mean of the seeds, and each one.
 
     Args:
         curves: label -> number of traces -> accuracy of each seed.
-        before: accuracy of the policy that was finetuned.
+        before: accuracy of the policy before fine-tuning.
     """
     with figure(path, (6.5, 4)) as (panel,):
         for label, points in curves.items():

@@ -1,4 +1,4 @@
-"""Supervised finetuning: TRL's `SFTTrainer` with the handout's normaliser, atomic checkpoints, and a policy to sample.
+"""Supervised fine-tuning: TRL's `SFTTrainer` with the handout's normalizer, atomic checkpoints, and a policy to sample.
 
 Letters: B rows of a micro-batch, T tokens.
 """

@@ -88,7 +88,7 @@ def ending(run: Mapping[str, Any]) -> str:
 
 
 def over_the_run(run: Mapping[str, Any]) -> float:
-    """Mean accuracy of all validations after the first: how fast it learnt, and how long that lasted."""
+    """Mean accuracy of all validations after the first: how fast it learned, and how long that lasted."""
     return mean(entry["accuracy"] for entry in run["validations"][1:])
 
 

@@ -1,4 +1,4 @@
-"""The process of one stage of a chain: waited for, told to stop, and never left behind."""
+"""The process of one stage of a pipeline: waited for, told to stop, and never left behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_stage(command: Sequence[str], name: str, tick: Callable[[], Any] = lambd
     if told or code in (-signal.SIGTERM, 128 + signal.SIGTERM):
         raise Stopped(signal.SIGTERM, 0)
     if code:
-        raise InputError(f"{name} ended with status {code}; what it said stands above. The same command goes on there")
+        raise InputError(f"stage {name} failed with exit status {code} (output above). The same command resumes there")
 
 
 def _code_of(process: subprocess.Popen[bytes]) -> int | None:

@@ -1,4 +1,4 @@
-"""What a chain of recipes has done so far, and for how long: its record, and what its stages' folders say."""
+"""What a pipeline of recipes has done so far, and for how long: its record, and what its stages' folders say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trl_ext.runs.checkpoints import checkpoints
 from trl_ext.runs.layout import attempts, finished, record_in
 
 RECORD = "pipeline.json"
-NOT_STAGES = ("stages", "overhead")  # names of the record beside the stages'
+NOT_STAGES = ("stages", "overhead")  # names of the record next to the stages'
 OTHER = (
     "holds a pipeline of other stages, another seed, model or time budget; set them back or choose another --output_dir"
 )
@@ -65,16 +65,16 @@ def last_has_ended(pipeline: Pipeline) -> bool:
 
 
 def used(folder: Path) -> float:
-    """Seconds that earlier processes of the chain have used, to within a second of a kill.
+    """Seconds that earlier processes of the pipeline have used, to within a second of a kill.
 
-    A stage whose chain was killed is told to stop; what it took for that is on the clock of its checkpoint.
+    A stage whose pipeline was killed is told to stop; what it took for that is on the clock of its checkpoint.
     """
     entries = {name: entry for name, entry in read_record(folder).items() if name != "stages"}
     return float(sum(max(used_by(entry), where_it_was(folder / name)[1]) for name, entry in entries.items()))
 
 
 def used_by(entry: Mapping[str, float]) -> float:
-    """Seconds of a stage, or of what is beside the stages."""
+    """Seconds of a stage, or of everything outside the stages."""
     return entry.get("seconds", entry.get("earlier", 0.0) + entry.get("running", 0.0))
 
 
@@ -95,7 +95,7 @@ def _content_of(config: str | None) -> str | None:
 
 
 def where_it_was(wanted: Path) -> tuple[Path, float]:
-    """Where a recipe that was told to write to `wanted` can go on, and the seconds that its checkpoint has used."""
+    """Where a recipe that was told to write to `wanted` can resume, and the seconds that its checkpoint has used."""
     for run in attempts(wanted):
         for checkpoint in checkpoints(run.path)[:1]:
             if (record := record_in(checkpoint)) is not None:
@@ -104,5 +104,5 @@ def where_it_was(wanted: Path) -> tuple[Path, float]:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write the record atomically."""
     write_json(folder / RECORD, record)

@@ -1,4 +1,4 @@
-"""A chain of recipes, each going on from the model of the one before, with one wall-clock budget for all of them.
+"""A pipeline of recipes, each starting from the model of the one before, with one wall-clock budget for all of them.
 
 Every stage is a process of its own, launched as by hand, in a folder of its own under the pipeline's.
 """
@@ -42,12 +42,12 @@ def run_pipeline(
 ) -> RunSummary:
     """Run the stages that are not done yet, and report on all of them. Returns the summary.
 
-    Started again after an interruption it goes on in the stage where it was, with the time that is left.
+    Started again after an interruption it resumes in the stage where it was, with the time that is left.
 
     Args:
         recipes: the folder with the recipes' scripts.
         spent: seconds that this process took before.
-        watch: called every second while a stage runs, and between two stages; what it raises ends the chain at once.
+        watch: called every second while a stage runs, and between two stages; what it raises ends the pipeline at once.
 
     Raises:
         InputError: the settings of a stage do not fit together, or a stage did not end well.
@@ -112,7 +112,7 @@ def _run_one(
 def _run_timed(
     command: Sequence[str], name: str, entry: dict[str, Any], write: Callable[[], None], watch: Callable[[], None]
 ) -> float:
-    """Run a stage and return its seconds; on the way they are noted in its entry, lest a kill lose them."""
+    """Run a stage and return its seconds, which are recorded in its entry every second in case of a kill."""
     began = time.time()
 
     def tick() -> None:
@@ -154,7 +154,7 @@ def _budget(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> floa
 
 
 def _budget_of_process(entry: Mapping[str, Any], spent: float, left: float) -> float | None:
-    """What is left to a stage, on the clock of its run, which goes on from `spent`; a second at least, to end well."""
+    """What is left to a stage, on the clock of its run, which continues from `spent`; at least a second."""
     if entry["time_budget"] is None:
         return None
     return round(spent + max(min(entry["time_budget"] - entry["earlier"], left), 1.0), 1)

@@ -1,4 +1,4 @@
-"""What a chain of recipes is: its stages and their shares of one budget, from a YAML file."""
+"""What a pipeline of recipes is: its stages and their shares of one budget, from a YAML file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OURS = ("output_dir", "model_name_or_path", "time_budget", "resume", "seed")  #
 
 @dataclass(frozen=True)
 class Stage:
-    """One recipe of the chain.
+    """One recipe of the pipeline.
 
     Attributes:
         recipe: a name of `RECIPES`.
@@ -40,10 +40,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The chain.
+    """The pipeline.
 
     Attributes:
-        model_name_or_path: what the first stage starts from; None for the base policy that the machine makes.
+        model_name_or_path: what the first stage starts from; None for the base policy that is built locally.
         time_budget: seconds for all of it, checks, start-up, validation and saving included; None for no limit.
         launch: options of `accelerate launch`; without any, a stage is a single process without it.
         rules: those of `trl_ext.experiments.rules` that every stage has to keep to.

@@ -35,7 +35,7 @@ def figure(
             panel.grid(alpha=0.3)
             if not np.isfinite(panel.dataLim.get_points()).all():  # nothing was drawn, or NaN only
                 panel.set(xticks=[], yticks=[])
-                panel.text(0.5, 0.5, "nothing to show", ha="center", color="grey", transform=panel.transAxes)
+                panel.text(0.5, 0.5, "nothing to show", ha="center", color="gray", transform=panel.transAxes)
             elif panel.get_xscale() == "linear":
                 panel.set_xlim(left=0)
         made.suptitle(title or "")

@@ -3,8 +3,8 @@
 Unit vectors kiss without overlap where every inner product is at most 1/2. The *excess* of a pair is what its inner
 product has above that. Three stages, each of use on its own:
 
-1. `descend` minimises the sum of the squared positive excesses (a hinge) by L-BFGS: cheap, repairs large overlaps;
-2. `tighten` minimises the largest excess by linear programs in a trust region: sharp where the hinge is flat;
+1. `descend` minimizes the sum of the squared positive excesses (a hinge) by L-BFGS: cheap, repairs large overlaps;
+2. `tighten` minimizes the largest excess by linear programs in a trust region: sharp where the hinge is flat;
 3. `to_integers` rounds, and returns only what an exact check in Python integers accepts.
 
 Letters: C vectors of a core that stays where it is, M movable ones, dimension n. The smallest |x - y|^2 of integer
@@ -128,7 +128,7 @@ def tighten(fixed: Floats, moved: Floats, end: float = math.inf, *, trust: float
 def linear_step(fixed: Floats, moved: Floats, trust: float, end: float = math.inf) -> Floats:
     """(C, n), (M, n) -> (M, n): the step that lowers the largest excess most to first order, and back to the sphere.
 
-    Variables are the tangential steps d_i, no entry above `trust`, and t: minimise t subject to
+    Variables are the tangential steps d_i, no entry above `trust`, and t: minimize t subject to
     u_i.v_j + d_i.v_j (+ u_i.d_j if j can move) - 1/2 <= t for the pairs near the largest excess, and u_i.d_i = 0.
     In units of `trust`, and t from the present value, so that the solver's tolerances shrink with the region.
     """

@@ -1,6 +1,6 @@
 """The kissing problem: how many unit spheres touch one in 11 dimensions, as integer points and an exact check.
 
-Points x of one length |x| = R are centres of such spheres if no two are closer than R. With integers of any lengths
+Points x of one length |x| = R are centers of such spheres if no two are closer than R. With integers of any lengths
 the same holds if the smallest distance is at least the largest length: scaled to one length, points only part.
 """
 

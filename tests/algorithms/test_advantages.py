@@ -20,7 +20,7 @@ ACROSS_GROUPS = {"batch_std"}  # scaled by the spread of the whole batch
 # pass_at_k asks only which rewards exceed a threshold; max_rl divides by the mean, so a constant dilutes it.
 NOT_SHIFTABLE = {"raw", "max_rl", "pass_at_k"}
 SCALE_FREE = {"group_std", "batch_std", "max_rl"}
-CENTRED = set(EVERY) - {"raw"}
+CENTERED = set(EVERY) - {"raw"}
 
 NAN = math.nan
 REWARDS = torch.tensor(
@@ -62,7 +62,7 @@ def test_a_group_does_not_see_the_others(name: str) -> None:
     assert_close(advantage(REWARDS[1:2]), advantage(REWARDS)[1:2], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", sorted(CENTRED))
+@pytest.mark.parametrize("name", sorted(CENTERED))
 def test_a_group_sums_to_zero(name: str) -> None:
     assert_close(ADVANTAGES.build(name)(REWARDS).sum(dim=1), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
 
@@ -201,7 +201,7 @@ def test_max_rl_refuses_a_negative_reward_with_its_value() -> None:
 
 def pass_at_k_by_enumeration(right: list[bool], k: int) -> list[float]:
     """All sets of k completions: the set is rewarded if any of it is right, and a completion gets the mean
-    standardised reward of the sets that it is in.
+    standardized reward of the sets that it is in.
     """
     n = len(right)
     sets = list(itertools.combinations(range(n), k))

@@ -187,8 +187,8 @@ LENGTHS = [2, 1, 2, 2]
 MAX_TOKENS = 8
 
 ROOT = math.sqrt(2)  # the standard deviation of two rewards is their distance over sqrt 2
-STANDARDISED = [0.5 / (1 / ROOT + 1e-6), -0.5 / (1 / ROOT + 1e-6), 1 / (ROOT + 1e-6), -1 / (ROOT + 1e-6)]
-CENTRED = [0.5, -0.5, 1.0, -1.0]
+STANDARDIZED = [0.5 / (1 / ROOT + 1e-6), -0.5 / (1 / ROOT + 1e-6), 1 / (ROOT + 1e-6), -1 / (ROOT + 1e-6)]
+CENTERED = [0.5, -0.5, 1.0, -1.0]
 
 
 def clipped(low: float, high: float) -> Callable[[float, float, float], float]:
@@ -229,14 +229,14 @@ def over_sequences(sums: Iterator[list[float]]) -> float:
 
 FORMULAS: dict[str, tuple[list[float], Callable[[float, float, float], float], Callable[..., float]]] = {
     "no_baseline": ([1.0, 0.0, 3.0, 1.0], log_probability, per_sequence),
-    "reinforce_with_baseline": (STANDARDISED, log_probability, per_sequence),
-    "grpo_clip": (STANDARDISED, clipped(0.2, 0.2), per_sequence),
-    "grpo_no_clip": (STANDARDISED, unclipped, per_sequence),
-    "dr_grpo": (CENTRED, clipped(0.2, 0.2), over_max_tokens),
-    "dapo": (STANDARDISED, clipped(0.2, 0.28), per_token),
+    "reinforce_with_baseline": (STANDARDIZED, log_probability, per_sequence),
+    "grpo_clip": (STANDARDIZED, clipped(0.2, 0.2), per_sequence),
+    "grpo_no_clip": (STANDARDIZED, unclipped, per_sequence),
+    "dr_grpo": (CENTERED, clipped(0.2, 0.2), over_max_tokens),
+    "dapo": (STANDARDIZED, clipped(0.2, 0.28), per_token),
     "rloo": ([1.0, -1.0, 2.0, -2.0], log_probability, over_sequences),
-    "gspo": (STANDARDISED, clipped(3e-4, 4e-4), per_sequence),
-    "cispo": (STANDARDISED, capped, per_token),
+    "gspo": (STANDARDIZED, clipped(3e-4, 4e-4), per_sequence),
+    "cispo": (STANDARDIZED, capped, per_token),
     "max_rl": ([0.5 / 0.500001, -0.5 / 0.500001, 1 / 2.000001, -1 / 2.000001], log_probability, over_sequences),
 }
 

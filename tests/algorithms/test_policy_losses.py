@@ -15,7 +15,7 @@ from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.types import LossInputs, TokenLoss
 
 EVERY = sorted(POLICY_LOSSES)
-PER_SEQUENCE = {"gspo"}  # one ratio per sequence, so a token's loss depends on its neighbours
+PER_SEQUENCE = {"gspo"}  # one ratio per sequence, so a token's loss depends on its neighbors
 IGNORES_OLD = {"reinforce"}
 UNBOUNDED = {"reinforce", "importance_ratio"}  # never clipped
 STOPS_GRADIENT = {"cispo"}  # its derivative treats the ratio as a constant, so finite differences are not its gradient

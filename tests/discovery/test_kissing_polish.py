@@ -28,7 +28,7 @@ def plain_check(points: list[list[int]]) -> bool:
 
 
 def roots(n: int) -> np.ndarray:
-    """Of D_n: 12, 24, 40 points in dimensions 3, 4, 5; all their neighbours touch."""
+    """Of D_n: 12, 24, 40 points in dimensions 3, 4, 5; all their neighbors touch."""
     found = []
     for i, j in itertools.combinations(range(n), 2):
         for first, second in itertools.product((1, -1), repeat=2):

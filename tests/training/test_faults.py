@@ -160,8 +160,8 @@ def test_nonfinite_reward_or_advantage_skips_the_step_by_name(
     source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "own.py"
-    file.write_text("def centred(reward):\n    return reward * float('nan')\n")
-    advantage, reward = (f"{file}:centred", ends_early) if source == "own" else (source, explodes({1}))
+    file.write_text("def centered(reward):\n    return reward * float('nan')\n")
+    advantage, reward = (f"{file}:centered", ends_early) if source == "own" else (source, explodes({1}))
     trainer = made(tmp_path, reward, preset="grpo_clip", advantage=advantage, max_steps=1)
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     trainer.train()

@@ -212,7 +212,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
 
     def _lay_out(self, step: int, rows: Sequence[Row], done: int) -> None:
         """The step's rows in the order of its optimizer steps, without the first `done` of them."""
-        labelled = [
+        labeled = [
             {
                 "input_ids": row["input_ids"],
                 "labels": [i if m else -100 for i, m in zip(row["input_ids"], row["completion_mask"], strict=True)],
@@ -220,7 +220,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
             for row in rows
         ]
         plan = optimizer_steps(
-            labelled, self.args.rows_per_optimizer_step, self.args.epochs_per_step, f"{self.args.seed} {step}"
+            labeled, self.args.rows_per_optimizer_step, self.args.epochs_per_step, f"{self.args.seed} {step}"
         )
         self._left, self._planned = plan[done:], len(plan)
         later = (self.args.n_ei_steps - step) * max(len(plan), 1)

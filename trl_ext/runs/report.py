@@ -155,7 +155,7 @@ def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[floa
             (line,) = panel.plot(sizes, [sum(points[n]) / len(points[n]) for n in sizes], marker="o", label=label)
             for size in sizes:
                 panel.scatter([size] * len(points[size]), points[size], s=10, alpha=0.4, color=line.get_color())
-        panel.axhline(before, color="grey", linestyle=":", label="before")
+        panel.axhline(before, color="gray", linestyle=":", label="before")
         panel.set_xscale("log", base=2)
         panel.set_xticks(sorted({n for points in curves.values() for n in points}))
         panel.get_xaxis().set_major_formatter(lambda value, _: f"{value:.0f}")

@@ -9,7 +9,7 @@ for arg in "$@"; do
     case $arg in
         -h | --help)
             printf '%s\n' "usage: bash scripts/check.sh [--fix]" "" \
-                "ruff check, ruff format, mypy, codespell and retired_words.py; --fix lets ruff and codespell change the files." ""
+                "ruff check, ruff format, mypy, codespell and retired_words.py; --fix lets ruff change the files." ""
             setup_help | sed -n '/^environment:/,$p'
             exit 0
             ;;

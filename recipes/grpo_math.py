@@ -26,7 +26,7 @@ from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
 from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.recipes.preflight import prepare
 from trl_ext.recipes.run import open_run
-from trl_ext.training.callbacks import GenerationsLog, NoSpread
+from trl_ext.training.callbacks import GenerationsLog, ZeroVarianceWarning
 
 
 def main(task: GRPOTask, model: ModelConfig, config: ExtGRPOConfig) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def main(task: GRPOTask, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
             **loaded_as(model),
         )
         trainer.add_callback(GenerationsLog(run.folder / "generations.jsonl", task.log_generations_every, trainer))
-        trainer.add_callback(NoSpread())
+        trainer.add_callback(ZeroVarianceWarning())
         run.train(trainer)
         axes = {name: getattr(config, name) for name in ("preset", "advantage", "policy_loss", "aggregation")}
         return run.finish(trainer, **axes)

@@ -111,16 +111,16 @@ def test_auto_resumes_from_newest_intact_checkpoint_in_folder(tmp_path: Path) ->
 
 
 def test_a_resumed_run_counts_its_zero_variance_steps_further(tmp_path: Path) -> None:
-    kept = Run(tmp_path, {}, without_spread=7).record()
+    kept = Run(tmp_path, {}, zero_variance_steps=7).record()
     a_run(tmp_path / "run", without_spread=kept["without_spread"])
-    assert opened(tmp_path / "run", "auto")[0].without_spread == 7
+    assert opened(tmp_path / "run", "auto")[0].zero_variance_steps == 7
 
 
 def test_a_resumed_run_knows_what_its_base_policy_took(tmp_path: Path) -> None:
     kept = Run(tmp_path, {}, seconds_to_make_policy=40.0).record()
     a_run(tmp_path / "run", seconds_to_make_policy=kept["seconds_to_make_policy"])
     run = opened(tmp_path / "run", "auto")[0]
-    assert (run.seconds_to_make_policy, run.without_spread) == (40.0, 0)
+    assert (run.seconds_to_make_policy, run.zero_variance_steps) == (40.0, 0)
 
 
 def test_auto_without_a_checkpoint_is_a_fresh_run_and_says_so(tmp_path: Path) -> None:

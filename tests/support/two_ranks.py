@@ -41,7 +41,7 @@ from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Run
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.training.callbacks import Validation
-from trl_ext.training.ending import Decay, TimeBudget
+from trl_ext.training.ending import TimeBasedLRDecay, TimeBudget
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
@@ -135,7 +135,7 @@ def decaying(path: Path, **settings: Any) -> Any:
     trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path, ends_early, preset="grpo_clip", max_steps=4, **settings)
     ahead = 20.0 * trainer.accelerator.process_index
     clock: Any = SimpleNamespace(seconds=lambda: 10.0 * trainer.state.global_step + ahead)
-    trainer.add_callback(Decay(TimeBudget(trainer, clock, 100.0), 1.0))
+    trainer.add_callback(TimeBasedLRDecay(TimeBudget(trainer, clock, 100.0), 1.0))
     trainer.train()
     return trainer
 

@@ -17,7 +17,7 @@ from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Run
 from trl_ext.runs.report import selection_note
 from trl_ext.training.callbacks import Validation
-from trl_ext.training.ending import Decay, EarlyStop, TimeBudget, collapsed
+from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget, collapsed
 
 
 def arguments(tmp_path: Path, **more: Any) -> TrainingArguments:
@@ -154,7 +154,7 @@ def test_learning_rate_decays_to_zero_at_the_end_of_the_budget(other: float | No
     trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, alternating, advantage="group_mean", **config)
     clock: Any = now
     limit = TimeBudget(trainer, clock, 100.0, lambda: 10.0)
-    decay = Decay(limit, 0.4)
+    decay = TimeBasedLRDecay(limit, 0.4)
     if other is not None:
         gather = trainer.accelerator.gather
         trainer.accelerator.gather = lambda mine: (
@@ -187,7 +187,7 @@ def test_a_schedule_that_goes_by_the_loss_is_refused(tmp_path: Path) -> None:
     args = arguments(tmp_path, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=1)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     with pytest.raises(TypeError, match="ReduceLROnPlateau is not; take another --lr_scheduler_type"):
-        Decay(budget(9.0), 0.5).on_train_begin(args, TrainerState(), TrainerControl(), lr_scheduler=schedule)
+        TimeBasedLRDecay(budget(9.0), 0.5).on_train_begin(args, TrainerState(), TrainerControl(), lr_scheduler=schedule)
 
 
 @pytest.mark.parametrize(
@@ -383,6 +383,6 @@ def test_run_with_only_zero_variance_steps_for_a_while_ends(tmp_path: Path) -> N
         assert control.should_training_stop is stops
     assert run.ended_early == "dead: 3 logged steps in a row without a group of different rewards, at step 6"
     never = EarlyStop(run, None, None)
-    assert never.run.without_spread == 3
+    assert never.run.zero_variance_steps == 3
     never.on_step_end(None, TrainerState(global_step=6), control := TrainerControl())
     assert not control.should_training_stop

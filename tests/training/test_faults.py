@@ -27,7 +27,7 @@ from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.preflight import check_tokenizer
 from trl_ext.rewards.guard import RewardError, guarded
 from trl_ext.runs.checkpoints import checkpoints, damage
-from trl_ext.training.callbacks import NoSpread
+from trl_ext.training.callbacks import ZeroVarianceWarning
 from trl_ext.training.finite import NonFiniteError
 
 
@@ -101,7 +101,7 @@ def test_reward_times_out_as_configured_and_handler_is_restored() -> None:
 
 def test_rewards_that_are_all_equal_for_long_are_warned_about(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     args, control = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"), TrainerControl()
-    callback = NoSpread(patience=3)
+    callback = ZeroVarianceWarning(patience=3)
     state = TrainerState(is_world_process_zero=True)
 
     def logged(*shares: float) -> int:

@@ -29,7 +29,7 @@ from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import NotSavedError
 from trl_ext.runs.checkpoints import checkpoints, damage, newest
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
-from trl_ext.training.ending import Decay, TimeBudget
+from trl_ext.training.ending import TimeBasedLRDecay, TimeBudget
 from trl_ext.training.preemption import TIMEOUT, StopOnSigterm
 
 STEPS = 7
@@ -120,7 +120,7 @@ def test_resumed_run_has_uninterrupted_choices_and_rates(tmp_path: Path) -> None
     def decaying(name: str, now: float) -> Any:
         trainer, clock = made(tmp_path / name, **RUNS["settled_problems"], max_steps=6), Tick(now)
         limit = TimeBudget(trainer, cast(Any, clock), 100.0)
-        for callback in (clock, limit, Decay(limit, 1.0)):
+        for callback in (clock, limit, TimeBasedLRDecay(limit, 1.0)):
             trainer.add_callback(callback)
         return trainer
 
@@ -365,7 +365,7 @@ def test_engine_gets_best_weights_before_the_last_validation(method: str, tmp_pa
     trainer = made(path=tmp_path) if method == "grpo" else sft(path=tmp_path)
     trainer.train()
     trainer.use_vllm, trainer.vllm_generation = True, CountingEngine()
-    trainer.forget_engine_weights()  # a new engine has none
+    trainer.invalidate_engine_weights()  # a new engine has none
     for syncs in (1, 1):  # no step in between
         trainer.completion_ids(["9 + 0 ="])
         assert trainer.vllm_generation.syncs == syncs

@@ -10,6 +10,8 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
+from trl_ext.training.ending import reserve_seconds
+
 _SETTLED = 0.75  # of a run's steps, the last ones: the first compile, capture and fill caches
 _LATE = 0.25  # the ones that say how long completions will be
 _STEPS, _ROLLOUTS = 10, 5  # that a run needs to say anything
@@ -107,8 +109,7 @@ def plan(rates: Rates, work: Workload, budget: float) -> Plan:
     """How a budget is spent: start, first validation, as many steps as fit, final validation with its reserve."""
     start, first = rates.start, rates.problem * work.problems
     saving = rates.save * (2 if work.restore_best else 1)
-    # As `Validation.seconds_to_end` reserves it.
-    final = 1.2 * (rates.slowest_problem * work.final_problems + saving) + 2.0
+    final = reserve_seconds(rates.slowest_problem * work.final_problems, saving)
     left = budget - start - first - final
     fitting = bisect_right(range(_MOST_STEPS), left, key=lambda steps: sum(seconds_of(rates, work, steps).values()))
     steps = max(0, fitting - 1)  # none at all is one of the numbers that fit

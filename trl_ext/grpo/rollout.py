@@ -42,7 +42,7 @@ class Rollout:
         """Add the rewards and the columns that reward functions have logged to this rank's M rows of the log."""
         for column, values in columns.items():
             for row, value in zip(rows, values, strict=True):
-                row[column] = plain_state(value)
+                row[column] = to_plain(value)
         for row, rewards, reward in zip(rows, self.own(self.rewards), self.own(self.reward), strict=True):
             row["rewards"] = dict(zip(reward_names, rewards.tolist(), strict=True))
             row["reward"] = reward.item()

@@ -53,7 +53,7 @@ from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_co
 from trl_ext.grpo.rollout import Rollout, lengths_by_outcome, log_rows, truncation
 from trl_ext.grpo.step_planner import StepPlanner
 from trl_ext.rewards.guard import Guard, RewardError, guarded
-from trl_ext.training.state import plain_state, restored
+from trl_ext.training.state import from_plain, to_plain
 from trl_ext.training.trainer import ReliableTrainer
 
 if TYPE_CHECKING:
@@ -481,11 +481,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def resume_state(self) -> dict[str, Any]:
         """The curriculum, metrics not yet logged, and the rollout while steps on it are left."""
         state = super().resume_state() | {
-            "_logs": plain_state(self._logs),
+            "_logs": to_plain(self._logs),
             "_current_train_step_time": self._current_train_step_time,
-            "_last_world_entropy": plain_state(self._last_world_entropy),
-            "entropy_coef": plain_state(self.entropy_coef),
-            "last_rollout": plain_state(self.last_rollout),
+            "_last_world_entropy": to_plain(self._last_world_entropy),
+            "entropy_coef": to_plain(self.entropy_coef),
+            "last_rollout": to_plain(self.last_rollout),
             "_unscored_in_a_row": self._unscored_in_a_row,
             "_nonfinite": self._nonfinite,
         }
@@ -503,7 +503,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if state is None:
             return
-        self._logs = restored(self._logs, state["_logs"])
+        self._logs = from_plain(self._logs, state["_logs"])
         self._current_train_step_time = state["_current_train_step_time"]
         self._last_world_entropy = state.get("_last_world_entropy", self._last_world_entropy)
         self.entropy_coef = state.get("entropy_coef", self.entropy_coef)
@@ -542,6 +542,6 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         prompt_ids, images, fields = self._tokenize_prompts(prompts)
         return self._generate_single_turn(prompt_ids, images, fields, 1)[0]
 
-    def forget_engine_weights(self) -> None:
+    def invalidate_engine_weights(self) -> None:
         """Force a weight sync before the next completions."""
         self._last_loaded_step = -1

@@ -28,7 +28,7 @@ from trl_ext.runs.report import before_after_table, selection_note, write_curve
 from trl_ext.runs.resume import SettingsKnowledge, settings_of
 from trl_ext.runs.summary import write_summary
 from trl_ext.training.callbacks import JsonlLog, ProgressBar, Validation
-from trl_ext.training.ending import Decay, EarlyStop, TimeBudget
+from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget
 
 
 @contextlib.contextmanager
@@ -149,7 +149,7 @@ class RecipeRun:
             trainer.budget = TimeBudget(trainer, run.clock, config.time_budget, validation.seconds_to_end)
             trainer.add_callback(trainer.budget)
             if config.lr_decay_fraction is not None:
-                trainer.add_callback(Decay(trainer.budget, config.lr_decay_fraction))
+                trainer.add_callback(TimeBasedLRDecay(trainer.budget, config.lr_decay_fraction))
         trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
         trainer.add_callback(PrinterCallback if config.disable_tqdm else ProgressBar)  # last: it changes what it prints
 

@@ -50,7 +50,7 @@ class Run:
         checkpoint: what this process resumes from, if anything.
         validations: so far, one entry each.
         seconds_to_make_policy: that its start took to make its base policy; 0 where it was there.
-        without_spread: its last logged steps in a row in which no group had different rewards.
+        zero_variance_steps: the last logged steps in a row in which every group had zero reward variance.
         ended_early: the rule that ended it before its last step, if one did.
     """
 
@@ -60,7 +60,7 @@ class Run:
     clock: Clock = field(default_factory=Clock)
     validations: list[ValidationEntry] = field(default_factory=list)
     seconds_to_make_policy: float = 0.0
-    without_spread: int = 0
+    zero_variance_steps: int = 0
     ended_early: str | None = None
 
     def record(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Run:
             "wall_clock_s": self.clock.seconds(),
             "validations": self.validations,
             "seconds_to_make_policy": self.seconds_to_make_policy,
-            "without_spread": self.without_spread,
+            "without_spread": self.zero_variance_steps,
             "logs": log_sizes(self.folder),
         }
 

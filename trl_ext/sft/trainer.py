@@ -186,7 +186,7 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         ids: list[list[int]] = self.vllm_generation.generate(prompts=prompt_ids, images=None, num_generations=1)[1]
         return ids
 
-    def forget_engine_weights(self) -> None:
+    def invalidate_engine_weights(self) -> None:
         """Before the next completions."""
         self._engines_step = -1
 

@@ -1,4 +1,4 @@
-"""What happens beside training: validation, the files of a run, and a progress bar that a person can read."""
+"""Callbacks: validation, the log files of a run, warnings, and a progress bar for people."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.layout import checkpoint_name
 from trl_ext.runs.summary import Selection, ValidationEntry
+from trl_ext.training.ending import reserve_seconds
 
 _LOGGED = 4  # responses of a validation
-_MARGIN = 1.2  # of what the end of a run will take, over what was measured
-_REPORT = 2.0  # seconds for its curve, card and summary
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from trl_ext.runs.folder import Clock, Run
+    from trl_ext.training.trainer import ReliableTrainer
+
+Logs = dict[str, Any] | None
 
 
 class ProgressBar(ProgressCallback):
-    """The bar of transformers with reward (or loss) and entropy next to the time left, not a dict per step.
+    """transformers' progress bar with reward (or loss) and entropy, instead of a dict per step.
 
-    In a log file, where a bar would be one endless line, every tenth of the steps is a line.
+    Without a terminal it prints one line per tenth of the steps.
     """
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Begin at the step that the run is resumed at, or the time left would be wrong."""
+        """Start at the step that the run resumes from; otherwise the estimated time left would be wrong."""
         self._tenth = 10 * state.global_step // max(state.max_steps, 1)
         if not sys.stderr.isatty():
             return
@@ -49,14 +51,9 @@ class ProgressBar(ProgressCallback):
             self.training_bar.initial = self.training_bar.n = self.current_step = state.global_step
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs = None, **_: object
     ) -> None:
-        """Refresh the figures behind the bar."""
+        """Refresh the figures next to the bar."""
         if not logs or "loss" not in logs or not state.is_world_process_zero:
             return
         names = ("reward" if "reward" in logs else "loss", "entropy")
@@ -68,14 +65,16 @@ class ProgressBar(ProgressCallback):
             values = ", ".join(f"{name} {value}" for name, value in figures.items())
             print_line(f"step {state.global_step}/{state.max_steps}: {values}")
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Go on by one; expert iteration learns on the way how many there will be."""
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Advance by one. Expert iteration learns the total number of steps only while it runs."""
         if self.training_bar is not None:
             self.training_bar.total = state.max_steps
             super().on_step_end(args, state, control, **kwargs)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Close the bar, if there is one."""
         if self.training_bar is not None:
@@ -89,12 +88,7 @@ class JsonlLog(TrainerCallback):
         self.path, self.clock = path, clock
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs = None, **_: object
     ) -> None:
         """Write one line."""
         if state.is_world_process_zero and logs:
@@ -102,28 +96,23 @@ class JsonlLog(TrainerCallback):
             append_jsonl(self.path, [entry])
 
 
-class NoSpread(TrainerCallback):
-    """Warns when for many steps no group has had different rewards, so that nothing is learnt."""
+class ZeroVarianceWarning(TrainerCallback):
+    """Warns when every group has had zero reward variance for many steps, so that nothing is learned."""
 
     def __init__(self, patience: int = 10) -> None:
         self.patience = patience
         self._in_a_row = 0
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs = None, **_: object
     ) -> None:
-        """Count logged steps without spread, and warn at every `patience` of them."""
+        """Count logged steps in a row without reward variance, and warn at every `patience` of them."""
         if not logs or "frac_reward_zero_std" not in logs:
             return
         self._in_a_row = self._in_a_row + 1 if logs["frac_reward_zero_std"] == 1 else 0
         if self._in_a_row and self._in_a_row % self.patience == 0 and state.is_world_process_zero:
             log.warning(
-                "all rewards of a group have been equal for %d logged steps (mean reward %.3g), so nothing is learnt. "
+                "all rewards of a group have been equal for %d logged steps (mean reward %.3g), so nothing is learned. "
                 "Look at generations.jsonl: is rewards/format_reward 0 (the prompt, `stop`, --sampling_max_tokens)? "
                 "Are the problems all too hard or all solved? Is --sampling_temperature 0 or --group_size too small?",
                 self._in_a_row, logs.get("reward", float("nan")),
@@ -137,12 +126,12 @@ class HasRollout(Protocol):
 
 
 class GenerationsLog(TrainerCallback):
-    """Appends a few rows of a recent rollout to `generations.jsonl` every `every` steps."""
+    """Appends a few rows of the latest rollout to `generations.jsonl` every `every` steps."""
 
     def __init__(self, path: Path, every: int, trainer: HasRollout, rows: int = 4) -> None:
         self.path, self.every, self.trainer, self.rows = path, every, trainer, rows
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Write rows of the rollout that the step trained on."""
         due = state.global_step == 1 or state.global_step % self.every == 0
         if state.is_world_process_zero and due:
@@ -152,16 +141,16 @@ class GenerationsLog(TrainerCallback):
 
 
 class Validation(TrainerCallback):
-    """Measures the policy on held-out problems at step 0, after the steps where it is due, and at the end.
+    """Validates the policy on held-out problems at step 0, after the steps where it is due, and at the end.
 
-    Each puts an entry with `step`, `wall_clock_s`, `seconds` and the report's summary into `run.validations`.
+    Each validation appends an entry to `run.validations`.
 
     Args:
         log_to: a JSONL file for a few responses of each validation.
-        final: problems of the one at the end; None for the same.
-        restore_best: go back to the weights of the best step before that: the latest within its standard error. The
-            best of several accuracies is too high in the mean, so what they were chosen by is not what is reported:
-            the one at the end is of fresh samples, and its `selection` says on how many of the same problems.
+        final: the problems of the final validation; None for the same.
+        restore_best: before the final validation, restore the weights of the best step: the latest one within a
+            standard error of the highest accuracy. The maximum of several accuracies is biased upwards, so the final
+            validation draws fresh samples, and its `selection` says how many of its problems made the choice.
     """
 
     def __init__(
@@ -171,7 +160,7 @@ class Validation(TrainerCallback):
         is_due: Callable[[TrainerState], bool],
         sampling: Mapping[str, Any],
         run: Run,
-        trainer: Any,
+        trainer: ReliableTrainer,
         log_to: Path | None = None,
         final: Sequence[dict[str, Any]] | None = None,
         restore_best: bool = False,
@@ -181,26 +170,24 @@ class Validation(TrainerCallback):
         self.final, self.restore_best = problems if final is None else final, restore_best
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Measure before the first step, unless the run had done so before it was interrupted."""
+        """Validate before the first step, unless the run did so before it was interrupted."""
         if not self.run.validations:
             self._measure(state, self.problems)
             if self.restore_best:
                 self.trainer.save_checkpoint_now()
         self._find_best()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure when it is due; the best so far is worth a checkpoint."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Validate when it is due, and have the best step so far saved."""
         if self.is_due(state):
             self._measure(state, self.problems)
             if self._find_best() == state.global_step and args.save_strategy != "no":
                 control.should_save = True
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Measure the policy that the run ends with, unless that was just done, or the run goes on another time."""
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Validate the policy that the run ends with, unless that was just done or the run was stopped."""
         if self.trainer.stop_signal is not None:
             return
         last = self.run.validations[-1]
@@ -215,13 +202,13 @@ class Validation(TrainerCallback):
             self._measure(state, self.final, restored=step)
 
     def seconds_to_end(self) -> float:
-        """What the last validation will take, as slow as the slowest problem so far, and what is written after it."""
-        measured = [entry["seconds"] / max(entry["problems"], 1) for entry in self.run.validations]
+        """Estimate the seconds that the end of the run takes: the final validation, saving, and the report."""
+        per_problem = [entry["seconds"] / max(entry["problems"], 1) for entry in self.run.validations]
         saving = self.trainer.seconds_to_save * (2 if self.restore_best else 1)
-        return _MARGIN * (max(measured, default=0.0) * len(self.final) + saving) + _REPORT
+        return reserve_seconds(max(per_problem, default=0.0) * len(self.final), saving)
 
     def _find_best(self) -> int:
-        """Step of the best validation, or of the one to go back to; the trainer keeps its checkpoint."""
+        """Return the step of the best validation, whose checkpoint the trainer then keeps."""
         past = self.run.validations
         accuracies, problems = [entry["accuracy"] for entry in past], [entry["problems"] for entry in past]
         highest = accuracies.index(max(accuracies))
@@ -231,7 +218,7 @@ class Validation(TrainerCallback):
         return best
 
     def _selection(self, report: Report) -> Selection:
-        """What the last accuracy has in common with those that chose its weights, and how it is on other problems."""
+        """Say what the final accuracy shares with those that chose its weights, and what it is on other problems."""
         temperature = self.sampling.get("temperature")
         greedy = (self.trainer.args.temperature if temperature is None else temperature) == 0
         others = [row["answer_reward"] for row in report.rows[len(self.problems) :]]
@@ -240,13 +227,13 @@ class Validation(TrainerCallback):
         return {"fresh_samples": not greedy, "problems_that_chose": shared, "accuracy_on_others": accuracy}
 
     def _measure(self, state: TrainerState, problems: Sequence[dict[str, Any]], restored: int | None = None) -> None:
-        """Sample, grade and note; `restored`: of the end, the step whose weights are measured."""
+        """Sample, grade and record; `restored` is the step whose weights the final validation uses."""
         began = time.time()
         trainer = self.trainer
         is_chosen = self.restore_best and restored is not None
         sampling = self.sampling | ({"seed": derive_seed(1, self.sampling["seed"])} if is_chosen else {})
         completions = trainer.sample([problem["prompt"] for problem in problems], **sampling)
-        # A grader's timeout may come on one rank only, and what follows from the accuracy is done by all together.
+        # a grader may time out on one rank only, and all ranks act on the accuracy together
         report = Report(run_on_main_and_broadcast(lambda: grade_rows(problems, completions, self.grader)))
         seconds = time.time() - began
         entry: dict[str, Any] = {
@@ -266,14 +253,14 @@ class Validation(TrainerCallback):
 
 
 def _logged(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A response of a validation, in the words of the log of rollouts."""
+    """One response of a validation with the field names of `generations.jsonl`."""
     same = {name: row[name] for name in ("prompt", "response", "tokens", "outcome")}
     rewards = {name: row[name] for name in ("format_reward", "answer_reward")}
     return {"step": step, **same, "ground_truth": row["answer"], "rewards": rewards, "reward": row["answer_reward"]}
 
 
 def validation_line(entry: ValidationEntry, max_steps: int) -> str:
-    """One validation as a person reads it."""
+    """One validation as a line of text."""
     outcomes = entry["outcomes"]
     return (
         f"validation at step {entry['step']:>4}/{max_steps}: accuracy {entry['accuracy']:.3f}  "

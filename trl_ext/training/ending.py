@@ -1,4 +1,4 @@
-"""What ends a run before its last step: its time budget, and rules for a run that has no hope."""
+"""What ends a run before its last step: its time budget, and early-stopping rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from trl_ext.io import print_line
 if TYPE_CHECKING:
     from trl_ext.runs.folder import Clock, Run
 
-_IN_A_ROW = 2  # validations, for one may be unlucky
+Logs = dict[str, Any] | None
+
+_IN_A_ROW = 2  # validations; a single one may be unlucky
+_MARGIN = 1.2  # on what was measured
+_REPORT = 2.0  # seconds for curve, card and summary
+
+
+def reserve_seconds(validation: float, saving: float) -> float:
+    """Seconds that the end of a run needs, from the slowest final validation and saving so far (seconds)."""
+    return _MARGIN * (validation + saving) + _REPORT
 
 
 class HasAccelerator(Protocol):
@@ -25,59 +34,57 @@ class HasAccelerator(Protocol):
 
 
 class TimeBudget(TrainerCallback):
-    """Ends the training while there is time for what comes after it; on every rank at one step.
+    """Ends the training early enough for the final validation and saving, on every rank at the same step.
 
     Args:
-        seconds: all that the run may take, start-up included.
-        reserve: seconds that what comes after the training will take, as measured so far.
+        seconds: the budget of the whole run, start-up included.
+        reserve: returns the seconds that the end of the run is expected to take.
     """
 
     def __init__(
         self, trainer: HasAccelerator, clock: Clock, seconds: float, reserve: Callable[[], float] = lambda: 0.0
     ) -> None:
         self.trainer, self.clock, self.seconds, self.reserve = trainer, clock, seconds, reserve
-        self._begun = 0  # steps, in this process
-        self._last = 0.0  # when the last of them began, by the clock
-        self._longest = 0.0  # seconds, with the validation and the saving of its end; the first one starts things up
+        self._steps = 0  # started in this process
+        self._started = 0.0  # clock time at which the latest step started
+        self._longest = 0.0  # seconds of a step with its validation and saving; the first one includes warm-up
 
     def left(self) -> float:
-        """Seconds for training, by this process's clock."""
+        """Seconds left for training, by this process's clock."""
         return self.seconds - self.clock.seconds() - self.reserve()
 
     def is_spent(self, ahead: float = 0.0) -> bool:
-        """Whether on any rank's clock there is no time for `ahead` more seconds of training; a collective operation."""
+        """Whether any rank's clock leaves less than `ahead` seconds for training. A collective operation."""
         accelerator = self.trainer.accelerator
         is_spent = self.left() <= ahead
         return bool(accelerator.gather(torch.tensor([is_spent], device=accelerator.device)).any())
 
     def leave_out(self, seconds: float) -> None:
-        """What has just been done belongs to no step; who does it looks ahead by itself."""
-        self._last += seconds
+        """Exclude `seconds` from the step estimate; the caller checks the budget itself."""
+        self._started += seconds
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Do no step where there is no time for any."""
+        """Stop at once if there is no time for a step."""
         self._stop(args, state, control)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """What has gone by since the step before began is what a step takes."""
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Measure the step before and note when this one starts."""
         self._measure()
-        self._begun += 1
-        self._last = self.clock.seconds()
+        self._steps += 1
+        self._started = self.clock.seconds()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stop when another step would be one too many."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Stop if there is no time for another step."""
         self._measure()
         self._stop(args, state, control)
 
     def _measure(self) -> None:
-        """The first step counts until there is another."""
-        if self._begun:
-            took = self.clock.seconds() - self._last
-            self._longest = took if self._begun <= 2 else max(self._longest, took)
+        """Update the longest step; the first one counts only until there is another."""
+        if self._steps:
+            took = self.clock.seconds() - self._started
+            self._longest = took if self._steps <= 2 else max(self._longest, took)
 
     def _stop(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         if self.is_spent(self._longest) and not control.should_training_stop:
@@ -86,28 +93,28 @@ class TimeBudget(TrainerCallback):
                 print_line(f"the time budget of {self.seconds:.0f} s is spent after step {state.global_step}")
 
 
-class Decay(TrainerCallback):
-    """Lets the learning rate fall to zero on the clock: linearly, over the last share of a time budget.
+class TimeBasedLRDecay(TrainerCallback):
+    """Decays the learning rate linearly to zero over the last fraction of a time budget, by the clock.
 
-    How many steps fit into a budget is known only at its end, so a schedule over steps ends too early or never. What
-    the trainer's own schedule says is multiplied.
+    How many steps fit into a budget is known only at its end, so a schedule over steps would end too early or never.
+    The decay multiplies the trainer's own schedule.
 
     Args:
-        budget: what ends the training; the rate reaches zero where it does.
-        share: of the budget's seconds, above 0 and at most 1.
+        budget: the rate reaches zero where it ends the training.
+        fraction: of the budget's seconds, above 0 and at most 1.
     """
 
-    def __init__(self, budget: TimeBudget, share: float) -> None:
-        self.budget, self.share = budget, share
+    def __init__(self, budget: TimeBudget, fraction: float) -> None:
+        self.budget, self.fraction = budget, fraction
         self.factor = 1.0
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Have the schedule multiplied where it is computed: what is logged is then what is used.
+        """Wrap the schedule's own functions, so that the logged rate is the one used.
 
         Raises:
-            TypeError: it is no function of the step.
+            TypeError: the schedule is not a function of the step.
         """
         scheduler = getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"])  # in Accelerate's wrapper
         if not hasattr(scheduler, "lr_lambdas"):
@@ -120,52 +127,46 @@ class Decay(TrainerCallback):
     def _rate(self, rate: Callable[[int], float], step: int) -> float:
         return rate(step) * self.factor
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Look at the clocks of all ranks; the schedule is computed after the step, for the next one."""
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Take the rank with the least time left; the scheduler computes the next step's rate after this step."""
         accelerator = self.budget.trainer.accelerator
-        left = torch.tensor([self.budget.left() / (self.share * self.budget.seconds)], device=accelerator.device)
+        left = torch.tensor([self.budget.left() / (self.fraction * self.budget.seconds)], device=accelerator.device)
         self.factor = float(accelerator.gather(left).min().clamp(0, 1))
 
 
 class EarlyStop(TrainerCallback):
-    """Ends a run that has collapsed or from which nothing is learnt any more, and says so in `run.ended_early`.
+    """Ends a run that has collapsed or no longer learns, and records the reason in `run.ended_early`.
 
     Args:
-        below_best: as `collapsed` has it; None for never.
-        without_spread: logged steps in a row in which no group had different rewards; None for never.
+        below_best: the threshold of `collapsed`; None disables the rule.
+        zero_variance_steps: stop after this many logged steps in a row in which every group has zero reward variance;
+            None disables the rule.
     """
 
-    def __init__(self, run: Run, below_best: float | None, without_spread: int | None) -> None:
-        self.run, self.below_best, self.without_spread = run, below_best, without_spread
+    def __init__(self, run: Run, below_best: float | None, zero_variance_steps: int | None) -> None:
+        self.run, self.below_best, self.zero_variance_steps = run, below_best, zero_variance_steps
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs = None, **_: object
     ) -> None:
-        """Count logged steps without a spread."""
+        """Count logged steps in a row without reward variance."""
         if logs and "frac_reward_zero_std" in logs:
-            self.run.without_spread = self.run.without_spread + 1 if logs["frac_reward_zero_std"] == 1 else 0
+            self.run.zero_variance_steps = self.run.zero_variance_steps + 1 if logs["frac_reward_zero_std"] == 1 else 0
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """See whether a rule holds; what it goes by is the same on every rank."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Apply the rules, whose inputs are equal on every rank."""
         reason = None
         if self.below_best is not None:
             reason = collapsed([entry["accuracy"] for entry in self.run.validations], self.below_best)
-        if self.without_spread is not None and self.run.without_spread >= self.without_spread:
-            reason = f"dead: {self.run.without_spread} logged steps in a row without a group of different rewards"
+        if self.zero_variance_steps is not None and self.run.zero_variance_steps >= self.zero_variance_steps:
+            reason = f"dead: {self.run.zero_variance_steps} logged steps in a row without a group of different rewards"
         if reason is not None:
             self.run.ended_early = f"{reason}, at step {state.global_step}"
             control.should_training_stop = True
 
 
 def collapsed(accuracies: Sequence[float], below_best: float) -> str | None:
-    """Why a run is lost: its last two validations are under this share of its best one; None where they are not."""
+    """Describe a collapse: the last two validations below this fraction of the best one; None if there is none."""
     best, last = max(accuracies, default=0.0), accuracies[-_IN_A_ROW:]
     if len(last) < _IN_A_ROW or not all(accuracy < below_best * best for accuracy in last):
         return None

@@ -1,4 +1,4 @@
-"""Optimizer steps whose gradient is not finite: what is raised, and what is written of them."""
+"""Optimizer steps whose gradient is not finite: the error, and the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NonFiniteError(RuntimeError):
 
 
 def write_report(path: Path, model: nn.Module, step: int, norm: float, rows: list[dict[str, Any]]) -> None:
-    """Which parameters have a gradient that is not finite, and the rows that this rank computed it from, as JSON."""
+    """Write as JSON which parameters have a non-finite gradient, and the rows that this rank computed it from."""
     named = [
         name
         for name, parameter in model.named_parameters()

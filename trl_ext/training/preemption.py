@@ -1,4 +1,4 @@
-"""`StopOnSigterm`: what makes a training end well when it is told to stop, as schedulers of clusters do."""
+"""`StopOnSigterm`: end a training with a checkpoint when a cluster's scheduler sends SIGTERM."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+if TYPE_CHECKING:
+    from trl_ext.training.trainer import ReliableTrainer
 
 TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-_TORCHS = 30.0  # seconds, where it is not set: torch/distributed/launcher/api.py:LaunchConfig
-_OURS = "600"  # of what we launch
+_TORCHS = 30.0  # default seconds: torch/distributed/launcher/api.py:LaunchConfig
+_OURS = "600"  # seconds, for the launchers that we start
 
 log = logging.getLogger(__name__)
 
 
 def patient_environment() -> dict[str, str]:
-    """The environment for a launcher whose ranks have time to save a checkpoint when they are told to stop."""
+    """The environment for a launcher that leaves its ranks time to save a checkpoint after SIGTERM."""
     return {TIMEOUT: _OURS, **os.environ}
 
 
 def seconds_allowed() -> float | None:
-    """How long after SIGTERM torch's launcher kills its ranks; None where it has not started this process.
+    """Seconds between SIGTERM and SIGKILL of torch's launcher; None if it did not start this process.
 
-    Its agent sends SIGTERM on and waits for so long (torch/distributed/elastic/multiprocessing/api.py: _close). It has
-    read the time from its command line or from its environment, which its ranks have inherited.
+    Its agent forwards SIGTERM and waits that long (torch/distributed/elastic/multiprocessing/api.py: _close). The time
+    is on its command line or in its environment, which the ranks inherit.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
@@ -46,18 +49,18 @@ def seconds_allowed() -> float | None:
 
 
 class StopOnSigterm(TrainerCallback):
-    """On SIGTERM, finishes the optimizer step, saves a checkpoint and ends the training; on every rank at one step."""
+    """On SIGTERM, finishes the optimizer step, saves a checkpoint and ends the training, on all ranks alike."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: ReliableTrainer) -> None:
         self.trainer = trainer
         self._received = False
-        self._looked: float | None = None  # when it was last seen whether the signal has come
-        self._longest = 0.0  # seconds between two looks: a step, with the validation and the saving of its end
-        self._is_said = False
+        self._checked: float | None = None  # when the signal was last checked for
+        self._longest = 0.0  # seconds between two checks: a step with its validation and saving
+        self._has_warned = False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """While the block runs, SIGTERM is noted here; only a main thread can listen."""
+        """Handle SIGTERM while the block runs; Python allows that in the main thread only."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -67,35 +70,35 @@ class StopOnSigterm(TrainerCallback):
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def _note(self, number: int, frame: Any) -> None:
+    def _note(self, number: int, frame: object) -> None:
         self._received = True
 
     def has_come(self) -> bool:
-        """Whether any rank was told to stop; a collective operation."""
+        """Whether any rank received SIGTERM. A collective operation."""
         now = time.monotonic()
-        self._longest = max(self._longest, now - (self._looked or now))
-        self._looked = now
-        self._say_what_does_not_fit()
+        self._longest = max(self._longest, now - (self._checked or now))
+        self._checked = now
+        self._warn_if_too_slow()
         accelerator = self.trainer.accelerator
         return bool(accelerator.gather(torch.tensor([self._received], device=accelerator.device)).any())
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop if any rank was told to."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Stop if any rank received SIGTERM."""
         if self.has_come() and not control.should_training_stop:
             self.trainer.stop_signal = signal.SIGTERM
             control.should_save = control.should_training_stop = True
 
-    def _say_what_does_not_fit(self) -> None:
-        """Once, as soon as a checkpoint was saved: that the launcher would not wait for another one."""
+    def _warn_if_too_slow(self) -> None:
+        """Warn once, after the first checkpoint, if the launcher would not wait for another one."""
         allowed, saving = seconds_allowed(), self.trainer.seconds_to_save
         needed = self._longest + saving
-        if self._is_said or allowed is None or not saving or needed <= allowed:
+        if self._has_warned or allowed is None or not saving or needed <= allowed:
             return
-        self._is_said = True
+        self._has_warned = True
         if self.trainer.accelerator.is_main_process:
             log.warning(
-                "SIGTERM would lose what was trained since the last checkpoint: what runs and another checkpoint take "
-                "up to %.0f s, and torch's launcher kills its processes after %.0f s. Set %s=%d where the launcher is "
-                "started, and as long a grace period of the scheduler.",
+                "SIGTERM would lose what was trained since the last checkpoint: a step and another checkpoint take up "
+                "to %.0f s, and torch's launcher kills its processes after %.0f s. Set %s=%d where the launcher is "
+                "started, and give the scheduler a grace period as long.",
                 needed, allowed, TIMEOUT, 60 * math.ceil(2 * needed / 60),
             )  # fmt: skip

@@ -10,11 +10,11 @@ from accelerate import Accelerator
 
 from trl_ext.runs.checkpoints import checkpoints, size
 
-_SPARE = 1.05  # of the last checkpoint's size, which the next one will not differ much from
+_SPARE = 1.05  # times the last checkpoint's size
 
 
 def lack_of_room(run: Path, accelerator: Accelerator) -> str | None:
-    """Why the disk has no room for another checkpoint; the same on every rank."""
+    """Why the disk has no room for another checkpoint, the same on every rank; None if it has."""
     found = None
     last = checkpoints(run)[:1]
     if last and accelerator.is_main_process:

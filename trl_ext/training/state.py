@@ -1,4 +1,4 @@
-"""State of a trainer as plain values, and back: what a checkpoint may hold without code that runs when it is read."""
+"""A trainer's state as plain values and back, so that reading a checkpoint runs no code."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 import torch
 
 
-def plain_state(value: Any) -> Any:
-    """`value` in the types that `torch.load` takes without running code; what is of another type, as text."""
+def to_plain(value: object) -> Any:
+    """Convert to the types that `torch.load` reads without running code; other types become text."""
     if isinstance(value, Mapping):
-        return {key: plain_state(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, deque)):
-        return [plain_state(item) for item in value]
+        return [to_plain(item) for item in value]
     return value if value is None or isinstance(value, (bool, int, float, str, torch.Tensor)) else str(value)
 
 
-def restored(like: Any, value: Any) -> Any:
-    """`plain_state` taken back, in the containers of the value that it replaces."""
+def from_plain(like: object, value: Any) -> Any:
+    """Invert `to_plain`, with the container types of the value that it replaces."""
     if isinstance(like, deque):
         return deque(value, maxlen=like.maxlen)
     if isinstance(like, defaultdict):
         found: defaultdict[Any, Any] = defaultdict(like.default_factory)
         for key, item in value.items():
-            found[key] = restored(found[key], item)
+            found[key] = from_plain(found[key], item)
         return found
     if isinstance(like, dict):
-        return {key: restored(like.get(key), item) for key, item in value.items()}
+        return {key: from_plain(like.get(key), item) for key, item in value.items()}
     return value

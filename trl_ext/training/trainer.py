@@ -1,18 +1,18 @@
-"""`ReliableTrainer`: what GRPO and finetuning both need of a trainer that runs for days.
+"""`ReliableTrainer`: what GRPO and SFT both need of a trainer that runs for days.
 
-Atomic checkpoints from which a run resumes as it was, optimizer steps without a finite gradient left out, an end on
-SIGTERM, and completions of the policy as it is now. What it overrides of transformers' `Trainer`, in call order:
+Atomic checkpoints from which a run resumes bit-identically, skipping of optimizer steps with a non-finite gradient, a
+checkpoint on SIGTERM, and completions of the current policy. What it overrides of `Trainer`, in call order:
 
     Trainer.train
-      _get_train_sampler            kept, to replay the orders of earlier epochs
+      _get_train_sampler            kept, to replay the data order of earlier epochs
       _prepare_for_training         notes the checkpoint to resume from
       _run_epoch                    ends before the first step where a callback asked for it
-        _load_rng_state             the last that is called before the first step: restores our state
+        _load_rng_state             the last call before the first step: restores our state
         (get_batch_samples, training_step: see grpo/trainer.py and sft/trainer.py)
-        _get_grad_norm              leaves a step out whose gradient is not finite
-        _save_checkpoint            in a scratch folder, published when it is complete
+        _get_grad_norm              skips a step whose gradient is not finite
+        _save_checkpoint            in a scratch folder, renamed into place when it is complete
           _get_output_dir           the scratch folder
-          _push_from_checkpoint     after it is published
+          _push_from_checkpoint     after that
       _finalize_training            restores our state where there was no step left
 """
 
@@ -31,7 +31,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from trl.models import unwrap_model_for_generation
@@ -49,7 +50,7 @@ from trl_ext.runs.layout import RUN_RECORD
 from trl_ext.training.finite import NonFiniteError, write_report
 from trl_ext.training.preemption import StopOnSigterm
 from trl_ext.training.saving import lack_of_room
-from trl_ext.training.state import plain_state, restored
+from trl_ext.training.state import from_plain, to_plain
 
 log = logging.getLogger(__name__)
 
@@ -57,19 +58,19 @@ load_to_numbered_cpus()
 
 
 class ReliableTrainer(Trainer):
-    """To be inherited beside one of TRL's trainers, before it.
+    """Mixin for TRL's trainers, inherited before one of them.
 
     Attributes:
-        run_record: what the run wants to find again beside the trainer's state, as JSON; asked for at every save.
-        best_step: the step whose checkpoint is kept whatever `save_total_limit` says, if there is one.
-        stop_signal: what told the run to stop before its end.
-        failed_saves: checkpoints that could not be written.
-        seconds_to_save: what the slowest checkpoint has taken.
-        skipped_steps: optimizer steps without a finite gradient, in the whole run.
-        skipped_in_a_row: those up to now without another one between them.
+        run_record: returns the run's own record as JSON, which is saved with every checkpoint.
+        best_step: the step whose checkpoint is kept regardless of `save_total_limit`, if any.
+        stop_signal: the signal that stopped the run early, if any.
+        failed_saves: the number of checkpoints that could not be written.
+        seconds_to_save: of the slowest checkpoint so far.
+        skipped_steps: optimizer steps with a non-finite gradient in the whole run.
+        skipped_in_a_row: the latest of them without a finite one in between.
     """
 
-    args: Any
+    args: Any  # of TRL's config, with `RunSettings`
     use_vllm: bool
     _tr_loss: Tensor
     _metrics: Any
@@ -89,17 +90,21 @@ class ReliableTrainer(Trainer):
 
     # Overrides, in the order in which `Trainer` calls them.
 
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        self._sampler = super()._get_train_sampler(*args, **kwargs)
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Any:
+        self._sampler = super()._get_train_sampler(train_dataset)
         return self._sampler
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader[Any], resume_from_checkpoint: str | None
+    ) -> Any:
         self._to_restore = resume_from_checkpoint
         return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
 
-    def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: Any, **kwargs: Any) -> Any:
-        """What `Trainer` forgets: that a callback ended it before the first step; orders of earlier epochs in a resumed
-        run, and that of one nothing may be left.
+    def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: str | None, **kwargs: Any) -> Any:
+        """Handle three cases that `Trainer` does not.
+
+        A callback stopped the run before the first step; a resumed run needs the data orders of its earlier epochs
+        drawn; a resumed run has no step left.
         """
         if self.control.should_training_stop:
             return None
@@ -114,7 +119,7 @@ class ReliableTrainer(Trainer):
         )
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """What `Trainer` calls last when it resumes, just before the first step."""
+        """Restore our state too: `Trainer` calls this last when it resumes, just before the first step."""
         super()._load_rng_state(checkpoint)
         self._to_restore = None
         if checkpoint is not None:
@@ -122,69 +127,66 @@ class ReliableTrainer(Trainer):
             state = torch.load(path, weights_only=True, map_location="cpu") if path.exists() else None
             self.load_resume_state(state)
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+    def _get_grad_norm(self, model: nn.Module, grad_norm: float | None = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if norm is None or math.isfinite(float(norm)):
             self.skipped_in_a_row = 0
         else:
-            self._leave_out(float(norm))
+            self._skip_step(float(norm))
         return norm
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         began = time.monotonic()
-        self._save_whole(model, trial)
+        self._save_atomically(model, trial)
         self.seconds_to_save = max(self.seconds_to_save, time.monotonic() - began)
 
-    def _get_output_dir(self, trial: Any) -> str:
+    def _get_output_dir(self, trial: object) -> str:
         if self._saving is not None:
             return str(self._saving)
         return str(super()._get_output_dir(trial))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Begin to upload a checkpoint in the background: not where it is written, but from its place when it is there.
-
-        It is not removed before it has arrived.
-        """
+        """Upload a checkpoint in the background once it is in its place, and keep it until the upload has finished."""
         if self._saving is not None:
             return
-        progress = getattr(self, "push_in_progress", None)  # which the first rank alone has
+        progress = getattr(self, "push_in_progress", None)  # set on the first rank only
         if progress is None or progress.is_done():
             self._being_pushed = []
-        before = self._jobs()
+        before = self._uploads()
         super()._push_from_checkpoint(checkpoint_folder)
-        if self._jobs() != before:
+        if self._uploads() != before:
             self._being_pushed = [*self._being_pushed, Path(checkpoint_folder)]
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+    def _finalize_training(self, *args: Any) -> Any:
         if self._to_restore is not None:  # there was no step left
             self._load_rng_state(self._to_restore)
-            self.model.train()  # which TRL's log of what is pending goes by
-        return super()._finalize_training(*args, **kwargs)
+            self.model.train()  # TRL logs its pending metrics by this mode
+        return super()._finalize_training(*args)
 
-    # What a resumed run needs beside what `Trainer` saves.
+    # State of a resumed run that `Trainer` does not save.
 
     def resume_state(self) -> dict[str, Any]:
-        """This rank's state beside what `Trainer` saves: tensors, numbers, texts, lists and dicts of them."""
+        """This rank's additional state: tensors, numbers, texts, and lists and dicts of them."""
         return {
             "tr_loss": self._tr_loss.clone(),
             "total_loss_scalar": self._total_loss_scalar,
             "globalstep_last_logged": self._globalstep_last_logged,
             "seconds_to_save": self.seconds_to_save,
-            "_metrics": plain_state(self._metrics),  # TRL's, which wait for the next log
+            "_metrics": to_plain(self._metrics),  # TRL's, pending for the next log
             "_total_train_tokens": self._total_train_tokens,
             "skipped_steps": self.skipped_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
         }
 
     def load_resume_state(self, state: dict[str, Any] | None) -> None:
-        """Take `resume_state` back; None where the checkpoint has none, as those of a stock trainer."""
+        """Restore `resume_state`; None where the checkpoint has none, as a stock trainer's."""
         if state is None:
             return
         self._tr_loss = state["tr_loss"].to(self._tr_loss.device)
         self._total_loss_scalar = state["total_loss_scalar"]
         self._globalstep_last_logged = state["globalstep_last_logged"]
         self.seconds_to_save = max(self.seconds_to_save, state.get("seconds_to_save", 0.0))
-        self._metrics = restored(self._metrics, state.get("_metrics", self._metrics))
+        self._metrics = from_plain(self._metrics, state.get("_metrics", self._metrics))
         self._total_train_tokens = state.get("_total_train_tokens", self._total_train_tokens)
         self.skipped_steps = state.get("skipped_steps", 0)  # earlier versions did not count them
         self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
@@ -192,24 +194,24 @@ class ReliableTrainer(Trainer):
     # Saving.
 
     def save_checkpoint_now(self) -> None:
-        """Outside of a step, such as before the first one."""
+        """Save outside of a step, such as before the first one."""
         self._save_checkpoint(self.model, None)
 
     def restore_weights(self, checkpoint: Path) -> None:
-        """Take the model's weights from a checkpoint of this run, as `Trainer` does at the end of a training."""
+        """Load the model's weights from a checkpoint of this run, as `Trainer` does at the end of a training."""
         self.state.best_model_checkpoint = str(checkpoint)
         self._load_best_model()
-        self.forget_engine_weights()
+        self.invalidate_engine_weights()
 
-    def forget_engine_weights(self) -> None:
-        """Have the engine that samples, if there is one, take the weights again though no step was done."""
+    def invalidate_engine_weights(self) -> None:
+        """Force a weight sync before the next generation, though no step was done."""
         raise NotImplementedError
 
-    def _save_whole(self, model: Any, trial: Any) -> None:
+    def _save_atomically(self, model: nn.Module, trial: object) -> None:
         run = Path(self.args.output_dir)
         room = lack_of_room(run, self.accelerator)
         if room is not None:
-            self._say_not_saved(room)
+            self._warn_not_saved(room)
             return
         scratch = run / SCRATCH / f"checkpoint-{self.state.global_step}"
         if self.accelerator.is_main_process:
@@ -231,9 +233,9 @@ class ReliableTrainer(Trainer):
                 publish(scratch, run)
         except Exception as error:  # of whatever library was writing
             if self.accelerator.num_processes > 1 or not is_disk_fault(error):
-                raise  # the other ranks wait in a collective; another fault will not pass by itself
+                raise  # the other ranks wait in a collective, or the fault is not the disk's
             shutil.rmtree(run / SCRATCH, ignore_errors=True)
-            self._say_not_saved(str(error))
+            self._warn_not_saved(str(error))
             return
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(run / scratch.name))
@@ -242,15 +244,15 @@ class ReliableTrainer(Trainer):
             prune(run, self.args.save_total_limit, [*keep, *self._being_pushed])
         self.accelerator.wait_for_everyone()
 
-    def _jobs(self) -> list[Any]:
+    def _uploads(self) -> list[Any]:
         progress = getattr(self, "push_in_progress", None)
         return list(progress.jobs) if progress is not None else []
 
     def save_final_model(self) -> None:
-        """Put model and tokenizer into the run's folder, each file whole or as it was.
+        """Write model and tokenizer into the run's folder, each file atomically.
 
         Raises:
-            NotSavedError: they cannot be written; with what to do.
+            NotSavedError: they cannot be written; the message says what to do.
         """
         run = Path(self.args.output_dir)
         scratch = run / SCRATCH / "model"
@@ -274,7 +276,7 @@ class ReliableTrainer(Trainer):
                 shutil.rmtree(run / SCRATCH, ignore_errors=True)
 
     def _name_best(self, run: Path, scratch: Path) -> int | None:
-        """Step of the best checkpoint by `Trainer`'s own evaluation, which it looked for where this one is written."""
+        """Correct the path of `Trainer`'s own best checkpoint, sought in the scratch folder; return its step."""
         best: int | None = self.state.best_global_step
         place = run / f"checkpoint-{best}"
         if best and (place.exists() or place.name == scratch.name):
@@ -285,7 +287,7 @@ class ReliableTrainer(Trainer):
 
     @contextlib.contextmanager
     def _writing_to(self, folder: Path) -> Iterator[None]:
-        """`Trainer` writes its checkpoint there and removes none."""
+        """Have `Trainer` write its checkpoint there and remove none."""
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         self._saving = folder
         try:
@@ -293,49 +295,49 @@ class ReliableTrainer(Trainer):
         finally:
             self.args.save_total_limit, self._saving = limit, None
 
-    def _say_not_saved(self, why: str) -> None:
+    def _warn_not_saved(self, why: str) -> None:
         self.failed_saves += 1
         if self.accelerator.is_main_process:
             last = next(iter(checkpoints(Path(self.args.output_dir))), None)
             log.warning(
-                "no checkpoint at step %d: %s. Training goes on, the last checkpoint is %s. Make room, or lower "
+                "no checkpoint at step %d: %s. Training continues; the last checkpoint is %s. Make room, or lower "
                 "--save_total_limit next time.", self.state.global_step, why, last or "none",
             )  # fmt: skip
 
-    # Steps without a finite gradient.
+    # Steps with a non-finite gradient.
 
     def rows_of_step(self) -> list[dict[str, Any]]:
-        """What this rank has just trained on, for the report."""
+        """The rows that this rank has just trained on, for the report."""
         return []
 
     def cause_of_step(self) -> str:
-        """Why its gradient is not finite, as far as that is known, after the words "has norm nan"."""
+        """Why the gradient is not finite, where known: continues a sentence that ends with "has norm nan"."""
         return ""
 
-    def _leave_out(self, norm: float) -> None:
+    def _skip_step(self, norm: float) -> None:
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
         step = self.state.global_step + 1
         path = Path(self.args.output_dir) / f"nonfinite_step_{step}_rank_{self.accelerator.process_index}.json"
         write_report(path, self.model, step, norm, self.rows_of_step())
-        self.model.zero_grad(set_to_none=True)  # an optimizer passes over parameters without a gradient
+        self.model.zero_grad(set_to_none=True)  # an optimizer skips parameters without a gradient
         self._metrics["train"]["skipped_steps"] = [self.skipped_steps]
         if self.skipped_in_a_row >= self.args.max_nonfinite_steps:
             raise NonFiniteError(
                 f"{self.skipped_in_a_row} optimizer steps in a row, up to step {step}, had a gradient that is not "
-                f"finite (norm {norm}{self.cause_of_step()}). What they were computed from is in {path}. Lower "
-                "--learning_rate or --max_grad_norm, look at the rewards and at your own loss, and go on from the last "
-                "checkpoint with --resume auto; --max_nonfinite_steps sets how many are borne"
+                f"finite (norm {norm}{self.cause_of_step()}). Their rows are in {path}. Lower --learning_rate or "
+                "--max_grad_norm, look at the rewards and at your own loss, and resume from the last checkpoint with "
+                "--resume auto; raise --max_nonfinite_steps to tolerate more"
             )
         if self.accelerator.is_main_process:
             cause = self.cause_of_step()
-            log.warning("step %d is left out: its gradient has norm %s%s; see %s", step, norm, cause, path)
+            log.warning("step %d is skipped: its gradient has norm %s%s; see %s", step, norm, cause, path)
 
     # SIGTERM.
 
     @contextlib.contextmanager
     def stopping_on_sigterm(self) -> Iterator[None]:
-        """While the block trains, SIGTERM lets the step end, saves a checkpoint and ends the training."""
+        """While the block trains, SIGTERM finishes the step, saves a checkpoint and ends the training."""
         callback = self._listener = StopOnSigterm(self)
         self.add_callback(callback)
         try:
@@ -345,12 +347,12 @@ class ReliableTrainer(Trainer):
             self.remove_callback(callback)
 
     def stop_requested(self) -> bool:
-        """Whether SIGTERM has come to any rank while none trains; if so the run is to end. A collective operation."""
+        """Whether any rank received SIGTERM outside of a step; if so the run has to end. A collective operation."""
         if self._listener is not None and self._listener.has_come():
             self.stop_signal = signal.SIGTERM
         return self.stop_signal is not None
 
-    # The policy as it is now, on all ranks.
+    # Completions of the current policy, on all ranks.
 
     def completion_ids(self, prompts: list[str]) -> list[list[int]]:
         """One completion of the current policy per prompt, as token ids."""
@@ -370,19 +372,22 @@ class ReliableTrainer(Trainer):
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> list[Completion]:
-        """One completion per prompt from the current policy, prompts sharded over the ranks, in order.
+        """Sample one completion per prompt from the current policy, with the prompts split across ranks.
 
-        The training run's random state is left as it was, so validating more often changes nothing else.
+        The training's random state stays unchanged, so validating more often changes nothing else.
 
         Args:
             batch_size: of HF generate; vLLM takes all prompts at once.
-            temperature: other than the rollouts'; 0 takes the likeliest token.
-            max_tokens: other than the rollouts'.
+            temperature: None for the rollouts'; 0 means greedy decoding.
+            max_tokens: None for the rollouts'.
+
+        Returns:
+            Completions in the order of the prompts.
         """
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         mine = list(prompts[rank::ranks])
-        mine += prompts[:1] * (-(-len(prompts) // ranks) - len(mine))  # equal shares, or collectives would hang
-        order = sorted(range(len(mine)), key=lambda i: len(mine[i]))  # little padding in a batch of like lengths
+        mine += prompts[:1] * (-(-len(prompts) // ranks) - len(mine))  # equal on all ranks, or collectives would hang
+        order = sorted(range(len(mine)), key=lambda i: len(mine[i]))  # batches of similar lengths need little padding
         completions: list[Completion | None] = [None] * len(mine)
         batch_size = len(mine) if self.use_vllm else batch_size
         seeded = self.vllm_generation.fixed_seed(seed) if self.use_vllm else contextlib.nullcontext()
@@ -400,11 +405,11 @@ class ReliableTrainer(Trainer):
         return [gathered[i % ranks][i // ranks] for i in range(len(prompts))]
 
     def place_in_run(self) -> Place:
-        """Where the next completions belong: to training or to an evaluation, after how many optimizer steps."""
+        """Whether the next completions are for training or an evaluation, and the optimizer steps before them."""
         return "train" if self.model.training else "eval", self.state.global_step
 
     def _sampling(self, temperature: float | None, max_tokens: int | None) -> contextlib.AbstractContextManager[None]:
-        """Other settings than the rollouts', for the engine that generates."""
+        """Override the rollouts' sampling settings of the engine while the block runs."""
         owner: Any = self.vllm_generation if self.use_vllm else self.generation_config
         asked: dict[str, Any] = {"max_completion_length" if self.use_vllm else "max_new_tokens": max_tokens}
         if self.use_vllm:
@@ -414,7 +419,7 @@ class ReliableTrainer(Trainer):
         return overridden(owner, asked)
 
     def _hf_completion_ids(self, prompt_ids: list[list[int]]) -> list[list[int]]:
-        """By HF generate; a collective operation where weights are sharded."""
+        """Generate with HF generate; a collective operation where weights are sharded."""
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,

@@ -152,7 +152,7 @@ def test_step_with_infinite_gradient_is_skipped_and_recorded(tmp_path: Path, cap
     assert {"prompt", "response", "ground_truth", "rewards"} <= set(report["rows"][0])
     logged = [entry.get("skipped_steps") for entry in trainer.state.log_history]
     assert logged[:4] == [None, None, 1, None]
-    assert "step 3 is left out" in caplog.text
+    assert "step 3 is skipped" in caplog.text
 
 
 @pytest.mark.parametrize("source", ["group_std", "batch_std", "max_rl", "own"])
@@ -169,7 +169,7 @@ def test_nonfinite_reward_or_advantage_skips_the_step_by_name(
     assert all(map(torch.equal, before, trainer.model.parameters()))
     words = "advantage '.*:centred' is not finite" if source == "own" else "reward 'ends_early_or_infinite' is not"
     assert re.search(
-        rf"step 1 is left out: its gradient has norm nan, because {words}.* of 16 completions", caplog.text
+        rf"step 1 is skipped: its gradient has norm nan, because {words}.* of 16 completions", caplog.text
     )
 
 

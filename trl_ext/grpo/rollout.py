@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trl_ext.rewards.hooks import completion_text
-from trl_ext.training.state import plain_state
+from trl_ext.training.state import to_plain
 
 
 @dataclass(frozen=True)

@@ -168,9 +168,7 @@ def test_nonfinite_reward_or_advantage_skips_the_step_by_name(
     assert trainer.skipped_steps == 1
     assert all(map(torch.equal, before, trainer.model.parameters()))
     words = "advantage '.*:centred' is not finite" if source == "own" else "reward 'ends_early_or_infinite' is not"
-    assert re.search(
-        rf"step 1 is skipped: its gradient has norm nan, because {words}.* of 16 completions", caplog.text
-    )
+    assert re.search(rf"step 1 is skipped: its gradient has norm nan, because {words}.* of 16 completions", caplog.text)
 
 
 def test_too_many_skipped_steps_end_run_with_checkpoints_intact(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A resumed run is the run that was never interrupted, to the bit: metrics, rollouts, weights, optimizer."""
+"""A resumed run is the run that was never interrupted, bit-identically: metrics, rollouts, weights, optimizer."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_run_resumed_within_a_rollout_is_bit_identical(tmp_path: Path) -> None:
 
 def test_resumed_run_has_uninterrupted_choices_and_rates(tmp_path: Path) -> None:
     class Tick(TrainerCallback):
-        """10 s a step; resumed, a run's clock goes on."""
+        """10 s a step; resumed, a run's clock continues."""
 
         def __init__(self, now: float) -> None:
             self.now = now

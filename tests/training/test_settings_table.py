@@ -338,8 +338,8 @@ def test_setting_changes_a_run_exactly_where_the_table_says_so(name: str, tmp_pa
     assert (with_it == without) == (name in NONE)
 
 
-def finetuned(folder: Path, **settings: Any) -> tuple[Any, ...]:
-    """Weights and metrics of a finetuning of two steps."""
+def fine_tuned(folder: Path, **settings: Any) -> tuple[Any, ...]:
+    """Weights and metrics of an SFT run of two steps."""
     traces = [{"prompt": f"{i % 9} +", "response": " ".join("abc"[: 1 + i % 3])} for i in range(16)]
     rows = tokenized(traces, tiny_tokenizer())[0]
     trainer = tiny_sft(ExtSFTTrainer, ExtSFTConfig, folder, rows, **{"max_steps": 2, **settings})
@@ -354,9 +354,9 @@ def finetuned(folder: Path, **settings: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", [*SFT_EFFECTS, *SFT_NONE])
 def test_setting_changes_fine_tuning_where_the_table_says_so(name: str, tmp_path: Path) -> None:
     value, both = (SFT_EFFECTS | SFT_NONE)[name]
-    without = finetuned(tmp_path / "without", **both)
-    assert without == finetuned(tmp_path / "again", **both)
-    assert (finetuned(tmp_path / "with", **{**both, name: value}) == without) == (name in SFT_NONE)
+    without = fine_tuned(tmp_path / "without", **both)
+    assert without == fine_tuned(tmp_path / "again", **both)
+    assert (fine_tuned(tmp_path / "with", **{**both, name: value}) == without) == (name in SFT_NONE)
 
 
 # The engine's settings.

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 @SELECTIONS.register
 def every(rows: Sequence[Row]) -> list[Row]:
     """All correct rollouts: questions that are easy now weigh more. Expert iteration as in the course handout."""
-    return _right(rows)
+    return _correct(rows)
 
 
 @SELECTIONS.register
@@ -54,7 +54,7 @@ def distinct_traces(rows: Sequence[Row]) -> list[Row]:
     return _first_with(rows, lambda row: " ".join(row["response"].split()))
 
 
-def _right(rows: Sequence[Row]) -> list[Row]:
+def _correct(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["outcome"] == "correct"]
 
 
@@ -71,6 +71,6 @@ def _of_each_question(rows: Sequence[Row], k: int, key: Callable[[Row], Any]) ->
 
 def _first_with(rows: Sequence[Row], key: Callable[[Row], Any]) -> list[Row]:
     found: dict[Any, Row] = {}
-    for row in _right(rows):
+    for row in _correct(rows):
         found.setdefault((row["question"], key(row)), row)
     return list(found.values())

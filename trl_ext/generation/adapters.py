@@ -1,14 +1,14 @@
-"""Adapters and the colocated engine: which ones can be merged for it, and a layer merged for as long as it is read."""
+"""Adapters and the colocated engine: which ones can be merged for it, and merging one layer while it is read."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
-from peft import PeftType
-from transformers import AutoConfig
+from peft import PeftConfig, PeftType
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import AutoConfig, PreTrainedModel
 
 # Tuners whose layers merge into the weights below them; test_adapters.py holds each to PEFT's own merging.
 _MERGED = (PeftType.LORA, PeftType.IA3, PeftType.LOHA, PeftType.LOKR, PeftType.VERA)
@@ -26,12 +26,12 @@ _FLAGS = {"target_parameters": "lora_target_parameters", "target_modules": "lora
 _EMBEDDINGS = ("model.embed_tokens", "lm_head")
 
 
-def check_adapter(model: Any, peft_config: Any) -> None:
-    """Refuse an adapter that a colocated engine would not sample from, before the model loads.
+def check_adapter(model: PreTrainedModel | str, peft_config: PeftConfig | None) -> None:
+    """Refuse an adapter that the colocated engine cannot be given, before the model loads.
 
     Args:
         model: a model, or the name of one that is not loaded yet.
-        peft_config: of the adapter to be made; None: of the one that `model` has, if any.
+        peft_config: of the adapter to be created; None for the one that `model` has, if any.
 
     Raises:
         ValueError: with the setting.
@@ -42,7 +42,7 @@ def check_adapter(model: Any, peft_config: Any) -> None:
         raise ValueError(f"{reason}. Leave it out, or generate with HF generate (use_vllm: false)")
 
 
-def unmergeable(peft_config: Any, is_tied: Any) -> str | None:
+def unmergeable(peft_config: PeftConfig, is_tied: Callable[[], bool]) -> str | None:
     """Why the colocated engine cannot be given the weights with this adapter, or None.
 
     Args:
@@ -65,21 +65,21 @@ def unmergeable(peft_config: Any, is_tied: Any) -> str | None:
     return None
 
 
-def _names(targets: Any, module: str) -> bool:
+def _names(targets: Sequence[str] | str | None, module: str) -> bool:
     """Whether PEFT's `target_modules` or `modules_to_save` chooses the module; a text is a regular expression."""
     if isinstance(targets, str):
         return targets != "all-linear" and re.fullmatch(targets, module) is not None
     return any(module == target or module.endswith(f".{target}") for target in targets or ())
 
 
-def _has_tied_embeddings(model: Any) -> bool:
+def _has_tied_embeddings(model: PreTrainedModel | str) -> bool:
     config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
     return bool(config.get_text_config().tie_word_embeddings)
 
 
 @contextlib.contextmanager
-def merged(layer: Any) -> Iterator[None]:
-    """In the block the weights below an adapter's layer have its update, as PEFT merges; afterwards the same bits.
+def merged(layer: BaseTunerLayer) -> Iterator[None]:
+    """Merge an adapter's layer into the weights below it while the block runs; restore them bit-identically.
 
     PEFT subtracts the update again, which in bfloat16 changes the weights a little each time.
 

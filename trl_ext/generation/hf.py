@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,13 +22,13 @@ from transformers import (
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from trl_ext.generation.kv_sharing import why_not
+from trl_ext.generation.kv_sharing import unsupported_reason
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-_SMALLEST = 8  # rows of a batch that is worth making smaller
+_MIN_ROWS_TO_SHRINK = 8
 
 
 @torch.no_grad()
@@ -42,7 +42,7 @@ def hf_generate(
 ) -> list[list[int]]:
     """One completion per prompt, cut after the first EOS or after the token that completes a stop string.
 
-    Rows that have ended leave the batch as soon as they are half of it; `generate` alone computes them to the end.
+    Finished rows leave the batch as soon as they are half of it; `generate` alone would compute them to the end.
 
     Args:
         prompt_ids: N prompts as token ids, without padding.
@@ -52,55 +52,85 @@ def hf_generate(
     Returns:
         N lists of token ids, padding removed, EOS kept.
     """
-    padded = tokenizer.pad({"input_ids": list(prompt_ids)}, padding_side="left", return_tensors="pt").to(model.device)
-    ids, mask = padded["input_ids"], padded["attention_mask"]
-    width, minimum = ids.shape[1], generation_config.min_new_tokens or 0
-    eos = generation_config.eos_token_id
+    eos, minimum = generation_config.eos_token_id, generation_config.min_new_tokens or 0
     eos_ids = {eos} if isinstance(eos, int) else set(eos or [])
-    stops = _Stop(tokenizer, stop, width, minimum) if stop else None
+    batch = _ShrinkingBatch(model, tokenizer, prompt_ids, generation_config, logps)
+    stops = _Stop(tokenizer, stop, batch.width, minimum) if stop else None
     ends = _Ends(stops, eos_ids, _can_shrink(model, generation_config))
-    cache = _prompts_once(model, prompt_ids, padded) if _has_forward_of_its_own(model, generation_config) else None
-    rows = torch.arange(len(ids), device=ids.device)  # still in the batch
-    whole: list[list[int]] = [[] for _ in prompt_ids]
-    while True:
-        so_far = ids.shape[1] - width
-        config = copy.copy(generation_config)
-        config.max_new_tokens = generation_config.max_new_tokens - so_far
-        config.min_new_tokens = max(minimum - so_far, 0) or None
-        config.return_dict_in_generate = True
+    while len(batch.rows):
+        batch.step(ends)
+    return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in batch.completions]
+
+
+class _ShrinkingBatch:
+    """Rows that are still generated: each `step` generates until enough have ended, and drops those.
+
+    Attributes:
+        rows: (rows,) their places among the N prompts.
+        width: of the padded prompts, in tokens.
+        completions: N lists of token ids, padding included, of those that have ended.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt_ids: Sequence[Sequence[int]],
+        config: GenerationConfig,
+        logps: TokenLogProbs | None,
+    ) -> None:
+        padded = tokenizer.pad({"input_ids": list(prompt_ids)}, padding_side="left", return_tensors="pt")
+        padded = padded.to(model.device)
+        self.model, self.config, self.logps = model, config, logps
+        self.ids, self.mask = padded["input_ids"], padded["attention_mask"]
+        self.cache = _prompts_once(model, prompt_ids, padded) if _has_forward_of_its_own(model, config) else None
+        self.width = self.ids.shape[1]
+        self.rows = torch.arange(len(self.ids), device=self.ids.device)
+        self.completions: list[list[int]] = [[] for _ in prompt_ids]
+
+    def step(self, ends: _Ends) -> None:
+        """Generate until `ends` stops all rows, and keep those that have not ended themselves."""
         ends.begin()
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            generation_config=config,
-            **({"past_key_values": cache} if cache else {}),
+        output = self.model.generate(
+            input_ids=self.ids,
+            attention_mask=self.mask,
+            generation_config=self._remaining(),
+            **({"past_key_values": self.cache} if self.cache else {}),
             stopping_criteria=StoppingCriteriaList([ends]),
-            logits_processor=LogitsProcessorList([logps] if logps else []),
+            logits_processor=LogitsProcessorList([self.logps] if self.logps else []),
         )
         ids, cache = output.sequences, output.past_key_values
-        if logps:
-            logps.take(ids)
-        at_limit = ids.shape[1] - width >= generation_config.max_new_tokens
+        if self.logps:
+            self.logps.record(ids)
+        at_limit = ids.shape[1] - self.width >= self.config.max_new_tokens
         unfinished = torch.zeros_like(ends.ended) if at_limit else ~ends.ended
-        for row, tokens in zip(rows[~unfinished].tolist(), ids[~unfinished, width:].tolist(), strict=True):
-            whole[row] = tokens
-        if not unfinished.any():
-            break
+        finished = zip(self.rows[~unfinished].tolist(), ids[~unfinished, self.width :].tolist(), strict=True)
+        for row, tokens in finished:
+            self.completions[row] = tokens
         kept = unfinished.nonzero()[:, 0]
-        new = ids.shape[1] - mask.shape[1]
-        mask = torch.cat([mask, mask.new_ones(len(mask), new)], dim=1)[kept]
-        ids, rows = ids[kept], rows[kept]
-        cache.batch_select_indices(kept)
-        if logps:
-            logps.narrow(kept)
-    return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in whole]
+        new = ids.shape[1] - self.mask.shape[1]
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), new)], dim=1)[kept]
+        self.ids, self.rows, self.cache = ids[kept], self.rows[kept], cache
+        if len(kept):
+            cache.batch_select_indices(kept)
+        if self.logps:
+            self.logps.select_rows(kept)
+
+    def _remaining(self) -> GenerationConfig:
+        """The limits less the tokens that were generated already."""
+        so_far = self.ids.shape[1] - self.width
+        config = copy.copy(self.config)
+        config.max_new_tokens = self.config.max_new_tokens - so_far
+        config.min_new_tokens = max((self.config.min_new_tokens or 0) - so_far, 0) or None
+        config.return_dict_in_generate = True
+        return config
 
 
 def _can_shrink(model: PreTrainedModel, config: GenerationConfig) -> bool:
-    """Whether a batch may lose rows on the way: not if ranks take steps together, or the cache is of another kind."""
+    """Whether a batch may lose rows while it is generated: not if ranks step together, or with another cache."""
     in_step = _has_several_ranks() and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
     plain = (config.num_beams or 1) == 1 and _makes_plain_cache(config)
-    return plain and not in_step and why_not(model, False, False) is None
+    return plain and not in_step and unsupported_reason(model, False, False) is None
 
 
 def _has_forward_of_its_own(model: PreTrainedModel, config: GenerationConfig) -> bool:
@@ -112,8 +142,8 @@ def _has_forward_of_its_own(model: PreTrainedModel, config: GenerationConfig) ->
     return _makes_plain_cache(config) and not (_has_several_ranks() and gathers)
 
 
-def is_partitioned(param: Any) -> bool:
-    """Whether ZeRO-3 has this parameter in parts, and not gathered as for a generation."""
+def is_partitioned(param: Tensor) -> bool:
+    """Whether ZeRO-3 shards this parameter and has not gathered it."""
     return param.numel() == 0 and getattr(param, "ds_numel", 0) > 0
 
 
@@ -136,14 +166,14 @@ class _Ends(StoppingCriteria):
         """A new batch, all of whose rows continue."""
         self.ended = torch.zeros(0, dtype=torch.bool)
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         """(rows,) bool, called by `generate` after every token."""
         last = input_ids[:, -1]
         ended = torch.isin(last, torch.tensor(self.eos_ids, device=last.device, dtype=last.dtype))
         if self.stop is not None:
             ended |= self.stop(input_ids, scores, **kwargs)
         self.ended = ended | self.ended if len(self.ended) else ended
-        enough = self.may_shrink and len(last) >= _SMALLEST and self.ended.sum() >= len(last) / 2
+        enough = self.may_shrink and len(last) >= _MIN_ROWS_TO_SHRINK and self.ended.sum() >= len(last) / 2
         return torch.ones_like(self.ended) if enough else self.ended
 
 
@@ -155,7 +185,7 @@ def _prompts_once(
     for row, ids in enumerate(map(tuple, prompt_ids)):
         first.setdefault(ids, row)
     too_short = padded["input_ids"].shape[1] == 1
-    if len(first) == len(prompt_ids) or too_short or why_not(model, False, False) is not None:
+    if len(first) == len(prompt_ids) or too_short or unsupported_reason(model, False, False) is not None:
         return None
     rows, place = list(first.values()), {ids: i for i, ids in enumerate(first)}
     positions = (padded["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)  # as `generate` counts them
@@ -186,27 +216,27 @@ class TokenLogProbs(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Called by `generate` with the tokens so far and the logits of the next."""
-        self.take(input_ids)
+        self.record(input_ids)
         self._previous = scores.float().log_softmax(dim=-1)
         return scores
 
-    def take(self, input_ids: Tensor) -> None:
+    def record(self, input_ids: Tensor) -> None:
         """Record the last token's log-probability."""
         if self._previous is not None:
             self._taken.append(self._previous.gather(1, input_ids[:, -1:])[:, 0])
             self._previous = None
 
-    def narrow(self, kept: Tensor) -> None:
+    def select_rows(self, kept: Tensor) -> None:
         """Continue with these rows of the batch only."""
-        self._write_down()
+        self._flush()
         self._which = [self._which[i] for i in kept.tolist()]
 
     def rows(self) -> list[list[float]]:
         """N lists, one number per token; what comes after a row's end means nothing."""
-        self._write_down()
+        self._flush()
         return self._rows
 
-    def _write_down(self) -> None:
+    def _flush(self) -> None:
         if self._taken:
             for row, values in zip(self._which, torch.stack(self._taken, dim=1).tolist(), strict=True):
                 self._rows[row] += values
@@ -223,7 +253,7 @@ class _Stop(StopStringCriteria):
         super().__init__(tokenizer, list(stop))
         self.start, self.minimum = start, minimum
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         completion = input_ids[:, self.start :]
         ended: Tensor = super().__call__(completion, scores, **kwargs)
         return ended if completion.shape[1] > self.minimum else torch.zeros_like(ended)

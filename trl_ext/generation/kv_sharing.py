@@ -1,13 +1,13 @@
-"""Which models can compute a prompt once for several completions."""
+"""Which models can compute a shared prompt once for several completions."""
 
 from __future__ import annotations
 
-from typing import Any
+from transformers import PreTrainedModel
 
 _EXACT_WITH = ("eager", "sdpa")  # attention implementations that the tests hold to the plain path
 
 
-def why_not(model: Any, gradient_checkpointing: bool, sharded: bool) -> str | None:
+def unsupported_reason(model: PreTrainedModel, gradient_checkpointing: bool, sharded: bool) -> str | None:
     """Why this model cannot share prompts, or None where it can.
 
     Args:
@@ -27,6 +27,6 @@ def why_not(model: Any, gradient_checkpointing: bool, sharded: bool) -> str | No
     return None if has_rotary_positions(model) else "its positions are not rotary"
 
 
-def has_rotary_positions(model: Any) -> bool:
+def has_rotary_positions(model: PreTrainedModel) -> bool:
     """Whether only distances between tokens count; learned positions move with the padding before a prompt."""
     return bool(getattr(model.config.get_text_config(), "rope_parameters", None))

@@ -1,6 +1,6 @@
 """The colocated vLLM engine: how it is made, and how the policy's weights reach it.
 
-TRL hands vLLM one parameter per call, into weights that vLLM has repacked or quantised since it loaded them. Here all
+TRL passes vLLM one parameter per call, into weights that vLLM has repacked or quantized since it loaded them. Here all
 of them go through one layerwise reload (vLLM's `reload_weights`), which restores a layer's loading format, loads it and
 processes it again, with the memory of one layer at a time.
 """
@@ -30,7 +30,7 @@ BUCKET_BYTES = 512 * 2**20  # of parameters that ZeRO-3 gathers at a time
 
 
 class EngineConfig(Protocol):
-    """What a config says of the engine."""
+    """The part of a config that concerns the engine."""
 
     use_vllm: bool
 

@@ -41,7 +41,7 @@ from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.algorithms.types import LossInputs, StepTotals
 from trl_ext.compat.trl_scoring import old_log_probs_left_out
 from trl_ext.generation.adapters import check_adapter
-from trl_ext.generation.kv_sharing import has_rotary_positions, why_not
+from trl_ext.generation.kv_sharing import has_rotary_positions, unsupported_reason
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo import prompt_sharing as shared_prompts
@@ -431,7 +431,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             return None
         sharded = (self.is_deepspeed_enabled and is_deepspeed_zero3_enabled()) or self.is_fsdp_enabled
         model = self.accelerator.unwrap_model(self.model)
-        refusal = why_not(model, args.gradient_checkpointing, sharded)
+        refusal = unsupported_reason(model, args.gradient_checkpointing, sharded)
         batching = Batching(
             rows=args.per_device_train_batch_size,
             tokens=args.micro_batch_tokens,

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, set_seed
+from torch import nn
+from transformers import GenerationConfig, PreTrainedTokenizerBase, set_seed
 from trl import SFTConfig, SFTTrainer
 from trl.distributed import DistributedBackend
 
@@ -31,7 +32,7 @@ from trl_ext.training.trl_settings import REFUSED, check_needs
 @accepts_earlier_names
 @dataclass
 class ExtSFTConfig(RunSettings, SFTConfig):
-    """TRL's `SFTConfig` plus the handout's normaliser and batch sizes, and what sampling from the policy needs.
+    """TRL's `SFTConfig` plus the handout's normalizer and batch sizes, and the settings of sampling from the policy.
 
     Raises:
         ValueError: settings that contradict each other; the message has the numbers.
@@ -109,12 +110,12 @@ class ExtSFTConfig(RunSettings, SFTConfig):
 
     @property
     def max_completion_length(self) -> int:
-        """Of a sampled response, in tokens."""
+        """The maximum length of a sampled response, in tokens."""
         return self.sampling_max_tokens
 
     @property
     def temperature(self) -> float:
-        """Of sampling."""
+        """The sampling temperature."""
         return self.sampling_temperature
 
 
@@ -187,10 +188,10 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         return ids
 
     def invalidate_engine_weights(self) -> None:
-        """Before the next completions."""
+        """Force a weight sync before the next completions."""
         self._engines_step = -1
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """What TRL divides the summed loss of the optimizer step by: its response tokens, or the handout's constant.
 
         sum over rows of (sum over tokens / constant), averaged over the rows of all micro-batches and ranks.
@@ -200,8 +201,8 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         rows = torch.tensor([sum(_rows(batch) for batch in batch_samples)], device=self.accelerator.device)
         return self.accelerator.gather(rows).sum() * self.args.normalize_constant
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """TRL's; a micro-batch without a token that trains leaves no entropy of 0 behind."""
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """TRL's loss; a micro-batch without a trained token logs no entropy of 0."""
         found = super().compute_loss(model, inputs, *args, **kwargs)
         metrics = self._metrics["train" if self.model.training else "eval"]
         trained = self.accelerator.gather((inputs["labels"][:, 1:] != -100).sum()[None]).sum()
@@ -212,13 +213,13 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         return found
 
 
-def _rows(batch: Any) -> int:
-    """Rows of a micro-batch with a token that trains; the others are there for the ranks to have equal numbers."""
+def _rows(batch: Mapping[str, torch.Tensor]) -> int:
+    """Rows of a micro-batch with a trained token; the others only give all ranks as many."""
     return int((batch["labels"] != -100).any(dim=1).sum())
 
 
 def tokenized(
-    rows: Iterable[dict[str, Any]], tokenizer: Any, max_length: int | None = None
+    rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
 ) -> tuple[list[dict[str, Any]], int]:
     """Rows with `prompt` and `response` -> `input_ids` and `completion_mask`, and how many were too long.
 

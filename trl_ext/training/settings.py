@@ -24,10 +24,10 @@ _TRLS_ENGINE = (
 
 @dataclass
 class RunSettings:
-    """To be inherited beside a config of TRL.
+    """Mixin for TRL's configs.
 
     Raises:
-        ValueError: a limit that makes no sense.
+        ValueError: a limit out of range.
     """
 
     # Resuming.
@@ -139,13 +139,13 @@ class RunSettings:
         return self._copied(lambda value: copy.deepcopy(value, memo))
 
     def _copied(self, how: Callable[[Any], Any]) -> Any:
-        """Copies are used, not written."""
+        """Keep secrets: a copy is used, not written to a file."""
         new = object.__new__(type(self))
         new.__dict__ |= {name: how(value) for name, value in self.__dict__.items()}
         return new
 
     def resolve_run_settings(self) -> None:
-        """Check the limits, choose the engine, and what a CPU cannot have; before TRL's own `__post_init__`."""
+        """Check the limits, choose the engine and the precision; call it before TRL's `__post_init__`."""
         config: Any = self
         if self.max_nonfinite_steps < 1:
             raise ValueError(f"max_nonfinite_steps must be at least 1, got {self.max_nonfinite_steps}")
@@ -154,7 +154,7 @@ class RunSettings:
         if self.lr_decay_fraction is not None and not 0 < self.lr_decay_fraction <= 1:
             raise ValueError(f"lr_decay_fraction must be above 0 and at most 1, got {self.lr_decay_fraction}")
         if self.lr_decay_fraction is not None and self.time_budget is None:
-            raise ValueError("lr_decay_fraction is of a time budget: give --time_budget too")
+            raise ValueError("lr_decay_fraction is a fraction of the time budget: give --time_budget too")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):
             if not 0 <= getattr(config, name) < math.inf:
                 raise ValueError(f"{name} must be a number that is not negative, got {getattr(config, name)}")
@@ -189,7 +189,7 @@ class RunSettings:
             raise ValueError(f"{batching} with stop: generate_batch knows no stop strings; leave one of them out")
 
     def engine_settings(self) -> dict[str, Any]:
-        """What vLLM is created with beside TRL's own settings."""
+        """Keyword arguments of vLLM in addition to TRL's own settings."""
         found = {name.removeprefix("vllm_"): getattr(self, name) for name in _OUR_ENGINE}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -198,7 +198,7 @@ _OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_")
 
 
 def choose_engine(asked: bool | str) -> tuple[bool, str]:
-    """Whether vLLM generates, and why, for `use_vllm` as given: `auto`, true or false.
+    """Whether vLLM generates, and why.
 
     Raises:
         ValueError: another value, or vLLM is asked for and not installed.

@@ -1,4 +1,4 @@
-"""What becomes of every setting next to a preset or an axis, an entry for each.
+"""What happens to every setting next to a preset or an axis, an entry for each.
 
 Without either, training is TRL's and so are its settings. `docs/reference/trl_settings.md` is written from this table
 by `python scripts/docs_pages.py`; `tests/training/test_settings_table.py` holds every entry to what happens.
@@ -302,7 +302,7 @@ TASK: dict[str, Entry] = {
 _TOKENIZED = "a row is a prompt and a response, tokenized before TRL sees it"
 _TO_PREPARE = Entry(NO_EFFECT, f"{_TOKENIZED}, with the tokenizer's own tokens")
 
-# What `SFTConfig` adds, in supervised finetuning and expert iteration.
+# What `SFTConfig` adds, in supervised fine-tuning and expert iteration.
 SFT: dict[str, Entry] = {
     **rows("max_length packing padding_free completion_only_loss loss_type shuffle_dataset", _RUN),
     "packing_strategy": Entry(HONORED, needs=("packing",)),
@@ -330,7 +330,7 @@ SFT_OURS: dict[str, Entry] = {
 
 _TRACES = Entry(HONORED, shown="data/test_traces::test_trace_file_is_read_by_column_names_and_split_once")
 
-# What the finetuning recipe adds to problems and validation.
+# What the SFT recipe adds to problems and validation.
 SFT_TASK: dict[str, Entry] = {
     **rows("traces traces_split trace_prompt trace_response", _TRACES),
     "traces_config": Entry(HONORED, shown="data/test_load::test_a_dataset_repository_with_subjects_as_configurations"),

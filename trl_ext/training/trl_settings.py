@@ -17,7 +17,7 @@ HONORED, TAKEN_OVER, REFUSED, NO_EFFECT = "honored", "taken over", "refused", "n
 
 @dataclass(frozen=True)
 class Entry:
-    """What becomes of one setting.
+    """What happens to one setting.
 
     Attributes:
         verdict: `honored`, `taken over`, `refused` or `no effect`.

@@ -191,7 +191,7 @@ def test_a_stage_may_take_its_share_and_never_more_than_is_left(
 @pytest.mark.parametrize("seconds", [95.5, 130.0])  # 4 s are for the end
 def test_budget_used_up_by_earlier_stages_is_an_error(seconds: float) -> None:
     stage = Stage("grpo", share=0.5)
-    with pytest.raises(InputError, match="what was before has used up the time budget of 100 s"):
+    with pytest.raises(InputError, match="earlier stages used up the time budget of 100 s"):
         _budget(Pipeline([stage], "p", time_budget=100), stage, {"1_sft": {"seconds": seconds}})
 
 

@@ -193,7 +193,7 @@ def test_a_schedule_that_goes_by_the_loss_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr_decay_fraction": 0.5}, "lr_decay_fraction is of a time budget: give --time_budget too"),
+        ({"lr_decay_fraction": 0.5}, "lr_decay_fraction is a fraction of the time budget: give --time_budget too"),
         ({"lr_decay_fraction": 0.0, "time_budget": 9.0}, "lr_decay_fraction must be above 0 and at most 1, got 0.0"),
         ({"lr_decay_fraction": 1.5, "time_budget": 9.0}, "lr_decay_fraction must be above 0 and at most 1, got 1.5"),
     ],

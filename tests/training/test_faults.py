@@ -167,7 +167,7 @@ def test_nonfinite_reward_or_advantage_skips_the_step_by_name(
     trainer.train()
     assert trainer.skipped_steps == 1
     assert all(map(torch.equal, before, trainer.model.parameters()))
-    words = "advantage '.*:centred' is not finite" if source == "own" else "reward 'ends_early_or_infinite' is not"
+    words = "advantage '.*:centered' is not finite" if source == "own" else "reward 'ends_early_or_infinite' is not"
     assert re.search(rf"step 1 is skipped: its gradient has norm nan, because {words}.* of 16 completions", caplog.text)
 
 

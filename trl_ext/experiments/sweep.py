@@ -8,7 +8,7 @@ import queue
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,45 +50,48 @@ def run_all(
     for slot in range(jobs):
         slots.put(slot)
     failed: dict[str, dict[str, Any]] = {}
-
-    def run(name: str) -> int:
-        slot = slots.get()
-        try:
-            with overview.running(name):
-                return _run(commands[name], folder, name, _environment(commands[name][0], slot, jobs))
-        finally:
-            slots.put(slot)
-
     with (
         Overview(folder, len(commands), len(commands) - len(todo), jobs) as overview,
         concurrent.futures.ThreadPoolExecutor(jobs) as pool,
     ):
-        waiting = {pool.submit(run, name): name for name in todo}
+        running = {pool.submit(_run, commands[name], folder, name, jobs, slots, overview): name for name in todo}
         try:
-            while waiting:
-                done, _ = concurrent.futures.wait(waiting, _REFRESH, concurrent.futures.FIRST_COMPLETED)
-                overview.refresh()
-                for future in done:
-                    name = waiting.pop(future)
-                    if future.result():
-                        if not keep_going:
-                            raise InputError(f"a run failed: see the end of {folder / name}.log")
-                        failed[name] = {"failed": _last_line(folder / f"{name}.log")}
-                    overview.ended(name, failed.get(name, {}).get("failed"))
-        except BaseException:  # Ctrl-C as well: what has not begun is not begun
+            for name, status in _as_they_end(running, overview):
+                if status and not keep_going:
+                    raise InputError(f"a run failed: see the end of {folder / name}.log")
+                if status:
+                    failed[name] = {"failed": _last_line(folder / f"{name}.log")}
+                overview.ended(name, failed.get(name, {}).get("failed"))
+        except BaseException:  # Ctrl-C as well: do not start the runs that wait
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return {name: failed.get(name) or _summary(folder / name) for name in commands}
 
 
-def _run(command: Sequence[str], folder: Path, name: str, environment: Mapping[str, str]) -> int:
-    output = folder / name
+def _as_they_end(running: dict[concurrent.futures.Future[int], str], overview: Overview) -> Iterator[tuple[str, int]]:
+    """Names and exit statuses of runs in the order in which they end; the overview is refreshed meanwhile."""
+    while running:
+        done, _ = concurrent.futures.wait(running, _REFRESH, concurrent.futures.FIRST_COMPLETED)
+        overview.refresh()
+        for future in done:
+            yield running.pop(future), future.result()
+
+
+def _run(
+    command: Sequence[str], folder: Path, name: str, jobs: int, slots: queue.Queue[int], overview: Overview
+) -> int:
+    """Run a command in the next free slot and return its exit status."""
+    output, slot = folder / name, slots.get()
     more = ["--resume", "auto"] if output.exists() and Path(command[0]).name not in _RESUME_BY_THEMSELVES else []
     whole = [sys.executable, *command, "--output_dir", str(output), *more]
-    with (folder / f"{name}.log").open("a", encoding="utf-8") as log:
-        log.write(f"$ {shlex.join(redact_command(whole[1:]))}\n")
-        log.flush()
-        return subprocess.run(whole, stdout=log, stderr=log, env=environment, check=False).returncode
+    try:
+        with overview.running(name), (folder / f"{name}.log").open("a", encoding="utf-8") as log:
+            log.write(f"$ {shlex.join(redact_command(whole[1:]))}\n")
+            log.flush()
+            environment = _environment(command[0], slot, jobs)
+            return subprocess.run(whole, stdout=log, stderr=log, env=environment, check=False).returncode
+    finally:
+        slots.put(slot)
 
 
 def _environment(script: str, slot: int, jobs: int) -> dict[str, str]:

@@ -138,10 +138,32 @@ def _choose(
         say(f"{checkpoint} is of stock TRL: the model, optimizer and schedule resume, everything else starts fresh")
         folder, held = free_folder(output_dir)
         return (folder, checkpoint, {}), held
-    found = differences(record["settings"], settings, known)
+    if _compare_settings(record["settings"], settings, known, changed, checkpoint, say):
+        record["validations"] = []
+    held = lock(checkpoint.parent)
+    set_aside(checkpoint)
+    cut_logs(checkpoint.parent, record["logs"])
+    say(f"resumed from {checkpoint}")
+    return (checkpoint.parent, checkpoint, record), held
+
+
+def _compare_settings(
+    before: dict[str, Any],
+    now: dict[str, Any],
+    known: SettingsKnowledge,
+    changed: bool,
+    checkpoint: Path,
+    say: Callable[[str], None],
+) -> bool:
+    """Whether validations from here on cannot be compared with those before.
+
+    Raises:
+        InputError: settings differ and `changed` does not allow it.
+    """
+    found = differences(before, now, known)
     if found and not changed:
         raise InputError(
-            f"{checkpoint} is of another experiment:\n  "
+            f"{checkpoint} was made with different settings:\n  "
             + "\n  ".join(map(str, found))
             + "\nSet them back, start a new run "
             "without --resume, or ask for it with --resume_changed"
@@ -152,12 +174,7 @@ def _choose(
             f"validations are not as they were ({'; '.join(otherwise)}): those so far are left out, and the policy is "
             "measured again"
         )
-        record["validations"] = []
-    held = lock(checkpoint.parent)
-    set_aside(checkpoint)
-    cut_logs(checkpoint.parent, record["logs"])
-    say(f"resumed from {checkpoint}")
-    return (checkpoint.parent, checkpoint, record), held
+    return bool(otherwise)
 
 
 def lock(folder: Path) -> FileLock:

@@ -53,31 +53,30 @@ def run_pipeline(
         InputError: the settings of a stage do not fit together, or a stage did not end well.
         Stopped: SIGTERM came; the stage has saved a checkpoint.
     """
-    began = time.time() - spent
     folder = Path(pipeline.output_dir)
     record = record_of(folder, pipeline)
-    earlier = record.get("overhead", {}).get("seconds", 0.0)
-
-    def note_overhead() -> None:
-        record["overhead"] = {"seconds": round(earlier + time.time() - began, 1)}
-        write_record(folder, record)
-
+    began = time.time() - spent - record.get("overhead", {}).get("seconds", 0.0)
     todo = stages_left(pipeline, record)
     folder.mkdir(parents=True, exist_ok=True)
     if todo:
-        note_overhead()  # the checks take long enough to be killed in
+        _record_overhead(folder, record, began)  # the checks take long enough to be killed during them
         _check_stages(pipeline, recipes)
     model = pipeline.model_name_or_path
     for number, stage in enumerate(pipeline.stages, start=1):
         if number in todo:
             if number == todo[0]:
-                note_overhead()
+                _record_overhead(folder, record, began)
             print(f"stage {number} of {len(pipeline.stages)}: {stage.recipe}", flush=True)
             _run_one(pipeline, number, recipes, model, record, watch)
             if number < len(pipeline.stages):
                 watch()
         model = str(folder / record[name_of(number, stage)]["folder"])
     return _report(folder, pipeline, record)
+
+
+def _record_overhead(folder: Path, record: dict[str, Any], began: float) -> None:
+    record["overhead"] = {"seconds": round(time.time() - began, 1)}
+    write_record(folder, record)
 
 
 def _run_one(
@@ -149,7 +148,7 @@ def _budget(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> floa
         return None
     left = _left(pipeline, stage, record)
     if left < 1:
-        raise InputError(f"what was before has used up the time budget of {pipeline.time_budget:.0f} s")
+        raise InputError(f"earlier stages used up the time budget of {pipeline.time_budget:.0f} s")
     return round(min(left, stage.share * pipeline.time_budget) if stage.share else left, 1)
 
 

@@ -40,3 +40,7 @@ class NotSavedError(RuntimeError):
 
 class PushError(RuntimeError):
     """Nothing or not everything could be pushed; the message has the command to try again."""
+
+
+class ServerError(RuntimeError):
+    """A vLLM server was lost or answered with an error in the middle of a run."""

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from trl.generation.vllm_generation import VLLMGeneration
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.generation.vllm import process_output_heads
+from trl_ext.generation.weight_transfer import process_output_heads
 from trl_ext.runs.provenance import provenance
 
 from .peak_memory import peak, start_peak

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from peft import LoraConfig
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from trl.generation.vllm_generation import VLLMGeneration
 
 from tests.support.tiny import make_trainer, share_of_ones, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.generation.vllm import BUCKET_BYTES, ColocatedEngine, _buckets
+from trl_ext.generation.vllm import BUCKET_BYTES, _buckets
 from trl_ext.generation.vllm_errors import readable_failure
 
 AGREE = 2e-5  # float32 on both sides, in different kernels; a sync that is skipped gives 0.1 and more
@@ -166,14 +164,3 @@ def test_parameters_are_gathered_in_buckets_of_bounded_size() -> None:
     buckets = list(_buckets(iter([(str(i), parameter) for i, parameter in enumerate(bounds)])))
     assert [[name for name, _ in bucket] for bucket in buckets] == [["0", "1"], ["2"], ["3"], ["4"]]
     assert list(_buckets(iter([]))) == []
-
-
-def test_server_mode_is_trls_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    for name in ("_init_vllm", "sync_weights"):
-        monkeypatch.setattr(VLLMGeneration, name, lambda self, name=name: done.append(name))
-    monkeypatch.setattr(VLLMGeneration, "_iter_named_params", lambda self: iter([("theirs", None)]))
-    engine = ColocatedEngine(tiny_model(), Accelerator(cpu=True), tiny_tokenizer(), mode="server")
-    engine.sync_weights()
-    assert done == ["_init_vllm", "sync_weights"]
-    assert list(engine._iter_named_params()) == [("theirs", None)]

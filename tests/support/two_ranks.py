@@ -229,18 +229,25 @@ def all_runs(path: Path) -> dict[str, Any]:
 
 
 def sync_runs(path: Path) -> dict[str, Any]:
-    """How far engine and policy are apart before and after a sync, with full weights and with LoRA."""
+    """How far engine and policy are apart before and after a sync, with full weights and with LoRA.
+
+    The engine is colocated, or the server at TRL_EXT_TEST_SERVER.
+    """
     from peft import LoraConfig
 
     from tests.generation.test_vllm import SETTINGS, disagreement, save_model, shake
 
     if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         partition_everything(path.with_suffix(".json"))
+    settings = {**SETTINGS, "learning_rate": 0.1}
+    if url := os.environ.get("TRL_EXT_TEST_SERVER"):
+        settings = {name: value for name, value in settings.items() if not name.startswith("vllm_")}
+        settings |= {"vllm_mode": "server", "vllm_server_base_url": url}
     lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     found, trainers = {}, []  # an engine that is collected takes vLLM's process groups with it
     for name, more in {"full": {}, "lora": {"peft_config": lora}}.items():
         model = save_model(path / f"model{os.environ['RANK']}", tied=True)
-        trainer = ours(path / name, ends_early, model=str(model), **{**SETTINGS, "learning_rate": 0.1}, **more)
+        trainer = ours(path / name, ends_early, model=str(model), **settings, **more)
         trainers.append(trainer)
         apart = {"unsynced": disagreement(trainer)}
         trainer.vllm_generation.sync_weights()

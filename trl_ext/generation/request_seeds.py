@@ -1,4 +1,4 @@
-"""A seed for every request to a colocated engine, derived from the run's seed and the request's place in the run.
+"""A seed for every request to an engine, derived from the run's seed and the request's place in the run.
 
 vLLM draws the seeds of requests that have none from a generator of the process: its GPU runner from numpy's, its CPU
 runner from torch's. Nothing that a run depends on may: ranks can be in the same state, and a resumed run is in another.
@@ -45,19 +45,24 @@ class RequestSeeds:
         finally:
             self.place, self._calls = before
 
-    def applied(self, params: Any, requests: int) -> list[Any]:
-        """`params` (vLLM's `SamplingParams`) for each of a call's requests, which begin at this place.
+    def take(self, requests: int, given: int | None = None) -> list[int]:
+        """The seeds of a call's requests, which begin at this place.
 
-        A seed that `params` has, as from `generation_kwargs`, is taken in place of the run's.
+        Args:
+            given: a seed from `generation_kwargs`, which is taken in place of the run's.
         """
         place = self.place()
         last, calls = self._calls.get(place[0], (place, 0))
         calls = calls if last == place else 0
         self._calls[place[0]] = place, calls + 1
-        seed = self.seed if params.seed is None else params.seed
+        seed = self.seed if given is None else given
+        return [request_seed(seed, *place, calls, self.engine, i) for i in range(requests)]
+
+    def applied(self, params: Any, requests: int) -> list[Any]:
+        """`params` (vLLM's `SamplingParams`) for each of a call's requests, with their seeds."""
         found = []
-        for i in range(requests):
+        for seed in self.take(requests, params.seed):
             own = copy.copy(params)  # as vLLM makes the members of a group, `ParentRequest._get_child_sampling_params`
-            own.seed = request_seed(seed, *place, calls, self.engine, i)
+            own.seed = seed
             found.append(own)
         return found

@@ -1,4 +1,4 @@
-"""The colocated vLLM engine: how it is made, and how the policy's weights reach it.
+"""vLLM engines, colocated or servers: how they are made, and how the policy's weights reach them.
 
 TRL passes vLLM one parameter per call, into weights that vLLM has repacked or quantized since it loaded them. Here all
 of them go through one layerwise reload (vLLM's `reload_weights`), which restores a layer's loading format, loads it and
@@ -24,7 +24,11 @@ from torch import Tensor
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
 from trl_ext.compat.trl_engine import backend_made_by, engine_started_with, requests_with
+from trl_ext.errors import ServerError
 from trl_ext.generation.request_seeds import Place, RequestSeeds
+from trl_ext.generation.server import Servers, urls_of
+from trl_ext.generation.weight_transfer import BACKEND, process_output_heads
+from trl_ext.ranks import raise_everywhere
 
 BUCKET_BYTES = 512 * 2**20  # of parameters that ZeRO-3 gathers at a time
 
@@ -33,6 +37,7 @@ class EngineConfig(Protocol):
     """The part of a config that concerns the engine."""
 
     use_vllm: bool
+    vllm_mode: str
 
     def engine_settings(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's `LLM`."""
@@ -40,15 +45,16 @@ class EngineConfig(Protocol):
 
 @contextlib.contextmanager
 def engine_settings(config: EngineConfig) -> Iterator[None]:
-    """While `GRPOTrainer` is made: its vLLM backend is `ColocatedEngine`, with the config's engine settings."""
+    """While `GRPOTrainer` is made: its vLLM backend is ours, with the config's engine settings."""
     if config.use_vllm:
         load_vllm()
-    with backend_made_by(functools.partial(ColocatedEngine, engine_settings=config.engine_settings())):
+    engine = ServerEngine if config.use_vllm and config.vllm_mode == "server" else ColocatedEngine
+    with backend_made_by(functools.partial(engine, engine_settings=config.engine_settings())):
         yield
 
 
 class ColocatedEngine(VLLMGeneration):
-    """TRL's vLLM backend; in server mode it is TRL's own in every respect."""
+    """TRL's vLLM backend, with seeds of its own and another way for the weights."""
 
     def __init__(self, *args: Any, engine_settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.engine_settings = engine_settings or {}
@@ -57,9 +63,8 @@ class ColocatedEngine(VLLMGeneration):
         super().__init__(*args, **kwargs)
 
     def seed_requests(self, seed: int, place: Callable[[], Place]) -> None:
-        """From now on every request of a colocated engine has a seed of its own; see `RequestSeeds`."""
-        if self.mode == "colocate":
-            self.seeds = RequestSeeds(seed, self.accelerator.process_index // self.tensor_parallel_size, place)
+        """From now on every request has a seed of its own; see `RequestSeeds`."""
+        self.seeds = RequestSeeds(seed, self.accelerator.process_index // self.tensor_parallel_size, place)
 
     def fixed_seed(self, seed: int) -> contextlib.AbstractContextManager[None]:
         """In the block what is sampled follows from `seed`, and later samples are what they would be without it."""
@@ -73,9 +78,6 @@ class ColocatedEngine(VLLMGeneration):
             return super().generate(*args, **kwargs)
 
     def _init_vllm(self) -> None:
-        if self.mode != "colocate":
-            super()._init_vllm()
-            return
         prepare_cpu()
         with engine_started_with(**self.engine_settings), readable_failure():
             super()._init_vllm()
@@ -87,9 +89,6 @@ class ColocatedEngine(VLLMGeneration):
         self.seconds_syncing += time.perf_counter() - began
 
     def _push_weights(self) -> None:
-        if self.mode != "colocate":
-            super().sync_weights()
-            return
         if self.enable_sleep_mode:
             empty_cache()
             self.llm.wake_up(tags=["weights"])
@@ -100,7 +99,7 @@ class ColocatedEngine(VLLMGeneration):
         self.llm.reset_prefix_cache()
 
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
-        if self.mode != "colocate" or self._dist.is_fsdp:
+        if self._dist.is_fsdp:
             yield from super()._iter_named_params()
         elif is_peft_model(self.model):
             yield from self._iter_merged()
@@ -131,19 +130,78 @@ class ColocatedEngine(VLLMGeneration):
                 yield fixed, param.data
 
 
+class ServerEngine(ColocatedEngine):
+    """vLLM servers: every rank sends them its own prompts, and the first rank the weights.
+
+    A server that takes weights by NCCL gets them as TRL has it.
+    """
+
+    def _init_vllm(self) -> None:
+        urls = urls_of(self.server_base_url, self.server_host, self.server_port)
+        self.servers = Servers(urls, self.server_timeout, self.accelerator.device.type, self.group_port)
+        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        self.servers.refuse_another_model(self.model.config, tokenizer, self.model.name_or_path)
+        self.vllm_client = self.servers.each[0].client  # which TRL's methods use
+        if self.servers.backend != BACKEND and self.accelerator.is_main_process:
+            self.vllm_client.init_communicator(device=self.accelerator.device)
+        self.accelerator.wait_for_everyone()
+
+    def _push_weights(self) -> None:
+        if self.servers.backend != BACKEND:
+            VLLMGeneration.sync_weights(self)
+            return
+        weights = self._iter_named_params()
+        error = None
+        if self.accelerator.is_main_process:
+            try:
+                self.servers.push(weights)
+            except ServerError as failed:
+                error = failed
+        for _ in weights:  # every rank takes part in gathering all of them, whatever has failed
+            pass
+        raise_everywhere(error, ServerError)
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        images: list[list[object] | None] | None,
+        num_generations: int,
+        profiler: contextlib.AbstractContextManager[object] | None = None,
+    ) -> tuple[Any, ...]:
+        """As TRL's, but each rank asks for its own rows, and each row has a seed."""
+        if hasattr(self.processing_class, "image_processor"):  # images go through TRL's client, on the first rank
+            return tuple(VLLMGeneration.generate(self, prompts, images, num_generations, profiler))
+        given = self.generation_kwargs.get("seed")
+        seeds = [given] * len(prompts) if self.seeds is None else self.seeds.take(len(prompts), given)
+        found, error = None, None
+        with profiler or contextlib.nullcontext():
+            try:
+                found = self.servers.generate(prompts, seeds, self._sampling_settings())
+            except ServerError as failed:
+                error = failed
+        raise_everywhere(error, ServerError)
+        assert found is not None
+        return prompts, found.completion_ids, found.logprobs, found.logprob_token_ids
+
+    def _sampling_settings(self) -> dict[str, Any]:
+        """Arguments of `VLLMClient.generate`, as TRL gives them."""
+        return {
+            "repetition_penalty": self.repetition_penalty,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p or 0.0,
+            "max_tokens": self.max_completion_length,
+            "logprobs": self.logprobs,
+            "structured_outputs_regex": self.structured_outputs_regex,
+            "generation_kwargs": self.generation_kwargs,
+        }
+
+
 def prepare_cpu() -> None:
     """Without a GPU: 1 GiB for the cache, where vLLM would take half of the machine's memory."""
     if not torch.cuda.is_available():
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-
-
-def process_output_heads(model: torch.nn.Module) -> None:
-    """Repack output heads again: one that is tied to the embedding gets no weights of its own, so no reload does it."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
-
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
-            module.quant_method.process_weights_after_loading(module)
 
 
 def _base_name(name: str) -> str:

@@ -92,7 +92,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._mask_truncated = bool(config.stop) and config.mask_truncated_completions
         if config.stop or config.sampling_min_tokens:
             config.generation_kwargs = sampling_kwargs(config)
-        if config.use_vllm and config.vllm_mode == "colocate":
+        if config.use_vllm:
             given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
             check_adapter(given["model"], given.get("peft_config"))
         with engine_settings(config):

@@ -26,7 +26,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from trl import TrlParser
 
 from trl_ext.compat.renamed import RenamedWarning, current_flags, current_name, current_names
-from trl_ext.errors import InputError, NotSavedError, PushError, SettingsError, Stopped
+from trl_ext.errors import InputError, NotSavedError, PushError, ServerError, SettingsError, Stopped
 from trl_ext.hosts.folder import refuse_different, refuse_unshared
 from trl_ext.hosts.group import join, learn_hosts
 from trl_ext.hosts.launch import refuse_partial_launch
@@ -197,6 +197,8 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
     except Stopped as stopped:
         PartialState().wait_for_everyone()
         _leave(f"{stopped}; {_what_there_is(parsed[-1].output_dir)}", stopped.signal)
+    except ServerError as error:
+        sys.exit(redact_text(f"\nerror: {error}; {_what_there_is(parsed[-1].output_dir)}"))
     except Exception as error:
         get_error_handler().record_exception(error)  # `record` leaves out what ends by sys.exit
         _redact_launchers_report()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from datasets import disable_progress_bars
 from transformers import AutoConfig, AutoTokenizer
@@ -22,6 +21,7 @@ from trl import ModelConfig
 from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
 from trl_ext.errors import InputError
+from trl_ext.generation.server import Servers, urls_of
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
 from trl_ext.mini.policy import make_base_policy
@@ -135,24 +135,14 @@ def check_model_folder(name: str) -> None:
     raise unknown("model folder", name, set(models))
 
 
-def check_server(config: Any) -> None:
-    """Wait for the vLLM server as long as TRL does, before anything is loaded.
+def check_server(config: Any) -> Servers:
+    """Wait for the vLLM servers as long as TRL does, before anything is loaded.
 
     Raises:
         ValueError: with the address that was tried and how long.
     """
-    from trl.generation.vllm_client import VLLMClient
-
-    address = config.vllm_server_base_url or f"http://{config.vllm_server_host}:{config.vllm_server_port}"
-    try:
-        VLLMClient(base_url=address, connection_timeout=config.vllm_server_timeout)
-    except OSError as error:  # requests' ConnectionError is not Python's
-        shown = urlsplit(address).netloc.rpartition("@")[2]  # without a password
-        raise ValueError(
-            f"no vLLM server answers at {shown} (waited {config.vllm_server_timeout:g} s, --vllm_server_timeout). "
-            "Start one there, or set --vllm_server_host, --vllm_server_port or --vllm_server_base_url; "
-            "--vllm_mode colocate needs none"
-        ) from error
+    urls = urls_of(config.vllm_server_base_url, config.vllm_server_host, config.vllm_server_port)
+    return Servers(urls, config.vllm_server_timeout, config.device.type)
 
 
 def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: Any) -> Data:
@@ -167,6 +157,10 @@ def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, con
     shape = AutoConfig.from_pretrained(policy, **known)
     check_tokenizer(tokenizer, shape, policy, config.stop)
     context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
+    if config.use_vllm and config.vllm_mode == "server":
+        servers = check_server(config)
+        servers.refuse_another_model(shape, tokenizer, policy)
+        context, setting = min(server.context() for server in servers.each), "the vLLM server's --max-model-len"
     if context is None:
         return data
     response = (config.max_completion_length, "sampling_max_tokens")

@@ -1,0 +1,220 @@
+"""vLLM servers for real, on the loopback: weights by HTTP, seeds, refusals, and a server that is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+from peft import LoraConfig
+from transformers import TrainerCallback
+
+from tests.generation.test_vllm import disagreement, save_model, shake
+from tests.grpo.test_distributed import by_accelerate, on_two_ranks
+from tests.recipes.test_grpo import TINY_RUN
+from tests.recipes.test_launch import launched, wait_for
+from tests.support.hosts import last_line
+from tests.support.tiny import WORDS, make_trainer, share_of_ones, tiny_tokenizer, weight_difference
+from tests.support.vllm_server import VllmServer, serving
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.errors import InputError, ServerError
+from trl_ext.generation import server as client
+from trl_ext.runs.checkpoints import checkpoints
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
+
+AGREE = 1e-4  # float32 on both sides, in different kernels
+APART = 0.1
+SETTINGS = {"preset": "grpo_clip", "use_vllm": True, "vllm_mode": "server", "model_init_kwargs": {"dtype": "float32"}}
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, VllmServer]]:
+    """Started side by side; `other` serves what `tied` does, until it is killed."""
+    folder = tmp_path_factory.mktemp("servers")
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for name in ("tied", "untied", "other"):
+            model = save_model(folder / name, tied=name != "untied")
+            found[name] = stack.enter_context(serving(model))
+        yield {name: server.wait() for name, server in found.items()}
+
+
+def trainer_of(path: Path, server: VllmServer, *more: VllmServer, **settings: Any) -> Any:
+    urls = ",".join(each.url for each in (server, *more))
+    given = {"model": str(server.model), "vllm_server_base_url": urls, "learning_rate": 0.5, **SETTINGS, **settings}
+    return make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path / "run", share_of_ones, **given)
+
+
+def agree_after_each_push(trainer: Any, *parts: str) -> None:
+    for part in parts:
+        shake(trainer, part)
+        assert disagreement(trainer) > APART
+        trainer.vllm_generation.sync_weights()
+        assert disagreement(trainer) < AGREE
+
+
+def test_trainer_and_server_agree_after_steps_and_each_push(
+    servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.parts, "__defaults__", (10_000,))  # no tensor fits into one request
+    trainer = trainer_of(tmp_path, servers["tied"], max_steps=2)
+    trainer.train()
+    name = "sampling/sampling_logp_difference/max"
+    assert all(entry[name] < AGREE for entry in trainer.state.log_history if name in entry)
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+    assert disagreement(trainer) > APART  # the last step has not been synced
+    agree_after_each_push(trainer, "embed_tokens", "q_proj", "norm")
+
+
+def test_model_with_its_own_output_head_agrees(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    agree_after_each_push(trainer_of(tmp_path, servers["untied"]), "lm_head", "embed_tokens", "down_proj")
+
+
+def test_lora_is_merged_for_the_server_and_the_policy_is_unchanged(
+    servers: dict[str, VllmServer], tmp_path: Path
+) -> None:
+    lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = trainer_of(tmp_path, servers["tied"], peft_config=lora)
+    trainer.vllm_generation.sync_weights()  # the server has the weights of the test before
+    shake(trainer, "lora_B")
+    before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
+    assert disagreement(trainer) > APART
+    trainer.vllm_generation.sync_weights()
+    assert disagreement(trainer) < AGREE
+    assert all(parameter.equal(before[name]) for name, parameter in trainer.model.named_parameters())
+
+
+@pytest.mark.parametrize("config", ["ddp", "zero3"])
+def test_two_ranks_and_the_server_agree_after_a_push(
+    config: str, servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRL_EXT_TEST_SERVER", servers["tied"].url)
+    for found in on_two_ranks(by_accelerate(f"two_cpu_ranks_{config}"), tmp_path, "sync"):
+        for apart in found.values():
+            assert min(apart["unsynced"], apart["shaken"]) > APART
+            assert max(apart["after_training"], apart["synced"]) < AGREE
+
+
+def test_two_servers_take_a_share_of_the_prompts_each(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, servers["tied"], servers["other"])
+    engine = trainer.vllm_generation
+
+    def served() -> list[int]:
+        texts = [requests.get(f"{servers[name].url}/metrics", timeout=10).text for name in ("tied", "other")]
+        lines = [next(x for x in text.splitlines() if x.startswith("vllm:prompt_tokens_total")) for text in texts]
+        return [int(float(line.split()[-1])) for line in lines]
+
+    shake(trainer, "proj")
+    engine.sync_weights()
+    before = served()
+    assert disagreement(trainer) < AGREE  # 8 prompts of 4 tokens
+    assert [after - b for after, b in zip(served(), before, strict=True)] == [16, 16]
+
+
+class Sees(TrainerCallback):
+    """What each step is trained on."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.rollouts: dict[int, list[str]] = {}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.rollouts[state.global_step] = [row["response"] for row in self.trainer.last_rollout]
+
+
+def run(path: Path, server: VllmServer, resume: Path | None = None) -> Sees:
+    sees = Sees()
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3, "callbacks": [sees], "learning_rate": 0.1}
+    sees.trainer = trainer_of(path, server, **saving)
+    sees.trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    return sees
+
+
+def test_resumed_run_is_the_uninterrupted_run(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", servers["tied"])
+    assert all(len(set(rollout)) > 4 for rollout in whole.rollouts.values())
+    trainer = whole.trainer
+    trainer.vllm_generation.generate([[3]] * 3, None, 3)  # whatever the server was asked since
+    resumed = run(tmp_path / "whole", servers["tied"], resume=tmp_path / "whole" / "run" / "checkpoint-1")
+    assert resumed.rollouts == {step: whole.rollouts[step] for step in (2, 3)}
+    assert weight_difference(resumed.trainer.model, trainer.model) < 1e-4  # batches of the server differ
+
+
+def test_validation_is_the_same_whenever_it_is_done(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, servers["tied"])
+    found = [[c.text for c in trainer.sample(["1 + 1 ="] * 4, batch_size=4, seed=3)] for _ in range(2)]
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 1
+
+
+def test_another_vocabulary_or_model_is_refused_at_the_start(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has another vocabulary: .*; start it with --model .*tied"):
+        trainer_of(tmp_path, servers["tied"], processing_class=tiny_tokenizer([*WORDS[:3], *reversed(WORDS[3:])]))
+    with pytest.raises(InputError, match=r"serves another model, .*: tie_word_embeddings is False there and True here"):
+        trainer_of(tmp_path, servers["untied"], model=str(servers["tied"].model))
+
+
+def test_server_that_takes_no_weights_is_refused_with_the_command(
+    servers: dict[str, VllmServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = client.Server(servers["tied"].url)
+    assert found.backend("cpu") == "http"
+    reported: dict[str, Any] = {"weight_transfer_config": {"backend": "nccl"}}
+    monkeypatch.setattr(found.client, "get_server_info", lambda: reported)
+    assert found.backend("cuda") == "nccl"
+    with pytest.raises(InputError, match=r"by nccl, which needs GPUs on both sides, .*start it with: VLLM_SERVER_DEV"):
+        found.backend("cpu")
+    reported["weight_transfer_config"] = None
+    with pytest.raises(InputError, match=r"without --weight-transfer-config, .*start it with: VLLM_SERVER_DEV"):
+        found.backend("cuda")
+    monkeypatch.undo()
+    get = found.client.session.get
+    missing = lambda url, **kwargs: get(url.replace("server_info", "nothing_there"), **kwargs)  # noqa: E731
+    monkeypatch.setattr(found.client.session, "get", missing)
+    with pytest.raises(InputError, match=r"without VLLM_SERVER_DEV_MODE=1, .*start it with: VLLM_SERVER_DEV"):
+        found.backend("cpu")
+
+
+def test_push_that_a_trainer_left_half_done_is_no_obstacle(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, servers["tied"])
+    server = trainer.vllm_generation.servers.each[0]
+    server.begin_update()
+    first = next(client.parts(trainer.vllm_generation._iter_named_params(), 1000))
+    server.post("update_weights", {"update_info": first})
+    trainer.vllm_generation.sync_weights()
+    assert disagreement(trainer) < AGREE
+    with pytest.raises(ServerError, match=r"answers 500 to /update_weights, and its own output says why"):
+        server.post("update_weights", {"update_info": first})  # none has begun
+
+
+def test_killed_server_ends_the_run_in_one_line_with_a_checkpoint(
+    servers: dict[str, VllmServer], tmp_path: Path
+) -> None:
+    other, model = servers["other"], str(servers["tied"].model)
+    (tmp_path / "mine.py").write_text(
+        "def mine(completions, **_):\n    return [len(set(c)) / 9 for c in completions]\n"
+    )
+    settings = {
+        **TINY_RUN, "model_name_or_path": model, "reward": f"{tmp_path / 'mine.py'}:mine", "use_vllm": True, "vllm_mode": "server",
+        "vllm_server_base_url": f"{servers['tied'].url},{other.url}", "max_steps": 1000, "save_strategy": "steps",
+        "save_steps": 2, "disable_tqdm": True, "prompt": "question_only", "stop": None, "validate_every": 1000,
+    }  # fmt: skip
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(settings))
+    with launched(tmp_path, "one_cpu", "--config", str(tmp_path / "small.yaml")) as trained:
+        wait_for(lambda: trained.process.poll() is not None or checkpoints(tmp_path / "run"))
+        other.kill()
+        assert trained.wait(100) == 1, trained.printed()[-3000:]
+    line = last_line(trained.printed())
+    address = other.url.removeprefix("http://")
+    assert line.startswith(f"error: the vLLM server at {address} does not answer any more"), trained.printed()[-3000:]
+    last = checkpoints(tmp_path / "run")[0]
+    assert f"up to {last.name}" in line
+    assert "--resume auto" in line
+    state = json.loads((last / "trainer_state.json").read_text())
+    assert state["global_step"] == int(last.name.removeprefix("checkpoint-"))

@@ -1,0 +1,328 @@
+"""vLLM servers as a trainer sees them: what they serve, completions from them, and the policy's weights to them.
+
+`weight_transfer` is the server's side of the weights.
+"""
+
+from __future__ import annotations
+
+from trl_ext.compat.lazy_vllm import load_vllm
+
+# isort: split
+import base64
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import requests
+import torch
+from requests.adapters import HTTPAdapter
+from torch import Tensor
+from trl.generation import vllm_generation
+from urllib3.util.retry import Retry
+
+from trl_ext.errors import InputError, ServerError
+from trl_ext.generation.weight_transfer import BACKEND
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from trl.generation.vllm_client import VLLMClient
+
+PART_BYTES = 32 * 2**20  # of weights in a request
+MOST_REQUESTS = 256  # of a rank at the same time
+SECONDS_TO_CONNECT = 10.0
+SECONDS_TO_ANSWER = 3600.0  # to one request
+
+# Of a model's config: what its weights' shapes follow from.
+_SHAPE = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "tie_word_embeddings",
+)  # fmt: skip
+
+
+def start_command(model: str) -> str:
+    """The command that starts a server on any machine."""
+    return (
+        f"VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model {model} "
+        "--worker-extension-cls trl_ext.generation.weight_transfer.Registered "
+        f"""--weight-transfer-config '{{"backend": "{BACKEND}"}}' """
+        "--logprobs-mode processed_logprobs --max-logprobs -1"
+    )
+
+
+def urls_of(base_url: str | None, host: str, port: int) -> list[str]:
+    """The addresses that TRL's settings name; `vllm_server_base_url` may list several, separated by commas."""
+    listed = [url.strip().rstrip("/") for url in (base_url or f"http://{host}:{port}").split(",")]
+    return [url for url in listed if url]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One rank's completions.
+
+    Attributes:
+        completion_ids: a list of tokens per prompt.
+        logprobs: (row, token, 1 or more) of the sampled token and those asked for beside it; None if none was.
+        logprob_token_ids: the tokens that `logprobs` are of.
+    """
+
+    completion_ids: list[list[int]]
+    logprobs: list[list[list[float | None]]] | None
+    logprob_token_ids: list[list[list[int]]] | None
+
+
+class Server:
+    """One vLLM server, by TRL's client.
+
+    Args:
+        seconds: to wait until it answers.
+
+    Raises:
+        InputError: nothing answers there.
+    """
+
+    def __init__(self, url: str, seconds: float = 0.0, group_port: int = 51216) -> None:
+        load_vllm()
+        self.address = urlsplit(url).netloc.rpartition("@")[2]  # without a password
+        try:
+            self.client: VLLMClient = vllm_generation.VLLMClient(
+                base_url=url, group_port=group_port, connection_timeout=seconds
+            )
+        except OSError as error:  # requests' ConnectionError is not Python's
+            raise InputError(
+                f"no vLLM server answers at {self.address} (waited {seconds:g} s, --vllm_server_timeout). "
+                "Start one there, or set --vllm_server_host, --vllm_server_port or --vllm_server_base_url; "
+                "--vllm_mode colocate needs none"
+            ) from error
+        self._be_less_patient()
+
+    def _be_less_patient(self) -> None:
+        """TRL's client tries for a minute to reach a server that is gone, and waits for an answer without end."""
+        retry = Retry(total=3, backoff_factor=0.5, status_forcelist=[502, 503], allowed_methods=None)
+        adapter = HTTPAdapter(max_retries=retry, pool_maxsize=MOST_REQUESTS)
+        session, limits = self.client.session, (SECONDS_TO_CONNECT, SECONDS_TO_ANSWER)
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, adapter)
+        request = session.request
+        session.request = lambda *args, **kwargs: request(*args, **{"timeout": limits, **kwargs})
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[None]:
+        """Turn what goes wrong with a request into a `ServerError`."""
+        try:
+            yield
+        except requests.RequestException as error:
+            reason = type(error).__name__
+            raise ServerError(f"the vLLM server at {self.address} does not answer any more ({reason})") from error
+        except Exception as error:
+            if not str(error).startswith("Request failed"):  # TRL's client, which has no exception of its own
+                raise
+            raise ServerError(f"the vLLM server at {self.address}: {str(error)[:300]}") from error
+
+    def post(self, route: str, body: Mapping[str, Any]) -> Any:
+        """Send once, over a connection of its own: it is not repeated, since it changes what the server has.
+
+        Raises:
+            ServerError: it does not answer, or with an error.
+        """
+        limits = (SECONDS_TO_CONNECT, SECONDS_TO_ANSWER)
+        with self._one_line():
+            response = requests.post(f"{self.client.base_url}/{route}", json=body, timeout=limits)
+        if response.status_code != 200:
+            raise ServerError(
+                f"the vLLM server at {self.address} answers {response.status_code} to /{route}, and its own output "
+                f"says why: {response.text[:300]}"
+            )
+        return response.json() if response.content else None
+
+    def backend(self, device: str) -> str:
+        """How it takes weights: `http`, or one of vLLM's own, such as `nccl`.
+
+        Args:
+            device: type of the trainer's device.
+
+        Raises:
+            InputError: it takes none, or none from this device; with the command that starts one that does.
+        """
+        model = self.client.model
+        try:
+            config = self.client.get_server_info()
+        except RuntimeError as error:  # a 404
+            raise InputError(
+                f"the vLLM server at {self.address} was started without VLLM_SERVER_DEV_MODE=1, so it takes no "
+                f"weights; start it with: {start_command(model)}"
+            ) from error
+        transfer = config["weight_transfer_config"]
+        if transfer is None:
+            raise InputError(
+                f"the vLLM server at {self.address} was started without --weight-transfer-config, so it takes no "
+                f"weights; start it with: {start_command(model)}"
+            )
+        backend: str = transfer["backend"]
+        if backend != BACKEND and device != "cuda":
+            raise InputError(
+                f"the vLLM server at {self.address} takes weights by {backend}, which needs GPUs on both sides, and "
+                f"this is a {device}; start it with: {start_command(model)}"
+            )
+        return backend
+
+    def refuse_another_model(
+        self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, backend: str, name: str
+    ) -> None:
+        """Compare the vocabulary, and for the backend `http` the shape of the model.
+
+        Args:
+            name: of the trainer's model.
+
+        Raises:
+            InputError: they are not the trainer's.
+        """
+        helps = f"start it with --model {name}"
+        if backend == BACKEND:
+            ours = config.get_text_config().to_dict()
+            for theirs in self.post("collective_rpc", {"method": "report_model_config"})["results"]:
+                for field in _SHAPE:
+                    if field in theirs and field in ours and theirs[field] != ours[field]:
+                        raise InputError(
+                            f"the vLLM server at {self.address} serves another model, {self.client.model!r}: "
+                            f"{field} is {theirs[field]} there and {ours[field]} here; {helps}"
+                        )
+        text = _probe(tokenizer)
+        asked = {"model": self.client.model, "prompt": text, "add_special_tokens": False}
+        if self.post("tokenize", asked)["tokens"] != tokenizer(text, add_special_tokens=False)["input_ids"]:
+            raise InputError(
+                f"the vLLM server at {self.address} has another vocabulary: it cuts the same text into other tokens; "
+                f"{helps} and this model's tokenizer"
+            )
+
+    def context(self) -> int:
+        """Tokens of a prompt and its completion together."""
+        with self._one_line():
+            models = self.client._get(f"{self.client.base_url}/v1/models")["data"]
+        return int(models[0]["max_model_len"])
+
+    def complete(self, prompt: list[int], seed: int | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """One completion of one prompt, as `VLLMClient.generate` returns it.
+
+        Args:
+            settings: arguments of `VLLMClient.generate`.
+        """
+        extra = dict(settings.get("generation_kwargs") or {})
+        if seed is not None:
+            extra["seed"] = seed
+        with self._one_line():
+            found: dict[str, Any] = self.client.generate([prompt], **{**settings, "generation_kwargs": extra})
+        return found
+
+    def begin_update(self) -> None:
+        """Tell it that weights will come."""
+        self.post("collective_rpc", {"method": "end_abandoned_update"})
+        self.post("start_weight_update", {})
+
+    def end_update(self) -> None:
+        """Tell it that all have come; what it has cached was computed with the earlier ones."""
+        self.post("finish_weight_update", {})
+        self.post("reset_prefix_cache", {})
+
+
+class Servers:
+    """The servers of a run: each gets all weights and a share of every rank's prompts.
+
+    Args:
+        seconds: to wait for each.
+        device: type of the trainer's device.
+        group_port: of TRL's NCCL group.
+
+    Raises:
+        InputError: one does not answer, or takes no weights from here.
+    """
+
+    def __init__(self, urls: Sequence[str], seconds: float, device: str, group_port: int = 51216) -> None:
+        self.each = [Server(url, seconds, group_port) for url in urls]
+        backends = {server.backend(device) for server in self.each}
+        if len(backends) > 1 or (len(urls) > 1 and backends != {BACKEND}):
+            raise InputError(
+                f"several vLLM servers have to be started with the backend {BACKEND}, and these have "
+                f"{', '.join(sorted(backends))}; start each with: {start_command(self.each[0].client.model)}"
+            )
+        self.backend = backends.pop()
+
+    def refuse_another_model(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        """Refuse a server whose model or vocabulary is not the trainer's.
+
+        Raises:
+            InputError: with what differs.
+        """
+        for server in self.each:
+            server.refuse_another_model(config, tokenizer, self.backend, name)
+
+    def generate(self, prompts: list[list[int]], seeds: Sequence[int | None], settings: Mapping[str, Any]) -> Rows:
+        """A completion per prompt, each with a seed of its own, which is why each is a request of its own.
+
+        Args:
+            settings: arguments of `VLLMClient.generate`.
+
+        Raises:
+            ServerError: a server does not answer any more, or with an error.
+        """
+        count = len(self.each)
+        servers = [self.each[i * count // len(prompts)] for i in range(len(prompts))]  # a group stays together
+        with ThreadPoolExecutor(min(len(prompts), MOST_REQUESTS)) as pool:
+            found = list(pool.map(lambda *row: row[0].complete(*row[1:], settings), servers, prompts, seeds))
+        scored = found[0]["logprobs"] is not None
+        return Rows(
+            [row["completion_ids"][0] for row in found],
+            [row["logprobs"][0] for row in found] if scored else None,
+            [row["logprob_token_ids"][0] for row in found] if scored else None,
+        )
+
+    def push(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Give every server the weights, by the backend `http`.
+
+        Args:
+            weights: by their names in a checkpoint.
+
+        Raises:
+            ServerError: a server does not answer any more, or with an error.
+        """
+        with ThreadPoolExecutor(len(self.each)) as pool:
+
+            def on_all(call: Callable[[Server], object]) -> None:
+                list(pool.map(call, self.each))
+
+            on_all(Server.begin_update)
+            for part in parts(weights):
+                on_all(lambda server, part=part: server.post("update_weights", {"update_info": part}))  # type: ignore[misc]
+            on_all(Server.end_update)
+
+
+def parts(weights: Iterator[tuple[str, Tensor]], limit: int = PART_BYTES) -> Iterator[dict[str, Any]]:
+    """The weights' bytes, one tensor after the other, in parts of `limit` bytes; each announces what begins in it."""
+    begun: list[tuple[str, str, list[int]]] = []
+    data = bytearray()
+    for name, tensor in weights:
+        begun.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)))
+        raw = memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        while raw:
+            taken = raw[: limit - len(data)]
+            data += taken
+            raw = raw[len(taken) :]
+            if len(data) == limit:
+                yield _part(begun, data)
+                begun, data = [], bytearray()
+    if data:
+        yield _part(begun, data)
+
+
+def _part(begun: Sequence[tuple[str, str, list[int]]], data: bytearray) -> dict[str, Any]:
+    names, dtype_names, shapes = ([row[i] for row in begun] for i in range(3))
+    encoded = base64.b64encode(data).decode()
+    return {"names": names, "dtype_names": dtype_names, "shapes": shapes, "data": encoded}
+
+
+def _probe(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A text with pieces from the whole vocabulary, without special tokens."""
+    step = max(len(tokenizer) // 64, 1)
+    return str(tokenizer.decode(range(0, len(tokenizer), step), skip_special_tokens=True))

@@ -1,0 +1,174 @@
+r"""Weights to a vLLM server inside its HTTP requests: the server's side of the backend `http`.
+
+vLLM's own ways of giving a running server new weights need GPUs on both sides (NCCL) or one machine (CUDA IPC). This
+one needs what the requests for completions need, so it works on CPUs and through a firewall. The server's workers
+register it with vLLM when they import this module, which one flag has them do:
+
+    VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL \
+        --worker-extension-cls trl_ext.generation.weight_transfer.Registered \
+        --weight-transfer-config '{"backend": "http"}' --logprobs-mode processed_logprobs --max-logprobs -1
+
+A push is one stream of bytes, the tensors one after the other, cut into requests of a bounded size: a tensor may begin
+in one request and end in a later one. The bytes are numbers and never unpickled. `trl_ext.generation.server` sends
+them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+BACKEND = "http"
+
+
+class TensorStream:
+    """Tensors out of a stream of bytes."""
+
+    def __init__(self) -> None:
+        self._announced: deque[tuple[str, torch.dtype, list[int]]] = deque()
+        self._bytes = bytearray()
+
+    def announce(self, names: Sequence[str], dtype_names: Sequence[str], shapes: Sequence[list[int]]) -> None:
+        """Append tensors to those whose bytes are to come.
+
+        Args:
+            dtype_names: as torch names its types, such as "bfloat16".
+
+        Raises:
+            ValueError: torch has no such type.
+        """
+        for name, dtype_name, shape in zip(names, dtype_names, shapes, strict=True):
+            dtype = getattr(torch, dtype_name, None)
+            if not isinstance(dtype, torch.dtype):
+                raise ValueError(f"{name} has an unknown type, {dtype_name!r}")
+            self._announced.append((name, dtype, shape))
+
+    def feed(self, data: bytes) -> list[tuple[str, Tensor]]:
+        """The tensors that are complete with these bytes, on the CPU.
+
+        Raises:
+            ValueError: there are more bytes than the announced tensors have.
+        """
+        self._bytes += data
+        complete = []
+        while self._announced:
+            name, dtype, shape = self._announced[0]
+            size = math.prod(shape) * dtype.itemsize
+            if len(self._bytes) < size:
+                return complete
+            self._announced.popleft()
+            raw, self._bytes = self._bytes[:size], self._bytes[size:]
+            complete.append((name, torch.frombuffer(raw, dtype=dtype).view(shape)))
+        if self._bytes:
+            raise ValueError(f"{len(self._bytes)} bytes belong to no tensor")
+        return complete
+
+    def check_complete(self) -> None:
+        """Refuse an end in the middle of a tensor.
+
+        Raises:
+            ValueError: with the tensor's name.
+        """
+        if self._announced:
+            raise ValueError(f"the weights end before {self._announced[0][0]} is complete")
+
+
+def process_output_heads(model: nn.Module) -> None:
+    """Repack output heads again: one that is tied to the embedding gets no weights of its own, so no reload does it."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def register() -> None:
+    """Add the backend to vLLM's, once per process."""
+    from vllm.distributed.weight_transfer import base, factory
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    @dataclass
+    class InitInfo(base.WeightTransferInitInfo):
+        """Nothing: the requests are all there is."""
+
+    @dataclass
+    class UpdateInfo(base.WeightTransferUpdateInfo):
+        """Part of a push.
+
+        Attributes:
+            names: of the tensors whose first byte is in this part.
+            data: the bytes, in base64, since vLLM's route takes JSON.
+        """
+
+        names: list[str]
+        dtype_names: list[str]
+        shapes: list[list[int]]
+        data: str
+
+    class HttpWeightTransfer(base.WeightTransferEngine[InitInfo, UpdateInfo]):
+        """What a worker does with the routes of vLLM's weight transfer."""
+
+        init_info_cls, update_info_cls = InitInfo, UpdateInfo
+        stream: TensorStream
+
+        def init_transfer_engine(self, init_info: InitInfo) -> None:
+            """Nothing to connect."""
+
+        def start_weight_update(self) -> None:
+            """Have every layer take its weights as a checkpoint has them."""
+            self.stream = TensorStream()
+            initialize_layerwise_reload(self.model)
+
+        def update_weights(self, update_info: dict[str, object]) -> None:
+            """As the base class does, which also waits for an accelerator where there is none."""
+            self.receive_weights(self.parse_update_info(update_info))
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
+
+        def receive_weights(self, update_info: UpdateInfo) -> None:
+            """Load the tensors that end in this part."""
+            self.stream.announce(update_info.names, update_info.dtype_names, update_info.shapes)
+            for name, tensor in self.stream.feed(base64.b64decode(update_info.data, validate=True)):
+                self.model.load_weights([(name, tensor.to(self.device))])
+
+        def finish_weight_update(self) -> None:
+            """Process the layers' new weights, for kernels and quantization."""
+            finalize_layerwise_reload(self.model, self.model_config)
+            process_output_heads(self.model)
+            self.stream.check_complete()
+
+        def shutdown(self) -> None:
+            """Nothing to close."""
+
+    if BACKEND not in factory.WeightTransferEngineFactory._registry:
+        factory.WeightTransferEngineFactory.register_engine(BACKEND, HttpWeightTransfer)
+
+
+class Registered:
+    """A worker extension, for `--worker-extension-cls`: naming it has the worker import this module, which registers.
+
+    A client calls its methods through the route `/collective_rpc`.
+    """
+
+    def report_model_config(self) -> dict[str, object]:
+        """What the served model's own config says, for a trainer to compare with its model's."""
+        config: dict[str, object] = self.model_config.hf_text_config.to_dict()  # type: ignore[attr-defined]
+        return {name: value for name, value in config.items() if isinstance(value, (bool, int, str))}
+
+    def end_abandoned_update(self) -> None:
+        """End a push whose trainer was lost in the middle of it, or no other could begin."""
+        if self._weight_update_active:
+            with contextlib.suppress(ValueError):  # a tensor is incomplete, which the next push repairs
+                self.finish_weight_update()  # type: ignore[attr-defined]
+            self._weight_update_active = False
+
+
+with contextlib.suppress(ImportError):  # a trainer without vLLM, or the documentation
+    register()

@@ -71,12 +71,12 @@ def test_engine_gets_peft_merged_weights_and_policy_is_unchanged(config: peft.Pe
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (peft.LoraConfig(target_parameters=["mlp.experts.down_proj"]), "lora_target_parameters with colocated vLLM"),
-        (peft.LoraConfig(trainable_token_indices=[1, 2]), "trainable_token_indices with colocated vLLM"),
+        (peft.LoraConfig(target_parameters=["mlp.experts.down_proj"]), "lora_target_parameters with vLLM"),
+        (peft.LoraConfig(trainable_token_indices=[1, 2]), "trainable_token_indices with vLLM"),
         (peft.LoraConfig(target_modules=["embed_tokens"]), "lora_target_modules has embed_tokens .* is its embedding"),
         (peft.LoraConfig(target_modules=r".*\.embed_tokens"), "lora_target_modules has embed_tokens"),
         (peft.LoraConfig(target_modules=LINEAR, modules_to_save=["lm_head"]), "lora_modules_to_save has lm_head"),
-        (peft.OFTConfig(target_modules=LINEAR), "peft_type OFT: for colocated vLLM only IA3, LOHA, LOKR, LORA, VERA"),
+        (peft.OFTConfig(target_modules=LINEAR), "peft_type OFT: for vLLM only IA3, LOHA, LOKR, LORA, VERA"),
         (peft.PrefixTuningConfig(num_virtual_tokens=2), "peft_type PREFIX_TUNING"),
     ],
 )

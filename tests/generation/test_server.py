@@ -19,11 +19,14 @@ from tests.grpo.test_distributed import by_accelerate, on_two_ranks
 from tests.recipes.test_grpo import TINY_RUN
 from tests.recipes.test_launch import launched, wait_for
 from tests.support.hosts import last_line
+from tests.support.recipe import run_recipe
 from tests.support.tiny import WORDS, make_trainer, share_of_ones, tiny_tokenizer, weight_difference
 from tests.support.vllm_server import VllmServer, serving
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import InputError, ServerError
 from trl_ext.generation import server as client
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.runs.checkpoints import checkpoints
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
@@ -76,9 +79,7 @@ def test_model_with_its_own_output_head_agrees(servers: dict[str, VllmServer], t
     agree_after_each_push(trainer_of(tmp_path, servers["untied"]), "lm_head", "embed_tokens", "down_proj")
 
 
-def test_lora_is_merged_for_the_server_and_the_policy_is_unchanged(
-    servers: dict[str, VllmServer], tmp_path: Path
-) -> None:
+def test_lora_is_merged_for_the_server_and_policy_is_unchanged(servers: dict[str, VllmServer], tmp_path: Path) -> None:
     lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = trainer_of(tmp_path, servers["tied"], peft_config=lora)
     trainer.vllm_generation.sync_weights()  # the server has the weights of the test before
@@ -153,14 +154,31 @@ def test_validation_is_the_same_whenever_it_is_done(servers: dict[str, VllmServe
     assert len(set(found[0])) > 1
 
 
+def recipe_settings(folder: Path, model: Path, *urls: str, **more: Any) -> Path:
+    """A YAML file for a run of small steps whose reward differs within every group."""
+    (folder / "mine.py").write_text("def mine(completions, **_):\n    return [len(set(c)) / 9 for c in completions]\n")
+    settings = {
+        **TINY_RUN, "model_name_or_path": str(model), "reward": f"{folder / 'mine.py'}:mine", "use_vllm": True,
+        "vllm_mode": "server", "vllm_server_base_url": ",".join(urls), "disable_tqdm": True, "bf16": False,
+        "prompt": "question_only", "stop": None, "output_dir": str(folder / "run"), **more,
+    }  # fmt: skip
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
 def test_another_vocabulary_or_model_is_refused_at_the_start(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    settings = recipe_settings(tmp_path, servers["tied"].model, servers["untied"].url)
+    with pytest.raises(InputError, match=r"serves another model, .*: tie_word_embeddings is False there and True here"):
+        run_recipe(*parse(GRPO_SETTINGS, "about", settings, []))
+    assert not (tmp_path / "run").exists()
     with pytest.raises(InputError, match=r"has another vocabulary: .*; start it with --model .*tied"):
         trainer_of(tmp_path, servers["tied"], processing_class=tiny_tokenizer([*WORDS[:3], *reversed(WORDS[3:])]))
     with pytest.raises(InputError, match=r"serves another model, .*: tie_word_embeddings is False there and True here"):
         trainer_of(tmp_path, servers["untied"], model=str(servers["tied"].model))
 
 
-def test_server_that_takes_no_weights_is_refused_with_the_command(
+def test_server_taking_no_weights_is_refused_with_a_command(
     servers: dict[str, VllmServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = client.Server(servers["tied"].url)
@@ -193,20 +211,11 @@ def test_push_that_a_trainer_left_half_done_is_no_obstacle(servers: dict[str, Vl
         server.post("update_weights", {"update_info": first})  # none has begun
 
 
-def test_killed_server_ends_the_run_in_one_line_with_a_checkpoint(
-    servers: dict[str, VllmServer], tmp_path: Path
-) -> None:
-    other, model = servers["other"], str(servers["tied"].model)
-    (tmp_path / "mine.py").write_text(
-        "def mine(completions, **_):\n    return [len(set(c)) / 9 for c in completions]\n"
-    )
-    settings = {
-        **TINY_RUN, "model_name_or_path": model, "reward": f"{tmp_path / 'mine.py'}:mine", "use_vllm": True, "vllm_mode": "server",
-        "vllm_server_base_url": f"{servers['tied'].url},{other.url}", "max_steps": 1000, "save_strategy": "steps",
-        "save_steps": 2, "disable_tqdm": True, "prompt": "question_only", "stop": None, "validate_every": 1000,
-    }  # fmt: skip
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(settings))
-    with launched(tmp_path, "one_cpu", "--config", str(tmp_path / "small.yaml")) as trained:
+def test_killed_server_ends_the_run_in_a_line_with_a_checkpoint(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    other = servers["other"]
+    saving = {"max_steps": 1000, "save_strategy": "steps", "save_steps": 2, "validate_every": 1000}
+    settings = recipe_settings(tmp_path, servers["tied"].model, servers["tied"].url, other.url, **saving)
+    with launched(tmp_path, "one_cpu", "--config", str(settings)) as trained:
         wait_for(lambda: trained.process.poll() is not None or checkpoints(tmp_path / "run"))
         other.kill()
         assert trained.wait(100) == 1, trained.printed()[-3000:]

@@ -274,6 +274,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "compat/lazy_vllm.py",
         "compat/trl_engine.py",
         "compat/trl_scoring.py",
+        "generation/server.py",
         "generation/vllm.py",
         "grpo/config.py",
         "grpo/trainer.py",

@@ -50,16 +50,16 @@ def unmergeable(peft_config: PeftConfig, is_tied: Callable[[], bool]) -> str | N
     """
     if peft_config.peft_type not in _MERGED:
         names = ", ".join(sorted(kind.value for kind in _MERGED))
-        return f"peft_type {peft_config.peft_type.value}: for colocated vLLM only {names} are merged"
+        return f"peft_type {peft_config.peft_type.value}: for vLLM only {names} are merged"
     for name, reason in _REFUSED_FIELDS.items():
         if getattr(peft_config, name, None):
-            return f"{_FLAGS.get(name, name)} with colocated vLLM: {reason}"
+            return f"{_FLAGS.get(name, name)} with vLLM: {reason}"
     ties = getattr(peft_config, "ensure_weight_tying", False)
     for name in ("target_modules", "modules_to_save"):
         at = [module for module in _EMBEDDINGS if _names(getattr(peft_config, name, None), module)]
         if at and not (ties and name == "modules_to_save") and is_tied():
             return (
-                f"{_FLAGS[name]} has {at[0].rpartition('.')[2]} with colocated vLLM: the model's output head is its "
+                f"{_FLAGS[name]} has {at[0].rpartition('.')[2]} with vLLM: the model's output head is its "
                 "embedding (tie_word_embeddings), and the adapter would change both in the engine and one in training"
             )
     return None

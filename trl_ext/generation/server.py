@@ -304,7 +304,7 @@ def parts(weights: Iterator[tuple[str, Tensor]], limit: int = PART_BYTES) -> Ite
     data = bytearray()
     for name, tensor in weights:
         begun.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)))
-        raw = memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
         while raw:
             taken = raw[: limit - len(data)]
             data += taken

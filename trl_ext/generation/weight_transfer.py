@@ -57,7 +57,7 @@ class TensorStream:
             ValueError: there are more bytes than the announced tensors have.
         """
         self._bytes += data
-        complete = []
+        complete: list[tuple[str, Tensor]] = []
         while self._announced:
             name, dtype, shape = self._announced[0]
             size = math.prod(shape) * dtype.itemsize
@@ -156,6 +156,8 @@ class Registered:
 
     A client calls its methods through the route `/collective_rpc`.
     """
+
+    _weight_update_active: bool  # of vLLM's worker
 
     def report_model_config(self) -> dict[str, object]:
         """What the served model's own config says, for a trainer to compare with its model's."""

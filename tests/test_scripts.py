@@ -39,7 +39,7 @@ def test_a_script_has_help(name: str) -> None:
 
 @pytest.mark.slow
 def test_length_normalization_page_has_the_handout_numbers() -> None:
-    said = script("length_normalisation")
+    said = script("length_normalization")
     for row in (
         "| `masked_mean` | 2.0000 | 2.0000 |",
         "| `masked_normalize`, constant 7 | 1.1429 | 2.0000 |",
@@ -49,7 +49,7 @@ def test_length_normalization_page_has_the_handout_numbers() -> None:
         f"| `masked_normalize`, 7 tokens |{' 0.1429 |' * 7}",
     ):
         assert row in said
-    assert (ROOT / "docs" / "results" / "length_normalisation.md").read_text() == said
+    assert (ROOT / "docs" / "results" / "length_normalization.md").read_text() == said
 
 
 def test_no_script_changes_where_python_looks() -> None:

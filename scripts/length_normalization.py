@@ -1,7 +1,7 @@
 """What dividing by the response's own length does to the gradient: the handout's two responses, of 4 and of 7 tokens.
 
-python scripts/length_normalisation.py                 print the page
-python scripts/length_normalisation.py --page docs/results/length_normalisation.md
+python scripts/length_normalization.py                 print the page
+python scripts/length_normalization.py --page docs/results/length_normalization.md
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def page() -> str:
         "",
         "What it does to training on mini-MATH: the question `length_normalisation` in [lab.md](lab.md).",
         "",
-        "Made by `python scripts/length_normalisation.py --page docs/results/length_normalisation.md`; "
+        "Made by `python scripts/length_normalization.py --page docs/results/length_normalization.md`; "
         "`tests/test_scripts.py` holds the numbers.",
     ]
     return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from trl_ext.errors import InputError
 from trl_ext.hosts import group
 from trl_ext.hosts.launch import asked_for, refuse_part_of_a_slurm_step, refuse_restarts_on_a_shared_store
 from trl_ext.hosts.lost import explain
+from trl_ext.hosts.preflight import Host, differences
 
 ZERO = sorted((ROOT / "accelerate_configs").glob("*zero*.yaml"))
 
@@ -68,6 +70,19 @@ def test_restarts_are_refused_where_dead_ranks_addresses_stay() -> None:
         {**elastic, "TORCHELASTIC_USE_AGENT_STORE": "False"},
     ):
         refuse_restarts_on_a_shared_store(fine)
+
+
+def test_hosts_that_differ_are_named_with_both_versions() -> None:
+    here = Host("hostA", {"torch": "2.13", "trl": "1.16"}, "{}", ("eth0=10.0.0.1",), ())
+    assert differences([here, here]) == []
+    there = dataclasses.replace(
+        here, name="hostB", versions={"torch": "2.12", "trl": "1.16"}, model="cannot be read (x)"
+    )
+    assert differences([here, there]) == [
+        "torch is 2.12 on hostB (rank 1) and 2.13 on hostA",
+        "the model on hostB (rank 1) is not that on hostA: cannot be read (x)",
+    ]
+    assert differences([there, there]) == ["the model cannot be read (x) on hostB"]
 
 
 # As torch 2.13 raised them on two hosts.

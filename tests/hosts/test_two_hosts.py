@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal as signals
 import time
 from pathlib import Path
@@ -74,6 +75,20 @@ def test_separate_folders_are_refused(recipe: str, settings: Path, tmp_path: Pat
         assert all(str(folder / "runs") in line for folder in hosts.folders)
     assert not list(tmp_path.rglob("summary.json"))
     assert not list(tmp_path.rglob(".trl_ext_*"))
+
+
+def test_preflight_says_what_two_hosts_have_in_common(settings: Path, tmp_path: Path) -> None:
+    model = yaml.safe_load(settings.read_text())["model_name_or_path"]
+    arguments = ["--output_dir", tmp_path / "shared", "--model", model, "--megabytes", 4]
+    with two_hosts(tmp_path, "two_cpu_ranks_ddp", *arguments, recipe="trl_ext.hosts") as hosts:
+        assert hosts.wait() == [0, 0], hosts.printed(0) + hosts.printed(1)
+    said = hosts.printed(0)
+    assert "2 ranks on 1 hosts, backend gloo" in said
+    assert f"every rank sees {tmp_path / 'shared'}" in said
+    assert re.search(r"an all-reduce of 4 MB takes \d+ ms: [\d.]+ Gbit/s per link", said)
+    with two_hosts(tmp_path / "apart", "two_cpu_ranks_ddp", *RUN, recipe="trl_ext.hosts") as hosts:
+        assert all(hosts.wait())
+    assert "does not see output_dir" in last_line(hosts.printed(0))
 
 
 @pytest.mark.parametrize("zero", [True, False])

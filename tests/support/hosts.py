@@ -42,6 +42,7 @@ class Hosts:
         if not Path(config).is_absolute():
             config = ROOT / "accelerate_configs" / f"{config}.yaml"
         port = str(free_port())
+        program = ["--module", recipe] if "." in recipe.removesuffix(".py") else [str(ROOT / "recipes" / recipe)]
         for rank, folder in enumerate(folders):
             folder.mkdir(parents=True, exist_ok=True)
             machines = [
@@ -54,7 +55,7 @@ class Hosts:
             ]
             meeting = ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
             command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), *machines]
-            command += [*meeting, *launch, str(ROOT / "recipes" / recipe), *arguments]
+            command += [*meeting, *launch, *program, *arguments]
             marked = {**environment_of_ranks(), **environment, "TRL_EXT_TEST_MARK": self.mark}
             with (folder / "said.txt").open("wb") as said:
                 self.processes.append(

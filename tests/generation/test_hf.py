@@ -20,7 +20,15 @@ from tests.support.tiny import (
     tiny_tokenizer,
 )
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.generation.hf import TokenLogProbs, _can_shrink, cut_completion, hf_generate, is_finished, is_partitioned
+from trl_ext.generation.hf import (
+    TokenLogProbs,
+    _can_shrink,
+    cut_completion,
+    eos_ids_of,
+    hf_generate,
+    is_finished,
+    is_partitioned,
+)
 
 STOP = ["</answer>"]
 CLOSE = ["</", "answer", ">"]
@@ -88,6 +96,14 @@ def test_generation_stops_at_a_stop_string_in_any_tokenization(end: list[str]) -
     model = chain_model(TOKENIZER, ["0", "1", "2", *end, "x", "y"])
     assert generate(model, [["0"]], STOP) == [["1", "2", *end]]
     assert generate(model, [["0"]], None, max_new_tokens=len(end) + 4) == [["1", "2", *end, "x", "y"]]
+
+
+@pytest.mark.parametrize(
+    ("of_config", "of_tokenizer", "found"),
+    [(1, 1, [1]), ([1, 2], 2, [2, 1]), (None, 1, [1]), (None, None, []), ([1], None, [1])],
+)
+def test_eos_is_a_list_without_what_a_tokenizer_lacks(of_config: Any, of_tokenizer: Any, found: list[int]) -> None:
+    assert eos_ids_of(GenerationConfig(eos_token_id=of_config), of_tokenizer) == found
 
 
 def test_rows_of_one_batch_end_each_where_it_would_alone() -> None:

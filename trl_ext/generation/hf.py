@@ -52,14 +52,19 @@ def hf_generate(
     Returns:
         N lists of token ids, padding removed, EOS kept.
     """
-    eos, minimum = generation_config.eos_token_id, generation_config.min_new_tokens or 0
-    eos_ids = {eos} if isinstance(eos, int) else set(eos or [])
+    eos_ids, minimum = set(eos_ids_of(generation_config)), generation_config.min_new_tokens or 0
     batch = _ShrinkingBatch(model, tokenizer, prompt_ids, generation_config, logps)
     stops = _Stop(tokenizer, stop, batch.width, minimum) if stop else None
     ends = _Ends(stops, eos_ids, _can_shrink(model, generation_config))
     while len(batch.rows):
         batch.step(ends)
     return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in batch.completions]
+
+
+def eos_ids_of(config: GenerationConfig, *more: int | None) -> list[int]:
+    """The tokens that end a completion: `more`, such as the tokenizer's, then the config's one, several or none."""
+    listed = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
+    return [token for token in dict.fromkeys([*more, *listed]) if token is not None]
 
 
 class _ShrinkingBatch:

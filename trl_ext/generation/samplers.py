@@ -14,7 +14,7 @@ import torch
 from accelerate import PartialState
 
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
-from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished
+from trl_ext.generation.hf import TokenLogProbs, eos_ids_of, hf_generate, is_finished
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -60,9 +60,7 @@ class HFSampler:
         logps = TokenLogProbs(len(prompts))
         stop = list(self.sampling.stop)
         rows = hf_generate(self.model, self.tokenizer, prompt_ids, self.config, stop, logps)
-        eos = self.config.eos_token_id
-        eos_ids = [eos] if isinstance(eos, int) else list(eos or [])
-        finished = is_finished(rows, self.tokenizer, eos_ids, stop, self.sampling.min_tokens).tolist()
+        finished = is_finished(rows, self.tokenizer, eos_ids_of(self.config), stop, self.sampling.min_tokens).tolist()
         texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
         return [
             Completion(text, len(ids), ended, logp=sum(row[: len(ids)]))

@@ -20,6 +20,7 @@ from trl.distributed import DistributedBackend
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.generation.adapters import check_adapter
+from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import ColocatedEngine
 from trl_ext.training.handout_settings import resolve_train_batch
@@ -137,9 +138,7 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
             self.model_accepts_loss_kwargs = True  # the loss is divided once, by what is counted below
         self._dist = DistributedBackend(self.accelerator)
         self.use_vllm = bool(config.use_vllm)
-        eos = self.model.generation_config.eos_token_id
-        listed = [eos] if isinstance(eos, int) else list(eos or [])
-        self.eos_token_ids = list(dict.fromkeys([self._tokenizer.eos_token_id, *listed]))
+        self.eos_token_ids = eos_ids_of(self.model.generation_config, self._tokenizer.eos_token_id)
         self.model.generation_config.stop_strings = None  # those that the model was saved with; ours are `config.stop`
         self.generation_kwargs = {
             "max_new_tokens": config.sampling_max_tokens,

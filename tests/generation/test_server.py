@@ -129,10 +129,10 @@ class Sees(TrainerCallback):
         self.rollouts[state.global_step] = [row["response"] for row in self.trainer.last_rollout]
 
 
-def run(path: Path, server: VllmServer, resume: Path | None = None) -> Sees:
+def run(path: Path, server: VllmServer, resume: Path | None = None, **settings: Any) -> Sees:
     sees = Sees()
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3, "callbacks": [sees], "learning_rate": 0.1}
-    sees.trainer = trainer_of(path, server, **saving)
+    sees.trainer = trainer_of(path, server, **{**saving, **settings})
     sees.trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return sees
 
@@ -145,6 +145,32 @@ def test_resumed_run_is_the_uninterrupted_run(servers: dict[str, VllmServer], tm
     resumed = run(tmp_path / "whole", servers["tied"], resume=tmp_path / "whole" / "run" / "checkpoint-1")
     assert resumed.rollouts == {step: whole.rollouts[step] for step in (2, 3)}
     assert weight_difference(resumed.trainer.model, trainer.model) < 1e-4  # batches of the server differ
+
+
+@pytest.mark.parametrize("lost", ["push", "generate"])
+def test_step_before_a_server_is_lost_is_saved(
+    lost: str, servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(tmp_path / "whole", servers["tied"], save_steps=100)
+    call = getattr(client.Servers, lost)
+    calls: list[int] = []
+
+    def third_time_lost(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise ServerError("lost")
+        return call(*args)
+
+    monkeypatch.setattr(client.Servers, lost, third_time_lost)
+    with pytest.raises(ServerError, match="lost"):
+        run(tmp_path / "lost", servers["tied"], save_steps=100)
+    saved = checkpoints(tmp_path / "lost" / "run")
+    assert [path.name for path in saved] == ["checkpoint-2"]
+    resumed = run(tmp_path / "lost", servers["tied"], resume=saved[0], save_steps=100)
+    assert resumed.rollouts == {3: whole.rollouts[3]}
+    assert weight_difference(resumed.trainer.model, whole.trainer.model) < 1e-4
+    entries = [[e for e in r.trainer.state.log_history if e.get("step") == 3 and "loss" in e] for r in (whole, resumed)]
+    assert entries[0][0]["num_tokens"] == entries[1][0]["num_tokens"]
 
 
 def test_validation_is_the_same_whenever_it_is_done(servers: dict[str, VllmServer], tmp_path: Path) -> None:
@@ -211,12 +237,17 @@ def test_push_that_a_trainer_left_half_done_is_no_obstacle(servers: dict[str, Vl
         server.post("update_weights", {"update_info": first})  # none has begun
 
 
+def has_step_two(figures: Path) -> bool:
+    return figures.exists() and '"step": 2,' in figures.read_text()
+
+
 def test_killed_server_ends_the_run_in_a_line_with_a_checkpoint(servers: dict[str, VllmServer], tmp_path: Path) -> None:
     other = servers["other"]
-    saving = {"max_steps": 1000, "save_strategy": "steps", "save_steps": 2, "validate_every": 1000}
+    saving = {"max_steps": 1000, "save_strategy": "steps", "save_steps": 1000, "validate_every": 1000}
     settings = recipe_settings(tmp_path, servers["tied"].model, servers["tied"].url, other.url, **saving)
     with launched(tmp_path, "one_cpu", "--config", str(settings)) as trained:
-        wait_for(lambda: trained.process.poll() is not None or checkpoints(tmp_path / "run"))
+        figures = tmp_path / "run" / "metrics.jsonl"
+        wait_for(lambda: trained.process.poll() is not None or has_step_two(figures))
         other.kill()
         assert trained.wait(100) == 1, trained.printed()[-3000:]
     line = last_line(trained.printed())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from trl_ext.generation.server import parts, start_command, urls_of
+from trl_ext.generation.server import body_of, parts, start_command, urls_of
 from trl_ext.generation.weight_transfer import TensorStream
 
 WEIGHTS = [
@@ -24,7 +24,7 @@ WEIGHTS = [
 
 
 def sent(limit: int) -> list[dict[str, Any]]:
-    return [json.loads(json.dumps(part)) for part in parts(iter(WEIGHTS), limit)]
+    return [json.loads(body_of(part))["update_info"] for part in parts(iter(WEIGHTS), limit)]
 
 
 def received(given: Sequence[dict[str, Any]]) -> TensorStream:

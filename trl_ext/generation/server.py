@@ -10,6 +10,8 @@ from trl_ext.compat.lazy_vllm import load_vllm
 # isort: split
 import base64
 import contextlib
+import functools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -121,15 +123,21 @@ class Server:
                 raise
             raise ServerError(f"the vLLM server at {self.address}: {str(error)[:300]}") from error
 
-    def post(self, route: str, body: Mapping[str, Any]) -> Any:
+    def post(self, route: str, body: Mapping[str, Any] | bytes) -> Any:
         """Send once, over a connection of its own: it is not repeated, since it changes what the server has.
+
+        Args:
+            body: JSON, or what it is made of.
 
         Raises:
             ServerError: it does not answer, or with an error.
         """
         limits = (SECONDS_TO_CONNECT, SECONDS_TO_ANSWER)
         with self._one_line():
-            response = requests.post(f"{self.client.base_url}/{route}", json=body, timeout=limits)
+            data = body if isinstance(body, bytes) else json.dumps(body)
+            response = requests.post(
+                f"{self.client.base_url}/{route}", data, headers={"Content-Type": "application/json"}, timeout=limits
+            )
         if response.status_code != 200:
             raise ServerError(
                 f"the vLLM server at {self.address} answers {response.status_code} to /{route}, and its own output "
@@ -221,6 +229,10 @@ class Server:
         self.post("collective_rpc", {"method": "end_abandoned_update"})
         self.post("start_weight_update", {})
 
+    def send_part(self, body: bytes) -> None:
+        """Send what `body_of` made of a part of the weights."""
+        self.post("update_weights", body)
+
     def end_update(self) -> None:
         """Tell it that all have come; what it has cached was computed with the earlier ones."""
         self.post("finish_weight_update", {})
@@ -289,13 +301,16 @@ class Servers:
         """
         with ThreadPoolExecutor(len(self.each)) as pool:
 
-            def on_all(call: Callable[[Server], object]) -> None:
-                list(pool.map(call, self.each))
+            def on_all(call: Callable[[Server], object]) -> Iterator[object]:
+                return pool.map(call, self.each)
 
-            on_all(Server.begin_update)
+            underway = on_all(Server.begin_update)
             for part in parts(weights):
-                on_all(lambda server, part=part: server.post("update_weights", {"update_info": part}))  # type: ignore[misc]
-            on_all(Server.end_update)
+                body = body_of(part)  # while the part before it is on its way
+                list(underway)
+                underway = on_all(functools.partial(Server.send_part, body=body))
+            list(underway)
+            list(on_all(Server.end_update))
 
 
 def parts(weights: Iterator[tuple[str, Tensor]], limit: int = PART_BYTES) -> Iterator[dict[str, Any]]:
@@ -314,6 +329,12 @@ def parts(weights: Iterator[tuple[str, Tensor]], limit: int = PART_BYTES) -> Ite
                 begun, data = [], bytearray()
     if data:
         yield _part(begun, data)
+
+
+def body_of(part: Mapping[str, Any]) -> bytes:
+    """A part as the body of a request: `{"update_info": part}` in JSON, where base64 needs no search for escapes."""
+    described = json.dumps({name: value for name, value in part.items() if name != "data"})
+    return "".join(['{"update_info": ', described[:-1], ', "data": "', part["data"], '"}}']).encode("ascii")
 
 
 def _part(begun: Sequence[tuple[str, str, list[int]]], data: bytearray) -> dict[str, Any]:

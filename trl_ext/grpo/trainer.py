@@ -97,6 +97,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             check_adapter(given["model"], given.get("peft_config"))
         with engine_settings(config):
             super().__init__(*args, **kwargs)
+        self.served = self.use_vllm and config.vllm_mode == "server"
         if self.use_vllm:
             self.vllm_generation.seed_requests(config.seed, self.place_in_run)
         self.reward_funcs = [
@@ -179,6 +180,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return super()._prepare_inputs(generation_batch)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        begins_a_step = self.model.training and self._step % self.args.gradient_accumulation_steps == 0
+        with self.saving_if_server_is_lost() if self.served and begins_a_step else contextlib.nullcontext():
+            return self._roll_out(inputs)
+
+    def _roll_out(self, inputs: list[dict[str, Any]]) -> Batch:
         problems = self._select_problems(inputs) if self.model.training else None
         if problems is not None:
             inputs = [self.train_dataset[problem] for problem in problems]

@@ -19,6 +19,7 @@ checkpoint on SIGTERM, and completions of the current policy. What it overrides 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import math
@@ -38,7 +39,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from trl.models import unwrap_model_for_generation
 
 from trl_ext.compat.torch_devices import load_to_numbered_cpus
-from trl_ext.errors import NotSavedError
+from trl_ext.errors import NotSavedError, ServerError
 from trl_ext.generation.completion import Completion
 from trl_ext.generation.hf import hf_generate, is_finished
 from trl_ext.generation.policy import overridden, without_dropout
@@ -196,6 +197,23 @@ class ReliableTrainer(Trainer):
     def save_checkpoint_now(self) -> None:
         """Save outside of a step, such as before the first one."""
         self._save_checkpoint(self.model, None)
+
+    @contextlib.contextmanager
+    def saving_if_server_is_lost(self) -> Iterator[None]:
+        """Save a checkpoint of the last optimizer step if the block, which has begun the next one, loses its server.
+
+        Nothing draws from the generators whose states `Trainer` saves before the completions are there.
+        """
+        state = copy.deepcopy(self.resume_state())
+        try:
+            yield
+        except ServerError:
+            step, run = self.state.global_step, Path(self.args.output_dir)
+            wanted = step and self.args.save_strategy != "no"
+            if wanted and not run_on_main_and_broadcast((run / f"checkpoint-{step}").exists):
+                with overridden(self, {"resume_state": lambda: state}):
+                    self.save_checkpoint_now()
+            raise
 
     def restore_weights(self, checkpoint: Path) -> None:
         """Load the model's weights from a checkpoint of this run, as `Trainer` does at the end of a training."""

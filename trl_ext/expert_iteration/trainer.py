@@ -11,11 +11,12 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import torch
 from datasets import IterableDataset
 from tqdm import tqdm
 
@@ -147,7 +148,9 @@ class ExpertIterationTrainer(ExtSFTTrainer):
 
     # What an optimizer step trains on.
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
         """The micro-batches of the next optimizer step, of this rank; before the first one of a step, its rollouts."""
         while (
             not self._left and self.ei_step < self.args.n_ei_steps and not self._is_to_stop(self._seconds_of_rollouts)

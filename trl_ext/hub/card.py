@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -66,7 +66,7 @@ def card_data(name: str, summary: RunSummary, settings: Mapping[str, Any], is_ad
     )
 
 
-def is_hub_id(name: Any) -> bool:
+def is_hub_id(name: object) -> TypeGuard[str]:
     """Whether this may name a repository of the Hub, and is no path of this machine."""
     return isinstance(name, str) and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
 
@@ -100,7 +100,7 @@ def _values(run: Path, name: str, repo_id: str | None, summary: RunSummary, sett
     }
 
 
-def _source(base: Any) -> str:
+def _source(base: str | None) -> str:
     """What the model was made from, as a sentence begins."""
     if is_hub_id(base):
         return code(base)
@@ -128,7 +128,7 @@ def facts_of(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[st
     }
 
 
-def _usage(name: str, stop: Any, is_adapter: bool) -> str:
+def _usage(name: str, stop: object, is_adapter: bool) -> str:
     loader = "AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM"
     package = "peft" if is_adapter else "transformers"
     lines = [
@@ -157,19 +157,19 @@ def _samples(path: Path) -> list[str]:
     return lines or ["none were logged", ""]
 
 
-def code(value: Any) -> str:
+def code(value: object) -> str:
     """A span of code in a line, whatever the text has in it: backticks, markup, line ends."""
     text = one_line(value)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if "`" in text or not text else f"{fence}{text}{fence}"
 
 
-def without_markup(value: Any) -> str:
+def without_markup(value: object) -> str:
     """A text in a line, of which nothing is Markdown or HTML."""
     return re.sub(r"([\\`*_\[\]<>|#~&!])", r"\\\1", one_line(value))
 
 
-def one_line(value: Any) -> str:
+def one_line(value: object) -> str:
     """A text without its line ends, which could end what it stands in."""
     return " ".join(str(value).split())
 
@@ -181,7 +181,7 @@ def fenced(text: str, language: str = "text") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def without_paths(value: Any) -> Any:
+def without_paths(value: object) -> Any:
     """Texts with absolute paths cut to their last part: they say nothing to anyone else."""
     if isinstance(value, Mapping):
         return {key: without_paths(item) for key, item in value.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ RECIPES = {
 }
 
 
-def recipe_of(task: Any) -> str:
+def recipe_of(task: object) -> str:
     """The name of the recipe that a task's class, or one that it inherits from, is of; grpo where none is."""
     modules = {recipe.place.partition(":")[0]: name for name, recipe in RECIPES.items()}
     return next((modules[kind.__module__] for kind in type(task).__mro__ if kind.__module__ in modules), "grpo")

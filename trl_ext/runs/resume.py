@@ -97,7 +97,7 @@ def find_checkpoint(resume: str, output_dir: Path) -> tuple[Path | None, list[st
     return checkpoint, []
 
 
-def settings_of(parts: Iterable[Any], **more: Any) -> dict[str, Any]:
+def settings_of(parts: Iterable[Any], **more: object) -> dict[str, Any]:
     """Every field of the settings' dataclasses, as JSON has it."""
     found = {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part) if f.init}
     found = {name: value for name, value in found.items() if name != "hub_token"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 _RENAMED = {
     "rollout_batch_size": "generation_batch_size",
@@ -16,7 +16,34 @@ _RENAMED = {
 }
 
 
-def resolve_handout(args: Any) -> None:
+class BatchConfig(Protocol):
+    """A config with the handout's batch sizes next to Trainer's."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    train_batch_size: int | None
+    micro_train_batch_size: int | None
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+
+
+class HandoutConfig(BatchConfig, Protocol):
+    """`ExtGRPOConfig` as it is read here."""
+
+    rollout_batch_size: int | None
+    group_size: int | None
+    n_grpo_steps: int | None
+    num_generations: int
+    num_iterations: int
+    max_steps: int
+    use_std_normalization: bool | None
+    advantage: str | None
+    advantage_eps: float | None
+    advantage_options: Any
+    cliprange: float | None
+    policy_loss_options: Any
+
+
+def resolve_handout(args: HandoutConfig) -> None:
     """Write the handout's fields of an `ExtGRPOConfig` into TRL's, in place.
 
     Raises:
@@ -34,11 +61,11 @@ def resolve_handout(args: Any) -> None:
     _resolve_axes(args)
 
 
-def _default(args: Any, name: str) -> Any:
+def _default(args: BatchConfig, name: str) -> object:
     return next(f.default for f in dataclasses.fields(args) if f.name == name)
 
 
-def _assign(args: Any, handout: str, trl: str, value: Any) -> None:
+def _assign(args: HandoutConfig, handout: str, trl: str, value: object) -> None:
     """Set TRL's field unless it was already set to something else."""
     current = getattr(args, trl)
     if current not in (value, _default(args, trl)):
@@ -55,7 +82,7 @@ def _divide(numerator: tuple[str, int], denominator: tuple[str, int]) -> int:
     return total // part
 
 
-def _check_rollout(args: Any) -> None:
+def _check_rollout(args: HandoutConfig) -> None:
     rollout, train, group = (
         args.rollout_batch_size,
         args.train_batch_size,
@@ -71,7 +98,7 @@ def _check_rollout(args: Any) -> None:
         _divide(("rollout_batch_size", rollout), ("train_batch_size", train))
 
 
-def resolve_train_batch(args: Any) -> None:
+def resolve_train_batch(args: BatchConfig) -> None:
     """train_batch_size = micro batch x accumulation x ranks: two of them give the third, in a config of any trainer.
 
     Raises:
@@ -99,7 +126,7 @@ def resolve_train_batch(args: Any) -> None:
     args.gradient_accumulation_steps = steps
 
 
-def _resolve_steps(args: Any) -> None:
+def _resolve_steps(args: HandoutConfig) -> None:
     """n_grpo_steps rollouts, each trained on for epochs x (rollout / train) optimizer steps."""
     if args.n_grpo_steps is None:
         return
@@ -112,7 +139,7 @@ def _resolve_steps(args: Any) -> None:
     args.max_steps = steps
 
 
-def _resolve_axes(args: Any) -> None:
+def _resolve_axes(args: HandoutConfig) -> None:
     """use_std_normalization, advantage_eps and cliprange are members and options of the axes."""
     if args.use_std_normalization is not None:
         name = "group_std" if args.use_std_normalization else "group_mean"

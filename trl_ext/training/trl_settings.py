@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from trl_ext.registry import Registry, unknown
 
@@ -41,12 +41,27 @@ class Entry:
     losses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
+class Settings(Protocol):
+    """A dataclass of settings."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class AxesConfig(Settings, Protocol):
+    """A config that chooses the axes."""
+
+    advantage: str | None
+    advantage_options: Any
+    policy_loss: str | None
+    policy_loss_options: Any
+
+
 def rows(names: str, entry: Entry) -> dict[str, Entry]:
     """One entry for several settings, whose names are separated by spaces."""
     return dict.fromkeys(names.split(), entry)
 
 
-def check_needs(part: Any, table: Mapping[str, Entry]) -> None:
+def check_needs(part: Settings, table: Mapping[str, Entry]) -> None:
     """Refuse a setting that would be ignored because of another one.
 
     Raises:
@@ -58,7 +73,7 @@ def check_needs(part: Any, table: Mapping[str, Entry]) -> None:
             raise ValueError(f"{name}={value!r} needs {_words(missing[0])}; it would be ignored without")
 
 
-def refuse_ignored(config: Any, table: Mapping[str, Entry]) -> None:
+def refuse_ignored(config: Settings, table: Mapping[str, Entry]) -> None:
     """Refuse what the table refuses next to a preset or an axis.
 
     Raises:
@@ -75,7 +90,7 @@ def refuse_ignored(config: Any, table: Mapping[str, Entry]) -> None:
         raise ValueError("; ".join(refused))
 
 
-def take_over_advantage(config: Any, table: Mapping[str, Entry]) -> None:
+def take_over_advantage(config: AxesConfig, table: Mapping[str, Entry]) -> None:
     """Choose the advantage that TRL's settings mean.
 
     Raises:
@@ -92,7 +107,7 @@ def take_over_advantage(config: Any, table: Mapping[str, Entry]) -> None:
 
 
 def take_over_policy_loss(
-    config: Any, table: Mapping[str, Entry], loss: str, options: Mapping[str, Any], losses: Registry
+    config: AxesConfig, table: Mapping[str, Entry], loss: str, options: Mapping[str, Any], losses: Registry
 ) -> None:
     """Choose the policy loss that TRL's settings mean, with its options; TRL's fields then are at their defaults.
 
@@ -127,7 +142,7 @@ def take_over_policy_loss(
         config.policy_loss_options = {**taken, **(config.policy_loss_options or {})}
 
 
-def _options(config: Any, table: Mapping[str, Entry], chosen: str, losses: Registry) -> dict[str, Any]:
+def _options(config: AxesConfig, table: Mapping[str, Entry], chosen: str, losses: Registry) -> dict[str, Any]:
     """What TRL's settings are among the options of the policy loss `chosen`; their fields then are at the defaults."""
     known, given = losses.options(chosen), config.policy_loss_options or {}
     found: dict[str, Any] = {}
@@ -152,18 +167,18 @@ def _options(config: Any, table: Mapping[str, Entry], chosen: str, losses: Regis
     return found
 
 
-def _member(name: str, value: Any, config: Any, members: Mapping[str, Any]) -> Any:
+def _member(name: str, value: object, config: Settings, members: Mapping[Any, Any]) -> Any:
     if value not in members:
         raise unknown(f"value of {name}", str(value), [str(_defaults(config)[name]), *members])
     return members[value]
 
 
-def _changed(part: Any, table: Mapping[str, Entry]) -> dict[str, Any]:
+def _changed(part: Settings, table: Mapping[str, Entry]) -> dict[str, Any]:
     defaults = _defaults(part)
     return {name: getattr(part, name) for name in table if getattr(part, name) != defaults[name]}
 
 
-def _defaults(part: Any) -> dict[str, Any]:
+def _defaults(part: Settings) -> dict[str, Any]:
     return {
         f.name: f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
         for f in dataclasses.fields(part)

@@ -28,7 +28,7 @@ def run_stage(command: Sequence[str], name: str, tick: Callable[[], Any] = lambd
     process = subprocess.Popen(command, start_new_session=True, preexec_fn=_stop_with_parent, env=patient_environment())
     told: list[int] = []
 
-    def pass_on(number: int, frame: Any) -> None:
+    def pass_on(number: int, frame: object) -> None:
         told.append(number)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trl_ext.data.source import Source
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 TOO_LONG = ("refuse", "drop")
 
 
 @dataclass(frozen=True)
 class Room:
-    """Tokens that there are for a prompt and its response together, and the settings that they come from."""
+    """The number of tokens for a prompt and its response together, and the settings that it comes from."""
 
     context: int
     context_setting: str
@@ -21,11 +25,13 @@ class Room:
     response_setting: str
 
 
-def rows_that_fit(rows: Any, role: str, source: Source, tokenizer: Any, room: Room, choice: str) -> Any:
+def rows_that_fit(
+    rows: Dataset, role: str, source: Source, tokenizer: PreTrainedTokenizerBase, room: Room, choice: str
+) -> Dataset:
     """The rows whose prompts fit; those left out are added to `source.too_long`.
 
     Args:
-        rows: a `datasets.Dataset` with the columns `prompt` and `row`.
+        rows: rows with the columns `prompt` and `row`.
         role: what the rows are for, such as `train`.
         choice: `refuse` or `drop`.
 
@@ -50,14 +56,14 @@ def rows_that_fit(rows: Any, role: str, source: Source, tokenizer: Any, room: Ro
     return rows.select([place for place in range(len(rows)) if place not in excess])
 
 
-def too_long(prompts: Sequence[str], tokenizer: Any, room: Room) -> dict[int, int]:
+def too_long(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: Room) -> dict[int, int]:
     """By the number of each prompt that does not fit, how many tokens it is too long."""
     found = tokenizer(text=list(prompts), verbose=False)["input_ids"] if len(prompts) else []
     over = {number: len(ids) + room.response - room.context for number, ids in enumerate(found)}
     return {number: tokens for number, tokens in over.items() if tokens > 0}
 
 
-def context_of(shape: Any, use_vllm: bool, vllm_limit: int | None) -> tuple[int | None, str]:
+def context_of(shape: PretrainedConfig, use_vllm: bool, vllm_limit: int | None) -> tuple[int | None, str]:
     """The length of the context, None if the model has no limit, and where it comes from.
 
     Args:

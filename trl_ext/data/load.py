@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
-from trl_ext.data.sample import kinds_of_table, stratified_order
+from trl_ext.data.sample import Table, kinds_of_table, stratified_order
 from trl_ext.data.source import Source
 from trl_ext.io import read_jsonl
 from trl_ext.mini.problems import mini_math
@@ -101,10 +101,7 @@ def read_problems(
     template = load_prompt(prompt)
     extract = ANSWER_SOURCES.build(answer_source)
     table, numbers, source = _chosen(dataset, split, dataset_config, n, seed, sample_seed, in_sample_order)
-    columns = table[0].keys() if len(table) else ()
-    for column in (problem_column, answer_column):
-        if column not in columns:
-            raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(columns) or 'no rows'}")
+    refuse_missing_columns(dataset, table, (problem_column, answer_column))
     rows = []
     for number, row in zip(numbers, table, strict=True):
         place = f"{source.file()!r}, {source.place(number)}"
@@ -122,7 +119,7 @@ def read_problems(
 
 def _chosen(
     dataset: str, split: str, config: str | None, n: int | None, seed: int, sample_seed: int, in_sample_order: bool
-) -> tuple[Sequence[dict[str, Any]], Sequence[int], Source]:
+) -> tuple[Table, Sequence[int], Source]:
     """The rows that are asked for, as the dataset has them, and their numbers in it."""
     if dataset in GENERATORS:
         if n is None:
@@ -138,7 +135,7 @@ def _chosen(
     return [table[i] for i in numbers] if isinstance(table, list) else table.select(numbers), numbers, source
 
 
-def read_table(dataset: str, split: str, config: str | None) -> Any:
+def read_table(dataset: str, split: str, config: str | None) -> Table:
     """The rows, each a dict: a list of a .jsonl file, else a `datasets.Dataset`.
 
     Raises:
@@ -160,6 +157,18 @@ def read_table(dataset: str, split: str, config: str | None) -> Any:
     if path.suffix == ".jsonl":
         return read_jsonl(path)  # names the line where `datasets` would not, and takes a number here and a text there
     return load_dataset(READERS[path.suffix], data_files=str(path), split="train")
+
+
+def refuse_missing_columns(dataset: str, table: Table, needed: Sequence[str]) -> None:
+    """Refuse a table whose first row lacks a column.
+
+    Raises:
+        ValueError: with the columns that it has.
+    """
+    columns = table[0].keys() if len(table) else ()
+    for column in needed:
+        if column not in columns:
+            raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(columns) or 'no rows'}")
 
 
 def _splits_there(dataset: str) -> str:
@@ -198,7 +207,7 @@ def _row(
     }
 
 
-def _found_by(answer: Any) -> str:
+def _found_by(answer: object) -> str:
     """The sources of answers that would find one in a solution, for a message."""
     if not isinstance(answer, str):
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -15,6 +15,9 @@ from trl_ext.data.source import Source
 from trl_ext.rewards.graders import GRADERS, Comparison, Grade, compare_pairs
 from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.rewards.workers.pool import PoolError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 COMPARING = ("strict", "compatible")  # graders for which a reference answer is itself a correct answer
 _RESPONSES = {"r1_zero": "</think> <answer> {} </answer>", "boxed": r"\boxed{{{}}}"}
@@ -91,11 +94,11 @@ class Checker:
         }
 
 
-def check_references(rows: Any, role: str, source: Source, checker: Checker, quiet: bool) -> None:
+def check_references(rows: Dataset, role: str, source: Source, checker: Checker, quiet: bool) -> None:
     """Refuse a split of whose reference answers the most cannot be matched; a few are noted in `source.unusable`.
 
     Args:
-        rows: a `datasets.Dataset` with the columns `answer` and `row`.
+        rows: rows with the columns `answer` and `row`.
         role: what the rows are for, such as `train`.
 
     Raises:
@@ -153,6 +156,6 @@ def _usable_with(source: str, answers: Sequence[Any], checker: Checker) -> int:
     return len(found) - len(other.unusable(found))
 
 
-def _shortened(answer: Any) -> str:
+def _shortened(answer: object) -> str:
     text = repr(answer)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 2 :]}"

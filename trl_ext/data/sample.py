@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Table: TypeAlias = "list[dict[str, Any]] | Dataset"
 
 _KINDS = ("level", "subject", "type")  # columns that say what kind of problem a row is
 
@@ -28,12 +33,11 @@ def stratified_order(kinds: Sequence[Hashable], seed: int) -> list[int]:
     return [row for _, row in sorted(placed)]
 
 
-def kinds_of_table(table: Any, columns: Sequence[str]) -> tuple[list[Hashable], list[str]]:
+def kinds_of_table(table: Table, columns: Sequence[str]) -> tuple[list[Hashable], list[str]]:
     """Each row's kind, and the columns that it consists of; one kind for all where there are no such columns.
 
     Args:
-        table: a list of dicts, or a `datasets.Dataset`.
-        columns: those of its first row.
+        columns: the columns of its first row.
     """
     named = [name for name in _KINDS if name in columns]
     values = [[row.get(name) for row in table] if isinstance(table, list) else table[name] for name in named]

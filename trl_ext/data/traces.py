@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from trl_ext.data.load import GENERATED_PROBLEMS, read_table
+from trl_ext.data.load import GENERATED_PROBLEMS, read_table, refuse_missing_columns
 from trl_ext.data.sample import kinds_of_table, stratified_order
 from trl_ext.mini.problems import mini_math
 from trl_ext.prompts import format_prompt, load_prompt
@@ -31,7 +31,7 @@ def mini_math_traces(n: int, seed: int = 0, wrong_share: float = WRONG_SHARE) ->
     for problem in mini_math("train", n, seed):
         solution, answer = problem["solution"], problem["answer"]
         if rng.random() < wrong_share:
-            wrong = _spoiled(answer, rng)
+            wrong = _with_wrong_number(answer, rng)
             solution, answer = f"{solution.removesuffix(answer)}{wrong}", wrong
         response = f" {solution} </think> <answer> {answer} </answer>"
         prompt = format_prompt(template, problem["problem"])
@@ -39,7 +39,7 @@ def mini_math_traces(n: int, seed: int = 0, wrong_share: float = WRONG_SHARE) ->
     return rows
 
 
-def _spoiled(answer: str, rng: Random) -> str:
+def _with_wrong_number(answer: str, rng: Random) -> str:
     """The answer with its last number changed by 1 to 9."""
     number = list(_NUMBER.finditer(answer))[-1]
     other = int(number[0]) + rng.choice([d for d in range(-9, 10) if d and int(number[0]) + d >= 2])
@@ -73,22 +73,19 @@ def load_traces(
     if dataset == "mini_math":
         return unique(mini_math_traces(n or GENERATED_PROBLEMS, seed))
     table = read_table(dataset, split, dataset_config)
-    columns = table[0].keys() if len(table) else ()
-    for column in (prompt_column, response_column):
-        if column not in columns:
-            raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(columns) or 'no rows'}")
-    rows = []
-    numbers = (
-        range(len(table)) if n is None else stratified_order(kinds_of_table(table, list(columns))[0], sample_seed)[:n]
-    )
-    for number in numbers:
-        row = table[number]
-        for column in (prompt_column, response_column):
-            if not isinstance(row.get(column), str) or not row[column].strip():
-                raise ValueError(f"{dataset!r}, row {number}: {column!r} is {row.get(column)!r}, not a text")
-        found = {"prompt": row[prompt_column], "response": row[response_column]}
-        rows.append(found | ({"answer": row[answer_column]} if row.get(answer_column) is not None else {}))
-    return unique(rows)
+    refuse_missing_columns(dataset, table, (prompt_column, response_column))
+    numbers: Sequence[int] = range(len(table))
+    if n is not None:
+        numbers = stratified_order(kinds_of_table(table, list(table[0]) if len(table) else [])[0], sample_seed)[:n]
+    columns = {"prompt": prompt_column, "response": response_column, "answer": answer_column}
+    return unique(_trace(table[number], f"{dataset!r}, row {number}", columns) for number in numbers)
+
+
+def _trace(row: Mapping[str, Any], place: str, columns: Mapping[str, str]) -> dict[str, Any]:
+    for column in (columns["prompt"], columns["response"]):
+        if not isinstance(row.get(column), str) or not row[column].strip():
+            raise ValueError(f"{place}: {column!r} is {row.get(column)!r}, not a text")
+    return {name: row[column] for name, column in columns.items() if name != "answer" or row.get(column) is not None}
 
 
 def unique(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

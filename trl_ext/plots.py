@@ -1,21 +1,24 @@
-"""How every plot is made: drawn without a display, time and steps from 0, written as a whole PNG or not at all."""
+"""How every plot is made: drawn without a display, time and steps from 0, written atomically as PNG."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trl_ext.io import replacing
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 @contextlib.contextmanager
 def figure(
     path: Path, size: tuple[float, float], shape: tuple[int, int] = (1, 1), title: str | None = None, **kwargs: Any
-) -> Iterator[list[Any]]:
+) -> Iterator[list[Axes]]:
     """The panels of a figure, row by row, to draw into; the PNG is written when the block ends.
 
     Args:
@@ -45,7 +48,7 @@ def figure(
         pyplot.close(made)
 
 
-def plot_accuracy(panel: Any, history: Sequence[Mapping[str, Any]], key: str, **style: Any) -> None:
+def plot_accuracy(panel: Axes, history: Sequence[Mapping[str, Any]], key: str, **style: Any) -> None:
     """Validation accuracy against `key`; a measurement on other problems than the first is a point off the line."""
     problems = history[0].get("problems") if history else None
     same = [entry for entry in history if entry.get("problems") == problems]

@@ -1,4 +1,4 @@
-"""Traces to finetune on: mini-MATH's are wrong as often as they should be, a file's are checked, sets are nested."""
+"""Traces to fine-tune on: mini-MATH's are wrong as often as they should be, a file's are checked, sets are nested."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_ctrl_c_ends_both_ranks_and_leaves_whole_files(settings: Path, tmp_path:
     assert {path.name for path in folder.iterdir()} == {
         "_in_use", "config.yaml", "resolved.json", "metrics.jsonl", "generations.jsonl",
     }  # fmt: skip
-    assert "interrupted; what there is of the run is in" in run.printed()
+    assert "interrupted; partial output is in" in run.printed()
 
 
 @pytest.mark.distributed

@@ -1,7 +1,7 @@
 r"""Reasoning traces to fine-tune on -> rows `prompt`, `response` and, where it is known, `answer`.
 
-mini-MATH's own are its worked solutions in the r1_zero format, a share of them with a wrong result, as traces that a
-model wrote have them: what `filter_correct` is for.
+mini-MATH's own are its worked solutions in the r1_zero format. A fraction of them has a wrong result, like traces that
+a model wrote, so that `filter_correct` has something to remove.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def first_unique(rows: Sequence[dict[str, Any]], count: str, seed: int) -> list[
     """`count` rows of a shuffled order, so that a smaller set is a part of a larger one; `full` for all.
 
     Raises:
-        ValueError: there are not so many.
+        ValueError: there are fewer rows.
     """
     shuffled = list(rows)
     Random(seed).shuffle(shuffled)

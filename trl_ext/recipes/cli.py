@@ -146,7 +146,7 @@ def read_settings(
 
 
 def _help(topic: str, settings: Sequence[type], description: str | None, default_config: Path) -> str:
-    """Of the settings with `topic` in their names; where it is empty, of those that are often changed."""
+    """The help on settings with `topic` in their names; if it is empty, on those that are often changed."""
     found = settings_in(settings, yaml.safe_load(default_config.read_text(encoding="utf-8")) or {})
     return help_on(topic, found) if topic else page_of(description, f"{default_config.stem}.py", found)
 
@@ -193,22 +193,22 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
     except (InputError, PushError, NotSavedError) as error:
         sys.exit(f"error: {redact_text(str(error))}")
     except KeyboardInterrupt:
-        _leave(f"interrupted; {_what_there_is(parsed[-1].output_dir)}", signal.SIGINT)
+        _leave(f"interrupted; {_how_to_resume(parsed[-1].output_dir)}", signal.SIGINT)
     except Stopped as stopped:
         PartialState().wait_for_everyone()
-        _leave(f"{stopped}; {_what_there_is(parsed[-1].output_dir)}", stopped.signal)
+        _leave(f"{stopped}; {_how_to_resume(parsed[-1].output_dir)}", stopped.signal)
     except ServerError as error:
-        sys.exit(redact_text(f"\nerror: {error}; {_what_there_is(parsed[-1].output_dir)}"))
+        sys.exit(redact_text(f"\nerror: {error}; {_how_to_resume(parsed[-1].output_dir)}"))
     except Exception as error:
         get_error_handler().record_exception(error)  # `record` leaves out what ends by sys.exit
         _redact_launchers_report()
         if (lost := explain(error)) is not None:
-            sys.exit(f"\nerror: {lost}; {_what_there_is(parsed[-1].output_dir)}")
+            sys.exit(f"\nerror: {lost}; {_how_to_resume(parsed[-1].output_dir)}")
         if is_out_of_memory(error):
             _end_with_traceback(error, f"error: out of memory. {_LESS_MEMORY}")
         if not (own := lines_of_own_files(error)):
             _end_with_traceback(error)
-        sys.exit(redact_text(f"\n{own}error: {summary_of(error)}; {_what_there_is(parsed[-1].output_dir)}"))
+        sys.exit(redact_text(f"\n{own}error: {summary_of(error)}; {_how_to_resume(parsed[-1].output_dir)}"))
 
 
 def _check_hosts(settings: Any) -> None:
@@ -226,7 +226,7 @@ def _check_hosts(settings: Any) -> None:
 
 
 def _end_with_traceback(error: BaseException, advice: str = "") -> NoReturn:
-    """What Python prints of an exception that nobody catches, without secrets: it may end in a log."""
+    """Print an uncaught exception's traceback without secrets, since it may end in a log."""
     print(redact_text("".join(traceback.format_exception(error))) + advice, file=sys.stderr)
     sys.exit(1)
 
@@ -245,12 +245,12 @@ def _leave(message: str, by: int) -> NoReturn:
     sys.exit(128 + by)
 
 
-def _what_there_is(folder: str) -> str:
+def _how_to_resume(folder: str) -> str:
     found = checkpoints(Path(folder))
     if not found:
-        return f"what there is of the run is in {folder}; it has no checkpoint to go on from"
+        return f"partial output is in {folder}; there is no checkpoint to resume from"
     last = found[0].name
-    return f"the run is in {folder} up to {last}; go on with the same command, --output_dir {folder} and --resume auto"
+    return f"the run is in {folder} up to {last}; resume with the same command, --output_dir {folder} and --resume auto"
 
 
 _LESS_MEMORY = (

@@ -23,7 +23,7 @@ _DERIVED = ("accelerator_config", "debug", "steps_per_generation")
 def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> None:
     """Every setting as resolved, in a file that `--config` reads again; those at their defaults as comments.
 
-    For programs all of them stand beside it in `resolved.json`. A token of the Hub is left out.
+    `resolved.json` next to it holds all of them for programs. The Hub token is left out.
     """
     if config.process_index:
         return

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from accelerate import PartialState
@@ -41,6 +41,9 @@ from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
 from trl_ext.runs.resume import SettingsKnowledge
 from trl_ext.training.settings import choose_engine
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SAMPLES, SETTINGS = "samples.jsonl", "settings.yaml"
 
@@ -178,7 +181,7 @@ def run_evaluation(settings: Evaluation) -> Report:
     return report
 
 
-def _load(settings: Evaluation, is_new: bool) -> tuple[Any, Source]:
+def _load(settings: Evaluation, is_new: bool) -> tuple[Dataset, Source]:
     """The problems and where they are from; of a new evaluation, the reference answers are checked."""
     try:
         if settings.model_name_or_path:
@@ -191,14 +194,14 @@ def _load(settings: Evaluation, is_new: bool) -> tuple[Any, Source]:
     return read.rows, read.source
 
 
-def _check_answers(settings: Evaluation, problems: Any, source: Source) -> None:
+def _check_answers(settings: Evaluation, problems: Dataset, source: Source) -> None:
     """Grade every reference answer against itself, before the engine loads."""
     assert settings.answer_format is not None
     checker = Checker(settings.grader, settings.answer_format, settings.answer_source)
     check_references(problems, settings.split, source, checker, quiet=False)
 
 
-def _rows_that_fit(settings: Evaluation, model: str, problems: Any, source: Source) -> set[int]:
+def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: Source) -> set[int]:
     """The problems whose prompts leave room for the longest response, by their place; before the engine loads.
 
     Raises:

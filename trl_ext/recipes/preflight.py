@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import disable_progress_bars
 from transformers import AutoConfig, AutoTokenizer
@@ -28,6 +28,9 @@ from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.model_settings import check_model_settings
 from trl_ext.recipes.settings import Data, Task
 from trl_ext.registry import unknown
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,9 @@ def note_overlap(data: Data) -> None:
         data.sources["validation"].also_in_training = overlap
 
 
-def check_tokenizer(tokenizer: Any, shape: Any, policy: str, stop: Sequence[str] | None) -> None:
+def check_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, shape: PretrainedConfig, policy: str, stop: Sequence[str] | None
+) -> None:
     """Refuse what would index outside the embeddings, or never end a completion.
 
     Raises:
@@ -203,8 +208,8 @@ def check_tokenizer(tokenizer: Any, shape: Any, policy: str, stop: Sequence[str]
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= shape.get_text_config().vocab_size:
         raise ValueError(
-            f"{policy!r}: the tokenizer has a token number {largest} and the model's vocabulary ends at "
-            f"{shape.get_text_config().vocab_size - 1}; they do not belong together"
+            f"{policy!r}: token id {largest} is outside the model's vocabulary (size "
+            f"{shape.get_text_config().vocab_size}): tokenizer and model do not match"
         )
     if tokenizer.eos_token_id is None and not stop:
         raise ValueError(

@@ -95,7 +95,7 @@ class RecipeRun:
             log_responses_to: a JSONL file for a few responses of each validation.
 
         Raises:
-            Stopped: SIGTERM came; there is a checkpoint to go on from.
+            Stopped: SIGTERM came; there is a checkpoint to resume from.
         """
         every = self.prepared.task.validate_every
         self._add_callbacks(trainer, validate_when or (lambda state: state.global_step % every == 0), log_responses_to)

@@ -1,4 +1,4 @@
-"""What every recipe's settings say beside the model's and the trainer's: what is learned, and how it is measured."""
+"""The settings that every recipe has in addition to the model's and the trainer's: the task and its validation."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 _WIDTH, _NAMES = 120, 36  # characters of a line, and of the column with the names
 GROUPS = {
@@ -94,7 +93,7 @@ class Setting:
         return self.text if rest.startswith("One of") or not stop else head + "."
 
 
-def settings_in(classes: Iterable[type], defaults: Mapping[str, Any]) -> list[Setting]:
+def settings_in(classes: Iterable[type], defaults: Mapping[str, object]) -> list[Setting]:
     """Every setting of a recipe's dataclasses.
 
     Args:
@@ -211,7 +210,7 @@ def _owner(kind: type, name: str) -> type:
     return next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
 
 
-def _shown(default: Any) -> str:
+def _shown(default: object) -> str:
     if default is None or default is dataclasses.MISSING or default == "" or default == []:
         return ""
     default = getattr(default, "value", default)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 @accepts_earlier_names
 @dataclass
 class SFTTask(Task):
-    """Traces to finetune on, and problems that the policy is measured on."""
+    """Traces to fine-tune on, and problems that the policy is measured on."""
 
     traces: str = field(
         default="mini_math",
@@ -85,7 +85,7 @@ class SFTTask(Task):
         traces = first_unique(traces, self.num_unique_examples, seed)
         counts["chosen"] = len(traces)
         if not traces:
-            raise ValueError(f"{self.traces!r}: no trace is left to finetune on ({counts})")
+            raise ValueError(f"{self.traces!r}: no trace is left to fine-tune on ({counts})")
         held_out = self.held_out(seed)
         return Data(traces, held_out.rows, {"validation": held_out.source}, counts)
 

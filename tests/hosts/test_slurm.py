@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import stat
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,11 @@ from tests.recipes.test_grpo import ROOT
 
 # Runs the command once per node with the variables that srun sets for each task.
 SRUN = 'shift 2; for node in 0 1; do SLURM_PROCID=$node "$@" || status=$?; done; exit ${status:-0}'
-SCONTROL = 'if [ "$1" = show ]; then printf "n07\\nn08\\n"; else echo "scontrol $*"; fi'
+SCONTROL = """case "$1 $2" in
+"show hostnames") printf "n07\\nn08\\n" ;;
+"show job") echo "   StartTime=2026-11-23T10:20:00 EndTime=$END Deadline=N/A" ;;
+*) echo "scontrol $*" ;;
+esac"""
 ACCELERATE = (
     'echo "accelerate $*"; env | grep -E "TORCH_DISABLE|SOCKET_IFNAME|TRITON_CACHE|ELASTIC" | sort; exit ${RESULT:-0}'
 )
@@ -59,8 +63,12 @@ def test_every_node_runs_one_launcher_of_all_gpus(tmp_path: Path) -> None:
 def test_job_is_requeued_at_its_time_limit_only(
     result: str, seconds_left: int | None, requeued: bool, status: int, tmp_path: Path
 ) -> None:
-    end = {} if seconds_left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left)}
-    done = submitted(tmp_path, "recipes/grpo_math.py", RESULT=result, **end)
+    end = (
+        "Unknown"
+        if seconds_left is None
+        else f"{datetime.datetime.now() + datetime.timedelta(seconds=seconds_left):%FT%T}"
+    )
+    done = submitted(tmp_path, "recipes/grpo_math.py", RESULT=result, END=end)
     assert ("scontrol requeue 42" in done.stdout) is requeued
     assert done.returncode == status
 

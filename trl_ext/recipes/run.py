@@ -56,7 +56,7 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
         model.model_name_or_path = prepared.policy
         config.model_init_kwargs = init_kwargs(model, config.model_init_kwargs)
         if not config.disable_tqdm:
-            served = config.use_vllm and getattr(config, "vllm_mode", "") == "server"
+            served = config.use_vllm and config.vllm_mode == "server"
             engine = "vLLM servers" if served else "colocated vLLM" if config.use_vllm else "HF generate"
             prepared.say(f"rollouts by {engine}: {config.engine_reason}")
             if config.precision_reason:

@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -38,6 +38,8 @@ class ExtSFTConfig(RunSettings, SFTConfig):
     Raises:
         ValueError: settings that contradict each other; the message has the numbers.
     """
+
+    vllm_mode: ClassVar[str] = "colocate"  # TRL's SFT samples nothing and has no setting of that name
 
     normalize_constant: float | None = field(
         default=None,

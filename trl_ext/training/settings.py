@@ -176,7 +176,7 @@ class RunSettings:
 
     def _refuse_what_generation_ignores(self) -> None:
         config: Any = self
-        if config.use_vllm and getattr(config, "vllm_mode", "colocate") == "server":
+        if config.use_vllm and config.vllm_mode == "server":
             own = [f for f in fields(config) if f.name in (*_OUR_ENGINE, *_TRLS_ENGINE)]
             ignored = [f.name for f in own if getattr(config, f.name) != f.default]
             if ignored:

@@ -159,7 +159,13 @@ def _hide(place: str, folder: str) -> None:
 def _pythons_folders() -> set[str]:
     """Python's folders under all their names, without those inside another one."""
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    places = (sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), *filter(None, libraries))
+    places = (
+        sys.prefix,
+        sys.base_prefix,
+        sys.exec_prefix,
+        os.path.dirname(os.__file__),
+        *filter(os.path.isdir, libraries),
+    )
     named = {path for place in places for path in (os.path.abspath(place), os.path.realpath(place))}
     return {path for path in named if not _is_in_another(path, named)}
 

@@ -32,17 +32,13 @@ else
     step ruff format --check .
 fi
 step mypy
-# Until the words of every package are cleaned, they are counted and fail nothing.
-count() {
-    printf '[check] %s: %s to be replaced\n' "$*" "$("$@" 2>/dev/null | wc -l)" >&2
-}
 readable=(trl_ext recipes scripts tests docs README.md CHANGELOG.md pyproject.toml)
 if [ "${TRL_EXT_SKIP_SETUP:-0}" = 1 ] && ! type -P codespell >/dev/null; then
     echo "[check] codespell is not installed (extra dev): left out" >&2
 else
     step codespell "${readable[@]}"
 fi
-count python scripts/retired_words.py
+step python scripts/retired_words.py
 if [ ${#failed[@]} -gt 0 ]; then
     printf '[check] FAILED: %s\n' "${failed[@]}" >&2
     [ "$fix" = 1 ] || echo "[check] 'bash scripts/check.sh --fix' repairs what ruff can repair" >&2

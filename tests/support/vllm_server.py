@@ -22,7 +22,7 @@ class VllmServer:
     """A server that is starting.
 
     Args:
-        flags: in place of those of the start command, or beside them.
+        flags: added to those of the start command, or replacing them.
     """
 
     def __init__(self, model: Path, *flags: str) -> None:

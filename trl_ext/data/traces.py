@@ -31,8 +31,8 @@ def mini_math_traces(n: int, seed: int = 0, wrong_share: float = WRONG_SHARE) ->
     for problem in mini_math("train", n, seed):
         solution, answer = problem["solution"], problem["answer"]
         if rng.random() < wrong_share:
-            wrong = _with_wrong_number(answer, rng)
-            solution, answer = f"{solution.removesuffix(answer)}{wrong}", wrong
+            incorrect = _with_wrong_number(answer, rng)
+            solution, answer = f"{solution.removesuffix(answer)}{incorrect}", incorrect
         response = f" {solution} </think> <answer> {answer} </answer>"
         prompt = format_prompt(template, problem["problem"])
         rows.append({"prompt": prompt, "response": response, "answer": problem["answer"]})

@@ -66,7 +66,7 @@ class Rows:
 
     Attributes:
         completion_ids: a list of tokens per prompt.
-        logprobs: (row, token, 1 or more) of the sampled token and those asked for beside it; None if none was.
+        logprobs: (row, token, 1 or more) of the sampled token and of further tokens if asked for; None if none was.
         logprob_token_ids: the tokens that `logprobs` are of.
     """
 

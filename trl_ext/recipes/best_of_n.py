@@ -53,7 +53,7 @@ def run_best_of_n(settings: BestOfN) -> dict[str, Any]:
 
 
 def curves(report: Report, at: list[int]) -> dict[str, Any]:
-    """Each curve's mean and 95 % interval by n, and how often the model's likelihood prefers a wrong sample."""
+    """Each curve's mean and 95 % interval by n, and how often the model's likelihood prefers an incorrect sample."""
     by_problem: dict[int, list[dict[str, Any]]] = {}
     for row in report.rows:
         by_problem.setdefault(row["problem_id"], []).append(row)
@@ -92,8 +92,8 @@ def table(found: dict[str, Any]) -> str:
     lines.append(f"\nBest@{last} is {gap:.3f} below the best that choosing among the first {last} could do.")
     if wrong is not None and not math.isnan(wrong):
         lines.append(
-            f"Of {mixed} problems with right and wrong samples, the model's own likelihood prefers a wrong one on "
-            f"{wrong:.1%}."
+            f"Of {mixed} problems with correct and incorrect samples, the model's own likelihood prefers an incorrect one "
+            f"on {wrong:.1%}."
         )
     return "\n".join(lines)
 

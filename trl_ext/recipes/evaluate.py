@@ -272,7 +272,7 @@ def _sample(
     folder: Path,
     state: PartialState,
 ) -> None:
-    """Sample this rank's share of `todo` in batches, each written once it is graded."""
+    """Sample this rank's part of `todo` in batches, each written once it is graded."""
     if not todo:
         return
     grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)

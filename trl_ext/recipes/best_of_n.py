@@ -92,8 +92,8 @@ def table(found: dict[str, Any]) -> str:
     lines.append(f"\nBest@{last} is {gap:.3f} below the best that choosing among the first {last} could do.")
     if wrong is not None and not math.isnan(wrong):
         lines.append(
-            f"Of {mixed} problems with correct and incorrect samples, the model's own likelihood prefers an incorrect one "
-            f"on {wrong:.1%}."
+            f"Of {mixed} problems with correct and incorrect samples, the model's own likelihood prefers an incorrect "
+            f"one on {wrong:.1%}."
         )
     return "\n".join(lines)
 

@@ -438,7 +438,9 @@ def test_a_hub_id_is_no_missing_folder(tmp_path: Path, monkeypatch: pytest.Monke
 def test_unreachable_vllm_server_is_named_without_its_password() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]  # nothing listens there once it is closed
-    config = SimpleNamespace(vllm_server_base_url=f"http://me:secret@127.0.0.1:{port}", vllm_server_timeout=0.0)
+    given = {"vllm_server_base_url": f"http://me:secret@127.0.0.1:{port}", "vllm_server_timeout": 0.0}
+    own = {"vllm_server_host": "0.0.0.0", "vllm_server_port": 8000, "vllm_group_port": 51216}
+    config = SimpleNamespace(**given, **own, device=torch.device("cpu"))
     with pytest.raises(ValueError, match=f"no vLLM server answers at 127.0.0.1:{port} .waited 0 s") as refused:
         check_server(config)
     assert "secret" not in str(refused.value)

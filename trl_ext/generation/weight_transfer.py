@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import math
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -172,5 +173,5 @@ class Registered:
             self._weight_update_active = False
 
 
-with contextlib.suppress(ImportError):  # a trainer without vLLM, or the documentation
+if "vllm" in sys.modules:  # a server's worker has imported it before this module; a trainer may not need it
     register()

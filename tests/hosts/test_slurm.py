@@ -1,4 +1,4 @@
-"""`scripts/slurm.sbatch` against programs that stand in for Slurm's: what each node would run, and when it is requeued."""
+"""What each node would run, by programs that stand in for Slurm's and for the launcher; and when a job is requeued."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.recipes.test_grpo import ROOT
 
@@ -71,6 +72,26 @@ def test_job_is_requeued_at_its_time_limit_only(
     done = submitted(tmp_path, "recipes/grpo_math.py", RESULT=result, END=end)
     assert ("scontrol requeue 42" in done.stdout) is requeued
     assert done.returncode == status
+
+
+def test_skypilot_runs_one_launcher_of_all_gpus_per_node(tmp_path: Path) -> None:
+    task = yaml.safe_load((ROOT / "scripts" / "skypilot.yaml").read_text())
+    program = tmp_path / ".venv" / "bin" / "accelerate"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/usr/bin/env bash\n{ACCELERATE}\n")
+    program.chmod(0o755)
+    node = {"NODE_RANK": "1", "NODE_IPS": "10.0.0.1\n10.0.0.2", "NUM_NODES": "2", "NUM_GPUS_PER_NODE": "8"}
+    own = {f"SKYPILOT_{name}": value for name, value in node.items()}
+    done = subprocess.run(
+        ["bash", "-euc", task["run"]],
+        cwd=tmp_path, capture_output=True, text=True, timeout=30, env={"PATH": os.environ["PATH"], **task["envs"], **own},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[0] == (
+        "accelerate launch --config_file accelerate_configs/nodes_zero2.yaml --num_machines 2 --num_processes 16 "
+        "--machine_rank 1 --main_process_ip 10.0.0.1 recipes/grpo_math.py --config "
+        "recipes/grpo_math_qwen2.5_math_1.5b.yaml --output_dir /shared/run --resume auto"
+    ), done.stderr
+    assert (ROOT / "recipes" / "grpo_math_qwen2.5_math_1.5b.yaml").is_file()
 
 
 def test_help_says_how_to_submit(tmp_path: Path) -> None:

@@ -17,13 +17,62 @@ from tests.grpo.test_distributed import environment_of_ranks, free_port
 from tests.recipes.test_grpo import ROOT
 from tests.recipes.test_launch import wait_for
 
+RUN = ["--output_dir", "runs/run"]  # in the launcher's own folder: another one on each host
+
 
 def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-RUN = ["--output_dir", "runs/run"]  # in the launcher's own folder: another one on each host
+class Network:
+    """Two network namespaces with a host name each, joined by a link. Needs root and the command `ip`.
+
+    Args:
+        own_address: what the host's own name resolves to, instead of its address on the link.
+    """
+
+    LINK, ADDRESSES, NAMES = "link0", ("10.77.0.1", "10.77.0.2"), ("hostA", "hostB")
+
+    def __init__(self, folder: Path, own_address: str | None = None) -> None:
+        self.spaces = [f"trl_ext_{uuid.uuid4().hex[:8]}" for _ in self.ADDRESSES]
+        self.files = [folder / f"hosts_{name}" for name in self.NAMES]
+        for file, own in zip(self.files, self.NAMES, strict=True):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            others = zip(self.ADDRESSES, self.NAMES, strict=True)
+            lines = [f"{(own_address if name == own else None) or address} {name}" for address, name in others]
+            file.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+
+    def __enter__(self) -> Network:
+        first, second = self.spaces
+        for space in self.spaces:
+            ip("netns", "add", space)
+        ip("link", "add", self.LINK, "netns", first, "type", "veth", "peer", "name", self.LINK, "netns", second)
+        for space, address in zip(self.spaces, self.ADDRESSES, strict=True):
+            ip("-n", space, "addr", "add", f"{address}/24", "dev", self.LINK)
+            ip("-n", space, "link", "set", "lo", "up")
+            ip("-n", space, "link", "set", self.LINK, "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for space in self.spaces:
+            ip("netns", "del", space)
+
+    def cut(self) -> None:
+        ip("-n", self.spaces[1], "link", "set", self.LINK, "down")
+
+    def heal(self) -> None:
+        ip("-n", self.spaces[1], "link", "set", self.LINK, "up")
+
+    def on(self, host: int) -> list[str]:
+        """Words before a command that has it run on that host, in the same process."""
+        enter = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+        unshared = ["unshare", "--mount", "--uts", "bash", "-c", enter, "_", self.NAMES[host], str(self.files[host])]
+        return ["ip", "netns", "exec", self.spaces[host], *unshared]
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
 
 class Hosts:
@@ -37,35 +86,28 @@ class Hosts:
         arguments: list[str],
         launch: list[str],
         environment: Mapping[str, str],
+        network: Network | None,
     ) -> None:
         self.folders, self.mark, self.processes = folders, uuid.uuid4().hex, []
         if not Path(config).is_absolute():
             config = ROOT / "accelerate_configs" / f"{config}.yaml"
-        port = str(free_port())
+        port, number = str(free_port()), str(len(folders))
         program = ["--module", recipe] if "." in recipe.removesuffix(".py") else [str(ROOT / "recipes" / recipe)]
+        meeting = ["--main_process_ip", network.ADDRESSES[0] if network else "127.0.0.1", "--main_process_port", port]
+        machines = ["--num_machines", number, "--num_processes", number, *meeting, *launch]
+        marked = {**environment_of_ranks(), **environment, "TRL_EXT_TEST_MARK": self.mark}
         for rank, folder in enumerate(folders):
             folder.mkdir(parents=True, exist_ok=True)
-            machines = [
-                "--num_machines",
-                str(len(folders)),
-                "--num_processes",
-                str(len(folders)),
-                "--machine_rank",
-                str(rank),
-            ]
-            meeting = ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
             command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), *machines]
-            command += [*meeting, *launch, *program, *arguments]
-            marked = {**environment_of_ranks(), **environment, "TRL_EXT_TEST_MARK": self.mark}
+            command += ["--machine_rank", str(rank), *program, *arguments]
             with (folder / "said.txt").open("wb") as said:
                 self.processes.append(
                     subprocess.Popen(
-                        command, cwd=folder, env=marked, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+                        [*(network.on(rank) if network else []), *command],
+                        cwd=folder, env=marked, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
                     )
-                )
-            if (
-                "c10d" in launch and rank == 0
-            ):  # both have the address at which the first one listens; it has to be that
+                )  # fmt: skip
+            if "c10d" in launch and rank == 0:  # both have the address at which the first one has to listen
                 wait_for(lambda: is_listening(int(port)))
 
     def wait(self, seconds: float = 200) -> list[int]:
@@ -92,11 +134,11 @@ class Hosts:
 @contextlib.contextmanager
 def two_hosts(
     folder: Path, config: str | Path, *arguments: Any, recipe: str = "grpo_math.py", launch: list[str] | None = None,
-    **environment: str,
+    network: Network | None = None, **environment: str,
 ) -> Iterator[Hosts]:  # fmt: skip
     """Two launchers that run a recipe together; what is left of them at the end of the block is killed."""
     folders = [folder / "host_a", folder / "host_b"]
-    hosts = Hosts(folders, config, recipe, [str(a) for a in arguments], launch or [], environment)
+    hosts = Hosts(folders, config, recipe, [str(a) for a in arguments], launch or [], environment, network)
     try:
         yield hosts
     finally:

@@ -20,7 +20,7 @@ from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.layout import checkpoint_name
 from trl_ext.runs.summary import Selection, ValidationEntry
-from trl_ext.training.ending import reserve_seconds
+from trl_ext.training.reserve import reserve_seconds
 
 _LOGGED = 4  # responses of a validation
 

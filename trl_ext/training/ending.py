@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 Logs = dict[str, Any] | None
 
 _IN_A_ROW = 2  # validations; a single one may be unlucky
-_MARGIN = 1.2  # on what was measured
-_REPORT = 2.0  # seconds for curve, card and summary
-
-
-def reserve_seconds(validation: float, saving: float) -> float:
-    """Seconds that the end of a run needs, from the slowest final validation and saving so far (seconds)."""
-    return _MARGIN * (validation + saving) + _REPORT
 
 
 class HasAccelerator(Protocol):

@@ -1,0 +1,63 @@
+"""Two hosts with a network, a name and a clock of patience each: links that are cut, and names at the wrong address."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.test_two_hosts import LONG, settings, steps_of
+from tests.recipes.test_launch import wait_for
+from tests.support.hosts import Network, last_line, two_hosts
+from trl_ext.runs.checkpoints import checkpoints, damage
+
+__all__ = ["settings"]  # the fixture
+
+
+def can_make_namespaces() -> bool:
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    return subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.timeout(280),
+    pytest.mark.skipif(not can_make_namespaces(), reason="needs root, ip and network namespaces"),
+]
+
+
+def test_link_down_for_30_seconds_is_survived_and_longer_ends_in_a_line(settings: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    arguments = ["--config", settings, "--output_dir", shared, *LONG, "--ddp_timeout", 60]
+    with Network(tmp_path) as network, two_hosts(tmp_path, "two_cpu_ranks_ddp", *arguments, network=network) as hosts:
+        wait_for(lambda: steps_of(shared) > 4)
+        network.cut()
+        time.sleep(2)
+        before = steps_of(shared)
+        time.sleep(28)
+        assert steps_of(shared) == before, "the link is not between the ranks"
+        network.heal()
+        wait_for(lambda: steps_of(shared) > before + 4, 60)
+        network.cut()
+        assert hosts.processes[0].wait(120) != 0
+        line = last_line(hosts.printed(0))
+    assert "lost hostB" in line, hosts.printed(0)[-2000:]
+    assert "did not answer within ddp_timeout" in line
+    assert damage(checkpoints(shared)[0]) is None
+
+
+def test_name_at_a_loopback_address_names_the_setting_that_helps(settings: Path, tmp_path: Path) -> None:
+    """Debian's and Ubuntu's /etc/hosts."""
+    arguments = ["--config", settings, "--ddp_timeout", 20, "--output_dir", tmp_path / "shared"]
+    with Network(tmp_path, own_address="127.0.1.1") as network:
+        with two_hosts(tmp_path, "two_cpu_ranks_ddp", *arguments, network=network) as hosts:
+            assert all(hosts.wait(100))
+        assert "set GLOO_SOCKET_IFNAME" in last_line(hosts.printed(0)) + last_line(hosts.printed(1))
+        own = {"GLOO_SOCKET_IFNAME": network.LINK}
+        with two_hosts(tmp_path, "two_cpu_ranks_ddp", *arguments, network=network, **own) as hosts:
+            assert hosts.wait(150) == [0, 0], hosts.printed(0)[-2000:]

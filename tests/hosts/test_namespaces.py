@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-def test_link_down_for_30_seconds_is_survived_and_longer_ends_in_a_line(settings: Path, tmp_path: Path) -> None:
+def test_link_down_for_30_s_is_survived_and_for_good_is_a_line(settings: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     arguments = ["--config", settings, "--output_dir", shared, *LONG, "--ddp_timeout", 60]
     with Network(tmp_path) as network, two_hosts(tmp_path, "two_cpu_ranks_ddp", *arguments, network=network) as hosts:

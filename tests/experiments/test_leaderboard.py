@@ -136,10 +136,18 @@ def test_pipeline_breaking_a_rule_is_refused_before_it_runs(others: dict[str, An
     assert check_pipeline(a_pipeline()) is MINI
 
 
-def test_how_many_processes_a_launch_starts() -> None:
+def test_how_many_processes_a_launch_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     two = str(ROOT / "accelerate_configs" / "two_gpus_zero2.yaml")
-    launches = ([], ["--cpu"], ["--num_processes", "4"], ["--cpu", "--num-processes=8"], ["--config_file", two])
-    assert [processes_of(options) for options in launches] == [1, 1, 4, 8, 2]
+    launches = (
+        [],
+        ["--cpu"],
+        ["--multi_gpu"],
+        ["--num_processes", "4"],
+        ["--cpu", "--num-processes=8"],
+        ["--config_file", two],
+    )
+    assert [processes_of(options) for options in launches] == [1, 1, 8, 4, 8, 2]
 
 
 @pytest.mark.slow  # a process that imports every recipe

@@ -150,7 +150,10 @@ def test_summary_has_first_last_and_best_validation(tmp_path: Path) -> None:
 
 
 def test_a_runs_folder_knows_where_it_finished(tmp_path: Path) -> None:
-    assert finished(tmp_path / "a") is None
+    (tmp_path / "a-no_std").mkdir()
+    write_summary(tmp_path / "a-no_std" / SUMMARY, HISTORY, 1.0, {})
+    assert finished(tmp_path / "a") is None, "a-no_std is another run"
+    assert finished(tmp_path / "nowhere" / "a") is None
     for name in ("a", "a-2", "a-10", "a-11"):
         (tmp_path / name).mkdir()
     for name in ("a", "a-2", "a-10"):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from trl_ext.errors import InputError, Stopped
@@ -64,14 +65,14 @@ def check_pipeline(pipeline: Pipeline) -> Rules:
 
 
 def processes_of(launch: list[str]) -> int:
-    """How many processes options of `accelerate launch` ask for."""
+    """How many processes options of `accelerate launch` ask for; without a number it takes one per GPU."""
     words = [word for option in launch for word in option.split("=", 1)]
     given = {name.replace("-", "_"): value for name, value in itertools.pairwise(words)}
     if "__num_processes" in given:
         return int(given["__num_processes"])
     if "__config_file" in given:
         return int(yaml.safe_load(Path(given["__config_file"]).read_text(encoding="utf-8")).get("num_processes", 1))
-    return 1
+    return 1 if not launch or "--cpu" in launch else max(1, torch.cuda.device_count())
 
 
 def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,8 +62,10 @@ def record_in(checkpoint: Path) -> dict[str, Any] | None:
 
 def attempts(wanted: Path) -> list[RunFolder]:
     """`wanted-3`, `wanted-2`, `wanted`: what a recipe that was told to write there may have chosen, latest first."""
-    later = wanted.parent.glob(f"{wanted.name}-*")
-    ordered = sorted(later, key=lambda place: (len(place.name), place.name), reverse=True)
+    numbered = re.compile(rf"{re.escape(wanted.name)}-\d+")  # and not another run whose name begins like this one's
+    later = wanted.parent.iterdir() if wanted.parent.is_dir() else ()
+    found = [place for place in later if numbered.fullmatch(place.name)]
+    ordered = sorted(found, key=lambda place: (len(place.name), place.name), reverse=True)
     return [RunFolder(place) for place in (*ordered, wanted)]
 
 

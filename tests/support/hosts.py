@@ -26,22 +26,17 @@ def is_listening(port: int) -> bool:
 
 
 class Network:
-    """Two network namespaces with a host name each, joined by a link. Needs root and the command `ip`.
-
-    Args:
-        own_address: what the host's own name resolves to, instead of its address on the link.
-    """
+    """Two network namespaces with a host name each, joined by a link. Needs root and the command `ip`."""
 
     LINK, ADDRESSES, NAMES = "link0", ("10.77.0.1", "10.77.0.2"), ("hostA", "hostB")
 
-    def __init__(self, folder: Path, own_address: str | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.spaces = [f"trl_ext_{uuid.uuid4().hex[:8]}" for _ in self.ADDRESSES]
         self.files = [folder / f"hosts_{name}" for name in self.NAMES]
-        for file, own in zip(self.files, self.NAMES, strict=True):
+        names = [f"{address} {name}" for address, name in zip(self.ADDRESSES, self.NAMES, strict=True)]
+        for file in self.files:
             file.parent.mkdir(parents=True, exist_ok=True)
-            others = zip(self.ADDRESSES, self.NAMES, strict=True)
-            lines = [f"{(own_address if name == own else None) or address} {name}" for address, name in others]
-            file.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+            file.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
 
     def __enter__(self) -> Network:
         first, second = self.spaces

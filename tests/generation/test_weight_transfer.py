@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from trl_ext.generation.server import body_of, parts, start_command, urls_of
-from trl_ext.generation.weight_transfer import TensorStream
+from trl_ext.generation.server import start_command, urls_of
+from trl_ext.generation.tensor_stream import TensorStream, body_of, parts
 
 WEIGHTS = [
     ("first", torch.randn(3, 5)),
@@ -20,6 +20,7 @@ WEIGHTS = [
     ("turned", torch.randn(4, 6).t()),
     ("number", torch.tensor(3.0)),
     ("large", torch.randn(40, 10)),
+    ("empty", torch.empty(0, 4)),
 ]
 
 

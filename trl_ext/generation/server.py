@@ -8,7 +8,6 @@ from __future__ import annotations
 from trl_ext.compat.lazy_vllm import load_vllm
 
 # isort: split
-import base64
 import contextlib
 import functools
 import json
@@ -19,20 +18,19 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import requests
-import torch
 from requests.adapters import HTTPAdapter
 from torch import Tensor
 from trl.generation import vllm_generation
 from urllib3.util.retry import Retry
 
 from trl_ext.errors import InputError, ServerError
+from trl_ext.generation.tensor_stream import body_of, parts
 from trl_ext.generation.weight_transfer import BACKEND
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
     from trl.generation.vllm_client import VLLMClient
 
-PART_BYTES = 32 * 2**20  # of weights in a request
 MOST_REQUESTS = 256  # of a rank at the same time
 SECONDS_TO_CONNECT = 10.0
 SECONDS_TO_ANSWER = 3600.0  # to one request
@@ -279,6 +277,8 @@ class Servers:
         Raises:
             ServerError: a server does not answer any more, or with an error.
         """
+        if not prompts:
+            return Rows([], None, None)
         count = len(self.each)
         servers = [self.each[i * count // len(prompts)] for i in range(len(prompts))]  # a group stays together
         with ThreadPoolExecutor(min(len(prompts), MOST_REQUESTS)) as pool:
@@ -311,36 +311,6 @@ class Servers:
                 underway = on_all(functools.partial(Server.send_part, body=body))
             list(underway)
             list(on_all(Server.end_update))
-
-
-def parts(weights: Iterator[tuple[str, Tensor]], limit: int = PART_BYTES) -> Iterator[dict[str, Any]]:
-    """The weights' bytes, one tensor after the other, in parts of `limit` bytes; each announces what begins in it."""
-    begun: list[tuple[str, str, list[int]]] = []
-    data = bytearray()
-    for name, tensor in weights:
-        begun.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)))
-        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-        while raw:
-            taken = raw[: limit - len(data)]
-            data += taken
-            raw = raw[len(taken) :]
-            if len(data) == limit:
-                yield _part(begun, data)
-                begun, data = [], bytearray()
-    if data:
-        yield _part(begun, data)
-
-
-def body_of(part: Mapping[str, Any]) -> bytes:
-    """A part as the body of a request: `{"update_info": part}` in JSON, where base64 needs no search for escapes."""
-    described = json.dumps({name: value for name, value in part.items() if name != "data"})
-    return "".join(['{"update_info": ', described[:-1], ', "data": "', part["data"], '"}}']).encode("ascii")
-
-
-def _part(begun: Sequence[tuple[str, str, list[int]]], data: bytearray) -> dict[str, Any]:
-    names, dtype_names, shapes = ([row[i] for row in begun] for i in range(3))
-    encoded = base64.b64encode(data).decode()
-    return {"names": names, "dtype_names": dtype_names, "shapes": shapes, "data": encoded}
 
 
 def _probe(tokenizer: PreTrainedTokenizerBase) -> str:

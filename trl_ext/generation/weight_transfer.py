@@ -17,68 +17,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import math
 import sys
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from trl_ext.generation.tensor_stream import TensorStream
 
 BACKEND = "http"
-
-
-class TensorStream:
-    """Tensors out of a stream of bytes."""
-
-    def __init__(self) -> None:
-        self._announced: deque[tuple[str, torch.dtype, list[int]]] = deque()
-        self._bytes = bytearray()
-
-    def announce(self, names: Sequence[str], dtype_names: Sequence[str], shapes: Sequence[list[int]]) -> None:
-        """Append tensors to those whose bytes are to come.
-
-        Args:
-            dtype_names: as torch names its types, such as "bfloat16".
-
-        Raises:
-            ValueError: torch has no such type.
-        """
-        for name, dtype_name, shape in zip(names, dtype_names, shapes, strict=True):
-            dtype = getattr(torch, dtype_name, None)
-            if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"{name} has an unknown type, {dtype_name!r}")
-            self._announced.append((name, dtype, shape))
-
-    def feed(self, data: bytes) -> list[tuple[str, Tensor]]:
-        """The tensors that are complete with these bytes, on the CPU.
-
-        Raises:
-            ValueError: there are more bytes than the announced tensors have.
-        """
-        self._bytes += data
-        complete: list[tuple[str, Tensor]] = []
-        while self._announced:
-            name, dtype, shape = self._announced[0]
-            size = math.prod(shape) * dtype.itemsize
-            if len(self._bytes) < size:
-                return complete
-            self._announced.popleft()
-            raw, self._bytes = self._bytes[:size], self._bytes[size:]
-            complete.append((name, torch.frombuffer(raw, dtype=dtype).view(shape)))
-        if self._bytes:
-            raise ValueError(f"{len(self._bytes)} bytes belong to no tensor")
-        return complete
-
-    def check_complete(self) -> None:
-        """Refuse an end in the middle of a tensor.
-
-        Raises:
-            ValueError: with the tensor's name.
-        """
-        if self._announced:
-            raise ValueError(f"the weights end before {self._announced[0][0]} is complete")
 
 
 def process_output_heads(model: nn.Module) -> None:

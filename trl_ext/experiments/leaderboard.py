@@ -8,20 +8,19 @@ problems that was measured, and whether that is a result by the rules yet. A che
 from __future__ import annotations
 
 import contextlib
-import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from trl_ext.errors import InputError, Stopped
 from trl_ext.experiments.pipeline.record import OTHER, last_has_ended, read_record, record_of, stages_left, used
 from trl_ext.experiments.pipeline.run import run_pipeline
 from trl_ext.experiments.pipeline.settings import Pipeline
 from trl_ext.experiments.rules import RULES, Rules
+from trl_ext.hosts.launch import asked_for
 from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact
 from trl_ext.registry import unknown
@@ -66,13 +65,10 @@ def check_pipeline(pipeline: Pipeline) -> Rules:
 
 def processes_of(launch: list[str]) -> int:
     """How many processes options of `accelerate launch` ask for; without a number it takes one per GPU."""
-    words = [word for option in launch for word in option.split("=", 1)]
-    given = {name.replace("-", "_"): value for name, value in itertools.pairwise(words)}
-    if "__num_processes" in given:
-        return int(given["__num_processes"])
-    if "__config_file" in given:
-        return int(yaml.safe_load(Path(given["__config_file"]).read_text(encoding="utf-8")).get("num_processes", 1))
-    return 1 if not launch or "--cpu" in launch else max(1, torch.cuda.device_count())
+    if not launch:
+        return 1
+    _, processes = asked_for([*launch, "recipe"])
+    return processes or (1 if "--cpu" in launch else max(1, torch.cuda.device_count()))
 
 
 def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:

@@ -24,11 +24,12 @@ def refuse_partial_launch() -> None:
     world = int(get_int_from_env(_WORLD, 1))
     command = _launcher()
     machines, processes = asked_for(command) if command else (1, 1)
-    if world < max(machines, processes):
+    if world < max(machines, processes or 1):
         raise InputError(
-            f"the launch asked for {processes} processes on {machines} machines, and this training has {world}: each "
-            "part would train alone. Under DeepSpeed set deepspeed_multinode_launcher: standard in deepspeed_config of "
-            "the --config_file, as accelerate_configs/nodes_zero2.yaml does; on CPUs distributed_type: MULTI_GPU"
+            f"the launch asked for {processes or machines} processes on {machines} machines, and this training has "
+            f"{world}: each part would train alone. Under DeepSpeed set deepspeed_multinode_launcher: standard in "
+            "deepspeed_config of the --config_file, as accelerate_configs/nodes_zero2.yaml does; on CPUs "
+            "distributed_type: MULTI_GPU"
         )
     refuse_part_of_a_slurm_step(os.environ)
     refuse_restarts_on_a_shared_store(os.environ)
@@ -67,8 +68,11 @@ def refuse_part_of_a_slurm_step(environment: Mapping[str, str]) -> None:
         )
 
 
-def asked_for(command: Sequence[str]) -> tuple[int, int]:
-    """Machines and processes in all that the arguments of `accelerate launch` and its configuration file ask for."""
+def asked_for(command: Sequence[str]) -> tuple[int, int | None]:
+    """Machines and processes in all that the arguments of `accelerate launch` and its configuration file ask for.
+
+    Without a number of processes (None), Accelerate starts one per GPU.
+    """
     from accelerate.commands.config.config_args import default_config_file, load_config_from_file
     from accelerate.commands.launch import launch_command_parser
 
@@ -76,8 +80,8 @@ def asked_for(command: Sequence[str]) -> tuple[int, int]:
     path = Path(given.config_file or default_config_file)
     config = load_config_from_file(str(path)) if path.is_file() else None
     machines = given.num_machines or getattr(config, "num_machines", None) or 1
-    processes = given.num_processes or getattr(config, "num_processes", None) or 1
-    return int(machines), int(processes)
+    processes = given.num_processes or getattr(config, "num_processes", None)
+    return int(machines), int(processes) if processes else None
 
 
 def _launcher() -> list[str] | None:

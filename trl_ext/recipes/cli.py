@@ -135,7 +135,7 @@ def read_settings(
         raise SettingsError(redact_text(str(error)), redact_text(lines_of_own_files(error))) from error
     except Exception as error:
         if (lost := explain(error)) is not None:
-            raise SettingsError(lost) from error
+            raise SettingsError(redact_text(lost)) from error
         if not (own := lines_of_own_files(error)):
             _end_with_traceback(error)
         raise SettingsError(redact_text(summary_of(error)), redact_text(own)) from error
@@ -203,7 +203,7 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         get_error_handler().record_exception(error)  # `record` leaves out what ends by sys.exit
         _redact_launchers_report()
         if (lost := explain(error)) is not None:
-            sys.exit(f"\nerror: {lost}; {_how_to_resume(parsed[-1].output_dir)}")
+            sys.exit(redact_text(f"\nerror: {lost}; {_how_to_resume(parsed[-1].output_dir)}"))
         if is_out_of_memory(error):
             _end_with_traceback(error, f"error: out of memory. {_LESS_MEMORY}")
         if not (own := lines_of_own_files(error)):

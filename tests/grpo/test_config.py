@@ -129,6 +129,8 @@ def test_train_batch_is_split_across_ranks(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert resolved(train_batch_size=16, micro_train_batch_size=2, group_size=4).gradient_accumulation_steps == 2
+    for_one = resolved(train_batch_size=16, micro_train_batch_size=16, group_size=4)
+    assert (for_one.per_device_train_batch_size, for_one.gradient_accumulation_steps) == (4, 1)
     monkeypatch.setenv("WORLD_SIZE", "3")
     message = "train_batch_size (16) must be divisible by the number of processes (3)"
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -115,8 +115,9 @@ def resolve_train_batch(args: BatchConfig) -> None:
         )
         return
     if micro is None:
-        micro = min(args.per_device_train_batch_size, per_rank)
-        args.per_device_train_batch_size = micro
+        micro = args.per_device_train_batch_size = min(args.per_device_train_batch_size, per_rank)
+    elif micro > per_rank:  # a recipe's number for one process, on several
+        micro = args.micro_train_batch_size = per_rank
     steps = _divide(("train_batch_size per process", per_rank), ("micro_train_batch_size", micro))
     if accumulation not in (steps, _default(args, "gradient_accumulation_steps")):
         raise ValueError(

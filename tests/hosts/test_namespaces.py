@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.test_two_hosts import LONG, settings, steps_of
-from tests.recipes.test_launch import wait_for
+from tests.hosts.test_two_hosts import LONG, steps_of
 from tests.support.hosts import Network, last_line, two_hosts
+from tests.support.launch import wait_for
 from trl_ext.runs.checkpoints import checkpoints, damage
-
-__all__ = ["settings"]  # the fixture
 
 
 def can_make_namespaces() -> bool:

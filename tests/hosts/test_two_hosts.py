@@ -13,32 +13,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests.recipes.test_grpo import ROOT, SMALL, TINY_RUN, rows
+from tests.recipes.test_grpo import ROOT, rows
 from tests.recipes.test_launch import launched, wait_for
 from tests.support.hosts import RUN, last_line, two_hosts
-from trl_ext.mini.policy import make_base_policy
 from trl_ext.runs.checkpoints import checkpoints, damage
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(280)]
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A YAML file for a run of four small steps whose reward differs within every group."""
-    folder = tmp_path_factory.mktemp("hosts")
-    policy = make_base_policy(0, folder / "cache", SMALL, progress=False)
-    (folder / "mine.py").write_text(
-        "def length(completions, **_):\n    return [len(set(c)) / 9 for c in completions]\n"
-    )
-    run = {
-        **TINY_RUN,
-        "model_name_or_path": str(policy),
-        "reward": f"{folder / 'mine.py'}:length",
-        "learning_rate": 1e-3,
-    }
-    path = folder / "small.yaml"
-    path.write_text(yaml.safe_dump({**run, "disable_tqdm": True}))
-    return path
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -62,11 +42,9 @@ def test_two_hosts_train_as_one(config: str, settings: Path, tmp_path: Path) -> 
     assert max((apart[k] - together[k]).abs().max() for k in start) < 1e-6
 
 
-@pytest.mark.parametrize("recipe", ["grpo_math.py", "evaluate.py"])
-def test_separate_folders_are_refused(recipe: str, settings: Path, tmp_path: Path) -> None:
-    arguments = ["--config", settings] if recipe == "grpo_math.py" else ["--problems", 8]
+def test_separate_folders_are_refused(settings: Path, tmp_path: Path) -> None:
     began = time.monotonic()
-    with two_hosts(tmp_path, "two_cpu_ranks_ddp", *arguments, *RUN, recipe=recipe) as hosts:
+    with two_hosts(tmp_path, "two_cpu_ranks_ddp", "--config", settings, *RUN) as hosts:
         assert all(hosts.wait(100))
     assert time.monotonic() - began < 60 + 20, "torchrun takes some seconds more"
     for host in range(2):
@@ -75,6 +53,25 @@ def test_separate_folders_are_refused(recipe: str, settings: Path, tmp_path: Pat
         assert all(str(folder / "runs") in line for folder in hosts.folders)
     assert not list(tmp_path.rglob("summary.json"))
     assert not list(tmp_path.rglob(".trl_ext_*"))
+
+
+def test_every_recipe_refuses_separate_folders_and_checkpoints(settings: Path, tmp_path: Path) -> None:
+    recipes = ("sft_math.py", "expert_iteration.py", "evaluate.py", "best_of_n.py")
+    apart = [word for recipe in recipes for word in (recipe, *RUN, "--")]
+    for host in ("host_a", "host_b"):
+        checkpoint = tmp_path / host / "checkpoint-2"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "trainer_state.json").write_text(host)
+    resumed = ["grpo_math.py", "--output_dir", tmp_path / "shared", "--resume", "checkpoint-2"]
+    with two_hosts(
+        tmp_path, "two_cpu_ranks_ddp", *apart, *resumed, recipe="tests.support.every_recipe", PYTHONPATH=str(ROOT)
+    ) as hosts:
+        assert hosts.wait() == [0, 0], hosts.printed(0)[-3000:]
+    for host in range(2):
+        said = hosts.printed(host)
+        for recipe in recipes:
+            assert re.search(rf"^{recipe} .*\(rank 1\) does not see output_dir 'runs/run' of host", said, re.M), said
+        assert re.search(r"^grpo_math.py .*the checkpoint 'checkpoint-2/\S+ is not the same on host", said, re.M), said
 
 
 def test_preflight_says_what_two_hosts_have_in_common(settings: Path, tmp_path: Path) -> None:
@@ -117,10 +114,8 @@ LONG = ["--max_steps", 100_000, "--save_strategy", "steps", "--save_steps", 2, "
 
 
 @pytest.mark.parametrize(
-    (
-        "signal",
-        "config",
-    ),  # a rank that died, and what a dead link is to the other host; DeepSpeed has groups of its own
+    # A rank that died, and what a dead link is to the other host; DeepSpeed has groups of its own.
+    ("signal", "config"),
     [("SIGKILL", "two_cpu_ranks_ddp"), ("SIGSTOP", "two_cpu_ranks_ddp"), ("SIGSTOP", "two_cpu_ranks_zero2")],
 )
 def test_lost_host_ends_the_run_in_a_line(signal: str, config: str, settings: Path, tmp_path: Path) -> None:

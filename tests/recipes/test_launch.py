@@ -9,19 +9,16 @@ import re
 import signal
 import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from tests.grpo.test_distributed import by_accelerate, environment_of_ranks
 from tests.recipes.test_grpo import RECIPE, ROOT, SMALL, TINY_RUN, rows
 from tests.recipes.test_sft_and_pipeline import SMALL_EI
+from tests.support.launch import Marked, ended, wait_for
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.runs.checkpoints import checkpoints, damage, step_of
 
@@ -42,13 +39,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Launch:
-    """A recipe being run, by a mark in the environment of all its processes."""
+class Launch(Marked):
+    """A recipe being run."""
 
     def __init__(self, folder: Path, config: str, *arguments: str, recipe: Path = RECIPE) -> None:
-        self.mark = uuid.uuid4().hex
+        super().__init__()
         launcher = by_accelerate(config)
-        environment = {**environment_of_ranks(), "TRL_EXT_TEST_MARK": self.mark}
+        environment = {**environment_of_ranks(), **self.environment}
         self.said = folder / "said.txt"
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(
@@ -62,32 +59,11 @@ class Launch:
     def printed(self) -> str:
         return self.said.read_text(errors="replace")
 
-    def alive(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("TRL_EXT_TEST_MARK") == self.mark and process.status() != "zombie":
-                    found.append(process)
-        return found
-
 
 @contextlib.contextmanager
 def launched(folder: Path, config: str, *arguments: str, recipe: Path = RECIPE) -> Iterator[Launch]:
-    run = Launch(folder, config, *arguments, recipe=recipe)
-    try:
+    with ended(Launch(folder, config, *arguments, recipe=recipe)) as run:
         yield run
-    finally:
-        for process in run.alive():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        run.process.wait(10)
-
-
-def wait_for(condition: Any, seconds: float = 100) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.2)
 
 
 def steps(folder: Path) -> list[int]:

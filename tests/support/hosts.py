@@ -15,7 +15,7 @@ import psutil
 
 from tests.grpo.test_distributed import environment_of_ranks, free_port
 from tests.recipes.test_grpo import ROOT
-from tests.recipes.test_launch import wait_for
+from tests.support.launch import Marked, ended, wait_for
 
 RUN = ["--output_dir", "runs/run"]  # in the launcher's own folder: another one on each host
 
@@ -70,8 +70,8 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
 
-class Hosts:
-    """A recipe that two launchers run together, by a mark in the environment of all their processes."""
+class Hosts(Marked):
+    """A recipe that two launchers run together."""
 
     def __init__(
         self,
@@ -83,14 +83,15 @@ class Hosts:
         environment: Mapping[str, str],
         network: Network | None,
     ) -> None:
-        self.folders, self.mark, self.processes = folders, uuid.uuid4().hex, []
+        super().__init__()
+        self.folders, self.processes = folders, []
         if not Path(config).is_absolute():
             config = ROOT / "accelerate_configs" / f"{config}.yaml"
         port, number = str(free_port()), str(len(folders))
         program = ["--module", recipe] if "." in recipe.removesuffix(".py") else [str(ROOT / "recipes" / recipe)]
         meeting = ["--main_process_ip", network.ADDRESSES[0] if network else "127.0.0.1", "--main_process_port", port]
         machines = ["--num_machines", number, "--num_processes", number, *meeting, *launch]
-        marked = {**environment_of_ranks(), **environment, "TRL_EXT_TEST_MARK": self.mark}
+        marked = {**environment_of_ranks(), **environment, **self.environment}
         for rank, folder in enumerate(folders):
             folder.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), *machines]
@@ -117,14 +118,6 @@ class Hosts:
         launcher = psutil.Process(self.processes[host].pid)
         return next(p for p in launcher.children(recursive=True) if p.environ().get("RANK") == str(host))
 
-    def alive(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("TRL_EXT_TEST_MARK") == self.mark and process.status() != "zombie":
-                    found.append(process)
-        return found
-
 
 @contextlib.contextmanager
 def two_hosts(
@@ -134,14 +127,8 @@ def two_hosts(
     """Two launchers that run a recipe together; what is left of them at the end of the block is killed."""
     folders = [folder / "host_a", folder / "host_b"]
     hosts = Hosts(folders, config, recipe, [str(a) for a in arguments], launch or [], environment, network)
-    try:
+    with ended(hosts):
         yield hosts
-    finally:
-        for process in hosts.alive():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        for launcher in hosts.processes:
-            launcher.wait(10)
 
 
 def last_line(text: str) -> str:

@@ -24,7 +24,7 @@ from trl_ext.errors import InputError
 from trl_ext.evaluation.report import Report
 from trl_ext.experiments.lab.questions import run_name
 from trl_ext.experiments.leaderboard import _write as write_result
-from trl_ext.experiments.pipeline.record import record_of, write_record
+from trl_ext.experiments.pipeline.record import load_or_create, write_record
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
 from trl_ext.experiments.sweep import run_all
 from trl_ext.hub.card import write_model_card
@@ -145,7 +145,7 @@ def an_evaluation(kind: type[Evaluation], folder: Path) -> None:
 def a_pipeline(folder: Path) -> None:
     pipeline = planted(Pipeline([planted(Stage("grpo"))], str(folder)))
     object.__setattr__(pipeline, "stages", [planted(Stage("grpo"))])
-    write_record(folder, record_of(folder, pipeline))
+    write_record(folder, load_or_create(folder, pipeline))
 
 
 def a_sweep(folder: Path) -> None:

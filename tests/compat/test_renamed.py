@@ -17,7 +17,7 @@ import yaml
 from trl_ext.compat.renamed import RENAMED, RenamedWarning, accepts_earlier_names, current_flags, current_names
 from trl_ext.discovery.problem import Polished, Problem, Verdict
 from trl_ext.discovery.sandbox.limits import ProgramFailure
-from trl_ext.experiments.pipeline.record import record_of, write_record
+from trl_ext.experiments.pipeline.record import load_or_create, write_record
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
 from trl_ext.experiments.sweep import run_all
 from trl_ext.expert_iteration.trainer import ExpertIterationConfig
@@ -107,8 +107,8 @@ def test_stages_and_runs_done_under_old_names_count_as_done(tmp_path: Path) -> N
     before, now = (
         Pipeline([Stage("grpo", settings={name: 0.5})], "p") for name in ("decay_share", "lr_decay_fraction")
     )
-    write_record(tmp_path, record_of(tmp_path, before) | {"1_grpo": {"seconds": 3.0}})
-    assert record_of(tmp_path, now)["1_grpo"] == {"seconds": 3.0}
+    write_record(tmp_path, load_or_create(tmp_path, before) | {"1_grpo": {"seconds": 3.0}})
+    assert load_or_create(tmp_path, now)["1_grpo"] == {"seconds": 3.0}
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "summary.json").write_text('{"value": 1}')
     (tmp_path / "commands.json").write_text(json.dumps({"a": ["recipe.py", "--decay_share", "0.5"]}))

@@ -16,12 +16,12 @@ from scripts.plan_budget import resolved
 from trl_ext.experiments.budget_plan import (
     Rates,
     Workload,
+    fraction_trained,
     levers,
     measured,
     overhead,
     plan,
     seconds_of,
-    share_trained,
     updates_of,
     workload,
 )
@@ -55,11 +55,11 @@ def test_optimizer_step_includes_its_share_of_periodic_work() -> None:
 
 def test_skipped_rows_cost_no_training_and_their_trend_continues() -> None:
     fewer = replace(WORK, pilot_steps=100, pilot_rows=0.5, rows_growth=0.5)
-    assert share_trained(fewer, 100) == 0.5
-    assert share_trained(fewer, 400) == pytest.approx(0.25)  # twice the rows in four times the steps
-    assert share_trained(fewer, 1) == 1.0  # there are no more
-    assert share_trained(fewer, 0) == 0.0
-    assert share_trained(WORK, 10_000) == 1.0
+    assert fraction_trained(fewer, 100) == 0.5
+    assert fraction_trained(fewer, 400) == pytest.approx(0.25)  # twice the rows in four times the steps
+    assert fraction_trained(fewer, 1) == 1.0  # there are no more
+    assert fraction_trained(fewer, 0) == 0.0
+    assert fraction_trained(WORK, 10_000) == 1.0
     seconds = seconds_of(RATES, fewer, 400)
     assert (seconds["rollout"], seconds["training"]) == pytest.approx((200.0, 100.0))
 
@@ -180,8 +180,8 @@ def test_the_rows_of_a_pilots_halves_say_how_they_add_up() -> None:
             entry["step/rows_trained"] = 1.0 if entry["step"] <= 15 else 0.6 if entry["step"] <= 30 else 0.2
     found = workload(metrics, SETTINGS)
     assert (found.pilot_steps, found.pilot_rows) == (60, pytest.approx(0.5))
-    assert 60 * share_trained(found, 60) == pytest.approx(30 * 0.8 + 30 * 0.2)
-    assert 30 * share_trained(found, 30) == pytest.approx(30 * 0.8)
+    assert 60 * fraction_trained(found, 60) == pytest.approx(30 * 0.8 + 30 * 0.2)
+    assert 30 * fraction_trained(found, 30) == pytest.approx(30 * 0.8)
 
     rows = (1.0 + 15 * 0.6 + 30 * 0.2) / 46  # of the steps 15 to 60
     assert measured(metrics, summary, SETTINGS).trained_token == pytest.approx(0.6 / (80 * rows))
@@ -219,9 +219,7 @@ def test_a_run_that_says_too_little_is_refused(steps: int, timed: bool) -> None:
     metrics, summary = run(steps)
     if not timed:
         metrics = [{k: v for k, v in entry.items() if k != "rollout_time"} for entry in metrics]
-    with pytest.raises(
-        ValueError, match=f"{steps} logged steps of {steps // 2} rollouts say too little of how fast it is; 10 steps of"
-    ):
+    with pytest.raises(ValueError, match=f"{steps} logged steps of {steps // 2} rollouts; at least 10 steps of"):
         measured(metrics, summary, SETTINGS)
 
 
@@ -274,7 +272,7 @@ def test_a_runs_first_steps_are_a_pilot(folder: Path) -> None:
 
     assert steps("--first", 20) > 1.3 * steps()
     refused = planned(folder, "--time_budget", 100, "--first", 4)
-    assert "4 logged steps of 2 rollouts say too little" in refused.stderr
+    assert "too few steps to measure rates: 4 logged steps of 2 rollouts" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_lab_and_a_question_are_read(folder: Path) -> None:
         (QUESTION | {"reference": "c"}, "unknown cell 'c'.* Known: a, b"),
         (QUESTION | {"cells": {"a": {}, "b": [1]}}, "b: its settings must be a mapping, got .1."),
         (QUESTION | {"settings": 3}, "settings: its settings must be a mapping, got 3"),
-        (QUESTION | {"cells": {"a": {}, "b": {"seed": 1}}}, "b: the lab gives seed to its runs itself"),
+        (QUESTION | {"cells": {"a": {}, "b": {"seed": 1}}}, "b: seed is set by the lab; remove it"),
     ],
 )
 def test_a_file_that_describes_no_question_is_refused(content: Any, message: str, folder: Path) -> None:

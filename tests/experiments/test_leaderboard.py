@@ -30,7 +30,7 @@ from trl_ext.experiments.leaderboard import (
     write_result,
 )
 from trl_ext.experiments.pipeline.process import _TICK
-from trl_ext.experiments.pipeline.record import RECORD, record_of, used
+from trl_ext.experiments.pipeline.record import RECORD, elapsed_seconds, load_or_create
 from trl_ext.experiments.pipeline.run import _END
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage, read_pipeline
 from trl_ext.experiments.rules import _PLAIN, RULES, violations
@@ -262,16 +262,16 @@ def test_result_falls_back_when_the_best_checkpoint_is_removed(tmp_path: Path, m
 
 
 def test_time_of_earlier_processes_counts_however_they_ended(tmp_path: Path) -> None:
-    assert used(tmp_path) == 0.0
+    assert elapsed_seconds(tmp_path) == 0.0
     record = {
         "stages": [], "overhead": {"seconds": 10.0}, "1_sft": {"seconds": 40.0, "earlier": 30.0, "time_budget": 50.0},
         "2_grpo": {"time_budget": 60.0, "earlier": 5.0, "running": 2.5},
     }  # fmt: skip
     (tmp_path / RECORD).write_text(json.dumps(record))
-    assert used(tmp_path) == 57.5
+    assert elapsed_seconds(tmp_path) == 57.5
     (tmp_path / "2_grpo" / "checkpoint-4").mkdir(parents=True)  # saved after its pipeline was killed
     (tmp_path / "2_grpo" / "checkpoint-4" / "run.json").write_text(json.dumps({"wall_clock_s": 12.0}))
-    assert used(tmp_path) == 62.0
+    assert elapsed_seconds(tmp_path) == 62.0
 
 
 def test_checkpoint_removed_during_the_scan_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def finished(folder: Path, **others: Any) -> Pipeline:
     """A pipeline all of whose stages are done, and that has its result."""
     pipeline = a_pipeline(output_dir=str(folder), **others)
     folder.mkdir(exist_ok=True)
-    record = record_of(folder, pipeline) | {"1_grpo": {"time_budget": 290.0, "seconds": 295.0, "folder": "1_grpo"}}
+    record = load_or_create(folder, pipeline) | {"1_grpo": {"time_budget": 290.0, "seconds": 295.0, "folder": "1_grpo"}}
     (folder / RECORD).write_text(json.dumps(record))
     leave = {"validations": [entry(0, 0.1, wall_clock_s=1.0), entry(40, 0.7, 5000, wall_clock_s=290.0)]}
     (folder / "1_grpo").mkdir(exist_ok=True)
@@ -314,7 +314,7 @@ def test_a_pipeline_that_is_complete_is_left_as_it_is(tmp_path: Path) -> None:
 def test_the_models_of_another_seed_are_no_result(is_done: bool, tmp_path: Path) -> None:
     pipeline = finished(tmp_path)
     if not is_done:
-        begun = record_of(tmp_path, pipeline) | {"1_grpo": {"time_budget": 290.0, "earlier": 299.0}}
+        begun = load_or_create(tmp_path, pipeline) | {"1_grpo": {"time_budget": 290.0, "earlier": 299.0}}
         (tmp_path / RECORD).write_text(json.dumps(begun))
     (tmp_path / RESULT).write_text('{"status": "complete"}')
     with pytest.raises(InputError, match="holds a pipeline of other stages, another seed"):
@@ -324,7 +324,7 @@ def test_the_models_of_another_seed_are_no_result(is_done: bool, tmp_path: Path)
 
 def test_valid_leaderboard_result_stays_valid_when_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = finished(tmp_path)
-    begun = record_of(tmp_path, pipeline) | {"1_grpo": {"time_budget": 290.0, "earlier": 299.0}}
+    begun = load_or_create(tmp_path, pipeline) | {"1_grpo": {"time_budget": 290.0, "earlier": 299.0}}
     (tmp_path / RECORD).write_text(json.dumps(begun))
     (tmp_path / RESULT).write_text('{"status": "running", "is_by_the_rules": true, "seconds": 298.0}')
     monkeypatch.setattr(module, "run_pipeline", lambda *_, **__: pytest.fail("nothing is to run"))
@@ -345,7 +345,7 @@ def test_the_budget_ends_whatever_is_running(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(module, "run_pipeline", endless)
     result = run_leaderboard(pipeline, ROOT)
     assert (result["status"], result["accuracy"], result["seconds"]) == ("out of time", 0.6, 297.1)
-    begun = record_of(tmp_path, pipeline) | {"1_grpo": {"time_budget": 290.0, "earlier": 299.0}}
+    begun = load_or_create(tmp_path, pipeline) | {"1_grpo": {"time_budget": 290.0, "earlier": 299.0}}
     (tmp_path / RECORD).write_text(json.dumps(begun))
     again = run_leaderboard(pipeline, ROOT)  # nothing runs any more
     assert (again["status"], again["accuracy"]) == ("out of time", 0.6)
@@ -413,7 +413,7 @@ def test_run_killed_at_random_has_a_result_and_resumes_in_budget(tmp_path: Path)
         assert (out / left["model"] / "model.safetensors").is_file()
     time.sleep(5)  # its stage saves and ends
     began = time.monotonic()
-    before = used(out)
+    before = elapsed_seconds(out)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads((out / RESULT).read_text())

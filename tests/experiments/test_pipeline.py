@@ -21,7 +21,7 @@ import yaml
 from trl_ext.errors import InputError, Stopped
 from trl_ext.experiments.pipeline import run as module
 from trl_ext.experiments.pipeline.process import run_stage
-from trl_ext.experiments.pipeline.record import RECORD, record_of, where_it_was, write_record
+from trl_ext.experiments.pipeline.record import RECORD, load_or_create, resume_point, write_record
 from trl_ext.experiments.pipeline.run import _budget, _budget_of_process, _command, _report, run_pipeline
 from trl_ext.experiments.pipeline.settings import _OURS, Pipeline, Stage, read_pipeline
 from trl_ext.experiments.preflight import Planned, Refusal, first_refusal, refusal_of
@@ -101,7 +101,7 @@ def stages(*shares: float | str | None) -> list[dict[str, Any]]:
         ({"stages": ["grpo"]}, "stage 1: not a mapping: 'grpo'"),
         ({"stages": [GRPO | {"settings": None}]}, "stage 1: settings must be a mapping, got None"),
         ({"stages": [GRPO | {"settings": ["max_steps", 3]}]}, "stage 1: settings must be a mapping, got .'max_steps', 3"),
-        ({"stages": stages(0.5)}, "a stage has a share, and there is no time_budget to share"),
+        ({"stages": stages(0.5)}, "share needs a time_budget"),
         ({"stages": stages(0.5, 0.6), "time_budget": 9}, "shares .* at most 1 together, got .0.5, 0.6"),
         ({"stages": stages(1.5), "time_budget": 9}, "shares .* got .1.5"),
         ({"stages": stages(None, 0), "time_budget": 9}, "shares of the time budget must be above 0 .* got .0"),
@@ -125,7 +125,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", _OURS)
 def test_what_the_pipeline_gives_its_stages_is_no_setting_of_one(name: str, tmp_path: Path) -> None:
     path = written(tmp_path, {"stages": [GRPO | {"settings": {"max_steps": 3, name: "1"}}]})
-    with pytest.raises(InputError, match=f"stage 1: settings {name}: the pipeline gives these"):
+    with pytest.raises(InputError, match=f"stage 1: settings {name} are set by the pipeline"):
         read_pipeline(path)
 
 
@@ -203,7 +203,7 @@ PIPELINE = Pipeline(
 
 
 def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) -> None:
-    record = record_of(tmp_path, PIPELINE)
+    record = load_or_create(tmp_path, PIPELINE)
     assert record == {
         "stages": [["sft", None, None, 0.5, {"stop": ["a"]}], ["grpo", None, None, 0.5, {}], 1, None, 100]
     }
@@ -219,33 +219,33 @@ def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) 
     ]
     begun = {"overhead": {"seconds": 7.0}, "1_sft": {"time_budget": 50.0, "earlier": 3.0, "running": 1.5}}
     write_record(tmp_path, record | begun)
-    assert record_of(tmp_path, PIPELINE) == record | begun
+    assert load_or_create(tmp_path, PIPELINE) == record | begun
     for other in others:  # nothing is done yet that could be lost
-        anew = record_of(tmp_path, other)
+        anew = load_or_create(tmp_path, other)
         assert anew.pop("stages") != record["stages"]
         assert anew == {"overhead": {"seconds": 7.0}, "1_sft": {"earlier": 4.5}}  # whose time is used all the same
     write_record(tmp_path, record | {"1_sft": {"seconds": 3.0}})
     elsewhere = Pipeline(PIPELINE.stages, "q", None, 100, ["--x"], 1)
     for same in (PIPELINE, elsewhere):
-        assert record_of(tmp_path, same) == record | {"1_sft": {"seconds": 3.0}}
+        assert load_or_create(tmp_path, same) == record | {"1_sft": {"seconds": 3.0}}
     for other in others:
         with pytest.raises(InputError, match="holds a pipeline of other stages, another seed, model or time budget"):
-            record_of(tmp_path, other)
+            load_or_create(tmp_path, other)
 
 
 def test_a_stages_yaml_that_has_changed_makes_another_pipeline(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("seed: 1")
     pipeline = Pipeline([Stage("sft", str(tmp_path / "a.yaml"))], "p")
-    write_record(tmp_path, record_of(tmp_path, pipeline) | {"1_sft": {"seconds": 3.0}})
-    assert "1_sft" in record_of(tmp_path, pipeline)
+    write_record(tmp_path, load_or_create(tmp_path, pipeline) | {"1_sft": {"seconds": 3.0}})
+    assert "1_sft" in load_or_create(tmp_path, pipeline)
     (tmp_path / "a.yaml").write_text("seed: 2")
     with pytest.raises(InputError, match="holds a pipeline of other stages"):
-        record_of(tmp_path, pipeline)
+        load_or_create(tmp_path, pipeline)
 
 
 def test_stage_resumes_in_last_checkpoint_folder_with_its_clock(tmp_path: Path) -> None:
     wanted = tmp_path / "1_grpo"
-    assert where_it_was(wanted) == (wanted, 0.0)
+    assert resume_point(wanted) == (wanted, 0.0)
     wanted.mkdir()
     for name, seconds in (("1_grpo-2", 12.5), ("1_grpo-10", 3.0)):
         for step in (4, 20):
@@ -254,7 +254,7 @@ def test_stage_resumes_in_last_checkpoint_folder_with_its_clock(tmp_path: Path) 
                 json.dumps({"wall_clock_s": seconds * step})
             )
     (tmp_path / "1_grpo-11").mkdir()  # killed before its first checkpoint
-    assert where_it_was(wanted) == (tmp_path / "1_grpo-10", 60.0)
+    assert resume_point(wanted) == (tmp_path / "1_grpo-10", 60.0)
 
 
 def test_what_interrupted_processes_have_used_is_used() -> None:
@@ -412,7 +412,7 @@ def test_time_of_killed_processes_and_of_startups_is_counted(tmp_path: Path, fak
     pipeline, stages = three(tmp_path), fake([44.0, 15.0, 36.0], took=[10.0, 20.0, 36.0])
     begun = {"1_expert_iteration": {"time_budget": 40.0, "earlier": 3.0, "running": 4.0}, "overhead": {"seconds": 6.0}}
     (tmp_path / "p").mkdir()
-    write_record(tmp_path / "p", record_of(tmp_path / "p", pipeline) | begun)
+    write_record(tmp_path / "p", load_or_create(tmp_path / "p", pipeline) | begun)
     watched = []
     run_pipeline(pipeline, Path("recipes"), spent=5.0, watch=lambda: watched.append(stages.now))
     assert [asked["--time_budget"] for asked in stages.asked] == [

@@ -13,7 +13,7 @@ import pytest
 from tests.hosts.test_two_hosts import LONG, steps_of
 from tests.support.hosts import Network, last_line, two_hosts
 from tests.support.launch import wait_for
-from trl_ext.runs.checkpoints import checkpoints, damage
+from trl_ext.runs.checkpoints import checkpoints, find_corruption
 
 
 def can_make_namespaces() -> bool:
@@ -46,4 +46,4 @@ def test_link_down_for_30_s_is_survived_and_for_good_is_a_line(settings: Path, t
         line = last_line(hosts.printed(0))
     assert "lost hostB" in line, hosts.printed(0)[-2000:]
     assert "did not answer within ddp_timeout" in line
-    assert damage(checkpoints(shared)[0]) is None
+    assert find_corruption(checkpoints(shared)[0]) is None

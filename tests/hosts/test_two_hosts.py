@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.recipes.test_grpo import ROOT, rows
 from tests.recipes.test_launch import launched, wait_for
 from tests.support.hosts import RUN, last_line, two_hosts
-from trl_ext.runs.checkpoints import checkpoints, damage
+from trl_ext.runs.checkpoints import checkpoints, find_corruption
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(280)]
 
@@ -130,7 +130,7 @@ def test_lost_host_ends_the_run_in_a_line(signal: str, config: str, settings: Pa
     assert line.startswith("error: lost "), hosts.printed(0)[-3000:]
     assert all(words in line for words in (how, f"the run is in {shared}", "--resume auto"))
     last = checkpoints(shared)[0]
-    assert damage(last) is None
+    assert find_corruption(last) is None
     assert last.name in line
 
 

@@ -20,7 +20,7 @@ from tests.recipes.test_grpo import RECIPE, ROOT, SMALL, TINY_RUN, rows
 from tests.recipes.test_sft_and_pipeline import SMALL_EI
 from tests.support.launch import Marked, ended, wait_for
 from trl_ext.mini.policy import make_base_policy
-from trl_ext.runs.checkpoints import checkpoints, damage, step_of
+from trl_ext.runs.checkpoints import checkpoints, find_corruption, step_of
 
 TWO_RANKS = sorted(path.stem for path in (ROOT / "accelerate_configs").glob("two_cpu*.yaml"))
 LAUNCHES = [(config, engine) for config in ["one_cpu", *TWO_RANKS] for engine in ("generate", "vllm")]
@@ -178,7 +178,7 @@ def test_sigterm_saves_a_checkpoint_on_two_ranks_and_run_resumes(settings: Path,
         assert run.wait(A_MINUTE) != 0
         wait_for(lambda: not run.alive(), A_MINUTE)
     (checkpoint,) = checkpoints(tmp_path / "run")
-    assert damage(checkpoint) is None
+    assert find_corruption(checkpoint) is None
     assert steps(tmp_path)[-1] == step_of(checkpoint)
     assert "stopped by SIGTERM after step" in run.printed()
     more = step_of(checkpoint) + 2
@@ -190,11 +190,11 @@ def test_sigterm_saves_a_checkpoint_on_two_ranks_and_run_resumes(settings: Path,
 SLOW_SAVING = """
 import time
 from trl_ext.training import trainer
-seal = trainer.seal
+write = trainer.write_manifest
 def slowly(*arguments):
     time.sleep(6)
-    seal(*arguments)
-trainer.seal = slowly
+    write(*arguments)
+trainer.write_manifest = slowly
 def reward(completions, **_):
     return [float(len(c)) for c in completions]
 """
@@ -215,7 +215,7 @@ def test_slow_checkpoint_survives_sigterm_if_the_launcher_waits(
         assert run.wait(A_MINUTE) != 0
         wait_for(lambda: not run.alive(), A_MINUTE)
     saved = [step_of(path) for path in checkpoints(tmp_path / "run")]
-    assert all(damage(path) is None for path in checkpoints(tmp_path / "run"))
+    assert all(find_corruption(path) is None for path in checkpoints(tmp_path / "run"))
     assert saved[-1] == 3
     assert (saved[0] == steps(tmp_path)[-1] > 3) is survives
     assert ("stopped by SIGTERM after step" in run.printed()) is survives

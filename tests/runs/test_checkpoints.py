@@ -15,16 +15,16 @@ from trl_ext.runs import checkpoints as files
 from trl_ext.runs.checkpoints import (
     MANIFEST,
     SCRATCH,
+    archive_newer,
     checkpoints,
-    damage,
+    commit_checkpoint,
+    find_corruption,
     link_model,
     newest,
     prune,
-    publish,
     refuse_missing_parts,
-    seal,
-    set_aside,
     step_of,
+    write_manifest,
 )
 from trl_ext.training.trainer import ReliableTrainer
 
@@ -38,13 +38,13 @@ def save(run: Path, step: int) -> Path:
     for name, data in CONTENT.items():
         (scratch / name).parent.mkdir(parents=True, exist_ok=True)
         (scratch / name).write_bytes(data + str(step).encode())
-    seal(scratch, 2)
-    return publish(scratch, run)
+    write_manifest(scratch, 2)
+    return commit_checkpoint(scratch, run)
 
 
 def test_written_checkpoint_is_intact_and_leaves_nothing_else(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, 3)
-    assert damage(checkpoint) is None
+    assert find_corruption(checkpoint) is None
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
     assert newest(tmp_path) == (checkpoint, [])
 
@@ -75,7 +75,7 @@ def test_part_of_a_rank_that_no_manifest_names_is_missed(tmp_path: Path) -> None
         NotSavedError, match=r"has no trl_ext_1.pt: rank 1 wrote its part .* storage that all hosts share"
     ):
         refuse_missing_parts(half, 2)
-    seal(half, 2)
+    write_manifest(half, 2)
     assert newest(tmp_path) == (good, [f"skipped {half}: the part of rank 1 is missing (trl_ext_1.pt)"])
 
 
@@ -83,23 +83,23 @@ def test_manifest_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, 1)
     files = json.loads((checkpoint / MANIFEST).read_text())["files"]
     (checkpoint / MANIFEST).write_text(json.dumps(files))
-    assert damage(checkpoint) is None
+    assert find_corruption(checkpoint) is None
     (checkpoint / "trl_ext_1.pt").unlink()
-    assert damage(checkpoint) == "trl_ext_1.pt is missing"
+    assert find_corruption(checkpoint) == "trl_ext_1.pt is missing"
 
 
 def test_a_torn_manifest_is_damage(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, 1)
     (checkpoint / MANIFEST).write_text((checkpoint / MANIFEST).read_text()[:20])
-    assert damage(checkpoint) == "manifest.json is not JSON"
+    assert find_corruption(checkpoint) == "manifest.json is not JSON"
 
 
 def test_stock_checkpoint_is_intact_once_its_last_file_is_whole(tmp_path: Path) -> None:
     stock = tmp_path / "checkpoint-5"
     stock.mkdir()
-    assert damage(stock) == "trainer_state.json is missing"
+    assert find_corruption(stock) == "trainer_state.json is missing"
     (stock / "trainer_state.json").write_text('{"global_step"')
-    assert damage(stock) == "trainer_state.json is not JSON"
+    assert find_corruption(stock) == "trainer_state.json is not JSON"
     (stock / "trainer_state.json").write_text(json.dumps({"global_step": 5}))
     assert newest(tmp_path) == (stock, [])
 
@@ -119,7 +119,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     first = save(tmp_path, 2)
     (first / "stale").write_text("of the other one")
     assert not (save(tmp_path, 2) / "stale").exists()
-    assert damage(tmp_path / "checkpoint-2") is None
+    assert find_corruption(tmp_path / "checkpoint-2") is None
 
 
 @pytest.mark.parametrize(
@@ -132,15 +132,15 @@ def test_the_newest_are_left_and_what_is_to_be_kept(
         save(tmp_path, step)
     prune(tmp_path, limit, [tmp_path / f"checkpoint-{step}" for step in keep])
     assert sorted(map(step_of, checkpoints(tmp_path))) == left
-    assert all(damage(path) is None for path in checkpoints(tmp_path))
+    assert all(find_corruption(path) is None for path in checkpoints(tmp_path))
 
 
 def test_resume_from_older_removes_damaged_and_sets_aside_intact(tmp_path: Path) -> None:
     old, torn, good = (save(tmp_path, step) for step in (1, 2, 3))
     (torn / "model.safetensors").unlink()
-    set_aside(old)
+    archive_newer(old)
     assert checkpoints(tmp_path) == [old]
-    assert damage(tmp_path / f"{good.name}.set_aside") is None
+    assert find_corruption(tmp_path / f"{good.name}.set_aside") is None
     assert not torn.exists()
 
 
@@ -182,7 +182,7 @@ def test_wherever_the_power_goes_there_is_a_whole_checkpoint(tmp_path: Path, mon
                 moments += 1
         found, _ = newest(run)
         assert found is not None
-        assert all(damage(path) is None for path in checkpoints(run))
+        assert all(find_corruption(path) is None for path in checkpoints(run))
         save(run, 3)
         assert newest(run)[0] == run / "checkpoint-3"
     assert moments > 8

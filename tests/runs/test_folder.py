@@ -22,7 +22,7 @@ from trl_ext.recipes.cli import parse
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS as EXPERIMENT
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS
-from trl_ext.runs.folder import Clock, Run, free_folder, lock, open_run
+from trl_ext.runs.folder import Clock, Run, lock, next_free_folder, open_run
 from trl_ext.runs.layout import RUN_RECORD
 from trl_ext.runs.resume import SettingsKnowledge, cut_logs, differences, find_checkpoint, settings_of
 
@@ -76,7 +76,7 @@ def test_two_runs_started_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline().strip() == str(tmp_path / "run")
-        folder, held = free_folder(tmp_path / "run")
+        folder, held = next_free_folder(tmp_path / "run")
         held.release()
         assert folder == tmp_path / "run-2"
         with pytest.raises(InputError, match=r"run' is in use by another run.*--output_dir"):

@@ -26,7 +26,7 @@ from trl_ext.recipes.cli import is_out_of_memory, parse, start
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.preflight import check_tokenizer
 from trl_ext.rewards.guard import RewardError, guarded
-from trl_ext.runs.checkpoints import checkpoints, damage
+from trl_ext.runs.checkpoints import checkpoints, find_corruption
 from trl_ext.training.callbacks import ZeroVarianceWarning
 from trl_ext.training.finite import NonFiniteError
 
@@ -88,7 +88,7 @@ def test_faulty_reward_function_is_named_and_checkpoint_is_kept(reward: Any, wor
     with pytest.raises(RewardError, match=words):
         trainer.train()
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-1"]
-    assert all(damage(path) is None for path in checkpoints(tmp_path))
+    assert all(find_corruption(path) is None for path in checkpoints(tmp_path))
 
 
 def test_reward_times_out_as_configured_and_handler_is_restored() -> None:

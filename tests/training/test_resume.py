@@ -27,7 +27,7 @@ from tests.recipes.test_grpo import ROOT
 from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import NotSavedError
-from trl_ext.runs.checkpoints import checkpoints, damage, newest
+from trl_ext.runs.checkpoints import checkpoints, find_corruption, newest
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.training.ending import TimeBasedLRDecay, TimeBudget
 from trl_ext.training.preemption import TIMEOUT, StopOnSigterm
@@ -210,7 +210,7 @@ def test_checkpoints_are_whole_and_limited_in_number_plus_best(tmp_path: Path) -
     trainer.best_step = 2
     trainer.train()
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-7", "checkpoint-6", "checkpoint-2"]
-    assert all(damage(path) is None for path in checkpoints(tmp_path))
+    assert all(find_corruption(path) is None for path in checkpoints(tmp_path))
     assert not list(tmp_path.glob("_saving*"))
 
 

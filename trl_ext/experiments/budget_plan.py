@@ -85,15 +85,15 @@ class Plan:
     seconds: dict[str, float]
 
 
-def share_trained(work: Workload, steps: int) -> float:
-    """Share of their rows that so many steps train on: the pilot's, carried on by the power law that it follows."""
+def fraction_trained(work: Workload, steps: int) -> float:
+    """The fraction of their rows that so many steps train on: the pilot's, extrapolated by its power law."""
     return min(1.0, work.pilot_rows * (steps / work.pilot_steps) ** (work.rows_growth - 1)) if steps else 0.0
 
 
 def seconds_of(rates: Rates, work: Workload, steps: int) -> dict[str, float]:
     """Seconds of so many optimizer steps by what they are spent on; what is done every so often has its share."""
     completion_tokens = work.rollout_batch_size * work.tokens
-    trained_tokens = completion_tokens * work.epochs * share_trained(work, steps)
+    trained_tokens = completion_tokens * work.epochs * fraction_trained(work, steps)
     parts = {
         "rollout": rates.completion_token * completion_tokens / work.updates,
         "training": rates.trained_token * trained_tokens / work.updates,
@@ -185,8 +185,8 @@ def last_steps(metrics: Sequence[Mapping[str, Any]], updates: int, share: float)
     last = steps[starts[-1] : ends[-1] + 1] if starts and done >= max(_STEPS, _ROLLOUTS * updates) else []
     if not any("rollout_time" in entry for entry in last[1:]):
         raise ValueError(
-            f"{done} logged steps of {done // updates} rollouts say too little of how fast it is; {_STEPS} steps of at "
-            f"least {_ROLLOUTS} rollouts are needed, with rollout_time"
+            f"too few steps to measure rates: {done} logged steps of {done // updates} rollouts; at least {_STEPS} "
+            f"steps of {_ROLLOUTS} rollouts are needed, with rollout_time"
         )
     return last
 

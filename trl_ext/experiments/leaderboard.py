@@ -16,7 +16,14 @@ from typing import Any
 import torch
 
 from trl_ext.errors import InputError, Stopped
-from trl_ext.experiments.pipeline.record import OTHER, last_has_ended, read_record, record_of, stages_left, used
+from trl_ext.experiments.pipeline.record import (
+    OTHER,
+    elapsed_seconds,
+    last_stage_finished,
+    load_or_create,
+    read_record,
+    stages_left,
+)
 from trl_ext.experiments.pipeline.run import run_pipeline
 from trl_ext.experiments.pipeline.settings import Pipeline
 from trl_ext.experiments.rules import RULES, Rules
@@ -79,10 +86,10 @@ def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
         Stopped: SIGTERM came.
     """
     rules, folder = check_pipeline(pipeline), Path(pipeline.output_dir)
-    record = record_of(folder, pipeline)
+    record = load_or_create(folder, pipeline)
     if read_record(folder).get("stages", record["stages"]) != record["stages"] and any(candidates(folder)):
         raise InputError(f"{folder} {OTHER}")
-    clock, left = Clock(used(folder)), stages_left(pipeline, record)
+    clock, left = Clock(elapsed_seconds(folder)), stages_left(pipeline, record)
     assert pipeline.time_budget is not None
     if (folder / RESULT).exists():
         result: dict[str, Any] = read_json(folder / RESULT)
@@ -93,7 +100,7 @@ def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
     seen: list[dict[str, Any]] = []
 
     def watch() -> None:
-        if clock.seconds() > float(pipeline.time_budget or 0.0) - (0.0 if last_has_ended(pipeline) else _GRACE):
+        if clock.seconds() > float(pipeline.time_budget or 0.0) - (0.0 if last_stage_finished(pipeline) else _GRACE):
             raise OutOfTimeError
         found = list(candidates(folder))
         if found != seen:

@@ -17,7 +17,7 @@ _SHOWN = {"step": "step {:.0f}", "reward": "reward {:.2f}", "loss": "loss {:.2f}
           "validation/accuracy": "accuracy {:.3f}", "wall_clock_s": "{:.0f} s"}  # fmt: skip
 
 
-class Overview:
+class ProgressDisplay:
     """To be used as a context. On a terminal its lines are rewritten, elsewhere a line is printed as a run ends.
 
     Args:
@@ -34,7 +34,7 @@ class Overview:
         self._bar = tqdm(total=total, initial=done, desc="runs", unit="run", disable=not live)
         self._lines = [tqdm(bar_format="  {desc}", position=1 + i, leave=False) for i in range(lines if live else 0)]
 
-    def __enter__(self) -> Overview:
+    def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from trl_ext.compat.renamed import current_flags
 from trl_ext.errors import InputError
-from trl_ext.experiments.progress import Overview
+from trl_ext.experiments.progress import ProgressDisplay
 from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact_command
 from trl_ext.runs.layout import finished
@@ -51,7 +51,7 @@ def run_all(
         slots.put(slot)
     failed: dict[str, dict[str, Any]] = {}
     with (
-        Overview(folder, len(commands), len(commands) - len(todo), jobs) as overview,
+        ProgressDisplay(folder, len(commands), len(commands) - len(todo), jobs) as overview,
         concurrent.futures.ThreadPoolExecutor(jobs) as pool,
     ):
         running = {pool.submit(_run, commands[name], folder, name, jobs, slots, overview): name for name in todo}
@@ -68,7 +68,9 @@ def run_all(
     return {name: failed.get(name) or _summary(folder / name) for name in commands}
 
 
-def _as_they_end(running: dict[concurrent.futures.Future[int], str], overview: Overview) -> Iterator[tuple[str, int]]:
+def _as_they_end(
+    running: dict[concurrent.futures.Future[int], str], overview: ProgressDisplay
+) -> Iterator[tuple[str, int]]:
     """Names and exit statuses of runs in the order in which they end; the overview is refreshed meanwhile."""
     while running:
         done, _ = concurrent.futures.wait(running, _REFRESH, concurrent.futures.FIRST_COMPLETED)
@@ -78,7 +80,7 @@ def _as_they_end(running: dict[concurrent.futures.Future[int], str], overview: O
 
 
 def _run(
-    command: Sequence[str], folder: Path, name: str, jobs: int, slots: queue.Queue[int], overview: Overview
+    command: Sequence[str], folder: Path, name: str, jobs: int, slots: queue.Queue[int], overview: ProgressDisplay
 ) -> int:
     """Run a command in the next free slot and return its exit status."""
     output, slot = folder / name, slots.get()

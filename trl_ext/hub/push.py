@@ -34,7 +34,7 @@ def check(repo_id: str | None) -> None:
     """Before a run: that a push at its end can work.
 
     Raises:
-        ValueError: the name is none, nobody is logged in, or the Hub cannot be reached.
+        ValueError: the repository id is invalid, no token is found, or the Hub cannot be reached.
     """
     _check_name(repo_id)
     if get_token() is None:

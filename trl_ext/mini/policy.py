@@ -223,7 +223,7 @@ def pretrain(
 def _batches(
     tokenizer: "PreTrainedTokenizerFast", config: BasePolicyConfig, seed: int
 ) -> Iterator[tuple["Tensor", "Tensor"]]:
-    """`steps` pairs ids, targets (B, T); targets are -1 where nothing is to be learned. Rows of like length meet."""
+    """`steps` pairs ids, targets (B, T); targets are -1 where there is no loss. Batches hold rows of similar length."""
     import torch
 
     pairs = list(islice(documents(seed, config.question_only_share), config.steps * config.batch))

@@ -61,7 +61,7 @@ def refuse_missing_parts(folder: Path, processes: int) -> None:
             )
 
 
-def seal(folder: Path, processes: int) -> None:
+def write_manifest(folder: Path, processes: int) -> None:
     """Write the manifest of a folder's files, and wait until all of it is on the disk."""
     files = _files(folder)
     entries = {name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for name, path in files.items()}
@@ -72,7 +72,7 @@ def seal(folder: Path, processes: int) -> None:
         sync(path)
 
 
-def damage(folder: Path) -> str | None:
+def find_corruption(folder: Path) -> str | None:
     """What is wrong with a checkpoint; None where it agrees with its manifest.
 
     Stock TRL writes no manifest; of its checkpoints only `trainer_state.json`, the last file it writes, is looked at.
@@ -102,14 +102,14 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     """The newest good checkpoint, and a line for every newer one that had to be skipped."""
     skipped: list[str] = []
     for checkpoint in checkpoints(run):
-        found = damage(checkpoint)
+        found = find_corruption(checkpoint)
         if found is None:
             return checkpoint, skipped
         skipped.append(f"skipped {checkpoint}: {found}")
     return None, skipped
 
 
-def publish(scratch: Path, run: Path) -> Path:
+def commit_checkpoint(scratch: Path, run: Path) -> Path:
     """Put a sealed folder in its place under its own name, instead of one that is there already."""
     target = run / scratch.name
     if target.exists():
@@ -157,12 +157,12 @@ def prune(run: Path, limit: int | None, keep: Iterable[Path] = ()) -> None:
             _discard(checkpoint)
 
 
-def set_aside(checkpoint: Path) -> None:
+def archive_newer(checkpoint: Path) -> None:
     """Let the run resume from here: newer checkpoints that are damaged are removed, good ones renamed `.set_aside`."""
     for newer in checkpoints(checkpoint.parent):
         if step_of(newer) <= step_of(checkpoint):
             continue
-        if damage(newer) is not None:
+        if find_corruption(newer) is not None:
             _discard(newer)
         else:
             aside = newer.with_name(f"{newer.name}.set_aside")

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from trl_ext.compat.startup import START
 from trl_ext.errors import InputError
-from trl_ext.runs.checkpoints import checkpoints, set_aside
+from trl_ext.runs.checkpoints import archive_newer, checkpoints
 from trl_ext.runs.layout import SUMMARY, record_in
 from trl_ext.runs.resume import (
     LOGS,
@@ -131,17 +131,17 @@ def _choose(
     if checkpoint is None:
         if resume:
             say(f"nothing to resume in {output_dir}: a fresh run")
-        folder, held = free_folder(output_dir)
+        folder, held = next_free_folder(output_dir)
         return (folder, None, {}), held
     record = record_in(checkpoint)
     if record is None:
         say(f"{checkpoint} is of stock TRL: the model, optimizer and schedule resume, everything else starts fresh")
-        folder, held = free_folder(output_dir)
+        folder, held = next_free_folder(output_dir)
         return (folder, checkpoint, {}), held
     if _compare_settings(record["settings"], settings, known, changed, checkpoint, say):
         record["validations"] = []
     held = lock(checkpoint.parent)
-    set_aside(checkpoint)
+    archive_newer(checkpoint)
     cut_logs(checkpoint.parent, record["logs"])
     say(f"resumed from {checkpoint}")
     return (checkpoint.parent, checkpoint, record), held
@@ -198,7 +198,7 @@ def lock(folder: Path) -> FileLock:
     return held
 
 
-def free_folder(wanted: Path) -> tuple[Path, FileLock]:
+def next_free_folder(wanted: Path) -> tuple[Path, FileLock]:
     """`wanted`, or where it holds a run already the next free of `wanted-2`, `wanted-3`, ...; and its lock.
 
     Raises:
@@ -206,7 +206,7 @@ def free_folder(wanted: Path) -> tuple[Path, FileLock]:
     """
     number, folder = 1, wanted
     while True:
-        if not is_taken(folder):
+        if not holds_a_run(folder):
             try:
                 return folder, lock(folder)
             except InputError as error:
@@ -216,6 +216,6 @@ def free_folder(wanted: Path) -> tuple[Path, FileLock]:
         folder = wanted.with_name(f"{wanted.name}-{number}")
 
 
-def is_taken(folder: Path) -> bool:
+def holds_a_run(folder: Path) -> bool:
     """Whether a run has left something there."""
     return any((folder / name).exists() for name in (*LOGS, SUMMARY)) or bool(checkpoints(folder))

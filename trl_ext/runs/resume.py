@@ -17,7 +17,7 @@ from trl_ext.data.dataset import FIRST_ROWS
 from trl_ext.errors import InputError
 from trl_ext.io import plain
 from trl_ext.redaction import redact
-from trl_ext.runs.checkpoints import checkpoints, damage, newest
+from trl_ext.runs.checkpoints import checkpoints, find_corruption, newest
 from trl_ext.runs.layout import GENERATIONS, METRICS
 
 LOGS = (METRICS, GENERATIONS)
@@ -91,7 +91,7 @@ def find_checkpoint(resume: str, output_dir: Path) -> tuple[Path | None, list[st
             f"--resume {resume!r}: there is no such folder. Of {str(output_dir)!r} there are: "
             f"{', '.join(known) or 'none'}; `--resume auto` takes the newest good one"
         )
-    found = damage(checkpoint)
+    found = find_corruption(checkpoint)
     if found:
         raise InputError(f"--resume {resume!r}: {found}; `--resume auto` takes the newest good one")
     return checkpoint, []

@@ -46,7 +46,15 @@ from trl_ext.generation.policy import overridden, without_dropout
 from trl_ext.generation.request_seeds import Place
 from trl_ext.io import is_disk_fault
 from trl_ext.ranks import run_on_main_and_broadcast
-from trl_ext.runs.checkpoints import SCRATCH, checkpoints, prune, publish, refuse_missing_parts, seal, state_file
+from trl_ext.runs.checkpoints import (
+    SCRATCH,
+    checkpoints,
+    commit_checkpoint,
+    prune,
+    refuse_missing_parts,
+    state_file,
+    write_manifest,
+)
 from trl_ext.runs.layout import RUN_RECORD
 from trl_ext.training.finite import NonFiniteError, write_report
 from trl_ext.training.preemption import StopOnSigterm
@@ -247,8 +255,8 @@ class ReliableTrainer(Trainer):
             if self.accelerator.is_main_process:
                 if self.run_record is not None:
                     (scratch / RUN_RECORD).write_text(json.dumps(self.run_record()) + "\n", encoding="utf-8")
-                seal(scratch, ranks)
-                publish(scratch, run)
+                write_manifest(scratch, ranks)
+                commit_checkpoint(scratch, run)
         except Exception as error:  # of whatever library was writing
             if self.accelerator.num_processes > 1 or not is_disk_fault(error):
                 raise  # the other ranks wait in a collective, or the fault is not the disk's

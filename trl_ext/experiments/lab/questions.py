@@ -68,7 +68,7 @@ class Question:
                 raise ValueError(f"{label}: its settings must be a mapping, got {settings!r}")
             taken = [name for name in settings if name in _OURS]
             if taken:
-                raise ValueError(f"{label}: the lab gives {', '.join(taken)} to its runs itself")
+                raise ValueError(f"{label}: {', '.join(taken)} is set by the lab; remove it")
 
 
 def read_lab(folder: Path) -> Lab:

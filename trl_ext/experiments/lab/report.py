@@ -20,7 +20,7 @@ _PANELS = {
     "entropy": "entropy, nats per token",
     "completions/mean_length": "tokens per response",
     "grad_norm": "gradient norm",
-    "clip_ratio/region_mean": "share of tokens clipped",
+    "clip_ratio/region_mean": "fraction of tokens clipped",
 }
 
 

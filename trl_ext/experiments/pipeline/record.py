@@ -28,7 +28,7 @@ def name_of(number: int, stage: Stage) -> str:
     return f"{number}_{stage.recipe}"
 
 
-def record_of(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
+def load_or_create(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     """What earlier processes of this pipeline have done; of another one, whose stages were not done, what they took.
 
     Raises:
@@ -43,7 +43,7 @@ def record_of(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     if any("seconds" in entry for entry in begun.values()):
         raise InputError(f"{folder} {OTHER}")
     overhead = {"overhead": record["overhead"]} if "overhead" in record else {}
-    return {"stages": now, **overhead, **{name: {"earlier": used_by(entry)} for name, entry in begun.items()}}
+    return {"stages": now, **overhead, **{name: {"earlier": entry_seconds(entry)} for name, entry in begun.items()}}
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -58,22 +58,22 @@ def stages_left(pipeline: Pipeline, record: Mapping[str, Any]) -> list[int]:
     return [n for n, stage in enumerate(pipeline.stages, start=1) if "seconds" not in record.get(name_of(n, stage), {})]
 
 
-def last_has_ended(pipeline: Pipeline) -> bool:
+def last_stage_finished(pipeline: Pipeline) -> bool:
     """Whether the last stage has left its summary, and has nothing to do but to close down."""
     wanted = Path(pipeline.output_dir) / name_of(len(pipeline.stages), pipeline.stages[-1])
     return finished(wanted) is not None
 
 
-def used(folder: Path) -> float:
+def elapsed_seconds(folder: Path) -> float:
     """Seconds that earlier processes of the pipeline have used, to within a second of a kill.
 
     A stage whose pipeline was killed is told to stop; what it took for that is on the clock of its checkpoint.
     """
     entries = {name: entry for name, entry in read_record(folder).items() if name != "stages"}
-    return float(sum(max(used_by(entry), where_it_was(folder / name)[1]) for name, entry in entries.items()))
+    return float(sum(max(entry_seconds(entry), resume_point(folder / name)[1]) for name, entry in entries.items()))
 
 
-def used_by(entry: Mapping[str, float]) -> float:
+def entry_seconds(entry: Mapping[str, float]) -> float:
     """Seconds of a stage, or of everything outside the stages."""
     return entry.get("seconds", entry.get("earlier", 0.0) + entry.get("running", 0.0))
 
@@ -94,7 +94,7 @@ def _content_of(config: str | None) -> str | None:
     return hashlib.sha256(Path(config).read_bytes()).hexdigest()[:16]
 
 
-def where_it_was(wanted: Path) -> tuple[Path, float]:
+def resume_point(wanted: Path) -> tuple[Path, float]:
     """Where a recipe that was told to write to `wanted` can resume, and the seconds that its checkpoint has used."""
     for run in attempts(wanted):
         for checkpoint in checkpoints(run.path)[:1]:

@@ -16,11 +16,11 @@ from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.process import run_stage
 from trl_ext.experiments.pipeline.record import (
     NOT_STAGES,
+    entry_seconds,
+    load_or_create,
     name_of,
-    record_of,
+    resume_point,
     stages_left,
-    used_by,
-    where_it_was,
     write_record,
 )
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
@@ -54,7 +54,7 @@ def run_pipeline(
         Stopped: SIGTERM came; the stage has saved a checkpoint.
     """
     folder = Path(pipeline.output_dir)
-    record = record_of(folder, pipeline)
+    record = load_or_create(folder, pipeline)
     began = time.time() - spent - record.get("overhead", {}).get("seconds", 0.0)
     todo = stages_left(pipeline, record)
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def _run_one(
     if "time_budget" not in entry:
         entry["time_budget"] = _budget(pipeline, stage, record)  # by what the others have used
     record[name] = entry
-    output, on_clock = where_it_was(folder / name)
+    output, on_clock = resume_point(folder / name)
     # seconds of processes that were interrupted; one that was killed has left how far it was
     entry["earlier"] = max(entry["earlier"] + entry.pop("running", 0.0), on_clock)
     write_record(folder, record)
@@ -134,7 +134,7 @@ def _left(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float:
     """Seconds of the budget that nothing has used, less those of the end where `stage` is the last one."""
     if pipeline.time_budget is None:
         return math.inf
-    spent = sum(used_by(entry) for name, entry in record.items() if name != "stages")
+    spent = sum(entry_seconds(entry) for name, entry in record.items() if name != "stages")
     return pipeline.time_budget - spent - (_END if stage is pipeline.stages[-1] else 0.0)
 
 

@@ -68,7 +68,7 @@ class Pipeline:
         if any(not 0 < share <= 1 for share in shares) or sum(shares) > 1 + 1e-9:
             raise ValueError(f"shares of the time budget must be above 0 and at most 1 together, got {shares}")
         if shares and self.time_budget is None:
-            raise ValueError("a stage has a share, and there is no time_budget to share")
+            raise ValueError("share needs a time_budget")
         if self.time_budget is not None and any(stage.share is None for stage in self.stages[:-1]):
             raise ValueError("every stage but the last needs a share of the time_budget, or it would take all of it")
         if self.stages[-1].share is None and sum(shares) > 1 - 1e-9:
@@ -106,7 +106,7 @@ def _read_stage(number: int, content: Any) -> Stage:
             raise ValueError(f"settings must be a mapping, got {stage.settings!r}")
         taken = [name for name in stage.settings if name.replace("-", "_") in _OURS]
         if taken:
-            raise ValueError(f"settings {', '.join(taken)}: the pipeline gives these to its stages itself")
+            raise ValueError(f"settings {', '.join(taken)} are set by the pipeline; remove them from the stage")
         return stage
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"stage {number}: {error}") from error

@@ -10,6 +10,7 @@ import ast
 import html
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,20 +21,7 @@ from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.evaluate import Evaluation
 from trl_ext.recipes.settings_help import Setting, kept_help, markdown_of, page_of, settings_in
 from trl_ext.runs.recipes import RECIPES as RUN_RECIPES
-from trl_ext.training.settings_table import (
-    BEST_OF_N,
-    EVALUATION,
-    EXPERT_ITERATION,
-    MODEL,
-    OURS,
-    SFT,
-    SFT_OURS,
-    SFT_TASK,
-    TASK,
-    TRAINER,
-    TRL,
-)
-from trl_ext.training.trl_settings import HONORED, NO_EFFECT, Entry
+from trl_ext.training.settings_table import MODEL, OURS, SFT, TRL
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -81,21 +69,23 @@ on a CPU, `bf16` that is not set is off (TRL: on with `use_cpu`), which the run 
 TRL's numbers. A setting that needs another one is refused without it.
 
 Shown by *a run*: `tests/training/test_settings_table.py` trains with the setting and without it, and compares weights,
-metrics and files. Written by `python scripts/docs_pages.py` from `trl_ext/training/settings_table.py`.
+metrics and files. Written by `python scripts/docs_pages.py` from `docs/site/trl_settings.yaml` and
+`trl_ext/training/settings_table.py`.
 """
-HEADLINES = {
-    "`TrainingArguments` of transformers": TRAINER,
-    "`GRPOConfig` of TRL": TRL,
-    "`ModelConfig` of TRL, in every recipe": MODEL,
-    "`ExtGRPOConfig`, ours": OURS,
-    "`GRPOTask`, the recipe's": TASK,
-    "`SFTConfig` of TRL, in fine-tuning and expert iteration": SFT,
-    "`ExtSFTConfig`, ours; the rest is as in `ExtGRPOConfig`": SFT_OURS,
-    "`SFTTask`, the recipe's; the rest is as in `GRPOTask`": SFT_TASK,
-    "`ExpertIterationConfig`, ours": EXPERT_ITERATION,
-    "`Evaluation`; problems are as in `GRPOTask`": EVALUATION,
-    "`BestOfN`": BEST_OF_N,
+HEADLINES = {  # by class, what follows its name
+    "TrainingArguments": " of transformers",
+    "GRPOConfig": " of TRL",
+    "ModelConfig": " of TRL, in every recipe",
+    "ExtGRPOConfig": ", ours",
+    "GRPOTask": ", the recipe's",
+    "SFTConfig": " of TRL, in fine-tuning and expert iteration",
+    "ExtSFTConfig": ", ours; the rest is as in `ExtGRPOConfig`",
+    "SFTTask": ", the recipe's; the rest is as in `GRPOTask`",
+    "ExpertIterationConfig": ", ours",
+    "Evaluation": "; problems are as in `GRPOTask`",
+    "BestOfN": "",
 }
+RULES = {"GRPOConfig": TRL, "ModelConfig": MODEL, "ExtGRPOConfig": OURS, "SFTConfig": SFT}
 
 
 def main() -> None:
@@ -135,32 +125,58 @@ def settings_of(script: str) -> list[Setting]:
 # The effect of each.
 
 
+@dataclass(frozen=True)
+class Effect:
+    """What a setting does next to a preset or an axis, and what shows it."""
+
+    verdict: str
+    remark: str
+    shown_by: str
+
+
+def effects_of(name: str) -> dict[str, Effect]:
+    """The effects of all settings of a class."""
+    listed = yaml.safe_load((DOCS / "site/trl_settings.yaml").read_text(encoding="utf-8"))[name]
+    shown, idle, refused, remarks = (
+        {setting: text for text, settings in listed.get(kind, {}).items() for setting in settings.split()}
+        for kind in ("shown by", "no effect", "refused", "remark")
+    )
+    found = {setting: Effect("honored", remarks.get(setting, ""), text) for setting, text in shown.items()}
+    found |= {setting: Effect("no effect", why, "a run") for setting, why in idle.items()}
+    found |= {setting: _tested("refused", why) for setting, why in refused.items()}
+    for setting, rule in RULES.get(name, {}).items():
+        if rule.needs:
+            needs = [f"`{need}`" if need != "uses_axes" else "a preset or an axis" for need in rule.needs]
+            remark = "; ".join(filter(None, [f"needs {' and '.join(needs)}", remarks.get(setting)]))
+            found[setting] = Effect("honored", remark, shown[setting])
+        else:
+            found[setting] = _tested("refused" if rule.refused else "taken over", rule.note)
+    return found
+
+
+def _tested(verdict: str, remark: str) -> Effect:
+    return Effect(verdict, remark, f"`training/test_settings_table`, {verdict}")
+
+
 def effects_page() -> str:
     """The effect of every setting next to a preset or an axis, and the test that shows it."""
-    return "\n".join(
-        [EFFECTS_INTRODUCTION, *(f"## {headline}\n\n{_effects(part)}" for headline, part in HEADLINES.items())]
-    )
+    parts = [f"## `{name}`{rest}\n\n{_effects(effects_of(name))}" for name, rest in HEADLINES.items()]
+    return "\n".join([EFFECTS_INTRODUCTION, *parts])
 
 
-def _effects(part: Mapping[str, Entry]) -> str:
+def _effects(part: Mapping[str, Effect]) -> str:
     """One row per setting, in the order of the alphabet."""
     lines = [
-        f"| `{name}` | {entry.verdict} | {_remark(entry)} | {_shown(entry)} |" for name, entry in sorted(part.items())
+        f"| `{name}` | {effect.verdict} | {effect.remark} | {_shown(effect.shown_by)} |"
+        for name, effect in sorted(part.items())
     ]
     return "\n".join(["| setting | | remark | shown by |", "|---|---|---|---|", *lines, ""])
 
 
-def _remark(entry: Entry) -> str:
-    needs = [f"`{need}`" if need != "uses_axes" else "a preset or an axis" for need in entry.needs]
-    return "; ".join([*([f"needs {' and '.join(needs)}"] if needs else []), *filter(None, [entry.note])])
-
-
-def _shown(entry: Entry) -> str:
-    if "::" in entry.shown:
-        return f"`{entry.shown}`"
-    if entry.shown:
-        return f"not on a CPU in milliseconds: {entry.shown}" if entry.shown.startswith("needs") else entry.shown
-    return "a run" if entry.verdict in (HONORED, NO_EFFECT) else f"`training/test_settings_table`, {entry.verdict}"
+def _shown(text: str) -> str:
+    if "::" in text:
+        return f"`{text}`"
+    return f"not on a CPU in milliseconds: {text}" if text.startswith("needs") else text
 
 
 # Packages.

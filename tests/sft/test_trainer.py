@@ -17,7 +17,6 @@ from tests.training.test_resume import history
 from trl_ext import functional
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, _rows, tokenized
 from trl_ext.training.settings_table import SFT
-from trl_ext.training.trl_settings import REFUSED
 
 TRACES = [{"prompt": f"{i % 9} + {i % 5} =", "response": " ".join("abc"[(i + j) % 3] for j in range(1 + i % 6))} for i in range(16)]  # fmt: skip
 LEARNED = [{"prompt": f"{i % 9} + {i % 5} =", "response": "1 1 stop"} for i in range(32)]
@@ -223,7 +222,7 @@ def test_settings_unused_for_tokenized_rows_are_refused_by_name(name: str, tmp_p
 
 
 def test_what_the_table_of_settings_refuses_is_refused_here() -> None:
-    assert set(OTHERWISE) == {name for name, entry in SFT.items() if entry.verdict == REFUSED}
+    assert set(OTHERWISE) == {name for name, rule in SFT.items() if rule.refused}
 
 
 def test_the_handouts_batch_sizes_become_trainers(tmp_path: Path) -> None:

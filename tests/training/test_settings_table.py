@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from peft import LoraConfig
 from transformers import BitsAndBytesConfig, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, SFTConfig
 from trl.generation import vllm_generation
 
+from scripts.docs_pages import HEADLINES, RULES, effects_of
 from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, tiny_tokenizer
 from trl_ext.algorithms.objective import keeps_on_policy
 from trl_ext.algorithms.types import LossInputs
@@ -32,24 +34,20 @@ from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.model_settings import check_model_settings, init_kwargs, loaded_as
 from trl_ext.recipes.sft import SFTTask
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
-from trl_ext.training.settings_table import (
-    BEST_OF_N,
-    EVALUATION,
-    EXPERT_ITERATION,
-    MODEL,
-    OURS,
-    SFT,
-    SFT_OURS,
-    SFT_TASK,
-    TASK,
-    TRAINER,
-    TRL,
-)
-from trl_ext.training.trl_settings import HONORED, NO_EFFECT, REFUSED, TAKEN_OVER, check_needs
+from trl_ext.training.settings_table import MODEL, TRL
+from trl_ext.training.trl_settings import check_needs
 
 TESTS = Path(__file__).parents[1]
-EVERY = TRAINER | TRL | MODEL | OURS | TASK
-OTHERS = [SFT, SFT_OURS, SFT_TASK, EXPERT_ITERATION, EVALUATION, BEST_OF_N]  # names in them may stand above as well
+EFFECTS_OF = {name: effects_of(name) for name in HEADLINES}
+OF_SFT = [
+    "SFTConfig",
+    "ExtSFTConfig",
+    "SFTTask",
+    "ExpertIterationConfig",
+    "Evaluation",
+    "BestOfN",
+]  # the rest is GRPO's
+EVERY = {n: effect for name in HEADLINES if name not in OF_SFT for n, effect in EFFECTS_OF[name].items()}
 
 
 def config(**settings: Any) -> ExtGRPOConfig:
@@ -71,36 +69,50 @@ def names(of: type) -> set[str]:
 
 
 def test_every_field_has_an_entry_and_no_entry_is_left_over() -> None:
-    trainer, trl = names(TrainingArguments), names(GRPOConfig)
-    assert set(TRAINER) == trainer
-    assert set(TRL) == trl - trainer
-    assert set(MODEL) == names(ModelConfig)
-    assert set(OURS) == names(ExtGRPOConfig) - trl
-    assert set(TASK) == names(GRPOTask)
-    assert set(SFT) == names(SFTConfig) - trainer
-    assert set(SFT_OURS) == names(ExtSFTConfig) - names(SFTConfig) - set(OURS)
-    assert set(SFT_TASK) == names(SFTTask) - set(TASK)
-    assert names(ExpertIterationTask) <= set(TASK)
-    assert set(EXPERT_ITERATION) == names(ExpertIterationConfig) - names(ExtSFTConfig)
-    assert set(EVALUATION) == names(Evaluation) - set(TASK)
-    assert set(BEST_OF_N) == names(BestOfN) - names(Evaluation)
+    trainer, trl, sft, task = map(names, (TrainingArguments, GRPOConfig, ExtSFTConfig, GRPOTask))
+    fields = {
+        "TrainingArguments": trainer,
+        "GRPOConfig": trl - trainer,
+        "ModelConfig": names(ModelConfig),
+        "ExtGRPOConfig": names(ExtGRPOConfig) - trl,
+        "GRPOTask": task,
+        "SFTConfig": names(SFTConfig) - trainer,
+        "ExtSFTConfig": sft - names(SFTConfig) - (names(ExtGRPOConfig) - trl),
+        "SFTTask": names(SFTTask) - task,
+        "ExpertIterationConfig": names(ExpertIterationConfig) - sft,
+        "Evaluation": names(Evaluation) - task,
+        "BestOfN": names(BestOfN) - names(Evaluation),
+    }
+    assert {name: set(effects) for name, effects in EFFECTS_OF.items()} == fields
+    assert names(ExpertIterationTask) <= task
+
+
+def test_an_entry_stands_once() -> None:
+    listed = yaml.safe_load((TESTS.parent / "docs/site/trl_settings.yaml").read_text(encoding="utf-8"))
+    assert list(listed) == list(HEADLINES)
+    for name, part in listed.items():
+        found = [
+            setting for kind in part for key in part[kind] for setting in part[kind][key].split() if kind != "remark"
+        ]
+        by_rule = [setting for setting, rule in RULES.get(name, {}).items() if not rule.needs]
+        assert len(found + by_rule) == len({*found, *by_rule}), name
+        remarks = {setting for settings in part.get("remark", {}).values() for setting in settings.split()}
+        assert remarks <= {setting for settings in part["shown by"].values() for setting in settings.split()}, name
 
 
 def test_an_entry_shows_what_it_says_or_has_a_reason() -> None:
-    for name, entry in [pair for table in (EVERY, *OTHERS) for pair in table.items()]:
-        assert entry.verdict in (HONORED, TAKEN_OVER, REFUSED, NO_EFFECT), name
-        assert entry.note or entry.verdict == HONORED, name
-        named = re.match(r"((?:\w+/)?test_\w+)::(test_\w+)$", entry.shown)
-        assert "::" not in entry.shown or named, name
+    for name, effect in [pair for part in EFFECTS_OF.values() for pair in part.items()]:
+        assert effect.remark or effect.verdict == "honored", name
+        named = re.match(r"((?:\w+/)?test_\w+)::(test_\w+)$", effect.shown_by)
+        assert "::" not in effect.shown_by or named, name
         if named:
             assert f"def {named[2]}(" in (TESTS / f"{named[1]}.py").read_text(encoding="utf-8"), name
-    shown = {name for name, entry in EVERY.items() if entry.verdict in (HONORED, NO_EFFECT) and not entry.shown}
-    assert shown == {*EFFECTS, *NONE}  # one of the two below, or `shown` says which test, or why not
-    assert {name for name, entry in EVERY.items() if entry.verdict == TAKEN_OVER} == set(TAKEN)
-    assert {name for name, entry in EVERY.items() if entry.verdict == REFUSED} == set(GIVEN)
-    by_run = {name for name, entry in SFT.items() if entry.verdict in (HONORED, NO_EFFECT) and not entry.shown}
-    assert by_run == {*SFT_EFFECTS, *SFT_NONE}
-    assert not [name for table in OTHERS[1:] for name, entry in table.items() if not entry.shown]
+    # by a run: one of the two below; else `shown_by` says which test, or why not
+    assert {name for name, effect in EVERY.items() if effect.shown_by == "a run"} == {*EFFECTS, *NONE}
+    assert {name for name, effect in EVERY.items() if effect.verdict == "taken over"} == set(TAKEN)
+    assert {name for name, effect in EVERY.items() if effect.verdict == "refused"} == set(GIVEN)
+    by_run = {(part, name) for part in OF_SFT for name, e in EFFECTS_OF[part].items() if e.shown_by == "a run"}
+    assert by_run == {("SFTConfig", name) for name in (*SFT_EFFECTS, *SFT_NONE)}
 
 
 # Refused.
@@ -404,8 +416,9 @@ def test_the_engine_is_started_with_the_settings(kind: str, tmp_path: Path, monk
                 {k: v for k, v in default.items() if k != keyword},
             ), name
             assert default.get(keyword) != value
-    table = TRL | OURS if kind == "grpo" else SFT_OURS
-    mine = {n for n, e in table.items() if e.shown.endswith("::test_the_engine_is_started_with_the_settings")}
+    parts = ("GRPOConfig", "ExtGRPOConfig") if kind == "grpo" else ("ExtSFTConfig",)
+    this = "training/test_settings_table::test_the_engine_is_started_with_the_settings"
+    mine = {name for part in parts for name, effect in EFFECTS_OF[part].items() if effect.shown_by == this}
     assert mine - {"vllm_tensor_parallel_size"} <= set(ENGINE)
     if kind == "grpo":  # one process cannot be two peers
         with pytest.raises(RuntimeError, match=r"tensor_parallel_size \(2\) must divide world size \(1\)"):

@@ -27,7 +27,7 @@ from trl_ext.training.handout_settings import resolve_train_batch
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import SFT
 from trl_ext.training.trainer import ReliableTrainer
-from trl_ext.training.trl_settings import REFUSED, check_needs
+from trl_ext.training.trl_settings import check_needs
 
 
 @accepts_earlier_names
@@ -96,7 +96,7 @@ class ExtSFTConfig(RunSettings, SFTConfig):
     def _refuse_what_does_not_go_together(self) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(SFTConfig)}
         check_needs(self, SFT)
-        for name in (name for name, entry in SFT.items() if entry.verdict == REFUSED):
+        for name in (name for name, rule in SFT.items() if rule.refused):
             if getattr(self, name) != defaults[name]:
                 raise ValueError(f"{name}={getattr(self, name)!r} would be ignored: {SFT[name].note}. Leave it out")
         if self.normalize_constant is not None and (self.packing or self.padding_free):

@@ -12,18 +12,14 @@ from typing import Any, ClassVar, Protocol
 
 from trl_ext.registry import Registry, unknown
 
-HONORED, TAKEN_OVER, REFUSED, NO_EFFECT = "honored", "taken over", "refused", "no effect"
-
 
 @dataclass(frozen=True)
-class Entry:
-    """What happens to one setting.
+class Rule:
+    """What is done with one setting.
 
     Attributes:
-        verdict: `honored`, `taken over`, `refused` or `no effect`.
-        note: taken over as what; refused, or without an effect, why.
-        shown: how it is known to have an effect: empty, by a run with it and one without; `file::test`; or why it
-            cannot be shown on a CPU in milliseconds.
+        note: refused, why; taken over, as what.
+        refused: it is an error next to a preset or an axis.
         needs: settings without which it would be ignored, so that it is refused; `uses_axes` is a preset or an axis.
         excludes: settings that, all set together, it does not go with; the note says why.
         options: taken over as the first of these options that the chosen policy loss has.
@@ -31,9 +27,8 @@ class Entry:
         losses: by value, the policy loss that takes the place of another one.
     """
 
-    verdict: str
     note: str = ""
-    shown: str = ""
+    refused: bool = False
     needs: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -56,12 +51,12 @@ class AxesConfig(Settings, Protocol):
     policy_loss_options: Any
 
 
-def rows(names: str, entry: Entry) -> dict[str, Entry]:
-    """One entry for several settings, whose names are separated by spaces."""
-    return dict.fromkeys(names.split(), entry)
+def rules(names: str, rule: Rule) -> dict[str, Rule]:
+    """One rule for several settings, whose names are separated by spaces."""
+    return dict.fromkeys(names.split(), rule)
 
 
-def check_needs(part: Settings, table: Mapping[str, Entry]) -> None:
+def check_needs(part: Settings, table: Mapping[str, Rule]) -> None:
     """Refuse a setting that would be ignored because of another one.
 
     Raises:
@@ -73,7 +68,7 @@ def check_needs(part: Settings, table: Mapping[str, Entry]) -> None:
             raise ValueError(f"{name}={value!r} needs {_words(missing[0])}; it would be ignored without")
 
 
-def refuse_ignored(config: Settings, table: Mapping[str, Entry]) -> None:
+def refuse_ignored(config: Settings, table: Mapping[str, Rule]) -> None:
     """Refuse what the table refuses next to a preset or an axis.
 
     Raises:
@@ -83,14 +78,14 @@ def refuse_ignored(config: Settings, table: Mapping[str, Entry]) -> None:
     for name, value in _changed(config, table).items():
         others = [f"{other}={getattr(config, other)!r}" for other in table[name].excludes if getattr(config, other)]
         together = bool(others) and len(others) == len(table[name].excludes)
-        if table[name].verdict == REFUSED or together:
+        if table[name].refused or together:
             with_others = f" with {' and '.join(others)}" if together else ""
             refused.append(f"{name}={value!r}{with_others} next to a preset or an axis: {table[name].note}")
     if refused:
         raise ValueError("; ".join(refused))
 
 
-def take_over_advantage(config: AxesConfig, table: Mapping[str, Entry]) -> None:
+def take_over_advantage(config: AxesConfig, table: Mapping[str, Rule]) -> None:
     """Choose the advantage that TRL's settings mean.
 
     Raises:
@@ -107,7 +102,7 @@ def take_over_advantage(config: AxesConfig, table: Mapping[str, Entry]) -> None:
 
 
 def take_over_policy_loss(
-    config: AxesConfig, table: Mapping[str, Entry], loss: str, options: Mapping[str, Any], losses: Registry
+    config: AxesConfig, table: Mapping[str, Rule], loss: str, options: Mapping[str, Any], losses: Registry
 ) -> None:
     """Choose the policy loss that TRL's settings mean, with its options; TRL's fields then are at their defaults.
 
@@ -142,7 +137,7 @@ def take_over_policy_loss(
         config.policy_loss_options = {**taken, **(config.policy_loss_options or {})}
 
 
-def _options(config: AxesConfig, table: Mapping[str, Entry], chosen: str, losses: Registry) -> dict[str, Any]:
+def _options(config: AxesConfig, table: Mapping[str, Rule], chosen: str, losses: Registry) -> dict[str, Any]:
     """What TRL's settings are among the options of the policy loss `chosen`; their fields then are at the defaults."""
     known, given = losses.options(chosen), config.policy_loss_options or {}
     found: dict[str, Any] = {}
@@ -173,7 +168,7 @@ def _member(name: str, value: object, config: Settings, members: Mapping[Any, An
     return members[value]
 
 
-def _changed(part: Settings, table: Mapping[str, Entry]) -> dict[str, Any]:
+def _changed(part: Settings, table: Mapping[str, Rule]) -> dict[str, Any]:
     defaults = _defaults(part)
     return {name: getattr(part, name) for name in table if getattr(part, name) != defaults[name]}
 

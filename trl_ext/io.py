@@ -84,7 +84,16 @@ def drop_torn_line(path: Path) -> None:
 def append_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Append rows to a JSONL file; unbuffered, so that no line is cut in two."""
     with path.open("ab", buffering=0) as file:
-        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        file.write(_lines(rows).encode())
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSONL file atomically."""
+    write_text(path, _lines(rows))
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def is_disk_fault(error: BaseException | None) -> bool:

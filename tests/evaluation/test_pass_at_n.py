@@ -8,34 +8,34 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_wrong
+from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
 
 RNG = np.random.default_rng(0)
-RIGHT = RNG.random((40, 6)) < RNG.random((40, 1))
+CORRECT = RNG.random((40, 6)) < RNG.random((40, 1))
 SCORE = RNG.normal(size=(40, 6))
 
 
 @pytest.mark.parametrize("n", range(1, 7))
 def test_pass_at_n_is_the_mean_over_all_subsets(n: int) -> None:
-    subsets = [RIGHT[:, list(chosen)].any(axis=1) for chosen in combinations(range(6), n)]
-    assert pass_at_n(RIGHT, n) == pytest.approx(np.mean(subsets, axis=0))
+    subsets = [CORRECT[:, list(chosen)].any(axis=1) for chosen in combinations(range(6), n)]
+    assert pass_at_n(CORRECT, n) == pytest.approx(np.mean(subsets, axis=0))
 
 
 def test_one_sample_is_one_sample_by_any_rule() -> None:
-    first = RIGHT[:, 0].astype(float)
-    answers = [["yes" if flag else "no" for flag in row] for row in RIGHT]
-    for found in (first_n(RIGHT, 1), best_at_n(RIGHT, SCORE, 1), majority_at_n(answers, RIGHT, 1)):
+    first = CORRECT[:, 0].astype(float)
+    answers = [["yes" if flag else "no" for flag in row] for row in CORRECT]
+    for found in (first_n(CORRECT, 1), best_at_n(CORRECT, SCORE, 1), majority_at_n(answers, CORRECT, 1)):
         assert (found == first).all()
-    assert pass_at_n(RIGHT, 1) == pytest.approx(RIGHT.mean(axis=1))
+    assert pass_at_n(CORRECT, 1) == pytest.approx(CORRECT.mean(axis=1))
 
 
 @pytest.mark.parametrize("n", range(1, 7))
 def test_best_at_n_follows_the_score_and_is_at_most_first_n(n: int) -> None:
-    for row in range(len(RIGHT)):
+    for row in range(len(CORRECT)):
         chosen = max(range(n), key=lambda i: SCORE[row, i])
-        assert best_at_n(RIGHT, SCORE, n)[row] == RIGHT[row, chosen]
-    assert (best_at_n(RIGHT, SCORE, n) <= first_n(RIGHT, n)).all()
-    assert (best_at_n(RIGHT, RIGHT.astype(float), n) == first_n(RIGHT, n)).all()
+        assert best_at_n(CORRECT, SCORE, n)[row] == CORRECT[row, chosen]
+    assert (best_at_n(CORRECT, SCORE, n) <= first_n(CORRECT, n)).all()
+    assert (best_at_n(CORRECT, CORRECT.astype(float), n) == first_n(CORRECT, n)).all()
 
 
 def test_of_equal_scores_the_first_wins() -> None:
@@ -43,7 +43,7 @@ def test_of_equal_scores_the_first_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "right", "expected"),
+    ("answers", "correct", "expected"),
     [
         (["1", "2", "2"], [True, False, False], 0.0),
         (["2", "1", "1 "], [False, True, True], 1.0),
@@ -52,18 +52,18 @@ def test_of_equal_scores_the_first_wins() -> None:
         ([None, None, None], [False, False, False], 0.0),
     ],
 )
-def test_the_most_frequent_answer_decides(answers: list[str | None], right: list[bool], expected: float) -> None:
-    assert majority_at_n([answers], np.array([right]), len(answers)).tolist() == [expected]
+def test_the_most_frequent_answer_decides(answers: list[str | None], correct: list[bool], expected: float) -> None:
+    assert majority_at_n([answers], np.array([correct]), len(answers)).tolist() == [expected]
 
 
-def test_how_often_the_likelihood_prefers_a_wrong_sample() -> None:
-    right = np.array([[True, False], [True, False], [True, True], [False, False]])
-    assert prefers_wrong(right, np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])) == 0.5
-    assert math.isnan(prefers_wrong(right[2:], SCORE[:2, :2]))
+def test_how_often_the_likelihood_prefers_an_incorrect_sample() -> None:
+    correct = np.array([[True, False], [True, False], [True, True], [False, False]])
+    assert prefers_incorrect(correct, np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])) == 0.5
+    assert math.isnan(prefers_incorrect(correct[2:], SCORE[:2, :2]))
 
 
 @pytest.mark.parametrize("n", [0, 7])
 def test_an_n_that_there_is_not_is_refused(n: int) -> None:
-    for call in (lambda: pass_at_n(RIGHT, n), lambda: first_n(RIGHT, n), lambda: best_at_n(RIGHT, SCORE, n)):
+    for call in (lambda: pass_at_n(CORRECT, n), lambda: first_n(CORRECT, n), lambda: best_at_n(CORRECT, SCORE, n)):
         with pytest.raises(ValueError, match=f"n={n} of 6"):
             call()

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from trl_ext.evaluation.report import OUTCOMES, Report, evaluate, mean, share
+from trl_ext.evaluation.report import OUTCOMES, Report, evaluate, fraction, mean
 from trl_ext.generation.completion import Completion
 from trl_ext.rewards import GRADERS, REWARDS
 
-RIGHT, WRONG, UNFORMATTED = "</think> <answer> 4 </answer>", "</think> <answer> 5 </answer>", "4"
+CORRECT, INCORRECT, UNFORMATTED = "</think> <answer> 4 </answer>", "</think> <answer> 5 </answer>", "4"
 PROBLEMS = [
     {"prompt": "a", "answer": "4", "level": 2, "subject": "sums"},
     {"prompt": "b", "answer": "4", "level": 1, "subject": "sums"},
@@ -17,8 +17,8 @@ PROBLEMS = [
     {"prompt": "d", "answer": "4", "level": 2, "subject": "facts"},
 ]
 COMPLETIONS = [
-    Completion(RIGHT, 3, True), Completion(WRONG, 5, True), Completion(UNFORMATTED, 9, False),
-    Completion(RIGHT, 3, True),
+    Completion(CORRECT, 3, True), Completion(INCORRECT, 5, True), Completion(UNFORMATTED, 9, False),
+    Completion(CORRECT, 3, True),
 ]  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def report() -> Report:
 def test_row_is_the_problem_with_its_graded_response() -> None:
     rows = report().rows
     assert rows[1] == {
-        **PROBLEMS[1], "response": WRONG, "format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0, "tokens": 5,
+        **PROBLEMS[1], "response": INCORRECT, "format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0, "tokens": 5,
         "finish_reason": "stop", "logp": None, "outcome": "format_only", "extracted": " 5 ", "reason": "different value",
     }  # fmt: skip
     assert [row["outcome"] for row in rows] == ["correct", "format_only", "neither", "correct"]
@@ -53,7 +53,7 @@ def test_one_completion_per_problem_is_needed(n: int) -> None:
         evaluate(PROBLEMS, lambda prompts: (COMPLETIONS * 2)[:n], GRADERS["compatible"])
 
 
-def test_one_verdict_per_completion_is_needed() -> None:
+def test_one_grade_per_completion_is_needed() -> None:
     with pytest.raises(ValueError, match="argument 3 is shorter"):
         evaluate(PROBLEMS, lambda prompts: COMPLETIONS, lambda *both: GRADERS["compatible"](*both)[:3])
 
@@ -89,6 +89,6 @@ def test_validation_grades_as_the_reward_does() -> None:
 
 def test_means_of_iterators() -> None:
     assert mean(iter([1.0, 2.0])) == 1.5
-    assert share(n > 1 for n in range(4)) == 0.5
-    assert (mean([]), share([])) == (0, 0)
+    assert fraction(n > 1 for n in range(4)) == 0.5
+    assert (mean([]), fraction([])) == (0, 0)
     assert math.isnan(mean([math.nan]))

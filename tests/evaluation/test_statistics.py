@@ -8,7 +8,7 @@ import pytest
 
 from trl_ext.evaluation.statistics import (
     compare_paired,
-    latest_as_good_as_the_best,
+    latest_within_one_standard_error,
     mean_interval,
     sign_test,
     wilson_interval,
@@ -34,12 +34,12 @@ def test_an_interval_of_nothing_is_refused(successes: int, trials: int) -> None:
         wilson_interval(successes, trials)
 
 
-def test_share_interval_has_its_nominal_coverage() -> None:
+def test_interval_of_fractions_has_its_nominal_coverage() -> None:
     draw, hits = random.Random(0), 0
     for _ in range(400):
         problems = [draw.betavariate(1, 1) for _ in range(60)]  # chance of a correct sample; on average 0.5
-        shares = [sum(draw.random() < chance for _ in range(4)) / 4 for chance in problems]
-        low, high = mean_interval(shares)
+        fractions = [sum(draw.random() < chance for _ in range(4)) / 4 for chance in problems]
+        low, high = mean_interval(fractions)
         hits += low <= 0.5 <= high
     assert 0.92 < hits / 400 < 0.98
 
@@ -78,23 +78,23 @@ def test_paired_comparison_finds_difference_within_problem_noise() -> None:
         ([0.963, 0.955, 0.954], 512, 1),
         ([0.963, 0.961, 0.959], 5000, 1),  # and 0.0027 here
         ([0.4, 0.9, 0.3], 512, 1),  # collapsed
-        ([0.5, 1.0, 1.0, 0.99], 10, 2),  # nothing wrong leaves no error
+        ([0.5, 1.0, 1.0, 0.99], 10, 2),  # nothing incorrect leaves no error
         ([0.0, 0.0], 10, 1),
     ],
 )
 def test_latest_of_indistinguishable_accuracies_is_chosen(
     accuracies: list[float], problems: int, expected: int
 ) -> None:
-    assert latest_as_good_as_the_best(accuracies, [problems] * len(accuracies)) == expected
+    assert latest_within_one_standard_error(accuracies, [problems] * len(accuracies)) == expected
 
 
 def test_the_standard_error_is_that_of_the_best_ones_problems() -> None:
-    assert latest_as_good_as_the_best([0.9, 0.88], [100, 10_000]) == 1
-    assert latest_as_good_as_the_best([0.9, 0.88], [10_000, 100]) == 0
-    assert latest_as_good_as_the_best([0.9, 0.9, 0.88], [100, 10_000, 100]) == 1  # of two bests, the surer
+    assert latest_within_one_standard_error([0.9, 0.88], [100, 10_000]) == 1
+    assert latest_within_one_standard_error([0.9, 0.88], [10_000, 100]) == 0
+    assert latest_within_one_standard_error([0.9, 0.9, 0.88], [100, 10_000, 100]) == 1  # of two bests, the surer
 
 
 @pytest.mark.parametrize(("accuracies", "problems"), [([], []), ([0.5], [10, 10])])
 def test_no_validation_has_no_best(accuracies: list[float], problems: list[int]) -> None:
     with pytest.raises(ValueError, match="accuracies of"):
-        latest_as_good_as_the_best(accuracies, problems)
+        latest_within_one_standard_error(accuracies, problems)

@@ -1,4 +1,4 @@
-"""Expert iteration's plan: which questions a step has, in which order its rows train, and what is said of it."""
+"""Expert iteration's plan: which questions a step has, in which order its rows are trained on, and its figures."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_step_in_one_line() -> None:
         2, 17, [rollout(0, "correct", 1), rollout(0, "neither", 1), rollout(1, "neither", 1)], [{}], 0, 4
     )
     assert step_line(counts, 5) == (
-        "expert iteration 2/5: 1 of 3 rollouts right, 1 of 2 questions solved; 1 kept, 4 optimizer steps"
+        "expert iteration 2/5: 1 of 3 rollouts correct, 1 of 2 questions solved; 1 kept, 4 optimizer steps"
     )
 
 

@@ -23,7 +23,7 @@ def row(question: int, response: str, tokens: int, extracted: str, outcome: str 
 
 
 def draws(n: int = 80) -> list[dict[str, Any]]:
-    """Rollouts of ten questions in no order, about half of them right, many of them alike."""
+    """Rollouts of ten questions in no order, about half of them correct, many of them alike."""
     rng = Random(0)
     outcomes = ("correct", "correct", "format_only", "neither")
     return [
@@ -85,10 +85,10 @@ def test_a_question_does_not_see_the_others(name: str, options: dict[str, int]) 
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("name", ["at_most", "shortest"])
 def test_a_question_keeps_k_or_as_many_as_it_has(name: str, k: int) -> None:
-    right = Counter(r["question"] for r in DRAWS if r["outcome"] == "correct")
-    assert min(right.values()) < 3 < max(right.values())
+    correct = Counter(r["question"] for r in DRAWS if r["outcome"] == "correct")
+    assert min(correct.values()) < 3 < max(correct.values())
     assert Counter(r["question"] for r in SELECTIONS.build(name, k=k)(DRAWS)) == {
-        q: min(k, n) for q, n in right.items()
+        q: min(k, n) for q, n in correct.items()
     }
 
 

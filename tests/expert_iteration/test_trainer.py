@@ -1,4 +1,4 @@
-"""Expert iteration on a tiny policy: it learns from what is right, bears steps with nothing, and resumes anywhere."""
+"""Expert iteration on a tiny policy: it learns from correct rollouts, tolerates steps without any, and resumes anywhere."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def graded(right: Callable[[str], bool]) -> Callable[[Sequence[str], Sequence[Any]], list[Grade]]:
-    return lambda responses, truths: [Grade(True, text, right(text), "") for text in responses]
+def graded(correct: Callable[[str], bool]) -> Callable[[Sequence[str], Sequence[Any]], list[Grade]]:
+    return lambda responses, answers: [Grade(True, text, correct(text), "") for text in responses]
 
 
 def has_a_one(text: str) -> bool:
     return "1" in text.split()
 
 
-def made(path: Path, right: Callable[[str], bool] = has_a_one, grader: Any = None, **settings: Any) -> Any:
+def made(path: Path, correct: Callable[[str], bool] = has_a_one, grader: Any = None, **settings: Any) -> Any:
     trainer = tiny_sft(
         ExpertIterationTrainer, ExpertIterationConfig, path, None, questions=QUESTIONS, folder=path / "ei",
-        grader=grader or graded(right), **{**SETTINGS, **settings},
+        grader=grader or graded(correct), **{**SETTINGS, **settings},
     )  # fmt: skip
     trainer.add_callback(EndOfStep(trainer))
     return trainer
@@ -56,7 +56,7 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
     return read_jsonl(path / "ei" / STEPS)
 
 
-def shares(path: Path) -> list[float]:
+def fractions(path: Path) -> list[float]:
     """Fraction of correct rollouts by step."""
     return [step["correct"] / step["rollouts"] for step in steps_of(path)]
 
@@ -64,12 +64,12 @@ def shares(path: Path) -> list[float]:
 @pytest.mark.slow
 def test_selected_rollouts_become_likelier_even_if_incorrect(tmp_path: Path) -> None:
     settings = {"n_ei_steps": 5, "epochs_per_step": 4}
-    trained(tmp_path / "right", **settings)
-    learned = shares(tmp_path / "right")
+    trained(tmp_path / "correct", **settings)
+    learned = fractions(tmp_path / "correct")
     assert learned[0] < 0.5
     assert learned[-1] > learned[0] + 0.3
-    trained(tmp_path / "wrong", selection=f"{__name__}:only_wrong", **settings)
-    unlearned = shares(tmp_path / "wrong")
+    trained(tmp_path / "incorrect", selection=f"{__name__}:only_incorrect", **settings)
+    unlearned = fractions(tmp_path / "incorrect")
     assert unlearned[0] == learned[0]
     assert unlearned[-1] < 0.1
 
@@ -80,11 +80,11 @@ def test_with_the_sign_of_the_loss_flipped_it_does_not_learn(tmp_path: Path) -> 
     loss = trainer.compute_loss
     trainer.compute_loss = lambda *args, **kwargs: -loss(*args, **kwargs)
     trainer.train()
-    learned = shares(tmp_path)
+    learned = fractions(tmp_path)
     assert learned[-1] < learned[0]
 
 
-def only_wrong(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def only_incorrect(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["outcome"] != "correct"]
 
 
@@ -153,9 +153,9 @@ def test_steps_without_a_correct_answer_change_nothing(tmp_path: Path, caplog: p
 def test_a_step_with_nothing_in_the_middle_is_passed_over(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def nothing_in_step_2(responses: Sequence[str], truths: Sequence[Any]) -> list[Grade]:
+    def nothing_in_step_2(responses: Sequence[str], answers: Sequence[Any]) -> list[Grade]:
         calls.append(len(responses))
-        return graded(has_a_one if len(calls) not in (3, 4) else lambda text: False)(responses, truths)
+        return graded(has_a_one if len(calls) not in (3, 4) else lambda text: False)(responses, answers)
 
     trainer = trained(tmp_path, grader=nothing_in_step_2)
     kept = [step["kept"] for step in steps_of(tmp_path)]
@@ -243,11 +243,11 @@ def test_resumed_at_any_optimizer_step_it_is_bit_identical(tmp_path: Path) -> No
 def test_run_interrupted_in_rollouts_resamples_only_missing_ones(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def interrupted(responses: Sequence[str], truths: Sequence[Any]) -> list[Grade]:
+    def interrupted(responses: Sequence[str], answers: Sequence[Any]) -> list[Grade]:
         calls.append(len(responses))
         if len(calls) == 4:  # the second chunk of step 2
             raise KeyboardInterrupt
-        return graded(has_a_one)(responses, truths)
+        return graded(has_a_one)(responses, answers)
 
     whole = trained(tmp_path / "whole", **SAVING)
     with pytest.raises(KeyboardInterrupt):
@@ -267,11 +267,11 @@ def test_run_interrupted_in_rollouts_resamples_only_missing_ones(tmp_path: Path)
 def test_sigterm_in_rollouts_stops_at_next_chunk_and_resumes(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def told_to_stop(responses: Sequence[str], truths: Sequence[Any]) -> list[Grade]:
+    def told_to_stop(responses: Sequence[str], answers: Sequence[Any]) -> list[Grade]:
         calls.append(len(responses))
         if len(calls) == 3:  # the first chunk of step 2
             os.kill(os.getpid(), signal.SIGTERM)
-        return graded(has_a_one)(responses, truths)
+        return graded(has_a_one)(responses, answers)
 
     whole = trained(tmp_path / "whole", **SAVING)
     cut = made(tmp_path / "cut", grader=told_to_stop, **SAVING)

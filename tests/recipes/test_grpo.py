@@ -535,7 +535,7 @@ def test_run_prints_validations_and_a_before_and_after_table(run: tuple[Path, st
     _, printed = run
     for words in (
         *(f"validation at step    {step}/4" for step in (0, 3, 4)),
-        "training in float32, since this is a CPU", "step 4/4: reward ", "before   after", "level 1", "level 5", "format and answer right", "format only", "neither",
+        "training in float32, since this is a CPU", "step 4/4: reward ", "before   after", "level 1", "level 5", "format and answer correct", "format only", "neither",
     ):  # fmt: skip
         assert words in printed, words
     shows_the_run_and_nothing_else(printed.splitlines())
@@ -655,7 +655,7 @@ def test_two_ranks_share_one_run_and_write_it_once(run: tuple[Path, str]) -> Non
     top = folder.parents[1]
     printed = launch(ON_TWO_RANKS, "--config", "mine.yaml", "--output_dir", "runs/two", cwd=top)
     two = top / "runs" / "two"
-    assert printed.count("format and answer right") == 1
+    assert printed.count("format and answer correct") == 1
     assert [m["step"] for m in rows(two / "metrics.jsonl") if "loss" in m] == [1, 2, 3, 4]
     assert yaml.safe_load((two / "config.yaml").read_text())["train_batch_size"] == TINY_RUN["train_batch_size"]
     summary = json.loads((two / "summary.json").read_text())

@@ -46,7 +46,7 @@ def test_before_and_after_table_has_level_accuracy_and_outcomes() -> None:
         "accuracy                     0.250   0.750",
         "  level 1                    0.000   1.000",
         "  level 2                    0.500   0.500",
-        "format and answer right      0.250   0.750",
+        "format and answer correct    0.250   0.750",
         "format only                  0.250   0.250",
         "neither                      0.500   0.000",
     ]

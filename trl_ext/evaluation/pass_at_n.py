@@ -16,70 +16,70 @@ Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 
-def pass_at_n(right: Flags, n: int) -> Floats:
-    """(P, N) -> (P,): chance that n of the N samples, drawn without repetition, hold a right one.
+def pass_at_n(correct: Flags, n: int) -> Floats:
+    """(P, N) -> (P,): chance that n of the N samples, drawn without repetition, include a correct one.
 
     Unbiased, 1 - C(N-c, n) / C(N, n) with c correct samples (arXiv:2107.03374, equation 1).
     """
-    total = _check(right, n)
-    counts = [int(row.sum()) for row in right]
+    total = _check(correct, n)
+    counts = [int(row.sum()) for row in correct]
     return np.array([1 - math.comb(total - c, n) / math.comb(total, n) for c in counts], np.float64)
 
 
-def first_n(right: Flags, n: int) -> Floats:
-    """(P, N) -> (P,): whether one of the first n samples is right."""
-    _check(right, n)
-    return np.asarray(right[:, :n].any(axis=1), np.float64)
+def first_n(correct: Flags, n: int) -> Floats:
+    """(P, N) -> (P,): whether one of the first n samples is correct."""
+    _check(correct, n)
+    return np.asarray(correct[:, :n].any(axis=1), np.float64)
 
 
-def best_at_n(right: Flags, score: Floats, n: int) -> Floats:
-    """(P, N), (P, N) -> (P,): whether the one of the first n samples with the highest score is right.
+def best_at_n(correct: Flags, score: Floats, n: int) -> Floats:
+    """(P, N), (P, N) -> (P,): whether the one of the first n samples with the highest score is correct.
 
     The score is the mean log-probability per token where the model chooses for itself. Of equal scores the first wins,
     so that Best@1 is the first sample.
     """
-    _check(right, n)
+    _check(correct, n)
     chosen = np.argmax(score[:, :n], axis=1)
-    return np.asarray(right[np.arange(len(right)), chosen], np.float64)
+    return np.asarray(correct[np.arange(len(correct)), chosen], np.float64)
 
 
-def majority_at_n(answers: Sequence[Sequence[str | None]], right: Flags, n: int) -> Floats:
-    """(P, N), (P, N) -> (P,): whether the most frequent answer of the first n samples is right.
+def majority_at_n(answers: Sequence[Sequence[str | None]], correct: Flags, n: int) -> Floats:
+    """(P, N), (P, N) -> (P,): whether the most frequent answer of the first n samples is correct.
 
     Answers count as one where they are written alike but for white space; None does not vote; of equally frequent
     ones the first wins (self-consistency, arXiv:2203.11171).
     """
-    _check(right, n)
-    return np.array([_majority(row[:n], flags[:n]) for row, flags in zip(answers, right, strict=True)], np.float64)
+    _check(correct, n)
+    return np.array([_majority(row[:n], flags[:n]) for row, flags in zip(answers, correct, strict=True)], np.float64)
 
 
-def _majority(answers: Sequence[str | None], right: Flags) -> float:
+def _majority(answers: Sequence[str | None], correct: Flags) -> float:
     votes = Counter("".join(answer.split()) for answer in answers if answer is not None)
     if not votes:
         return 0.0
     winner = votes.most_common(1)[0][0]
     first = next(i for i, answer in enumerate(answers) if answer is not None and "".join(answer.split()) == winner)
-    return float(right[first])
+    return float(correct[first])
 
 
-def prefers_wrong(right: Flags, score: Floats) -> float:
+def prefers_incorrect(correct: Flags, score: Floats) -> float:
     """Of the problems with correct and incorrect samples, the fraction where an incorrect one scores highest.
 
     Not a number if there is no such problem.
     """
-    mixed = right.any(axis=1) & ~right.all(axis=1)
+    mixed = correct.any(axis=1) & ~correct.all(axis=1)
     if not mixed.any():
         return math.nan
-    return 1.0 - float(best_at_n(right[mixed], score[mixed], right.shape[1]).mean())
+    return 1.0 - float(best_at_n(correct[mixed], score[mixed], correct.shape[1]).mean())
 
 
-def _check(right: Flags, n: int) -> int:
+def _check(correct: Flags, n: int) -> int:
     """N, if n is between 1 and it.
 
     Raises:
         ValueError: it is not.
     """
-    total = int(right.shape[1])
+    total = int(correct.shape[1])
     if not 1 <= n <= total:
         raise ValueError(f"n={n} of {total} samples per problem")
     return total

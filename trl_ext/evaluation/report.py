@@ -11,7 +11,7 @@ from trl_ext.generation.completion import Completion
 from trl_ext.rewards.graders import Grade
 
 # The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.
-OUTCOMES = {"correct": "format and answer right", "format_only": "format only", "neither": "neither"}
+OUTCOMES = {"correct": "format and answer correct", "format_only": "format only", "neither": "neither"}
 HANDOUT_NAMES = {"format1_answer1": "correct", "format1_answer0": "format_only", "format0": "neither"}
 
 
@@ -23,11 +23,11 @@ class Report:
 
     @property
     def accuracy(self) -> float:
-        """Share of responses with format and answer right."""
-        return share(row["outcome"] == "correct" for row in self.rows)
+        """Fraction of correct responses."""
+        return fraction(map(is_correct, self.rows))
 
     def outcomes(self) -> dict[str, float]:
-        """Share of each of `OUTCOMES`."""
+        """Fraction of each of `OUTCOMES`."""
         counts = Counter(row["outcome"] for row in self.rows)
         return {name: counts[name] / max(len(self.rows), 1) for name in OUTCOMES}
 
@@ -35,13 +35,13 @@ class Report:
         """Fraction of correct samples by `problem_id`."""
         samples: dict[Any, list[bool]] = {}
         for i, row in enumerate(self.rows):
-            samples.setdefault(row.get("problem_id", i), []).append(row["outcome"] == "correct")
-        return {problem: share(flags) for problem, flags in samples.items()}
+            samples.setdefault(row.get("problem_id", i), []).append(is_correct(row))
+        return {problem: fraction(flags) for problem, flags in samples.items()}
 
     def by(self, field: str) -> dict[Any, float]:
-        """Accuracy per value of a field such as `level` or `subject`; nothing where the problems have no such field."""
+        """Accuracy per value of a field such as `level` or `subject`; empty if the problems have no such field."""
         values = sorted({row[field] for row in self.rows if field in row})
-        return {v: share(r["outcome"] == "correct" for r in self.rows if r.get(field) == v) for v in values}
+        return {v: fraction(is_correct(r) for r in self.rows if r.get(field) == v) for v in values}
 
     def summary(self) -> dict[str, Any]:
         """Figures for a log or a JSON file."""
@@ -52,7 +52,7 @@ class Report:
             "by_level": {str(k): v for k, v in self.by("level").items()},
             "by_subject": self.by("subject"),
             "mean_tokens": mean(row["tokens"] for row in self.rows),
-            "truncated": share(row["finish_reason"] == "length" for row in self.rows),
+            "truncated": fraction(row["finish_reason"] == "length" for row in self.rows),
         }
 
 
@@ -66,7 +66,7 @@ def evaluate(
     Args:
         problems: rows with `prompt` and `answer`; `level` and `subject`, if there, for the breakdown.
         rollout: prompts -> one completion each, in order.
-        grader: responses and truths -> verdicts, such as `GRADERS.build("compatible", answer_format="r1_zero")`.
+        grader: (responses, answers) -> grades, such as `GRADERS.build("compatible", answer_format="r1_zero")`.
     """
     listed = list(problems)
     return Report(grade_rows(listed, rollout([problem["prompt"] for problem in listed]), grader))
@@ -78,26 +78,31 @@ def grade_rows(
     grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Grade]],
 ) -> list[dict[str, Any]]:
     """A report's row for each problem and its completion."""
-    verdicts = grader([completion.text for completion in completions], [problem["answer"] for problem in problems])
+    grades = grader([completion.text for completion in completions], [problem["answer"] for problem in problems])
     return [
         {
             **problem,
-            **verdict.rewards(),
-            "extracted": verdict.answer,
-            "reason": verdict.reason,
+            **grade.rewards(),
+            "extracted": grade.answer,
+            "reason": grade.reason,
             "response": completion.text,
             "tokens": completion.tokens,
             "finish_reason": "stop" if completion.finished else "length",
             "logp": completion.logp,
-            "outcome": "correct" if verdict.correct else "format_only" if verdict.well_formed else "neither",
+            "outcome": "correct" if grade.correct else "format_only" if grade.well_formed else "neither",
         }
-        for problem, completion, verdict in zip(problems, completions, verdicts, strict=True)
+        for problem, completion, grade in zip(problems, completions, grades, strict=True)
     ]
 
 
-def share(flags: Iterable[bool]) -> float:
+def is_correct(row: Mapping[str, Any]) -> bool:
+    """Whether the row's response has a correct format and answer."""
+    return bool(row["outcome"] == "correct")
+
+
+def fraction(flags: Iterable[bool]) -> float:
     """Fraction that is true; 0 of nothing."""
-    return mean(float(flag) for flag in flags)
+    return mean(map(float, flags))
 
 
 def mean(values: Iterable[float]) -> float:

@@ -1,4 +1,4 @@
-"""How sure an accuracy is, and whether two of them differ."""
+"""Confidence intervals for accuracies, and the paired comparison of two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Z95 = 1.959964  # two-sided 95 % of a normal distribution
 
 
 def wilson_interval(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
-    """Interval of a share, which stays inside 0 and 1 where the share is near them (Wilson 1927).
+    """Interval of a fraction, which stays inside 0 and 1 even near them (Wilson 1927).
 
     Args:
         z: half-width in standard errors; the default gives 95 %.
@@ -21,9 +21,9 @@ def wilson_interval(successes: int, trials: int, z: float = Z95) -> tuple[float,
     """
     if not 0 <= successes <= trials or trials == 0:
         raise ValueError(f"{successes} successes in {trials} trials")
-    share, spread = successes / trials, z * z / trials
-    center = (share + spread / 2) / (1 + spread)
-    half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
+    fraction, penalty = successes / trials, z * z / trials
+    center = (fraction + penalty / 2) / (1 + penalty)
+    half = z * math.sqrt(fraction * (1 - fraction) / trials + penalty / (4 * trials)) / (1 + penalty)
     return max(0.0, center - half), min(1.0, center + half)
 
 
@@ -37,20 +37,24 @@ def mean_interval(values: Sequence[float], z: float = Z95) -> tuple[float, float
     """
     if all(value in (0, 1) for value in values):
         return wilson_interval(round(sum(values)), len(values), z)
-    mean = sum(values) / len(values)
-    error = math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1) / len(values))
+    mean, error = _mean_and_error(values)
     return max(0.0, mean - z * error), min(1.0, mean + z * error)
 
 
-def latest_as_good_as_the_best(accuracies: Sequence[float], trials: Sequence[int]) -> int:
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error."""
+    mean = sum(values) / len(values)
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1) / len(values))
+
+
+def latest_within_one_standard_error(accuracies: Sequence[float], trials: Sequence[int]) -> int:
     """Index of the last accuracy that is at most one standard error below the best one.
 
-    Among models that a validation cannot tell apart, the best number is the luckiest, and the one trained longest is
-    the better guess. Breiman et al. (Classification and Regression Trees, 1984, 3.4.3) take the simplest of them by the
-    same rule.
+    Among models that a validation cannot tell apart, the best accuracy is the luckiest, and the longest trained model
+    the better choice; Breiman et al. (Classification and Regression Trees, 1984, 3.4.3) choose the simplest so.
 
     Args:
-        trials: problems behind each.
+        trials: the number of problems of each validation.
 
     Raises:
         ValueError: no accuracies, or not as many numbers of problems.
@@ -70,7 +74,7 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
     """95 % interval of the mean of a few normal differences, such as of two settings at the same seeds (Student 1908).
 
     Raises:
-        ValueError: fewer than two, which say nothing of their spread.
+        ValueError: fewer than two, which have no standard deviation.
     """
     n = len(differences)
     if n < 2:
@@ -112,8 +116,7 @@ def compare_paired(first: Sequence[float], second: Sequence[float]) -> Compariso
     if not first or len(first) != len(second):
         raise ValueError(f"{len(first)} scores against {len(second)}; they must be of the same problems")
     gains = [b - a for a, b in zip(first, second, strict=True)]
-    mean = sum(gains) / len(gains)
-    error = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / max(len(gains) - 1, 1) / len(gains))
+    mean, error = _mean_and_error(gains)
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
     return Comparison(mean, mean - Z95 * error, mean + Z95 * error, sign_test(better, worse), better, worse, len(gains))
 

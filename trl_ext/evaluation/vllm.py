@@ -1,15 +1,14 @@
-"""Evaluation of a model in a vLLM engine, as the handout of the course has it."""
+"""The course handout's evaluation of a model in a vLLM engine."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.evaluation.report import Report, evaluate
 from trl_ext.generation.samplers import vllm_sample
-from trl_ext.io import write_text
+from trl_ext.io import write_jsonl
 from trl_ext.rewards.graders import Grade
 
 if TYPE_CHECKING:
@@ -24,15 +23,15 @@ def evaluate_vllm(
     ground_truths: Sequence[Any],
     output_path: Path | None = None,
 ) -> Report:
-    """The course handout's evaluation: one response per prompt, graded, and written as JSONL where a path is given.
+    """Sample one response per prompt, grade it, and write the rows as JSONL if a path is given.
 
     Args:
-        reward_fn: (response, truth) -> dict with `format_reward` and `answer_reward`, such as `r1_zero_reward_fn`.
+        reward_fn: (response, ground truth) -> dict with `format_reward` and `answer_reward`: `r1_zero_reward_fn`.
         eval_sampling_params: the handout keeps the stop string, `include_stop_str_in_output=True`.
         ground_truths: one per prompt.
 
     Raises:
-        ValueError: not as many truths as prompts.
+        ValueError: not as many ground truths as prompts.
     """
     problems = [{"prompt": p, "answer": truth} for p, truth in zip(prompts, ground_truths, strict=True)]
 
@@ -42,5 +41,5 @@ def evaluate_vllm(
 
     report = evaluate(problems, lambda texts: vllm_sample(vllm_model, texts, eval_sampling_params), grade)
     if output_path is not None:
-        write_text(output_path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in report.rows))
+        write_jsonl(output_path, report.rows)
     return report

@@ -1,4 +1,4 @@
-"""What a run's validations are measured with: two accuracies can be compared only where it is the same."""
+"""What a run's validations are measured with; two accuracies can be compared only if it is the same."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def yardstick(task: Any, config: Any, problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a run's validations are measured with, as it is used: what follows from another setting is the same too.
+    """The values in use, whether set or derived from other settings.
 
     Args:
         task: a `Task`.
         config: of its trainer.
-        problems: of the validations on the way.
+        problems: of the validations before the final one.
     """
     return {
         "validated_on": fingerprint(problems),
@@ -26,13 +26,13 @@ def yardstick(task: Any, config: Any, problems: Sequence[Mapping[str, Any]]) -> 
 
 
 def validation_temperature(task: Any, config: Any) -> float:
-    """Of validations: that of training unless it is set."""
+    """The sampling temperature of validations: that of training unless it is set."""
     found = config.temperature if task.validation_temperature is None else task.validation_temperature
     return float(found)
 
 
 def fingerprint(problems: Iterable[Mapping[str, Any]]) -> str:
-    """A hash of prompts and answers (or responses), in order: whether two runs train on the same."""
+    """A hash of prompts and answers (or responses), in order."""
     digest = hashlib.sha256()
     for row in problems:
         digest.update(json.dumps([row["prompt"], row.get("response", row.get("answer"))], default=str).encode())

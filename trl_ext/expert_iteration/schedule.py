@@ -1,17 +1,18 @@
-"""Which questions a step of expert iteration samples for, what its optimizer steps train on, and what came of it."""
+"""Which questions a step of expert iteration samples for, what its optimizer steps train on, and its figures."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from trl_ext.evaluation.report import mean
+from trl_ext.evaluation.report import is_correct, mean
 from trl_ext.expert_iteration.selection import Row
 
 
 def questions_of_step(available: int, wanted: int, step: int, seed: int) -> list[int]:
-    """Which of the `available` questions a step (from 1) samples for: all are used before any comes again."""
+    """Which of the `available` questions a step (from 1) samples for: all are used before any is repeated."""
     wanted = min(wanted, available)
     start = (step - 1) * wanted
     found: list[int] = []
@@ -36,18 +37,17 @@ def optimizer_steps(rows: Sequence[Row], batch: int, epochs: int, seed: str) -> 
 def step_counts(
     step: int, optimizer_step: int, rollouts: Sequence[Row], kept: Sequence[Row], too_long: int, steps: int
 ) -> dict[str, Any]:
-    """A step in figures; lengths are means in tokens, None of no rollout."""
-    right = [row for row in rollouts if row["outcome"] == "correct"]
-    wrong = [row for row in rollouts if row["outcome"] != "correct"]
+    """A step in figures; lengths are means in tokens, None without rollouts."""
+    correct, incorrect = list(filter(is_correct, rollouts)), list(itertools.filterfalse(is_correct, rollouts))
     lengths = {name: mean(r["tokens"] for r in rows) if rows else None for name, rows in
-               {"tokens": rollouts, "tokens_correct": right, "tokens_incorrect": wrong}.items()}  # fmt: skip
+               {"tokens": rollouts, "tokens_correct": correct, "tokens_incorrect": incorrect}.items()}  # fmt: skip
     return {
         "step": step,
         "optimizer_step": optimizer_step,  # before its fine-tuning
         "questions": len({row["question"] for row in rollouts}),
-        "questions_with_a_right_answer": len({row["question"] for row in right}),
+        "questions_with_a_right_answer": len({row["question"] for row in correct}),
         "rollouts": len(rollouts),
-        "correct": len(right),
+        "correct": len(correct),
         "kept": len(kept),
         "too_long": too_long,
         "optimizer_steps": steps,
@@ -56,9 +56,9 @@ def step_counts(
 
 
 def step_line(counts: dict[str, Any], n_steps: int) -> str:
-    """A step's rollouts as a person reads them."""
+    """One line of text about a step."""
     return (
-        f"expert iteration {counts['step']}/{n_steps}: {counts['correct']} of {counts['rollouts']} rollouts right, "
+        f"expert iteration {counts['step']}/{n_steps}: {counts['correct']} of {counts['rollouts']} rollouts correct, "
         f"{counts['questions_with_a_right_answer']} of {counts['questions']} questions solved; {counts['kept']} kept, "
         f"{counts['optimizer_steps']} optimizer steps"
     )

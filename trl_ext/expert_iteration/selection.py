@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trl_ext.evaluation.report import is_correct
 from trl_ext.registry import Registry
 
 SELECTIONS = Registry("selection")
@@ -19,7 +20,7 @@ Row = dict[str, Any]
 @SELECTIONS.register
 def every(rows: Sequence[Row]) -> list[Row]:
     """All correct rollouts: questions that are easy now weigh more. Expert iteration as in the course handout."""
-    return _correct(rows)
+    return list(filter(is_correct, rows))
 
 
 @SELECTIONS.register
@@ -54,16 +55,12 @@ def distinct_traces(rows: Sequence[Row]) -> list[Row]:
     return _first_with(rows, lambda row: " ".join(row["response"].split()))
 
 
-def _correct(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["outcome"] == "correct"]
-
-
 def _of_each_question(rows: Sequence[Row], k: int, key: Callable[[Row], Any]) -> list[Row]:
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     by_question: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
-        if row["outcome"] == "correct":
+        if is_correct(row):
             by_question.setdefault(row["question"], []).append(place)
     kept = {p for places in by_question.values() for p in sorted(places, key=lambda p: key(rows[p]))[:k]}
     return [row for place, row in enumerate(rows) if place in kept]
@@ -71,6 +68,6 @@ def _of_each_question(rows: Sequence[Row], k: int, key: Callable[[Row], Any]) ->
 
 def _first_with(rows: Sequence[Row], key: Callable[[Row], Any]) -> list[Row]:
     found: dict[Any, Row] = {}
-    for row in _correct(rows):
+    for row in filter(is_correct, rows):
         found.setdefault((row["question"], key(row)), row)
     return list(found.values())

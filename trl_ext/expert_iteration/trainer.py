@@ -1,12 +1,11 @@
 """Expert iteration: sample, keep what is correct, fine-tune on it, repeat (arXiv:1705.08439; STaR, arXiv:2203.14465).
 
-One training run of `ExtSFTTrainer` whose rows come as it goes, so that the optimizer, the engine, the checkpoints and
-the logs are those of one run. What a step sampled and kept is in `expert_iteration/step_N/` of the run's folder.
+One training run of `ExtSFTTrainer` that makes its rows while it trains, so that the optimizer, the engine, the
+checkpoints and the logs are those of one run. What step N sampled and kept is in the run's `expert_iteration/step_N/`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shutil
@@ -26,20 +25,17 @@ from trl_ext.evaluation.report import grade_rows
 from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step, step_counts, step_line
 from trl_ext.expert_iteration.selection import SELECTIONS, Row
 from trl_ext.generation.completion import derive_seed
-from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, write_text
+from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, write_jsonl
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.ending import TimeBudget
-from trl_ext.training.options import parse_options
+from trl_ext.training.options import check_at_least_1, parse_options
 
 FOLDER, ROLLOUTS, KEPT, STEPS = "expert_iteration", "rollouts.jsonl", "kept.jsonl", "steps.jsonl"
-_AT_LEAST_1 = (
-    "n_ei_steps", "questions_per_step", "group_size", "epochs_per_step", "rollout_batch_size", "rollout_chunk",
-)  # fmt: skip
 _WITHOUT_MEANING = {
     "completion_only_loss": "only responses are learned",
     "num_train_epochs": "see epochs_per_step",
-    "padding_free": "rows come as it goes",
+    "padding_free": "rows are made during the run",
 }
 _SCHEDULES = ("constant", "constant_with_warmup")
 
@@ -53,7 +49,7 @@ class ExpertIterationConfig(ExtSFTConfig):
 
     Raises:
         UnknownName: a selection or an option that is not in its table.
-        ValueError: settings that make no sense or contradict each other.
+        ValueError: settings that have no meaning here or contradict each other.
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*ExtSFTConfig._VALID_DICT_FIELDS, "selection_options"]
@@ -84,25 +80,24 @@ class ExpertIterationConfig(ExtSFTConfig):
     )
 
     def __post_init__(self) -> None:
-        for name in _AT_LEAST_1:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_1(self, "n_ei_steps", "questions_per_step", "group_size", "epochs_per_step")
+        check_at_least_1(self, "rollout_batch_size", "rollout_chunk")
         self.selection_options = parse_options("selection_options", self.selection_options)
         select = self.selection_function()
         if self.selection in SELECTIONS:
             select([])  # which refuses an option out of range
         if self.packing:
-            raise ValueError("packing: true does not go with expert iteration, whose rows come as it goes")
-        for name, sense in _WITHOUT_MEANING.items():
+            raise ValueError("packing: true does not go with expert iteration, whose rows are made during the run")
+        for name, why in _WITHOUT_MEANING.items():
             if getattr(self, name) != ExtSFTConfig.__dataclass_fields__[name].default:
-                raise ValueError(f"{name}: {getattr(self, name)} has no meaning in expert iteration: {sense}")
+                raise ValueError(f"{name}: {getattr(self, name)} has no meaning in expert iteration: {why}")
         given: int = self.max_steps  # type: ignore[has-type]
         super().__post_init__()
         schedule = str(getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type))
         if schedule not in _SCHEDULES:
             raise ValueError(
                 f"lr_scheduler_type is {schedule!r}, and how many optimizer steps there will be "
-                f"depends on how many rollouts are right; take one of: {', '.join(_SCHEDULES)}"
+                f"depends on how many rollouts are correct; take one of: {', '.join(_SCHEDULES)}"
             )
         rows = self.questions_per_step * self.group_size
         self.max_steps = self.n_ei_steps * self.epochs_per_step * math.ceil(rows / self.rows_per_optimizer_step)
@@ -113,23 +108,23 @@ class ExpertIterationConfig(ExtSFTConfig):
 
     @property
     def rows_per_optimizer_step(self) -> int:
-        """Of all ranks together."""
+        """Over all ranks."""
         rows: int = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
         return rows
 
     def selection_function(self) -> Callable[[Sequence[Row]], list[Row]]:
-        """Graded rollouts of a step to those that are kept."""
+        """A function from a step's graded rollouts to those that are kept."""
         assert not isinstance(self.selection_options, str)
         return SELECTIONS.build(self.selection, **(self.selection_options or {}))
 
 
 class ExpertIterationTrainer(ExtSFTTrainer):
-    """`ExtSFTTrainer` that makes its rows itself: before each expert-iteration step, with the policy as it is then.
+    """`ExtSFTTrainer` that samples its rows from the current policy, before each expert-iteration step.
 
     Args:
         questions: rows with `prompt` and `answer`.
-        grader: responses and truths to verdicts.
-        folder: where rollouts and kept rows go.
+        grader: (responses, reference answers) -> grades.
+        folder: of rollouts and kept rows.
     """
 
     args: ExpertIterationConfig
@@ -151,14 +146,12 @@ class ExpertIterationTrainer(ExtSFTTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The micro-batches of the next optimizer step, of this rank; before the first one of a step, its rollouts."""
-        while (
-            not self._left and self.ei_step < self.args.n_ei_steps and not self._is_to_stop(self._seconds_of_rollouts)
-        ):
+        """This rank's micro-batches of the next optimizer step, after the rollouts of its expert-iteration step."""
+        while not self._left:
+            if self.ei_step >= self.args.n_ei_steps or self._is_to_stop(self._seconds_of_rollouts):
+                self.control.should_training_stop = True
+                return [], None
             self._begin_step(self.ei_step + 1)
-        if not self._left:
-            self.control.should_training_stop = True
-            return [], None
         batches = [self._prepare_inputs(batch) for batch in self._micro_batches(self._left.pop(0))]
         return batches, self._get_num_items_in_batch(batches, device)
 
@@ -171,11 +164,11 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         return self.ei_step - len(self._left) / max(self._planned, 1)
 
     def _is_to_stop(self, ahead: float = 0.0) -> bool:
-        """Whether there is no time for `ahead` more seconds or a signal has come; the same on every rank."""
+        """Whether less than `ahead` seconds are left or a signal was received; the same on every rank."""
         return (self.budget is not None and self.budget.is_spent(ahead)) or self.stop_requested()
 
     def _micro_batches(self, rows: list[Row]) -> list[Any]:
-        """As many on every rank, of like size; where rows run out, one without a token that trains."""
+        """Equally many on every rank, of similar size; where rows run out, one without a trained token."""
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         mine = [rows[i] for i in range(rank, len(rows), ranks)]
         number = self.args.gradient_accumulation_steps
@@ -185,7 +178,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
     # A step.
 
     def _begin_step(self, step: int) -> None:
-        """Sample, grade, keep, and lay out the optimizer steps."""
+        """Sample, grade, select, and plan the optimizer steps."""
         if step == 1 and self.state.global_step == 0 and self.args.save_strategy != "no":
             self._save_checkpoint(self.model, None)  # the first rollouts may take long, and belong to this run
         began = time.monotonic()
@@ -194,14 +187,14 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         if self.budget is not None:
             self.budget.leave_out(self._seconds_of_rollouts)
         if rollouts is None:
-            return  # a resumed run restarts the step, from what has been sampled of it
+            return  # a resumed run continues with what has been sampled of it
         self.ei_step = step
         kept = self.args.selection_function()(rollouts)
         rows, too_long = tokenized(kept, self._tokenizer, self.args.max_length)
         self._lay_out(step, rows, done=0)
         counts = step_counts(step, self.state.global_step, rollouts, kept, too_long, len(self._left))
         if self.accelerator.is_main_process:
-            _write_rows(self._step_folder(step) / KEPT, kept)
+            write_jsonl(self._step_folder(step) / KEPT, kept)
             _replace_row(self.folder / STEPS, counts)
         if not self.args.disable_tqdm and self.accelerator.is_main_process:
             print_line(step_line(counts, self.args.n_ei_steps))
@@ -214,7 +207,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         self.log_now({f"expert_iteration/{k}": float(v) for k, v in counts.items() if v is not None and k != "step"})
 
     def _lay_out(self, step: int, rows: Sequence[Row], done: int) -> None:
-        """The step's rows in the order of its optimizer steps, without the first `done` of them."""
+        """Plan the step's optimizer steps on these rows, of which the first `done` are over."""
         labeled = [
             {
                 "input_ids": row["input_ids"],
@@ -230,9 +223,9 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         self.state.max_steps = max(self.state.global_step + len(self._left) + later, 1)  # as far as it is known by now
 
     def _rollouts(self, step: int) -> list[Row] | None:
-        """The step's graded rollouts: those that an interrupted process has written, and the others sampled now.
+        """The step's graded rollouts: what an interrupted process has written, and the others sampled now.
 
-        None where the run is to stop before it has all of them.
+        None if the run has to stop before it has all of them.
         """
         folder = self._step_folder(step)
         chosen = questions_of_step(len(self.questions), self.args.questions_per_step, step, self.args.seed)
@@ -275,7 +268,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         }
 
     def load_resume_state(self, state: dict[str, Any] | None) -> None:
-        """Resume inside the step, on the rows that it kept; steps after it are sampled again if they began."""
+        """Resume within the step, on the rows that it kept; later steps that had begun are sampled again."""
         super().load_resume_state(state)
         if state is None:
             return
@@ -292,34 +285,30 @@ class ExpertIterationTrainer(ExtSFTTrainer):
 
 
 def _nothing_yet() -> Any:
-    """TRL wants to see a row when the trainer is made."""
+    """TRL looks at a row when the trainer is made."""
     yield {"input_ids": [0, 0], "labels": [0, 0]}
 
 
 def _rows_of_whole_chunks(folder: Path, wanted: int, chunk: int) -> list[Row]:
-    """What an interrupted process has left in a step's folder, which is made; a chunk in part is removed."""
+    """The rollouts in a step's folder, which is created; those of an incomplete chunk are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     path, rows = folder / ROLLOUTS, []
     if path.exists():
         drop_torn_line(path)
         rows = read_jsonl(path)
     rows = rows[: len(rows) - len(rows) % chunk] if len(rows) < wanted else rows
-    _write_rows(path, rows)
+    write_jsonl(path, rows)
     return rows
 
 
-def _write_rows(path: Path, rows: Sequence[Row]) -> None:
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
 def _replace_row(path: Path, row: Row) -> None:
-    """Add a step's row, in place of what an interrupted process wrote of the same step."""
+    """Append a step's row, which replaces those of the same and of later steps."""
     rows = read_jsonl(path) if path.exists() else []
-    _write_rows(path, [*(r for r in rows if r["step"] < row["step"]), row])
+    write_jsonl(path, [*(r for r in rows if r["step"] < row["step"]), row])
 
 
 def _forget_after(folder: Path, step: int) -> None:
-    """Remove what later steps have left, which will be sampled again."""
+    """Remove the folders of later steps, which will be sampled again."""
     for path in folder.glob("step_*"):
         if int(path.name.partition("_")[2]) > step:
             shutil.rmtree(path)

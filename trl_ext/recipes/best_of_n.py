@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from accelerate import PartialState
 
-from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_wrong
-from trl_ext.evaluation.report import Report
+from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
+from trl_ext.evaluation.report import Report, is_correct
 from trl_ext.evaluation.statistics import mean_interval
 from trl_ext.io import write_text
 from trl_ext.plots import figure
@@ -58,7 +58,7 @@ def curves(report: Report, at: list[int]) -> dict[str, Any]:
     for row in report.rows:
         by_problem.setdefault(row["problem_id"], []).append(row)
     rows = [sorted(samples, key=lambda row: row["sample"]) for samples in by_problem.values()]
-    right = np.array([[row["outcome"] == "correct" for row in samples] for samples in rows])  # (P, N)
+    right = np.array([[is_correct(row) for row in samples] for samples in rows])  # (P, N)
     score = np.array([[row["logp"] / max(row["tokens"], 1) for row in samples] for samples in rows])  # (P, N)
     answers = [[row["extracted"] for row in samples] for samples in rows]
     found: dict[str, Any] = {name: {} for name in CURVES}
@@ -78,7 +78,7 @@ def curves(report: Report, at: list[int]) -> dict[str, Any]:
         "samples": int(right.shape[1]),
         **found,
         "problems_with_right_and_wrong": mixed,
-        "likelihood_prefers_wrong": prefers_wrong(right, score) if mixed else None,
+        "likelihood_prefers_wrong": prefers_incorrect(right, score) if mixed else None,
     }
 
 

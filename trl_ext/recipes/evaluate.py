@@ -26,11 +26,11 @@ from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
 from trl_ext.data.source import Source
 from trl_ext.errors import InputError
-from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, Report, grade_rows
+from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, Report, grade_rows, is_correct
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.hosts.group import join
-from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, write_text
+from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, write_jsonl, write_text
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.preflight import check_model_folder
@@ -40,6 +40,7 @@ from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
 from trl_ext.runs.resume import SettingsKnowledge
+from trl_ext.training.options import check_at_least_1
 from trl_ext.training.settings import choose_engine
 
 if TYPE_CHECKING:
@@ -117,9 +118,7 @@ class Evaluation(DatasetSettings):
         self.refuse_unused_tolerance(self.grader)
         choose_engine(self.use_vllm)
         self.sampling()
-        for name in ("samples", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_1(self, "samples", "batch_size")
         self.category = HANDOUT_NAMES.get(self.category or "", self.category)
         if self.category is not None and self.category not in OUTCOMES:
             raise ValueError(f"unknown category {self.category!r}. Known: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}")
@@ -278,7 +277,7 @@ def _sample(
     grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)
     sampler = settings.sampler(model)
     mine = todo[state.process_index :: state.num_processes]
-    right, done = sum(row["outcome"] == "correct" for row in rows.values()), len(rows)
+    right, done = sum(map(is_correct, rows.values())), len(rows)
     part = folder / f"samples.rank{state.process_index}.jsonl"
     with tqdm(total=len(mine), desc="samples", disable=None if state.is_main_process else True) as bar:
         for start in range(0, len(mine), settings.batch_size):
@@ -290,15 +289,14 @@ def _sample(
                 {"number": n, "problem_id": n // settings.samples, "sample": n % settings.samples} for n in numbers
             ]
             append_jsonl(part, [{**place, **row} for place, row in zip(where, graded, strict=True)])
-            right, done = right + sum(row["outcome"] == "correct" for row in graded), done + len(graded)
+            right, done = right + sum(map(is_correct, graded)), done + len(graded)
             bar.set_postfix_str(f"accuracy {right / done:.3f}")
             bar.update(len(numbers))
 
 
 def _write(folder: Path, report: Report, settings: Evaluation, source: Source, seconds: float) -> None:
     """All ranks' samples in one file, in order, and the summary."""
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in report.rows)
-    write_text(folder / SAMPLES, lines)
+    write_jsonl(folder / SAMPLES, report.rows)
     for part in folder.glob("samples.rank*.jsonl"):
         part.unlink()
     model = settings.model_name_or_path or "the base policy"

@@ -13,6 +13,7 @@ from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.recipes.settings import Task
 from trl_ext.rewards.hooks import REWARDS
+from trl_ext.training.options import check_at_least_1
 
 
 @accepts_earlier_names
@@ -31,8 +32,7 @@ class GRPOTask(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reward_function()
-        if self.log_generations_every < 1:
-            raise ValueError(f"log_generations_every must be at least 1, got {self.log_generations_every}")
+        check_at_least_1(self, "log_generations_every")
 
     def reward_function(self) -> Callable[..., Any]:
         """The reward, in TRL's signature."""

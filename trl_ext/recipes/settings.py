@@ -12,6 +12,7 @@ from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS, Problems
 from trl_ext.data.source import Source
 from trl_ext.rewards.graders import GRADERS
+from trl_ext.training.options import check_at_least_1
 
 
 @dataclass
@@ -111,14 +112,8 @@ class Task(DatasetSettings):
         if self.train_problems is None and self.trains_on()[0] in GENERATORS:
             self.train_problems = GENERATED_PROBLEMS
         self._refuse_to_validate_on_what_is_trained_on()
-        for name in (
-            "validate_every",
-            "validation_batch_size",
-            "final_validation_problems",
-            "stop_after_zero_variance_steps",
-        ):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_1(self, "validate_every", "validation_batch_size", "final_validation_problems")
+        check_at_least_1(self, "stop_after_zero_variance_steps")
         if self.collapse_threshold is not None and not 0 < self.collapse_threshold < 1:
             raise ValueError(f"collapse_threshold must be between 0 and 1, got {self.collapse_threshold}")
 

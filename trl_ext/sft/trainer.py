@@ -24,6 +24,7 @@ from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import ColocatedEngine
 from trl_ext.training.handout_settings import resolve_train_batch
+from trl_ext.training.options import check_at_least_1
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import SFT
 from trl_ext.training.trainer import ReliableTrainer
@@ -74,9 +75,7 @@ class ExtSFTConfig(RunSettings, SFTConfig):
     )
 
     def __post_init__(self) -> None:
-        for name in ("train_batch_size", "micro_train_batch_size", "sampling_max_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_1(self, "train_batch_size", "micro_train_batch_size", "sampling_max_tokens")
         if self.normalize_constant is not None and self.normalize_constant <= 0:
             raise ValueError(f"normalize_constant must be positive, got {self.normalize_constant}")
         if self.sampling_temperature < 0:

@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ProgressCallback
 
 from trl_ext.evaluation.report import Report, grade_rows
-from trl_ext.evaluation.statistics import latest_as_good_as_the_best
+from trl_ext.evaluation.statistics import latest_within_one_standard_error
 from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, print_line
 from trl_ext.ranks import run_on_main_and_broadcast
@@ -212,7 +212,7 @@ class Validation(TrainerCallback):
         past = self.run.validations
         accuracies, problems = [entry["accuracy"] for entry in past], [entry["problems"] for entry in past]
         highest = accuracies.index(max(accuracies))
-        chosen = latest_as_good_as_the_best(accuracies, problems) if self.restore_best else highest
+        chosen = latest_within_one_standard_error(accuracies, problems) if self.restore_best else highest
         best = past[chosen]["step"]
         self.trainer.best_step = best
         return best

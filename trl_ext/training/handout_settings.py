@@ -6,6 +6,8 @@ import dataclasses
 import os
 from typing import Any, ClassVar, Protocol
 
+from trl_ext.training.options import check_at_least_1
+
 _RENAMED = {
     "rollout_batch_size": "generation_batch_size",
     "group_size": "num_generations",
@@ -49,9 +51,8 @@ def resolve_handout(args: HandoutConfig) -> None:
     Raises:
         ValueError: a handout name and its TRL name disagree, or sizes do not divide; the message has the numbers.
     """
-    for name in ("rollout_batch_size", "group_size", "train_batch_size", "micro_train_batch_size", "n_grpo_steps"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {getattr(args, name)}")
+    sizes = ("rollout_batch_size", "group_size", "train_batch_size", "micro_train_batch_size", "n_grpo_steps")
+    check_at_least_1(args, *sizes)
     _check_rollout(args)
     resolve_train_batch(args)
     for handout, trl in _RENAMED.items():

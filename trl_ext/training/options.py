@@ -1,4 +1,4 @@
-"""Options of an axis as a command line writes them."""
+"""Settings as a command line writes them, and their limits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 def _number(value: Any) -> Any:
     """`value`, or the number it writes as `1e-6`, which YAML 1.1 reads as a text."""
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
+def check_at_least_1(settings: object, *names: str) -> None:
+    """Refuse a setting below 1; None means that it is not set.
+
+    Raises:
+        ValueError: with the setting and its value.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def parse_options(name: str, options: Mapping[str, Any] | str | None) -> dict[str, Any] | None:

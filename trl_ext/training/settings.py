@@ -15,6 +15,7 @@ from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.hosts.group import join_on_cpu
 from trl_ext.redaction import redact
+from trl_ext.training.options import check_at_least_1
 
 # What a colocated engine is made with, and a server is not: TRL's settings; ours are those that `RunSettings` adds.
 _TRLS_ENGINE = (
@@ -147,8 +148,7 @@ class RunSettings:
     def resolve_run_settings(self) -> None:
         """Check the limits, choose the engine and the precision; call it before TRL's `__post_init__`."""
         config: Any = self
-        if self.max_nonfinite_steps < 1:
-            raise ValueError(f"max_nonfinite_steps must be at least 1, got {self.max_nonfinite_steps}")
+        check_at_least_1(self, "max_nonfinite_steps")
         if self.time_budget is not None and self.time_budget <= 0:
             raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
         if self.lr_decay_fraction is not None and not 0 < self.lr_decay_fraction <= 1:

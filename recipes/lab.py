@@ -6,9 +6,10 @@
     python recipes/lab.py all --lab qwen2.5_math_1.5b --jobs 2
     python recipes/lab.py baseline --lab my_lab --seeds 0 1 --sampling_temperature 0.8
 
-What this program does not know goes to recipes/grpo_math.py, in every cell. All cells are checked before the first one
-runs. A run that several questions need is run once. Interrupted, it resumes when it is started again; what has ended is
-not run again, what failed is. With --jobs each run has one of the GPUs, or its share of the cores.
+What this program does not know goes to the recipe, in every cell. All cells are checked before the first one runs. A
+question may start from the best cells of others (`after`), which are then asked before it, or were before. A run that
+several questions need is run once. Interrupted, it resumes when it is started again; what has ended is not run again,
+what failed is. With --jobs each run has one of the GPUs, or its share of the cores.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from pathlib import Path
 
 from trl_ext.errors import InputError
 from trl_ext.experiments.lab.questions import (
-    RECIPE,
+    Cell,
+    Question,
+    Settings,
+    cells_of,
     check,
-    commands,
-    own_settings,
+    in_order,
     question_names,
     read_lab,
     read_question,
-    run_name,
 )
-from trl_ext.experiments.lab.report import table, write_report
+from trl_ext.experiments.lab.report import best_cell, read_winner, table, write_report
 from trl_ext.experiments.sweep import run_all
 from trl_ext.redaction import redact_text
 from trl_ext.runs.layout import RunFolder, finished
@@ -55,10 +57,10 @@ def main() -> None:
             raise InputError(f"--lab {args.lab!r}: no such folder. Known: {', '.join(known)}")
         if args.list:
             show(folder)
-        elif not args.questions or args.jobs < 1:
-            parser.error(
-                f"which question? Known: {', '.join(question_names(folder))}, all" if args.jobs else "--jobs 0"
-            )
+        elif not args.questions:
+            parser.error(f"which question? Known: {', '.join(question_names(folder))}, all")
+        elif args.jobs < 1:
+            parser.error(f"--jobs must be at least 1, got {args.jobs}")
         else:
             answer(folder, args, rest)
     except InputError as error:
@@ -78,30 +80,55 @@ def show(folder: Path) -> None:
 
 
 def answer(folder: Path, args: argparse.Namespace, rest: list[str]) -> None:
-    """Run the cells and write the pages."""
+    """Run the cells and write the pages, a question after those whose winners it starts from."""
     lab = read_lab(folder)
     names = question_names(folder) if args.questions == ["all"] else args.questions
-    questions = [read_question(folder, name) for name in names]
+    questions = in_order(read_question(folder, name) for name in names)
     output = args.output_dir or Path("runs") / f"lab_{folder.name}"
-    check(lab, folder, questions, rest)
-    todo = commands(lab, folder, HERE / RECIPES[RECIPE].script, questions, args.seeds, rest)
-    found = run_all(todo, output / "runs", args.jobs, keep_going=True)
+    before = {name for question in questions for name in question.after} - set(names)
+    winners: dict[str, Settings] = {name: read_winner(output, name) for name in before}
+    expected, planned = dict(winners), []  # what is not known yet is checked with the reference cells
     for question in questions:
-        named = {
-            cell: {seed: run_name(own_settings(lab, question, cell), seed) for seed in args.seeds}
-            for cell in question.cells
-        }
-        runs = {cell: {seed: found[name] for seed, name in of.items()} for cell, of in named.items()}
+        cells = cells_of(lab, folder, question, expected)
+        expected[question.name] = cells[question.reference].own
+        planned.append((question, cells))
+    check(planned, rest)
+    while questions:
+        ready = [question for question in questions if winners.keys() >= set(question.after)]
+        planned = [(question, cells_of(lab, folder, question, winners)) for question in ready]
+        if any(question.after for question in ready):
+            check(planned, rest)
+        winners |= _run(planned, output, args, rest)
+        questions = [question for question in questions if question not in ready]
+
+
+def _run(
+    planned: list[tuple[Question, dict[str, Cell]]], output: Path, args: argparse.Namespace, rest: list[str]
+) -> dict[str, Settings]:
+    """Run what is missing of some questions, write their pages and return the settings of their best cells."""
+    commands = {
+        cell.run_name(seed): [str(HERE / RECIPES[cell.recipe].script), *cell.arguments, *rest, "--seed", str(seed)]
+        for _, cells in planned
+        for cell in cells.values()
+        for seed in args.seeds
+    }
+    found = run_all(commands, output / "runs", args.jobs, keep_going=True)
+    winners = {}
+    for question, cells in planned:
+        named = {label: {seed: cell.run_name(seed) for seed in args.seeds} for label, cell in cells.items()}
+        runs = {label: {seed: found[name] for seed, name in of.items()} for label, of in named.items()}
+        best = best_cell(runs, question.reference)
+        winners[question.name] = cells[best].own
         page = write_report(
             output / question.name,
-            question.question,
+            question,
             runs,
-            question.reference,
-            {cell: todo[of[args.seeds[0]]] for cell, of in named.items()},
-            {cell: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for cell, of in named.items()},
-            question.published,
+            {label: commands[of[args.seeds[0]]] for label, of in named.items()},
+            {label: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for label, of in named.items()},
+            (best, cells[best].own),
         )
         print(f"\n{question.question}\n", *table(runs, question.reference), f"\n{page}", sep="\n")
+    return winners
 
 
 def log_of(run: Path) -> Path:

@@ -22,7 +22,7 @@ from tests.recipes.test_grpo import DEFAULT, ON_A_CPU, RECIPE, refused
 from trl_ext.data.source import Source
 from trl_ext.errors import InputError
 from trl_ext.evaluation.report import Report
-from trl_ext.experiments.lab.questions import run_name
+from trl_ext.experiments.lab.questions import Cell
 from trl_ext.experiments.leaderboard import _write as write_result
 from trl_ext.experiments.pipeline.record import load_or_create, write_record
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
@@ -158,9 +158,10 @@ def a_sweep(folder: Path) -> None:
 
 def a_lab(folder: Path) -> None:
     settings = {"hub_token": SECRET, "run_name": IN_TEXT, "model_init_kwargs": IN_DICT}
-    (folder / run_name(settings, 0)[:200]).mkdir()
+    name = Cell("grpo", "base.yaml", {}, settings).run_name(0)
+    (folder / name[:200]).mkdir()
     lines = "\n".join(path.name for path in folder.iterdir())
-    (folder / "report.md").write_text(lines + run_name(settings, 0))
+    (folder / "report.md").write_text(lines + name)
 
 
 def a_leaderboard(folder: Path) -> None:

@@ -35,6 +35,8 @@ def figure(
     try:
         yield list(panels.flat)
         for panel in panels.flat:
+            if not panel.axison:
+                continue
             panel.grid(alpha=0.3)
             if not np.isfinite(panel.dataLim.get_points()).all():  # nothing was drawn, or NaN only
                 panel.set(xticks=[], yticks=[])

@@ -15,32 +15,39 @@ from PIL import Image
 from scripts.lab_page import section
 from trl_ext.errors import InputError
 from trl_ext.experiments.lab.questions import (
+    GRPO,
+    Cell,
     Lab,
     Question,
+    cells_of,
     check,
-    commands,
-    own_settings,
+    in_order,
     question_names,
     read_lab,
     read_question,
-    run_name,
 )
 from trl_ext.experiments.lab.report import (
     PARTS,
+    best_cell,
     difference,
     differences,
+    discussion,
     mean_by_step,
     noise,
     over_the_run,
+    read_winner,
     span,
     spread,
+    steps_table,
     table,
+    training_curves,
     write_report,
 )
 from trl_ext.experiments.progress import latest
 
 ROOT = Path(__file__).parents[2]
 LABS = sorted(path for path in (ROOT / "recipes" / "lab").iterdir() if path.is_dir())
+WHOLE = [lab for lab in LABS if not lab.name.endswith("_published")]
 QUESTION = {"question": "Which?", "reference": "a", "cells": {"a": {}, "b": {"learning_rate": 1e-3}}}
 
 
@@ -56,11 +63,12 @@ def folder(tmp_path: Path) -> Path:
 # Files.
 
 
-@pytest.mark.parametrize("lab", LABS, ids=[lab.name for lab in LABS])
+@pytest.mark.parametrize("lab", WHOLE, ids=[lab.name for lab in WHOLE])
 def test_every_lab_has_the_course_questions_and_the_debated_ones(lab: Path) -> None:
     assert set(question_names(lab)) == {
-        "baseline", "beyond_the_handout", "clipping", "kl", "learning_rate", "length_normalisation", "off_policy",
-        "off_policy_broad", "prompt",
+        "baseline", "beyond_the_handout", "clipping", "entropy", "expert_iteration", "expert_iteration_batch", "kl",
+        "learning_rate", "length_normalisation", "off_policy", "off_policy_broad", "prompt", "sft_batch_size",
+        "sft_learning_rate", "sft_sizes",
     }  # fmt: skip
     beyond = read_question(lab, "beyond_the_handout").cells
     assert {"leave_one_out", "max_rl", "token_mean", "gspo", "cispo"} < set(beyond)
@@ -70,13 +78,19 @@ def test_every_lab_has_the_course_questions_and_the_debated_ones(lab: Path) -> N
 
 @pytest.mark.slow  # processes that import every recipe
 @pytest.mark.parametrize("lab", LABS, ids=[lab.name for lab in LABS])
-def test_every_cell_of_every_question_resolves(lab: Path) -> None:
-    on_a_cpu = ["--bf16", "false"]
-    questions = [read_question(lab, name) for name in question_names(lab)]
-    check(read_lab(lab), lab, questions, on_a_cpu)
+def test_every_cell_of_every_question_resolves(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sft.jsonl").write_text('{"prompt": "1 + 1 =", "response": "2"}\n')  # which the handout gives out
+    winners: dict[str, Any] = {}
+    planned = []
+    for question in in_order(read_question(lab, name) for name in question_names(lab)):
+        cells = cells_of(read_lab(lab), lab, question, winners)
+        winners[question.name] = list(cells.values())[-1].own
+        planned.append((question, cells))
     broken = Question("mine", "?", {"a": {}, "b": {"group_size": 7}}, "a")
+    planned.append((broken, cells_of(read_lab(lab), lab, broken, {})))
     with pytest.raises(InputError, match=r"question 'mine', cell 'b': .*group_size .7"):
-        check(read_lab(lab), lab, [*questions[:1], broken], on_a_cpu)
+        check(planned, ["--bf16", "false"])
 
 
 def test_a_lab_and_a_question_are_read(folder: Path) -> None:
@@ -112,6 +126,12 @@ def test_unknown_question_is_refused_with_the_choices(folder: Path) -> None:
     (folder / "lab.yaml").write_text("config: none.yaml\n")
     with pytest.raises(InputError, match=r"lab\.yaml: config: no file .*none\.yaml"):
         read_lab(folder)
+    (folder / "lab.yaml").write_text("config: recipe/base.yaml\nrecipes: {sft: {settings: {}}}\n")
+    with pytest.raises(InputError, match=r"recipes: sft: config and settings are needed, got settings"):
+        read_lab(folder)
+    (folder / "lab.yaml").write_text("config: recipe/base.yaml\nrecipes: {stf: {}}\n")
+    with pytest.raises(InputError, match=r"unknown recipe 'stf'\. Did you mean 'sft'"):
+        read_lab(folder)
     (folder / "lab.yaml").write_text("configg: recipe/base.yaml\n")
     with pytest.raises(InputError, match=r"unknown field 'configg'\. Did you mean 'config'"):
         read_lab(folder)
@@ -121,31 +141,57 @@ def test_unknown_question_is_refused_with_the_choices(folder: Path) -> None:
 
 
 def test_a_run_is_named_by_what_sets_it_apart() -> None:
-    assert run_name({}, 3) == "seed=3"
+    assert Cell(GRPO, "base.yaml", {}, {}).run_name(3) == "seed=3"
+    assert Cell("sft", "base.yaml", {}, {"prompt": "x"}).run_name(3) == "prompt=x,recipe=sft,seed=3"
     settings = {"policy_loss_options": {"eps_low": 0.1}, "learning_rate": 1e-5, "prompt": "mine/a b.prompt"}
-    assert (
-        run_name(settings, 0) == "learning_rate=1e-05,policy_loss_options=_eps_low__0.1_,prompt=mine_a_b.prompt,seed=0"
-    )
+    name = "learning_rate=1e-05,policy_loss_options=_eps_low__0.1_,prompt=mine_a_b.prompt,seed=0"
+    assert Cell(GRPO, "base.yaml", {}, settings).run_name(0) == name
 
 
-def test_run_shared_by_questions_is_run_once(
-    folder: Path,
-) -> None:
+def test_run_shared_by_questions_is_run_once(folder: Path) -> None:
     lab = read_lab(folder)
-    first = read_question(folder, "which")
-    second = Question("other", "?", {"x": {"learning_rate": 3e-4}, "y": {"beta": 0.1}}, "x", {"preset": "dapo"})
-    assert own_settings(lab, second, "x") == {}
+    same = Question("other", "?", {"x": {"learning_rate": 3e-4}, "y": {"beta": 0.1}}, "x", {"preset": "dapo"})
+    first, second = cells_of(lab, folder, read_question(folder, "which"), {}), cells_of(lab, folder, same, {})
+    assert first["a"] == second["x"]
+    assert second["y"].own == {"beta": 0.1}
+    assert second["y"].arguments == [
+        "--config", str(folder / "recipe" / "base.yaml"), "--preset", "dapo", "--learning_rate", "0.0003", "--beta",
+        "0.1",
+    ]  # fmt: skip
     third = Question("third", "?", {"x": {"beta": 0.1}, "y": {}}, "x", {"beta": 0.2, "max_steps": 5})
-    assert own_settings(lab, third, "x") == {"beta": 0.1, "max_steps": 5}
-    found = commands(lab, folder, Path("grpo_math.py"), [first, second], [0, 1], ["--max_steps", "9"])
-    assert list(found) == [
-        "seed=0", "seed=1", "learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1", "beta=0.1,seed=0",
-        "beta=0.1,seed=1",
-    ]  # fmt: skip
-    assert found["beta=0.1,seed=1"] == [
-        "grpo_math.py", "--config", str(folder / "recipe" / "base.yaml"), "--preset", "dapo", "--learning_rate", "0.0003",
-        "--beta", "0.1", "--max_steps", "9", "--seed", "1",
-    ]  # fmt: skip
+    assert cells_of(lab, folder, third, {})["x"].own == {"beta": 0.1, "max_steps": 5}
+
+
+def test_a_cell_may_be_of_another_recipe_that_the_lab_has(folder: Path) -> None:
+    question = Question("mixed", "?", {"a": {}, "b": {"recipe": "sft", "beta": 1}}, "a")
+    with pytest.raises(InputError, match=r"question 'mixed', cell 'b': unknown recipe 'sft'\. Known: grpo"):
+        cells_of(read_lab(folder), folder, question, {})
+    lab = Lab("recipe/base.yaml", {"beta": 1}, {"sft": {"config": "recipe/sft.yaml", "settings": {"lr": 2}}})
+    found = cells_of(lab, folder, question, {})
+    assert found["b"] == Cell("sft", str(folder / "recipe" / "sft.yaml"), {"lr": 2}, {"beta": 1})
+
+
+def test_questions_start_from_the_best_cells_of_others(folder: Path) -> None:
+    cells = {"x": {}, "y": {"learning_rate": 9.0}}
+    later = Question("later", "?", cells, "x", {"beta": 0.5}, after=["which", "other"])
+    winners = {"which": {"learning_rate": 1.0, "epochs": 2}, "other": {"beta": 0.1, "epochs": 4}}
+    found = cells_of(read_lab(folder), folder, later, winners)
+    assert found["x"].own == {"learning_rate": 1.0, "beta": 0.5, "epochs": 4}
+    assert found["y"].own == {"learning_rate": 9.0, "beta": 0.5, "epochs": 4}
+    last = Question("last", "?", cells, "x", after=["later"])
+    assert [question.name for question in in_order([last, later])] == ["later", "last"]
+    circle = Question("later", "?", cells, "x", after=["last"])
+    with pytest.raises(InputError, match="come after one another, in a circle: last, later"):
+        in_order([last, circle])
+
+
+def test_best_cell_has_the_highest_mean_and_no_failed_seed(tmp_path: Path) -> None:
+    assert best_cell(RUNS, "b") == "a"
+    assert best_cell({"a": RUNS["a"], "b": RUNS["a"]}, "b") == "b"
+    assert best_cell({"b": RUNS["b"], "c": RUNS["c"]}, "b") == "b"  # a seed of c failed
+    assert best_cell({"a": {0: {"failed": "x"}}, "b": {0: {"failed": "y"}}}, "b") == "b"
+    with pytest.raises(InputError, match=r"the winner of 'which' is not known yet; ask which as well"):
+        read_winner(tmp_path, "which")
 
 
 # The page.
@@ -221,15 +267,18 @@ def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None
     metrics = {cell: dict.fromkeys(of, log) for cell, of in RUNS.items()}
     metrics["c"][1] = tmp_path / "none.jsonl"
     commands = {cell: ["recipes/grpo_math.py", "--seed", "0", "--stop", "a b"] for cell in RUNS}
-    page = write_report(tmp_path / "q", "Which?", RUNS, "a", commands, metrics, "38 % without.\n")
+    question = Question("q", "Which?", {"a": {}, "b": {}, "c": {}}, "a", after=["r"], published="38 % without.\n")
+    page = write_report(tmp_path / "q", question, RUNS, commands, metrics, ("a", {"beta": 0.1}))
     text = page.read_text()
     assert text.startswith("# Which?\n\n| cell |")
     for words in (
         "Published for the real model: 38 % without.\n", "![validation accuracy](accuracy.png)",
         "![training](training.png)", "- a: `python recipes/grpo_math.py --seed 0 --stop 'a b'`", "Noise: ",
-        "Commit: abc.", "Hardware: a CPU, 1 threads; torch 2.",
+        "Commit: abc.", "Hardware: a CPU, 1 threads; torch 2.", "Entropy went from 0.50 to 0.50, the same in every cell.",
+        "| 30 | 0.500 | 0.500 | 0.500 |", "All cells start from the best cells of: r.",
     ):  # fmt: skip
         assert words in text
+    assert read_winner(tmp_path, "q") == {"beta": 0.1}
     shown = section(tmp_path / "q" / PARTS, " It does. ", "lab_q")
     assert shown.startswith("## Which?\n\n**Found.** It does.\n\n| cell |")
     assert "\n\n![validation accuracy](lab_q_accuracy.png)\n\n![training](lab_q_training.png)\n\n<details>" in shown
@@ -237,8 +286,30 @@ def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None
     for name in ("accuracy.png", "training.png"):
         with Image.open(tmp_path / "q" / name) as image:
             assert image.width > 800
-    write_report(tmp_path / "none", "Which?", {"a": {0: {"failed": "x"}}}, "a", {}, {"a": {}})
+    failed: dict[str, dict[int, dict[str, Any]]] = {"a": {0: {"failed": "x"}}}
+    write_report(tmp_path / "none", question, failed, {}, {"a": {}}, ("a", {}))
     assert "No run ended." in (tmp_path / "none" / "report.md").read_text()
+
+
+def test_what_was_logged_is_discussed_and_nothing_else(tmp_path: Path) -> None:
+    for cell, clipped in (("a", 0.01), ("b", 0.03)):
+        rows = [{"step": s, "entropy": 0.5 - 0.02 * s, "clip_ratio/region_mean": clipped} for s in range(20)]
+        (tmp_path / cell).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curves = training_curves({cell: {0: tmp_path / cell} for cell in "ab"})
+    assert [panel.metric for panel in curves] == ["entropy", "clip_ratio/region_mean"]  # no empty panel
+    assert discussion(curves) == [
+        "Entropy went from 0.49 to 0.13, the same in every cell.",
+        "The clip fraction went from 0.0200 to 0.0200 on average, least in a (0.0100 at the end), most in b (0.0300).",
+    ]
+    assert training_curves({"a": {}}) == {}
+
+
+def test_accuracy_by_step_has_the_steps_of_all_cells() -> None:
+    other = {0: {"validations": [{"step": 5, "accuracy": 0.1}, {"step": 60, "accuracy": 0.2}]}}
+    assert steps_table({"a": RUNS["a"], "d": other, "none": {}})[2:] == [
+        "| 0 | 0.400 | – |", "| 5 | – | 0.100 |", "| 30 | 0.500 | – |", "| 60 | 0.910 | 0.200 |",
+    ]  # fmt: skip
+    assert steps_table({"none": {}}) == []
 
 
 def test_a_runs_newest_figures_fit_in_a_line(tmp_path: Path) -> None:

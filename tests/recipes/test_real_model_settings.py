@@ -16,7 +16,7 @@ from tests.recipes.test_grpo import ON_A_CPU, ROOT
 from trl_ext.data.lengths import Room, rows_that_fit
 from trl_ext.data.load import READERS, read_table
 from trl_ext.data.source import Source
-from trl_ext.experiments.lab.questions import COMMON, commands, read_lab, read_question
+from trl_ext.experiments.lab.questions import COMMON, cells_of, read_lab, read_question
 from trl_ext.experiments.pipeline.settings import read_pipeline
 from trl_ext.io import as_flags
 from trl_ext.prompts import format_prompt, load_prompt
@@ -45,14 +45,16 @@ class Run(NamedTuple):
 def runs_of(path: Path) -> dict[str, Run]:
     """Every run that a YAML file starts, by name: itself, a pipeline's stages, or a question's cells."""
     content = yaml.safe_load(path.read_text())
+    default = {recipe: (ROOT / "recipes" / of.script).with_suffix(".yaml") for recipe, of in RECIPES.items()}
     if "cells" in content:
         lab, question = read_lab(path.parent), read_question(path.parent, path.stem)
-        cells = commands(lab, path.parent, Path("grpo_math.py"), [question], [0])
-        default = ROOT / "recipes" / "grpo_math.yaml"
-        return {f"{path.parent.name}/{name}": Run("grpo", default, (*words,)) for name, (_, *words) in cells.items()}
+        cells = cells_of(lab, path.parent, question, {name: {} for name in question.after}).values()
+        return {
+            f"{path.parent.name}/{cell.run_name(0)}": Run(cell.recipe, default[cell.recipe], (*cell.arguments,))
+            for cell in cells
+        }
     if "stages" in content:
         stages = {f"{path.stem}-{number}": stage for number, stage in enumerate(read_pipeline(path).stages, start=1)}
-        default = {recipe: (ROOT / "recipes" / of.script).with_suffix(".yaml") for recipe, of in RECIPES.items()}
         given = as_flags({k: content[k] for k in ("model_name_or_path", "time_budget") if k in content})
         return {n: Run(s.recipe, default[s.recipe], (*s.arguments(), *given)) for n, s in stages.items()}
     recipe = next(name for name in (*RECIPES, "evaluate", "best_of_n", "lab") if path.name.startswith(name))

@@ -18,11 +18,16 @@ from trl_ext.errors import InputError, SettingsError
 
 @dataclass(frozen=True)
 class Planned:
-    """A run to be checked: its recipe, the recipe's own YAML file and its arguments."""
+    """A run to be checked: its recipe, the recipe's own YAML file and its arguments.
+
+    Attributes:
+        is_last: of a pipeline's stages, the one that no other starts from; a run of its own is.
+    """
 
     recipe: str
     default_config: str
     arguments: list[str]
+    is_last: bool = True
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,8 @@ def refusal_of(plan: Sequence[Planned], rules: str | None = None) -> Refusal | N
         InputError: the check itself did not end well.
     """
     given = json.dumps({"plan": [asdict(planned) for planned in plan], "rules": rules})
-    command = [sys.executable, "-m", "trl_ext.experiments.preflight", given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "trl_ext.experiments.preflight"]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         raise InputError(f"the settings could not be checked: {done.stderr.strip()[-2000:]}")
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -60,7 +65,7 @@ def refusal_of(plan: Sequence[Planned], rules: str | None = None) -> Refusal | N
 
 def main() -> None:
     """Answer, in the last line of stdout, with the first refusal or null."""
-    given = json.loads(sys.argv[1])
+    given = json.load(sys.stdin)
     found = first_refusal([Planned(**planned) for planned in given["plan"]], given["rules"])
     print(json.dumps(None if found is None else asdict(found)))
 
@@ -69,7 +74,7 @@ def first_refusal(plan: Sequence[Planned], rules: str | None) -> Refusal | None:
     """`refusal_of`, in this process."""
     for number, planned in enumerate(plan, start=1):
         try:
-            _check(planned, rules, is_last=number == len(plan))
+            _check(planned, rules)
         except SettingsError as error:
             return Refusal(number, error.field, " ".join(str(error).split()))  # one line, also of a YAML error
         except SystemExit as end:
@@ -79,7 +84,7 @@ def first_refusal(plan: Sequence[Planned], rules: str | None) -> Refusal | None:
     return None
 
 
-def _check(planned: Planned, rules: str | None, is_last: bool) -> None:
+def _check(planned: Planned, rules: str | None) -> None:
     from trl_ext.data.load import READERS
     from trl_ext.experiments.rules import RULES, violations
     from trl_ext.recipes.cli import read_settings
@@ -91,9 +96,9 @@ def _check(planned: Planned, rules: str | None, is_last: bool) -> None:
         path = Path(str(getattr(task, name, "")).replace("{split}", "train"))
         if path.suffix in READERS and not path.is_file():
             _refuse(f"{name}: no file {str(path)!r}", name)
-    if rules is not None and (broken := violations(RULES[rules], task, config, is_last=is_last)):
+    if rules is not None and (broken := violations(RULES[rules], task, config, is_last=planned.is_last)):
         _refuse(f"the rules {rules!r} are broken: {'; '.join(broken)}", "rules")
-    if model.use_peft and not is_last:
+    if model.use_peft and not planned.is_last:
         _refuse("use_peft: only the last stage may end in an adapter; the next one needs a whole model", "use_peft")
 
 

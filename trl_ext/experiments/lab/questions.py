@@ -20,10 +20,13 @@ from trl_ext.experiments.preflight import Planned, refusal_of
 from trl_ext.io import as_flags
 from trl_ext.redaction import redact
 from trl_ext.registry import check_fields, unknown
+from trl_ext.runs.recipes import RECIPES
 
 COMMON = "lab.yaml"
-RECIPE = "grpo"  # of every cell
+GRPO = "grpo"  # the recipe of a cell that names none
 _OURS = ("config", "output_dir", "resume", "seed")  # which the lab gives a run
+
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,32 @@ class Lab:
     """What all runs of a lab have in common.
 
     Attributes:
-        config: the recipe's YAML file, relative to the lab's folder.
-        settings: of all runs, over that file's.
+        config: GRPO's YAML file, relative to the lab's folder.
+        settings: of all its runs, over that file's.
+        recipes: `config` and `settings` of other recipes, by their names in `RECIPES`.
     """
 
     config: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+    recipes: Mapping[str, Settings] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, common in self.recipes.items():
+            if name not in RECIPES:
+                raise unknown("recipe", name, RECIPES)
+            if not {"config"} <= set(common) <= {"config", "settings"}:
+                raise ValueError(f"recipes: {name}: config and settings are needed, got {', '.join(common)}")
+
+    def of(self, recipe: str) -> tuple[str, Settings]:
+        """A recipe's YAML file and settings.
+
+        Raises:
+            ValueError: the lab has none for it.
+        """
+        common = {GRPO: {"config": self.config, "settings": self.settings}, **self.recipes}
+        if recipe not in common:
+            raise unknown("recipe", recipe, common)
+        return common[recipe]["config"], common[recipe].get("settings", {})
 
 
 @dataclass(frozen=True)
@@ -45,17 +68,19 @@ class Question:
 
     Attributes:
         question: in words.
-        cells: their settings, over the question's, by label.
+        cells: their settings, over the question's, by label; `recipe` among them is the cell's recipe, GRPO by default.
         reference: the cell that the others are compared with.
         settings: of all cells, over the lab's.
+        after: questions whose best cells' settings this one starts from, under its own.
         published: what is known of the real model, in words.
     """
 
     name: str
     question: str
-    cells: Mapping[str, Mapping[str, Any]]
+    cells: Mapping[str, Settings]
     reference: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+    after: Sequence[str] = ()
     published: str = ""
 
     def __post_init__(self) -> None:
@@ -69,6 +94,33 @@ class Question:
             taken = [name for name in settings if name in _OURS]
             if taken:
                 raise ValueError(f"{label}: {', '.join(taken)} is set by the lab; remove it")
+        if isinstance(self.after, str):
+            raise ValueError(f"after must be a list of questions, got {self.after!r}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell's runs: their recipe and settings, without the seed.
+
+    Attributes:
+        own: settings that differ from the lab's; they name the run.
+    """
+
+    recipe: str
+    config: str
+    common: Settings
+    own: Settings
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of its recipe."""
+        return ["--config", self.config, *as_flags({**self.common, **self.own})]
+
+    def run_name(self, seed: int) -> str:
+        """A folder's name that says what sets the run apart, the same for every question that needs it."""
+        recipe = {} if self.recipe == GRPO else {"recipe": self.recipe}
+        words = [f"{name}={_short(value)}" for name, value in sorted({**recipe, **redact(dict(self.own))}.items())]
+        return re.sub(r"[^\w=.,+-]", "_", ",".join([*words, f"seed={seed}"]))
 
 
 def read_lab(folder: Path) -> Lab:
@@ -81,10 +133,12 @@ def read_lab(folder: Path) -> Lab:
     try:
         check_fields(content, Lab)
         lab = Lab(**content)
-    except (ValueError, TypeError) as error:
+        configs = [lab.of(recipe)[0] for recipe in (GRPO, *lab.recipes)]
+    except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / COMMON}: {error}") from error
-    if not (folder / lab.config).is_file():
-        raise InputError(f"{folder / COMMON}: config: no file {str(folder / lab.config)!r}")
+    for config in configs:
+        if not (folder / config).is_file():
+            raise InputError(f"{folder / COMMON}: config: no file {str(folder / config)!r}")
     return lab
 
 
@@ -121,53 +175,63 @@ def _mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def run_name(settings: Mapping[str, Any], seed: int) -> str:
-    """A folder's name that says what sets the run apart, the same for every question that needs it."""
-    words = [f"{name}={_short(value)}" for name, value in sorted(redact(dict(settings)).items())]
-    return re.sub(r"[^\w=.,+-]", "_", ",".join([*words, f"seed={seed}"]))
-
-
 def _short(value: Any) -> str:
     return json.dumps(value, sort_keys=True).replace('"', "") if isinstance(value, (Mapping, list)) else str(value)
 
 
-def own_settings(lab: Lab, question: Question, cell: str) -> dict[str, Any]:
-    """What a cell sets that the lab does not set so already."""
-    own = {**question.settings, **question.cells[cell]}
-    return {name: value for name, value in own.items() if name not in lab.settings or lab.settings[name] != value}
-
-
-def _config(folder: Path, lab: Lab) -> str:
-    return os.path.normpath(folder / lab.config)
-
-
-def commands(
-    lab: Lab, folder: Path, script: Path, questions: Iterable[Question], seeds: Sequence[int], more: Sequence[str] = ()
-) -> dict[str, list[str]]:
-    """Script and arguments of every run that the questions need, once each, by the run's name.
+def cells_of(lab: Lab, folder: Path, question: Question, winners: Mapping[str, Settings]) -> dict[str, Cell]:
+    """A question's cells by label.
 
     Args:
-        more: arguments of all runs, over every setting.
+        winners: settings of the best cell of every question that this one comes after.
+
+    Raises:
+        InputError: a cell's recipe is not one of the lab's.
     """
+    inherited: dict[str, Any] = {}
+    for name in question.after:
+        inherited |= winners[name]
     found = {}
-    for question in questions:
-        for cell in question.cells:
-            own = own_settings(lab, question, cell)
-            for seed in seeds:
-                flags = as_flags({**lab.settings, **own})
-                arguments = ["--config", _config(folder, lab), *flags, *more, "--seed", str(seed)]
-                found[run_name(own, seed)] = [str(script), *arguments]
+    for label, settings in question.cells.items():
+        own = {**inherited, **question.settings, **settings}
+        recipe = str(own.pop("recipe", GRPO))
+        try:
+            config, common = lab.of(recipe)
+        except ValueError as error:
+            raise InputError(f"question {question.name!r}, cell {label!r}: {error}") from error
+        differing = {name: value for name, value in own.items() if name not in common or common[name] != value}
+        found[label] = Cell(recipe, os.path.normpath(folder / config), common, differing)
     return found
 
 
-def check(lab: Lab, folder: Path, questions: Iterable[Question], more: Sequence[str] = ()) -> None:
+def in_order(questions: Iterable[Question]) -> list[Question]:
+    """The questions, each after those whose winners it starts from, as far as they are among them.
+
+    Raises:
+        InputError: they wait for one another.
+    """
+    left, found = list(questions), []
+    while left:
+        names = {question.name for question in left}
+        ready = [question for question in left if not names & set(question.after)]
+        if not ready:
+            raise InputError(f"these questions come after one another, in a circle: {', '.join(sorted(names))}")
+        found += ready
+        left = [question for question in left if question not in ready]
+    return found
+
+
+def check(planned: Sequence[tuple[Question, Mapping[str, Cell]]], more: Sequence[str] = ()) -> None:
     """Parse the arguments of every cell in a process of its own, which takes no device.
+
+    Args:
+        planned: questions with their cells.
+        more: arguments of all runs, over every setting.
 
     Raises:
         InputError: with the question, the cell and what does not fit.
     """
-    cells = [(question, cell) for question in questions for cell in question.cells]
-    flags = [as_flags({**lab.settings, **own_settings(lab, question, cell)}) for question, cell in cells]
-    if refusal := refusal_of([Planned(RECIPE, _config(folder, lab), [*given, *more]) for given in flags]):
-        question, cell = cells[refusal.stage - 1]
-        raise InputError(f"question {question.name!r}, cell {cell!r}: {refusal.message}")
+    each = [(question.name, label, cell) for question, cells in planned for label, cell in cells.items()]
+    if refusal := refusal_of([Planned(cell.recipe, cell.config, [*cell.arguments, *more]) for _, _, cell in each]):
+        question, label, _ = each[refusal.stage - 1]
+        raise InputError(f"question {question!r}, cell {label!r}: {refusal.message}")

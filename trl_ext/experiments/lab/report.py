@@ -4,50 +4,71 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from trl_ext.errors import InputError
 from trl_ext.evaluation.statistics import paired_interval
-from trl_ext.io import markdown_table, read_jsonl, write_json, write_text
+from trl_ext.experiments.lab.questions import Question, Settings
+from trl_ext.io import markdown_table, read_json, read_jsonl, write_json, write_text
 from trl_ext.plots import figure, plot_accuracy
-from trl_ext.redaction import redact_command
+from trl_ext.redaction import redact, redact_command
 from trl_ext.runs.provenance import platform_of
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # cell -> seed -> the run's summary
-PARTS = "report.json"  # lists of lines: title, results, plots (`{plots}` before the files' names), how
-_PANELS = {
-    "entropy": "entropy, nats per token",
-    "completions/mean_length": "tokens per response",
-    "grad_norm": "gradient norm",
-    "clip_ratio/region_mean": "fraction of tokens clipped",
-}
+PARTS = "report.json"  # lists of lines: title, results, plots (`{plots}` before the files' names), how; and the winner
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A metric of training, in the plot and in words."""
+
+    metric: str
+    label: str
+    name: str
+    digits: int
+    scale: str = "linear"
+
+
+PANELS = (
+    Panel("reward", "reward", "The training reward", 2),
+    Panel("rewards/format_reward", "format reward", "The format reward", 2),
+    Panel("entropy", "entropy, nats per token", "Entropy", 2),
+    Panel("completions/mean_length", "tokens per response", "The response length", 1),
+    Panel("grad_norm", "gradient norm", "The gradient norm", 2, "log"),
+    Panel("clip_ratio/region_mean", "fraction of tokens clipped", "The clip fraction", 4),
+)
 
 
 def write_report(
     folder: Path,
-    title: str,
+    question: Question,
     runs: Runs,
-    reference: str,
     commands: Mapping[str, Sequence[str]],
     metrics: Mapping[str, Mapping[int, Path]],
-    published: str = "",
+    winner: tuple[str, Settings],
 ) -> Path:
     """Write `report.md`, its parts as data, `accuracy.png` and `training.png`; returns the page.
 
     Args:
         runs: summaries, `failed` in those of runs that failed.
-        reference: the cell that the others are compared with, seed by seed.
         commands: of each cell's first run.
         metrics: each run's `metrics.jsonl`.
-        published: what is known of the real model.
+        winner: the best cell and its settings, from which other questions start.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ended = {cell: {seed: run for seed, run in of.items() if "failed" not in run} for cell, of in runs.items()}
-    write_accuracy_plot(folder / "accuracy.png", ended, title)
-    write_training_plot(folder / "training.png", metrics, title)
-    lines = [*table(runs, reference), "", noise(ended), ""]
-    lines += [f"Published for the real model: {published.strip()}", ""] if published else []
+    curves = training_curves(metrics)
+    write_accuracy_plot(folder / "accuracy.png", ended, question.question)
+    write_training_plot(folder / "training.png", curves, question.question)
+    lines = [*table(runs, question.reference), "", noise(ended), ""]
+    lines += [f"Published for the real model: {question.published.strip()}", ""] if question.published else []
+    lines += [*(f"{sentence}" for sentence in discussion(curves)), ""]
+    lines += ["Validation accuracy by optimizer step, mean over seeds:", "", *steps_table(ended), ""]
+    if question.after:
+        lines += [f"All cells start from the best cells of: {', '.join(question.after)}.", ""]
     plots = ["![validation accuracy]({plots}accuracy.png)", "", "![training]({plots}training.png)", ""]
     how = ["Each cell by its command, here with the first seed:", ""]
     how += [f"- {cell}: `python {shlex.join(redact_command(command))}`" for cell, command in commands.items()]
@@ -57,10 +78,80 @@ def write_report(
         "Hardware": [platform_of(run) for run in every],
     }.items():
         how += ["", f"{name}: {'; '.join(sorted({str(value) for value in values})) or 'no run ended'}."]
-    write_json(folder / PARTS, {"title": title, "results": lines, "plots": plots, "how": how})
-    shown = [f"# {title}", "", *lines, *(line.format(plots="") for line in plots), *how]
+    best = {"cell": winner[0], "settings": redact(dict(winner[1]))}
+    write_json(
+        folder / PARTS,
+        {"title": question.question, "results": lines, "plots": plots, "how": how, "winner": best},
+    )
+    shown = [f"# {question.question}", "", *lines, *(line.format(plots="") for line in plots), *how]
     write_text(folder / "report.md", "\n".join(shown) + "\n")
     return folder / "report.md"
+
+
+def best_cell(runs: Runs, reference: str) -> str:
+    """The cell with the highest mean accuracy at the end; of equal ones the reference, and it where no run ended.
+
+    Cells of which a seed failed count only where every cell has one.
+    """
+    whole = {cell: of for cell, of in runs.items() if not any("failed" in run for run in of.values())} or runs
+    ends = {
+        cell: [r["validation_accuracy_after"] for r in of.values() if "failed" not in r] for cell, of in whole.items()
+    }
+    means = {cell: mean(values) for cell, values in ends.items() if values}
+    return max(means, key=lambda cell: (means[cell], cell == reference), default=reference)
+
+
+def read_winner(output: Path, question: str) -> dict[str, Any]:
+    """The settings of a question's best cell, from its report.
+
+    Raises:
+        InputError: there is no report, or one of an earlier version.
+    """
+    path = output / question / PARTS
+    report = read_json(path) if path.exists() else {}
+    if "winner" not in report:
+        raise InputError(f"{path}: the winner of {question!r} is not known yet; ask {question} as well")
+    settings: dict[str, Any] = report["winner"]["settings"]
+    return settings
+
+
+def steps_table(runs: Runs) -> list[str]:
+    """Accuracy at every step that was validated, a column for each cell, in Markdown."""
+    means = {
+        cell: mean_by_step([run["validations"] for run in of.values()], "accuracy") for cell, of in runs.items() if of
+    }
+    steps = sorted({step for curve in means.values() for step in curve})
+    rows = [[str(step), *(f"{c[step]:.3f}" if step in c else "–" for c in means.values())] for step in steps]
+    return markdown_table(["step", *means], rows) if rows else []
+
+
+def training_curves(metrics: Mapping[str, Mapping[int, Path]]) -> dict[Panel, dict[str, dict[int, float]]]:
+    """What was logged, by panel and cell: step -> mean over seeds. Panels that no run has are left out."""
+    logs = {cell: [read_jsonl(log) for log in of.values() if log.exists()] for cell, of in metrics.items()}
+    found = {panel: {cell: mean_by_step(of, panel.metric) for cell, of in logs.items()} for panel in PANELS}
+    return {panel: curves for panel, curves in found.items() if any(any(curve.values()) for curve in curves.values())}
+
+
+def discussion(curves: Mapping[Panel, Mapping[str, Mapping[int, float]]]) -> list[str]:
+    """A sentence for each metric of training: from where to where it went, and in which cells least and most.
+
+    The beginning and the end are means over a tenth of the steps, at least one.
+    """
+    return [_sentence(panel, {cell: list(c.values()) for cell, c in of.items() if c}) for panel, of in curves.items()]
+
+
+def _sentence(panel: Panel, cells: Mapping[str, Sequence[float]]) -> str:
+    def written(value: float) -> str:
+        return f"{value:.{panel.digits}f}"
+
+    part = {cell: max(len(values) // 10, 1) for cell, values in cells.items()}
+    start = {cell: mean(values[: part[cell]]) for cell, values in cells.items()}
+    end = {cell: mean(values[-part[cell] :]) for cell, values in cells.items()}
+    low, high = min(end, key=end.__getitem__), max(end, key=end.__getitem__)
+    went = f"{panel.name} went from {written(mean(start.values()))} to {written(mean(end.values()))}"
+    if written(end[low]) == written(end[high]):
+        return f"{went}, the same in every cell."
+    return f"{went} on average, least in {low} ({written(end[low])} at the end), most in {high} ({written(end[high])})."
 
 
 def table(runs: Runs, reference: str) -> list[str]:
@@ -162,18 +253,19 @@ def write_accuracy_plot(path: Path, runs: Runs, title: str) -> None:
             panels[0].legend(loc="lower right", fontsize="small")
 
 
-def write_training_plot(path: Path, metrics: Mapping[str, Mapping[int, Path]], title: str) -> None:
-    """Entropy, response length, gradient norm and clip fraction against steps: the mean of a cell's seeds."""
-    with figure(path, (11, 7), (2, 2), title) as panels:
-        for number, (cell, of) in enumerate(metrics.items()):
-            logs = [read_jsonl(log) for log in of.values() if log.exists()]
-            for panel, name in zip(panels, _PANELS, strict=True):
-                curve = mean_by_step(logs, name)
-                panel.plot(list(curve), list(curve.values()), color=f"C{number}", linewidth=1.2, label=cell)
-        for panel, label in zip(panels, _PANELS.values(), strict=True):
-            panel.set(ylabel=label, xlabel="optimizer steps")
-        panels[2].set_yscale("log")
-        panels[0].legend(fontsize="small")
+def write_training_plot(path: Path, curves: Mapping[Panel, Mapping[str, Mapping[int, float]]], title: str) -> None:
+    """What was logged of training against steps: a panel for each metric, a line for each cell."""
+    columns = min(len(curves), 3) or 1
+    rows = max(-(-len(curves) // columns), 1)
+    with figure(path, (4.5 * columns, 3.5 * rows), (rows, columns), title) as panels:
+        for axes, (panel, of) in zip(panels, curves.items(), strict=False):
+            for number, (cell, curve) in enumerate(of.items()):
+                axes.plot(list(curve), list(curve.values()), color=f"C{number}", linewidth=1.2, label=cell)
+            axes.set(ylabel=panel.label, xlabel="optimizer steps", yscale=panel.scale)
+        for axes in panels[len(curves) :]:
+            axes.set_axis_off()
+        if curves:
+            panels[0].legend(fontsize="small")
 
 
 def mean_by_step(logs: Sequence[Sequence[Mapping[str, Any]]], name: str) -> dict[int, float]:

@@ -173,7 +173,8 @@ def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
     """Parse every stage's arguments before the first one runs, in a process of its own that leaves no device in use."""
     budget = [] if pipeline.time_budget is None else ["--time_budget", str(pipeline.time_budget)]
     own = {name: str((recipes / recipe.script).with_suffix(".yaml")) for name, recipe in RECIPES.items()}
-    plan = [Planned(s.recipe, own[s.recipe], [*s.arguments(), *budget]) for s in pipeline.stages]
+    last = pipeline.stages[-1]
+    plan = [Planned(s.recipe, own[s.recipe], [*s.arguments(), *budget], s is last) for s in pipeline.stages]
     if refusal := refusal_of(plan, pipeline.rules):
         recipe = pipeline.stages[refusal.stage - 1].recipe
         raise InputError(f"stage {refusal.stage} ({recipe}): {refusal.message}")

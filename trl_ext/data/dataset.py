@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
+
+from transformers.hf_argparser import HfArg
 
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.data.lengths import TOO_LONG
@@ -26,51 +28,41 @@ class DatasetSettings:
         ValueError: a prompt template without `{question}`, or a choice that there is not.
     """
 
-    dataset: str = field(
+    dataset: str = HfArg(
         default="mini_math",
-        metadata={
-            "help": f"The problems come from {', '.join(GENERATORS)}, a Hub id, or a file (.jsonl, .json, "
-            f".csv, .parquet; {{split}} in its path)."
-        },
+        help=f"The problems come from {', '.join(GENERATORS)}, a Hub id, or a file (.jsonl, .json, "
+        f".csv, .parquet; {{split}} in its path).",
     )
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "The configuration of a Hub dataset; several are separated by commas."}
+    dataset_config: str | None = HfArg(
+        default=None, help="The configuration of a Hub dataset; several are separated by commas."
     )
-    problem_column: str = field(default="problem", metadata={"help": "The column that holds the problem."})
-    answer_column: str = field(default="answer", metadata={"help": "The column that holds the answer or the solution."})
-    answer_source: str = field(
-        default="as_is",
-        metadata={"help": f"How the answer is found in that column. One of: {', '.join(sorted(ANSWER_SOURCES))}."},
+    problem_column: str = HfArg(default="problem", help="The column that holds the problem.")
+    answer_column: str = HfArg(default="answer", help="The column that holds the answer or the solution.")
+    answer_source: str = HfArg(
+        default="as_is", help=f"How the answer is found in that column. One of: {', '.join(sorted(ANSWER_SOURCES))}."
     )
-    prompt: Annotated[str, OnResume.YARDSTICK] = field(
+    prompt: Annotated[str, OnResume.YARDSTICK] = HfArg(
         default="r1_zero",
-        metadata={"help": f"The prompt template is {', '.join(prompt_names())}, or a file with {{question}} in it."},
+        help=f"The prompt template is {', '.join(prompt_names())}, or a file with {{question}} in it.",
     )
-    answer_format: Annotated[str | None, OnResume.YARDSTICK] = field(
+    answer_format: Annotated[str | None, OnResume.YARDSTICK] = HfArg(
         default=None,
-        metadata={
-            "help": f"Where a response states its answer: {', '.join(sorted(ANSWER_FORMATS))}. The default "
-            "is boxed for the question_only prompt and r1_zero otherwise."
-        },
+        help=f"Where a response states its answer: {', '.join(sorted(ANSWER_FORMATS))}. The default "
+        "is boxed for the question_only prompt and r1_zero otherwise.",
     )
 
-    numeric_tolerance: float = field(
-        default=0.0,
-        metadata={"help": "The relative error that the strict grader accepts in a number; 0 means exact."},
+    numeric_tolerance: float = HfArg(
+        default=0.0, help="The relative error that the strict grader accepts in a number; 0 means exact."
     )
-    too_long: str = field(
+    too_long: str = HfArg(
         default="refuse",
-        metadata={
-            "help": f"What happens to prompts that leave no room for the longest response: {', '.join(TOO_LONG)}."
-        },
+        help=f"What happens to prompts that leave no room for the longest response: {', '.join(TOO_LONG)}.",
     )
-    sample_seed: int = field(
+    sample_seed: int = HfArg(
         default=0,
-        metadata={
-            "help": "The seed of dataset subsampling, independent of --seed. A number of problems is a "
-            "sample stratified by level and subject; runs with other seeds are therefore measured "
-            "on the same problems."
-        },
+        help="The seed of dataset subsampling, independent of --seed. A number of problems is a "
+        "sample stratified by level and subject; runs with other seeds are therefore measured "
+        "on the same problems.",
     )
 
     def __post_init__(self) -> None:

@@ -11,13 +11,14 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
 from datasets import IterableDataset
 from tqdm import tqdm
+from transformers.hf_argparser import HfArg
 
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
@@ -54,29 +55,22 @@ class ExpertIterationConfig(ExtSFTConfig):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*ExtSFTConfig._VALID_DICT_FIELDS, "selection_options"]
 
-    n_ei_steps: Annotated[int, OnResume.LENGTH] = field(
-        default=5, metadata={"help": "The number of expert-iteration steps."}
-    )
-    questions_per_step: int = field(
-        default=512, metadata={"help": "The number of questions per step (handout: 512, 1024 or 2048)."}
-    )
-    group_size: int = field(default=4, metadata={"help": "The number of rollouts per question."})
-    epochs_per_step: int = field(default=1, metadata={"help": "The number of passes over the rows that a step keeps."})
-    selection: str = field(
+    n_ei_steps: Annotated[int, OnResume.LENGTH] = HfArg(default=5, help="The number of expert-iteration steps.")
+    questions_per_step: int = HfArg(default=512, help="The number of questions per step (handout: 512, 1024 or 2048).")
+    group_size: int = HfArg(default=4, help="The number of rollouts per question.")
+    epochs_per_step: int = HfArg(default=1, help="The number of passes over the rows that a step keeps.")
+    selection: str = HfArg(
         default="every",
-        metadata={
-            "help": f"Which correct rollouts are kept. One of: {', '.join(sorted(SELECTIONS))}, or file.py:function."
-        },
+        help=f"Which correct rollouts are kept. One of: {', '.join(sorted(SELECTIONS))}, or file.py:function.",
     )
-    selection_options: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Options of the selection: a mapping in YAML, and `k=2` or JSON as a flag."}
+    selection_options: dict[str, Any] | str | None = HfArg(
+        default=None, help="Options of the selection: a mapping in YAML, and `k=2` or JSON as a flag."
     )
-    rollout_batch_size: int = field(
-        default=256, metadata={"help": "The number of rollouts per batch of HF generate; vLLM takes a chunk at once."}
+    rollout_batch_size: int = HfArg(
+        default=256, help="The number of rollouts per batch of HF generate; vLLM takes a chunk at once."
     )
-    rollout_chunk: int = field(
-        default=4096,
-        metadata={"help": "Sample, grade and write this many rollouts at a time, the most that a kill can lose."},
+    rollout_chunk: int = HfArg(
+        default=4096, help="Sample, grade and write this many rollouts at a time, the most that a kill can lose."
     )
 
     def __post_init__(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 
 from trl_ext.algorithms.advantages import ADVANTAGES
@@ -28,11 +29,11 @@ _AXES = {
     "advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KL_ESTIMATORS
 }  # fmt: skip
 _OPTIONS = [f"{axis}_options" for axis in _AXES]
-_OPTIONS_HELP = {"help": "The options of that axis: a mapping in YAML, `name=value,name=value` or JSON as a flag."}
+_OPTIONS_HELP = "The options of that axis: a mapping in YAML, `name=value,name=value` or JSON as a flag."
 
 
-def _help(axis: str, purpose: str) -> dict[str, str]:
-    return {"help": f"{purpose} One of: {', '.join(sorted(_AXES[axis]))}, or file.py:function."}
+def _help(axis: str, purpose: str) -> str:
+    return f"{purpose} One of: {', '.join(sorted(_AXES[axis]))}, or file.py:function."
 
 
 @accepts_earlier_names
@@ -49,93 +50,79 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*GRPOConfig._VALID_DICT_FIELDS, *_OPTIONS]
 
-    preset: str | None = field(
+    preset: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "A named combination of the axes; an axis given next to it overrides it. "
-            f"One of: {', '.join(PRESETS)}."
-        },
+        help=f"A named combination of the axes; an axis given next to it overrides it. One of: {', '.join(PRESETS)}.",
     )
-    advantage: str | None = field(default=None, metadata=_help("advantage", "How rewards become advantages."))
-    advantage_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
-    policy_loss: str | None = field(default=None, metadata=_help("policy_loss", "The per-token policy loss."))
-    policy_loss_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
-    aggregation: str | None = field(default=None, metadata=_help("aggregation", "How token losses become a scalar."))
-    aggregation_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
-    kl_estimator: str = field(
-        default="k3", metadata=_help("kl_estimator", "The estimator of the KL penalty, which --beta scales.")
+    advantage: str | None = HfArg(default=None, help=_help("advantage", "How rewards become advantages."))
+    advantage_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
+    policy_loss: str | None = HfArg(default=None, help=_help("policy_loss", "The per-token policy loss."))
+    policy_loss_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
+    aggregation: str | None = HfArg(default=None, help=_help("aggregation", "How token losses become a scalar."))
+    aggregation_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
+    kl_estimator: str = HfArg(
+        default="k3", help=_help("kl_estimator", "The estimator of the KL penalty, which --beta scales.")
     )
-    kl_estimator_options: dict[str, Any] | str | None = field(default=None, metadata=_OPTIONS_HELP)
-    reward_timeout: Annotated[float | None, OnResume.MAY_CHANGE] = field(
-        default=600.0, metadata={"help": "The time limit of a reward function, in seconds per rollout."}
+    kl_estimator_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
+    reward_timeout: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
+        default=600.0, help="The time limit of a reward function, in seconds per rollout."
     )
 
     # Savings of an optimizer step, for the same gradient; they need a preset or an axis.
-    skip_zero_advantage_rows: bool = field(
-        default=True, metadata={"help": "Skip rows without gradient: zero advantage and no KL penalty."}
+    skip_zero_advantage_rows: bool = HfArg(
+        default=True, help="Skip rows without gradient: zero advantage and no KL penalty."
     )
-    dynamic_micro_batches: bool = field(
-        default=True,
-        metadata={"help": "Pack rows of similar length into micro-batches by tokens, and trim the padding."},
+    dynamic_micro_batches: bool = HfArg(
+        default=True, help="Pack rows of similar length into micro-batches by tokens, and trim the padding."
     )
-    micro_batch_tokens: int | None = field(
+    micro_batch_tokens: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "The maximum number of tokens in a micro-batch, padding included. The default is what "
-            "micro_train_batch_size rows with the rollout's longest prompt and completion have."
-        },
+        help="The maximum number of tokens in a micro-batch, padding included. The default is what "
+        "micro_train_batch_size rows with the rollout's longest prompt and completion have.",
     )
-    share_prompt_prefix: bool = field(
-        default=True,
-        metadata={"help": "Compute a group's prompt once for its completions; needs dynamic_micro_batches."},
+    share_prompt_prefix: bool = HfArg(
+        default=True, help="Compute a group's prompt once for its completions; needs dynamic_micro_batches."
     )
-    reuse_log_probs: bool = field(
-        default=True, metadata={"help": "Take the old log-probabilities from the first pass; no second forward pass."}
+    reuse_log_probs: bool = HfArg(
+        default=True, help="Take the old log-probabilities from the first pass; no second forward pass."
     )
 
     # Which problems a rollout is made of.
-    uninformative_keep_prob: float = field(
+    uninformative_keep_prob: float = HfArg(
         default=1.0,
-        metadata={
-            "help": "Revisit problems of zero reward variance with this probability. Others take their place; "
-            "problems not yet seen are judged by their subject and level."
-        },
+        help="Revisit problems of zero reward variance with this probability. Others take their place; "
+        "problems not yet seen are judged by their subject and level.",
     )
 
     # The handout's names, each resolved into the TRL field named in its help.
-    rollout_batch_size: int | None = field(
-        default=None, metadata={"help": "The number of completions per rollout (TRL: generation_batch_size)."}
+    rollout_batch_size: int | None = HfArg(
+        default=None, help="The number of completions per rollout (TRL: generation_batch_size)."
     )
-    group_size: int | None = field(
-        default=None, metadata={"help": "The number of completions per prompt (TRL: num_generations)."}
+    group_size: int | None = HfArg(default=None, help="The number of completions per prompt (TRL: num_generations).")
+    train_batch_size: int | None = HfArg(
+        default=None, help="The number of completions per optimizer step, over all ranks."
     )
-    train_batch_size: int | None = field(
-        default=None, metadata={"help": "The number of completions per optimizer step, over all ranks."}
+    micro_train_batch_size: int | None = HfArg(
+        default=None, help="The number of completions per forward pass (TRL: per_device_train_batch_size)."
     )
-    micro_train_batch_size: int | None = field(
-        default=None,
-        metadata={"help": "The number of completions per forward pass (TRL: per_device_train_batch_size)."},
+    epochs_per_rollout_batch: int | None = HfArg(
+        default=None, help="The number of passes over each rollout batch (TRL: num_iterations)."
     )
-    epochs_per_rollout_batch: int | None = field(
-        default=None, metadata={"help": "The number of passes over each rollout batch (TRL: num_iterations)."}
+    n_grpo_steps: Annotated[int | None, OnResume.LENGTH] = HfArg(
+        default=None, help="The number of rollout batches in the run; max_steps follows from it."
     )
-    n_grpo_steps: Annotated[int | None, OnResume.LENGTH] = field(
-        default=None, metadata={"help": "The number of rollout batches in the run; max_steps follows from it."}
+    cliprange: float | None = HfArg(default=None, help="Set eps_low and eps_high of ppo_clip to one number.")
+    use_std_normalization: bool | None = HfArg(
+        default=None, help="Choose the advantage group_std (true) or group_mean (false)."
     )
-    cliprange: float | None = field(
-        default=None, metadata={"help": "Set eps_low and eps_high of ppo_clip to one number."}
+    advantage_eps: float | None = HfArg(
+        default=None, help="The eps added to the rewards' standard deviation (handout: 1e-6, TRL: 1e-4)."
     )
-    use_std_normalization: bool | None = field(
-        default=None, metadata={"help": "Choose the advantage group_std (true) or group_mean (false)."}
+    sampling_temperature: float | None = HfArg(
+        default=None, help="The sampling temperature of rollouts (TRL: temperature)."
     )
-    advantage_eps: float | None = field(
-        default=None, metadata={"help": "The eps added to the rewards' standard deviation (handout: 1e-6, TRL: 1e-4)."}
-    )
-    sampling_temperature: float | None = field(
-        default=None, metadata={"help": "The sampling temperature of rollouts (TRL: temperature)."}
-    )
-    sampling_max_tokens: int | None = field(
-        default=None, metadata={"help": "The maximum completion length in tokens (TRL: max_completion_length)."}
+    sampling_max_tokens: int | None = HfArg(
+        default=None, help="The maximum completion length in tokens (TRL: max_completion_length)."
     )
 
     def __post_init__(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from accelerate import PartialState
+from transformers.hf_argparser import HfArg
 
 from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
 from trl_ext.evaluation.report import Report, is_correct
@@ -31,8 +32,8 @@ CURVES = {
 class BestOfN(Evaluation):
     """An evaluation with several samples per problem."""
 
-    samples: int = field(default=16, metadata={"help": "The number of responses per problem, and the largest n."})
-    at: list[int] = field(default_factory=lambda: [1, 4, 8, 16], metadata={"help": "The values of n."})
+    samples: int = HfArg(default=16, help="The number of responses per problem, and the largest n.")
+    at: list[int] = HfArg(default_factory=lambda: [1, 4, 8, 16], help="The values of n.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

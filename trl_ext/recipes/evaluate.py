@@ -10,7 +10,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ from accelerate import PartialState
 from peft import PeftConfig
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer
+from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from trl_ext.data.dataset import DatasetSettings, problems_are
@@ -53,63 +54,51 @@ SAMPLES, SETTINGS = "samples.jsonl", "settings.yaml"
 class Evaluation(DatasetSettings):
     """What is measured, and how it is sampled."""
 
-    model_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "The model: a folder or a Hub id. The default is the base policy, which is built locally."},
+    model_name_or_path: str | None = HfArg(
+        default=None, help="The model: a folder or a Hub id. The default is the base policy, which is built locally."
     )
-    split: str = field(default="validation", metadata={"help": "The split to evaluate on."})
-    problems: int | None = field(
-        default=None, metadata={"help": "Evaluate on a sample of this many problems. The default is all."}
-    )
-    samples: int = field(default=1, metadata={"help": "The number of responses per problem."})
-    grader: str = field(
+    split: str = HfArg(default="validation", help="The split to evaluate on.")
+    problems: int | None = HfArg(default=None, help="Evaluate on a sample of this many problems. The default is all.")
+    samples: int = HfArg(default=1, help="The number of responses per problem.")
+    grader: str = HfArg(
         default="compatible",
-        metadata={"help": f"The grader of the responses. One of: {', '.join(sorted(GRADERS))}, or file.py:function."},
+        help=f"The grader of the responses. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
     )
-    temperature: float = field(default=1.0, metadata={"help": "The sampling temperature; 0 means greedy decoding."})
-    top_p: float = field(default=1.0, metadata={"help": "The probability mass of nucleus sampling."})
-    max_tokens: int = field(default=1024, metadata={"help": "The maximum response length in tokens."})
-    min_tokens: int = field(default=0, metadata={"help": "The minimum response length in tokens."})
-    stop: list[str] = field(
-        default_factory=lambda: ["</answer>"],
-        metadata={"help": "Generation stops at any of these strings, which stay in the text."},
+    temperature: float = HfArg(default=1.0, help="The sampling temperature; 0 means greedy decoding.")
+    top_p: float = HfArg(default=1.0, help="The probability mass of nucleus sampling.")
+    max_tokens: int = HfArg(default=1024, help="The maximum response length in tokens.")
+    min_tokens: int = HfArg(default=0, help="The minimum response length in tokens.")
+    stop: list[str] = HfArg(
+        default_factory=lambda: ["</answer>"], help="Generation stops at any of these strings, which stay in the text."
     )
-    use_vllm: str = field(
+    use_vllm: str = HfArg(
         default="auto",
-        metadata={
-            "help": "Generate with vLLM: auto, true or false. auto uses it where there are a GPU and "
-            "vLLM, and HF generate otherwise."
-        },
+        help="Generate with vLLM: auto, true or false. auto uses it where there are a GPU and "
+        "vLLM, and HF generate otherwise.",
     )
-    batch_size: int = field(
-        default=256,
-        metadata={"help": "Sample, grade and write this many responses at a time; vLLM is fastest with 4096."},
+    batch_size: int = HfArg(
+        default=256, help="Sample, grade and write this many responses at a time; vLLM is fastest with 4096."
     )
-    dtype: str = field(
-        default="auto", metadata={"help": "The dtype of the weights: auto, bfloat16, float16 or float32."}
+    dtype: str = HfArg(default="auto", help="The dtype of the weights: auto, bfloat16, float16 or float32.")
+    vllm_gpu_memory_utilization: Annotated[float, OnResume.MAY_CHANGE] = HfArg(
+        default=0.9, help="The fraction of GPU memory that vLLM takes."
     )
-    vllm_gpu_memory_utilization: Annotated[float, OnResume.MAY_CHANGE] = field(
-        default=0.9, metadata={"help": "The fraction of GPU memory that vLLM takes."}
+    vllm_max_model_length: int | None = HfArg(
+        default=None, help="The maximum length of prompt and response together, in tokens."
     )
-    vllm_max_model_length: int | None = field(
-        default=None, metadata={"help": "The maximum length of prompt and response together, in tokens."}
+    vllm_enforce_eager: Annotated[bool, OnResume.MAY_CHANGE] = HfArg(
+        default=False, help="Disable compilation and CUDA graphs: slower sampling, faster start-up."
     )
-    vllm_enforce_eager: Annotated[bool, OnResume.MAY_CHANGE] = field(
-        default=False, metadata={"help": "Disable compilation and CUDA graphs: slower sampling, faster start-up."}
+    seed: int = HfArg(default=0, help="The seed of the samples, of mini-MATH and of the base policy.")
+    ddp_timeout: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
+        default=1800, help="Seconds after which a rank gives up waiting for the others."
     )
-    seed: int = field(default=0, metadata={"help": "The seed of the samples, of mini-MATH and of the base policy."})
-    ddp_timeout: Annotated[int, OnResume.MAY_CHANGE] = field(
-        default=1800, metadata={"help": "Seconds after which a rank gives up waiting for the others."}
+    show: Annotated[int, OnResume.MAY_CHANGE] = HfArg(default=0, help="Print this many examples at the end.")
+    category: Annotated[str | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None, help=f"Print only examples of one category: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}."
     )
-    show: Annotated[int, OnResume.MAY_CHANGE] = field(
-        default=0, metadata={"help": "Print this many examples at the end."}
-    )
-    category: Annotated[str | None, OnResume.MAY_CHANGE] = field(
-        default=None,
-        metadata={"help": f"Print only examples of one category: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}."},
-    )
-    output_dir: Annotated[str, OnResume.MAY_CHANGE] = field(
-        default="", metadata={"help": "The folder of the results. The default is runs/ and the name of the YAML file."}
+    output_dir: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
+        default="", help="The folder of the results. The default is runs/ and the name of the YAML file."
     )
 
     def __post_init__(self) -> None:

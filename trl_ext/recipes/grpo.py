@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
+from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
 from trl_ext.compat.on_resume import OnResume
@@ -21,12 +22,11 @@ from trl_ext.training.options import check_at_least_1
 class GRPOTask(Task):
     """Problems, a reward for the rollouts, and how the policy is measured."""
 
-    reward: str = field(
-        default="strict",
-        metadata={"help": f"The reward function. One of: {', '.join(sorted(REWARDS))}, or file.py:function."},
+    reward: str = HfArg(
+        default="strict", help=f"The reward function. One of: {', '.join(sorted(REWARDS))}, or file.py:function."
     )
-    log_generations_every: Annotated[int, OnResume.MAY_CHANGE] = field(
-        default=20, metadata={"help": "Log a few generations every N optimizer steps."}
+    log_generations_every: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
+        default=20, help="Log a few generations every N optimizer steps."
     )
 
     def __post_init__(self) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from transformers.hf_argparser import HfArg
+
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS, Problems
@@ -48,61 +50,46 @@ class Data:
 class Task(DatasetSettings):
     """What to learn and how it is measured; every recipe has its own."""
 
-    train_split: str = field(default="train", metadata={"help": "The split to train on."})
-    validation_split: Annotated[str, OnResume.YARDSTICK] = field(
-        default="validation", metadata={"help": "The split to validate on."}
-    )
-    train_problems: int | None = field(
+    train_split: str = HfArg(default="train", help="The split to train on.")
+    validation_split: Annotated[str, OnResume.YARDSTICK] = HfArg(default="validation", help="The split to validate on.")
+    train_problems: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Train on a sample of this many problems. The default is all, and "
-            f"{GENERATED_PROBLEMS} of a generated dataset."
-        },
+        help="Train on a sample of this many problems. The default is all, and "
+        f"{GENERATED_PROBLEMS} of a generated dataset.",
     )
-    validation_problems: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = field(
-        default=None, metadata={"help": "Validate on a sample of this many problems. The default is all."}
+    validation_problems: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = HfArg(
+        default=None, help="Validate on a sample of this many problems. The default is all."
     )
-    validation_grader: Annotated[str, OnResume.YARDSTICK_AS_USED] = field(
+    validation_grader: Annotated[str, OnResume.YARDSTICK_AS_USED] = HfArg(
         default="compatible",
-        metadata={"help": f"The grader of validations. One of: {', '.join(sorted(GRADERS))}, or file.py:function."},
+        help=f"The grader of validations. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
     )
-    validate_every: Annotated[int, OnResume.MAY_CHANGE] = field(
-        default=20, metadata={"help": "Validate every N optimizer steps."}
+    validate_every: Annotated[int, OnResume.MAY_CHANGE] = HfArg(default=20, help="Validate every N optimizer steps.")
+    validation_batch_size: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
+        default=256, help="Sample this many prompts per batch in a validation."
     )
-    validation_batch_size: Annotated[int, OnResume.MAY_CHANGE] = field(
-        default=256, metadata={"help": "Sample this many prompts per batch in a validation."}
-    )
-    validation_temperature: Annotated[float | None, OnResume.YARDSTICK_AS_USED] = field(
+    validation_temperature: Annotated[float | None, OnResume.YARDSTICK_AS_USED] = HfArg(
         default=None,
-        metadata={
-            "help": "The sampling temperature of validations; 0 means greedy decoding. The default is that of training."
-        },
+        help="The sampling temperature of validations; 0 means greedy decoding. The default is that of training.",
     )
-    validation_max_tokens: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = field(
+    validation_max_tokens: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = HfArg(
+        default=None, help="The maximum response length in validations, in tokens. The default is that of training."
+    )
+    final_validation_problems: Annotated[int | None, OnResume.MAY_CHANGE] = HfArg(
         default=None,
-        metadata={"help": "The maximum response length in validations, in tokens. The default is that of training."},
+        help="The number of problems in the final validation. They include those of the other "
+        "validations, which is the default.",
     )
-    final_validation_problems: Annotated[int | None, OnResume.MAY_CHANGE] = field(
-        default=None,
-        metadata={
-            "help": "The number of problems in the final validation. They include those of the other "
-            "validations, which is the default."
-        },
-    )
-    restore_best: Annotated[bool, OnResume.MAY_CHANGE] = field(
+    restore_best: Annotated[bool, OnResume.MAY_CHANGE] = HfArg(
         default=False,
-        metadata={
-            "help": "End with the weights of the best validation instead of the last ones. Of validations "
-            "within one standard error of the best, the latest counts."
-        },
+        help="End with the weights of the best validation instead of the last ones. Of validations "
+        "within one standard error of the best, the latest counts.",
     )
-    collapse_threshold: Annotated[float | None, OnResume.MAY_CHANGE] = field(
-        default=None,
-        metadata={"help": "End the run when two validations in a row are below this fraction of the best."},
+    collapse_threshold: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None, help="End the run when two validations in a row are below this fraction of the best."
     )
-    stop_after_zero_variance_steps: Annotated[int | None, OnResume.MAY_CHANGE] = field(
-        default=None,
-        metadata={"help": "End the run after N logged steps in a row without reward variance in any group."},
+    stop_after_zero_variance_steps: Annotated[int | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None, help="End the run after N logged steps in a row without reward variance in any group."
     )
 
     def __post_init__(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from datasets import Dataset
 from transformers import AutoTokenizer
+from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
 from trl_ext.compat.renamed import accepts_earlier_names
@@ -23,32 +24,24 @@ log = logging.getLogger(__name__)
 class SFTTask(Task):
     """Traces to fine-tune on, and problems that the policy is measured on."""
 
-    traces: str = field(
+    traces: str = HfArg(
         default="mini_math",
-        metadata={
-            "help": "The traces come from mini_math, a Hub id, or a file (.jsonl, .json, .csv, .parquet; "
-            "{split} in its path)."
-        },
+        help="The traces come from mini_math, a Hub id, or a file (.jsonl, .json, .csv, .parquet; "
+        "{split} in its path).",
     )
-    traces_split: str = field(default="train", metadata={"help": "The split of the traces."})
-    traces_config: str | None = field(default=None, metadata={"help": "The configuration of a Hub dataset of traces."})
-    trace_prompt: str = field(
-        default="prompt", metadata={"help": "The column that holds the prompt as the model reads it."}
-    )
-    trace_response: str = field(default="response", metadata={"help": "The column that holds the response to learn."})
-    trace_answer: str = field(
+    traces_split: str = HfArg(default="train", help="The split of the traces.")
+    traces_config: str | None = HfArg(default=None, help="The configuration of a Hub dataset of traces.")
+    trace_prompt: str = HfArg(default="prompt", help="The column that holds the prompt as the model reads it.")
+    trace_response: str = HfArg(default="response", help="The column that holds the response to learn.")
+    trace_answer: str = HfArg(
         default="answer",
-        metadata={
-            "help": "The column that holds the reference answer, for --filter_correct. Without one, the "
-            "answer is that of the problem with the same prompt in --dataset."
-        },
+        help="The column that holds the reference answer, for --filter_correct. Without one, the "
+        "answer is that of the problem with the same prompt in --dataset.",
     )
-    num_unique_examples: str = field(
-        default="full", metadata={"help": "Fine-tune on this many of the traces, such as 128, or on all of them: full."}
+    num_unique_examples: str = HfArg(
+        default="full", help="Fine-tune on this many of the traces, such as 128, or on all of them: full."
     )
-    filter_correct: bool = field(
-        default=False, metadata={"help": "Keep only traces whose answer the validation grader accepts."}
-    )
+    filter_correct: bool = HfArg(default=False, help="Keep only traces whose answer the validation grader accepts.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

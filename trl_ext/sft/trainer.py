@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase, set_seed
+from transformers.hf_argparser import HfArg
 from trl import SFTConfig, SFTTrainer
 from trl.distributed import DistributedBackend
 
@@ -42,37 +43,25 @@ class ExtSFTConfig(RunSettings, SFTConfig):
 
     vllm_mode: ClassVar[str] = "colocate"  # TRL's SFT samples nothing and has no setting of that name
 
-    normalize_constant: float | None = field(
+    normalize_constant: float | None = HfArg(
         default=None,
-        metadata={
-            "help": "Divide each row's summed token loss by this constant, then average over rows "
-            "(handout). The default is TRL's mean over all response tokens of the optimizer step."
-        },
+        help="Divide each row's summed token loss by this constant, then average over rows "
+        "(handout). The default is TRL's mean over all response tokens of the optimizer step.",
     )
-    train_batch_size: int | None = field(
-        default=None, metadata={"help": "The number of rows per optimizer step, over all ranks."}
+    train_batch_size: int | None = HfArg(default=None, help="The number of rows per optimizer step, over all ranks.")
+    micro_train_batch_size: int | None = HfArg(
+        default=None, help="The number of rows per forward pass (TRL: per_device_train_batch_size)."
     )
-    micro_train_batch_size: int | None = field(
-        default=None, metadata={"help": "The number of rows per forward pass (TRL: per_device_train_batch_size)."}
+    completion_only_loss: bool | None = HfArg(
+        default=True, help="Compute the loss on the response tokens only; false includes the prompt."
     )
-    completion_only_loss: bool | None = field(
-        default=True, metadata={"help": "Compute the loss on the response tokens only; false includes the prompt."}
+    sampling_temperature: float = HfArg(default=1.0, help="The sampling temperature of rollouts and validations.")
+    sampling_max_tokens: int = HfArg(default=1024, help="The maximum length of a sampled response, in tokens.")
+    vllm_gpu_memory_utilization: float = HfArg(default=0.3, help="The fraction of GPU memory that vLLM takes.")
+    vllm_max_model_length: int | None = HfArg(
+        default=None, help="The maximum length of prompt and response together, in tokens."
     )
-    sampling_temperature: float = field(
-        default=1.0, metadata={"help": "The sampling temperature of rollouts and validations."}
-    )
-    sampling_max_tokens: int = field(
-        default=1024, metadata={"help": "The maximum length of a sampled response, in tokens."}
-    )
-    vllm_gpu_memory_utilization: float = field(
-        default=0.3, metadata={"help": "The fraction of GPU memory that vLLM takes."}
-    )
-    vllm_max_model_length: int | None = field(
-        default=None, metadata={"help": "The maximum length of prompt and response together, in tokens."}
-    )
-    vllm_enable_sleep_mode: bool = field(
-        default=False, metadata={"help": "Release the engine's memory while the policy is trained."}
-    )
+    vllm_enable_sleep_mode: bool = HfArg(default=False, help="Release the engine's memory while the policy is trained.")
 
     def __post_init__(self) -> None:
         check_at_least_1(self, "train_batch_size", "micro_train_batch_size", "sampling_max_tokens")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import torch
+from transformers.hf_argparser import HfArg
 from trl.import_utils import is_vllm_available
 
 from trl_ext.compat.on_resume import OnResume
@@ -32,94 +33,72 @@ class RunSettings:
     """
 
     # Resuming.
-    resume: Annotated[str | None, OnResume.OF_PROCESS] = field(
+    resume: Annotated[str | None, OnResume.OF_PROCESS] = HfArg(
         default=None,
-        metadata={
-            "help": "Resume from a checkpoint: auto, or its folder. auto takes the newest intact one in "
-            "output_dir, and starts a new run if there is none."
-        },
+        help="Resume from a checkpoint: auto, or its folder. auto takes the newest intact one in "
+        "output_dir, and starts a new run if there is none.",
     )
-    resume_changed: Annotated[bool, OnResume.OF_PROCESS] = field(
-        default=False, metadata={"help": "Resume even though settings differ from those of the run so far."}
+    resume_changed: Annotated[bool, OnResume.OF_PROCESS] = HfArg(
+        default=False, help="Resume even though settings differ from those of the run so far."
     )
 
     # Pushing to the Hub.
-    hub_merge_adapter: Annotated[bool, OnResume.MAY_CHANGE] = field(
-        default=False, metadata={"help": "Merge the adapter into the base model before pushing to the Hub."}
+    hub_merge_adapter: Annotated[bool, OnResume.MAY_CHANGE] = HfArg(
+        default=False, help="Merge the adapter into the base model before pushing to the Hub."
     )
 
     # Fault tolerance and time limits.
-    max_nonfinite_steps: Annotated[int, OnResume.MAY_CHANGE] = field(
-        default=3,
-        metadata={"help": "End the run after N steps in a row with a non-finite gradient. Each of them is skipped."},
+    max_nonfinite_steps: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
+        default=3, help="End the run after N steps in a row with a non-finite gradient. Each of them is skipped."
     )
-    time_budget: Annotated[float | None, OnResume.MAY_CHANGE] = field(
+    time_budget: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
         default=None,
-        metadata={
-            "help": "The wall-clock limit in seconds. It includes start-up, the final validation and "
-            "saving, whose cost is estimated from the slowest so far."
-        },
+        help="The wall-clock limit in seconds. It includes start-up, the final validation and "
+        "saving, whose cost is estimated from the slowest so far.",
     )
 
-    lr_decay_fraction: float | None = field(
+    lr_decay_fraction: float | None = HfArg(
         default=None,
-        metadata={
-            "help": "Decay the learning rate linearly to zero over this last fraction of --time_budget. "
-            "The decay follows the clock and multiplies the schedule over steps; runs are then no "
-            "longer bit-reproducible. The default is no such decay."
-        },
+        help="Decay the learning rate linearly to zero over this last fraction of --time_budget. "
+        "The decay follows the clock and multiplies the schedule over steps; runs are then no "
+        "longer bit-reproducible. The default is no such decay.",
     )
 
-    bf16: bool | None = field(
+    bf16: bool | None = HfArg(
         default=None,
-        metadata={
-            "help": "Train in bfloat16 by autocast. The default is on with a GPU (unless fp16 is set) and "
-            "off on a CPU, where TRL has it on: a CPU is slower and less exact in bfloat16."
-        },
+        help="Train in bfloat16 by autocast. The default is on with a GPU (unless fp16 is set) and "
+        "off on a CPU, where TRL has it on: a CPU is slower and less exact in bfloat16.",
     )
 
     # Sampling from the policy: rollouts and validation.
-    stop: Annotated[list[str] | None, OnResume.YARDSTICK] = field(
-        default=None,
-        metadata={"help": "Generation stops at any of these strings, which stay in the text."},
+    stop: Annotated[list[str] | None, OnResume.YARDSTICK] = HfArg(
+        default=None, help="Generation stops at any of these strings, which stay in the text."
     )
-    sampling_min_tokens: Annotated[int | None, OnResume.YARDSTICK] = field(
-        default=None,
-        metadata={"help": "The minimum completion length in tokens (handout: 4)."},
+    sampling_min_tokens: Annotated[int | None, OnResume.YARDSTICK] = HfArg(
+        default=None, help="The minimum completion length in tokens (handout: 4)."
     )
 
     # The engine that generates.
-    use_vllm: str = field(
+    use_vllm: str = HfArg(
         default="auto",
-        metadata={
-            "help": "Generate with colocated vLLM: auto, true or false. auto uses it where there are a "
-            "GPU and vLLM, and HF generate otherwise.",
-            "nargs": "?",
-            "const": "true",
-        },
+        help="Generate with colocated vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and HF "
+        "generate otherwise.",
+        metadata={"nargs": "?", "const": "true"},
     )
-    vllm_max_num_seqs: int | None = field(
+    vllm_max_num_seqs: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "The maximum number of sequences that vLLM decodes at a time. The default is a whole "
-            "GRPO rollout, else vLLM's own."
-        },
+        help="The maximum number of sequences that vLLM decodes at a time. The default is a whole "
+        "GRPO rollout, else vLLM's own.",
     )
-    vllm_dtype: str | None = field(
-        default=None,
-        metadata={"help": "The engine's dtype: bfloat16, float16, float32 or auto."},
+    vllm_dtype: str | None = HfArg(default=None, help="The engine's dtype: bfloat16, float16, float32 or auto.")
+    vllm_quantization: str | None = HfArg(
+        default=None, help="Quantize the engine's weights, such as to fp8. The policy that is trained is not quantized."
     )
-    vllm_quantization: str | None = field(
-        default=None,
-        metadata={
-            "help": "Quantize the engine's weights, such as to fp8. The policy that is trained is not quantized."
-        },
+    vllm_enable_prefix_caching: bool | None = HfArg(
+        default=None, help="Cache the KV states of prompts that a group shares. vLLM's own default is on."
     )
-    vllm_enable_prefix_caching: bool | None = field(
-        default=None, metadata={"help": "Cache the KV states of prompts that a group shares. vLLM's own default is on."}
-    )
-    vllm_enforce_eager: bool | None = field(
-        default=None, metadata={"help": "Disable CUDA graphs: slower rollouts, less memory, faster start-up."}
+    vllm_enforce_eager: bool | None = HfArg(
+        default=None, help="Disable CUDA graphs: slower rollouts, less memory, faster start-up."
     )
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,10 +66,18 @@ def test_the_signature_is_the_handouts(name: str) -> None:
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_course_finds_functions_and_tests_by_its_names(name: str) -> None:
+    """Its `tests/adapters.py` calls `run_...`, and its handout says `pytest -k test_...`."""
+    adapters = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "adapters.py"))
+    assert adapters[f"run_{name}"] is getattr(functional, name)
+    assert any(test.startswith(f"test_{name}_") for test in globals())
+
+
 # Tokens. Ids of the tiny tokenizer: <pad> 0, <eos> 1, <unk> 2, a 3, b 4, c 5, stop 6, + 7, = 8.
 
 
-def test_prompt_and_output_are_joined_right_padded_and_shifted() -> None:
+def test_tokenize_prompt_and_output_joins_pads_and_shifts() -> None:
     batch = tokenize_prompt_and_output(["a", "a b c"], ["+ = +", "="], tiny_tokenizer())
     assert batch["input_ids"].tolist() == [[3, 7, 8], [3, 4, 5]]
     assert batch["labels"].tolist() == [[7, 8, 7], [4, 5, 8]]
@@ -117,7 +127,7 @@ def test_as_many_outputs_as_prompts_are_needed(prompts: list[str], outputs: list
 # Entropy and log-probabilities.
 
 
-def test_entropy_by_hand() -> None:
+def test_compute_entropy_by_hand() -> None:
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [math.log(3), 0.0, -1e4, -1e4]]])
     half = 0.75 * math.log(4 / 3) + 0.25 * math.log(4)
     assert compute_entropy(logits)[0].tolist() == pytest.approx([math.log(4), half], abs=1e-6)
@@ -140,7 +150,7 @@ def test_entropy_of_large_logits_is_finite_and_right_to_float32(scale: float) ->
     assert_close(compute_entropy(logits).double(), wanted, rtol=0, atol=1e-6)
 
 
-def test_log_probs_are_those_of_the_labels_with_their_gradient() -> None:
+def test_get_response_log_probs_are_those_of_the_labels() -> None:
     model = tiny_model()
     batch = tokenize_prompt_and_output(["a b", "c + 1"], ["= 2 3", "="], tiny_tokenizer())
     result = get_response_log_probs(model, batch["input_ids"], batch["labels"])
@@ -165,21 +175,20 @@ VALUES = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 MASK = torch.tensor([[1, 1, 0], [0, 1, 0]])
 
 
+POISONED = VALUES.masked_fill(MASK == 0, math.nan)  # what is masked never matters, not even NaN
+
+
 @pytest.mark.parametrize("kind", [torch.long, torch.bool, torch.float32])
-@pytest.mark.parametrize(
-    ("dim", "total", "mean"),
-    [
-        (None, 8.0, 8 / 3),
-        (0, [1.0, 7.0, 0.0], [1.0, 3.5, math.nan]),
-        (1, [3.0, 5.0], [1.5, 5.0]),
-        (-1, [3.0, 5.0], [1.5, 5.0]),
-    ],
-)
-def test_masked_sums_along_a_dimension(dim: int | None, total: Any, mean: Any, kind: torch.dtype) -> None:
-    mask = MASK.to(kind)
-    values = VALUES.masked_fill(MASK == 0, math.nan)  # what is masked never matters, not even NaN
-    assert masked_normalize(values, mask, 4.0, dim).tolist() == pytest.approx((torch.tensor(total) / 4).tolist())
-    assert masked_mean(values, mask, dim).tolist() == pytest.approx(mean, nan_ok=True)
+@pytest.mark.parametrize(("dim", "total"), [(None, 8.0), (0, [1.0, 7.0, 0.0]), (1, [3.0, 5.0]), (-1, [3.0, 5.0])])
+def test_masked_normalize_along_a_dimension(dim: int | None, total: Any, kind: torch.dtype) -> None:
+    found = masked_normalize(POISONED, MASK.to(kind), 4.0, dim)
+    assert found.tolist() == pytest.approx((torch.tensor(total) / 4).tolist())
+
+
+@pytest.mark.parametrize("kind", [torch.long, torch.bool, torch.float32])
+@pytest.mark.parametrize(("dim", "mean"), [(None, 8 / 3), (0, [1.0, 3.5, math.nan]), (1, [1.5, 5.0]), (-1, [1.5, 5.0])])
+def test_masked_mean_along_a_dimension(dim: int | None, mean: Any, kind: torch.dtype) -> None:
+    assert masked_mean(POISONED, MASK.to(kind), dim).tolist() == pytest.approx(mean, nan_ok=True)
 
 
 def test_of_nothing_the_mean_is_nan_and_the_normalized_sum_zero() -> None:
@@ -197,7 +206,7 @@ def graded(response: str, truth: str) -> dict[str, float]:
     return {"reward": float(response), "format_reward": 1.0, "answer_reward": float(response == truth)}
 
 
-def test_group_rewards_are_centered_and_divided_by_bessel_std() -> None:
+def test_compute_group_normalized_rewards_by_bessel_std() -> None:
     responses, truths = ["1", "0", "3", "1", "2", "2"], ["1", "1", "0", "0", "0", "0"]
     arguments = {"advantage_eps": 0.5, "group_size": 2}
     plain, raw, metadata = compute_group_normalized_rewards(
@@ -261,7 +270,7 @@ def policy(dtype: torch.dtype = torch.float64) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_the_loss_per_token_is_its_formula(loss_type: str, dtype: torch.dtype) -> None:
+def test_compute_policy_gradient_loss_is_its_formula(loss_type: str, dtype: torch.dtype) -> None:
     given = arguments(dtype)
     loss, metadata = compute_policy_gradient_loss(
         policy(dtype), loss_type, **{name: given[name] for name in NEEDS[loss_type]}
@@ -273,10 +282,13 @@ def test_the_loss_per_token_is_its_formula(loss_type: str, dtype: torch.dtype) -
     assert_close(everything, loss, rtol=0, atol=0)
 
 
-def test_the_two_losses_have_names_of_their_own() -> None:
-    given = arguments()
-    naive = compute_naive_policy_gradient_loss(given["advantages"], policy())
+def test_compute_naive_policy_gradient_loss_has_its_own_name() -> None:
+    naive = compute_naive_policy_gradient_loss(arguments()["advantages"], policy())
     assert_close(naive, torch.tensor(TOKEN_LOSS["reinforce_with_baseline"], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_compute_grpo_clip_loss_says_where_it_clipped() -> None:
+    given = arguments()
     loss, metadata = compute_grpo_clip_loss(given["advantages"], policy(), given["old_log_probs"], 0.1)
     assert_close(loss, torch.tensor(TOKEN_LOSS["grpo_clip"], dtype=torch.float64), rtol=0, atol=1e-12)
     # A > 0: clipped where the ratio exceeds 1.1; A < 0: where it is below 0.9
@@ -304,7 +316,7 @@ def test_another_loss_type_is_answered_with_the_choices() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_grpo_step_averages_tokens_then_rows_and_accumulates(loss_type: str, dtype: torch.dtype) -> None:
+def test_grpo_microbatch_train_step_averages_and_accumulates(loss_type: str, dtype: torch.dtype) -> None:
     logp, mask = policy(dtype), torch.tensor(RESPONSE)
     row = TOKEN_LOSS[loss_type]
     wanted = ((row[0][0] + row[0][1]) / 2 + row[1][1]) / 2 / 4
@@ -341,7 +353,7 @@ def test_row_without_response_tokens_adds_zero_but_is_counted() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_an_sft_step_sums_over_tokens_and_averages_over_rows(dtype: torch.dtype) -> None:
+def test_sft_microbatch_train_step_sums_then_averages(dtype: torch.dtype) -> None:
     logp, mask = policy(dtype), torch.tensor(RESPONSE)
     loss, metadata = sft_microbatch_train_step(logp, mask, 4, normalize_constant=3.0)
     assert loss.item() == pytest.approx((1.5 + 2.0) / 3 / 2 / 4, abs=1e-6)
@@ -400,3 +412,20 @@ def test_lengths_default_to_word_counts_and_empty_average_is_nan() -> None:
     assert math.isnan(averages["length_correct"])
     rows, _ = log_generations(["p"], ["two words"], ["1"], lambda r, t: graded("1", t))
     assert rows[0]["length"] == 2
+
+
+def test_generations_are_made_when_no_responses_are_given() -> None:
+    tokenizer, model = tiny_tokenizer(), tiny_model()
+    prompts = ["1 + 1 =", "2 + 2 + 2 ="]
+    rows, averages = log_generations(
+        prompts, None, ["2", "6"], lambda *_: graded("1", "2"), model=model, tokenizer=tokenizer,
+        sampling={"max_new_tokens": 6, "min_new_tokens": 3, "do_sample": False},
+    )  # fmt: skip
+    alone = tokenizer(prompts[1], return_tensors="pt")
+    ids = model.generate(**alone, max_new_tokens=6, min_new_tokens=3, do_sample=False)
+    assert rows[1]["response"] == tokenizer.decode(ids[0, alone["input_ids"].shape[1] :], skip_special_tokens=True)
+    batch = tokenize_prompt_and_output(prompts[1:], [rows[1]["response"]], tokenizer)
+    scored = get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)
+    entropy = masked_mean(scored["token_entropy"], batch["response_mask"])
+    assert rows[1]["token_entropy"] == pytest.approx(entropy.item(), rel=1e-5)
+    assert averages["length"] == sum(row["length"] for row in rows) / 2 > 0

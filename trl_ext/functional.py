@@ -18,7 +18,7 @@ from trl_ext.algorithms.masking import masked_mean as masked_mean
 from trl_ext.algorithms.masking import masked_normalize as masked_normalize
 from trl_ext.algorithms.masking import masked_sum
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
-from trl_ext.algorithms.presets import PRESETS
+from trl_ext.algorithms.presets import LOSS_TYPES, PRESETS
 from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
 from trl_ext.registry import unknown
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 RewardFn = Callable[[str, Any], dict[str, float]]
-
-LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")
 
 
 def tokenize_prompt_and_output(
@@ -214,16 +212,23 @@ def grpo_microbatch_train_step(
 
 def log_generations(
     prompts: Sequence[str],
-    responses: Sequence[str],
+    responses: Sequence[str] | None,
     ground_truths: Sequence[Any],
     reward_fn: RewardFn,
     token_entropy: Tensor | None = None,
     response_mask: Tensor | None = None,
     response_lengths: Sequence[int] | None = None,
+    *,
+    model: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    sampling: Any = None,
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Grade N generations for a log.
+    """Grade N generations for a log; without responses, generate them first.
 
     Args:
+        responses: None to have `model` generate them: a `vllm.LLM`, with `vllm.SamplingParams` in `sampling`, or a
+            causal model of transformers, with its `tokenizer` and arguments of `generate` in `sampling`, such as
+            `{"max_new_tokens": 1024, "do_sample": True}`; the latter gives each response's entropy as well.
         reward_fn: (response, ground truth) -> dict with reward, format_reward and answer_reward.
         token_entropy, response_mask: (N, S) each, for the mean entropy of a response's tokens.
         response_lengths: tokens per response, by default those of `response_mask`, or else its words.
@@ -232,6 +237,11 @@ def log_generations(
         One row per generation (prompt, response, ground_truth, rewards, token_entropy, length), and means: the length
         of all, of correct and of incorrect responses, the accuracy, and the three rewards.
     """
+    if responses is None and tokenizer is None:
+        outputs = [output.outputs[0] for output in model.generate(list(prompts), sampling, use_tqdm=False)]
+        responses, response_lengths = [o.text for o in outputs], [len(o.token_ids) for o in outputs]
+    elif responses is None:
+        responses, token_entropy, response_mask = _generate(prompts, model, tokenizer, sampling or {})
     if response_mask is not None:
         response_lengths = [int(n) for n in response_mask.sum(dim=-1)]
     lengths = [len(r.split()) for r in responses] if response_lengths is None else response_lengths
@@ -252,6 +262,20 @@ def log_generations(
     return rows, averages | {
         key: _mean([row[key] for row in rows]) for key in ("reward", "format_reward", "answer_reward")
     }
+
+
+def _generate(
+    prompts: Sequence[str], model: Any, tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]
+) -> tuple[list[str], Tensor, Tensor]:
+    """N responses, their tokens' entropy and their mask, (N, S) each."""
+    given = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left").to(model.device)
+    with torch.no_grad():
+        ids = model.generate(**given, tokenizer=tokenizer, **arguments)
+        responses = tokenizer.batch_decode(ids[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
+        batch = tokenize_prompt_and_output(prompts, responses, tokenizer)
+        batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        scored = get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)
+    return responses, scored["token_entropy"], batch["response_mask"]
 
 
 def _mean(values: Sequence[float]) -> float:

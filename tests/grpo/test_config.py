@@ -102,6 +102,14 @@ def test_off_policy_steps_are_epochs_times_steps_per_rollout() -> None:
     assert (args.gradient_accumulation_steps, args.steps_per_generation) == (4, 8)
 
 
+def test_the_handouts_loss_types_are_presets() -> None:
+    args = config(loss_type="grpo_clip", cliprange=0.3)
+    assert (args.preset, args.policy_loss, args.policy_loss_options["eps_low"]) == ("grpo_clip", "ppo_clip", 0.3)
+    assert config(loss_type="no_baseline", preset="no_baseline").advantage == "raw"
+    with pytest.raises(ValueError, match="loss_type 'grpo_clip' is the preset of that name, and preset is 'dapo'"):
+        config(loss_type="grpo_clip", preset="dapo")
+
+
 @pytest.mark.parametrize(
     ("settings", "micro", "accumulation"),
     [

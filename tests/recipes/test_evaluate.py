@@ -21,6 +21,7 @@ from tests.recipes.test_grpo import ROOT, SMALL
 from trl_ext.errors import InputError
 from trl_ext.evaluation.report import Report
 from trl_ext.evaluation.vllm import evaluate_vllm
+from trl_ext.functional import log_generations
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler, VLLMSampler, vllm_params
 from trl_ext.io import read_jsonl
@@ -330,6 +331,9 @@ def handout_writes_what_the_engine_sampled(sampler: VLLMSampler, prompts: list[s
     assert report.rows == rows
     assert report.summary()["by_level"] == {}
     half_right = {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}
+    logged, _ = log_generations(prompts, None, truths, r1_zero_reward_fn, model=sampler.llm, sampling=params)
+    assert [row["ground_truth"] for row in logged] == truths
+    assert all(0 < row["length"] <= params[0].max_tokens for row in logged)
     judged = evaluate_vllm(sampler.llm, lambda *_: half_right, prompts, params, truths)
     assert [row["outcome"] for row in judged.rows] == ["format_only"] * 3
     with pytest.raises(ValueError, match="shorter"):

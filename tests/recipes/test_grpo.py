@@ -151,6 +151,7 @@ def test_command_line_overrides_yaml_and_trainer_flags_work(tmp_path: Path) -> N
         (["--too_long", "cut"], ["too_long must be one of refuse, drop, got 'cut'"]),
         (["--max_stps", "3"], ["--max_stps"]),
         (["--max_stps", "3"], ["Did you mean --max_steps?"]),
+        (["--G", "8"], ["unknown setting --G. Did you mean --group_size?"]),
         (["--max_steps", "three"], ["--max_steps", "three"]),
         (["--max_steps", "0"], ["max_steps is 0, which trains nothing", "recipes/evaluate.py"]),
         (["--learning_rate", "-1"], ["learning_rate must be a number that is not negative, got -1.0"]),

@@ -18,8 +18,8 @@ class Preset:
     aggregation_options: dict[str, Any] = field(default_factory=dict)
 
 
+LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")  # the course handout's
 PRESETS: dict[str, Preset] = {
-    # the course handout
     "no_baseline": Preset("raw", "reinforce", "sequence_mean"),
     "reinforce_with_baseline": Preset("group_std", "reinforce", "sequence_mean"),
     "grpo_clip": Preset("group_std", "ppo_clip", "sequence_mean"),

@@ -35,6 +35,7 @@ from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
 from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.runs.checkpoints import checkpoints
+from trl_ext.training.handout_settings import ELSEWHERE
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -75,7 +76,9 @@ class _Parser(_OneLineErrors, TrlParser):
         ):
             for name in names:
                 if name not in known:
-                    nearest = difflib.get_close_matches(name, known, n=1)
+                    nearest = (
+                        [ELSEWHERE[name[2:]]] if name[2:] in ELSEWHERE else difflib.get_close_matches(name, known, 1)
+                    )
                     hint = f" Did you mean {nearest[0]}?" if nearest else ""
                     raise ValueError(f"unknown setting {name}{where}.{hint} --help all lists every one")
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import Any, ClassVar, Protocol
 
+from trl_ext.algorithms.presets import LOSS_TYPES
 from trl_ext.training.options import check_at_least_1
 
 _RENAMED = {
@@ -15,6 +16,16 @@ _RENAMED = {
     "epochs_per_rollout_batch": "num_iterations",
     "sampling_temperature": "temperature",
     "sampling_max_tokens": "max_completion_length",
+}
+ELSEWHERE = {  # words of the handout that are no settings here, and what is
+    "gpu_memory_utilization": "--vllm_gpu_memory_utilization",
+    "n_train_steps": "--max_steps",
+    "G": "--group_size",
+    "D_b": "--questions_per_step",
+    "reward_fn": "--reward",
+    "model_id": "--model_name_or_path",
+    "constant_normalizer": "--normalize_constant",
+    "normalized_by_std": "--use_std_normalization",
 }
 
 
@@ -37,6 +48,8 @@ class HandoutConfig(BatchConfig, Protocol):
     num_generations: int
     num_iterations: int
     max_steps: int
+    preset: str | None
+    loss_type: str
     use_std_normalization: bool | None
     advantage: str | None
     advantage_eps: float | None
@@ -59,6 +72,7 @@ def resolve_handout(args: HandoutConfig) -> None:
         if getattr(args, handout) is not None:
             _assign(args, handout, trl, getattr(args, handout))
     _resolve_steps(args)
+    _resolve_loss_type(args)
     _resolve_axes(args)
 
 
@@ -139,6 +153,17 @@ def _resolve_steps(args: HandoutConfig) -> None:
     if args.max_steps not in (-1, steps):
         raise ValueError(f"n_grpo_steps={args.n_grpo_steps} is {steps} optimizer steps, but max_steps={args.max_steps}")
     args.max_steps = steps
+
+
+def _resolve_loss_type(args: HandoutConfig) -> None:
+    """The handout's loss types are presets, and none of TRL's."""
+    if args.loss_type not in LOSS_TYPES:
+        return
+    if args.preset not in (None, args.loss_type):
+        raise ValueError(
+            f"loss_type {args.loss_type!r} is the preset of that name, and preset is {args.preset!r}; set preset"
+        )
+    args.preset, args.loss_type = args.loss_type, str(_default(args, "loss_type"))
 
 
 def _resolve_axes(args: HandoutConfig) -> None:

@@ -115,9 +115,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if config.uninformative_keep_prob < 1:
             self._curriculum = Curriculum.of_dataset(self.train_dataset, config.uninformative_keep_prob, config.seed)
         self._rollout: Rollout  # the last scored completions, of training or of an evaluation
-        self.last_rollout: list[dict[str, Any]] = []  # this rank's rows of the last training rollout, for the log
+        self.last_rollout: list[dict[str, Any]] = []
         self._unscored_in_a_row = 0  # rollouts
-        self._nonfinite = ""  # why an advantage of the last rollout is not finite
 
     # The overrides, in the order in which an optimizer step calls them.
 
@@ -474,11 +473,6 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def _generations(self) -> int:
         return int(self.num_generations if self.model.training else self.num_generations_eval)
 
-    @property
-    def _mode_metrics(self) -> dict[str, list[float]]:
-        """The values by name that the next log averages, of training or of an evaluation."""
-        return self._metrics["train" if self.model.training else "eval"]
-
     def _seconds_syncing(self) -> float:
         return float(getattr(self.vllm_generation, "seconds_syncing", 0.0)) if self.use_vllm else 0.0
 
@@ -534,14 +528,6 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self._planner is not None:
             self._planner.plan(self._buffered_inputs)
             self._planner.load_state_dict(state, device)
-
-    def rows_of_step(self) -> list[dict[str, Any]]:
-        """The rollout's rows on this rank."""
-        return self.last_rollout
-
-    def cause_of_step(self) -> str:
-        """Which reward or advantage of the rollout is not finite."""
-        return self._nonfinite
 
     def completion_ids(self, prompts: list[str]) -> list[list[int]]:
         """One completion per prompt, generated as in a rollout."""

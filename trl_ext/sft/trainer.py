@@ -193,7 +193,7 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """TRL's loss; a micro-batch without a trained token logs no entropy of 0."""
         found = super().compute_loss(model, inputs, *args, **kwargs)
-        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics = self._mode_metrics
         trained = self.accelerator.gather((inputs["labels"][:, 1:] != -100).sum()[None]).sum()
         for name in () if trained else ("entropy", "mean_token_accuracy"):
             metrics[name].pop()

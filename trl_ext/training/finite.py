@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ class NonFiniteError(RuntimeError):
     """Too many optimizer steps in a row had a gradient that is not finite."""
 
 
-def write_report(path: Path, model: nn.Module, step: int, norm: float, rows: list[dict[str, Any]]) -> None:
+def write_report(path: Path, model: nn.Module, step: int, norm: float, rows: Sequence[dict[str, Any]]) -> None:
     """Write as JSON which parameters have a non-finite gradient, and the rows that this rank computed it from."""
     named = [
         name

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 if TYPE_CHECKING:
     from trl_ext.training.trainer import ReliableTrainer
@@ -82,7 +82,7 @@ class StopOnSigterm(TrainerCallback):
         accelerator = self.trainer.accelerator
         return bool(accelerator.gather(torch.tensor([self._received], device=accelerator.device)).any())
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Stop if any rank received SIGTERM."""
         if self.has_come() and not control.should_training_stop:
             self.trainer.stop_signal = signal.SIGTERM

@@ -55,7 +55,7 @@ from trl_ext.runs.checkpoints import (
     state_file,
     write_manifest,
 )
-from trl_ext.runs.layout import RUN_RECORD
+from trl_ext.runs.layout import RUN_RECORD, checkpoint_name
 from trl_ext.training.finite import NonFiniteError, write_report
 from trl_ext.training.preemption import StopOnSigterm
 from trl_ext.training.saving import lack_of_room
@@ -77,6 +77,7 @@ class ReliableTrainer(Trainer):
         seconds_to_save: of the slowest checkpoint so far.
         skipped_steps: optimizer steps with a non-finite gradient in the whole run.
         skipped_in_a_row: the latest of them without a finite one in between.
+        last_rollout: this rank's rows of the last training rollout, for the log and for the report of a skipped step.
     """
 
     args: Any  # of TRL's config, with `RunSettings`
@@ -91,6 +92,8 @@ class ReliableTrainer(Trainer):
     seconds_to_save: float = 0.0
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
+    last_rollout: Sequence[dict[str, Any]] = ()
+    _nonfinite: str = ""  # why a gradient may not be finite: continues a sentence that ends with "has norm nan"
     _saving: Path | None = None
     _being_pushed: Sequence[Path] = ()
     _to_restore: str | None = None
@@ -218,7 +221,7 @@ class ReliableTrainer(Trainer):
         except ServerError:
             step, run = self.state.global_step, Path(self.args.output_dir)
             wanted = step and self.args.save_strategy != "no"
-            if wanted and not run_on_main_and_broadcast((run / f"checkpoint-{step}").exists):
+            if wanted and not run_on_main_and_broadcast((run / checkpoint_name(step)).exists):
                 with overridden(self, {"resume_state": lambda: state}):
                     self.save_checkpoint_now()
             raise
@@ -239,11 +242,7 @@ class ReliableTrainer(Trainer):
         if room is not None:
             self._warn_not_saved(room)
             return
-        scratch = run / SCRATCH / f"checkpoint-{self.state.global_step}"
-        if self.accelerator.is_main_process:
-            shutil.rmtree(run / SCRATCH, ignore_errors=True)
-            scratch.mkdir(parents=True)
-        self.accelerator.wait_for_everyone()
+        scratch = self._make_scratch(checkpoint_name(self.state.global_step))
         try:
             with self._writing_to(run / SCRATCH):
                 super()._save_checkpoint(model, trial)
@@ -266,9 +265,18 @@ class ReliableTrainer(Trainer):
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(run / scratch.name))
         if self.accelerator.is_main_process:
-            keep = [run / f"checkpoint-{step}" for step in (self.best_step, best)]
+            keep = [run / checkpoint_name(step) for step in (self.best_step, best) if step is not None]
             prune(run, self.args.save_total_limit, [*keep, *self._being_pushed])
         self.accelerator.wait_for_everyone()
+
+    def _make_scratch(self, name: str) -> Path:
+        """An empty folder of this name in the run's scratch folder, without anything next to it."""
+        scratch = Path(self.args.output_dir) / SCRATCH
+        if self.accelerator.is_main_process:
+            shutil.rmtree(scratch, ignore_errors=True)
+            (scratch / name).mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        return scratch / name
 
     def _uploads(self) -> list[Any]:
         progress = getattr(self, "push_in_progress", None)
@@ -281,11 +289,7 @@ class ReliableTrainer(Trainer):
             NotSavedError: they cannot be written; the message says what to do.
         """
         run = Path(self.args.output_dir)
-        scratch = run / SCRATCH / "model"
-        if self.accelerator.is_main_process:
-            shutil.rmtree(run / SCRATCH, ignore_errors=True)
-            scratch.mkdir(parents=True)
-        self.accelerator.wait_for_everyone()
+        scratch = self._make_scratch("model")
         try:
             self.save_model(str(scratch), _internal_call=True)  # else it would push as well
             self.accelerator.wait_for_everyone()
@@ -304,7 +308,7 @@ class ReliableTrainer(Trainer):
     def _name_best(self, run: Path, scratch: Path) -> int | None:
         """Correct the path of `Trainer`'s own best checkpoint, sought in the scratch folder; return its step."""
         best: int | None = self.state.best_global_step
-        place = run / f"checkpoint-{best}"
+        place = run / checkpoint_name(best or 0)
         if best and (place.exists() or place.name == scratch.name):
             self.state.best_model_checkpoint = str(place)
             if self.args.should_save:
@@ -330,34 +334,29 @@ class ReliableTrainer(Trainer):
                 "--save_total_limit next time.", self.state.global_step, why, last or "none",
             )  # fmt: skip
 
-    # Steps with a non-finite gradient.
-
-    def rows_of_step(self) -> list[dict[str, Any]]:
-        """The rows that this rank has just trained on, for the report."""
-        return []
-
-    def cause_of_step(self) -> str:
-        """Why the gradient is not finite, where known: continues a sentence that ends with "has norm nan"."""
-        return ""
+    @property
+    def _mode_metrics(self) -> dict[str, list[float]]:
+        """The values by name that TRL's next log averages, of training or of an evaluation."""
+        metrics: dict[str, list[float]] = self._metrics["train" if self.model.training else "eval"]
+        return metrics
 
     def _skip_step(self, norm: float) -> None:
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
         step = self.state.global_step + 1
         path = Path(self.args.output_dir) / f"nonfinite_step_{step}_rank_{self.accelerator.process_index}.json"
-        write_report(path, self.model, step, norm, self.rows_of_step())
+        write_report(path, self.model, step, norm, self.last_rollout)
         self.model.zero_grad(set_to_none=True)  # an optimizer skips parameters without a gradient
         self._metrics["train"]["skipped_steps"] = [self.skipped_steps]
         if self.skipped_in_a_row >= self.args.max_nonfinite_steps:
             raise NonFiniteError(
                 f"{self.skipped_in_a_row} optimizer steps in a row, up to step {step}, had a gradient that is not "
-                f"finite (norm {norm}{self.cause_of_step()}). Their rows are in {path}. Lower --learning_rate or "
+                f"finite (norm {norm}{self._nonfinite}). Their rows are in {path}. Lower --learning_rate or "
                 "--max_grad_norm, look at the rewards and at your own loss, and resume from the last checkpoint with "
                 "--resume auto; raise --max_nonfinite_steps to tolerate more"
             )
         if self.accelerator.is_main_process:
-            cause = self.cause_of_step()
-            log.warning("step %d is skipped: its gradient has norm %s%s; see %s", step, norm, cause, path)
+            log.warning("step %d is skipped: its gradient has norm %s%s; see %s", step, norm, self._nonfinite, path)
 
     # SIGTERM.
 

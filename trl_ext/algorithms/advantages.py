@@ -1,7 +1,8 @@
 """Rewards to advantages, (P, G) -> (P, G), one row per prompt.
 
 A reward of NaN marks a completion that no reward function scored: it is excluded from every statistic, and its
-advantage is NaN, which `for_training` turns into 0. An infinite reward makes its group's advantages NaN.
+advantage is NaN, which `for_training` turns into 0. An infinite reward makes its group's advantages NaN. Members that
+compare within a group raise ValueError for fewer than 2 completions per prompt.
 
 Letters: P prompts, G completions per prompt.
 """
@@ -91,9 +92,6 @@ def group_std(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
     """A_i = (r_i - mean(r)) / (std(r) + eps) over the group, std with Bessel's correction.
 
     GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2). `eps` is 1e-6 in the course handout and 1e-4 in TRL.
-
-    Raises:
-        ValueError: fewer than 2 completions per prompt.
     """
     _need_group(reward, "group_std")
     return group_mean(reward) / (_nan_std(reward, dim=1) + eps)
@@ -104,9 +102,6 @@ def batch_std(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
     """A_i = (r_i - mean of its group) / (std over all P*G rewards + eps).
 
     Baseline per group, scale per batch: TRL's `scale_rewards="batch"`, after "Tricks or Traps?" (arXiv:2508.08221).
-
-    Raises:
-        ValueError: fewer than 2 completions per prompt.
     """
     _need_group(reward, "batch_std")
     return group_mean(reward) / (_nan_std(reward, dim=(0, 1)) + eps)
@@ -125,11 +120,7 @@ def normalize_then_sum(rewards: Tensor, weights: Tensor, *, eps: float = 1e-4) -
 
 @ADVANTAGES.register
 def leave_one_out(reward: Tensor) -> Tensor:
-    """A_i = r_i - mean of the other rewards of the group. RLOO (arXiv:2402.14740).
-
-    Raises:
-        ValueError: fewer than 2 completions per prompt, so there is no other reward to compare with.
-    """
+    """A_i = r_i - mean of the other rewards of the group. RLOO (arXiv:2402.14740)."""
     _need_group(reward, "leave_one_out")
     scored = (~reward.isnan()).sum(dim=1, keepdim=True)  # (P, 1)
     return group_mean(reward) * scored / (scored - 1).clamp(min=1)
@@ -141,9 +132,6 @@ def max_rl(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
 
     Dividing by the mean makes the expected update a truncated maximum-likelihood gradient of the success
     probability, so that rarely solved prompts get more weight. MaxRL (arXiv:2602.02710). Rewards must not be negative.
-
-    Raises:
-        ValueError: fewer than 2 completions per prompt, or a negative reward.
     """
     _need_group(reward, "max_rl")
     if (reward < 0).any():
@@ -153,15 +141,12 @@ def max_rl(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
 
 @ADVANTAGES.register
 def pass_at_k(reward: Tensor, *, k: int = 4, threshold: float = 0.5, eps: float = 1e-6) -> Tensor:
-    """Advantage of a completion when the group is rewarded for solving the prompt in any of k draws.
+    """Advantage of a completion when the group is rewarded for solving the prompt in any of k draws, 1 <= k <= G.
 
     With n completions of which w are incorrect, pass@k is R = 1 - C(w, k) / C(n, k), its standard deviation
     s = sqrt(R (1 - R)); a correct completion gets (1 - R) / s, an incorrect one
     (1 - R - C(w-1, k-1) / C(n-1, k-1)) / s. Pass@k training (arXiv:2508.10751, analytical derivation).
     A completion is correct when its reward exceeds `threshold`.
-
-    Raises:
-        ValueError: fewer than 2 completions per prompt, or k outside 1..G.
     """
     group = _need_group(reward, "pass_at_k")
     if not 1 <= k <= group:

@@ -86,23 +86,13 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same problems.
+    """Two models on the same problems."""
 
-    Attributes:
-        difference: mean of the second minus mean of the first.
-        low: lower end of the difference's 95 % interval.
-        high: upper end.
-        p_value: of no difference, by the exact sign test on the problems where they differ (McNemar 1947).
-        better: problems on which the second did better.
-        worse: problems on which it did worse.
-        problems: all of them.
-    """
-
-    difference: float
-    low: float
+    difference: float  # mean of the second minus mean of the first
+    low: float  # lower end of the difference's 95 % interval
     high: float
-    p_value: float
-    better: int
+    p_value: float  # of no difference, by the exact sign test on the problems where they differ (McNemar 1947)
+    better: int  # problems on which the second is better
     worse: int
     problems: int
 

@@ -170,23 +170,14 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
 
 @dataclass(frozen=True)
 class Batching:
-    """How the rows of an optimizer step are divided into micro-batches.
+    """How the rows of an optimizer step are divided into micro-batches."""
 
-    Attributes:
-        rows: rows per micro-batch, as configured.
-        tokens: the maximum number of tokens in a micro-batch, padding included; None: that of `rows` untrimmed rows.
-        dynamic: sort by length, pack by tokens and trim; otherwise keep the order, the padding and `rows` at a time.
-        skip_zero_advantage: skip rows without gradient.
-        share_prompts: compute a group's prompt once; needs `dynamic`.
-        multiple_of: round trimmed widths up to a multiple.
-    """
-
-    rows: int
-    tokens: int | None = None
-    dynamic: bool = True
-    skip_zero_advantage: bool = True
-    share_prompts: bool = False
-    multiple_of: int | None = None
+    rows: int  # per micro-batch, as configured
+    tokens: int | None = None  # the maximum per micro-batch, padding included; None: that of `rows` untrimmed rows
+    dynamic: bool = True  # sort by length, pack by tokens and trim; else keep order, padding and `rows` at a time
+    skip_zero_advantage: bool = True  # skip rows without gradient
+    share_prompts: bool = False  # compute a group's prompt once; needs `dynamic`
+    multiple_of: int | None = None  # round trimmed widths up to a multiple
 
     def plan(self, batch: Batch, max_over_ranks: Callable[[int], int] = int) -> list[Batch]:
         """The micro-batches of one optimizer step, at least one and at most len(batch) / `rows`.

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ProgressCallback
@@ -40,7 +40,7 @@ class ProgressBar(ProgressCallback):
     """
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Start at the step that the run resumes from; otherwise the estimated time left would be wrong."""
+        """Start at the step that the run resumes from, which the estimated time left depends on."""
         self._tenth = 10 * state.global_step // max(state.max_steps, 1)
         if not sys.stderr.isatty():
             return
@@ -107,16 +107,10 @@ class ZeroVarianceWarning(TrainerCallback):
             )  # fmt: skip
 
 
-class HasRollout(Protocol):
-    """A trainer that keeps the rows of its last rollout."""
-
-    last_rollout: list[dict[str, Any]]
-
-
 class GenerationsLog(TrainerCallback):
     """Appends a few rows of the latest rollout to `generations.jsonl` every `every` steps."""
 
-    def __init__(self, path: Path, every: int, trainer: HasRollout, rows: int = 4) -> None:
+    def __init__(self, path: Path, every: int, trainer: ReliableTrainer, rows: int = 4) -> None:
         self.path, self.every, self.trainer, self.rows = path, every, trainer, rows
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -129,9 +123,7 @@ class GenerationsLog(TrainerCallback):
 
 
 class Validation(TrainerCallback):
-    """Validates the policy on held-out problems at step 0, after the steps where it is due, and at the end.
-
-    Each validation appends an entry to `run.validations`.
+    """Validates the policy at step 0, after the steps where it is due, and at the end, into `run.validations`.
 
     Args:
         log_to: a JSONL file for a few responses of each validation.
@@ -194,7 +186,7 @@ class Validation(TrainerCallback):
         return reserve_seconds(max(per_problem, default=0.0) * len(self.final), saving)
 
     def _find_best(self) -> int:
-        """Return the step of the best validation, whose checkpoint the trainer then keeps."""
+        """Return the step of the best validation, and have the trainer keep its checkpoint."""
         past = self.run.validations
         accuracies, problems = [entry["accuracy"] for entry in past], [entry["problems"] for entry in past]
         highest = accuracies.index(max(accuracies))
@@ -204,7 +196,7 @@ class Validation(TrainerCallback):
         return best
 
     def _selection(self, report: Report) -> Selection:
-        """Say what the final accuracy shares with those that chose its weights, and what it is on other problems."""
+        """What the final validation has in common with those that chose its weights, and its accuracy on the rest."""
         temperature = self.sampling.get("temperature")
         greedy = (self.trainer.args.temperature if temperature is None else temperature) == 0
         others = [row["answer_reward"] for row in report.rows[len(self.problems) :]]

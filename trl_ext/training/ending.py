@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from trl_ext.io import print_line
 
 if TYPE_CHECKING:
     from trl_ext.runs.folder import Clock, Run
+    from trl_ext.training.trainer import ReliableTrainer
 
 Logs = dict[str, Any] | None
 
 _IN_A_ROW = 2  # validations; a single one may be unlucky
-
-
-class HasAccelerator(Protocol):
-    """A trainer whose ranks can be asked."""
-
-    accelerator: Accelerator
 
 
 class TimeBudget(TrainerCallback):
@@ -35,7 +29,7 @@ class TimeBudget(TrainerCallback):
     """
 
     def __init__(
-        self, trainer: HasAccelerator, clock: Clock, seconds: float, reserve: Callable[[], float] = lambda: 0.0
+        self, trainer: ReliableTrainer, clock: Clock, seconds: float, reserve: Callable[[], float] = lambda: 0.0
     ) -> None:
         self.trainer, self.clock, self.seconds, self.reserve = trainer, clock, seconds, reserve
         self._steps = 0  # started in this process

@@ -15,23 +15,14 @@ from trl_ext.registry import Registry, unknown
 
 @dataclass(frozen=True)
 class Rule:
-    """What is done with one setting.
+    """What is done with one setting: it is refused, taken over, or refused without what it needs."""
 
-    Attributes:
-        note: refused, why; taken over, as what.
-        refused: it is an error next to a preset or an axis.
-        needs: settings without which it would be ignored, so that it is refused; `uses_axes` is a preset or an axis.
-        excludes: settings that, all set together, it does not go with; the note says why.
-        options: taken over as the first of these options that the chosen policy loss has.
-        advantages: by value, the advantage that it is taken over as, with that one's options.
-        losses: by value, the policy loss that takes the place of another one.
-    """
-
-    note: str = ""
-    refused: bool = False
-    needs: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
+    note: str = ""  # why it is refused, or as what it is taken over
+    refused: bool = False  # an error next to a preset or an axis
+    needs: tuple[str, ...] = ()  # without which it would be ignored; `uses_axes` is a preset or an axis
+    excludes: tuple[str, ...] = ()  # settings that, all set together, it does not go with; the note says why
+    options: tuple[str, ...] = ()  # taken over as the first of these options that the chosen policy loss has
+    # By value: the advantage that it is taken over as, with its options; the policy losses that replace others.
     advantages: Mapping[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     losses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 

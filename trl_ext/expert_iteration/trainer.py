@@ -30,7 +30,7 @@ from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, wri
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.ending import TimeBudget
-from trl_ext.training.options import check_at_least_1, parse_options
+from trl_ext.training.options import check_at_least_1, defaults_of, parse_options
 
 FOLDER, ROLLOUTS, KEPT, STEPS = "expert_iteration", "rollouts.jsonl", "kept.jsonl", "steps.jsonl"
 _WITHOUT_MEANING = {
@@ -83,7 +83,7 @@ class ExpertIterationConfig(ExtSFTConfig):
         if self.packing:
             raise ValueError("packing: true does not go with expert iteration, whose rows are made during the run")
         for name, why in _WITHOUT_MEANING.items():
-            if getattr(self, name) != ExtSFTConfig.__dataclass_fields__[name].default:
+            if getattr(self, name) != defaults_of(ExtSFTConfig)[name]:
                 raise ValueError(f"{name}: {getattr(self, name)} has no meaning in expert iteration: {why}")
         given: int = self.max_steps  # type: ignore[has-type]
         super().__post_init__()

@@ -10,6 +10,7 @@ from trl_ext.compat.on_resume import OnResume, on_resume
 from trl_ext.io import as_yaml, plain, write_json, write_text
 from trl_ext.redaction import redact
 from trl_ext.runs.layout import RESOLVED
+from trl_ext.training.options import defaults_of
 
 if TYPE_CHECKING:
     from trl import ModelConfig
@@ -31,9 +32,9 @@ def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> Non
     defaults: dict[str, Any] = {}
     meaning = on_resume(type(part) for part in (task, model, config))
     for part in (task, model, config):
+        known = defaults_of(part)
         for f in dataclasses.fields(part):
-            value = getattr(part, f.name)
-            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+            value, default = getattr(part, f.name), known[f.name]
             if f.init and f.name != "hub_token":
                 is_set = value != default and f.name not in _DERIVED and meaning.get(f.name) is not OnResume.OF_PROCESS
                 (settings if is_set else defaults)[f.name] = value

@@ -5,7 +5,6 @@ Letters: B rows of a micro-batch, T tokens.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import ColocatedEngine
 from trl_ext.training.handout_settings import resolve_train_batch
-from trl_ext.training.options import check_at_least_1
+from trl_ext.training.options import check_at_least_1, defaults_of
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import SFT
 from trl_ext.training.trainer import ReliableTrainer
@@ -82,7 +81,7 @@ class ExtSFTConfig(RunSettings, SFTConfig):
         self.train_batch_size = self.per_device_train_batch_size * max(1, self.n_gpu)
 
     def _refuse_what_does_not_go_together(self) -> None:
-        defaults = {f.name: f.default for f in dataclasses.fields(SFTConfig)}
+        defaults = defaults_of(SFTConfig)
         check_needs(self, SFT)
         for name in (name for name, rule in SFT.items() if rule.refused):
             if getattr(self, name) != defaults[name]:

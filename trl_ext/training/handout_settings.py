@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any, ClassVar, Protocol
 
 from trl_ext.algorithms.presets import LOSS_TYPES
-from trl_ext.training.options import check_at_least_1
+from trl_ext.training.options import check_at_least_1, defaults_of
 
 _RENAMED = {
     "rollout_batch_size": "generation_batch_size",
@@ -68,26 +67,15 @@ def resolve_handout(args: HandoutConfig) -> None:
     check_at_least_1(args, *sizes)
     _check_rollout(args)
     resolve_train_batch(args)
+    defaults = defaults_of(args)
     for handout, trl in _RENAMED.items():
-        if getattr(args, handout) is not None:
-            _assign(args, handout, trl, getattr(args, handout))
+        value, current = getattr(args, handout), getattr(args, trl)
+        if value is not None and current not in (value, defaults[trl]):
+            raise ValueError(f"{handout}={value} and {trl}={current} contradict each other; set one of them")
+        setattr(args, trl, current if value is None else value)
     _resolve_steps(args)
     _resolve_loss_type(args)
     _resolve_axes(args)
-
-
-def _default(args: BatchConfig, name: str) -> object:
-    return next(f.default for f in dataclasses.fields(args) if f.name == name)
-
-
-def _assign(args: HandoutConfig, handout: str, trl: str, value: object) -> None:
-    """Set TRL's field unless it was already set to something else."""
-    current = getattr(args, trl)
-    if current not in (value, _default(args, trl)):
-        raise ValueError(
-            f"{handout}={getattr(args, handout)} and {trl}={current} contradict each other; set one of them"
-        )
-    setattr(args, trl, value)
 
 
 def _divide(numerator: tuple[str, int], denominator: tuple[str, int]) -> int:
@@ -98,11 +86,7 @@ def _divide(numerator: tuple[str, int], denominator: tuple[str, int]) -> int:
 
 
 def _check_rollout(args: HandoutConfig) -> None:
-    rollout, train, group = (
-        args.rollout_batch_size,
-        args.train_batch_size,
-        args.group_size or args.num_generations,
-    )
+    rollout, train, group = args.rollout_batch_size, args.train_batch_size, args.group_size or args.num_generations
     if rollout is not None:
         _divide(("rollout_batch_size", rollout), ("group_size", group))
     if train is None:
@@ -124,7 +108,8 @@ def resolve_train_batch(args: BatchConfig) -> None:
         return
     per_rank = _divide(("train_batch_size", train), ("the number of processes", world_size))
     accumulation, micro = args.gradient_accumulation_steps, args.micro_train_batch_size
-    if micro is None and accumulation != _default(args, "gradient_accumulation_steps"):
+    default = defaults_of(args)["gradient_accumulation_steps"]
+    if micro is None and accumulation != default:
         args.micro_train_batch_size = _divide(
             ("train_batch_size per process", per_rank), ("gradient_accumulation_steps", accumulation)
         )
@@ -134,7 +119,7 @@ def resolve_train_batch(args: BatchConfig) -> None:
     elif micro > per_rank:  # a recipe's number for one process, on several
         micro = args.micro_train_batch_size = per_rank
     steps = _divide(("train_batch_size per process", per_rank), ("micro_train_batch_size", micro))
-    if accumulation not in (steps, _default(args, "gradient_accumulation_steps")):
+    if accumulation not in (steps, default):
         raise ValueError(
             f"train_batch_size ({train}) over {world_size} process(es) in micro-batches of {micro} takes {steps} "
             f"accumulation steps, but gradient_accumulation_steps is {accumulation}"
@@ -163,7 +148,7 @@ def _resolve_loss_type(args: HandoutConfig) -> None:
         raise ValueError(
             f"loss_type {args.loss_type!r} is the preset of that name, and preset is {args.preset!r}; set preset"
         )
-    args.preset, args.loss_type = args.loss_type, str(_default(args, "loss_type"))
+    args.preset, args.loss_type = args.loss_type, str(defaults_of(args)["loss_type"])
 
 
 def _resolve_axes(args: HandoutConfig) -> None:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from trl_ext.registry import Registry, unknown
+from trl_ext.training.options import defaults_of
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def take_over_policy_loss(
                 **(config.policy_loss_options or {}),
             }
             config.policy_loss = chosen = instead[chosen]
-        setattr(config, name, _defaults(config)[name])
+        setattr(config, name, defaults_of(config)[name])
     taken = _options(config, table, chosen, losses)
     if taken:
         config.policy_loss_options = {**taken, **(config.policy_loss_options or {})}
@@ -149,26 +149,19 @@ def _options(config: AxesConfig, table: Mapping[str, Rule], chosen: str, losses:
         if name == "epsilon" and "eps_high" in known:  # TRL's epsilon_high is epsilon unless given
             found["eps_high"] = value
         found[options[0]] = value
-        setattr(config, name, _defaults(config)[name])
+        setattr(config, name, defaults_of(config)[name])
     return found
 
 
 def _member(name: str, value: object, config: Settings, members: Mapping[Any, Any]) -> Any:
     if value not in members:
-        raise unknown(f"value of {name}", str(value), [str(_defaults(config)[name]), *members])
+        raise unknown(f"value of {name}", str(value), [str(defaults_of(config)[name]), *members])
     return members[value]
 
 
 def _changed(part: Settings, table: Mapping[str, Rule]) -> dict[str, Any]:
-    defaults = _defaults(part)
+    defaults = defaults_of(part)
     return {name: getattr(part, name) for name in table if getattr(part, name) != defaults[name]}
-
-
-def _defaults(part: Settings) -> dict[str, Any]:
-    return {
-        f.name: f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-        for f in dataclasses.fields(part)
-    }
 
 
 def _words(need: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from itertools import chain
 from typing import TypeVar
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather, gather_object
 
@@ -31,8 +33,11 @@ def raise_everywhere(error: Exception | None, kind: type[Exception] = RankError)
         kind: on ranks without an error of their own.
     """
     state = PartialState()
-    told = None if error is None else f"{type(error).__name__} on rank {state.process_index}: {error}"
-    everyones = gather_object([told]) if state.num_processes > 1 else [told]
+    everyones: list[str | None] = []
+    if state.num_processes > 1:
+        has_error = torch.tensor([error is not None], device=state.device)
+        if gather(has_error).any():  # one byte per rank tells that there is nothing to tell
+            everyones = gather_object([_told(error)])
     if error is not None:
         raise error
     for said in everyones:
@@ -49,6 +54,23 @@ def run_on_main_and_broadcast(find: Callable[[], Found]) -> Found:
             found = [find()]
     except Exception as raised:
         error = raised
-    raise_everywhere(error)
-    value: Found = broadcast_object_list(found)[0]
+    said, (value,) = broadcast_object_list([_told(error), found])
+    if error is not None:
+        raise error
+    if said is not None:
+        raise RankError(said)
     return value
+
+
+def gather_on_main(mine: list[Found]) -> list[Found]:
+    """The lists of all ranks as one, on the main process; elsewhere nothing. A collective operation."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return mine
+    everyones: list[list[Found]] | None = [[]] * state.num_processes if state.is_main_process else None
+    torch.distributed.gather_object(mine, everyones)
+    return list(chain(*everyones or ()))
+
+
+def _told(error: Exception | None) -> str | None:
+    return None if error is None else f"{type(error).__name__} on rank {PartialState().process_index}: {error}"

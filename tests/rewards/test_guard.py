@@ -213,10 +213,18 @@ def test_every_reward_has_its_own_columns_and_keeps_row_columns(tmp_path: Path) 
         assert (row["tokens"], row["first/tokens"]) == (2 + number % 4, -1)
         assert (row["response"], row["first/response"]) == (" ".join("b" * (1 + number % 4)), number)
     assert [row["score"] for row in trainer.last_rollout[:3]] == [0.5, 2, "{3}"]
-    logged = trainer._logs
-    assert set(logged["extra"]) == {"note", "score", "first/tokens", "first/response", "first/first", "second/note"}
-    assert {len(values) for values in logged["extra"].values()} == {16}
     assert len(read_jsonl(tmp_path / "generations.jsonl")) == 4
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_columns_are_in_trls_table_where_one_is_asked_for(asked: bool, tmp_path: Path) -> None:
+    def first(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
+        log_extra("note", [len(text) for text in completions])
+        log_extra("tokens", [-1] * len(completions))
+        return ends_early(completions)
+
+    logged = trained(tmp_path, first, log_completions=asked)._logs["extra"]
+    assert {name: len(values) for name, values in logged.items()} == ({"note": 16, "first/tokens": 16} if asked else {})
 
 
 def test_a_column_of_another_length_names_the_reward(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 * `trl_engine.engine_started_with`: vLLM's `LLM` gets settings that TRL does not pass.
 * `trl_engine.requests_with`: each request gets its own parameters, such as seeds.
 * `trl_scoring.old_log_probs_left_out`: TRL scores a rollout without old log-probabilities.
+* `trl_scoring.texts_left_on_ranks`: TRL gathers a rollout's texts only for a table that is printed.
 * `torch_devices.load_to_numbered_cpus`: `torch.load` maps to cpu:0.
 * `torch_groups.set_default_group_timeout`: DeepSpeed's process groups on CPUs get the run's `ddp_timeout`.
 

@@ -1,13 +1,15 @@
-"""TRL's scoring of a rollout without its forward pass for old log-probabilities."""
+"""TRL's scoring of a rollout without its forward pass for old log-probabilities, and without gathering its texts."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
 from torch import Tensor, nn
 from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
 
 
 @contextlib.contextmanager
@@ -29,5 +31,30 @@ def old_log_probs_left_out(trainer: GRPOTrainer, on_policy: bool) -> Iterator[No
     with (
         patch.object(trainer, "vllm_importance_sampling_correction", False),
         patch.object(trainer, "_get_per_token_logps_and_entropies", of_reference),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def texts_left_on_ranks(trainer: GRPOTrainer) -> Iterator[None]:
+    """In the block, `_generate_and_score_completions` gathers neither prompts nor completions nor images.
+
+    TRL gathers them on all ranks for the table of `log_completions`, which the first rank prints, whether it is to be
+    printed or not.
+    """
+    score, texts = trainer._calculate_rewards, list[Any]()
+    gather_object = grpo_trainer.gather_object
+
+    def noted(inputs: Any, prompts: Any, completions: Any, *others: Any) -> Tensor:
+        texts[:] = [prompts, completions]
+        return score(inputs, prompts, completions, *others)
+
+    def gathered(values: list[Any]) -> list[Any]:
+        return values if any(values is own for own in texts) else gather_object(values)
+
+    with (
+        patch.object(trainer, "_calculate_rewards", noted),
+        patch.object(grpo_trainer, "gather_object", gathered),
+        patch.object(trainer, "log_multimodal", False),
     ):
         yield

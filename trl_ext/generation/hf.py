@@ -89,6 +89,8 @@ class _ShrinkingBatch:
         self.model, self.config, self.logps = model, config, logps
         self.ids, self.mask = padded["input_ids"], padded["attention_mask"]
         self.cache = _prompts_once(model, prompt_ids, padded) if _has_forward_of_its_own(model, config) else None
+        # ranks whose weights are whole need not step together, and tell each other of every token
+        self.in_step = {} if _gathers_weights(model) else {"synced_gpus": False}
         self.width = self.ids.shape[1]
         self.rows = torch.arange(len(self.ids), device=self.ids.device)
         self.completions: list[list[int]] = [[] for _ in prompt_ids]
@@ -101,6 +103,7 @@ class _ShrinkingBatch:
             attention_mask=self.mask,
             generation_config=self._remaining(),
             **({"past_key_values": self.cache} if self.cache else {}),
+            **self.in_step,
             stopping_criteria=StoppingCriteriaList([ends]),
             logits_processor=LogitsProcessorList([self.logps] if self.logps else []),
         )
@@ -143,8 +146,12 @@ def _has_forward_of_its_own(model: PreTrainedModel, config: GenerationConfig) ->
 
     A forward pass gathers weights that are sharded, so that all ranks have to run it or none.
     """
-    gathers = is_fsdp_managed_module(model) or any(is_partitioned(param) for param in model.parameters())
-    return _makes_plain_cache(config) and not (_has_several_ranks() and gathers)
+    return _makes_plain_cache(config) and not (_has_several_ranks() and _gathers_weights(model))
+
+
+def _gathers_weights(model: PreTrainedModel) -> bool:
+    """Whether a forward pass gathers weights from other ranks."""
+    return is_fsdp_managed_module(model) or any(is_partitioned(param) for param in model.parameters())
 
 
 def is_partitioned(param: Tensor) -> bool:

@@ -67,31 +67,38 @@ def log_rows(
     ]
 
 
-def truncation(finished: Tensor, lengths: Tensor, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """TRL's truncation metrics, with completions that ended at a stop string counted as finished.
+def length_metrics(
+    lengths: Tensor, finished: Tensor, correct: Tensor, gather: Callable[[Tensor], Tensor]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """TRL's truncation metrics and mean lengths by outcome, of all ranks' completions.
+
+    In the first, completions that ended at a stop string count as finished. In the second, an outcome without any
+    response is left out.
 
     Args:
+        lengths: (M,) in tokens.
         finished: (M,) bool.
-        lengths: (M,) in tokens.
-        gather: concatenates the ranks' values.
-    """
-    finished = gather(finished)
-    ended = gather(lengths)[finished]
-    found = {"completions/clipped_ratio": 1 - finished.float().mean().item()}
-    for name in ("mean", "min", "max"):
-        found[f"completions/{name}_terminated_length"] = getattr(ended, name)().item() if len(ended) else 0.0
-    return found
-
-
-def lengths_by_outcome(lengths: Tensor, correct: Tensor, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Mean lengths of correct and of incorrect responses; without any, the metric is left out.
-
-    Args:
-        lengths: (M,) in tokens.
         correct: (M,) 1, 0, or NaN for neither.
-        reduce: sums over the ranks.
+        gather: concatenates the ranks' values; called once, with a few numbers instead of the rows.
     """
-    outcomes = {"correct": correct == 1, "incorrect": correct == 0}
-    sums = torch.stack([torch.stack([(lengths * rows).sum(), rows.sum()]) for rows in outcomes.values()])  # (2, 2)
-    means = zip(outcomes, reduce(sums).tolist(), strict=True)
-    return {f"completions/mean_length_{name}": total / count for name, (total, count) in means if count}
+    groups = [finished, correct == 1, correct == 0]
+    sums = [value for rows in groups for value in (rows.sum(), (lengths * rows).sum())]
+    ended = lengths[finished]
+    extremes = [ended.min(), -ended.max()] if len(ended) else [lengths.new_tensor(torch.inf)] * 2
+    own = torch.stack([value.double() for value in (lengths.new_tensor(len(lengths)), *sums, *extremes)])
+    everyones = gather(own[None])  # (ranks, 9)
+    rows, ends, ended_tokens, *outcomes = everyones[:, :7].sum(dim=0).tolist()
+    shortest, minus_longest = everyones[:, 7:].amin(dim=0).tolist()
+    found = {
+        "completions/clipped_ratio": 1 - _float32(ends / rows),
+        "completions/mean_terminated_length": _float32(ended_tokens / ends) if ends else 0.0,
+        "completions/min_terminated_length": shortest if ends else 0.0,
+        "completions/max_terminated_length": -minus_longest if ends else 0.0,
+    }
+    by_outcome = zip(("correct", "incorrect"), outcomes[::2], outcomes[1::2], strict=True)
+    return found, {f"completions/mean_length_{name}": tokens / n for name, n, tokens in by_outcome if n}
+
+
+def _float32(value: float) -> float:
+    """The value with the digits that TRL logs."""
+    return torch.tensor(value).item()

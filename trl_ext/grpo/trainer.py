@@ -39,7 +39,7 @@ from trl_ext.algorithms.advantages import for_training, normalize_then_sum, tota
 from trl_ext.algorithms.masking import masked_mean
 from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.algorithms.types import LossInputs, StepTotals
-from trl_ext.compat.trl_scoring import old_log_probs_left_out
+from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.kv_sharing import has_rotary_positions, unsupported_reason
 from trl_ext.generation.policy import sampling_kwargs
@@ -50,7 +50,7 @@ from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.curriculum import Curriculum, rewards_differ
 from trl_ext.grpo.metrics import StepMetrics
 from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
-from trl_ext.grpo.rollout import Rollout, lengths_by_outcome, log_rows, truncation
+from trl_ext.grpo.rollout import Rollout, length_metrics, log_rows
 from trl_ext.grpo.step_planner import StepPlanner
 from trl_ext.rewards.guard import Guard, RewardError, guarded
 from trl_ext.training.state import from_plain, to_plain
@@ -188,8 +188,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if problems is not None:
             inputs = [self.train_dataset[problem] for problem in problems]
         began, synced = time.perf_counter(), self._seconds_syncing()
-        defers = self._defers_old_log_probs()
-        with old_log_probs_left_out(self, self._is_on_policy()) if defers else contextlib.nullcontext():
+        with contextlib.ExitStack() as left_out:
+            if self._defers_old_log_probs():
+                left_out.enter_context(old_log_probs_left_out(self, self._is_on_policy()))
+            if not self.log_completions:
+                left_out.enter_context(texts_left_on_ranks(self))
             batch: Batch = super()._generate_and_score_completions(inputs)
         rollout = self._rollout
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
@@ -279,9 +282,6 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         device, metrics = self.accelerator.device, self._mode_metrics
         finished = self._is_finished(completion_ids_list).to(device)
         lengths = torch.tensor([len(ids) for ids in completion_ids_list], dtype=torch.float32, device=device)
-        if self.args.stop:  # TRL has counted completions that ended at a stop string as truncated
-            for name, value in truncation(finished, lengths, self.accelerator.gather).items():
-                metrics[name][-1] = value
         score = functools.partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
         rewards = score_on_all_ranks(
             score, self._fault_of_nan, unscored=torch.zeros(len(prompts), len(self.reward_funcs), device=device)
@@ -291,12 +291,16 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         rows = log_rows(inputs, prompts, completions, completion_ids_list)
         columns = distinct_columns(self._guards, rows[0], self.reward_func_names)
         self._pending_extra_logs.clear()
-        self._pending_extra_logs.update(columns)
+        if self.log_completions:  # TRL gathers them, for its table
+            self._pending_extra_logs.update(columns)
         self._rollout.complete(rows, columns, self.reward_func_names)
         if self.model.training:  # an evaluation may come between two steps on one rollout
             self.last_rollout = rows
         correct = correct_by_row(columns.get("correct"), self._rollout.own(reward))
-        for name, value in lengths_by_outcome(lengths, correct, self.accelerator.reduce).items():
+        truncation, by_outcome = length_metrics(lengths, finished, correct, self.accelerator.gather)
+        for name, value in truncation.items() if self.args.stop else ():
+            metrics[name][-1] = value  # TRL has counted completions that ended at a stop string as truncated
+        for name, value in by_outcome.items():
             metrics[name].append(value)
         return rewards
 

@@ -211,21 +211,27 @@ class Validation(TrainerCallback):
         is_chosen = self.restore_best and restored is not None
         sampling = self.sampling | ({"seed": derive_seed(1, self.sampling["seed"])} if is_chosen else {})
         completions = trainer.sample([problem["prompt"] for problem in problems], **sampling)
+        rows: list[dict[str, Any]] = []  # of the main process, which logs them
+
+        def grade() -> dict[str, Any]:
+            rows.extend(grade_rows(problems, completions, self.grader))
+            report = Report(rows)
+            return {**report.summary(), **({"selection": self._selection(report)} if is_chosen else {})}
+
         # a grader may time out on one rank only, and all ranks act on the accuracy together
-        report = Report(run_on_main_and_broadcast(lambda: grade_rows(problems, completions, self.grader)))
+        figures = run_on_main_and_broadcast(grade)
         seconds = time.time() - began
         entry: dict[str, Any] = {
             "step": state.global_step,
             "wall_clock_s": round(self.run.clock.seconds(), 2),
             "seconds": round(seconds, 2),
             **({} if restored in (None, state.global_step) else {"weights_of_step": restored}),
-            **report.summary(),
-            **({"selection": self._selection(report)} if is_chosen else {}),
+            **figures,
         }
         self.run.validations.append(cast(ValidationEntry, entry))
-        trainer.log_now({"validation/accuracy": report.accuracy, "validation/seconds": round(seconds, 2)})
+        trainer.log_now({"validation/accuracy": figures["accuracy"], "validation/seconds": round(seconds, 2)})
         if state.is_world_process_zero and self.log_to is not None:
-            append_jsonl(self.log_to, [_logged(state.global_step, row) for row in report.rows[:_LOGGED]])
+            append_jsonl(self.log_to, [_logged(state.global_step, row) for row in rows[:_LOGGED]])
         if state.is_world_process_zero and not trainer.args.disable_tqdm:
             print_line(validation_line(self.run.validations[-1], state.max_steps))
 

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer
@@ -45,7 +44,7 @@ from trl_ext.generation.hf import hf_generate, is_finished
 from trl_ext.generation.policy import overridden, without_dropout
 from trl_ext.generation.request_seeds import Place
 from trl_ext.io import is_disk_fault
-from trl_ext.ranks import run_on_main_and_broadcast
+from trl_ext.ranks import gather_on_main, run_on_main_and_broadcast
 from trl_ext.runs.checkpoints import (
     SCRATCH,
     checkpoints,
@@ -407,7 +406,7 @@ class ReliableTrainer(Trainer):
             max_tokens: None for the rollouts'.
 
         Returns:
-            Completions in the order of the prompts.
+            On the main process, completions in the order of the prompts; elsewhere nothing, since nobody reads them.
         """
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         mine = list(prompts[rank::ranks])
@@ -426,8 +425,8 @@ class ReliableTrainer(Trainer):
                 texts = self.processing_class.batch_decode(ids_of_rows, skip_special_tokens=True)
                 for i, text, ids, end in zip(chosen, texts, ids_of_rows, finished.tolist(), strict=True):
                     completions[i] = Completion(text, len(ids), end)
-        gathered = gather_object([completions])  # one list per rank
-        return [gathered[i % ranks][i // ranks] for i in range(len(prompts))]
+        gathered = gather_on_main([completions])  # one list per rank
+        return [gathered[i % ranks][i // ranks] for i in range(len(prompts))] if gathered else []
 
     def place_in_run(self) -> Place:
         """Whether the next completions are for training or an evaluation, and the optimizer steps before them."""

@@ -1,0 +1,77 @@
+"""What crosses the network per optimizer step: the arithmetic, and what real ranks send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from scripts.benchmarks.network_bytes import Found, train
+from scripts.benchmarks.network_model import Training, sent_per_rank
+
+Trained = Callable[[str], Found]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """What two ranks of a tiny policy send, trained once for all tests."""
+    found: dict[str, Found] = {}
+    folder = tmp_path_factory.mktemp("network")
+
+    def of(parallel: str) -> Found:
+        if parallel not in found:
+            found[parallel] = train("small", parallel, 2, folder / parallel, counted=False)
+        return found[parallel]
+
+    return of
+
+
+def test_rings() -> None:
+    assert sent_per_rank("allreduce_", 800, 4) == 1200
+    assert sent_per_rank("allgather_base", 200, 4) == 600  # 800 afterwards
+    assert sent_per_rank("reduce_scatter_base", 800, 4) == 600
+    assert sent_per_rank("reduce_scatter_base", 800, 4, reduces_by_all=True) == 1200
+    assert sent_per_rank("broadcast_", 800, 4) == 600
+    assert sent_per_rank("allreduce_", 800, 1) == 0
+
+
+def test_accumulation_multiplies_what_sharded_gradients_send() -> None:
+    def sent(stage: int, micro_batches: int, **more: float) -> float:
+        training = Training(1e6, stage, rows=4, micro_batches=micro_batches, **more)
+        return sum(training.bytes_per_rank(4).values())
+
+    assert sent(0, 1) == sent(0, 8)
+    assert sent(1, 1) == sent(1, 8)
+    assert sent(2, 8) - sent(2, 1) == 7 * 1.5 * 4e6
+    assert sent(3, 8) - sent(3, 1) == 7 * (2 + 1) * 0.75 * 4e6
+    assert sent(0, 1, trained=1e4) < sent(0, 1) / 50
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("parallel", ["ddp", "zero1", "zero2", "zero3"])
+def test_two_ranks_send_what_the_sizes_predict(parallel: str, trained: Trained) -> None:
+    found = trained(parallel)
+    sent, predicted = found.sent(), found.predicted()
+    sent.pop("validation")
+    for name in predicted.keys() - {"rows", "other"}:
+        assert sent[name] == pytest.approx(predicted[name], rel=0.005), name
+    assert sum(sent.values()) == pytest.approx(sum(predicted.values()), rel=0.01)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("parallel", ["ddp", "zero3"])
+def test_a_step_sends_numbers_about_its_rollout_and_no_texts(parallel: str, trained: Trained) -> None:
+    found = trained(parallel)
+    sent = found.sent()
+    small = [row for row in found.rows if row["carries"] not in ("validation", "gradients", "weights")]
+    others = [row for row in small if row["carries"] != "weights for the rollout"]
+    assert sum(row["calls"] for row in others) <= 22
+    assert sum(sent[name] for name in {row["carries"] for row in others}) < 16 * 21 + 500
+    assert not [row for row in small if "unfinished" in row["function"]], "ranks tell each other of every token"
+
+
+@pytest.mark.distributed
+def test_a_validation_sends_its_completions_once_and_its_figures(trained: Trained) -> None:
+    rows = [row for row in trained("ddp").rows if row["carries"] == "validation"]
+    assert {row["op"]: row["elements"] for row in rows if row["dtype"] == "uint8"}.keys() == {"gather", "broadcast"}
+    assert sum(row["elements"] for row in rows if row["op"] == "broadcast") < 1000

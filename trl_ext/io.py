@@ -50,6 +50,11 @@ def write_json(path: Path, content: Any, indent: int = 1) -> None:
     write_text(path, json.dumps(content, indent=indent) + "\n")
 
 
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file; None where it is empty."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table in Markdown."""
     return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]

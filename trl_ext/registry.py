@@ -41,6 +41,14 @@ def check_fields(content: Mapping[str, Any], of: type) -> None:
             raise unknown("field", str(name), fields)
 
 
+def defaults_of(of: Any) -> dict[str, Any]:
+    """The default of each field of a dataclass; `dataclasses.MISSING` where there is none."""
+    return {
+        f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        for f in dataclasses.fields(of)
+    }
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """The error for a `name` that is not among the `known` names of a `kind`."""
     choices = sorted(known)

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: damage is seen, a good one is always left, the newest good one is found."""
+"""Checkpoints on disk: corruption is found, a good one is always left, the newest good one is found."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONTENT |= {"trl_ext_0.pt": b"first", "trl_ext_1.pt": b"second"}
 
 
 def save(run: Path, step: int) -> Path:
-    """A sealed checkpoint in its place."""
+    """A complete checkpoint in its place."""
     scratch = run / SCRATCH / f"checkpoint-{step}"
     for name, data in CONTENT.items():
         (scratch / name).parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ class PowerCut(BaseException):
 
 
 def test_wherever_the_power_goes_there_is_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    operations = [(files, "sync"), (files, "write_text"), (Path, "rename"), (files.shutil, "rmtree")]
+    operations = [(files, "sync"), (files, "write_json"), (Path, "rename"), (files.shutil, "rmtree")]
     remaining, rmtree = 0, files.shutil.rmtree
 
     def cut(inner):  # type: ignore[no-untyped-def]

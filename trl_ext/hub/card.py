@@ -12,8 +12,9 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import StrictUndefined, Template
 
-from trl_ext.io import read_jsonl, write_text
+from trl_ext.io import read_jsonl, read_yaml, write_text
 from trl_ext.runs.layout import CONFIG, RunFolder
+from trl_ext.runs.provenance import devices_of, versions_of
 from trl_ext.runs.recipes import RECIPES
 from trl_ext.runs.report import selection_note
 from trl_ext.runs.summary import RunSummary
@@ -30,7 +31,7 @@ def write_model_card(run: Path, repo_id: str | None = None) -> ModelCard:
         FileNotFoundError: the run has no summary, so it did not reach its end.
     """
     summary = RunFolder(run).summary()
-    settings = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8")) or {}
+    settings = read_yaml(run / CONFIG) or {}
     name = (repo_id or run.name).rpartition("/")[2]
     data = card_data(name, summary, settings, is_adapter=(run / "adapter_config.json").exists())
     template = Template(_TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, undefined=StrictUndefined)
@@ -74,8 +75,7 @@ def is_hub_id(name: object) -> TypeGuard[str]:
 def _values(run: Path, name: str, repo_id: str | None, summary: RunSummary, settings: Mapping[str, Any]) -> Any:
     """What `card.md` has a place for."""
     recipe = RECIPES[summary.get("recipe", "grpo")]
-    hardware, first, last = summary["hardware"], summary["validations"][0], summary["validations"][-1]
-    devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
+    first, last = summary["validations"][0], summary["validations"][-1]
     levels = {level: accuracy for level, accuracy in last["by_level"].items() if level not in ("", "0", "None")}
     return {
         "title": without_markup(name),
@@ -89,13 +89,13 @@ def _values(run: Path, name: str, repo_id: str | None, summary: RunSummary, sett
         "grader": code(settings.get("validation_grader", "compatible")),
         "levels": [(without_markup(level), first["by_level"].get(level, 0.0), last) for level, last in levels.items()],
         "note": selection_note(last.get("selection"), last["problems"]),
-        "devices": without_markup(devices),
+        "devices": without_markup(devices_of(summary)),
         "has_curve": (run / "curve.png").exists(),
         "usage": _usage(repo_id or name, settings.get("stop"), (run / "adapter_config.json").exists()),
         "samples": "\n".join(_samples(run / "generations.jsonl")),
         "commit": code(summary["commit"]),
         "command": fenced(without_paths(summary["command"])),
-        "versions": ", ".join(f"{package} {version}" for package, version in summary["versions"].items()),
+        "versions": versions_of(summary),
         "settings": fenced(yaml.safe_dump(without_paths(settings), allow_unicode=True).rstrip(), "yaml"),
     }
 
@@ -148,19 +148,15 @@ def _samples(path: Path) -> list[str]:
     lines: list[str] = []
     for row in rows[-_SAMPLES:]:
         told = f"{row['prompt'][-600:]}{row['response'][:1200]}"
-        lines += [
-            f"Step {row['step']}, truth {code(row['ground_truth'])}, reward {row['reward']}:",
-            "",
-            fenced(told),
-            "",
-        ]
+        head = f"Step {row['step']}, reference answer {code(row['ground_truth'])}, reward {row['reward']}:"
+        lines += [head, "", fenced(told), ""]
     return lines or ["none were logged", ""]
 
 
 def code(value: object) -> str:
     """A span of code in a line, whatever the text has in it: backticks, markup, line ends."""
     text = one_line(value)
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    fence = _fence(text, 1)
     return f"{fence} {text} {fence}" if "`" in text or not text else f"{fence}{text}{fence}"
 
 
@@ -176,9 +172,12 @@ def one_line(value: object) -> str:
 
 def fenced(text: str, language: str = "text") -> str:
     """A code block whose fence is longer than any in the text, which may be what a model wrote."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = _fence(text, 3)
     return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _fence(text: str, shortest: int) -> str:
+    return "`" * max([shortest, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
 def without_paths(value: object) -> Any:

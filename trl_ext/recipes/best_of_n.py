@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,14 @@ from transformers.hf_argparser import HfArg
 from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
 from trl_ext.evaluation.report import Report, is_correct
 from trl_ext.evaluation.statistics import mean_interval
-from trl_ext.io import write_text
+from trl_ext.io import write_json
 from trl_ext.plots import figure
 from trl_ext.recipes.evaluate import Evaluation, run_evaluation
 from trl_ext.runs.provenance import provenance
 
 CURVES = {
-    "pass": "pass@n: any of n right (unbiased over all samples)",
-    "first": "any of the first n right",
+    "pass": "pass@n: any of n correct (unbiased over all samples)",
+    "first": "any of the first n correct",
     "best": "Best@n: highest mean log-probability of the first n",
     "majority": "majority@n: most frequent answer of the first n",
 }
@@ -47,7 +46,7 @@ def run_best_of_n(settings: BestOfN) -> dict[str, Any]:
     found = curves(report, sorted(set(settings.at)))
     folder = Path(settings.output_dir)
     if PartialState().is_main_process:
-        write_text(folder / "best_of_n.json", json.dumps({**found, **provenance()}, indent=2) + "\n")
+        write_json(folder / "best_of_n.json", {**found, **provenance()}, indent=2)
         draw(folder / "best_of_n.png", found, title=folder.name)
         print(table(found))
     return found
@@ -59,27 +58,27 @@ def curves(report: Report, at: list[int]) -> dict[str, Any]:
     for row in report.rows:
         by_problem.setdefault(row["problem_id"], []).append(row)
     rows = [sorted(samples, key=lambda row: row["sample"]) for samples in by_problem.values()]
-    right = np.array([[is_correct(row) for row in samples] for samples in rows])  # (P, N)
+    correct = np.array([[is_correct(row) for row in samples] for samples in rows])  # (P, N)
     score = np.array([[row["logp"] / max(row["tokens"], 1) for row in samples] for samples in rows])  # (P, N)
     answers = [[row["extracted"] for row in samples] for samples in rows]
     found: dict[str, Any] = {name: {} for name in CURVES}
     for n in at:
         values = {
-            "pass": pass_at_n(right, n),
-            "first": first_n(right, n),
-            "best": best_at_n(right, score, n),
-            "majority": majority_at_n(answers, right, n),
+            "pass": pass_at_n(correct, n),
+            "first": first_n(correct, n),
+            "best": best_at_n(correct, score, n),
+            "majority": majority_at_n(answers, correct, n),
         }
         for name, scores in values.items():
             low, high = mean_interval(scores.tolist())
             found[name][str(n)] = {"mean": float(scores.mean()), "low": low, "high": high}
-    mixed = int((right.any(axis=1) & ~right.all(axis=1)).sum())
+    mixed = int((correct.any(axis=1) & ~correct.all(axis=1)).sum())
     return {
         "problems": len(rows),
-        "samples": int(right.shape[1]),
+        "samples": int(correct.shape[1]),
         **found,
         "problems_with_right_and_wrong": mixed,
-        "likelihood_prefers_wrong": prefers_incorrect(right, score) if mixed else None,
+        "likelihood_prefers_wrong": prefers_incorrect(correct, score) if mixed else None,
     }
 
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ from trl_ext.hosts.folder import refuse_different, refuse_unshared
 from trl_ext.hosts.group import join, learn_hosts
 from trl_ext.hosts.launch import refuse_partial_launch
 from trl_ext.hosts.lost import explain
+from trl_ext.io import read_yaml
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
 from trl_ext.redaction import masked_names, redact, redact_text
@@ -51,36 +52,22 @@ class _OneLineErrors(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print.
-
-        Raises:
-            SettingsError: always.
-        """
+        """Raise what argparse would print."""
         raise SettingsError(f"{redact_text(message)} (--help all lists every flag)")
 
 
 class _Parser(_OneLineErrors, TrlParser):
     """TRL's parser, with our errors."""
 
-    def check_names(self, args: Sequence[str], config: Path) -> None:
-        """Refuse flags and YAML fields that do not exist.
-
-        Raises:
-            ValueError: with the nearest existing name.
-        """
+    def check_names(self, flags: Iterable[str], config: Path) -> None:
+        """Refuse flags and YAML fields that do not exist, with the nearest existing name."""
         known = [option for option in self._option_string_actions if option.startswith("--")]
-        flags = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
-        for where, names in (
-            ("", flags),
-            (f" in {config}", [f"--{current_name(name, warn=False)}" for name in _fields(config) if name != "env"]),
-        ):
-            for name in names:
-                if name not in known:
-                    nearest = (
-                        [ELSEWHERE[name[2:]]] if name[2:] in ELSEWHERE else difflib.get_close_matches(name, known, 1)
-                    )
-                    hint = f" Did you mean {nearest[0]}?" if nearest else ""
-                    raise ValueError(f"unknown setting {name}{where}.{hint} --help all lists every one")
+        fields = [f"--{current_name(name, warn=False)}" for name in _fields(config) if name != "env"]
+        for name, where in [*((flag, "") for flag in flags), *((field, f" in {config}") for field in fields)]:
+            if name not in known:
+                nearest = ELSEWHERE.get(name[2:]) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+                hint = f" Did you mean {nearest}?" if nearest else ""
+                raise ValueError(f"unknown setting {name}{where}.{hint} --help all lists every one")
 
     def set_defaults_with_config(self, **settings: Any) -> list[str]:
         """Take a YAML file's settings, renamed ones by their old names too."""
@@ -90,10 +77,7 @@ class _Parser(_OneLineErrors, TrlParser):
 def parse(
     settings: Sequence[type], description: str | None, default_config: Path, arguments: Sequence[str] | None = None
 ) -> tuple[Any, ...]:
-    """`read_settings` for a program: ends the process with one readable line, not a traceback, instead of raising.
-
-    Asked for help, it prints it and ends the process too.
-    """
+    """`read_settings` for a program: prints help, or an error in one line, and then ends the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if (topic := topic_of(given)) == "all":
         given = ["--help"]  # which argparse answers
@@ -110,13 +94,9 @@ def parse(
 def read_settings(
     settings: Sequence[type], description: str | None, default_config: Path, arguments: Sequence[str] | None = None
 ) -> tuple[Any, ...]:
-    """Arguments from a YAML file, then from the command line, into dataclasses.
+    """Arguments from a YAML file, then from the command line, into dataclasses, or a `SettingsError`.
 
-    Args:
-        settings: the dataclasses; the last has `output_dir`, by default `runs/` and the YAML file's name.
-
-    Raises:
-        SettingsError: they do not fit together.
+    The last of the dataclasses has `output_dir`, by default `runs/` and the YAML file's name.
     """
     config, args = _config_file(list(sys.argv[1:] if arguments is None else arguments), default_config)
     parser = _Parser(
@@ -128,9 +108,10 @@ def read_settings(
     )
     try:
         args = current_flags(args)
+        flags = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
         if not {"-h", "--help"} & set(args):
-            parser.check_names(args, config)
-            _refuse_masked(config, {arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg[:2] == "--"})
+            parser.check_names(flags, config)
+            _refuse_masked(config, {flag[2:].replace("-", "_") for flag in flags})
         parsed: tuple[Any, ...] = parser.parse_args_and_config(["--config", str(config), *args])
     except SettingsError:
         raise
@@ -142,15 +123,14 @@ def read_settings(
         if not (own := lines_of_own_files(error)):
             _end_with_traceback(error)
         raise SettingsError(redact_text(summary_of(error)), redact_text(own)) from error
-    flags = {arg.partition("=")[0] for arg in args}
-    if not flags & {"--output_dir", "--output-dir"} and "output_dir" not in _fields(config):
+    if not {"--output_dir", "--output-dir"} & set(flags) and "output_dir" not in _fields(config):
         parsed[-1].output_dir = f"runs/{config.stem}"
     return parsed
 
 
 def _help(topic: str, settings: Sequence[type], description: str | None, default_config: Path) -> str:
     """The help on settings with `topic` in their names; if it is empty, on those that are often changed."""
-    found = settings_in(settings, yaml.safe_load(default_config.read_text(encoding="utf-8")) or {})
+    found = settings_in(settings, _fields(default_config))
     return help_on(topic, found) if topic else page_of(description, f"{default_config.stem}.py", found)
 
 
@@ -164,8 +144,7 @@ def _config_file(args: list[str], default: Path) -> tuple[Path, list[str]]:
 
 def _refuse_masked(config: Path, flags: set[str]) -> None:
     """Refuse settings whose secrets were masked when the file was written, unless they are given again."""
-    content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    found = masked_names({k: v for k, v in content.items() if k not in flags}) if isinstance(content, dict) else ()
+    found = masked_names({name: value for name, value in _fields(config).items() if name not in flags})
     if names := list(dict.fromkeys(found)):
         raise ValueError(
             f"{config}: {', '.join(names)}: the secret was masked when this file was written; give it again, in the "
@@ -173,9 +152,9 @@ def _refuse_masked(config: Path, flags: set[str]) -> None:
         )
 
 
-def _fields(config: Path) -> list[str]:
-    content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    return [str(name) for name in content] if isinstance(content, dict) else []  # anything else TRL's parser refuses
+def _fields(config: Path) -> dict[str, Any]:
+    content = read_yaml(config)
+    return {str(k): v for k, v in content.items()} if isinstance(content, dict) else {}  # TRL's parser refuses others
 
 
 @record  # a launcher of several ranks then shows the error of the rank that failed first
@@ -196,30 +175,26 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
     except (InputError, PushError, NotSavedError) as error:
         sys.exit(f"error: {redact_text(str(error))}")
     except KeyboardInterrupt:
-        _leave(f"interrupted; {_how_to_resume(parsed[-1].output_dir)}", signal.SIGINT)
+        _leave("interrupted", signal.SIGINT, parsed[-1].output_dir)
     except Stopped as stopped:
         PartialState().wait_for_everyone()
-        _leave(f"{stopped}; {_how_to_resume(parsed[-1].output_dir)}", stopped.signal)
+        _leave(str(stopped), stopped.signal, parsed[-1].output_dir)
     except ServerError as error:
-        sys.exit(redact_text(f"\nerror: {error}; {_how_to_resume(parsed[-1].output_dir)}"))
+        _fail(str(error), parsed[-1].output_dir)
     except Exception as error:
         get_error_handler().record_exception(error)  # `record` leaves out what ends by sys.exit
         _redact_launchers_report()
         if (lost := explain(error)) is not None:
-            sys.exit(redact_text(f"\nerror: {lost}; {_how_to_resume(parsed[-1].output_dir)}"))
+            _fail(lost, parsed[-1].output_dir)
         if is_out_of_memory(error):
             _end_with_traceback(error, f"error: out of memory. {_LESS_MEMORY}")
         if not (own := lines_of_own_files(error)):
             _end_with_traceback(error)
-        sys.exit(redact_text(f"\n{own}error: {summary_of(error)}; {_how_to_resume(parsed[-1].output_dir)}"))
+        _fail(summary_of(error), parsed[-1].output_dir, own)
 
 
 def _check_hosts(settings: Any) -> None:
-    """Refuse what would end well and be wrong on several hosts, before anything is read or made.
-
-    Raises:
-        InputError: on every rank.
-    """
+    """Refuse, on every rank, what would end well and be wrong on several hosts, before anything is read or made."""
     join(settings.ddp_timeout)
     learn_hosts()
     refuse_unshared(Path(settings.output_dir), "output_dir")
@@ -241,11 +216,15 @@ def _redact_launchers_report() -> None:
         path.write_text(json.dumps(redact(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
 
 
-def _leave(message: str, by: int) -> NoReturn:
+def _leave(message: str, by: int, folder: str) -> NoReturn:
     """End the process as a shell reports a signal."""
     if not PartialState().process_index:
-        print(f"\n{message}", file=sys.stderr)
+        print(f"\n{message}; {_how_to_resume(folder)}", file=sys.stderr)
     sys.exit(128 + by)
+
+
+def _fail(message: str, folder: str, frames: str = "") -> NoReturn:
+    sys.exit(redact_text(f"\n{frames}error: {message}; {_how_to_resume(folder)}"))
 
 
 def _how_to_resume(folder: str) -> str:

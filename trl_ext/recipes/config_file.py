@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.compat.on_resume import OnResume, on_resume
 from trl_ext.io import as_yaml, plain, write_json, write_text
 from trl_ext.redaction import redact
+from trl_ext.registry import defaults_of
 from trl_ext.runs.layout import RESOLVED
-from trl_ext.training.options import defaults_of
+from trl_ext.runs.resume import recorded
 
 if TYPE_CHECKING:
     from trl import ModelConfig
@@ -32,15 +32,12 @@ def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> Non
     defaults: dict[str, Any] = {}
     meaning = on_resume(type(part) for part in (task, model, config))
     for part in (task, model, config):
-        known = defaults_of(part)
-        for f in dataclasses.fields(part):
-            value, default = getattr(part, f.name), known[f.name]
-            if f.init and f.name != "hub_token":
-                is_set = value != default and f.name not in _DERIVED and meaning.get(f.name) is not OnResume.OF_PROCESS
-                (settings if is_set else defaults)[f.name] = value
-    settings["train_batch_size"] = (
-        config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
-    )
+        usual = defaults_of(part)
+        for name, value in recorded(part).items():
+            is_set = value != usual[name] and name not in _DERIVED and meaning.get(name) is not OnResume.OF_PROCESS
+            (settings if is_set else defaults)[name] = value
+    passes = config.gradient_accumulation_steps * config.world_size  # forward passes of an optimizer step
+    settings["train_batch_size"] = config.per_device_train_batch_size * passes
     if getattr(config, "uses_axes", False):
         defaults["scale_rewards"] = settings.pop("scale_rewards", None)
     write_json(path.with_name(RESOLVED), redact(plain({**defaults, **settings})))

@@ -7,14 +7,12 @@ from trl_ext.compat.startup import use_all_cores
 
 # isort: split
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import yaml
 from accelerate import PartialState
 from peft import PeftConfig
 from tqdm import tqdm
@@ -31,7 +29,7 @@ from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, Report, grade_row
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.hosts.group import join
-from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, write_jsonl, write_text
+from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, read_yaml, write_json, write_jsonl, write_text
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.preflight import check_model_folder
@@ -176,25 +174,15 @@ def _load(settings: Evaluation, is_new: bool) -> tuple[Dataset, Source]:
             check_model_folder(settings.model_name_or_path)
         read = settings.read(settings.split, settings.problems, settings.seed)
         if is_new:
-            first_rank(lambda: _check_answers(settings, read.rows, read.source))
+            checker = Checker(settings.grader, str(settings.answer_format), settings.answer_source)
+            first_rank(lambda: check_references(read.rows, settings.split, read.source, checker, quiet=False))
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     return read.rows, read.source
 
 
-def _check_answers(settings: Evaluation, problems: Dataset, source: Source) -> None:
-    """Grade every reference answer against itself, before the engine loads."""
-    assert settings.answer_format is not None
-    checker = Checker(settings.grader, settings.answer_format, settings.answer_source)
-    check_references(problems, settings.split, source, checker, quiet=False)
-
-
 def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: Source) -> set[int]:
-    """The problems whose prompts leave room for the longest response, by their place; before the engine loads.
-
-    Raises:
-        InputError: one does not, and `too_long` is `refuse`; or there is no such model.
-    """
+    """The problems whose prompts leave room for the longest response, by their place; before the engine loads."""
     try:
         tokenizer, shape = AutoTokenizer.from_pretrained(model), AutoConfig.from_pretrained(_base_of(model))
         context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
@@ -214,9 +202,8 @@ def _base_of(model: str) -> str:
 
 
 def _refuse_other_settings(folder: Path, mine: dict[str, Any]) -> None:
-    path = folder / SETTINGS
-    if path.exists():
-        there = SettingsKnowledge.of([Evaluation]).completed(yaml.safe_load(path.read_text(encoding="utf-8")), mine)
+    if (path := folder / SETTINGS).exists():
+        there = SettingsKnowledge.of([Evaluation]).completed(read_yaml(path), mine)
         other = [f"{k}: {there.get(k)!r} there, {v!r} now" for k, v in mine.items() if there.get(k) != v]
         if other:
             raise InputError(
@@ -266,7 +253,7 @@ def _sample(
     grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)
     sampler = settings.sampler(model)
     mine = todo[state.process_index :: state.num_processes]
-    right, done = sum(map(is_correct, rows.values())), len(rows)
+    correct, done = sum(map(is_correct, rows.values())), len(rows)
     part = folder / f"samples.rank{state.process_index}.jsonl"
     with tqdm(total=len(mine), desc="samples", disable=None if state.is_main_process else True) as bar:
         for start in range(0, len(mine), settings.batch_size):
@@ -278,8 +265,8 @@ def _sample(
                 {"number": n, "problem_id": n // settings.samples, "sample": n % settings.samples} for n in numbers
             ]
             append_jsonl(part, [{**place, **row} for place, row in zip(where, graded, strict=True)])
-            right, done = right + sum(map(is_correct, graded)), done + len(graded)
-            bar.set_postfix_str(f"accuracy {right / done:.3f}")
+            correct, done = correct + sum(map(is_correct, graded)), done + len(graded)
+            bar.set_postfix_str(f"accuracy {correct / done:.3f}")
             bar.update(len(numbers))
 
 
@@ -288,13 +275,11 @@ def _write(folder: Path, report: Report, settings: Evaluation, source: Source, s
     write_jsonl(folder / SAMPLES, report.rows)
     for part in folder.glob("samples.rank*.jsonl"):
         part.unlink()
-    model = settings.model_name_or_path or "the base policy"
-    engine = "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate"
     more = {
-        "model": model,
-        "engine": engine,
+        "model": settings.model_name_or_path or "the base policy",
+        "engine": "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate",
         "data": source.summary(),
         "wall_clock_s": round(seconds, 1),
         **provenance(),
     }
-    write_text(folder / SUMMARY, json.dumps(redact({**evaluation_summary(report), **more}), indent=2) + "\n")
+    write_json(folder / SUMMARY, redact({**evaluation_summary(report), **more}), indent=2)

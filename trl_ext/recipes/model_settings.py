@@ -13,11 +13,7 @@ from trl_ext.training.trl_settings import check_needs
 
 
 def check_model_settings(model: ModelConfig, use_vllm: bool) -> None:
-    """Refuse what would be ignored, and quantized weights where they cannot be loaded or handed to the engine.
-
-    Raises:
-        ValueError: with the flag and what to do.
-    """
+    """Refuse what would be ignored, and quantized weights where they cannot be loaded or handed to the engine."""
     check_needs(model, MODEL)
     flag = "load_in_4bit" if model.load_in_4bit else "load_in_8bit" if model.load_in_8bit else None
     if flag is None:

@@ -108,11 +108,7 @@ def _base_policy(config: Any) -> str:
 
 
 def check_dashboards(report_to: list[str]) -> None:
-    """Refuse a dashboard that is not installed.
-
-    Raises:
-        ValueError: with the package to install, or the dashboards that there are.
-    """
+    """Refuse a dashboard that is not installed, with the package to install or the dashboards that there are."""
     for name, callback in zip(report_to, get_reporting_integration_callbacks(report_to), strict=True):
         try:
             callback()
@@ -121,11 +117,7 @@ def check_dashboards(report_to: list[str]) -> None:
 
 
 def check_model_folder(name: str) -> None:
-    """Refuse a local path at which there is no model, which would be looked for on the Hub for a minute.
-
-    Raises:
-        ValueError: with the folders that are there.
-    """
+    """Refuse a local path at which there is no model, which would be looked for on the Hub for a minute."""
     path = Path(name).expanduser()
     if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
         return
@@ -139,22 +131,13 @@ def check_model_folder(name: str) -> None:
 
 
 def check_server(config: Any) -> Servers:
-    """Wait for the vLLM servers as long as TRL does, before anything is loaded.
-
-    Raises:
-        ValueError: with the address that was tried and how long.
-    """
+    """Wait for the vLLM servers as long as TRL does, before anything is loaded; a ValueError if none answers."""
     urls = urls_of(config.vllm_server_base_url, config.vllm_server_host, config.vllm_server_port)
     return Servers(urls, config.vllm_server_timeout, config.device.type)
 
 
 def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: Any) -> Data:
-    """The rows whose prompts leave room for the longest response; a tokenizer that is not the model's is refused.
-
-    Raises:
-        ValueError: with what does not fit and the settings to change.
-        OSError: there is no such model.
-    """
+    """The rows whose prompts leave room for the longest response; a tokenizer that is not the model's is refused."""
     known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(policy, **known)
     shape = AutoConfig.from_pretrained(policy, **known)
@@ -177,15 +160,10 @@ def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, con
 
 
 def check_answers(data: Data, task: Task, config: Any) -> None:
-    """Grade every reference answer against itself.
-
-    Raises:
-        ValueError: most of a split's cannot be matched.
-    """
-    assert task.answer_format is not None
+    """Grade every reference answer against itself; refuse a split of which most cannot be matched."""
     for role, grader in task.graders().items():
         if role in data.sources:
-            checker = Checker(grader, task.answer_format, task.answer_source)
+            checker = Checker(grader, str(task.answer_format), task.answer_source)
             check_references(getattr(data, role), role, data.sources[role], checker, quiet=config.disable_tqdm)
 
 
@@ -200,16 +178,12 @@ def note_overlap(data: Data) -> None:
 def check_tokenizer(
     tokenizer: PreTrainedTokenizerBase, shape: PretrainedConfig, policy: str, stop: Sequence[str] | None
 ) -> None:
-    """Refuse what would index outside the embeddings, or never end a completion.
-
-    Raises:
-        ValueError: with the numbers and what to do.
-    """
-    largest = max(tokenizer.get_vocab().values(), default=0)
-    if largest >= shape.get_text_config().vocab_size:
+    """Refuse what would index outside the embeddings, or never end a completion."""
+    largest, vocabulary = max(tokenizer.get_vocab().values(), default=0), shape.get_text_config().vocab_size
+    if largest >= vocabulary:
         raise ValueError(
-            f"{policy!r}: token id {largest} is outside the model's vocabulary (size "
-            f"{shape.get_text_config().vocab_size}): tokenizer and model do not match"
+            f"{policy!r}: token id {largest} is outside the model's vocabulary (size {vocabulary}): tokenizer and "
+            "model do not match"
         )
     if tokenizer.eos_token_id is None and not stop:
         raise ValueError(

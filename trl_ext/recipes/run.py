@@ -126,17 +126,12 @@ class RecipeRun:
 
     def _add_callbacks(self, trainer: Any, validate_when: Callable[[Any], bool], log_to: Path | None) -> None:
         task, config, run, problems = self.prepared.task, trainer.args, self.run, list(self.data.validation)
-        sampling = {
-            "batch_size": task.validation_batch_size,
-            "seed": config.seed,
-            "temperature": task.validation_temperature,
-            "max_tokens": task.validation_max_tokens,
-        }
+        sampling = {name: getattr(task, f"validation_{name}") for name in ("batch_size", "temperature", "max_tokens")}
         validation = Validation(
             problems[: task.validation_problems],
             task.grader(),
             validate_when,
-            sampling,
+            {**sampling, "seed": config.seed},
             run,
             trainer,
             log_to,

@@ -41,8 +41,8 @@ class Data:
             if source.available is not None or source.too_long
         ]
         if "correct" in self.counts:
-            right, of = self.counts["correct"], self.counts["unique"]
-            lines.insert(0, f"{right} of {of} traces have the correct answer")
+            counts = self.counts
+            lines.insert(0, f"{counts['correct']} of {counts['unique']} traces have the correct answer")
         return lines
 
 
@@ -105,7 +105,7 @@ class Task(DatasetSettings):
             raise ValueError(f"collapse_threshold must be between 0 and 1, got {self.collapse_threshold}")
 
     def grader(self) -> Callable[..., Any]:
-        """Validation's grader: responses and truths to verdicts."""
+        """Validation's grader: responses and reference answers to grades."""
         return self.build(GRADERS, self.validation_grader)
 
     def data(self, seed: int) -> Data:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from trl_ext.training.options import defaults_of
+from trl_ext.registry import defaults_of
 
 _WIDTH, _NAMES = 120, 36  # characters of a line, and of the column with the names
 GROUPS = {
@@ -104,7 +104,7 @@ def settings_in(classes: Iterable[type], defaults: Mapping[str, object]) -> list
     groups = {name: group for group, names in GROUPS.items() for name in names.split()}
     found = []
     for kind in classes:
-        known = defaults_of(kind)
+        usual = {**defaults_of(kind), **defaults}
         for f in dataclasses.fields(kind):
             if not f.init:
                 continue
@@ -112,7 +112,7 @@ def settings_in(classes: Iterable[type], defaults: Mapping[str, object]) -> list
             text = str(f.metadata.get("help", "")).replace("%%", "%")
             text = text if is_ours else COMMON.get(f.name, text)
             group = groups.get(f.name) if is_ours or f.name in COMMON else None
-            found.append(Setting(f.name, _shown(defaults.get(f.name, known[f.name])), text, group, is_ours))
+            found.append(Setting(f.name, _shown(usual[f.name]), text, group, is_ours))
     return found
 
 

@@ -45,10 +45,9 @@ class SFTTask(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_unique_examples != "full" and not (
-            self.num_unique_examples.isdigit() and int(self.num_unique_examples) > 0
-        ):
-            raise ValueError(f"num_unique_examples must be a positive number or full, got {self.num_unique_examples!r}")
+        number = self.num_unique_examples
+        if number != "full" and not (number.isdigit() and int(number) > 0):
+            raise ValueError(f"num_unique_examples must be a positive number or full, got {number!r}")
 
     def data(self, seed: int) -> Data:
         """`train`: the traces chosen, with how many there were; `validation`: problems.
@@ -71,8 +70,8 @@ class SFTTask(Task):
         if self.filter_correct:
             if any("answer" not in row for row in traces):
                 problems = self.load(self.train_split, None, seed)
-                truths = dict(zip(problems["prompt"], problems["answer"], strict=True))
-                traces = with_answers(traces, truths, f"{self.dataset!r}, split {self.train_split!r}")
+                answers = dict(zip(problems["prompt"], problems["answer"], strict=True))
+                traces = with_answers(traces, answers, f"{self.dataset!r}, split {self.train_split!r}")
             traces = only_correct(traces, self.grader())
             counts["correct"] = len(traces)
         traces = first_unique(traces, self.num_unique_examples, seed)
@@ -88,11 +87,7 @@ class SFTTask(Task):
 
 
 def tokenized_traces(data: Data, model: ModelConfig, config: ExtSFTConfig) -> Dataset:
-    """The traces' tokens; those longer than `max_length` are left out, and their number is put into `data.counts`.
-
-    Raises:
-        InputError: all of them are.
-    """
+    """The traces' tokens; those longer than `max_length` are left out, and their number is put into `data.counts`."""
     known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, **known)
     tokenizer.eos_token = config.eos_token or tokenizer.eos_token

@@ -7,7 +7,6 @@ against accidents only: its checksums are not cryptographic, and who can change 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trl_ext.errors import NotSavedError
-from trl_ext.io import write_text
+from trl_ext.io import read_json, write_json
 
 MANIFEST = "manifest.json"
 SCRATCH = "_saving"  # `push_to_hub` leaves out what begins with an underscore
@@ -25,11 +24,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def step_of(checkpoint: Path) -> int:
-    """N of `checkpoint-N`.
-
-    Raises:
-        ValueError: the folder is not named so.
-    """
+    """N of `checkpoint-N`; a ValueError where the folder is not named so."""
     match = _NAME.fullmatch(checkpoint.name)
     if match is None:
         raise ValueError(f"{str(checkpoint)!r} is not named checkpoint-N")
@@ -65,9 +60,7 @@ def write_manifest(folder: Path, processes: int) -> None:
     """Write the manifest of a folder's files, and wait until all of it is on the disk."""
     files = _files(folder)
     entries = {name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for name, path in files.items()}
-    write_text(
-        folder / MANIFEST, json.dumps({"processes": processes, "files": entries}, indent=1, sort_keys=True) + "\n"
-    )
+    write_json(folder / MANIFEST, {"files": entries, "processes": processes})
     for path in [*files.values(), folder / MANIFEST, *(path.parent for path in files.values()), folder]:
         sync(path)
 
@@ -79,10 +72,9 @@ def find_corruption(folder: Path) -> str | None:
     """
     if not (folder / MANIFEST).exists():
         return _no_json(folder / "trainer_state.json")
-    unreadable = _no_json(folder / MANIFEST)
-    if unreadable:
+    if unreadable := _no_json(folder / MANIFEST):
         return unreadable
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    manifest = read_json(folder / MANIFEST)
     processes, files = (manifest["processes"], manifest["files"]) if "processes" in manifest else (0, manifest)
     for rank in range(processes):  # earlier versions wrote the files alone
         if state_file(rank) not in files:
@@ -110,7 +102,7 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def commit_checkpoint(scratch: Path, run: Path) -> Path:
-    """Put a sealed folder in its place under its own name, instead of one that is there already."""
+    """Move a folder that has its manifest into the run, in the place of one of the same name."""
     target = run / scratch.name
     if target.exists():
         target.rename(scratch.with_name(f"old-{scratch.name}"))
@@ -194,8 +186,8 @@ def _discard(checkpoint: Path) -> None:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-    return {path.relative_to(folder).as_posix(): path for path in found}
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: found[name] for name in sorted(found) if name != MANIFEST}
 
 
 def _crc32(path: Path) -> int:
@@ -208,7 +200,7 @@ def _crc32(path: Path) -> int:
 
 def _no_json(path: Path) -> str | None:
     try:
-        json.loads(path.read_text(encoding="utf-8"))
+        read_json(path)
     except OSError:
         return f"{path.name} is missing"
     except ValueError:

@@ -17,14 +17,7 @@ from trl_ext.compat.startup import START
 from trl_ext.errors import InputError
 from trl_ext.runs.checkpoints import archive_newer, checkpoints
 from trl_ext.runs.layout import SUMMARY, record_in
-from trl_ext.runs.resume import (
-    LOGS,
-    SettingsKnowledge,
-    cut_logs,
-    differences,
-    find_checkpoint,
-    log_sizes,
-)
+from trl_ext.runs.resume import LOGS, SettingsKnowledge, cut_logs, differences, find_checkpoint, log_sizes
 from trl_ext.runs.summary import ValidationEntry
 
 _LOCK = "_in_use"  # `push_to_hub` leaves it out
@@ -125,56 +118,35 @@ def _choose(
     changed: bool,
     say: Callable[[str], None],
 ) -> tuple[tuple[Path, Path | None, dict[str, Any]], FileLock]:
-    checkpoint, skipped = find_checkpoint(resume, output_dir) if resume else (None, [])
-    for line in skipped:
+    checkpoint, lines = find_checkpoint(resume, output_dir) if resume else (None, [])
+    record = record_in(checkpoint) if checkpoint else None
+    if resume and checkpoint is None:
+        lines.append(f"nothing to resume in {output_dir}: a fresh run")
+    elif checkpoint and record is None:
+        stock = "is of stock TRL: the model, optimizer and schedule resume, everything else starts fresh"
+        lines.append(f"{checkpoint} {stock}")
+    for line in lines:
         say(line)
-    if checkpoint is None:
-        if resume:
-            say(f"nothing to resume in {output_dir}: a fresh run")
-        folder, held = next_free_folder(output_dir)
-        return (folder, None, {}), held
-    record = record_in(checkpoint)
-    if record is None:
-        say(f"{checkpoint} is of stock TRL: the model, optimizer and schedule resume, everything else starts fresh")
+    if checkpoint is None or record is None:
         folder, held = next_free_folder(output_dir)
         return (folder, checkpoint, {}), held
-    if _compare_settings(record["settings"], settings, known, changed, checkpoint, say):
+    found = differences(record["settings"], settings, known)
+    if found and not changed:
+        raise InputError(
+            f"{checkpoint} was made with different settings:\n  "
+            + "\n  ".join(map(str, found))
+            + "\nSet them back, start a new run without --resume, or ask for it with --resume_changed"
+        )
+    if changes := "; ".join(str(difference) for difference in found if difference.is_yardstick):
+        say(
+            f"validations are not as they were ({changes}): those so far are left out, and the policy is measured again"
+        )
         record["validations"] = []
     held = lock(checkpoint.parent)
     archive_newer(checkpoint)
     cut_logs(checkpoint.parent, record["logs"])
     say(f"resumed from {checkpoint}")
     return (checkpoint.parent, checkpoint, record), held
-
-
-def _compare_settings(
-    before: dict[str, Any],
-    now: dict[str, Any],
-    known: SettingsKnowledge,
-    changed: bool,
-    checkpoint: Path,
-    say: Callable[[str], None],
-) -> bool:
-    """Whether validations from here on cannot be compared with those before.
-
-    Raises:
-        InputError: settings differ and `changed` does not allow it.
-    """
-    found = differences(before, now, known)
-    if found and not changed:
-        raise InputError(
-            f"{checkpoint} was made with different settings:\n  "
-            + "\n  ".join(map(str, found))
-            + "\nSet them back, start a new run "
-            "without --resume, or ask for it with --resume_changed"
-        )
-    otherwise = [str(difference) for difference in found if difference.is_yardstick]
-    if otherwise:
-        say(
-            f"validations are not as they were ({'; '.join(otherwise)}): those so far are left out, and the policy is "
-            "measured again"
-        )
-    return bool(otherwise)
 
 
 def lock(folder: Path) -> FileLock:
@@ -199,11 +171,7 @@ def lock(folder: Path) -> FileLock:
 
 
 def next_free_folder(wanted: Path) -> tuple[Path, FileLock]:
-    """`wanted`, or where it holds a run already the next free of `wanted-2`, `wanted-3`, ...; and its lock.
-
-    Raises:
-        InputError: nothing can be written there.
-    """
+    """`wanted`, or where it holds a run already the next free of `wanted-2`, `wanted-3`, ...; and its lock."""
     number, folder = 1, wanted
     while True:
         if not holds_a_run(folder):

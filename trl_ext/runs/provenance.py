@@ -24,9 +24,18 @@ def provenance() -> dict[str, Any]:
 
 def platform_of(summary: Mapping[str, Any]) -> str:
     """Devices and versions of a run, in a line."""
+    return f"{devices_of(summary)}; {versions_of(summary)}"
+
+
+def devices_of(summary: Mapping[str, Any]) -> str:
+    """The GPUs of a run, or its CPU."""
     hardware = summary["hardware"]
-    devices = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
-    return f"{devices}; " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    return ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['cpu_threads']} threads"
+
+
+def versions_of(summary: Mapping[str, Any]) -> str:
+    """The versions of a run's packages."""
+    return ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
 
 
 def _command() -> str:

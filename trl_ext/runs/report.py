@@ -12,15 +12,11 @@ from trl_ext.evaluation.statistics import mean_interval
 from trl_ext.plots import figure, plot_accuracy
 from trl_ext.runs.summary import Selection, ValidationEntry
 
-_REWARDS_OF = {
-    "correct": (1, 1),
-    "format_only": (1, 0),
-    "neither": (0, 0),
-}  # format and answer reward, as the handout has it
+_REWARDS_OF = {"correct": (1, 1), "format_only": (1, 0), "neither": (0, 0)}  # format, answer: the handout's rewards
 
 
 def before_after_table(before: ValidationEntry, after: ValidationEntry) -> str:
-    """Accuracy before and after training by level, and the share of each outcome, from two `Report.summary()`."""
+    """Accuracy before and after training by level, and the fraction of each outcome, from two `Report.summary()`."""
     lines = [
         f"{'':<26}{'before':>8}{'after':>8}",
         f"{'accuracy':<26}{before['accuracy']:>8.3f}{after['accuracy']:>8.3f}",
@@ -93,9 +89,9 @@ def evaluation_table(report: Report) -> str:
     """An evaluation as a person reads it: the handout's three categories, then accuracy by level and subject."""
     figures = evaluation_summary(report)
     lines = [
-        f"{'format':>6} {'answer':>6}   samples   share",
+        f"{'format':>6} {'answer':>6}   samples fraction",
         *(
-            f"{format_reward:>6} {answer_reward:>6} {figures['counts'][name]:>9} {figures['outcomes'][name]:>7.3f}"
+            f"{format_reward:>6} {answer_reward:>6} {figures['counts'][name]:>9} {figures['outcomes'][name]:>8.3f}"
             for name, (format_reward, answer_reward) in _REWARDS_OF.items()
         ),
         "",
@@ -115,7 +111,7 @@ def examples(report: Report, n: int, category: str | None) -> list[str]:
     return [
         f"\n--- problem {row['problem_id']}, sample {row['sample']}: {row['outcome']} ({row['reason']})\n"
         f"{row['problem']}\nresponse: {row['response']}\n"
-        f"extracted: {row['extracted']!r}   truth: {row['answer']!r}"
+        f"extracted: {row['extracted']!r}   reference answer: {row['answer']!r}"
         for row in chosen
     ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import filecmp
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,13 @@ from trl_ext.data.dataset import FIRST_ROWS
 from trl_ext.errors import InputError
 from trl_ext.io import plain
 from trl_ext.redaction import redact
+from trl_ext.registry import defaults_of
 from trl_ext.runs.checkpoints import checkpoints, find_corruption, newest
 from trl_ext.runs.layout import GENERATIONS, METRICS
 
 LOGS = (METRICS, GENERATIONS)
-
-
 _SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")
+_YARDSTICK = (OnResume.YARDSTICK, OnResume.YARDSTICK_AS_USED)
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,10 @@ class SettingsKnowledge:
     def of(cls, classes: Iterable[type]) -> SettingsKnowledge:
         """Of the settings of these dataclasses, and of what is noted next to them."""
         classes = list(classes)
+        found = {name: value for part in classes for name, value in defaults_of(part).items()}
+        known = {name: plain(value) for name, value in found.items() if value is not dataclasses.MISSING}
         noted = {"validated_on": OnResume.YARDSTICK_AS_USED}
-        fields = [f for part in classes for f in dataclasses.fields(part) if f.init]
-        return cls(on_resume(classes) | noted, defaults_of(fields) | {"problems_are": FIRST_ROWS})
+        return cls(on_resume(classes) | noted, known | {"problems_are": FIRST_ROWS})
 
     def completed(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
         """An earlier record, with the default of each setting that its version did not have."""
@@ -61,9 +61,6 @@ class SettingsKnowledge:
         return meaning in (OnResume.MAY_CHANGE, OnResume.OF_PROCESS)
 
 
-_YARDSTICK = (OnResume.YARDSTICK, OnResume.YARDSTICK_AS_USED)
-
-
 class Difference(NamedTuple):
     """A setting that would make the resumed run another experiment."""
 
@@ -77,10 +74,10 @@ class Difference(NamedTuple):
 
 
 def find_checkpoint(resume: str, output_dir: Path) -> tuple[Path | None, list[str]]:
-    """The checkpoint that `--resume` names (`auto`: the newest good one, None where there is none), and lines to print.
+    """The checkpoint that `--resume` names (`auto`: the newest good one, if there is one), and lines to print.
 
     Raises:
-        InputError: there is no such checkpoint, or it is damaged.
+        InputError: there is no such checkpoint, or it is corrupt.
     """
     if resume == "auto":
         return newest(output_dir)
@@ -91,25 +88,20 @@ def find_checkpoint(resume: str, output_dir: Path) -> tuple[Path | None, list[st
             f"--resume {resume!r}: there is no such folder. Of {str(output_dir)!r} there are: "
             f"{', '.join(known) or 'none'}; `--resume auto` takes the newest good one"
         )
-    found = find_corruption(checkpoint)
-    if found:
+    if found := find_corruption(checkpoint):
         raise InputError(f"--resume {resume!r}: {found}; `--resume auto` takes the newest good one")
     return checkpoint, []
 
 
+def recorded(part: Any) -> dict[str, Any]:
+    """The settings of a dataclass that a run's files hold: all that can be given but the Hub's token."""
+    return {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.init and f.name != "hub_token"}
+
+
 def settings_of(parts: Iterable[Any], **more: object) -> dict[str, Any]:
-    """Every field of the settings' dataclasses, as JSON has it."""
-    found = {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part) if f.init}
-    found = {name: value for name, value in found.items() if name != "hub_token"}
-    as_json: dict[str, Any] = json.loads(json.dumps(redact(plain({**found, **more}))))
-    return as_json
-
-
-def defaults_of(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Any]:
-    """The fields' defaults, as JSON has them."""
-    made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
-    found = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING} | made
-    as_json: dict[str, Any] = json.loads(json.dumps(plain(found)))
+    """The settings of several dataclasses, as JSON has them."""
+    found = {name: value for part in parts for name, value in recorded(part).items()}
+    as_json: dict[str, Any] = redact(plain(found | more))
     return as_json
 
 

@@ -23,8 +23,9 @@ from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import ColocatedEngine
+from trl_ext.registry import defaults_of
 from trl_ext.training.handout_settings import resolve_train_batch
-from trl_ext.training.options import check_at_least_1, defaults_of
+from trl_ext.training.options import check_at_least_1
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import SFT
 from trl_ext.training.trainer import ReliableTrainer

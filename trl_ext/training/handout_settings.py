@@ -6,7 +6,8 @@ import os
 from typing import Any, ClassVar, Protocol
 
 from trl_ext.algorithms.presets import LOSS_TYPES
-from trl_ext.training.options import check_at_least_1, defaults_of
+from trl_ext.registry import defaults_of
+from trl_ext.training.options import check_at_least_1
 
 _RENAMED = {
     "rollout_batch_size": "generation_batch_size",

@@ -1,8 +1,7 @@
-"""Settings as a command line writes them, their defaults, and their limits."""
+"""Settings as a command line writes them, and their limits."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -16,14 +15,6 @@ _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 def _number(value: Any) -> Any:
     """`value`, or the number it writes as `1e-6`, which YAML 1.1 reads as a text."""
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
-
-
-def defaults_of(settings: Any) -> dict[str, Any]:
-    """The defaults of a dataclass of settings, or of an instance of it."""
-    return {
-        f.name: f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-        for f in dataclasses.fields(settings)
-    }
 
 
 def check_at_least_1(settings: object, *names: str) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from trl_ext.registry import Registry, unknown
-from trl_ext.training.options import defaults_of
+from trl_ext.registry import Registry, defaults_of, unknown
 
 
 @dataclass(frozen=True)

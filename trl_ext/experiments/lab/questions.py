@@ -17,7 +17,7 @@ import yaml
 
 from trl_ext.errors import InputError
 from trl_ext.experiments.preflight import Planned, refusal_of
-from trl_ext.io import as_flags
+from trl_ext.io import as_flags, read_yaml
 from trl_ext.redaction import redact
 from trl_ext.registry import check_fields, unknown
 from trl_ext.runs.recipes import RECIPES
@@ -167,7 +167,7 @@ def read_question(folder: Path, name: str) -> Question:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except (OSError, yaml.YAMLError) as error:
         raise InputError(f"{path}: {error}") from error
     if not isinstance(content, dict):

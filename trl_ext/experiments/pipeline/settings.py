@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from trl_ext.errors import InputError
-from trl_ext.io import as_flags
+from trl_ext.io import as_flags, read_yaml
 from trl_ext.registry import check_fields, unknown
 from trl_ext.runs.recipes import RECIPES
 
@@ -82,7 +82,7 @@ def read_pipeline(path: Path, **given: Any) -> Pipeline:
         InputError: the file cannot be read, or does not describe a pipeline; names the stage and the field.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
         if not isinstance(content, dict):
             raise ValueError("not a mapping")
         settings = {"output_dir": f"runs/{path.stem}"} | content | {k: v for k, v in given.items() if v is not None}

@@ -81,6 +81,7 @@ WRITTEN = {
         "shuffle_sequence_dict",
         "self._buffered_inputs = [",
     ],
+    "_generate_single_turn": ["self.state.global_step != self._last_loaded_step"],
     "training_step": ["self._step += 1", "self._current_train_step_time += "],
     "_calculate_rewards": ["rewards_per_func = gather(rewards_per_func)"],
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from trl_ext.algorithms.masking import masked_sum
 from trl_ext.algorithms.types import StepTotals
 from trl_ext.registry import Registry
 
@@ -24,17 +25,13 @@ def _fault(aggregation: Callable[[Tensor, Tensor, StepTotals], Tensor], rows: in
 AGGREGATIONS = Registry("aggregation", _fault)
 
 
-def _kept(loss: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, loss, 0.0)  # 0 times a masked infinity would be NaN
-
-
 @AGGREGATIONS.register
 def sequence_mean(loss: Tensor, mask: Tensor, totals: StepTotals) -> Tensor:
     """Mean over the tokens of a sequence, then over sequences: the handout's `masked_mean`, GRPO's 1/|o_i|.
 
     A sequence without unmasked tokens adds 0 and still counts as a sequence.
     """
-    per_sequence = _kept(loss, mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B,)
+    per_sequence = masked_sum(loss, mask, dim=1) / mask.sum(dim=1).clamp(min=1)  # (B,)
     return per_sequence.sum() / totals.sequences
 
 
@@ -45,10 +42,10 @@ def constant(loss: Tensor, mask: Tensor, totals: StepTotals, *, normalize_consta
     Dr. GRPO (arXiv:2503.20783). The constant is the sampler's maximum number of tokens unless given.
     """
     divisor = totals.max_tokens if normalize_constant is None else normalize_constant
-    return _kept(loss, mask).sum() / (divisor * totals.sequences)
+    return masked_sum(loss, mask) / (divisor * totals.sequences)
 
 
 @AGGREGATIONS.register
 def token_mean(loss: Tensor, mask: Tensor, totals: StepTotals) -> Tensor:
     """Mean over all unmasked tokens of the optimizer step. DAPO (arXiv:2503.14476, section 3.3)."""
-    return _kept(loss, mask).sum() / max(totals.tokens, 1.0)
+    return masked_sum(loss, mask) / max(totals.tokens, 1.0)

@@ -36,7 +36,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from trl_ext.algorithms.advantages import for_training, normalize_then_sum, total_reward
-from trl_ext.algorithms.masking import masked_mean
+from trl_ext.algorithms.masking import masked_mean, masked_sum
 from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.algorithms.types import LossInputs, StepTotals
 from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
@@ -378,7 +378,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             logged = self.accelerator.gather_for_metrics(aux_loss.detach()).mean().item()
             self._mode_metrics["aux_loss"].append(logged)
         if self.entropy_coef:
-            bonus = torch.where(trained, entropy, 0.0).sum() / trained.sum().clamp(min=1)
+            bonus = masked_sum(entropy, trained) / trained.sum().clamp(min=1)
             terms = terms - self.entropy_coef * bonus / accumulation
         return terms
 
@@ -537,7 +537,3 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         """One completion per prompt, generated as in a rollout."""
         prompt_ids, images, fields = self._tokenize_prompts(prompts)
         return self._generate_single_turn(prompt_ids, images, fields, 1)[0]
-
-    def invalidate_engine_weights(self) -> None:
-        """Force a weight sync before the next completions."""
-        self._last_loaded_step = -1

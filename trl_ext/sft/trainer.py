@@ -145,7 +145,7 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
             self.vllm_generation = self._make_engine(config)
             self.vllm_generation.seed_requests(config.seed, self.place_in_run)
             set_seed(config.seed)  # an engine sets the random state to its rank's
-            self._engines_step = -1  # of the weights that it has
+            self.invalidate_engine_weights()
         else:
             self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
 
@@ -170,15 +170,11 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         prompt_ids = self._tokenizer(text=prompts)["input_ids"]
         if not self.use_vllm:
             return self._hf_completion_ids(prompt_ids)
-        if self._engines_step != self.state.global_step:
+        if self._last_loaded_step != self.state.global_step:
             self.vllm_generation.sync_weights()
-            self._engines_step = self.state.global_step
+            self._last_loaded_step = self.state.global_step
         ids: list[list[int]] = self.vllm_generation.generate(prompts=prompt_ids, images=None, num_generations=1)[1]
         return ids
-
-    def invalidate_engine_weights(self) -> None:
-        """Force a weight sync before the next completions."""
-        self._engines_step = -1
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """What TRL divides the summed loss of the optimizer step by: its response tokens, or the handout's constant.

@@ -233,7 +233,7 @@ class ReliableTrainer(Trainer):
 
     def invalidate_engine_weights(self) -> None:
         """Force a weight sync before the next generation, though no step was done."""
-        raise NotImplementedError
+        self._last_loaded_step = -1
 
     def _save_atomically(self, model: nn.Module, trial: object) -> None:
         run = Path(self.args.output_dir)

@@ -34,18 +34,9 @@ LAYERS = (
     "experiments",
 )
 LAYER_OF = {package: number for number, row in enumerate(LAYERS) for package in row.split()}
-WITHOUT_TRL = {
-    "errors",
-    "io",
-    "registry",
-    "redaction",
-    "ranks",
-    "plots",
-    "algorithms",
-    "prompts",
-    "rewards",
-    "discovery",
-} | {"functional", "mini", "data", "runs", "hub"}
+WITHOUT_TRL = set(
+    "errors io registry redaction ranks plots algorithms prompts rewards discovery functional mini data runs hub".split()
+)
 PURE = [
     f"trl_ext.algorithms.{name}"
     for name in ("advantages", "aggregation", "kl", "masking", "objective", "policy_losses", "presets", "types")
@@ -140,13 +131,10 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_axes_handout_functions_and_rewards_import_only_torch() -> None:
-    names = [
-        *PURE,
-        *(
-            f"trl_ext.{name}"
-            for name in ("functional", "algorithms.sampler_correction", "rewards", "evaluation.report", "runs.report")
-        ),
-    ]
+    more = (
+        "functional algorithms.sampler_correction rewards evaluation.report runs.report mini.problems prompts".split()
+    )
+    names = [*PURE, *(f"trl_ext.{name}" for name in more)]
     exported = "from trl_ext import ADVANTAGES, POLICY_LOSSES, PRESETS, LossInputs, REWARDS"
     assert loaded_by(f"import {', '.join(names)}; {exported}") == {"torch"}
 

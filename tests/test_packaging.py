@@ -24,29 +24,7 @@ REPO = Path(__file__).resolve().parents[1]
 SETUP, QUICKSTART, TEST = (REPO / "scripts" / name for name in ("setup.sh", "quickstart.sh", "test.sh"))
 BASH = shutil.which("bash") or "bash"
 
-# --- imports and contents ------------------------------------------------------------------------------------------
-
-HEAVY = ("trl", "vllm", "transformers", "deepspeed", "accelerate")
-PURE_MODULES = [
-    "trl_ext.registry", "trl_ext.algorithms.types", "trl_ext.algorithms.advantages", "trl_ext.algorithms.policy_losses", "trl_ext.algorithms.kl", "trl_ext.algorithms.aggregation",
-    "trl_ext.algorithms.objective", "trl_ext.algorithms.sampler_correction", "trl_ext.algorithms.presets", "trl_ext.functional",
-    "trl_ext.rewards.extract", "trl_ext.rewards.graders", "trl_ext.mini.problems", "trl_ext.prompts",
-]  # fmt: skip
-
-
-def loaded_by(*modules):
-    code = f"import sys, {', '.join(modules)}; print(*(m for m in {HEAVY!r} if m in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_importing_the_package_loads_no_trainer():
-    assert loaded_by("trl_ext") == []
-
-
-def test_the_math_imports_without_the_trainer():
-    assert loaded_by(*PURE_MODULES) == []
+# --- contents ------------------------------------------------------------------------------------------------------
 
 
 def test_wheel_has_every_module_the_prompts_and_py_typed(tmp_path):

@@ -9,15 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trl_ext.algorithms.advantages import ADVANTAGES
-    from trl_ext.algorithms.aggregation import AGGREGATIONS
-    from trl_ext.algorithms.kl import KL_ESTIMATORS
-    from trl_ext.algorithms.policy_losses import POLICY_LOSSES
-    from trl_ext.algorithms.presets import PRESETS
-    from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
-    from trl_ext.grpo.config import ExtGRPOConfig
-    from trl_ext.grpo.trainer import ExtGRPOTrainer
-    from trl_ext.rewards import REWARDS
+    from trl_ext.algorithms.advantages import ADVANTAGES as ADVANTAGES
+    from trl_ext.algorithms.aggregation import AGGREGATIONS as AGGREGATIONS
+    from trl_ext.algorithms.kl import KL_ESTIMATORS as KL_ESTIMATORS
+    from trl_ext.algorithms.policy_losses import POLICY_LOSSES as POLICY_LOSSES
+    from trl_ext.algorithms.presets import PRESETS as PRESETS
+    from trl_ext.algorithms.types import LossInputs as LossInputs
+    from trl_ext.algorithms.types import StepTotals as StepTotals
+    from trl_ext.algorithms.types import TokenLoss as TokenLoss
+    from trl_ext.grpo.config import ExtGRPOConfig as ExtGRPOConfig
+    from trl_ext.grpo.trainer import ExtGRPOTrainer as ExtGRPOTrainer
+    from trl_ext.rewards import REWARDS as REWARDS
 
 __version__ = "0.1.0"
 
@@ -35,20 +37,7 @@ _WHERE = {
     "TokenLoss": "algorithms.types",
 }
 
-__all__ = [
-    "ADVANTAGES",
-    "AGGREGATIONS",
-    "KL_ESTIMATORS",
-    "POLICY_LOSSES",
-    "PRESETS",
-    "REWARDS",
-    "ExtGRPOConfig",
-    "ExtGRPOTrainer",
-    "LossInputs",
-    "StepTotals",
-    "TokenLoss",
-    "__version__",
-]
+__all__ = [*_WHERE, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

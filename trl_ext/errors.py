@@ -6,11 +6,7 @@ import signal
 
 
 class Stopped(Exception):
-    """A signal asked the run to stop; it has saved a checkpoint and done so.
-
-    Attributes:
-        signal: its number.
-    """
+    """A signal asked the run to stop; it has saved a checkpoint and done so."""
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
@@ -22,16 +18,12 @@ class InputError(ValueError):
 
 
 class SettingsError(InputError):
-    """Settings that cannot be used.
-
-    Attributes:
-        frames: lines of the user's own file that led there, as a traceback has them; empty where there are none.
-        field: the setting at fault, where it is known.
-    """
+    """Settings that cannot be used."""
 
     def __init__(self, message: str, frames: str = "", field: str | None = None) -> None:
         super().__init__(message)
-        self.frames, self.field = frames, field
+        self.frames = frames  # lines of the user's own file that led there, as a traceback has them
+        self.field = field  # the setting at fault, where it is known
 
 
 class NotSavedError(RuntimeError):

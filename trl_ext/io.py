@@ -61,11 +61,7 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The file's rows. A text may hold any of Unicode's line ends; only a newline ends a row.
-
-    Raises:
-        ValueError: a line is not a JSON object; names the file and the line.
-    """
+    """The file's rows. A text may hold any of Unicode's line ends; only a newline ends a row."""
     rows, data = [], path.read_bytes().rstrip()
     for number, line in enumerate(data.split(b"\n") if data else (), start=1):
         try:

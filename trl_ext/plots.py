@@ -21,10 +21,7 @@ def figure(
 ) -> Iterator[list[Axes]]:
     """The panels of a figure, row by row, to draw into; the PNG is written when the block ends.
 
-    Args:
-        size: inches.
-        shape: rows and columns of panels.
-        kwargs: for `pyplot.subplots`, such as `sharey`.
+    `size` is in inches, `shape` rows and columns of panels, and `kwargs` are for `pyplot.subplots`, such as `sharey`.
     """
     import matplotlib
 

@@ -41,11 +41,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """`value` with the secrets in it masked, in dicts and lists of any depth; what is neither is left as it is.
-
-    Args:
-        name: of the setting that has it.
-    """
+    """A setting's value with the secrets in it masked, in dicts and lists of any depth; others are left as they are."""
     if type(value) is dict:
         inherited = name if is_secret_name(name) else ""
         return {key: redact(item, inherited or str(key)) for key, item in value.items()}

@@ -30,11 +30,7 @@ class UnknownName(ValueError):
 
 
 def check_fields(content: Mapping[str, Any], of: type) -> None:
-    """Refuse a name that is not a field of a dataclass.
-
-    Raises:
-        UnknownName: the message has the nearest field and all fields.
-    """
+    """Refuse a name that is not a field of a dataclass; the message has the nearest field and all fields."""
     fields = [f.name for f in dataclasses.fields(of)]
     for name in content:
         if name not in fields:
@@ -84,12 +80,7 @@ class Registry(dict[str, Callable[..., Any]]):
     def register(self, /, **declared: bool) -> Callable[[F], F]: ...
 
     def register(self, function: F | None = None, /, **declared: bool) -> F | Callable[[F], F]:
-        """Decorator: add a function under its own name; declared properties become its attributes.
-
-        Raises:
-            UnknownName: members of this kind have no such property.
-            ValueError: the name is taken.
-        """
+        """Decorator: add a function under its own name, once; declared properties become its attributes."""
         for name in declared:
             if name not in self.properties:
                 raise unknown(f"property of a {self.kind}", name, self.properties)
@@ -104,12 +95,7 @@ class Registry(dict[str, Callable[..., Any]]):
         return add if function is None else add(function)
 
     def get_function(self, name: str) -> Callable[..., Any]:
-        """The member called `name`, or the function of an import path `file.py:function` or `module:function`.
-
-        Raises:
-            UnknownName: neither in the table nor an import path.
-            ValueError: the import path does not lead to a function.
-        """
+        """The member called `name`, or the function of an import path `file.py:function` or `module:function`."""
         if name in self:
             return self[name]
         if ":" in name:
@@ -174,11 +160,7 @@ def _fits(value: object, hint: type) -> bool:
 
 
 def import_function(path: str, kind: str) -> Callable[..., Any]:
-    """What `file.py:function` or `package.module:function` names. A file is loaded once.
-
-    Raises:
-        ValueError: no such file, module or function; the message says which.
-    """
+    """What `file.py:function` or `package.module:function` names. A file is loaded once."""
     where, _, attribute = path.rpartition(":")
     module = _load_file(Path(where), kind) if where.endswith(".py") else _load_module(where, kind)
     function = getattr(module, attribute, None)

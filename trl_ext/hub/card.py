@@ -25,11 +25,7 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 
 
 def write_model_card(run: Path, repo_id: str | None = None) -> ModelCard:
-    """Write `README.md` into a run's folder, from what the run has left there, and return the card.
-
-    Raises:
-        FileNotFoundError: the run has no summary, so it did not reach its end.
-    """
+    """Write `README.md` into a finished run's folder, from what the run has left there, and return the card."""
     summary = RunFolder(run).summary()
     settings = read_yaml(run / CONFIG) or {}
     name = (repo_id or run.name).rpartition("/")[2]

@@ -31,11 +31,7 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.
 
 
 def check(repo_id: str | None) -> None:
-    """Before a run: that a push at its end can work.
-
-    Raises:
-        ValueError: the repository id is invalid, no token is found, or the Hub cannot be reached.
-    """
+    """Refuse, before a run, an invalid repository id, no token, or a Hub that cannot be reached at its end either."""
     _check_name(repo_id)
     if get_token() is None:
         raise ValueError("push_to_hub: no token; `hf auth login`, or set HF_TOKEN")
@@ -95,11 +91,7 @@ def push(run: Path, repo_id: str, private: bool | None = None, merge_adapter: bo
 
 
 def merged(run: Path, scratch: Path, name: str) -> Path:
-    """A copy of the run's folder with the whole model in the place of its adapter.
-
-    Raises:
-        ValueError: the run has trained no adapter.
-    """
+    """A copy of the run's folder with the whole model in the place of its adapter."""
     if not (run / "adapter_config.json").exists():
         raise ValueError(f"merge_adapter: {str(run)!r} holds no adapter")
     from peft import PeftConfig, PeftModel

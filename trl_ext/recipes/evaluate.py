@@ -147,13 +147,13 @@ def run_evaluation(settings: Evaluation) -> Report:
         with state.main_process_first():
             model = settings.model_name_or_path or str(make_base_policy(seed=settings.seed))
         fitting = _rows_that_fit(settings, model, problems, source)
-    _claim(folder, decisive, state)
+    _claim(folder, decisive)
     rows = run_on_main_and_broadcast(lambda: _rows_in(folder))
     if is_new:
         if state.is_main_process:
             print(source.line(settings.split))
         todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
-        _sample(settings, model, problems, [n for n in todo if n not in rows], rows, folder, state)
+        _sample(settings, model, problems, [n for n in todo if n not in rows], rows)
         state.wait_for_everyone()
         rows = run_on_main_and_broadcast(lambda: _rows_in(folder))
     report = Report([rows[n] for n in sorted(rows)])
@@ -219,8 +219,9 @@ def _decisive(settings: Evaluation, source: Source) -> dict[str, Any]:
     return mine | {"problems_are": problems_are([source])}
 
 
-def _claim(folder: Path, decisive: dict[str, Any], state: PartialState) -> None:
+def _claim(folder: Path, decisive: dict[str, Any]) -> None:
     """Take the folder, which is new or has samples of the same settings."""
+    state = PartialState()
     state.wait_for_everyone()
     if state.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
@@ -244,27 +245,24 @@ def _sample(
     problems: Sequence[dict[str, Any]],
     todo: Sequence[int],
     rows: dict[int, dict[str, Any]],
-    folder: Path,
-    state: PartialState,
 ) -> None:
     """Sample this rank's part of `todo` in batches, each written once it is graded."""
     if not todo:
         return
+    state = PartialState()
     grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)
     sampler = settings.sampler(model)
     mine = todo[state.process_index :: state.num_processes]
     correct, done = sum(map(is_correct, rows.values())), len(rows)
-    part = folder / f"samples.rank{state.process_index}.jsonl"
+    part = Path(settings.output_dir) / f"samples.rank{state.process_index}.jsonl"
     with tqdm(total=len(mine), desc="samples", disable=None if state.is_main_process else True) as bar:
         for start in range(0, len(mine), settings.batch_size):
             numbers = mine[start : start + settings.batch_size]
             chosen = [problems[n // settings.samples] for n in numbers]
             completions = sampler([problem["prompt"] for problem in chosen], numbers)
             graded = grade_rows(chosen, completions, grader)
-            where = [
-                {"number": n, "problem_id": n // settings.samples, "sample": n % settings.samples} for n in numbers
-            ]
-            append_jsonl(part, [{**place, **row} for place, row in zip(where, graded, strict=True)])
+            places = [{"problem_id": n // settings.samples, "sample": n % settings.samples} for n in numbers]
+            append_jsonl(part, [{"number": n, **p, **r} for n, p, r in zip(numbers, places, graded, strict=True)])
             correct, done = correct + sum(map(is_correct, graded)), done + len(graded)
             bar.set_postfix_str(f"accuracy {correct / done:.3f}")
             bar.update(len(numbers))

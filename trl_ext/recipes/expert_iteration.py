@@ -27,9 +27,10 @@ class ExpertIterationTask(Task):
         if self.validate_every != default:
             raise ValueError("validate_every has no meaning in expert iteration: it validates after each of its steps")
 
+    @property
     def graders(self) -> dict[str, str]:
         """Validation's grader, which grades the rollouts too."""
-        return {"train": self.validation_grader, **super().graders()}
+        return {"train": self.validation_grader, **super().graders}
 
 
 class EndOfStep(TrainerCallback):

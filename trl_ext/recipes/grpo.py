@@ -38,9 +38,10 @@ class GRPOTask(Task):
         """The reward, in TRL's signature."""
         return self.build(REWARDS, self.reward)
 
+    @property
     def graders(self) -> dict[str, str]:
         """The reward, as far as it is a grader's, and validation's grader."""
-        return {"train": self.reward, **super().graders()}
+        return {"train": self.reward, **super().graders}
 
 
 GRPO_SETTINGS = (GRPOTask, ModelConfig, ExtGRPOConfig)

@@ -35,17 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Settings that can work together, data that can be trained and measured on, and the policy to begin with.
-
-    Attributes:
-        policy: its folder or its name on the Hub.
-    """
+    """Settings that can work together, data that can be trained and measured on, and the policy to begin with."""
 
     task: Task
     model: ModelConfig
     config: Any
     data: Data
-    policy: str
+    policy: str  # its folder or its name on the Hub
     seconds_to_make_policy: float
 
     def say(self, line: str) -> None:
@@ -161,7 +157,7 @@ def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, con
 
 def check_answers(data: Data, task: Task, config: Any) -> None:
     """Grade every reference answer against itself; refuse a split of which most cannot be matched."""
-    for role, grader in task.graders().items():
+    for role, grader in task.graders.items():
         if role in data.sources:
             checker = Checker(grader, str(task.answer_format), task.answer_source)
             check_references(getattr(data, role), role, data.sources[role], checker, quiet=config.disable_tqdm)

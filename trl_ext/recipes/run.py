@@ -36,9 +36,6 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
     """A run's folder while the block runs: a new one, or that of the run which is resumed.
 
     The model's settings then name the policy to begin with and how to load it.
-
-    Raises:
-        InputError: the folder or the checkpoint cannot be used.
     """
     task, model, config, data = prepared.task, prepared.model, prepared.config, prepared.data
     settings = settings_of((task, model, config), policy=prepared.policy, processes=config.world_size)
@@ -66,14 +63,10 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
 
 @dataclass(frozen=True)
 class RecipeRun:
-    """What a recipe trains in: `train`, then `finish`.
-
-    Attributes:
-        run: the record in the folder.
-    """
+    """What a recipe trains in: `train`, then `finish`."""
 
     prepared: Prepared
-    run: runs.Run
+    run: runs.Run  # the record in the folder
 
     @property
     def folder(self) -> Path:
@@ -107,13 +100,9 @@ class RecipeRun:
         _save_final_model(trainer, self.folder)
 
     def finish(self, trainer: Any, **more: Any) -> Mapping[str, Any]:
-        """Write curve, summary and card, print the table of before and after, push if asked for: on the first rank.
+        """Write curve, card and the summary with `more`, print the table of before and after, push if asked for.
 
-        Args:
-            more: what the recipe adds to the summary.
-
-        Returns:
-            The summary.
+        The first rank does so, and returns the summary.
         """
         if not trainer.is_world_process_zero():
             return {}

@@ -19,19 +19,12 @@ from trl_ext.training.options import check_at_least_1
 
 @dataclass
 class Data:
-    """What a run trains on and is measured on.
+    """What a run trains on and is measured on."""
 
-    Attributes:
-        train: rows with `prompt` and with `answer`, or with `response` where they are traces.
-        validation: rows with `prompt` and `answer`.
-        sources: where problems come from, by `train` and `validation`; rows of one's own may have none.
-        counts: what became of traces, by what was done with them.
-    """
-
-    train: Any
-    validation: Any
-    sources: dict[str, Source] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    train: Any  # rows with `prompt` and with `answer`, or with `response` where they are traces
+    validation: Any  # rows with `prompt` and `answer`
+    sources: dict[str, Source] = field(default_factory=dict)  # by role; rows of one's own may have none
+    counts: dict[str, int] = field(default_factory=dict)  # what became of traces, by what was done with them
 
     def lines(self) -> list[str]:
         """What is to be known of the rows, as a person reads it."""
@@ -96,7 +89,7 @@ class Task(DatasetSettings):
         super().__post_init__()
         self.grader()
         self.refuse_unused_tolerance(self.validation_grader, getattr(self, "reward", ""))
-        if self.train_problems is None and self.trains_on()[0] in GENERATORS:
+        if self.train_problems is None and self.trains_on[0] in GENERATORS:
             self.train_problems = GENERATED_PROBLEMS
         self._refuse_to_validate_on_what_is_trained_on()
         check_at_least_1(self, "validate_every", "validation_batch_size", "final_validation_problems")
@@ -109,11 +102,7 @@ class Task(DatasetSettings):
         return self.build(GRADERS, self.validation_grader)
 
     def data(self, seed: int) -> Data:
-        """Rows with `prompt` and `answer`, to train on and to validate on.
-
-        Raises:
-            ValueError: a dataset that cannot be used.
-        """
+        """Rows with `prompt` and `answer`, to train on and to validate on."""
         found = {"train": self.read(self.train_split, self.train_problems, seed), "validation": self.held_out(seed)}
         rows = {role: problems.rows for role, problems in found.items()}
         return Data(**rows, sources={role: problems.source for role, problems in found.items()})
@@ -124,12 +113,13 @@ class Task(DatasetSettings):
         n = self.validation_problems if None in counts else max(count for count in counts if count)
         return self.read(self.validation_split, n, seed, in_sample_order=counts != (None, None))
 
+    @property
     def trains_on(self) -> tuple[str, str]:
         """The dataset and the split that are trained on."""
         return self.dataset, self.train_split
 
     def _refuse_to_validate_on_what_is_trained_on(self) -> None:
-        dataset, split = self.trains_on()
+        dataset, split = self.trains_on
         if dataset != self.dataset:
             return
         if Path(dataset).suffix in READERS and "{split}" not in dataset:
@@ -145,6 +135,7 @@ class Task(DatasetSettings):
                 "--validation_split"
             )
 
+    @property
     def graders(self) -> dict[str, str]:
         """What grades the rows that are sampled for, by what they are for."""
         return {"validation": self.validation_grader}

@@ -70,20 +70,13 @@ COMMON = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a recipe.
-
-    Attributes:
-        default: as the recipe's own YAML file or the field has it, as text; empty for none.
-        text: what it does.
-        group: of `GROUPS`; None where `--help` alone does not show it.
-        is_ours: not TRL's.
-    """
+    """A setting of a recipe."""
 
     name: str
-    default: str
-    text: str
-    group: str | None
-    is_ours: bool
+    default: str  # as the recipe's own YAML file or the field has it; empty for none
+    text: str  # what it does
+    group: str | None  # of `GROUPS`; None where `--help` alone does not show it
+    is_ours: bool  # not TRL's
 
     def flag(self) -> str:
         """As a command line has it, with the default in brackets."""
@@ -96,11 +89,7 @@ class Setting:
 
 
 def settings_in(classes: Iterable[type], defaults: Mapping[str, object]) -> list[Setting]:
-    """Every setting of a recipe's dataclasses.
-
-    Args:
-        defaults: of the recipe's YAML file.
-    """
+    """Every setting of a recipe's dataclasses, with the defaults of its YAML file."""
     groups = {name: group for group, names in GROUPS.items() for name in names.split()}
     found = []
     for kind in classes:

@@ -50,11 +50,7 @@ class SFTTask(Task):
             raise ValueError(f"num_unique_examples must be a positive number or full, got {number!r}")
 
     def data(self, seed: int) -> Data:
-        """`train`: the traces chosen, with how many there were; `validation`: problems.
-
-        Raises:
-            ValueError: traces or problems that cannot be used.
-        """
+        """`train`: the traces chosen, with how many there were; `validation`: problems."""
         traces = load_traces(
             self.traces,
             self.traces_split,
@@ -81,6 +77,7 @@ class SFTTask(Task):
         held_out = self.held_out(seed)
         return Data(traces, held_out.rows, {"validation": held_out.source}, counts)
 
+    @property
     def trains_on(self) -> tuple[str, str]:
         """The traces and their split."""
         return self.traces, self.traces_split

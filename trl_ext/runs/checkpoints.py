@@ -43,11 +43,7 @@ def state_file(rank: int) -> str:
 
 
 def refuse_missing_parts(folder: Path, processes: int) -> None:
-    """Refuse a checkpoint in which a rank's part is missing, since it was written to another host's disk.
-
-    Raises:
-        NotSavedError: with the rank and what to do.
-    """
+    """Refuse a checkpoint in which a rank's part is missing, since it was written to another host's disk."""
     for rank in range(processes):
         if not (folder / state_file(rank)).is_file():
             raise NotSavedError(

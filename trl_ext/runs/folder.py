@@ -36,25 +36,16 @@ class Clock:
 
 @dataclass
 class Run:
-    """One run and its folder.
-
-    Attributes:
-        settings: what makes it this experiment and no other.
-        checkpoint: what this process resumes from, if anything.
-        validations: so far, one entry each.
-        seconds_to_make_policy: that its start took to make its base policy; 0 where it was there.
-        zero_variance_steps: the last logged steps in a row in which every group had zero reward variance.
-        ended_early: the rule that ended it before its last step, if one did.
-    """
+    """One run and its folder."""
 
     folder: Path
-    settings: dict[str, Any]
-    checkpoint: Path | None = None
+    settings: dict[str, Any]  # what makes it this experiment and no other
+    checkpoint: Path | None = None  # what this process resumes from
     clock: Clock = field(default_factory=Clock)
     validations: list[ValidationEntry] = field(default_factory=list)
-    seconds_to_make_policy: float = 0.0
-    zero_variance_steps: int = 0
-    ended_early: str | None = None
+    seconds_to_make_policy: float = 0.0  # that its start took; 0 where the base policy was there
+    zero_variance_steps: int = 0  # the last logged steps in a row in which no group had reward variance
+    ended_early: str | None = None  # the rule that ended it before its last step
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint has to hold of it."""
@@ -83,7 +74,6 @@ def open_run(
 
     Args:
         output_dir: of a new run; where it holds a run already, `-2`, `-3`, ... is appended.
-        known: what the settings mean for resuming.
         resume: as `find_checkpoint` has it; None for a new run.
         changed: resume with other settings than the run has had.
         say: prints a line.
@@ -150,11 +140,7 @@ def _choose(
 
 
 def lock(folder: Path) -> FileLock:
-    """Make the folder and take it for this process, until it ends however it ends.
-
-    Raises:
-        InputError: another process has it, or nothing can be written there.
-    """
+    """Make the folder and take it for this process, until it ends however it ends; an InputError if it is taken."""
     held = FileLock(folder / _LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -41,11 +41,7 @@ class RunFolder:
         return self.path / METRICS
 
     def summary(self) -> RunSummary:
-        """What the run has come to.
-
-        Raises:
-            FileNotFoundError: it has not finished.
-        """
+        """What the run has come to; a FileNotFoundError where it has not finished."""
         found: RunSummary = read_json(self.path / SUMMARY)
         return found
 

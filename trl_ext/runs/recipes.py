@@ -8,23 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to train.
+    """One way to train."""
 
-    Attributes:
-        script: in the folder `recipes`, next to its YAML file.
-        place: the tuple of the settings' dataclasses, as `module:name`; imported by `settings` only.
-        tags: on the Hub.
-        story: what was done to the model, in the words of its card, with the facts of `trl_ext.hub.card.facts_of`.
-        learned: what the card's limits say of what was learned.
-        samples: where the card's samples are from.
-    """
-
-    script: str
-    place: str
-    tags: tuple[str, ...]
-    story: str
-    learned: str
-    samples: str = "the last validation"
+    script: str  # in the folder `recipes`, next to its YAML file
+    place: str  # the tuple of the settings' dataclasses, as `module:name`; imported by `settings` only
+    tags: tuple[str, ...]  # on the Hub
+    story: str  # what was done to the model, in the words of its card, with the facts of `hub.card.facts_of`
+    learned: str  # what the card's limits say of what was learned
+    samples: str = "the last validation"  # where the card's samples are from
 
     def settings(self) -> tuple[type, ...]:
         """The dataclasses that its arguments are parsed into: task, model, trainer."""

@@ -30,12 +30,7 @@ def before_after_table(before: ValidationEntry, after: ValidationEntry) -> str:
 
 
 def selection_note(selection: Selection | None, problems: int) -> str | None:
-    """How far an accuracy is one that its weights were chosen by, in a sentence; None where nothing was chosen.
-
-    Args:
-        selection: of the validation, as `Validation` notes it.
-        problems: of the validation.
-    """
+    """How far a validation's accuracy is one that its weights were chosen by; None where nothing was chosen."""
     if selection is None:
         return None
     shared, others = selection["problems_that_chose"], selection["accuracy_on_others"]
@@ -51,11 +46,7 @@ def selection_note(selection: Selection | None, problems: int) -> str | None:
 def write_curve(
     path: Path, histories: Mapping[str, Sequence[ValidationEntry]], title: str, seconds: float | None = None
 ) -> None:
-    """Validation accuracy of runs, by their labels, against optimizer steps and against wall-clock, as a PNG.
-
-    Args:
-        seconds: where the axis of the wall-clock ends, such as a time budget; None for with the last validation.
-    """
+    """Validation accuracy of labeled runs against optimizer steps and wall-clock (up to `seconds`), as a PNG."""
     with figure(path, (10, 4), (1, 2), title, sharey=True) as panels:
         for panel, key, label in zip(
             panels, ("step", "wall_clock_s"), ("optimizer steps", "wall-clock, s"), strict=True
@@ -141,9 +132,7 @@ def write_steps_plot(
 def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> None:
     """Validation accuracy against the number of training traces, as a PNG: the mean of the seeds, and each one.
 
-    Args:
-        curves: label -> number of traces -> accuracy of each seed.
-        before: accuracy of the policy before fine-tuning.
+    `curves` go from label to number of traces to the seeds' accuracies; `before` is that without fine-tuning.
     """
     with figure(path, (6.5, 4)) as (panel,):
         for label, points in curves.items():

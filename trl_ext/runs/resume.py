@@ -27,15 +27,10 @@ _YARDSTICK = (OnResume.YARDSTICK, OnResume.YARDSTICK_AS_USED)
 
 @dataclass(frozen=True)
 class SettingsKnowledge:
-    """What each setting means for resuming.
+    """What each setting, by its name, means for resuming."""
 
-    Attributes:
-        meaning: by name, where another value does not simply make it another experiment.
-        defaults: by name, as JSON has them: what a version had that did not know the setting.
-    """
-
-    meaning: Mapping[str, OnResume]
-    defaults: Mapping[str, Any]
+    meaning: Mapping[str, OnResume]  # where another value does not simply make it another experiment
+    defaults: Mapping[str, Any]  # as JSON has them: what a version had that did not know the setting
 
     @classmethod
     def of(cls, classes: Iterable[type]) -> SettingsKnowledge:
@@ -74,11 +69,7 @@ class Difference(NamedTuple):
 
 
 def find_checkpoint(resume: str, output_dir: Path) -> tuple[Path | None, list[str]]:
-    """The checkpoint that `--resume` names (`auto`: the newest good one, if there is one), and lines to print.
-
-    Raises:
-        InputError: there is no such checkpoint, or it is corrupt.
-    """
+    """The checkpoint that `--resume` names (`auto`: the newest good one, if there is one), and lines to print."""
     if resume == "auto":
         return newest(output_dir)
     checkpoint = Path(resume)
@@ -117,10 +108,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], known: Settin
 
 
 def has_same_files(folder: Path, other: Path) -> bool:
-    """Whether two folders hold the same files, byte by byte, as those of a base policy that another version has built.
-
-    What it was built by is no part of it: `recipe.json`.
-    """
+    """Whether two folders of a base policy, such as of two versions, hold the same files, but for how it was built."""
     if not (folder.is_dir() and other.is_dir()):
         return False
     names = {path.name for path in (*folder.iterdir(), *other.iterdir())} - {"recipe.json"}

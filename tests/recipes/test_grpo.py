@@ -154,10 +154,10 @@ def test_command_line_overrides_yaml_and_trainer_flags_work(tmp_path: Path) -> N
         (["--G", "8"], ["unknown setting --G. Did you mean --group_size?"]),
         (["--max_steps", "three"], ["--max_steps", "three"]),
         (["--max_steps", "0"], ["max_steps is 0, which trains nothing", "recipes/evaluate.py"]),
-        (["--learning_rate", "-1"], ["learning_rate must be a number that is not negative, got -1.0"]),
-        (["--learning_rate", "-1e-5"], ["learning_rate must be a number that is not negative, got -1e-05"]),
+        (["--learning_rate", "-1"], ["learning_rate must be finite and at least 0, got -1.0"]),
+        (["--learning_rate", "-1e-5"], ["learning_rate must be finite and at least 0, got -1e-05"]),
         (["--max_steps", "3", "--config"], ["error: argument --config: expected one argument"]),
-        (["--learning_rate", "nan"], ["learning_rate must be a number", "got nan"]),
+        (["--learning_rate", "nan"], ["learning_rate must be finite", "got nan"]),
         (["--learning_rate", "fast"], ["--learning_rate", "fast"]),
         (["--config=recipes/none.yaml"], ["recipes/none.yaml"]),
         (["--config", "recipes/none.yaml"], ["recipes/none.yaml"]),
@@ -300,7 +300,9 @@ def test_grpo_refuses_or_drops_prompts_beyond_the_context(
     larger = parse(
         GRPO_SETTINGS, "about", tmp_path / "mine.yaml", [*ON_A_CPU, "--too_long", "drop", "--group_size", "2"]
     )
-    with pytest.raises(InputError, match=r"4 training problems, and a rollout has 8 different ones .* lower rollout_b"):
+    with pytest.raises(
+        InputError, match=r"a rollout needs 8 different training problems .* there are 4: lower rollout_b"
+    ):
         run_recipe(*larger)
 
 

@@ -234,7 +234,7 @@ def test_trls_words_are_taken_over_into_the_axes(trls: dict[str, Any], axes: dic
         ({"scale_rewards": "btch"}, "unknown value of scale_rewards 'btch'. Did you mean 'batch'? Known: batch, group, none"),
         ({"multi_objective_aggregation": "sum"}, "unknown value of multi_objective_aggregation 'sum'"),
         ({"policy_loss": "sapo", "importance_sampling_level": "sequence"},
-         "policy_loss 'sapo' has no such form, ppo_clip and gspo have"),
+         "policy_loss 'sapo' has no such form; use ppo_clip or gspo"),
         ({"importance_sampling_level": "sequence", "beta": 0.1},
          "importance_sampling_level='sequence' with beta=0.1 and use_bias_correction_kl=True next to a preset or an axis"),
     ],

@@ -74,12 +74,12 @@ def prefers_incorrect(correct: Flags, score: Floats) -> float:
 
 
 def _check(correct: Flags, n: int) -> int:
-    """N, if n is between 1 and it.
+    """Return N.
 
     Raises:
-        ValueError: it is not.
+        ValueError: n is not between 1 and N.
     """
     total = int(correct.shape[1])
     if not 1 <= n <= total:
-        raise ValueError(f"n={n} of {total} samples per problem")
+        raise ValueError(f"n must be between 1 and {total}, the samples per problem, got {n}")
     return total

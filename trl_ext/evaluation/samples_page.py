@@ -36,16 +36,17 @@ def at_fault(rows: Sequence[Row]) -> list[str | None]:
 
     A last number that is the answer by chance counts as read, so `PARSER` is an upper bound.
     """
-    wrong = [row for row in rows if not is_correct(row)]
-    tried = [(n, answer) for n, row in enumerate(wrong) for answer in readings(row)]
+    incorrect = [row for row in rows if not is_correct(row)]
+    tried = [(n, answer) for n, row in enumerate(incorrect) for answer in readings(row)]
     grades = strict(
         [f"</think> <answer> {answer} </answer>" for _, answer in tried],
-        [wrong[n]["answer"] for n, _ in tried],
+        [incorrect[n]["answer"] for n, _ in tried],
         answer_format="r1_zero",
     )
     read = {n for (n, _), grade in zip(tried, grades, strict=True) if grade.correct}
     found = iter(
-        PARSER if n in read else CUT_OFF if row["finish_reason"] == "length" else MODEL for n, row in enumerate(wrong)
+        PARSER if n in read else CUT_OFF if row["finish_reason"] == "length" else MODEL
+        for n, row in enumerate(incorrect)
     )
     return [None if is_correct(row) else next(found) for row in rows]
 

@@ -153,10 +153,9 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         needed = self.generation_batch_size // self.num_generations
         if problems < needed:
             raise InputError(
-                f"{problems} training problems, and a rollout has {needed} different ones (rollout_batch_size "
-                f"{self.generation_batch_size} in groups of group_size {self.num_generations}), so that nothing would "
-                f"be trained: lower rollout_batch_size to {problems * self.num_generations} or less, or give more "
-                "problems"
+                f"a rollout needs {needed} different training problems (rollout_batch_size "
+                f"{self.generation_batch_size} in groups of group_size {self.num_generations}), there are {problems}: "
+                f"lower rollout_batch_size to {problems * self.num_generations} or less, or give more problems"
             )
 
     def advantage_fn(self) -> Callable[..., Any]:

@@ -524,7 +524,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if slices != [self.args.per_device_train_batch_size] * self.args.steps_per_generation:
             log.warning(
                 "the checkpoint was saved within a rollout of %d micro-batches of %d rows, now there are %d of "
-                "%d (--per_device_train_batch_size): the steps that were left on it are made on a new rollout",
+                "%d (--per_device_train_batch_size): the remaining steps on it use a new rollout",
                 len(slices), slices[0], self.args.steps_per_generation, self.args.per_device_train_batch_size,
             )  # fmt: skip
             return

@@ -136,10 +136,10 @@ class RunSettings:
             raise ValueError("lr_decay_fraction is a fraction of the time budget: give --time_budget too")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):
             if not 0 <= getattr(config, name) < math.inf:
-                raise ValueError(f"{name} must be a number that is not negative, got {getattr(config, name)}")
+                raise ValueError(f"{name} must be finite and at least 0, got {getattr(config, name)}")
         if config.max_steps == 0 or config.max_steps < -1:
             raise ValueError(
-                f"max_steps is {config.max_steps}, which trains nothing: recipes/evaluate.py measures a policy as it is"
+                f"max_steps is {config.max_steps}, which trains nothing; use recipes/evaluate.py to evaluate a model"
             )
         if isinstance(self.stop, str):
             self.stop = [self.stop]
@@ -165,7 +165,7 @@ class RunSettings:
                 )
         batching = "use_transformers_continuous_batching"
         if not config.use_vllm and self.stop and getattr(config, batching, False):
-            raise ValueError(f"{batching} with stop: generate_batch knows no stop strings; leave one of them out")
+            raise ValueError(f"{batching} with stop: generate_batch has no stop strings; leave one of them out")
 
     def engine_settings(self) -> dict[str, Any]:
         """Keyword arguments of vLLM in addition to TRL's own settings."""

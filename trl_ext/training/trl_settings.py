@@ -109,8 +109,8 @@ def take_over_policy_loss(
         instead = _member(name, value, config, table[name].losses)
         if chosen not in instead:
             raise ValueError(
-                f"{name}={value!r} next to a preset or an axis: policy_loss {chosen!r} has no such form, "
-                f"{' and '.join(instead)} have"
+                f"{name}={value!r} next to a preset or an axis: policy_loss {chosen!r} has no such form; "
+                f"use {' or '.join(instead)}"
             )
         if instead[chosen] != chosen:  # with the clipping range of the loss whose place it takes
             inherited = {**losses.options(chosen), **(options if chosen == loss else {})}

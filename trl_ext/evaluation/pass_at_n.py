@@ -74,11 +74,7 @@ def prefers_incorrect(correct: Flags, score: Floats) -> float:
 
 
 def _check(correct: Flags, n: int) -> int:
-    """Return N.
-
-    Raises:
-        ValueError: n is not between 1 and N.
-    """
+    """Return N; n has to be between 1 and it."""
     total = int(correct.shape[1])
     if not 1 <= n <= total:
         raise ValueError(f"n must be between 1 and {total}, the samples per problem, got {n}")

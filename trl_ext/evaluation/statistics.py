@@ -15,9 +15,6 @@ def wilson_interval(successes: int, trials: int, z: float = Z95) -> tuple[float,
 
     Args:
         z: half-width in standard errors; the default gives 95 %.
-
-    Raises:
-        ValueError: no trials, or more successes than trials.
     """
     if not 0 <= successes <= trials or trials == 0:
         raise ValueError(f"{successes} successes in {trials} trials")
@@ -31,9 +28,6 @@ def mean_interval(values: Sequence[float], z: float = Z95) -> tuple[float, float
     """Interval of the mean of independent values in 0..1, such as a problem's fraction of correct samples.
 
     Where all values are 0 or 1 this is Wilson's, else the mean and its standard error.
-
-    Raises:
-        ValueError: no values.
     """
     if all(value in (0, 1) for value in values):
         return wilson_interval(round(sum(values)), len(values), z)
@@ -55,9 +49,6 @@ def latest_within_one_standard_error(accuracies: Sequence[float], trials: Sequen
 
     Args:
         trials: the number of problems of each validation.
-
-    Raises:
-        ValueError: no accuracies, or not as many numbers of problems.
     """
     if not accuracies or len(accuracies) != len(trials):
         raise ValueError(f"{len(accuracies)} accuracies of {len(trials)} validations")
@@ -71,11 +62,7 @@ _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of a few normal differences, such as of two settings at the same seeds (Student 1908).
-
-    Raises:
-        ValueError: fewer than two, which have no standard deviation.
-    """
+    """95 % interval of the mean of two or more normal differences, such as settings' at the same seeds (Student 1908)."""
     n = len(differences)
     if n < 2:
         raise ValueError(f"an interval needs two differences at least, got {n}")
@@ -98,11 +85,7 @@ class Comparison:
 
 
 def compare_paired(first: Sequence[float], second: Sequence[float]) -> Comparison:
-    """Compare per-problem scores in 0..1; pairing takes the problems' own difficulty out of the noise.
-
-    Raises:
-        ValueError: none, or not as many of one as of the other.
-    """
+    """Compare per-problem scores in 0..1; pairing removes the noise of the problems' own difficulty."""
     if not first or len(first) != len(second):
         raise ValueError(f"{len(first)} scores against {len(second)}; they must be of the same problems")
     gains = [b - a for a, b in zip(first, second, strict=True)]

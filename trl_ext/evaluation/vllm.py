@@ -29,9 +29,6 @@ def evaluate_vllm(
         reward_fn: (response, ground truth) -> dict with `format_reward` and `answer_reward`: `r1_zero_reward_fn`.
         eval_sampling_params: the handout keeps the stop string, `include_stop_str_in_output=True`.
         ground_truths: one per prompt.
-
-    Raises:
-        ValueError: not as many ground truths as prompts.
     """
     problems = [{"prompt": p, "answer": truth} for p, truth in zip(prompts, ground_truths, strict=True)]
 

@@ -25,21 +25,13 @@ def every(rows: Sequence[Row]) -> list[Row]:
 
 @SELECTIONS.register
 def at_most(rows: Sequence[Row], *, k: int = 1) -> list[Row]:
-    """The first k correct rollouts of each question.
-
-    Raises:
-        ValueError: k is less than 1.
-    """
+    """The first k correct rollouts of each question, k at least 1."""
     return _of_each_question(rows, k, lambda row: 0)
 
 
 @SELECTIONS.register
 def shortest(rows: Sequence[Row], *, k: int = 1) -> list[Row]:
-    """The k correct rollouts of each question with the fewest tokens.
-
-    Raises:
-        ValueError: k is less than 1.
-    """
+    """The k correct rollouts of each question with the fewest tokens, k at least 1."""
     return _of_each_question(rows, k, lambda row: row["tokens"])
 
 

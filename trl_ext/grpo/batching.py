@@ -109,11 +109,7 @@ def pack_on_shared_prompts(rows: Iterable[Row], budget: int) -> list[list[list[R
 
 
 def split_into(runs: Sequence[Sequence[Row]], n: int) -> list[list[Row]]:
-    """The same rows in exactly `n` micro-batches: the largest is halved while there are too few, then empty ones added.
-
-    Raises:
-        ValueError: there are more than n.
-    """
+    """The same rows in exactly `n` micro-batches: the largest is halved while there are too few, then empty ones."""
     if len(runs) > n:
         raise ValueError(f"{len(runs)} micro-batches do not fit into {n}")
     found = [list(run) for run in runs]

@@ -145,11 +145,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         return self.policy_loss is not None
 
     def check_problem_count(self, problems: int) -> None:
-        """Refuse fewer training problems than a rollout has: TRL's `RepeatSampler` drops an incomplete rollout.
-
-        Raises:
-            InputError: with the settings to change.
-        """
+        """Refuse fewer training problems than a rollout has: TRL's `RepeatSampler` drops an incomplete rollout."""
         needed = self.generation_batch_size // self.num_generations
         if problems < needed:
             raise InputError(

@@ -50,11 +50,7 @@ class Curriculum:
 
     @classmethod
     def of_dataset(cls, rows: object, keep_prob: float, seed: int) -> Curriculum:
-        """The curriculum of a training set.
-
-        Raises:
-            TypeError: the training set is not a `datasets.Dataset`.
-        """
+        """The curriculum of a training set, which has to be a `datasets.Dataset`."""
         if not isinstance(rows, Dataset):
             raise TypeError(
                 "uninformative_keep_prob needs a train_dataset whose rows can be looked up, a datasets.Dataset"

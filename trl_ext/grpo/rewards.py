@@ -28,9 +28,6 @@ def score_on_all_ranks(
         score: TRL's method, which gathers the ranks' rewards at its end.
         fault: returns an error if the gathered rewards are faulty as a whole.
         unscored: (this rank's rows, R), gathered after an exception, since the other ranks wait in `score`.
-
-    Raises:
-        RewardError: another rank raised an exception.
     """
     error: Exception | None = None
     try:

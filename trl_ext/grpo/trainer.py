@@ -126,11 +126,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         trial: object = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Train as `Trainer` does.
-
-        Raises:
-            ValueError: there are fewer training problems than a rollout has.
-        """
+        """Train as `Trainer` does, unless there are fewer training problems than a rollout has."""
         if isinstance(self.train_dataset, Sized):
             self.args.check_problem_count(len(self.train_dataset))
         return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)

@@ -94,11 +94,7 @@ class TimeBasedLRDecay(TrainerCallback):
         self.factor = 1.0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        """Wrap the schedule's own functions, so that the logged rate is the one used.
-
-        Raises:
-            TypeError: the schedule is not a function of the step.
-        """
+        """Wrap the schedule's own functions, so that the logged rate is the one used; other schedules are refused."""
         scheduler = getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"])  # in Accelerate's wrapper
         if not hasattr(scheduler, "lr_lambdas"):
             raise TypeError(

@@ -59,11 +59,7 @@ class HandoutConfig(BatchConfig, Protocol):
 
 
 def resolve_handout(args: HandoutConfig) -> None:
-    """Write the handout's fields of an `ExtGRPOConfig` into TRL's, in place.
-
-    Raises:
-        ValueError: a handout name and its TRL name disagree, or sizes do not divide; the message has the numbers.
-    """
+    """Write the handout's fields into TRL's, in place; refuse what disagrees or does not divide, with the numbers."""
     sizes = ("rollout_batch_size", "group_size", "train_batch_size", "micro_train_batch_size", "n_grpo_steps")
     check_at_least_1(args, *sizes)
     _check_rollout(args)
@@ -99,11 +95,7 @@ def _check_rollout(args: HandoutConfig) -> None:
 
 
 def resolve_train_batch(args: BatchConfig) -> None:
-    """train_batch_size = micro batch x accumulation x ranks: two of them give the third, in a config of any trainer.
-
-    Raises:
-        ValueError: they do not divide; the message has the numbers.
-    """
+    """train_batch_size = micro batch x accumulation x ranks: two of them give the third, in a config of any trainer."""
     train, world_size = args.train_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
     if train is None:
         return

@@ -18,11 +18,7 @@ def _number(value: Any) -> Any:
 
 
 def check_at_least_1(settings: object, *names: str) -> None:
-    """Refuse a setting below 1; None means that it is not set.
-
-    Raises:
-        ValueError: with the setting and its value.
-    """
+    """Refuse a setting below 1; None means that it is not set."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and value < 1:
@@ -30,11 +26,7 @@ def check_at_least_1(settings: object, *names: str) -> None:
 
 
 def parse_options(name: str, options: Mapping[str, Any] | str | None) -> dict[str, Any] | None:
-    """Options given as a mapping, as JSON, or as `a=1,b=2`.
-
-    Raises:
-        ValueError: the text is neither; the message shows it and both forms.
-    """
+    """Options given as a mapping, as JSON, or as `a=1,b=2`; another text is a ValueError that shows both forms."""
     if options is None or isinstance(options, Mapping):
         return None if options is None else {key: _number(value) for key, value in options.items()}
     try:

@@ -26,11 +26,7 @@ _TRLS_ENGINE = (
 
 @dataclass
 class RunSettings:
-    """Mixin for TRL's configs.
-
-    Raises:
-        ValueError: a limit out of range.
-    """
+    """Mixin for TRL's configs."""
 
     # Resuming.
     resume: Annotated[str | None, OnResume.OF_PROCESS] = HfArg(
@@ -177,11 +173,7 @@ _OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_")
 
 
 def choose_engine(asked: bool | str) -> tuple[bool, str]:
-    """Whether vLLM generates, and why.
-
-    Raises:
-        ValueError: another value, or vLLM is asked for and not installed.
-    """
+    """Whether vLLM generates, and why; refuses vLLM where it is not installed."""
     choices = {"auto": None, "true": True, "false": False}
     if str(asked).lower() not in choices:
         raise ValueError(f"use_vllm must be auto, true or false, got {asked!r}")

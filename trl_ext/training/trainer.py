@@ -282,11 +282,7 @@ class ReliableTrainer(Trainer):
         return list(progress.jobs) if progress is not None else []
 
     def save_final_model(self) -> None:
-        """Write model and tokenizer into the run's folder, each file atomically.
-
-        Raises:
-            NotSavedError: they cannot be written; the message says what to do.
-        """
+        """Write model and tokenizer into the run's folder, each file atomically, or raise `NotSavedError`."""
         run = Path(self.args.output_dir)
         scratch = self._make_scratch("model")
         try:

@@ -47,11 +47,7 @@ def rules(names: str, rule: Rule) -> dict[str, Rule]:
 
 
 def check_needs(part: Settings, table: Mapping[str, Rule]) -> None:
-    """Refuse a setting that would be ignored because of another one.
-
-    Raises:
-        ValueError: with both settings.
-    """
+    """Refuse a setting that would be ignored because of another one, with both."""
     for name, value in _changed(part, table).items():
         missing = [need for need in table[name].needs if not getattr(part, need)]
         if missing:
@@ -59,11 +55,7 @@ def check_needs(part: Settings, table: Mapping[str, Rule]) -> None:
 
 
 def refuse_ignored(config: Settings, table: Mapping[str, Rule]) -> None:
-    """Refuse what the table refuses next to a preset or an axis.
-
-    Raises:
-        ValueError: with each such setting and what to use instead.
-    """
+    """Refuse what the table refuses next to a preset or an axis, with what to use instead."""
     refused = []
     for name, value in _changed(config, table).items():
         others = [f"{other}={getattr(config, other)!r}" for other in table[name].excludes if getattr(config, other)]
@@ -76,11 +68,7 @@ def refuse_ignored(config: Settings, table: Mapping[str, Rule]) -> None:
 
 
 def take_over_advantage(config: AxesConfig, table: Mapping[str, Rule]) -> None:
-    """Choose the advantage that TRL's settings mean.
-
-    Raises:
-        ValueError: an unknown value, or another advantage is chosen.
-    """
+    """Choose the advantage that TRL's settings mean; refuse an unknown value, or another chosen advantage."""
     for name, value in _changed(config, table).items():
         if not table[name].advantages:
             continue
@@ -99,9 +87,6 @@ def take_over_policy_loss(
     Args:
         loss, options: the preset's.
         losses: the members of the axis.
-
-    Raises:
-        ValueError: the policy loss cannot express a setting, or an option is given with another value.
     """
     chosen = config.policy_loss or loss
     for name in (n for n in _changed(config, table) if table[n].losses):

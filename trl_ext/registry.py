@@ -62,6 +62,7 @@ class Registry(dict[str, Callable[..., Any]]):
         fault: calls a user's own member on a small example with groups (or as many rows) of the given size, and
             describes what is wrong with the result; None if nothing is.
         properties: properties that a member may declare when it is registered; False if undeclared.
+        adapt: a user's own function -> one with the signature of the members.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class Registry(dict[str, Callable[..., Any]]):
         kind: str,
         fault: Callable[[Callable[..., Any], int], str | None] | None = None,
         properties: Iterable[str] = (),
+        adapt: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
     ) -> None:
         super().__init__()
-        self.kind, self.fault, self.properties = kind, fault, tuple(properties)
+        self.kind, self.fault, self.properties, self.adapt = kind, fault, tuple(properties), adapt
 
     @typing.overload
     def register(self, function: F, /) -> F: ...
@@ -99,7 +101,7 @@ class Registry(dict[str, Callable[..., Any]]):
         if name in self:
             return self[name]
         if ":" in name:
-            return import_function(name, self.kind)
+            return self.adapt(import_function(name, self.kind))
         raise unknown(self.kind, name, self)
 
     def options(self, name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from trl_ext.data.load import ANSWER_SOURCES, load_problems
+from trl_ext.data.load import ANSWER_SOURCES, load_problems, read_problems
 from trl_ext.registry import UnknownName
 
 COLUMNS = ["prompt", "answer", "problem", "level", "subject", "row"]
@@ -227,3 +227,62 @@ def test_mini_math_has_the_same_columns_and_follows_its_seed() -> None:
     assert first["prompt"] == again["prompt"]
     assert first["prompt"] != other["prompt"]
     assert all(level > 0 for level in first["level"])
+
+
+# Published datasets, as they are downloaded.
+
+DOWNLOADED = [
+    ({"question": "2 + 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 1,005"}, "2 + 3?", "1005"),
+    ({"problem": "P", "solution": r"so \boxed{\frac{1}{2}}.", "level": "Level 3", "subject": "Algebra"}, "P", r"\frac{1}{2}"),
+    ({"problem": "P", "solution": r"so $\boxed 4$.", "level": "Level 3", "type": "Algebra"}, "P", "4"),
+    ({"target": 98, "nums": [44, 19, 35]}, "Using the numbers 44, 19, 35, make an expression that equals 98.", "98: 44 19 35"),
+    (
+        {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So.\n\nFinal Answer: The final "
+                      "answer is $72$. I hope it is correct."}]},
+        "Why?", "72",
+    ),
+    ({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": r"\boxed{7}"}], "id": "1"}, "Q", "7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "problem", "answer"), DOWNLOADED)
+def test_published_files_are_recognized_by_columns(
+    row: dict[str, Any], problem: str, answer: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
+    found = read_problems(str(tmp_path / "x.jsonl"), "test", "r1_zero")
+    assert found.rows[0]["problem"].startswith(problem)
+    assert found.rows[0]["answer"] == answer
+    line = found.source.line("validation")
+    assert "is the problem" in line
+    assert f"; the first: {problem[:20]!r}"[:-1] in line
+    assert line.endswith(f"-> {answer!r}")
+
+
+def test_columns_that_are_asked_for_are_not_second_guessed(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"problem": "P", "answer": "3", "solution": r"\boxed{4}"}) + "\n")
+    assert load_problems(str(path), "test", "r1_zero")[0]["answer"] == "3"
+    path.write_text(json.dumps({"question": "P", "answer": "#### 4"}) + "\n")
+    asked = load_problems(str(path), "test", "r1_zero", problem_column="question", answer_source="as_is")
+    assert asked[0]["answer"] == "#### 4"
+    path.write_text(json.dumps({"question": "P", "answer": "4"}) + "\n")
+    with pytest.raises(ValueError, match=r"line 1: no answer in 'answer': '4'"):
+        load_problems(str(path), "test", "r1_zero")
+
+
+def test_presets_are_hub_datasets_with_their_held_out_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def read(dataset: str, split: str, config: str | None) -> list[dict[str, Any]]:
+        asked.append((dataset, split, config))
+        return [{"question": "P", "answer": "#### 4"}]
+
+    monkeypatch.setattr("trl_ext.data.load.read_table", read)
+    for split in ("train", "validation", "test"):
+        assert load_problems("gsm8k", split, "r1_zero")[0]["answer"] == "4"
+    load_problems("countdown_tasks", "train", "r1_zero")
+    assert asked == [
+        ("openai/gsm8k", "train", "main"), ("openai/gsm8k", "test", "main"), ("openai/gsm8k", "test", "main"),
+        ("Jiayi-Pan/Countdown-Tasks-3to4", "train", None),
+    ]  # fmt: skip

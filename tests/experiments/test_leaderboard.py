@@ -93,6 +93,30 @@ def test_a_broken_rule_is_named(others: dict[str, Any], line: str) -> None:
     assert violations(RULES["math_4h"], *stage_settings("math_4h", **others), is_last=True) == [line]
 
 
+@pytest.mark.parametrize(
+    ("dataset", "split", "broken"),
+    [
+        ("math", "test", []),
+        ("a/place/MATH/{split}.jsonl", "validation", []),
+        ("a/place/MATH/{split}.jsonl", "test", ["validation_split must be 'validation', is 'test'"]),
+        ("MATH_{split}.jsonl", "validation", ["dataset must be", "validation_split must be"]),
+    ],
+)
+def test_copies_of_the_courses_dataset_keep_to_the_rules(dataset: str, split: str, broken: list[str]) -> None:
+    rules = RULES["math_4h"]
+    found = violations(rules, *stage_settings("math_4h", dataset=dataset, validation_split=split), is_last=True)
+    assert [line.startswith(words) for line, words in zip(found, broken, strict=True)] == [True] * len(broken)
+
+
+def test_a_folder_called_like_the_model_is_the_model() -> None:
+    rules = RULES["math_4h"]
+    assert rules.has_model("some/models/Qwen2.5-Math-1.5B")
+    assert not rules.has_model("Qwen2.5-Math-1.5B-Instruct")
+    assert not rules.has_model("models/Math-1.5B")
+    assert not rules.has_model(None)
+    assert RULES["mini"].has_model(None)
+
+
 def test_rules_apply_to_validation_and_not_to_rollouts() -> None:
     others = {
         "temperature": 0.8,

@@ -399,3 +399,21 @@ def test_an_adapters_folder_has_the_context_of_its_base(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     assert _base_of(str(tmp_path)) == str(tmp_path)
     assert _base_of("Qwen/Qwen3-0.6B-Base") == "Qwen/Qwen3-0.6B-Base"
+
+
+def test_best_of_n_takes_its_first_samples_from_an_evaluation(policy: str, tmp_path: Path) -> None:
+    common = {"model_name_or_path": policy, "problems": 4, "max_tokens": 8, "use_vllm": "false"}
+    before, folder = tmp_path / "before", tmp_path / "at_n"
+    zero_shot = run_evaluation(Evaluation(**common, output_dir=str(before)))
+    settings = {**common, "samples": 3, "at": [1, 3], "first_from": str(before), "output_dir": str(folder)}
+    found = run_best_of_n(BestOfN(**settings))
+    rows = {(row["problem_id"], row["sample"]): row for row in read_jsonl(folder / "samples.jsonl")}
+    assert len(rows) == 4 * 3
+    assert [rows[problem, 0]["response"] for problem in range(4)] == [row["response"] for row in zero_shot.rows]
+    assert found["first"]["1"]["mean"] == found["best"]["1"]["mean"] == zero_shot.accuracy
+    assert not list(folder.glob("samples.rank*"))
+    warmer = BestOfN(**{**settings, "temperature": 0.5, "output_dir": str(tmp_path / "other")})
+    with pytest.raises(InputError, match=r"is an evaluation of other settings \(temperature: 1.0 there, 0.5 now\)"):
+        run_best_of_n(warmer)
+    with pytest.raises(InputError, match=r"has no summary.json: no evaluation has ended there"):
+        run_best_of_n(BestOfN(**{**settings, "first_from": str(tmp_path), "output_dir": str(tmp_path / "other")}))

@@ -20,17 +20,18 @@ from trl_ext.experiments.lab.questions import COMMON, cells_of, read_lab, read_q
 from trl_ext.experiments.pipeline.settings import read_pipeline
 from trl_ext.io import as_flags
 from trl_ext.prompts import format_prompt, load_prompt
+from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.evaluate import Evaluation
 from trl_ext.recipes.preflight import rows_in_context
 from trl_ext.recipes.settings import Data
 from trl_ext.runs.recipes import RECIPES
 
-CONTEXTS = {"Qwen/Qwen2.5-Math-1.5B": 4096, "Qwen/Qwen3-0.6B-Base": 32768}
+CONTEXTS = {"Qwen/Qwen2.5-Math-1.5B": 4096, "Qwen/Qwen3-0.6B": 40960}
 # Tokens of the longest prompts in r1_zero, counted with Qwen's own merges.
-LONGEST = {"DigitalLearningGmbH/MATH-lighteval": 1747, "openai/gsm8k": 304}
+LONGEST = {"DigitalLearningGmbH/MATH-lighteval": 1747, "gsm8k": 304}
 REAL_ROWS = "TRL_EXT_REAL_ROWS"
-FILES = {"DigitalLearningGmbH/MATH-lighteval": "math", "openai/gsm8k": "gsm8k"}  # what their names begin with there
+FILES = {"DigitalLearningGmbH/MATH-lighteval": "math", "gsm8k": "gsm8k"}  # what their names begin with there
 SPLITS = ("train", "test")
 
 
@@ -105,7 +106,8 @@ def parsed(run: Run) -> tuple[Any, str, Any]:
         task, model, config = parse(RECIPES[run.recipe].settings(), "about", run.config, [*run.arguments, *ON_A_CPU])
         config.use_vllm = True
         return task, model, config
-    (settings,) = parse((Evaluation,), "about", run.config, [*run.arguments])
+    kind = BestOfN if run.recipe == "best_of_n" else Evaluation
+    (settings,) = parse((kind,), "about", run.config, [*run.arguments])
     return settings, settings, settings
 
 
@@ -134,7 +136,7 @@ def test_every_yaml_file_with_a_real_model_is_among_the_runs() -> None:
     begun = {run.config for run in RUNS.values()} | {ROOT / word for run in RUNS.values() for word in run.arguments}
     alone = {path for path in named if any(run in RUNS.values() for run in runs_of(path).values())}
     assert named <= begun | alone
-    assert {run.recipe for run in RUNS.values()} == {"grpo", "sft", "expert_iteration", "evaluate"}
+    assert {run.recipe for run in RUNS.values()} == {"grpo", "sft", "expert_iteration", "evaluate", "best_of_n"}
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -279,3 +280,22 @@ def test_a_reference_that_is_nan_is_refused(reference: Any) -> None:
 def test_the_text_nan_of_a_table_earns_no_reward() -> None:
     assert math_reward_fn("</think> <answer>nan</answer>", "nan")["reward"] == 0
     assert math_reward_fn("</think> <answer> NaN </answer>", "nan")["reward"] == 0
+
+
+def test_the_courses_grader_is_plugged_in_as_it_is(tmp_path: Path) -> None:
+    """A function of one response that returns the reward dict; one of all responses stays what it is."""
+    file = tmp_path / "theirs.py"
+    file.write_text(
+        "from trl_ext.rewards import Grade\n"
+        "def r1_zero_reward_fn(response, ground_truth, fast=True):\n"
+        "    good = response == ground_truth\n"
+        "    return {'format_reward': 1.0, 'answer_reward': float(good), 'reward': float(good)}\n"
+        "def mine(responses, truths):\n"
+        "    return [Grade(True, r, True, '') for r in responses]\n"
+    )
+    grades = GRADERS.build(f"{file}:r1_zero_reward_fn")(["4", "5"], ["4", "4"])
+    assert [grade.rewards() for grade in grades] == [
+        {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0},
+        {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0},
+    ]
+    assert GRADERS.build(f"{file}:mine")(["4"], ["5"])[0].correct

@@ -37,10 +37,15 @@ def problems(split: str, seed: int = 0) -> Iterator[dict[str, Any]]:
         target = _reachable(numbers, rng)
         if target is None or not 1 <= target <= 999 or target in numbers:
             continue
-        listed = " ".join(map(str, numbers))
         if split_of(target, numbers) == split:
-            text = TEXT.format(numbers=listed.replace(" ", ", "), target=target)
-            yield {"problem": text, "answer": f"{target}: {listed}", "level": len(numbers), "subject": "countdown"}
+            yield described(target, numbers)
+
+
+def described(target: int, numbers: Sequence[int]) -> dict[str, Any]:
+    """The row of a problem."""
+    listed = " ".join(map(str, numbers))
+    text = TEXT.format(numbers=listed.replace(" ", ", "), target=target)
+    return {"problem": text, "answer": f"{target}: {listed}", "level": len(numbers), "subject": "countdown"}
 
 
 def countdown(split: str, n: int, seed: int = 0) -> Dataset:

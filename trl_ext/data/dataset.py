@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from transformers.hf_argparser import HfArg
 
 from trl_ext.compat.on_resume import OnResume
+from trl_ext.data.formats import PUBLISHED
 from trl_ext.data.lengths import TOO_LONG
 from trl_ext.data.load import ANSWER_SOURCES, GENERATORS, Problems, read_problems
 from trl_ext.data.source import Source
@@ -30,8 +31,8 @@ class DatasetSettings:
 
     dataset: str = HfArg(
         default="mini_math",
-        help=f"The problems come from {', '.join(GENERATORS)}, a Hub id, or a file (.jsonl, .json, "
-        f".csv, .parquet; {{split}} in its path).",
+        help=f"The problems come from {', '.join((*GENERATORS, *PUBLISHED))}, a Hub id, or a file (.jsonl, .json, "
+        f".csv, .parquet; {{split}} in its path). GSM8K, MATH, Countdown and chats are read as they are published.",
     )
     dataset_config: str | None = HfArg(
         default=None, help="The configuration of a Hub dataset; several are separated by commas."

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
+from trl_ext.data.formats import PUBLISHED, Columns, recognized
 from trl_ext.data.sample import Table, kinds_of_table, stratified_order
 from trl_ext.data.source import Source
 from trl_ext.io import read_jsonl
@@ -28,6 +29,8 @@ GENERATORS = {"mini_math": mini_math, "countdown": countdown}
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 GENERATED_PROBLEMS = 4096  # to train on, where a generated dataset is used and no number is given
 _LEVEL = re.compile(r"\d+")
+_FINAL = re.compile(r"final answer is:?\s*(.+?)\.?(?:\s*I hope it is correct\.?)?\s*$", re.IGNORECASE | re.MULTILINE)
+AS_STORED = Columns("problem", "answer", "as_is", ())  # what is not asked for may be recognized by its columns
 _BOX = re.compile(r"\\(?:boxed|fbox)(?=[ {])")
 
 
@@ -50,6 +53,13 @@ def after_hashes(text: str) -> str | None:
     """The column holds a solution that ends in `#### answer`, as in GSM8K; thousands separators are dropped."""
     _, hashes, answer = text.rpartition("####")
     return answer.strip().replace(",", "") or None if hashes else None
+
+
+@ANSWER_SOURCES.register
+def final_answer(text: str) -> str | None:
+    r"""The column holds a text with a last `\boxed{answer}` or "the final answer is ...", as in Tulu 3."""
+    said = _FINAL.findall(text)
+    return last_boxed(text) or (said[-1].strip().strip("$").strip() or None if said else None)
 
 
 @dataclass(frozen=True)
@@ -82,8 +92,8 @@ def read_problems(
     """Rows to train or validate on, each with its number in the split as `row`.
 
     Args:
-        dataset: `mini_math`, `countdown`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with `{split}` in its path
-            for the split.
+        dataset: `mini_math`, `countdown`, a name of `PUBLISHED`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with
+            `{split}` in its path for the split.
         dataset_config: of a Hub dataset; several, such as MATH's subjects, with commas between them.
         split: `train` or `validation` of a generated dataset, else the split's name.
         prompt: a shipped prompt's name or a template file.
@@ -99,15 +109,24 @@ def read_problems(
             from 0, and the field.
     """
     template = load_prompt(prompt)
-    extract = ANSWER_SOURCES.build(answer_source)
+    ANSWER_SOURCES.get_function(answer_source)
+    if known := PUBLISHED.get(dataset):
+        dataset, dataset_config = known.hub_id, dataset_config or known.config
+        split = known.held_out if split == "validation" and known.held_out else split
     table, numbers, source = _chosen(dataset, split, dataset_config, n, seed, sample_seed, in_sample_order)
-    refuse_missing_columns(dataset, table, (problem_column, answer_column))
-    rows = []
-    for number, row in zip(numbers, table, strict=True):
+    columns = Columns(problem_column, answer_column, answer_source, ())
+    if columns == AS_STORED and len(table):
+        columns = recognized(table[0]) or columns
+    refuse_missing_columns(dataset, table, columns.needed or (problem_column, answer_column))
+    extract, rows = ANSWER_SOURCES.build(columns.answer_source), []
+    for number, stored in zip(numbers, table, strict=True):
         place = f"{source.file()!r}, {source.place(number)}"
-        rows.append(_row(row, place, template, problem_column, answer_column, extract) | {"row": number})
-        if answer_source == "last_boxed" and len(_BOX.findall(str(row[answer_column]))) > 1:
+        row = {**stored, **columns.read(stored)} if columns.read else stored
+        rows.append(_row(row, place, template, columns.problem, columns.answer, extract) | {"row": number})
+        if columns.answer_source == "last_boxed" and len(_BOX.findall(str(row[columns.answer]))) > 1:
             source.several_boxes.append(source.place(number))
+    if rows and source.available is not None:
+        source.columns, source.first = str(columns), f"{_shortened(rows[0]['problem'])} -> {rows[0]['answer']!r}"
     if any(isinstance(row["answer"], list) for row in rows):  # a column has one type
         rows = [
             {**row, "answer": row["answer"] if isinstance(row["answer"], list) else [row["answer"]]} for row in rows
@@ -205,6 +224,10 @@ def _row(
         "level": int(level[0]) if level else 0,  # 0: the dataset has no levels
         "subject": str(row.get("subject") or row.get("type") or ""),
     }
+
+
+def _shortened(text: str, most: int = 60) -> str:
+    return repr(text if len(text) <= most else f"{text[:most]}...")
 
 
 def _found_by(answer: object) -> str:

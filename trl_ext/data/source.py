@@ -21,6 +21,8 @@ class Source:
         too_long: places of rows that are left out because their prompts are too long.
         unusable: reference answers that the run's grader can hardly accept, with their places.
         also_in_training: problems of a validation set that are in the training set too.
+        columns: which are read, and how.
+        first: the first row's problem and answer.
     """
 
     dataset: str
@@ -34,6 +36,8 @@ class Source:
     too_long: list[str] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
     also_in_training: int = 0
+    columns: str = ""
+    first: str = ""
 
     def place(self, row: int) -> str:
         """Where a row stands: the line of a .jsonl file from 1, else the row from 0."""
@@ -67,6 +71,8 @@ class Source:
             )
         if self.also_in_training:
             known.append(f"{self.also_in_training} of them are in the training set too")
+        if self.first:
+            known.append(f"{self.columns}; the first: {self.first}")
         return redact_text("; ".join(known))
 
     def summary(self) -> dict[str, Any]:

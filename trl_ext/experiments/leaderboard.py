@@ -58,7 +58,7 @@ def check_pipeline(pipeline: Pipeline) -> Rules:
         raise InputError(str(unknown("rules", str(name), RULES)))
     rules = RULES[name]
     broken = []
-    if pipeline.model_name_or_path != rules.model:
+    if not rules.has_model(pipeline.model_name_or_path):
         broken.append(f"model_name_or_path must be {rules.model!r}, is {pipeline.model_name_or_path!r}")
     if pipeline.time_budget is None or pipeline.time_budget > rules.seconds:
         broken.append(f"time_budget must be at most {rules.seconds:.0f} s, is {pipeline.time_budget}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trl_ext.evaluation.yardstick import validation_temperature
@@ -14,7 +15,10 @@ class Rules:
     """What a result has to be measured on, with what, and in which time.
 
     Attributes:
-        model: what the first stage starts from; None for the base policy that is built locally.
+        model: what the first stage starts from, or a folder of the same name; None for the base policy that is built
+            locally.
+        copies: other datasets that count as the one in `settings`, each with its validation split: a name of
+            `trl_ext.data.formats.PUBLISHED`, or the end of a path.
         settings: of every stage, by name; those of sampling are the validation's.
         problems: of the final validation.
         seconds: at most, from the start of the process, over restarts.
@@ -26,6 +30,19 @@ class Rules:
     problems: int
     seconds: float
     processes: int
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def has_model(self, given: str | None) -> bool:
+        """Whether that is the model, on the Hub or in a folder that is called like it."""
+        return given == self.model or bool(given and self.model and Path(given).name == Path(self.model).name)
+
+    def wanted(self, dataset: str) -> Mapping[str, Any]:
+        """The settings that a stage must have which reads that copy of the dataset."""
+        split = next(
+            (s for end, s in self.copies.items() if Path(dataset).parts[-len(Path(end).parts) :] == Path(end).parts),
+            None,
+        )
+        return self.settings if split is None else {**self.settings, "dataset": dataset, "validation_split": split}
 
 
 _SAMPLING = {
@@ -42,6 +59,7 @@ RULES = {
         problems=5000,
         seconds=4 * 3600,
         processes=2,
+        copies={"math": "test", "MATH/{split}.jsonl": "validation"},  # the latter is how the course hands it out
     ),
     # the same on a laptop
     "mini": Rules(
@@ -67,7 +85,7 @@ def violations(rules: Rules, task: Any, config: Any, is_last: bool) -> list[str]
     found["max_tokens"] = task.validation_max_tokens or config.max_completion_length
     lines = [
         f"{name} must be {wanted!r}, is {found[name]!r}"
-        for name, wanted in rules.settings.items()
+        for name, wanted in rules.wanted(task.dataset).items()
         if found[name] != wanted
     ]
     problems = task.final_validation_problems or task.validation_problems

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from accelerate import PartialState
 from transformers.hf_argparser import HfArg
 
+from trl_ext.errors import InputError
 from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
 from trl_ext.evaluation.report import Report, is_correct
 from trl_ext.evaluation.statistics import mean_interval
-from trl_ext.io import write_json
+from trl_ext.io import read_jsonl, write_json, write_jsonl
 from trl_ext.plots import figure
-from trl_ext.recipes.evaluate import Evaluation, run_evaluation
+from trl_ext.recipes.evaluate import SAMPLES, SETTINGS, Evaluation, run_evaluation
+from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 
 CURVES = {
@@ -33,6 +36,9 @@ class BestOfN(Evaluation):
 
     samples: int = HfArg(default=16, help="The number of responses per problem, and the largest n.")
     at: list[int] = HfArg(default_factory=lambda: [1, 4, 8, 16], help="The values of n.")
+    first_from: str | None = HfArg(
+        default=None, help="The folder of an evaluation whose samples are each problem's first ones, as far as they go."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,6 +48,8 @@ class BestOfN(Evaluation):
 
 def run_best_of_n(settings: BestOfN) -> dict[str, Any]:
     """Sample, then write `best_of_n.json` and `best_of_n.png`, and print the table. Returns what the JSON holds."""
+    if settings.first_from and PartialState().is_main_process:
+        _take_over(settings, Path(settings.first_from), Path(settings.output_dir))
     report = run_evaluation(settings)
     found = curves(report, sorted(set(settings.at)))
     folder = Path(settings.output_dir)
@@ -50,6 +58,32 @@ def run_best_of_n(settings: BestOfN) -> dict[str, Any]:
         draw(folder / "best_of_n.png", found, title=folder.name)
         print(table(found))
     return found
+
+
+def _take_over(settings: BestOfN, earlier: Path, folder: Path) -> None:
+    """Write the samples of an evaluation into a new folder, by the numbers that they have here.
+
+    Raises:
+        InputError: it has not ended, or has other settings than those of this run.
+    """
+    if not (earlier / SUMMARY).is_file():
+        raise InputError(f"first_from: {str(earlier)!r} has no {SUMMARY}: no evaluation has ended there")
+    if any(folder.glob("samples*.jsonl")):
+        return
+    there = yaml.safe_load((earlier / SETTINGS).read_text(encoding="utf-8"))
+    own = ("samples", "at", "first_from")
+    other = [
+        f"{k}: {there[k]!r} there, {v!r} now"
+        for k, v in vars(settings).items()
+        if k not in own and there.get(k, v) != v
+    ]
+    if other or there["samples"] > settings.samples:
+        other = other or [f"samples: {there['samples']} there, {settings.samples} now"]
+        raise InputError(f"first_from: {str(earlier)!r} is an evaluation of other settings ({'; '.join(other)})")
+    rows = read_jsonl(earlier / SAMPLES)
+    renumbered = [{**row, "number": row["problem_id"] * settings.samples + row["sample"]} for row in rows]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_jsonl(folder / "samples.rank_earlier.jsonl", renumbered)
 
 
 def curves(report: Report, at: list[int]) -> dict[str, Any]:

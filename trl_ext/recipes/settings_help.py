@@ -33,8 +33,8 @@ GROUPS = {
     "Steps and batches": "max_steps n_grpo_steps n_ei_steps questions_per_step rollout_batch_size group_size "
     "train_batch_size micro_train_batch_size epochs_per_rollout_batch epochs_per_step rollout_chunk num_train_epochs",
     "Optimizer": "learning_rate lr_scheduler_type warmup_steps lr_decay_fraction bf16 gradient_checkpointing seed",
-    "Sampling": "sampling_temperature sampling_max_tokens sampling_min_tokens stop samples at temperature top_p "
-    "max_tokens min_tokens batch_size",
+    "Sampling": "sampling_temperature sampling_max_tokens sampling_min_tokens stop samples at first_from temperature "
+    "top_p max_tokens min_tokens batch_size",
     "Generation engine": "use_vllm vllm_gpu_memory_utilization vllm_max_model_length vllm_max_num_seqs "
     "vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager vllm_enable_sleep_mode",
     "Computation that a step saves": "skip_zero_advantage_rows dynamic_micro_batches micro_batch_tokens "

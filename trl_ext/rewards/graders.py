@@ -8,10 +8,12 @@ their place.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, wraps
+from typing import Any
 
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.registry import Registry, unknown
@@ -20,7 +22,24 @@ from trl_ext.rewards.extract import ANSWER_FORMATS, Extraction
 from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.rewards.workers.pool import Failure, Pool
 
-GRADERS = Registry("grader")
+
+def each_response(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A grader from a function of one response, as the course hands out: `(response, reference) -> reward dict`.
+
+    A function whose first parameter is in the plural takes all responses at once, as ours do, and is left as it is.
+    """
+    if next(iter(inspect.signature(function).parameters), "s").endswith("s"):
+        return function
+
+    @wraps(function)
+    def grader(responses: Sequence[str], references: Sequence[object]) -> list[Grade]:
+        rewards = [function(*pair) for pair in zip(responses, references, strict=True)]
+        return [Grade(bool(r["format_reward"]), None, bool(r["answer_reward"]), "") for r in rewards]
+
+    return grader
+
+
+GRADERS = Registry("grader", adapt=each_response)
 CACHED_PAIRS = 100_000  # per comparison
 
 # Two integers of at most 15 digits, which are exact as doubles too, are compared in this process.

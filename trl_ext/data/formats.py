@@ -1,0 +1,77 @@
+"""Published datasets: names for them, and how their columns become a problem and an answer, local copies alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trl_ext.data.countdown import described
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A dataset of the Hub.
+
+    Attributes:
+        held_out: its split to validate on, which `validation` names too.
+    """
+
+    hub_id: str
+    config: str | None = None
+    held_out: str | None = None
+
+
+PUBLISHED = {
+    "gsm8k": Published("openai/gsm8k", "main", "test"),
+    "math": Published("DigitalLearningGmbH/MATH-lighteval", None, "test"),
+    "countdown_tasks": Published("Jiayi-Pan/Countdown-Tasks-3to4"),
+    "tulu3_math": Published("allenai/tulu-3-sft-personas-math"),
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a row has its problem and its answer.
+
+    Attributes:
+        answer_source: how the answer is found in its column, a name of `ANSWER_SOURCES`.
+        needed: columns by which a table is recognized.
+        read: makes the two columns from others.
+    """
+
+    problem: str
+    answer: str
+    answer_source: str
+    needed: tuple[str, ...]
+    read: Callable[[Row], dict[str, Any]] | None = None
+
+    def __str__(self) -> str:
+        made = f"{', '.join(self.needed)} -> " if self.read else ""
+        return f"{made}{self.problem!r} is the problem, {self.answer!r} has the answer ({self.answer_source})"
+
+
+def _of_countdown(row: Row) -> dict[str, Any]:
+    return described(int(row["target"]), [int(number) for number in row["nums"]])
+
+
+def _of_chat(row: Row) -> dict[str, Any]:
+    said = {role: [m["content"] for m in row["messages"] if m.get("role") == role] for role in ("user", "assistant")}
+    return {"problem": said["user"][0] if said["user"] else None, "answer": (said["assistant"] or [None])[-1]}
+
+
+FORMATS = (
+    Columns("question", "answer", "after_hashes", ("question", "answer")),  # GSM8K
+    Columns("problem", "solution", "last_boxed", ("problem", "solution")),  # MATH
+    Columns("problem", "answer", "as_is", ("target", "nums"), _of_countdown),  # Countdown-Tasks-3to4
+    Columns("problem", "answer", "final_answer", ("messages",), _of_chat),  # Tulu 3
+)
+
+
+def recognized(first: Row) -> Columns | None:
+    """The format of a table by its first row; None of one with the columns `problem` and `answer`, or with others."""
+    if {"problem", "answer"} <= first.keys():
+        return None
+    return next((columns for columns in FORMATS if set(columns.needed) <= first.keys()), None)

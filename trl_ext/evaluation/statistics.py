@@ -62,7 +62,7 @@ _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of two or more normal differences, such as settings' at the same seeds (Student 1908)."""
+    """95 % interval of the mean of two or more normal differences, such as at the same seeds (Student 1908)."""
     n = len(differences)
     if n < 2:
         raise ValueError(f"an interval needs two differences at least, got {n}")

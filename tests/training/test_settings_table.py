@@ -31,7 +31,7 @@ from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.evaluate import Evaluation
 from trl_ext.recipes.expert_iteration import ExpertIterationTask
 from trl_ext.recipes.grpo import GRPOTask
-from trl_ext.recipes.model_settings import check_model_settings, init_kwargs, loaded_as
+from trl_ext.recipes.model_settings import check_model_settings, choose_attention, init_kwargs, loaded_as
 from trl_ext.recipes.sft import SFTTask
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.settings_table import MODEL, TRL
@@ -514,3 +514,18 @@ def test_a_quantized_model_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPat
         assert f"{flag}=True needs use_peft" in refusal(lambda alone=alone: check_model_settings(alone, use_vllm=False))  # type: ignore[misc]
     message = refusal(lambda: check_needs(ModelConfig(bnb_4bit_quant_type="fp4"), MODEL))
     assert message.startswith("bnb_4bit_quant_type='fp4' needs load_in_4bit: true")
+
+
+def test_flash_attention_is_taken_where_it_is_and_refused_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, taken in ((True, "flash_attention_2"), (False, None)):
+        monkeypatch.setattr("trl_ext.recipes.model_settings.is_flash_attn_2_available", lambda there=there: there)
+        model = ModelConfig(attn_implementation="auto")
+        line = choose_attention(model)
+        assert model.attn_implementation == taken
+        assert line is not None
+        assert ("flash-attn is not installed" in line) is not there
+    asked = ModelConfig(attn_implementation="flash_attention_2")
+    assert choose_attention(asked) is None
+    message = refusal(lambda: check_model_settings(asked, use_vllm=False))
+    assert message.startswith("attn_implementation flash_attention_2 needs a GPU and flash-attn")
+    check_model_settings(ModelConfig(attn_implementation="eager"), use_vllm=False)

@@ -25,7 +25,7 @@ from trl_ext.generation.server import Servers, urls_of
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
 from trl_ext.mini.policy import make_base_policy
-from trl_ext.recipes.model_settings import check_model_settings
+from trl_ext.recipes.model_settings import check_model_settings, choose_attention
 from trl_ext.recipes.settings import Data, Task
 from trl_ext.registry import unknown
 
@@ -79,6 +79,8 @@ def prepare(task: Task, model: ModelConfig, config: Any, load: Callable[[int], D
 
 def _check_settings(task: Task, model: ModelConfig, config: Any) -> None:
     """What can be known before the data are read."""
+    if (line := choose_attention(model)) and not config.process_index:
+        print_line(line)
     check_model_settings(model, config.use_vllm)
     if task.restore_best and config.save_strategy == "no":
         raise ValueError("restore_best goes back to a checkpoint, and save_strategy is no: leave one of them out")

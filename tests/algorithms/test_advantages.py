@@ -16,7 +16,7 @@ from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
 EVERY = sorted(ADVANTAGES)
 NEEDS_NO_GROUP = {"raw", "group_mean"}
 NO_BASELINE = {"raw"}  # the reward itself
-ACROSS_GROUPS = {"batch_std"}  # scaled by the spread of the whole batch
+ACROSS_GROUPS = {"batch_std"}  # scaled by the standard deviation of the whole batch
 # pass_at_k asks only which rewards exceed a threshold; max_rl divides by the mean, so a constant dilutes it.
 NOT_SHIFTABLE = {"raw", "max_rl", "pass_at_k"}
 SCALE_FREE = {"group_std", "batch_std", "max_rl"}

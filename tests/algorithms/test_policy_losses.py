@@ -47,7 +47,7 @@ def test_loss_and_metrics_are_per_token_and_only_loss_has_grad(name: str, per_to
         assert not value.requires_grad
 
 
-# A sequence ratio shares a sequence's advantages out over its tokens, so there it is one advantage per sequence only.
+# A sequence ratio divides a sequence's advantages among its tokens, so there it is one advantage per sequence only.
 @pytest.mark.parametrize(
     ("name", "per_token"), [(n, t) for n in EVERY for t in (False, True) if not (t and n in PER_SEQUENCE)]
 )

@@ -13,9 +13,9 @@ from transformers import GenerationConfig, Qwen3ForCausalLM
 from tests.support.tiny import (
     WORDS,
     chain_model,
+    fraction_of_ones,
     make_trainer,
     piece_tokenizer,
-    share_of_ones,
     tiny_model,
     tiny_tokenizer,
 )
@@ -162,13 +162,13 @@ def vllm_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str,
         "trl_ext.generation.vllm.ColocatedEngine", lambda **arguments: (given.update(arguments), Mock())[1]
     )
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": False}
-    make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, **SETTINGS, **vllm)
+    make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, **SETTINGS, **vllm)
     return given
 
 
 @pytest.mark.slow
 def test_both_engines_get_the_same_sampling_settings(vllm_arguments: dict[str, Any], tmp_path: Path) -> None:
-    hf = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, **SETTINGS)
+    hf = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, **SETTINGS)
     extra = vllm_arguments["generation_kwargs"]
     assert extra == {"stop": STOP, "include_stop_str_in_output": True, "min_tokens": 4}
     assert hf.args.stop == STOP  # hf_generate takes it from there
@@ -202,7 +202,7 @@ def test_sampling_settings_of_the_user_are_kept_next_to_ours(
         assert request.getfixturevalue("vllm_arguments")["generation_kwargs"]["seed"] == 3
         assert request.getfixturevalue("vllm_arguments")["generation_kwargs"]["stop"] == STOP
     else:
-        trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, **SETTINGS)
+        trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, **SETTINGS)
         assert trainer.generation_config.num_beams == 1
         assert trainer.generation_config.min_new_tokens == 4
 

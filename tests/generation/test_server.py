@@ -20,7 +20,7 @@ from tests.recipes.test_grpo import TINY_RUN
 from tests.recipes.test_launch import launched, wait_for
 from tests.support.hosts import last_line
 from tests.support.recipe import run_recipe
-from tests.support.tiny import WORDS, make_trainer, share_of_ones, tiny_tokenizer, weight_difference
+from tests.support.tiny import WORDS, fraction_of_ones, make_trainer, tiny_tokenizer, weight_difference
 from tests.support.vllm_server import VllmServer, serving
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import InputError, ServerError
@@ -51,7 +51,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Vllm
 def trainer_of(path: Path, server: VllmServer, *more: VllmServer, **settings: Any) -> Any:
     urls = ",".join(each.url for each in (server, *more))
     given = {"model": str(server.model), "vllm_server_base_url": urls, "learning_rate": 0.5, **SETTINGS, **settings}
-    return make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path / "run", share_of_ones, **given)
+    return make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path / "run", fraction_of_ones, **given)
 
 
 def agree_after_each_push(trainer: Any, *parts: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tests.support.tiny import make_trainer, share_of_ones, tiny_model, tiny_tokenizer
+from tests.support.tiny import fraction_of_ones, make_trainer, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.vllm import BUCKET_BYTES, _buckets
 from trl_ext.generation.vllm_errors import readable_failure
@@ -70,7 +70,7 @@ def shake(trainer: Any, part: str) -> None:
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("tied")
     return make_trainer(
-        ExtGRPOTrainer, ExtGRPOConfig, path / "run", share_of_ones, model=str(save_model(path, True)), **SETTINGS
+        ExtGRPOTrainer, ExtGRPOConfig, path / "run", fraction_of_ones, model=str(save_model(path, True)), **SETTINGS
     )
 
 
@@ -104,7 +104,7 @@ def test_every_part_of_the_model_arrives(tied: Any, part: str) -> None:
 @pytest.mark.vllm
 def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
     model = str(save_model(tmp_path, False))
-    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", share_of_ones, model=model, **SETTINGS)
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, model=model, **SETTINGS)
     shake(trainer, "lm_head")
     assert disagreement(trainer) > 100 * AGREE
     trainer.vllm_generation.sync_weights()
@@ -119,7 +119,7 @@ def test_lora_is_merged_on_the_fly_and_the_policy_is_unchanged(variant: str, tmp
     lora = LoraConfig(r=4, lora_alpha=16, target_modules=targets, use_dora=not plain, task_type="CAUSAL_LM")
     model = str(save_model(tmp_path, plain))
     trainer = make_trainer(
-        ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", share_of_ones, model=model, peft_config=lora,
+        ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, model=model, peft_config=lora,
         **SETTINGS,
     )  # fmt: skip
     trainer.train()
@@ -139,7 +139,7 @@ def test_model_exceeding_the_context_names_the_setting_to_change(tmp_path: Path)
             ExtGRPOTrainer,
             ExtGRPOConfig,
             tmp_path / "run",
-            share_of_ones,
+            fraction_of_ones,
             model=str(save_model(tmp_path, True)),
             **settings,
         )

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from datasets import Dataset, IterableDataset
 
-from tests.support.tiny import make_trainer, save_tiny, share_of_ones
+from tests.support.tiny import fraction_of_ones, make_trainer, save_tiny
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.grpo.curriculum import Curriculum, kinds_of
 
 
-def trainer_of(path: Path, reward: Any = share_of_ones, **settings: Any) -> ExtGRPOTrainer:
+def trainer_of(path: Path, reward: Any = fraction_of_ones, **settings: Any) -> ExtGRPOTrainer:
     words = ["a", "b", "c", "+", "=", "0", "1", "2"]
     rows = Dataset.from_list([{"prompt": word, "answer": word} for word in words])
     trainer: ExtGRPOTrainer = make_trainer(
@@ -190,6 +190,6 @@ def test_problems_that_cannot_be_looked_up_are_refused(tmp_path: Path) -> None:
     endless = IterableDataset.from_generator(lambda: iter([{"prompt": "a", "answer": "a"}] * 8))
     with pytest.raises(TypeError, match="uninformative_keep_prob needs a train_dataset whose rows can be looked up"):
         make_trainer(
-            ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, train_dataset=endless, uninformative_keep_prob=0.5,
+            ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, train_dataset=endless, uninformative_keep_prob=0.5,
             advantage="group_mean",
         )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiny import share_of_ones, tiny_model, train
+from tests.support.tiny import fraction_of_ones, tiny_model, train
 from trl_ext import POLICY_LOSSES, PRESETS, ExtGRPOConfig, ExtGRPOTrainer, LossInputs, TokenLoss
 
 STEPS, ENDS = 60, 5  # optimizer steps, and rollouts averaged at either end
@@ -29,9 +29,9 @@ def flipped(x: LossInputs) -> TokenLoss:
 
 
 def rewards(path: Path, preset: str, seed: int, **axes: Any) -> tuple[float, float]:
-    """Share of the word 1 in the completions, in the first and in the last rollouts."""
+    """Fraction of the word 1 in the completions, in the first and in the last rollouts."""
     run = {"model": tiny_model(seed), "seed": seed, "preset": preset, "max_steps": STEPS, **axes}
-    trainer = train(ExtGRPOTrainer, ExtGRPOConfig, path, share_of_ones, **run, **SETTINGS)
+    trainer = train(ExtGRPOTrainer, ExtGRPOConfig, path, fraction_of_ones, **run, **SETTINGS)
     curve = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     assert len(curve) == STEPS // 2
     return sum(curve[:ENDS]) / ENDS, sum(curve[-ENDS:]) / ENDS

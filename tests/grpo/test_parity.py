@@ -1,6 +1,6 @@
 """The same weights as stock TRL after several steps of its own trainer.
 
-SGD, because Adam turns rounding noise into full-size steps. Correct code is below 1e-6 apart; a wrong axis changes the
+SGD, because Adam turns rounding noise into full-size steps. Correct code is below 1e-6 apart; an incorrect axis changes the
 weights by at least 1e-3 here, which the last test shows.
 """
 
@@ -197,7 +197,7 @@ def test_stock_settings_give_stock_weights_exactly(stock: dict[str, Any], tmp_pa
 @pytest.mark.slow
 def test_a_wrong_axis_is_far_from_stock(tmp_path: Path) -> None:
     theirs = train(GRPOTrainer, GRPOConfig, tmp_path / "a", ends_early, loss_type="grpo")
-    for wrong in ({"aggregation": "token_mean"}, {"advantage": "group_mean"}, {"aggregation": "constant"}):
-        settings = _axes({"policy_loss": "ppo_clip", "aggregation": "sequence_mean", **wrong})
+    for incorrect in ({"aggregation": "token_mean"}, {"advantage": "group_mean"}, {"aggregation": "constant"}):
+        settings = _axes({"policy_loss": "ppo_clip", "aggregation": "sequence_mean", **incorrect})
         ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", ends_early, **settings)
         assert weight_difference(ours.model, theirs.model) > 1e-3

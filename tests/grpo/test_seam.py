@@ -21,7 +21,7 @@ from trl.import_utils import is_vllm_available
 from trl.models import unwrap_model_for_generation
 
 import trl_ext
-from tests.support.tiny import make_trainer, share_of_ones, tiny_sft, train
+from tests.support.tiny import fraction_of_ones, make_trainer, tiny_sft, train
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
@@ -154,7 +154,7 @@ def read_of_trl(files: list[str], *classes: type) -> set[str]:
 def test_trls_trainer_has_every_attribute_that_the_seam_reads(tmp_path: Path) -> None:
     read = read_of_trl(["grpo/trainer.py", "training/trainer.py"], ExtGRPOTrainer)
     assert len(read) > 20
-    stock = train(GRPOTrainer, GRPOConfig, tmp_path, share_of_ones, max_steps=1)
+    stock = train(GRPOTrainer, GRPOConfig, tmp_path, fraction_of_ones, max_steps=1)
     with_vllm = inspect.getsource(GRPOTrainer.__init__)  # what only a trainer with an engine has
     missing = sorted(name for name in read if not hasattr(stock, name) and f"self.{name} = " not in with_vllm)
     assert not missing, f"TRL {trl.__version__} has no GRPOTrainer.{', '.join(missing)}"
@@ -196,7 +196,7 @@ def test_trainer_overrides_exactly_the_methods_pinned_here() -> None:
 def test_overrides_stand_in_the_order_a_step_calls_them(tmp_path: Path) -> None:
     """A real step with a stop string, so that every override is called, from a checkpoint at its end."""
     trainer: Any = make_trainer(
-        ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, preset="grpo_clip", stop=["1"], max_steps=1,
+        ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, preset="grpo_clip", stop=["1"], max_steps=1,
         save_strategy="steps", save_steps=1,
     )  # fmt: skip
     called: list[str] = []

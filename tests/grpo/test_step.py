@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.grpo.test_trainer import AS_TRL_CUTS, EOS, Recorder, logs
-from tests.support.tiny import WORDS, make_trainer, save_tiny, scripted, share_of_ones, tiny_model, weight_difference
+from tests.support.tiny import WORDS, fraction_of_ones, make_trainer, save_tiny, scripted, tiny_model, weight_difference
 from trl_ext import ADVANTAGES, AGGREGATIONS, POLICY_LOSSES, PRESETS, ExtGRPOConfig
 
 PLAIN: dict[str, Any] = {**AS_TRL_CUTS, "reuse_log_probs": False}
@@ -30,7 +30,7 @@ def words_of_row(row: int, step: int) -> list[int]:
 
 def every_other_group(completions: list[str], **_: Any) -> list[float]:
     """Groups of 4; every second one has zero variance."""
-    return [1.0 if i // 4 % 2 else share for i, share in enumerate(share_of_ones(completions))]
+    return [1.0 if i // 4 % 2 else share for i, share in enumerate(fraction_of_ones(completions))]
 
 
 def sometimes_right(completions: list[str], **_: Any) -> list[float]:
@@ -153,7 +153,7 @@ def test_own_loss_with_gradient_at_zero_advantage_keeps_rows(tmp_path: Path) -> 
 
 def test_momentum_decay_and_clipping_apply_without_useful_rows(tmp_path: Path) -> None:
     def first_step_only(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
-        return share_of_ones(completions) if trainer_state.global_step == 0 else [0.0] * len(completions)
+        return fraction_of_ones(completions) if trainer_state.global_step == 0 else [0.0] * len(completions)
 
     common = {"reward": first_step_only, "optim": "adamw_torch", "weight_decay": 0.1, "max_grad_norm": 0.5}
     common["adam_epsilon"] = 1e-2  # or Adam would blow rounding up where there is next to no gradient

@@ -24,12 +24,12 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.support.tiny import (
     chain_model,
     ends_early,
+    fraction_of_ones,
     make_trainer,
     piece_tokenizer,
     prompts,
     save_tiny,
     scripted,
-    share_of_ones,
     tiny_model,
     train,
     weight_difference,
@@ -164,14 +164,14 @@ def words_of_row(row: int, step: int) -> list[int]:
 
 def test_evaluation_between_steps_on_a_rollout_changes_nothing(tmp_path: Path) -> None:
     common = {"preset": "dapo", "num_iterations": 2, "rollout_func": scripted(words_of_row), "max_steps": 4}
-    plain = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "a", share_of_ones, **common)
+    plain = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "a", fraction_of_ones, **common)
     evaluating = {
         "eval_strategy": "steps",
         "eval_steps": 1,
         "per_device_eval_batch_size": 4,
         "eval_dataset": prompts(4),
     }
-    evaluated = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", share_of_ones, **common, **evaluating)
+    evaluated = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", fraction_of_ones, **common, **evaluating)
     assert sum("eval_reward" in entry for entry in evaluated.state.log_history) == 4
     assert weight_difference(plain.model, tiny_model()) > 1e-2
     # TRL's shuffle draws from the generator that the evaluation's data loader drew from: another order of summation
@@ -186,8 +186,8 @@ def test_an_evaluation_has_any_batch_that_trl_takes(
 ) -> None:
     batches = {"per_device_eval_batch_size": rows, "num_generations_eval": generations}
     given = {"eval_dataset": prompts(6), "rollout_func": scripted(words_of_row), **batches}
-    ours = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, **given, **axes).evaluate()
-    trls = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, share_of_ones, **given).evaluate()
+    ours = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, **given, **axes).evaluate()
+    trls = make_trainer(GRPOTrainer, GRPOConfig, tmp_path, fraction_of_ones, **given).evaluate()
     assert {name: ours[name] for name in ("eval_reward", "eval_entropy")} == pytest.approx(
         {name: trls[name] for name in ("eval_reward", "eval_entropy")}, abs=1e-6
     )
@@ -212,7 +212,7 @@ def test_adapter_with_kl_is_evaluated_against_its_reference(tmp_path: Path) -> N
         "peft_config": peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0),
         "eval_dataset": prompts(2), "per_device_eval_batch_size": 4, "beta": 0.1, "preset": "grpo_clip",
     }  # fmt: skip
-    trainer = train(Recorder, ExtGRPOConfig, tmp_path, share_of_ones, **OFF_POLICY, **settings)
+    trainer = train(Recorder, ExtGRPOConfig, tmp_path, fraction_of_ones, **OFF_POLICY, **settings)
     assert trainer.evaluate()["eval_kl"] > 0
     assert trainer.state.global_step == 8
 
@@ -225,7 +225,7 @@ def test_router_auxiliary_loss_is_added_and_logged_as_in_trl(tmp_path: Path) -> 
         "max_steps": 1, "eval_strategy": "steps", "eval_steps": 1,
     }  # fmt: skip
     trls, ours = (
-        train(trainer_class, config_class, tmp_path, share_of_ones, **given, **axes, model=moe_of(config | experts))
+        train(trainer_class, config_class, tmp_path, fraction_of_ones, **given, **axes, model=moe_of(config | experts))
         for trainer_class, config_class, axes in (
             (GRPOTrainer, GRPOConfig, {"loss_type": "grpo"}),
             (ExtGRPOTrainer, ExtGRPOConfig, {"preset": "grpo_clip", "advantage_options": {"eps": 1e-4}}),
@@ -253,7 +253,7 @@ def test_the_size_of_the_micro_batch_does_not_change_the_weights(aggregation: st
             ExtGRPOTrainer,
             ExtGRPOConfig,
             tmp_path / str(micro),
-            share_of_ones,
+            fraction_of_ones,
             model=tiny_model().double(),
             rollout_func=scripted(words_of_row),
             preset="grpo_clip",
@@ -274,7 +274,7 @@ def test_the_size_of_the_micro_batch_does_not_change_the_weights(aggregation: st
 
 
 def test_the_totals_count_the_optimizer_step_and_not_the_rollout(tmp_path: Path) -> None:
-    trainer = record(tmp_path, share_of_ones, **OFF_POLICY, rollout_func=scripted(words_of_row))
+    trainer = record(tmp_path, fraction_of_ones, **OFF_POLICY, rollout_func=scripted(words_of_row))
     tokens = []
     for step in range(trainer.state.global_step):
         masks = [x.mask for s, x, _ in trainer.seen if s == step]
@@ -291,7 +291,7 @@ def test_completion_ended_by_the_stop_string_is_not_truncated(tmp_path: Path) ->
     # rows 0, 1 of 4 end at the stop word, row 2 at EOS, row 3 not at all
     ends = [[3, 10, STOP_WORD], [STOP_WORD], [4, 5, 3, 5, EOS], [3] * 12]
     trainer = record(
-        tmp_path, share_of_ones, stop=["stop"], rollout_func=scripted(lambda row, _: ends[row % 4]), max_steps=1
+        tmp_path, fraction_of_ones, stop=["stop"], rollout_func=scripted(lambda row, _: ends[row % 4]), max_steps=1
     )
     entry = logs(trainer)[0]
     assert entry["completions/clipped_ratio"] == 0.25
@@ -306,7 +306,7 @@ def test_truncation_mask_spares_stop_string_completions(tmp_path: Path) -> None:
     for stop, kept in ((["stop"], [3, 0]), (None, [0, 0])):  # without `stop`, TRL takes both for truncated
         trainer = record(
             tmp_path,
-            share_of_ones,
+            fraction_of_ones,
             stop=stop,
             mask_truncated_completions=True,
             rollout_func=scripted(lambda row, _: ends[row % 2]),
@@ -387,7 +387,7 @@ def test_tokens_not_written_by_the_model_are_not_trained_on(tmp_path: Path) -> N
         rollout = scripted(lambda row, step: [3, 4, 5, 10, EOS])(prompts, trainer)
         return {**rollout, "env_mask": [[1, 0, 0, 1, 1] for _ in prompts]}
 
-    trainer = record(tmp_path, share_of_ones, rollout_func=with_environment, max_steps=1)
+    trainer = record(tmp_path, fraction_of_ones, rollout_func=with_environment, max_steps=1)
     for _, x, others in trainer.seen:
         assert x.mask.tolist() == [[True, False, False, True, True]] * 4
         assert others["totals"].tokens == 16 * 3
@@ -470,12 +470,12 @@ def test_the_samplers_mismatch_is_corrected_as_in_trl(
         "vllm_importance_sampling_clip_max": 1.5,
         "max_steps": 4,
     }
-    stock = train(GRPOTrainer, GRPOConfig, tmp_path / "a", share_of_ones, loss_type="grpo", **settings)
-    ours = record(tmp_path / "b", share_of_ones, advantage_options={"eps": 1e-4}, **settings)
+    stock = train(GRPOTrainer, GRPOConfig, tmp_path / "a", fraction_of_ones, loss_type="grpo", **settings)
+    ours = record(tmp_path / "b", fraction_of_ones, advantage_options={"eps": 1e-4}, **settings)
     assert weight_difference(stock.model, tiny_model()) > 1e-3
     assert weight_difference(stock.model, ours.model) < 1e-6  # float32 rounding
     uncorrected = {**settings, "vllm_importance_sampling_correction": False}
-    plain = record(tmp_path / "c", share_of_ones, advantage_options={"eps": 1e-4}, **uncorrected)
+    plain = record(tmp_path / "c", fraction_of_ones, advantage_options={"eps": 1e-4}, **uncorrected)
     assert weight_difference(plain.model, ours.model) > 1e-3
     assert all(others["sampler_weight"] is None for _, _, others in plain.seen)
     weights = [others["sampler_weight"].expand_as(x.mask)[x.mask] for _, x, others in ours.seen]
@@ -484,9 +484,9 @@ def test_the_samplers_mismatch_is_corrected_as_in_trl(
     assert (zeros > 0) == mode.endswith("mask")
     skipping = record(tmp_path / "d", half_skipped, **settings, skip_zero_advantage_rows=True)  # of the rows computed
     computed = [o["sampler_weight"].expand_as(x.mask)[x.mask] for step, x, o in skipping.seen if step == 0]
-    share = (torch.cat(computed) == 0).float().mean().item()
+    fraction = (torch.cat(computed) == 0).float().mean().item()
     assert logs(skipping)[0]["step/rows_trained"] == 0.5
-    assert logs(skipping)[0]["sampling/masked_frac"] == pytest.approx(share)
+    assert logs(skipping)[0]["sampling/masked_frac"] == pytest.approx(fraction)
 
 
 def half_skipped(completions: list[str], **_: Any) -> list[float]:
@@ -507,8 +507,8 @@ def test_on_policy_the_correction_needs_no_second_forward(tmp_path: Path, monkey
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", counted)
-    stock = train(GRPOTrainer, GRPOConfig, tmp_path / "a", share_of_ones, loss_type="grpo", **settings)
-    ours = record(tmp_path / "b", share_of_ones, advantage_options={"eps": 1e-4}, **settings)
+    stock = train(GRPOTrainer, GRPOConfig, tmp_path / "a", fraction_of_ones, loss_type="grpo", **settings)
+    ours = record(tmp_path / "b", fraction_of_ones, advantage_options={"eps": 1e-4}, **settings)
     assert weight_difference(stock.model, tiny_model()) > 1e-3
     assert weight_difference(stock.model, ours.model) < 1e-6  # float32 rounding
     assert all(others["sampler_weight"] is not None for _, _, others in ours.seen)
@@ -582,7 +582,7 @@ def test_last_rollout_is_kept_by_row_for_the_generation_log(tmp_path: Path) -> N
 
 def test_positive_reward_counts_as_correct_by_default(tmp_path: Path) -> None:
     words = lambda row, step: [10 if row % 2 else 4] * (1 + 2 * (row % 2)) + [EOS]  # noqa: E731
-    trainer = record(tmp_path, share_of_ones, rollout_func=scripted(words), max_steps=1)
+    trainer = record(tmp_path, fraction_of_ones, rollout_func=scripted(words), max_steps=1)
     entry = logs(trainer)[0]
     assert (entry["completions/mean_length_correct"], entry["completions/mean_length_incorrect"]) == (4, 2)
 
@@ -759,7 +759,7 @@ def test_logging_outside_training_keeps_the_metrics_of_the_step(tmp_path: Path) 
 
 
 def test_fewer_problems_than_a_rollout_are_refused_at_start(tmp_path: Path) -> None:
-    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, train_dataset=prompts(3))
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, train_dataset=prompts(3))
     with pytest.raises(
         ValueError, match=r"a rollout needs 4 different training problems .* there are 3: .* to 12 or less"
     ):

@@ -131,7 +131,7 @@ def test_fine_tuning_learns_traces_and_unlearns_if_sign_flipped(tmp_path: Path) 
     trainer.train()
     assert before < 0.2
     assert fraction_learned(trainer) > 0.9
-    broken = ours(tmp_path / "wrong", LEARNED, **ADAM)
+    broken = ours(tmp_path / "incorrect", LEARNED, **ADAM)
     flipped(broken)
     broken.train()
     assert fraction_learned(broken) <= before

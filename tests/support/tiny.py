@@ -90,7 +90,7 @@ def prompts(n: int = 16) -> Dataset:
     return Dataset.from_list([{"prompt": f"{i % 9} + {i % 5} =", "answer": str(i % 3)} for i in range(n)])
 
 
-def share_of_ones(completions: list[str], **_: Any) -> list[float]:
+def fraction_of_ones(completions: list[str], **_: Any) -> list[float]:
     """Share of the word 1 in the completion."""
     return [text.split().count("1") / max(1, len(text.split())) for text in completions]
 

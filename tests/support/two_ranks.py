@@ -22,10 +22,10 @@ from tests.grpo.test_step import PLAIN, every_other_group
 from tests.support.tiny import (
     chain_model,
     ends_early,
+    fraction_of_ones,
     make_trainer,
     piece_tokenizer,
     scripted,
-    share_of_ones,
     tiny_model,
     tiny_sft,
     tiny_tokenizer,
@@ -63,7 +63,7 @@ def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float | Non
     log_extra("correct", [len(text.split()) > 4 for text in completions])
     return [
         None if text.startswith("b") else share
-        for text, share in zip(completions, share_of_ones(completions), strict=True)
+        for text, share in zip(completions, fraction_of_ones(completions), strict=True)
     ]
 
 
@@ -73,7 +73,7 @@ def infinite_in_the_second_rollout() -> Any:
 
     def sometimes_infinite(completions: list[str], **_: Any) -> list[float]:
         calls.append(1)
-        rewards = share_of_ones(completions)
+        rewards = fraction_of_ones(completions)
         return [float("inf"), *rewards[1:]] if len(calls) == 2 else rewards
 
     return sometimes_infinite
@@ -277,14 +277,14 @@ def faults_of_one_rank(path: Path) -> dict[str, Any]:
     known: dict[str, float] = {}
 
     def raises(completions: list[str], **_: Any) -> list[float]:
-        return share_of_ones(completions) if rank == 0 else [known[text] for text in completions]
+        return fraction_of_ones(completions) if rank == 0 else [known[text] for text in completions]
 
     async def raises_later(completions: list[str], **_: Any) -> list[float]:
         return raises(completions)
 
     def hangs(completions: list[str], **_: Any) -> list[float]:
         time.sleep(1000 * rank)
-        return share_of_ones(completions)
+        return fraction_of_ones(completions)
 
     def fails(problems: Any, completions: Any) -> list[Grade]:
         raise LookupError("no verdict")  # the first rank grades for all

@@ -11,7 +11,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tests.runs.test_report import validating
-from tests.support.tiny import make_trainer, share_of_ones, tiny_model, weight_difference
+from tests.support.tiny import fraction_of_ones, make_trainer, tiny_model, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Run
@@ -125,7 +125,7 @@ def test_what_belongs_to_no_step_is_not_expected_of_one(tmp_path: Path) -> None:
 
 
 def test_budget_spent_before_the_first_step_allows_no_step(tmp_path: Path) -> None:
-    trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, max_steps=2)
+    trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, max_steps=2)
     clock: Any = Hand()
     limit = TimeBudget(trainer, clock, 9.0)
     trainer.add_callback(limit)
@@ -318,11 +318,11 @@ def test_a_run_ends_with_the_weights_of_its_best_validation(tmp_path: Path) -> N
     """Right as often as the step has it, whatever the policy says."""
     accuracy = {0: 0.2, 1: 0.5, 2: 0.9, 3: 0.4, 4: 0.3}
     saving = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 4}
-    trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, share_of_ones, preset="grpo_clip", **saving)
+    trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, preset="grpo_clip", **saving)
 
-    def grade(responses: Any, truths: Any) -> list[Grade]:
-        right = round(10 * accuracy[trainer.state.global_step])
-        return [Grade(True, text, i < right, "") for i, text in enumerate(responses)]
+    def grade(responses: Any, answers: Any) -> list[Grade]:
+        correct = round(10 * accuracy[trainer.state.global_step])
+        return [Grade(True, text, i < correct, "") for i, text in enumerate(responses)]
 
     problems = [{"prompt": "1 + 1 =", "answer": "2"}] * 10
     run, weights = Run(tmp_path, {}), []
@@ -376,8 +376,8 @@ def test_a_run_that_has_collapsed_ends_and_says_why(tmp_path: Path) -> None:
 def test_run_with_only_zero_variance_steps_for_a_while_ends(tmp_path: Path) -> None:
     run = Run(tmp_path, {})
     rule, control = EarlyStop(run, None, 3), TrainerControl()
-    for spread, stops in ((1, False), (1, False), (0.9, False), (1, False), (1, False), (1, True)):
-        rule.on_log(None, None, None, logs={"frac_reward_zero_std": spread})
+    for fraction, stops in ((1, False), (1, False), (0.9, False), (1, False), (1, False), (1, True)):
+        rule.on_log(None, None, None, logs={"frac_reward_zero_std": fraction})
         rule.on_log(None, None, None, logs={"validation/accuracy": 0.1})
         rule.on_step_end(None, TrainerState(global_step=6), control)
         assert control.should_training_stop is stops

@@ -1,4 +1,4 @@
-"""What may go wrong while a run trains: each is brought about, and the run says so and loses nothing."""
+"""What may go wrong while a run trains: each fault is caused here, and the run reports it and loses nothing."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def test_rewards_that_are_all_equal_for_long_are_warned_about(caplog: pytest.Log
     callback = ZeroVarianceWarning(patience=3)
     state = TrainerState(is_world_process_zero=True)
 
-    def logged(*shares: float) -> int:
+    def logged(*fractions: float) -> int:
         caplog.clear()
-        for share in shares:
-            callback.on_log(args, state, control, logs={"frac_reward_zero_std": share, "reward": 0.0})
+        for fraction in fractions:
+            callback.on_log(args, state, control, logs={"frac_reward_zero_std": fraction, "reward": 0.0})
             callback.on_log(args, state, control, logs={"validation/accuracy": 0.5})
         return len(caplog.records)
 

@@ -516,7 +516,7 @@ def test_a_quantized_model_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPat
     assert message.startswith("bnb_4bit_quant_type='fp4' needs load_in_4bit: true")
 
 
-def test_flash_attention_is_taken_where_it_is_and_refused_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attention_is_used_if_installed_and_else_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for there, taken in ((True, "flash_attention_2"), (False, None)):
         monkeypatch.setattr("trl_ext.recipes.model_settings.is_flash_attn_2_available", lambda there=there: there)
         model = ModelConfig(attn_implementation="auto")

@@ -37,16 +37,13 @@ class Curriculum:
         kinds: the kind of each problem, such as its subject and level; None: all problems are of one kind.
         keep_prob: the acceptance probability of uninformative problems.
         seed: of the draws, which are the same on every rank.
-
-    Attributes:
-        number_of: the problem's number by the key of its prompt.
     """
 
     def __init__(self, kinds: Sequence[Hashable], keep_prob: float, seed: int) -> None:
         self.kinds, self.keep_prob, self.seed = kinds, keep_prob, seed
         self.informative: dict[int, bool] = {}  # for each visited problem, whether its last group had a gradient
         self.of_kind: dict[Hashable, float] = {}  # fraction of recent groups with a gradient
-        self.number_of: dict[str, int] = {}
+        self.number_of: dict[str, int] = {}  # each problem's, by the key of its prompt
 
     @classmethod
     def of_dataset(cls, rows: object, keep_prob: float, seed: int) -> Curriculum:

@@ -18,19 +18,12 @@ from trl_ext.training.state import to_plain
 
 @dataclass(frozen=True)
 class Rollout:
-    """Scored completions, of training or of an evaluation.
+    """Scored completions, of training or of an evaluation."""
 
-    Attributes:
-        rewards: (N, R), NaN where a function did not score the completion.
-        reward: (N,) weighted sums of `rewards`.
-        finished: (M,) bool, whether the model ended the completion.
-        offset: position of this rank's first completion among the N.
-    """
-
-    rewards: Tensor
-    reward: Tensor
-    finished: Tensor
-    offset: int
+    rewards: Tensor  # (N, R), NaN where a function did not score the completion
+    reward: Tensor  # (N,) weighted sums of `rewards`
+    finished: Tensor  # (M,) bool, whether the model ended the completion
+    offset: int  # position of this rank's first completion among the N
 
     def own(self, values: Tensor) -> Tensor:
         """(N, ...) values of all ranks -> (M, ...) of this rank."""

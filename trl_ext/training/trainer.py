@@ -66,32 +66,21 @@ load_to_numbered_cpus()
 
 
 class ReliableTrainer(Trainer):
-    """Mixin for TRL's trainers, inherited before one of them.
-
-    Attributes:
-        run_record: returns the run's own record as JSON, which is saved with every checkpoint.
-        best_step: the step whose checkpoint is kept regardless of `save_total_limit`, if any.
-        stop_signal: the signal that stopped the run early, if any.
-        failed_saves: the number of checkpoints that could not be written.
-        seconds_to_save: of the slowest checkpoint so far.
-        skipped_steps: optimizer steps with a non-finite gradient in the whole run.
-        skipped_in_a_row: the latest of them without a finite one in between.
-        last_rollout: this rank's rows of the last training rollout, for the log and for the report of a skipped step.
-    """
+    """Mixin for TRL's trainers, inherited before one of them."""
 
     args: Any  # of TRL's config, with `RunSettings`
     use_vllm: bool
     _tr_loss: Tensor
     _metrics: Any
     _total_train_tokens: Any
-    run_record: Callable[[], dict[str, Any]] | None = None
-    best_step: int | None = None
-    stop_signal: int | None = None
-    failed_saves: int = 0
-    seconds_to_save: float = 0.0
-    skipped_steps: int = 0
-    skipped_in_a_row: int = 0
-    last_rollout: Sequence[dict[str, Any]] = ()
+    run_record: Callable[[], dict[str, Any]] | None = None  # the run's own record as JSON, for every checkpoint
+    best_step: int | None = None  # whose checkpoint is kept regardless of `save_total_limit`
+    stop_signal: int | None = None  # stopped the run early
+    failed_saves: int = 0  # checkpoints that could not be written
+    seconds_to_save: float = 0.0  # of the slowest checkpoint so far
+    skipped_steps: int = 0  # optimizer steps with a non-finite gradient in the whole run
+    skipped_in_a_row: int = 0  # the latest of them, without a finite one in between
+    last_rollout: Sequence[dict[str, Any]] = ()  # this rank's rows of training, for the log and for a skipped step
     _nonfinite: str = ""  # why a gradient may not be finite: continues a sentence that ends with "has norm nan"
     _saving: Path | None = None
     _being_pushed: Sequence[Path] = ()

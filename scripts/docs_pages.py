@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import yaml
-
 from trl_ext.compat.renamed import RENAMED
+from trl_ext.io import markdown_table, read_yaml
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.evaluate import Evaluation
-from trl_ext.recipes.settings_help import Setting, kept_help, markdown_of, page_of, settings_in
+from trl_ext.recipes.settings_help import GROUPS, Setting, kept_help, page_of, settings_in
 from trl_ext.runs.recipes import RECIPES as RUN_RECIPES
 from trl_ext.training.settings_table import MODEL, OURS, SFT, TRL
 
@@ -106,8 +105,31 @@ def settings_page() -> str:
 
 
 def settings_reference() -> str:
-    """The tables of `settings_page`."""
-    return markdown_of({Path(script).stem: settings_of(script) for script in RECIPES})
+    """The settings that `--help` shows, by the recipes that have them, as a table for each group."""
+    recipes = {Path(script).stem: settings_of(script) for script in RECIPES}
+    lines: list[str] = []
+    for group, names in GROUPS.items():
+        rows = []
+        for name in names.split():
+            texts: dict[str, dict[str, str]] = {}  # by recipe, the default: two recipes may mean two things by a name
+            for recipe, settings in recipes.items():
+                for setting in (s for s in settings if s.name == name and s.group == group):
+                    texts.setdefault(setting.text, {})[recipe] = setting.default
+            rows += [[f"`{name}`", _cell(text), _defaults(found)] for text, found in texts.items()]
+        lines += [f"## {group}", "", *markdown_table(["setting", "meaning", "default in"], rows), ""]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _defaults(by_recipe: Mapping[str, str]) -> str:
+    """Recipes with one default stand together."""
+    same: dict[str, list[str]] = {}
+    for recipe, default in by_recipe.items():
+        same.setdefault(default, []).append(recipe)
+    return "; ".join(f"`{default}` {', '.join(of)}" if default else ", ".join(of) for default, of in same.items())
 
 
 def help_page(script: str) -> str:
@@ -118,8 +140,7 @@ def help_page(script: str) -> str:
 
 def settings_of(script: str) -> list[Setting]:
     """Every setting of a recipe's script, with the defaults of its YAML file."""
-    defaults = yaml.safe_load((ROOT / "recipes" / script).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return settings_in(RECIPES[script], defaults or {})
+    return settings_in(RECIPES[script], read_yaml((ROOT / "recipes" / script).with_suffix(".yaml")) or {})
 
 
 # The effect of each.
@@ -136,7 +157,7 @@ class Effect:
 
 def effects_of(name: str) -> dict[str, Effect]:
     """The effects of all settings of a class."""
-    listed = yaml.safe_load((DOCS / "site/trl_settings.yaml").read_text(encoding="utf-8"))[name]
+    listed = read_yaml(DOCS / "site/trl_settings.yaml")[name]
     shown, idle, refused, remarks = (
         {setting: text for text, settings in listed.get(kind, {}).items() for setting in settings.split()}
         for kind in ("shown by", "no effect", "refused", "remark")
@@ -166,11 +187,8 @@ def effects_page() -> str:
 
 def _effects(part: Mapping[str, Effect]) -> str:
     """One row per setting, in the order of the alphabet."""
-    lines = [
-        f"| `{name}` | {effect.verdict} | {effect.remark} | {_shown(effect.shown_by)} |"
-        for name, effect in sorted(part.items())
-    ]
-    return "\n".join(["| setting | | remark | shown by |", "|---|---|---|---|", *lines, ""])
+    rows = [[f"`{name}`", of.verdict, of.remark, _shown(of.shown_by)] for name, of in sorted(part.items())]
+    return "\n".join([*markdown_table(["setting", "effect", "remark", "shown by"], rows), ""])
 
 
 def _shown(text: str) -> str:
@@ -184,14 +202,11 @@ def _shown(text: str) -> str:
 
 def packages_page() -> str:
     """The packages by layers, with the first sentence of each docstring."""
-    rows = [
-        f"| {number} | [{name}]({name if (DOCS / 'packages' / f'{name}.md').exists() else 'modules'}.md) "
-        f"| {sentence(name)} |"
-        for number, layer in enumerate(layers(), start=1)
-        for name in layer.split()
-    ]
+    numbered = [(str(number), name) for number, layer in enumerate(layers(), start=1) for name in layer.split()]
+    page = {name: name if (DOCS / f"packages/{name}.md").exists() else "modules" for _, name in numbered}
+    rows = [[number, f"[{name}]({page[name]}.md)", sentence(name)] for number, name in numbered]
     head = (DOCS / "packages" / "index.md").read_text(encoding="utf-8").partition("| layer |")[0]
-    return "\n".join([f"{head}| layer | package | what it holds |", "|---|---|---|", *rows, ""])
+    return "\n".join([*head.splitlines(), *markdown_table(["layer", "package", "what it holds"], rows), ""])
 
 
 def readme() -> str:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tests.support.hub_server import TOKEN, Hub, local_hub
 from tests.support.tiny import save_tiny
 from trl_ext.errors import PushError
 from trl_ext.hub.card import fenced, is_hub_id, without_paths, write_model_card
-from trl_ext.hub.push import check, push
+from trl_ext.hub.push import check, hide_token, push
 from trl_ext.mini.policy import make_base_policy
 
 PUSHED = {
@@ -222,6 +223,13 @@ print("TOKENS", model.generate(**inputs, tokenizer=tokenizer, max_new_tokens=9, 
 def tokens(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr[-2000:]
     return next(line for line in done.stdout.splitlines() if line.startswith("TOKENS"))
+
+
+def test_token_of_a_flag_moves_to_where_the_client_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "another")
+    config = SimpleNamespace(hub_token=TOKEN)  # which is saved with every checkpoint
+    hide_token(config)
+    assert (config.hub_token, os.environ["HF_TOKEN"]) == (None, TOKEN)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from trl_ext.compat.startup import START as START
 # isort: split
 import argparse
 import difflib
-import json
 import os
 import re
 import signal
@@ -31,7 +30,7 @@ from trl_ext.hosts.folder import refuse_different, refuse_unshared
 from trl_ext.hosts.group import join, learn_hosts
 from trl_ext.hosts.launch import refuse_partial_launch
 from trl_ext.hosts.lost import explain
-from trl_ext.io import read_yaml
+from trl_ext.io import read_json, read_yaml, write_json
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
 from trl_ext.redaction import masked_names, redact, redact_text
@@ -213,7 +212,7 @@ def _redact_launchers_report() -> None:
     """Mask what `record_exception` has written down of this rank for torchrun, which prints it."""
     path = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
     if path.is_file():
-        path.write_text(json.dumps(redact(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+        write_json(path, redact(read_json(path)))
 
 
 def _leave(message: str, by: int, folder: str) -> NoReturn:

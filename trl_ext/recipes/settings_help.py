@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -166,29 +165,6 @@ def kept_help(script: Path) -> Path:
     return script.parent / "help" / f"{script.stem}.txt"
 
 
-def markdown_of(recipes: Mapping[str, Sequence[Setting]]) -> str:
-    """The settings that `--help` shows, by the recipes that have them, as a table for each group."""
-    parts = []
-    for group, names in GROUPS.items():
-        rows = []
-        for name in names.split():
-            texts: dict[str, dict[str, str]] = {}  # by recipe, the default: two recipes may mean two things by a name
-            for recipe, settings in recipes.items():
-                for setting in (s for s in settings if s.name == name and s.group == group):
-                    texts.setdefault(setting.text, {})[recipe] = setting.default
-            rows += [f"| `{name}` | {_cell(text)} | {_defaults(found)} |" for text, found in texts.items()]
-        parts.append("\n".join([f"## {group}", "", "| setting | meaning | default in |", "|---|---|---|", *rows, ""]))
-    return "\n".join(parts)
-
-
-def _defaults(by_recipe: Mapping[str, str]) -> str:
-    """Recipes with one default stand together."""
-    same: dict[str, list[str]] = {}
-    for recipe, default in by_recipe.items():
-        same.setdefault(default, []).append(recipe)
-    return "; ".join(f"`{default}` {', '.join(of)}" if default else ", ".join(of) for default, of in same.items())
-
-
 def _by_group(settings: Sequence[Setting]) -> Iterator[tuple[str, list[Setting]]]:
     by_name = {setting.name: setting for setting in settings if setting.group is not None}
     for group, names in GROUPS.items():
@@ -208,7 +184,3 @@ def _shown(default: object) -> str:
     if isinstance(default, bool):
         return str(default).lower()
     return " ".join(str(part) for part in default) if isinstance(default, (list, tuple)) else str(default)
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")

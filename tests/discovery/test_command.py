@@ -59,7 +59,13 @@ def test_a_run_leaves_a_report_of_what_it_did_and_spent(tmp_path: Path, monkeypa
     assert "| no program in the answer | 1 |\n| no answer from the endpoint | 1 |" in report
     rows = [line.split(" | ")[0] for line in report.splitlines() if line.startswith("| ") and "| the answer |" in line]
     assert rows == ["| 0", "| 3"]  # those that were better than all before
-    entries = json.loads((folder / "conversation_log.json").read_text())
+    prompts, _, reflection = report.partition("## Prompts")[2].partition("## Reflection")
+    assert "The first, of attempt 0:\n\n```text\n" in prompts
+    assert "Before the best score, attempt 3:" in prompts
+    assert "The answer to it:\n\n````text\nHere it is:\n```python\nscore 7\n```\n````" in prompts
+    assert "1 of 5 attempts gave a valid result.\nThe first valid score was 3, -1 (attempt 0), the best " in reflection
+    assert "4 more attempts after it brought nothing better." in reflection
+    entries = json.loads((folder / "conversation_log.json").read_text())["entries"]
     assert entries[0]["kind"] == "run"
     assert entries[-1]["reason"] == "the budget: all 5 calls are made"
     assert all(b"sk-secret" not in path.read_bytes() for path in folder.iterdir())
@@ -159,10 +165,32 @@ def test_resume_needs_the_same_settings_and_counts_spent_budget(tmp_path: Path) 
             run(PROBLEM, parsed(tmp_path, server.url, "--resume", "--strategy", "islands"))
         assert run(PROBLEM, parsed(tmp_path, server.url, "--max_calls", "3", "--resume")) == 0
     assert len(server.bodies) == 3
-    kinds = [entry["kind"] for entry in json.loads((tmp_path / "conversation_log.json").read_text())]
+    kinds = [entry["kind"] for entry in json.loads((tmp_path / "conversation_log.json").read_text())["entries"]]
     assert kinds == ["run", *ANSWERED, *ANSWERED, "ended", "resumed", *ANSWERED, "ended"]
     assert "| calls | 3 | 3 |" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "score.png").stat().st_size > 5000
+
+
+def test_a_run_is_replayed_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl_ext.discovery.report._write_plot", lambda *_: None)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    answers = [block("score 3 ok"), Answer("```python\nwhile", finish_reason="length"), block("score 5 ok")]
+    with serving(answers) as server:
+        assert run(PROBLEM, parsed(tmp_path / "run", server.url, "--max_calls", "3")) == 0
+    log = tmp_path / "run" / "conversation_log.json"
+    monkeypatch.setattr(sys, "argv", ["discover.py", "--replay", str(log), "--output_dir", str(tmp_path / "again"),
+                                      "--max_calls", "3", "--concurrency", "1"])  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        discover({"toy": lambda: PROBLEM}, "words", "runs/toy")
+    assert ended.value.code == 0
+    first, again = ((tmp_path / name / "report.md").read_text() for name in ("run", "again"))
+    assert "**Best valid: 5 points**, attempt 2" in again
+    assert "Answers cut off at --max_tokens 16384: 1. Give a model that thinks more of them" in again
+    assert first.partition("## Reflection")[2] == again.partition("## Reflection")[2]
+    Log(tmp_path / "empty.json", [])
+    monkeypatch.setattr(sys, "argv", ["discover.py", "--replay", str(tmp_path / "empty.json")])
+    with pytest.raises(SystemExit, match=r"error: .*empty.json has no answers to replay"):
+        discover({"toy": lambda: PROBLEM}, "words", "runs/toy")
 
 
 def test_required_isolation_that_is_missing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +263,7 @@ def test_ctrl_c_leaves_a_report_no_process_and_a_resumable_run(tmp_path: Path) -
     assert "waiting for 1 answers" in said
     assert "run the same command with --resume" in said
     assert "Traceback" not in said
-    assert len(json.loads((tmp_path / "conversation_log.json").read_text())) == 8
+    assert len(json.loads((tmp_path / "conversation_log.json").read_text())["entries"]) == 8
     assert "**Best valid: 3 marks**" in (tmp_path / "report.md").read_text()
 
 

@@ -20,7 +20,7 @@ from trl_ext.discovery.problem import Polished, Verdict
 
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
-    return json.loads((folder / "conversation_log.json").read_text())
+    return json.loads((folder / "conversation_log.json").read_text())["entries"]
 
 
 def test_run_logs_everything_and_keeps_its_best_valid_program(tmp_path: Path) -> None:
@@ -272,7 +272,9 @@ def test_resumed_run_writes_the_best_program_missed_by_a_kill(tmp_path: Path) ->
 
 def test_every_text_of_an_entry_is_redacted(tmp_path: Path) -> None:
     Log(tmp_path / "log.json", [], lambda text: text.replace("key", "-")).add("key", key=["a key", {"b": "key"}, 1])
-    assert json.loads((tmp_path / "log.json").read_text()) == [{"kind": "key", "key": ["a -", {"b": "-"}, 1]}]
+    assert json.loads((tmp_path / "log.json").read_text())["entries"] == [
+        {"kind": "key", "key": ["a -", {"b": "-"}, 1]}
+    ]
 
 
 @pytest.mark.parametrize("torn", [0, 1, 3, 20, 60])
@@ -282,12 +284,12 @@ def test_torn_log_loses_at_most_its_last_entry(tmp_path: Path, torn: int) -> Non
     for number in range(3):
         log.add("answer", number=number, text="line\nend\u2028 é ```")
     data = path.read_bytes()
-    assert json.loads(data)[2]["number"] == 2
+    assert json.loads(data)["entries"][2]["number"] == 2
     path.write_bytes(data[: len(data) - torn])
     entries = read_log(path)
     assert [e["number"] for e in entries] == ([0, 1, 2] if torn <= 3 else [0, 1])
     Log(path, entries).add("answer", number=3)
-    assert json.loads(path.read_bytes())[-1]["number"] == 3
+    assert json.loads(path.read_bytes())["entries"][-1]["number"] == 3
 
 
 def test_a_log_broken_in_the_middle_is_refused_with_the_place(tmp_path: Path) -> None:
@@ -299,5 +301,5 @@ def test_a_log_broken_in_the_middle_is_refused_with_the_place(tmp_path: Path) ->
 
 def test_an_empty_log_is_valid_json(tmp_path: Path) -> None:
     Log(tmp_path / "log.json", [])
-    assert json.loads((tmp_path / "log.json").read_text()) == []
+    assert json.loads((tmp_path / "log.json").read_text())["entries"] == []
     assert read_log(tmp_path / "log.json") == []

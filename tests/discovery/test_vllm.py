@@ -84,7 +84,9 @@ def test_a_run_of_several_requests_at_a_time(tmp_path: Path, server: str) -> Non
     asks.endpoint = replace(asks.endpoint, model=asks.models()[0])
     run = loop(tmp_path, asks, "best_of_n", concurrency=3, n=6)
     assert run.run() == "the strategy has nothing more to ask"
-    answers = [e for e in json.loads((tmp_path / "conversation_log.json").read_text()) if e["kind"] == "answer"]
+    answers = [
+        e for e in json.loads((tmp_path / "conversation_log.json").read_text())["entries"] if e["kind"] == "answer"
+    ]
     assert len(answers) == 6
     assert asks.endpoint.model == "tiny"
     assert all(not e["tokens_are_estimated"] and 1 <= e["completion_tokens"] <= 8 for e in answers)

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -47,10 +48,16 @@ def _add_endpoint(group: argparse._ArgumentGroup) -> None:
     add, environ = group.add_argument, os.environ
     url_help = "such as http://localhost:8000/v1 ($OPENAI_BASE_URL)"
     add("--base_url", default=environ.get("OPENAI_BASE_URL"), help=url_help)
+    add(
+        "--replay",
+        type=Path,
+        metavar="LOG",
+        help="without a model: an earlier run's conversation_log.json",
+    )
     add("--model", default=environ.get("OPENAI_MODEL"), help="($OPENAI_MODEL, or the only one that is served)")
     add("--api_key_env", default="OPENAI_API_KEY", metavar="NAME", help="variable with the key (OPENAI_API_KEY)")
     add("--api_key", help="the key itself; other users of the machine can see it while the run lasts")
-    add("--max_tokens", type=int, default=4096, help="limit on an answer's tokens (4096)")
+    add("--max_tokens", type=int, default=16384, help="limit on an answer's tokens, reasoning included (16384)")
     add("--temperature", type=float, default=1.0)
     add("--extra_body", type=json.loads, default={}, metavar="JSON", help="more fields of each request")
     add("--request_timeout", type=float, default=600.0, help="seconds for one try (600)")

@@ -51,7 +51,7 @@ class Endpoint:
     base_url: str
     model: str
     key: str = field(default="", repr=False)
-    max_tokens: int = 4096
+    max_tokens: int = 16384
     temperature: float = 1.0
     timeout: float = 600.0
     tries: int = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from trl_ext.discovery.client import Client, Endpoint, EndpointError
 from trl_ext.discovery.log import Entry, Log, LogError, attempts_of, read_log
 from trl_ext.discovery.loop import Loop, Plan
 from trl_ext.discovery.problem import Problem, shown_score
+from trl_ext.discovery.replay import MODEL, replaying
 from trl_ext.discovery.report import HEADER, row, status, write_report
 from trl_ext.discovery.sandbox import run_program
 from trl_ext.discovery.sandbox.isolation import set_nondumpable
@@ -40,7 +42,9 @@ def discover(problems: Mapping[str, Callable[[], Problem]], description: str | N
     set_nondumpable()
     arguments = discover_parser(problems, description, folder).parse_args()
     try:
-        sys.exit(run(problems[arguments.task](), arguments))
+        with replaying(arguments.replay) if arguments.replay else contextlib.nullcontext(arguments.base_url) as address:
+            arguments.base_url, arguments.model = address, MODEL if arguments.replay else arguments.model
+            sys.exit(run(problems[arguments.task](), arguments))
     except (ValueError, OSError, EndpointError, SandboxError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:  # before or after the loop, which has its own handlers
@@ -120,7 +124,9 @@ def _lost_tokens(entries: list[Entry]) -> int:
 
 def _client(arguments: argparse.Namespace, budget: Budget) -> Client:
     if not arguments.base_url:
-        raise ValueError("no endpoint: give --base_url or set OPENAI_BASE_URL (a local vLLM: http://localhost:8000/v1)")
+        raise ValueError(
+            "no endpoint: give --base_url or set OPENAI_BASE_URL (a local vLLM: http://localhost:8000/v1), or --replay"
+        )
     endpoint = Endpoint(
         arguments.base_url,
         arguments.model or "",

@@ -1,4 +1,4 @@
-"""`conversation_log.json`: every message, answer and verdict of a run, a valid JSON array after every entry."""
+"""`conversation_log.json`: every message, answer and verdict of a run, a valid JSON object after every entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from trl_ext.discovery.client import Reply
 from trl_ext.discovery.problem import Verdict
 from trl_ext.io import write_text
 
-_END = b"\n]\n"
+_BEGIN, _END = '{"entries": [', "\n]}\n"
+_BRACKETS = {_BEGIN.encode(), _END.strip().encode(), b"", b"[", b"]"}  # the last two: an array, as before
 Entry = dict[str, Any]
 
 
@@ -29,7 +30,7 @@ def read_log(path: Path) -> list[Entry]:
         LogError: another line is not an entry.
     """
     lines = [line.removesuffix(b",") for line in path.read_bytes().split(b"\n")]
-    lines = [line for line in lines if line not in (b"", b"[", b"]")]
+    lines = [line for line in lines if line not in _BRACKETS]
     entries: list[Entry] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -52,7 +53,7 @@ class Log:
 
     def __init__(self, path: Path, entries: list[Entry], redact: Callable[[str], str] = str) -> None:
         self.path, self.redact = path, redact
-        write_text(path, "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + _END.decode())
+        write_text(path, f"{_BEGIN}\n" + ",\n".join(json.dumps(entry) for entry in entries) + _END)
         self._is_empty = not entries
 
     def add(self, kind: str, **entry: object) -> None:
@@ -60,7 +61,7 @@ class Log:
         data = json.dumps({"kind": kind, **map_texts(entry, self.redact)}).encode()
         with self.path.open("r+b", buffering=0) as file:
             file.seek(-len(_END), os.SEEK_END)
-            file.write((b"" if self._is_empty else b",\n") + data + _END)  # in one write: never half an entry
+            file.write((b"" if self._is_empty else b",\n") + data + _END.encode())  # in one write: never half an entry
             os.fsync(file.fileno())
         self._is_empty = False
 

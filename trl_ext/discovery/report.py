@@ -10,7 +10,7 @@ from typing import Any
 from trl_ext.discovery.archive import Attempt, best_valid
 from trl_ext.discovery.budget import Budget
 from trl_ext.discovery.problem import Problem, Score, Verdict, shown_score
-from trl_ext.io import markdown_table, write_text
+from trl_ext.io import fenced, markdown_table, write_text
 from trl_ext.plots import figure
 
 _OUTCOMES = {
@@ -100,8 +100,57 @@ def write_report(
         "Each row is an attempt with a better score than all before it. Every message and verdict: "
         "[conversation_log.json](conversation_log.json).",
         "",
+        *_process(attempts),
+        "## Reflection",
+        "",
+        *_reflection(attempts, header),
+        "",
     ]
     write_text(folder / "report.md", "\n".join(lines))
+
+
+def _process(attempts: Sequence[Attempt]) -> list[str]:
+    """The first prompt, and the prompt and the answer of the attempt with the best score."""
+    asked = [attempt for attempt in attempts if attempt.messages]
+    if not asked:
+        return []
+    scored = [attempt for attempt in asked if attempt.score and attempt.response is not None]
+    lines = ["## Prompts", "", f"The first, of attempt {asked[0].id}:", "", *fenced(asked[0].messages[-1]["content"])]
+    if scored:
+        top = max(scored, key=lambda attempt: attempt.score)
+        if top is not asked[0]:
+            lines += [f"Before the best score, attempt {top.id}:", "", *fenced(top.messages[-1]["content"])]
+        lines += ["The answer to it:", "", *fenced(str(top.response))]
+    return lines
+
+
+def _reflection(attempts: Sequence[Attempt], header: Mapping[str, Any]) -> list[str]:
+    """What the run shows, in sentences: from where to where, by what, and what was lost."""
+    judged = [attempt for attempt in attempts if attempt.best_verdict is not None]
+    valid = [attempt for attempt in judged if outcome(attempt) == "valid"]
+    cut = sum(attempt.finish_reason == "length" for attempt in attempts)
+    lines = [f"{len(valid)} of {len(attempts)} attempts gave a valid result."]
+    if valid:
+        top = max(valid, key=lambda attempt: attempt.score)
+        how = "shown the verdicts of earlier ones" if top.parents else "asked afresh"
+        lines.append(
+            f"The first valid score was {shown_score(valid[0].score)} (attempt {valid[0].id}), the best "
+            f"{shown_score(top.score)} (attempt {top.id}, {how}{', polished' if _polishing_won(top) else ''})."
+        )
+        after = len(attempts) - 1 - attempts.index(top)
+        lines.append(f"{after} more attempts after it brought nothing better." if after else "It was the last attempt.")
+    if cut:
+        lines.append(
+            f"Answers cut off at --max_tokens {header['max_tokens']}: {cut}. Give a model that thinks more of them, or "
+            "turn its thinking off with --extra_body."
+        )
+    if polished := sum(map(_polishing_won, valid)):
+        lines.append(f"The numeric method improved {polished} of the valid results.")
+    return lines
+
+
+def _polishing_won(attempt: Attempt) -> bool:
+    return attempt.polished is not None and attempt.best_verdict is attempt.polished
 
 
 def _best_line(problem: Problem, attempts: Sequence[Attempt]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trl_ext.evaluation.report import OUTCOMES, is_correct
-from trl_ext.io import markdown_table
+from trl_ext.io import fenced, markdown_table
 from trl_ext.rewards.extract import boxed
 from trl_ext.rewards.graders import strict
 
@@ -105,7 +105,7 @@ def _example(row: Row, fault: str | None) -> list[str]:
     verdict = "correct" if fault is None else f"lost by {fault}"
     reason = f" ({row['reason']})" if row.get("reason") else ""
     facts = f"reference answer `{_inline(row['answer'])}`, read `{_inline(row.get('extracted'))}`, {verdict}{reason}"
-    return [f"Problem {row.get('problem_id', '')}: {facts}", "", *_fenced(_problem(row)), *_fenced(row["response"])]
+    return [f"Problem {row.get('problem_id', '')}: {facts}", "", *fenced(_problem(row)), *fenced(row["response"])]
 
 
 def _problem(row: Row) -> str:
@@ -114,11 +114,3 @@ def _problem(row: Row) -> str:
 
 def _inline(value: object) -> str:
     return " ".join(str(value).replace("`", "'").split())[:80]
-
-
-def _fenced(text: str, most: int = 1500) -> list[str]:
-    """A code block that nothing in the text can end."""
-    runs = [len(run) for run in re.findall("`+", text)]
-    fence = "`" * max(3, *(run + 1 for run in runs), 3)
-    shown = text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} characters more)"
-    return [f"{fence}text", *shown.strip().splitlines(), fence, ""]

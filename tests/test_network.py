@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from scripts.benchmarks.network_bytes import Found, train
+from scripts.benchmarks.network_growth import main, points
 from scripts.benchmarks.network_model import Training, sent_per_rank
 
 Trained = Callable[[str], Found]
@@ -75,3 +77,20 @@ def test_a_validation_sends_its_completions_once_and_its_figures(trained: Traine
     rows = [row for row in trained("ddp").rows if row["carries"] == "validation"]
     assert {row["op"]: row["elements"] for row in rows if row["dtype"] == "uint8"}.keys() == {"gather", "broadcast"}
     assert sum(row["elements"] for row in rows if row["op"] == "broadcast") < 1000
+
+
+def test_more_hosts_are_never_more_efficient() -> None:
+    lines: dict[tuple[object, ...], list[float]] = {}
+    for point in points(32):
+        lines.setdefault((point.policy, point.training, point.fixed, point.gpus, point.gbit), []).append(
+            point.efficiency
+        )
+    assert all(line == sorted(line, reverse=True) for key, line in lines.items() if "rows per GPU" in key)
+    assert all(max(line) <= 1.0 + 1e-9 for line in lines.values())
+
+
+def test_published_points_are_those_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["network_growth", "--csv", str(tmp_path / "found.csv")])
+    main()
+    published = Path(__file__).parents[1] / "docs" / "results" / "network_growth.csv"
+    assert (tmp_path / "found.csv").read_text() == published.read_text()

@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 from safetensors import safe_open
 
-from trl_ext.io import read_json, write_json
+from trl_ext.io import markdown_table, read_json, write_json
 from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
 from trl_ext.runs.provenance import provenance
 
@@ -67,20 +67,15 @@ CARRIED = (
 
 @dataclass(frozen=True)
 class Found:
-    """What one training sent per step.
-
-    Attributes:
-        rows: one per kind of collective; `calls`, and `elements` that a rank contributes to all of them.
-        kernel: bytes per step on the loopback; None where it was not counted.
-    """
+    """What one training sent per step, averaged over the measured steps."""
 
     size: str
     parallel: str
     ranks: int
     parameters: int
     micro_batches: float
-    rows: list[dict[str, Any]]
-    kernel: float | None
+    rows: list[dict[str, Any]]  # a kind of collective each: its calls, and the elements a rank contributes to them
+    kernel: float | None  # bytes of all ranks on the loopback; None where it was not counted
 
     def sent(self, reduces_by_all: bool = False) -> dict[str, float]:
         """Bytes that a rank sends per step, by what they carry."""
@@ -191,8 +186,8 @@ def in_namespace() -> bool:
 
 
 def lines_of(found: Found) -> Iterator[str]:
-    """A Markdown table of what a rank sends per step, and the two checks below it."""
-    sent, predicted = found.sent(), found.predicted()
+    """A Markdown table of what a rank sends per step."""
+    sent = found.sent()
     calls: dict[str, float] = defaultdict(float)
     for row in found.rows:
         calls[row["carries"]] += row["calls"]
@@ -200,12 +195,25 @@ def lines_of(found: Found) -> Iterator[str]:
     yield f"\n{found.parallel}, {sizes}:\n\n| what | collectives | bytes sent by a rank |\n|---|---|---|"
     for name in sorted(sent, key=sent.__getitem__, reverse=True):
         yield f"| {name} | {calls[name]:g} | {sent[name]:,.0f} |"
-    step = sum(sent.values()) - sent.get("validation", 0.0)
-    yield f"\nA step without validation: {step:,.0f}; predicted {sum(predicted.values()):,.0f}."
-    if found.kernel is not None:
-        real = found.ranks * (sum(found.sent(True).values()) - found.sent(True).get("validation", 0.0))
-        over = f" ({found.kernel / real - 1:+.1%})" if real else ""
-        yield f"All ranks with gloo's algorithms: {real:,.0f}; the kernel counted {found.kernel:,.0f}{over}."
+
+
+def summary(found: Sequence[Found]) -> Iterator[str]:
+    """A Markdown table of all trainings: kB that a rank sends per step, and how far the two checks are off.
+
+    The prediction is compared with the recorded collectives; what the kernel counted, with them in gloo's algorithms.
+    """
+    rows = []
+    for one in found:
+        sent, by_gloo = ({**one.sent(gloo), "validation": 0.0} for gloo in (False, True))
+        weights = sent.get("weights", 0.0) + sent.get("weights for the rollout", 0.0)
+        gradients, step, real = sent.get("gradients", 0.0), sum(sent.values()), one.ranks * sum(by_gloo.values())
+        kilobytes = [f"{value / 1e3:,.1f}" for value in (gradients, weights, step - gradients - weights)]
+        off = f"{sum(one.predicted().values()) / step - 1:+.2%}" if step else ""
+        over = f"{one.kernel / real - 1:+.1%}" if one.kernel and real else ""
+        head = (one.parallel, f"{one.parameters:,}", f"{one.ranks}", f"{one.micro_batches:g}")
+        rows.append((*head, *kilobytes, off, over))
+    heads = ("", "parameters", "ranks", "micro-batches", "gradients", "weights", "all else", "predicted", "kernel")
+    yield from markdown_table(heads, rows)
 
 
 def write_csv(path: Path, found: Sequence[Found]) -> None:
@@ -228,22 +236,22 @@ def main() -> None:
     parser.add_argument("--parallel", choices=STAGES, nargs="+", default=list(STAGES), help="default: all")
     parser.add_argument("--sizes", choices=SIZES, nargs="+", default=list(SIZES), help="of the policy (default: all)")
     parser.add_argument("--csv", type=Path, help="write one row per kind of collective to this file")
-    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
+    parser.add_argument("--markdown", type=Path, help="write the last table to this file")
     args = parser.parse_args()
-    counted, found, lines = in_namespace(), [], []
+    counted, found = in_namespace(), []
     with tempfile.TemporaryDirectory() as scratch:
         for size in args.sizes:
             for parallel in args.parallel:
                 for ranks in args.ranks:
                     folder = Path(scratch) / f"{size}_{parallel}_{ranks}"
                     found.append(train(size, parallel, ranks, folder, counted))
-                    lines += lines_of(found[-1])
                     print("\n".join(lines_of(found[-1])), flush=True)
+    print("\n".join(["", *summary(found)]))
     if args.csv:
         write_csv(args.csv, found)
     if args.markdown:
-        made = provenance()
-        args.markdown.write_text("\n".join([*lines, f"\nCommit {made.get('commit')}.", ""]), encoding="utf-8")
+        made = f"Commit {provenance()['commit']}."
+        args.markdown.write_text("\n".join([*summary(found), "", made, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

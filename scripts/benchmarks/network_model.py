@@ -34,26 +34,16 @@ def sent_per_rank(op: str, contributed: float, ranks: int, reduces_by_all: bool 
 
 @dataclass(frozen=True)
 class Training:
-    """The sizes of an optimizer step on one rollout.
+    """The sizes of an optimizer step on one rollout."""
 
-    Attributes:
-        parameters: of the policy.
-        stage: of ZeRO; 0 is DDP.
-        rows: completions per rank.
-        micro_batches: that a rank computes per step, on average.
-        trained: parameters that have a gradient; None for all.
-        gradient_bytes, weight_bytes: of one number.
-        gathers: of the weights per micro-batch under ZeRO-3, for forward and backward.
-    """
-
-    parameters: float
-    stage: int
-    rows: int
-    micro_batches: float
-    trained: float | None = None
-    gradient_bytes: int = 4
+    parameters: float  # of the policy
+    stage: int  # of ZeRO; 0 is DDP
+    rows: int  # completions per rank
+    micro_batches: float  # that a rank computes per step, on average
+    trained: float | None = None  # parameters that have a gradient; None for all
+    gradient_bytes: int = 4  # of one number
     weight_bytes: int = 4
-    gathers: int = 2
+    gathers: int = 2  # of the weights per micro-batch under ZeRO-3, for forward and backward
 
     def collectives(self) -> dict[str, tuple[str, float, float]]:
         """By what is sent: the operation, the bytes of the whole message, and how often per step."""
@@ -86,18 +76,12 @@ class Training:
 
 @dataclass(frozen=True)
 class Network:
-    """Hosts that are alike.
+    """Hosts that are alike."""
 
-    Attributes:
-        between: bytes per second out of a host, of all its network cards together.
-        within: bytes per second out of a GPU to the others of its host.
-        latency: seconds of one message.
-    """
-
-    gpus: int
-    between: float
-    within: float = 450e9
-    latency: float = 10e-6
+    gpus: int  # per host
+    between: float  # bytes per second out of a host, of all its network cards together
+    within: float = 450e9  # bytes per second out of a GPU to the others of its host
+    latency: float = 10e-6  # seconds of one message
 
     def seconds(self, training: Training, hosts: int, tensors: int) -> float:
         """Of a step's collectives one after the other; nothing is hidden behind the computation.
@@ -111,6 +95,7 @@ class Network:
         if ranks == 1:
             return 0.0
         sent = sum(training.bytes_per_rank(ranks).values())
-        times = sum(n * (tensors if training.stage == 3 else 1) for _, _, n in training.collectives().values())
+        parts = tensors if training.stage == 3 else 1
+        times = sum(n * (parts if op == "allgather" else 1) for op, _, n in training.collectives().values())
         starts = (SMALL_COLLECTIVES + times) * math.ceil(math.log2(ranks))
         return sent / (self.between if hosts > 1 else self.within) + starts * self.latency

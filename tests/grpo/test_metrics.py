@@ -5,6 +5,7 @@ import torch
 from accelerate import Accelerator
 
 from trl_ext.grpo.metrics import StepMetrics
+from trl_ext.grpo.rollout import length_metrics
 
 
 def test_mean_is_over_all_tokens_of_the_step() -> None:
@@ -36,3 +37,25 @@ def test_a_masked_infinity_does_not_reach_the_mean() -> None:
     metrics = StepMetrics()
     metrics.add({"a": torch.tensor([[1.0, torch.inf]])}, torch.tensor([[True, False]]))
     assert metrics.finish(Accelerator(cpu=True), {})["a"] == pytest.approx(1.0)
+
+
+def test_lengths_are_of_all_ranks_and_scored_rows() -> None:
+    asked: list[torch.Size] = []
+
+    def gather(own: torch.Tensor) -> torch.Tensor:
+        asked.append(own.shape)
+        return torch.cat([own, torch.tensor([[1, 1, 7, 0, 0, 1, 7, 7, -7]])])  # and a rank with one response of 7
+
+    lengths, finished = torch.tensor([2.0, 3, 5, 12]), torch.tensor([True, True, True, False])
+    found, by_outcome = length_metrics(lengths, finished, torch.tensor([0, 1, 1, torch.nan]), gather)
+    names = ("clipped_ratio", "mean_terminated_length", "min_terminated_length", "max_terminated_length")
+    assert [found[f"completions/{name}"] for name in names] == pytest.approx([0.2, 17 / 4, 2, 7])
+    assert by_outcome == {"completions/mean_length_correct": 4, "completions/mean_length_incorrect": 4.5}
+    assert asked == [(1, 9)]
+
+
+def test_lengths_where_no_response_ended() -> None:
+    endless = torch.tensor([False, False])
+    found, by_outcome = length_metrics(torch.tensor([3.0, 4]), endless, torch.tensor([1.0, 1]), lambda own: own)
+    assert list(found.values()) == [1, 0, 0, 0]
+    assert by_outcome == {"completions/mean_length_correct": 3.5}

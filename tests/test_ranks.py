@@ -21,6 +21,22 @@ def test_finding_of_the_main_process_is_every_ranks(is_main: bool, found: str, m
     assert ranks.run_on_main_and_broadcast(lambda: "ours") == found
 
 
+@pytest.mark.parametrize(
+    ("error", "told"), [(ValueError("a row"), ValueError("a row")), (OSError("a disk"), ranks.RankError("OSError on rank 0: a disk"))]
+)  # fmt: skip
+def test_refusal_is_raised_in_its_own_words(error: Exception, told: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(ranks, "PartialState", lambda: SimpleNamespace(is_main_process=True, process_index=0))
+    monkeypatch.setattr(ranks, "broadcast_object_list", lambda mine: sent.append(mine[0]) or mine)
+
+    def refuse() -> None:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        ranks.run_on_main_and_broadcast(refuse, ValueError)
+    assert (type(sent[0]), str(sent[0])) == (type(told), str(told))
+
+
 @pytest.mark.parametrize("error", [None, KeyError("x")])
 def test_ranks_without_an_error_send_no_text(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []

@@ -45,8 +45,11 @@ def raise_everywhere(error: Exception | None, kind: type[Exception] = RankError)
             raise kind(said)
 
 
-def run_on_main_and_broadcast(find: Callable[[], Found]) -> Found:
-    """What the main process finds, on every rank; what it raises is raised on all of them. A collective operation."""
+def run_on_main_and_broadcast(find: Callable[[], Found], refusal: type[Exception] = RankError) -> Found:
+    """What the main process finds, on every rank; what it raises is raised on all of them. A collective operation.
+
+    A `refusal` is raised in its own words, any other error as a `RankError`.
+    """
     found: list[Found | None] = [None]
     error = None
     try:
@@ -54,11 +57,12 @@ def run_on_main_and_broadcast(find: Callable[[], Found]) -> Found:
             found = [find()]
     except Exception as raised:
         error = raised
-    said, (value,) = broadcast_object_list([_told(error), found])
+    told = refusal(str(error)) if isinstance(error, refusal) else RankError(_told(error)) if error else None
+    said, (value,) = broadcast_object_list([told, found])
     if error is not None:
         raise error
     if said is not None:
-        raise RankError(said)
+        raise said
     return value
 
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 
 from trl_ext.data.load import ANSWER_SOURCES
 from trl_ext.data.source import Source
+from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.rewards.graders import GRADERS, Comparison, Grade, compare_pairs
 from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.rewards.workers.pool import PoolError
@@ -122,20 +121,15 @@ def check_references(rows: Dataset, role: str, source: Source, checker: Checker,
 
 
 def first_rank(check: Callable[[], None]) -> None:
-    """Run a check on the first rank, whose refusal every rank raises: a worker's timeout may come on one only.
+    """Run a check on the first rank, whose refusal every rank raises: a worker's timeout may come on one only."""
 
-    Raises:
-        ValueError: what the check refuses.
-    """
-    refusal: list[str | None] = [None]
-    if PartialState().is_main_process:
+    def checked() -> None:
         try:
             check()
-        except (ValueError, PoolError) as error:
-            refusal = [str(error)]
-    (reason,) = broadcast_object_list(refusal)
-    if reason is not None:
-        raise ValueError(reason)
+        except PoolError as error:
+            raise ValueError(str(error)) from error
+
+    run_on_main_and_broadcast(checked, ValueError)
 
 
 def _advice(answers: Sequence[Any], checker: Checker) -> str:

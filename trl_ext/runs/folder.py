@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
 from trl_ext.compat.startup import START
 from trl_ext.errors import InputError
+from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.runs.checkpoints import archive_newer, checkpoints
 from trl_ext.runs.layout import SUMMARY, record_in
 from trl_ext.runs.resume import LOGS, SettingsKnowledge, cut_logs, differences, find_checkpoint, log_sizes
@@ -81,23 +80,21 @@ def open_run(
     Raises:
         InputError: the folder is in use or cannot be written, there is no such checkpoint, or the settings differ.
     """
-    held, found, error = None, None, None
-    if PartialState().is_main_process:
-        try:
-            found, held = _choose(output_dir, settings, known, resume, changed, say)
-        except InputError as refusal:
-            error = str(refusal)
-    found, error = broadcast_object_list([found, error])
-    if found is None:
-        raise InputError(error)
-    folder, checkpoint, record = found
+    held: list[FileLock] = []
+
+    def choose() -> tuple[Path, Path | None, dict[str, Any]]:
+        found, lock_of_it = _choose(output_dir, settings, known, resume, changed, say)
+        held.append(lock_of_it)
+        return found
+
+    folder, checkpoint, record = run_on_main_and_broadcast(choose, InputError)
     try:
         clock, validations = Clock(record.get("wall_clock_s", 0.0)), record.get("validations", [])
         made = record.get("seconds_to_make_policy", 0.0)
         yield Run(folder, settings, checkpoint, clock, validations, made, record.get("without_spread", 0))
     finally:
-        if held is not None:
-            held.release()
+        for of_first_rank in held:
+            of_first_rank.release()
 
 
 def _choose(

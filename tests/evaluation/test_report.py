@@ -30,7 +30,7 @@ def test_row_is_the_problem_with_its_graded_response() -> None:
     rows = report().rows
     assert rows[1] == {
         **PROBLEMS[1], "response": INCORRECT, "format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0, "tokens": 5,
-        "finish_reason": "stop", "logp": None, "outcome": "format_only", "extracted": " 5 ", "reason": "different value",
+        "finish_reason": "stop", "logp": None, "entropy_estimate": None, "outcome": "format_only", "extracted": " 5 ", "reason": "different value",
     }  # fmt: skip
     assert [row["outcome"] for row in rows] == ["correct", "format_only", "neither", "correct"]
     assert set(PROBLEMS[1]) == {"prompt", "answer", "level", "subject"}
@@ -66,6 +66,7 @@ def test_figures_by_hand() -> None:
     assert measured.summary() == {
         "problems": 4, "accuracy": 0.5, "outcomes": measured.outcomes(), "by_level": {"1": 0.0, "2": 2 / 3},
         "by_subject": {"facts": 0.5, "sums": 0.5}, "mean_tokens": 5.0, "truncated": 0.25,
+        "mean_tokens_correct": 3.0, "mean_tokens_incorrect": 7.0, "entropy_estimate": None,
     }  # fmt: skip
 
 

@@ -274,7 +274,8 @@ def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None
     for words in (
         "Published for the real model: 38 % without.\n", "![validation accuracy](accuracy.png)",
         "![training](training.png)", "- a: `python recipes/grpo_math.py --seed 0 --stop 'a b'`", "Noise: ",
-        "Commit: abc.", "Hardware: a CPU, 1 threads; torch 2.", "Entropy went from 0.50 to 0.50, the same in every cell.",
+        "Commit: abc.", "Hardware: a CPU, 1 threads; torch 2.",
+        "Entropy of the trained tokens went from 0.50 to 0.50, the same in every cell.",
         "| 30 | 0.500 | 0.500 | 0.500 |", "All cells start from the best cells of: r.",
     ):  # fmt: skip
         assert words in text
@@ -293,12 +294,21 @@ def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None
 
 def test_what_was_logged_is_discussed_and_nothing_else(tmp_path: Path) -> None:
     for cell, clipped in (("a", 0.01), ("b", 0.03)):
-        rows = [{"step": s, "entropy": 0.5 - 0.02 * s, "clip_ratio/region_mean": clipped} for s in range(20)]
+        rows = [
+            {"step": s, "sampling/entropy_estimate": 1 - 0.05 * s - 0.025, "entropy": 0.5 - 0.02 * s,
+             "clip_ratio/region_mean": clipped}
+            for s in range(20)
+        ]  # fmt: skip
         (tmp_path / cell).write_text("".join(json.dumps(row) + "\n" for row in rows))
     curves = training_curves({cell: {0: tmp_path / cell} for cell in "ab"})
-    assert [panel.metric for panel in curves] == ["entropy", "clip_ratio/region_mean"]  # no empty panel
+    assert [panel.metric for panel in curves] == [
+        "sampling/entropy_estimate",
+        "entropy",
+        "clip_ratio/region_mean",
+    ]  # no empty panel
     assert discussion(curves) == [
-        "Entropy went from 0.49 to 0.13, the same in every cell.",
+        "Entropy of all sampled tokens went from 0.95 to 0.05, the same in every cell.",
+        "Entropy of the trained tokens went from 0.49 to 0.13, the same in every cell.",
         "The clip fraction went from 0.0200 to 0.0200 on average, least in a (0.0100 at the end), most in b (0.0300).",
     ]
     assert training_curves({"a": {}}) == {}

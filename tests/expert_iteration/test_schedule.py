@@ -72,7 +72,10 @@ def test_a_step_in_figures() -> None:
     assert step_counts(2, 17, rollouts, rollouts[:2], 1, 4) == {
         "step": 2, "optimizer_step": 17, "questions": 3, "questions_with_a_right_answer": 2, "rollouts": 6, "correct": 3,
         "kept": 2, "too_long": 1, "optimizer_steps": 4, "tokens": 21.0, "tokens_correct": 12.0, "tokens_incorrect": 30.0,
+        "entropy_estimate": None,
     }  # fmt: skip
+    rollouts[0]["entropy_estimate"], rollouts[3]["entropy_estimate"] = 1.0, 0.1  # of 10 tokens and of 50
+    assert step_counts(2, 17, rollouts, rollouts[:2], 1, 4)["entropy_estimate"] == pytest.approx(15 / 60)
 
 
 def test_a_length_of_no_rollout_is_none() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,12 @@ def logs(trainer: Any) -> list[dict[str, float]]:
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
-def logp(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+def logp(model: Any, batch: dict[str, Any], temperature: float = 1.0) -> torch.Tensor:
     """(B, T) log-probabilities of the completions, from the plain softmax of the model's logits."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1] / temperature
     all_logp = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
     return all_logp[:, -batch["completion_ids"].shape[1] :]
 
@@ -574,10 +575,45 @@ def test_last_rollout_is_kept_by_row_for_the_generation_log(tmp_path: Path) -> N
             "response": " ".join("b" * (1 + i % 4)),
             "ground_truth": answers[prompt],
             "tokens": 2 + i % 4,
+            "entropy_estimate": None,  # the function that rolls out says nothing of it
             "correct": correct,
             "rewards": {"graded": float(correct)},
             "reward": float(correct),
         }
+
+
+ALL_ROWS = {"temperature": 0.7, "max_steps": 1, "preset": "no_baseline"}  # of which only rewarded rows are trained on
+
+
+@pytest.mark.parametrize("stop", [None, ["stop"]], ids=["TRL generates", "we generate"])
+def test_entropy_estimate_is_of_all_sampled_tokens_and_all_rows(stop: list[str] | None, tmp_path: Path) -> None:
+    trainer = train(Recorder, ExtGRPOConfig, tmp_path, ends_early, stop=stop, **ALL_ROWS)
+    entry, (rollout,) = logs(trainer)[0], trainer.rollouts
+    mask = rollout["completion_mask"].bool()
+    surprisal = -logp(tiny_model(), rollout, temperature=0.7)  # of the weights before the one step
+    by_row = {int(row): surprisal[i][mask[i]].mean().item() for i, row in enumerate(rollout["row"])}
+    assert [row["entropy_estimate"] for row in trainer.last_rollout] == pytest.approx(
+        [by_row[i] for i in range(16)], abs=1e-4
+    )
+    assert entry["sampling/entropy_estimate"] == pytest.approx(surprisal[mask].mean().item(), abs=1e-4)
+    rewarded = {bool(row["reward"]) for row in trainer.last_rollout if row["token_entropy"] is not None}
+    assert rewarded == {True}  # whose tokens alone `entropy` is of
+    assert any(row["reward"] == 0 for row in trainer.last_rollout)
+
+
+def test_entropy_estimate_has_the_exact_entropy_as_its_mean(tmp_path: Path) -> None:
+    trainer = record(tmp_path, learning_rate=0.0, max_steps=20, per_device_train_batch_size=16,
+                     gradient_accumulation_steps=1)  # fmt: skip
+    difference = torch.tensor([entry["sampling/entropy_estimate"] - entry["entropy"] for entry in logs(trainer)])
+    assert abs(difference.mean()) < 4 * difference.std() / 20**0.5
+    assert 0 < difference.std() < 0.3
+
+
+def test_no_entropy_estimate_of_a_truncated_distribution(tmp_path: Path) -> None:
+    trainer = record(tmp_path, top_k=3, max_steps=1)
+    assert {row["entropy_estimate"] for row in trainer.last_rollout} == {None}
+    assert "sampling/entropy_estimate" not in logs(trainer)[0]
+    assert "entropy" in logs(trainer)[0]
 
 
 def test_positive_reward_counts_as_correct_by_default(tmp_path: Path) -> None:
@@ -740,7 +776,9 @@ def test_validation_returns_one_completion_per_prompt_in_order(tmp_path: Path) -
     ends = {"0": Completion("x</answer>", 4, True), "1": Completion("y", 2, True), "2": Completion("z" * 12, 12, False)}
     texts = ["aaaa0", "1", "bb2", "0", "ccc1", "2", "a0"]
     for batch_size in (1, 3, 100):
-        assert trainer.sample(texts, batch_size, seed=0) == [ends[text[-1]] for text in texts]
+        found = trainer.sample(texts, batch_size, seed=0)
+        assert [replace(completion, entropy_estimate=None) for completion in found] == [ends[t[-1]] for t in texts]
+        assert [completion.entropy_estimate for completion in found] == pytest.approx([0.0] * 7, abs=1e-3)
 
 
 def test_logging_outside_training_keeps_the_metrics_of_the_step(tmp_path: Path) -> None:

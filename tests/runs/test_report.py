@@ -79,6 +79,7 @@ def test_two_runs_in_one_plot_have_a_legend(tmp_path: Path) -> None:
 def ei_step(number: int, correct: int, solved: int, lengths: tuple[float | None, ...]) -> dict[str, Any]:
     names = ("tokens", "tokens_correct", "tokens_incorrect")
     known = {"step": number, "rollouts": 8, "questions": 4, "correct": correct, "questions_with_a_right_answer": solved}
+    known |= {"optimizer_step": 3 * (number - 1), **({"entropy_estimate": 1 / number} if correct else {})}
     return known | dict(zip(names, lengths, strict=True))
 
 
@@ -123,7 +124,8 @@ def test_plot_has_shares_and_lengths_by_step_and_entropy(
         assert set(drawn[0]) == {"rollouts", "questions, by any rollout"}
         assert set(drawn[1]) == {"all rollouts", "correct rollouts", "incorrect rollouts"}
         assert all(values == [(step["step"], 0.0) for step in steps] for values in drawn[0].values())
-    (line,) = panels[2].lines
+    of_all, line = panels[2].lines
+    assert list(zip(*map(list, of_all.get_data()), strict=True)) == ([(0, 1.0), (3, 0.5)] if steps == EI_STEPS else [])
     assert list(zip(*map(list, line.get_data()), strict=True)) == entropy
     assert panels[0].get_ylim() == (0.0, 1.0)
     axes = [panel.get_xlabel() for panel in panels]
@@ -275,7 +277,7 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, l
     trainer = SimpleNamespace(
         stop_signal=None, best_step=None, args=SimpleNamespace(disable_tqdm=True, temperature=1.0)
     )
-    trainer.sample = lambda prompts, seed: [Completion("a response", 1, True)] * len(prompts)
+    trainer.sample = lambda prompts, seed: [Completion("a response", 1, True, entropy_estimate=0.25)] * len(prompts)
     trainer.log_now = lambda logs: None
     trainer.seconds_to_save = 0.0
     return Validation(problems, grade, lambda state: state.global_step % 20 == 0, {"seed": 0}, run, trainer, log_to)
@@ -321,7 +323,7 @@ def test_first_responses_of_each_validation_are_logged_if_asked(tmp_path: Path) 
     validation.on_step_end(args, TrainerState(global_step=20), TrainerControl())
     written = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["step"], row["ground_truth"]) for row in written] == [(s, t) for s in (0, 20) for t in "0123"]
-    response = {"step": 0, "prompt": "p", "response": "a response", "tokens": 1}
+    response = {"step": 0, "prompt": "p", "response": "a response", "tokens": 1, "entropy_estimate": 0.25}
     for place, right in ((0, 1.0), (1, 1.0), (2, 0.0)):  # in format all of them
         assert written[place] == response | {
             "ground_truth": str(place), "outcome": "correct" if right else "format_only", "reward": right,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import AutoModelForCausalLM
 from trl import SFTConfig, SFTTrainer
 
 from tests.generation.test_vllm import save_model
@@ -122,6 +123,15 @@ def fraction_learned(trainer: Any) -> float:
     return sum(completion.text.startswith("1 1") for completion in completions) / len(completions)
 
 
+def entropy_of_samples(trainer: Any) -> float:
+    found = trainer.sample([row["prompt"] for row in LEARNED] * 4, batch_size=128, seed=0)
+    return float(sum(c.entropy_estimate * c.tokens for c in found) / sum(c.tokens for c in found))
+
+
+def by_hf(path: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+
+
 ADAM = {"optim": "adamw_torch", "learning_rate": 3e-3, "max_steps": 40, "sampling_max_tokens": 4, "stop": ["stop"]}
 
 
@@ -153,11 +163,15 @@ def test_the_colocated_engine_samples_from_the_trained_weights(tmp_path: Path) -
     model = str(save_model(tmp_path / "model", tied=True))
     trainer = ours(tmp_path, LEARNED, model=model, model_init_kwargs={"dtype": "float32"}, **{**ADAM, **engine})
     before = fraction_learned(trainer)
+    entropy = entropy_of_samples(trainer)
     trainer.train()
     assert before < 0.2
     assert fraction_learned(trainer) > 0.9
     (completion,) = trainer.sample(["1 + 1 ="], batch_size=1, seed=0, temperature=0)
     assert (completion.text, completion.finished, completion.tokens) == ("1 1 stop", True, 3)
+    assert completion.entropy_estimate is None  # greedy
+    assert entropy_of_samples(trainer) < entropy - 1
+    assert entropy == pytest.approx(entropy_of_samples(ours(tmp_path, LEARNED, model=by_hf(model), **ADAM)), abs=0.25)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every patch of TRL, vLLM and torch, one function each:
+"""Every patch of TRL, transformers, vLLM and torch, one function each:
 
 * `startup`: silences vLLM's message about Triton and DeepSpeed's about a missing GPU on a CPU, at import;
   `use_all_cores` undoes the limit of one core that `accelerate launch` sets.
@@ -8,6 +8,8 @@
 * `trl_engine.requests_with`: each request gets its own parameters, such as seeds.
 * `trl_scoring.old_log_probs_left_out`: TRL scores a rollout without old log-probabilities.
 * `trl_scoring.texts_left_on_ranks`: TRL gathers a rollout's texts only for a table that is printed.
+* `hf_sampling.generating_with`: HF `generate` has one more logits processor where TRL calls it.
+* `tracker_names.keep_validation_names`: trackers show `validation/...` and not `train/validation/...`.
 * `torch_devices.load_to_numbered_cpus`: `torch.load` maps to cpu:0.
 * `torch_groups.set_default_group_timeout`: DeepSpeed's process groups on CPUs get the run's `ddp_timeout`.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from typing import Any
 
 from trl_ext.generation.completion import Completion
+from trl_ext.generation.entropy import mean_over_tokens
 from trl_ext.rewards.graders import Grade
 
 # The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.
@@ -52,6 +54,9 @@ class Report:
             "by_level": {str(k): v for k, v in self.by("level").items()},
             "by_subject": self.by("subject"),
             "mean_tokens": mean(row["tokens"] for row in self.rows),
+            "mean_tokens_correct": mean_length(filter(is_correct, self.rows)),
+            "mean_tokens_incorrect": mean_length(filterfalse(is_correct, self.rows)),
+            "entropy_estimate": mean_over_tokens(self.rows),
             "truncated": fraction(row["finish_reason"] == "length" for row in self.rows),
         }
 
@@ -89,6 +94,7 @@ def grade_rows(
             "tokens": completion.tokens,
             "finish_reason": "stop" if completion.finished else "length",
             "logp": completion.logp,
+            "entropy_estimate": completion.entropy_estimate,
             "outcome": "correct" if grade.correct else "format_only" if grade.well_formed else "neither",
         }
         for problem, completion, grade in zip(problems, completions, grades, strict=True)
@@ -98,6 +104,12 @@ def grade_rows(
 def is_correct(row: Mapping[str, Any]) -> bool:
     """Whether the row's response has a correct format and answer."""
     return bool(row["outcome"] == "correct")
+
+
+def mean_length(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    """Mean length in tokens; None of no rows."""
+    lengths = [row["tokens"] for row in rows]
+    return mean(lengths) if lengths else None
 
 
 def fraction(flags: Iterable[bool]) -> float:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from trl_ext.evaluation.report import is_correct, mean
+from trl_ext.evaluation.report import is_correct, mean_length
 from trl_ext.expert_iteration.selection import Row
+from trl_ext.generation.entropy import mean_over_tokens
 
 
 def questions_of_step(available: int, wanted: int, step: int, seed: int) -> list[int]:
@@ -37,10 +38,9 @@ def optimizer_steps(rows: Sequence[Row], batch: int, epochs: int, seed: str) -> 
 def step_counts(
     step: int, optimizer_step: int, rollouts: Sequence[Row], kept: Sequence[Row], too_long: int, steps: int
 ) -> dict[str, Any]:
-    """A step in figures; lengths are means in tokens, None without rollouts."""
+    """A step in figures; lengths are means in tokens, and like the entropy of all sampled tokens None without any."""
     correct, incorrect = list(filter(is_correct, rollouts)), list(itertools.filterfalse(is_correct, rollouts))
-    lengths = {name: mean(r["tokens"] for r in rows) if rows else None for name, rows in
-               {"tokens": rollouts, "tokens_correct": correct, "tokens_incorrect": incorrect}.items()}  # fmt: skip
+    groups = {"tokens": rollouts, "tokens_correct": correct, "tokens_incorrect": incorrect}
     return {
         "step": step,
         "optimizer_step": optimizer_step,  # before its fine-tuning
@@ -51,7 +51,8 @@ def step_counts(
         "kept": len(kept),
         "too_long": too_long,
         "optimizer_steps": steps,
-        **lengths,
+        **{name: mean_length(rows) for name, rows in groups.items()},
+        "entropy_estimate": mean_over_tokens(rollouts),
     }
 
 

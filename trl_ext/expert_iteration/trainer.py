@@ -199,7 +199,9 @@ class ExpertIterationTrainer(ExtSFTTrainer):
                 "(--group_size, --questions_per_step) or a model that knows the format (recipes/sft_math.py) help",
                 step, counts["correct"], counts["rollouts"],
             )  # fmt: skip
-        self.log_now({f"expert_iteration/{k}": float(v) for k, v in counts.items() if v is not None and k != "step"})
+        logged = {f"expert_iteration/{k}": float(v) for k, v in counts.items() if v is not None and k != "step"}
+        entropy = counts["entropy_estimate"]
+        self.log_now(logged | ({} if entropy is None else {"sampling/entropy_estimate": entropy}))  # as in GRPO
 
     def _lay_out(self, step: int, rows: Sequence[Row], done: int) -> None:
         """Plan the step's optimizer steps on these rows, of which the first `done` are over."""

@@ -18,6 +18,7 @@ class Completion:
     tokens: int
     finished: bool  # ended by itself, not cut by the length limit
     logp: float | None = None  # sum over its tokens, under the model that sampled it
+    entropy_estimate: float | None = None  # mean of -log p of its tokens, where p is what they were drawn from
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,12 @@ def hf_generate(
     return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in batch.completions]
 
 
+def samples_whole_distribution(config: GenerationConfig) -> bool:
+    """Whether tokens are drawn from the model's distribution at the temperature, without leaving any token out."""
+    cuts = (config.top_k or 0, config.min_p or 0.0, 1 - (config.top_p or 1.0), 1 - (config.typical_p or 1.0))
+    return bool(config.do_sample) and (config.num_beams or 1) == 1 and not any(cuts)
+
+
 def eos_ids_of(config: GenerationConfig, *more: int | None) -> list[int]:
     """The tokens that end a completion: `more`, such as the tokenizer's, then the config's one, several or none."""
     listed = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
@@ -215,27 +221,33 @@ def _prompts_once(
 
 
 class TokenLogProbs(LogitsProcessor):
-    """Records the log-probability of every sampled token under the model itself, before temperature and top-p.
+    """Records the log-probability of every sampled token at a temperature, before top-p.
 
     It keeps one number per token: of a step's (N, V) distribution only what the next step needs.
+
+    Args:
+        temperature: 1 for the model's own distribution.
     """
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, temperature: float = 1.0) -> None:
+        self.temperature = temperature
         self._rows: list[list[float]] = [[] for _ in range(n)]
         self._which = list(range(n))  # rows still in the batch
-        self._previous: Tensor | None = None  # (rows, V) of the step whose token is not known yet
+        self._previous: tuple[Tensor, Tensor] | None = None  # logits (rows, V) whose token is not known yet, their sum
         self._taken: list[Tensor] = []  # (rows,) each
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Called by `generate` with the tokens so far and the logits of the next."""
         self.record(input_ids)
-        self._previous = scores.float().log_softmax(dim=-1)
+        logits = scores.float() if self.temperature == 1 else scores.float() / self.temperature
+        self._previous = logits, logits.logsumexp(dim=-1)
         return scores
 
     def record(self, input_ids: Tensor) -> None:
         """Record the last token's log-probability."""
         if self._previous is not None:
-            self._taken.append(self._previous.gather(1, input_ids[:, -1:])[:, 0])
+            logits, normalizer = self._previous
+            self._taken.append(logits.gather(1, input_ids[:, -1:])[:, 0] - normalizer)
             self._previous = None
 
     def select_rows(self, kept: Tensor) -> None:

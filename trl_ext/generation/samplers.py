@@ -63,7 +63,7 @@ class HFSampler:
         finished = is_finished(rows, self.tokenizer, eos_ids_of(self.config), stop, self.sampling.min_tokens).tolist()
         texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
         return [
-            Completion(text, len(ids), ended, logp=sum(row[: len(ids)]))
+            _completion(text, len(ids), ended, sum(row[: len(ids)]), self.sampling)
             for text, ids, ended, row in zip(texts, rows, finished, logps.rows(), strict=True)
         ]
 
@@ -109,4 +109,17 @@ def vllm_params(sampling: Sampling, **more: Any) -> SamplingParams:
 def vllm_sample(llm: LLM, prompts: Sequence[str], params: SamplingParams | list[SamplingParams]) -> list[Completion]:
     """One completion per prompt."""
     outputs = [request.outputs[0] for request in llm.generate(list(prompts), params, use_tqdm=False)]
-    return [Completion(o.text, len(o.token_ids), o.finish_reason == "stop", logp=o.cumulative_logprob) for o in outputs]
+    each = params if isinstance(params, list) else [params] * len(outputs)
+    return [
+        _completion(o.text, len(o.token_ids), o.finish_reason == "stop", o.cumulative_logprob, settings)
+        for o, settings in zip(outputs, each, strict=True)
+    ]
+
+
+def _completion(
+    text: str, tokens: int, finished: bool, logp: float | None, settings: Sampling | SamplingParams
+) -> Completion:
+    """A completion whose `logp` is the model's own, which at temperature 1 is what it was drawn from."""
+    is_whole = (settings.temperature, settings.top_p, max(getattr(settings, "top_k", 0), 0)) == (1, 1, 0)
+    known = logp is not None and tokens and is_whole and not getattr(settings, "min_p", 0)
+    return Completion(text, tokens, finished, logp, -logp / tokens if logp is not None and known else None)

@@ -46,42 +46,52 @@ def log_rows(
     prompts: Sequence[object],
     completions: Sequence[Any],
     completion_ids: Sequence[Sequence[int]],
+    entropies: Sequence[float | None],
 ) -> list[dict[str, Any]]:
-    """Completions as they are logged, without their rewards; the arguments are TRL's, one value per completion."""
+    """Completions as they are logged, without their rewards; one value per completion, all but the last are TRL's.
+
+    Args:
+        entropies: estimated from the sampled tokens' log-probabilities.
+    """
     return [
         {
             "prompt": prompt,
             "response": completion_text(completion),
             "ground_truth": row.get("answer"),
             "tokens": len(ids),
-            "token_entropy": None,  # set for rows that are trained on
+            "entropy_estimate": entropy,
+            "token_entropy": None,  # exact, from the logits; set for rows that are trained on
         }
-        for prompt, completion, row, ids in zip(prompts, completions, inputs, completion_ids, strict=True)
+        for prompt, completion, row, ids, entropy in zip(
+            prompts, completions, inputs, completion_ids, entropies, strict=True
+        )
     ]
 
 
-def length_metrics(
-    lengths: Tensor, finished: Tensor, correct: Tensor, gather: Callable[[Tensor], Tensor]
+def sample_metrics(
+    lengths: Tensor, finished: Tensor, correct: Tensor, entropy: Tensor, gather: Callable[[Tensor], Tensor]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """TRL's truncation metrics and mean lengths by outcome, of all ranks' completions.
+    """TRL's truncation metrics; mean lengths by outcome and entropy of all tokens: of all ranks' completions.
 
-    In the first, completions that ended at a stop string count as finished. In the second, an outcome without any
-    response is left out.
+    In the first, completions that ended at a stop string count as finished. In the second, what no response has is
+    left out.
 
     Args:
         lengths: (M,) in tokens.
         finished: (M,) bool.
         correct: (M,) 1, 0, or NaN for neither.
+        entropy: (M,) means over a completion's tokens; NaN where it is not known.
         gather: concatenates the ranks' values; called once, with a few numbers instead of the rows.
     """
     groups = [finished, correct == 1, correct == 0]
     sums = [value for rows in groups for value in (rows.sum(), (lengths * rows).sum())]
+    sums += [(lengths * ~entropy.isnan()).sum(), (lengths * entropy).double().nansum()]
     ended = lengths[finished]
     extremes = [ended.min(), -ended.max()] if len(ended) else [lengths.new_tensor(torch.inf)] * 2
     own = torch.stack([value.double() for value in (lengths.new_tensor(len(lengths)), *sums, *extremes)])
-    everyones = gather(own[None])  # (ranks, 9)
-    rows, ends, ended_tokens, *outcomes = everyones[:, :7].sum(dim=0).tolist()
-    shortest, minus_longest = everyones[:, 7:].amin(dim=0).tolist()
+    everyones = gather(own[None])  # (ranks, 11)
+    rows, ends, ended_tokens, *outcomes, tokens, nats = everyones[:, :9].sum(dim=0).tolist()
+    shortest, minus_longest = everyones[:, 9:].amin(dim=0).tolist()
     found = {
         "completions/clipped_ratio": 1 - _float32(ends / rows),
         "completions/mean_terminated_length": _float32(ended_tokens / ends) if ends else 0.0,
@@ -89,7 +99,8 @@ def length_metrics(
         "completions/max_terminated_length": -minus_longest if ends else 0.0,
     }
     by_outcome = zip(("correct", "incorrect"), outcomes[::2], outcomes[1::2], strict=True)
-    return found, {f"completions/mean_length_{name}": tokens / n for name, n, tokens in by_outcome if n}
+    sampled = {f"completions/mean_length_{name}": length / n for name, n, length in by_outcome if n}
+    return found, sampled | ({"sampling/entropy_estimate": nats / tokens} if tokens else {})
 
 
 def _float32(value: float) -> float:

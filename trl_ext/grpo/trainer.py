@@ -24,6 +24,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import math
 import time
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,11 @@ from trl_ext.algorithms.advantages import for_training, normalize_then_sum, tota
 from trl_ext.algorithms.masking import masked_mean, masked_sum
 from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.algorithms.types import LossInputs, StepTotals
+from trl_ext.compat.hf_sampling import generating_with
 from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
 from trl_ext.generation.adapters import check_adapter
+from trl_ext.generation.entropy import entropy_estimates
+from trl_ext.generation.hf import TokenLogProbs
 from trl_ext.generation.kv_sharing import has_rotary_positions, unsupported_reason
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
@@ -50,7 +54,7 @@ from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.curriculum import Curriculum, rewards_differ
 from trl_ext.grpo.metrics import StepMetrics
 from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
-from trl_ext.grpo.rollout import Rollout, length_metrics, log_rows
+from trl_ext.grpo.rollout import Rollout, log_rows, sample_metrics
 from trl_ext.grpo.step_planner import StepPlanner
 from trl_ext.rewards.guard import Guard, RewardError, guarded
 from trl_ext.training.state import from_plain, to_plain
@@ -264,9 +268,17 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], *args: object, **kwargs: object
     ) -> tuple[list[list[int]], list[list[float]] | None]:
-        if self.use_vllm or not self.args.stop:
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        return self._hf_completion_ids(prompt_ids), None
+        if not self.use_vllm and self.args.stop:
+            return self._hf_completion_ids(prompt_ids), None  # TRL takes log-probabilities of an engine's tokens only
+        if self.use_vllm:
+            ids, logps = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            self.sampled_logps = logps
+            return ids, logps
+        recorder = TokenLogProbs(len(prompt_ids), self.temperature or 1.0)
+        with generating_with(self.accelerator.unwrap_model(self.model), recorder, recorder.record):
+            ids, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        self._keep_logps(ids, recorder)
+        return ids, None
 
     def _calculate_rewards(
         self,
@@ -284,7 +296,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         )
         reward, offset = total_reward(rewards, self.reward_weights.to(device)), self.accelerator.process_index
         self._rollout = Rollout(rewards, reward, finished, offset * len(prompts))
-        rows = log_rows(inputs, prompts, completions, completion_ids_list)
+        entropies = entropy_estimates(completion_ids_list, self.sampled_logps)
+        self.sampled_logps = None  # a rollout of somebody else's function would find this one's
+        rows = log_rows(inputs, prompts, completions, completion_ids_list, entropies)
         columns = distinct_columns(self._guards, rows[0], self.reward_func_names)
         self._pending_extra_logs.clear()
         if self.log_completions:  # TRL gathers them, for its table
@@ -293,10 +307,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self.model.training:  # an evaluation may come between two steps on one rollout
             self.last_rollout = rows
         correct = correct_by_row(columns.get("correct"), self._rollout.own(reward))
-        truncation, by_outcome = length_metrics(lengths, finished, correct, self.accelerator.gather)
+        entropy = torch.tensor([math.nan if e is None else e for e in entropies], device=device)
+        truncation, sampled = sample_metrics(lengths, finished, correct, entropy, self.accelerator.gather)
         for name, value in truncation.items() if self.args.stop else ():
             metrics[name][-1] = value  # TRL has counted completions that ended at a stop string as truncated
-        for name, value in by_outcome.items():
+        for name, value in sampled.items():
             metrics[name].append(value)
         return rewards
 

@@ -51,8 +51,8 @@ def steps_so_far(folder: Path) -> list[dict[str, Any]]:
     """The expert-iteration steps of a run in figures, and their plot in its folder."""
     path = folder / FOLDER / STEPS
     steps = read_jsonl(path) if path.exists() else []
-    entropy = [(row["step"], row["entropy"]) for row in read_jsonl(folder / "metrics.jsonl") if "entropy" in row]
-    write_steps_plot(folder / "expert_iteration.png", steps, entropy, folder.name)
+    of_kept = [(row["step"], row["entropy"]) for row in read_jsonl(folder / "metrics.jsonl") if "entropy" in row]
+    write_steps_plot(folder / "expert_iteration.png", steps, of_kept, folder.name)
     return steps
 
 

@@ -108,9 +108,13 @@ def examples(report: Report, n: int, category: str | None) -> list[str]:
 
 
 def write_steps_plot(
-    path: Path, steps: Sequence[Mapping[str, Any]], entropy: Sequence[tuple[int, float]], title: str
+    path: Path, steps: Sequence[Mapping[str, Any]], of_kept: Sequence[tuple[int, float]], title: str
 ) -> None:
-    """Expert iteration: fraction of correct rollouts and lengths by step, entropy by optimizer step, as a PNG."""
+    """Expert iteration: fraction of correct rollouts and lengths by step, entropy by optimizer step, as a PNG.
+
+    Args:
+        of_kept: optimizer step and the entropy over the kept rows' tokens, while they are trained on.
+    """
     number = [step["step"] for step in steps]
     with figure(path, (13, 4), (1, 3), title) as (shares, lengths, entropies):
         correct = [step["correct"] / max(step["rollouts"], 1) for step in steps]
@@ -122,10 +126,14 @@ def write_steps_plot(
             values = [step[name] if step[name] is not None else float("nan") for step in steps]
             lengths.plot(number, values, marker="o", label=f"{label} rollouts")
         lengths.set_ylabel("tokens per rollout")
-        entropies.plot([step for step, _ in entropy], [value for _, value in entropy])
-        entropies.set(ylabel="entropy of kept tokens, nats", xlabel="optimizer steps")
-        for panel in (shares, lengths):
-            panel.set_xlabel("expert-iteration step")
+        sampled = [(step["optimizer_step"], step.get("entropy_estimate")) for step in steps]
+        for points, label in ((sampled, "all sampled tokens, estimate"), (of_kept, "kept tokens, in training")):
+            known = [(step, value) for step, value in points if value is not None]
+            entropies.plot([step for step, _ in known], [value for _, value in known], label=label)
+        entropies.set_ylabel("entropy, nats per token")
+        for panel, axis in ((shares, "expert-iteration step"), (lengths, "expert-iteration step"),
+                            (entropies, "optimizer steps")):  # fmt: skip
+            panel.set_xlabel(axis)
             panel.legend()
 
 

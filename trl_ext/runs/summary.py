@@ -31,6 +31,9 @@ class ValidationEntry(TypedDict):
     by_level: dict[str, float]
     by_subject: dict[str, float]
     mean_tokens: float
+    mean_tokens_correct: NotRequired[float | None]  # earlier versions did not measure these three
+    mean_tokens_incorrect: NotRequired[float | None]
+    entropy_estimate: NotRequired[float | None]
     truncated: float
     selection: NotRequired[Selection]
     stage: NotRequired[str]  # of a pipeline

@@ -160,7 +160,7 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
             trust_remote_code=config.trust_remote_code,
             temperature=config.sampling_temperature,
             max_completion_length=config.sampling_max_tokens,
-            logprobs=None,
+            logprobs=0,  # of the sampled tokens only
             generation_kwargs=sampling_kwargs(config),
             engine_settings=config.engine_settings(),
         )
@@ -173,8 +173,9 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         if self._last_loaded_step != self.state.global_step:
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
-        ids: list[list[int]] = self.vllm_generation.generate(prompts=prompt_ids, images=None, num_generations=1)[1]
-        return ids
+        _, ids, logps, _ = self.vllm_generation.generate(prompts=prompt_ids, images=None, num_generations=1)
+        self.sampled_logps = [[of_token[0] for of_token in row] for row in logps]
+        return list(ids)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """What TRL divides the summed loss of the optimizer step by: its response tokens, or the handout's constant.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ProgressCallback
 
+from trl_ext.compat.tracker_names import VALIDATIONS, keep_validation_names
 from trl_ext.evaluation.report import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_within_one_standard_error
 from trl_ext.generation.completion import derive_seed
@@ -23,6 +24,9 @@ from trl_ext.runs.summary import Selection, ValidationEntry
 from trl_ext.training.reserve import reserve_seconds
 
 _LOGGED = 4  # responses of a validation
+_FIGURES = ("accuracy", "mean_tokens", "mean_tokens_correct", "mean_tokens_incorrect", "entropy_estimate")
+
+keep_validation_names()
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +155,7 @@ class Validation(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Validate before the first step, unless the run did so before it was interrupted."""
+        give_validations_an_axis()
         if not self.run.validations:
             self._measure(state, self.problems)
             if self.restore_best:
@@ -229,16 +234,38 @@ class Validation(TrainerCallback):
             **figures,
         }
         self.run.validations.append(cast(ValidationEntry, entry))
-        trainer.log_now({"validation/accuracy": figures["accuracy"], "validation/seconds": round(seconds, 2)})
+        trainer.log_now(logged_figures(state.global_step, figures) | {"validation/seconds": round(seconds, 2)})
         if state.is_world_process_zero and self.log_to is not None:
             append_jsonl(self.log_to, [_logged(state.global_step, row) for row in rows[:_LOGGED]])
         if state.is_world_process_zero and not trainer.args.disable_tqdm:
             print_line(validation_line(self.run.validations[-1], state.max_steps))
 
 
+def logged_figures(step: int, figures: Mapping[str, Any]) -> dict[str, float]:
+    """A validation's figures under their names in `metrics.jsonl` and in trackers; what was not measured is left out.
+
+    Args:
+        figures: `Report.summary()`.
+    """
+    found = {
+        "step": step,
+        "format_rate": 1 - figures["outcomes"]["neither"],
+        **{name: figures[name] for name in _FIGURES},
+    }
+    return {f"{VALIDATIONS}{name}": value for name, value in found.items() if value is not None}
+
+
+def give_validations_an_axis() -> None:
+    """Have wandb draw validations against `validation/step`; other trackers get the step with each value."""
+    wandb = sys.modules.get("wandb")  # transformers has imported it and begun a run, if the run reports to it
+    if wandb is not None and wandb.run is not None:
+        wandb.define_metric(f"{VALIDATIONS}step")
+        wandb.define_metric(f"{VALIDATIONS}*", step_metric=f"{VALIDATIONS}step")
+
+
 def _logged(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
     """One response of a validation with the field names of `generations.jsonl`."""
-    same = {name: row[name] for name in ("prompt", "response", "tokens", "outcome")}
+    same = {name: row[name] for name in ("prompt", "response", "tokens", "entropy_estimate", "outcome")}
     rewards = {name: row[name] for name in ("format_reward", "answer_reward")}
     return {"step": step, **same, "ground_truth": row["answer"], "rewards": rewards, "reward": row["answer_reward"]}
 

@@ -40,7 +40,8 @@ from trl.models import unwrap_model_for_generation
 from trl_ext.compat.torch_devices import load_to_numbered_cpus
 from trl_ext.errors import NotSavedError, ServerError
 from trl_ext.generation.completion import Completion
-from trl_ext.generation.hf import hf_generate, is_finished
+from trl_ext.generation.entropy import entropy_estimates
+from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished, samples_whole_distribution
 from trl_ext.generation.policy import overridden, without_dropout
 from trl_ext.generation.request_seeds import Place
 from trl_ext.io import is_disk_fault
@@ -81,6 +82,7 @@ class ReliableTrainer(Trainer):
     skipped_steps: int = 0  # optimizer steps with a non-finite gradient in the whole run
     skipped_in_a_row: int = 0  # the latest of them, without a finite one in between
     last_rollout: Sequence[dict[str, Any]] = ()  # this rank's rows of training, for the log and for a skipped step
+    sampled_logps: Sequence[Sequence[float | None]] | None = None  # of the tokens generated last; None if unknown
     _nonfinite: str = ""  # why a gradient may not be finite: continues a sentence that ends with "has norm nan"
     _saving: Path | None = None
     _being_pushed: Sequence[Path] = ()
@@ -399,6 +401,7 @@ class ReliableTrainer(Trainer):
         order = sorted(range(len(mine)), key=lambda i: len(mine[i]))  # batches of similar lengths need little padding
         completions: list[Completion | None] = [None] * len(mine)
         batch_size = len(mine) if self.use_vllm else batch_size
+        is_greedy = (self.args.temperature if temperature is None else temperature) == 0
         seeded = self.vllm_generation.fixed_seed(seed) if self.use_vllm else contextlib.nullcontext()
         with torch.random.fork_rng(enabled=True), torch.no_grad(), self._sampling(temperature, max_tokens), seeded:
             torch.manual_seed(seed + rank)
@@ -408,8 +411,10 @@ class ReliableTrainer(Trainer):
                     ids_of_rows = self.completion_ids([mine[i] for i in chosen])
                 finished = self._is_finished(ids_of_rows)
                 texts = self.processing_class.batch_decode(ids_of_rows, skip_special_tokens=True)
-                for i, text, ids, end in zip(chosen, texts, ids_of_rows, finished.tolist(), strict=True):
-                    completions[i] = Completion(text, len(ids), end)
+                entropies = entropy_estimates(ids_of_rows, None if is_greedy else self.sampled_logps)
+                found = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, strict=True)
+                for i, text, ids, end, entropy in found:
+                    completions[i] = Completion(text, len(ids), end, entropy_estimate=entropy)
         gathered = gather_on_main([completions])  # one list per rank
         return [gathered[i % ranks][i // ranks] for i in range(len(prompts))] if gathered else []
 
@@ -429,6 +434,7 @@ class ReliableTrainer(Trainer):
 
     def _hf_completion_ids(self, prompt_ids: list[list[int]]) -> list[list[int]]:
         """Generate with HF generate; a collective operation where weights are sharded."""
+        logps = TokenLogProbs(len(prompt_ids), self.generation_config.temperature or 1.0)
         with (
             unwrap_model_for_generation(
                 self.model_wrapped,
@@ -439,7 +445,15 @@ class ReliableTrainer(Trainer):
             ) as model,
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
-            return hf_generate(model, self._tokenizer, prompt_ids, self.generation_config, self.args.stop)
+            found = hf_generate(model, self._tokenizer, prompt_ids, self.generation_config, self.args.stop, logps)
+        self._keep_logps(found, logps)
+        return found
+
+    def _keep_logps(self, completion_ids: list[list[int]], recorded: TokenLogProbs) -> None:
+        """Keep what HF generate recorded, if tokens were drawn from what it recorded."""
+        is_exact = samples_whole_distribution(self.generation_config)
+        rows = zip(recorded.rows(), completion_ids, strict=True)
+        self.sampled_logps = [row[: len(ids)] for row, ids in rows] if is_exact else None
 
     def _is_finished(self, completion_ids: list[list[int]]) -> Tensor:
         stop, minimum = self.args.stop, self.args.sampling_min_tokens or 0

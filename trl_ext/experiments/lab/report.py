@@ -35,7 +35,9 @@ class Panel:
 PANELS = (
     Panel("reward", "reward", "The training reward", 2),
     Panel("rewards/format_reward", "format reward", "The format reward", 2),
-    Panel("entropy", "entropy, nats per token", "Entropy", 2),
+    Panel("sampling/entropy_estimate", "entropy of all sampled tokens, nats", "Entropy of all sampled tokens", 2),
+    Panel("entropy", "entropy of trained tokens, nats", "Entropy of the trained tokens", 2),
+    Panel("validation/entropy_estimate", "entropy in validation, nats", "Entropy in validation", 2),
     Panel("completions/mean_length", "tokens per response", "The response length", 1),
     Panel("grad_norm", "gradient norm", "The gradient norm", 2, "log"),
     Panel("clip_ratio/region_mean", "fraction of tokens clipped", "The clip fraction", 4),

@@ -68,8 +68,13 @@ class _Converter(Cursor):
         return self.nested(lambda: "".join(self._pieces(is_end)))
 
     def _pieces(self, is_end: Callable[[str], bool]) -> Iterator[str]:
-        while self.token and not is_end(token := self.take()):
-            yield self._convert(token)
+        tokens = self.tokens  # not by `token` and `take`, which cost more than converting a character does
+        while self.at < len(tokens):
+            token = tokens[self.at]
+            self.at += 1
+            if is_end(token):
+                return
+            yield _symbol(token) if token[0] not in "\\{" else self._convert(token)
 
     def _convert(self, token: str) -> str:
         macro = token.rstrip()
@@ -88,7 +93,7 @@ class _Converter(Cursor):
             return "".join(_styled(character, _ALPHABETS[macro]) for character in self._argument() or "")
         if macro in _ACCENTS:
             return unicodedata.normalize("NFC", (self._argument() or "") + _ACCENTS[macro])
-        return _symbol(token, macro)
+        return _symbol(token)
 
     def _fraction(self) -> str:
         top, bottom = self._argument(), self._argument()
@@ -115,7 +120,7 @@ class _Converter(Cursor):
             return self._convert(token)
         if token.rstrip() == "\\sqrt":
             raise NotConvertible("a root of nothing")
-        return "%s/%s" if token.rstrip() == "\\frac" else _symbol(token, token.rstrip())
+        return "%s/%s" if token.rstrip() == "\\frac" else _symbol(token)
 
     def _skip_spaces(self) -> None:
         while self.token.isspace():
@@ -131,13 +136,13 @@ class _Converter(Cursor):
         return f"[ {'; '.join(rows)} ]"
 
 
-def _symbol(token: str, macro: str) -> str:
+def _symbol(token: str) -> str:
     """A character as it is, a macro's symbol, or nothing; the spaces after a macro go with it."""
-    if macro in _SYMBOLS or token in _SYMBOLS:
-        return _SYMBOLS.get(token, _SYMBOLS.get(macro, ""))
+    if symbol := _SYMBOLS.get(token) or _SYMBOLS.get(token.rstrip()):
+        return symbol
     if not token.startswith("\\"):
         return "" if token == "}" else token
-    return _greek(macro[1:])
+    return _greek(token[1:].rstrip())
 
 
 def _name(token: str) -> str:

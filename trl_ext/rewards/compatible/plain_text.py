@@ -9,10 +9,8 @@ from trl_ext.rewards.compatible.latex_text import NotConvertible, latex_to_text
 
 _WHOLE_TEXT = re.compile(r"\\text\{(.+)\}")
 _UNITS = """degree cm centimeter meter mile second minute hour day week month year foot feet inch yard"""
-_REWRITES = (
-    *((re.compile(rf"{unit}(?:es)?s? *(?:\^[0-9]+)?"), "") for unit in _UNITS.split()),
-    (re.compile(r"\^ *\\circ"), ""),
-)
+_DELETED = {unit: re.compile(rf"{unit}(?:es)?s? *(?:\^[0-9]+)?") for unit in _UNITS.split()}
+_DELETED["\\circ"] = re.compile(r"\^ *\\circ")
 _COMMA_WITH_THIN_SPACE = re.compile(r",\\! *")
 _MINUS = re.compile(r"- +")
 _MIXED_NUMBER = re.compile(r"([0-9]) +([0-9])")
@@ -27,8 +25,9 @@ def plain_text_normal_form(text: str) -> str:
     text = text.replace(" or ", " , ").replace(" and ", " , ")
     for word, power in (("million", 6), ("billion", 9), ("trillion", 12)):
         text = text.replace(word, f"*10^{power}")
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
+    for telltale, pattern in _DELETED.items():
+        if telltale in text:
+            text = pattern.sub("", text)
     if text.startswith("{") and text.endswith("}"):
         text = text[1:-1]
     text = _COMMA_WITH_THIN_SPACE.sub("", text)

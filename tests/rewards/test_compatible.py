@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from trl_ext.rewards.compatible import compare
-from trl_ext.rewards.compatible.extract import extract_question_only, extract_r1_zero
 from trl_ext.rewards.compatible.latex_text import NotConvertible, latex_to_text
 from trl_ext.rewards.compatible.mathd import mathd_normal_form
 from trl_ext.rewards.compatible.plain_text import plain_text_normal_form
 from trl_ext.rewards.compatible.symbolic import symbolically_equal
 from trl_ext.rewards.compatible.unit_words import ENTRIES, remove_unit_words
-from trl_ext.rewards.extract import Extraction
+from trl_ext.rewards.extract import Extraction, compatible_boxed, compatible_r1_zero
 from trl_ext.rewards.ground_truth import accepted_answers
 
 PARITY_FILE = Path(__file__).parents[1] / "data" / "grader_parity.jsonl"
@@ -38,7 +37,7 @@ DIFFERENT = {778: "the course's grader divides in floating point, where -21/9. a
     ],
 )  # fmt: skip
 def test_r1_zero_extraction(response: str, well_formed: bool, answer: str | None) -> None:
-    assert extract_r1_zero(response) == Extraction(well_formed, answer)
+    assert compatible_r1_zero(response) == Extraction(well_formed, answer)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_r1_zero_extraction(response: str, well_formed: bool, answer: str | None
     ],
 )  # fmt: skip
 def test_question_only_extraction(response: str, answer: str | None) -> None:
-    assert extract_question_only(response) == Extraction(answer is not None, answer)
+    assert compatible_boxed(response) == Extraction(answer is not None, answer)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_the_third_stage_is_math_verify(candidate: str, reference: str, equal: b
 
 
 def verdict(row: dict[str, Any]) -> dict[str, float]:
-    extract = extract_r1_zero if row["fn"] == "r1_zero" else extract_question_only
+    extract = compatible_r1_zero if row["fn"] == "r1_zero" else compatible_boxed
     found = extract(row["response"])
     correct = found.answer is not None and any(
         compare(found.answer, t)[0] for t in accepted_answers(row["ground_truth"])

@@ -6,6 +6,7 @@ Letters: N completions, T completion tokens.
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -55,9 +56,9 @@ def hf_generate(
     eos_ids, minimum = set(eos_ids_of(generation_config)), generation_config.min_new_tokens or 0
     batch = _ShrinkingBatch(model, tokenizer, prompt_ids, generation_config, logps)
     stops = _Stop(tokenizer, stop, batch.width, minimum) if stop else None
-    ends = _Ends(stops, eos_ids, _can_shrink(model, generation_config))
+    can_shrink = _can_shrink(model, generation_config)
     while len(batch.rows):
-        batch.step(ends)
+        batch.step(_Ends(stops, eos_ids, can_shrink))
     return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in batch.completions]
 
 
@@ -103,7 +104,6 @@ class _ShrinkingBatch:
 
     def step(self, ends: _Ends) -> None:
         """Generate until `ends` stops all rows, and keep those that have not ended themselves."""
-        ends.begin()
         output = self.model.generate(
             input_ids=self.ids,
             attention_mask=self.mask,
@@ -179,10 +179,6 @@ class _Ends(StoppingCriteria):
     def __init__(self, stop: _Stop | None, eos_ids: set[int], may_shrink: bool) -> None:
         self.stop, self.eos_ids, self.may_shrink = stop, sorted(eos_ids), may_shrink
         self.ended = torch.zeros(0, dtype=torch.bool)  # (rows of the batch,)
-
-    def begin(self) -> None:
-        """A new batch, all of whose rows continue."""
-        self.ended = torch.zeros(0, dtype=torch.bool)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         """(rows,) bool, called by `generate` after every token."""
@@ -294,17 +290,15 @@ def cut_completion(
 
     The padding that `generate` appends to rows that ended early goes with it, also where pad and EOS are one token.
     """
-    end = next((i + 1 for i, token in enumerate(ids) if token in eos_ids), len(ids))
-    ids = ids[:end]
+    ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in eos_ids), len(ids))]
     stops_at = first_stop(ids, tokenizer, stop, minimum)
     if stops_at is None:
         return ids
-    low, high = minimum + 1, len(ids)  # the shortest prefix whose text reaches that far
-    while low < high:
-        middle = (low + high) // 2
-        reaches = len(tokenizer.decode(ids[:middle], skip_special_tokens=True)) >= stops_at
-        low, high = (low, middle) if reaches else (middle + 1, high)
-    return ids[:low]
+
+    def reached(tokens: int) -> int:
+        return len(tokenizer.decode(ids[:tokens], skip_special_tokens=True))
+
+    return ids[: bisect_left(range(len(ids)), stops_at, lo=minimum + 1, key=reached)]  # the shortest that reaches it
 
 
 def first_stop(

@@ -1,6 +1,8 @@
 r"""Text -> answer. A response follows a format or it does not; only a response that follows it has an answer.
 
-`r1_zero`: `... </think> <answer> ... </answer>`, the course handout's rule. `boxed`: the last `\boxed{...}`.
+`r1_zero`: `... </think> <answer> ... </answer>`, the course handout's rule. `boxed`: the last `\boxed{...}`. What the
+course's grader takes is in odd places something else: nothing is stripped, text after the closing tag is part of the
+answer, and a last `\boxed{` that stays open is no answer.
 """
 
 from __future__ import annotations
@@ -26,9 +28,14 @@ class Extraction:
 @ANSWER_FORMATS.register
 def r1_zero(response: str) -> str | None:
     """The text of the last `<answer>` block, or None if the response does not follow the format."""
+    opened = _after_last_tag(response)
+    return None if opened is None else opened.partition("</answer>")[0].strip()
+
+
+def _after_last_tag(response: str) -> str | None:
     if "</think> <answer>" not in response or "</answer>" not in response:
         return None
-    return response.rpartition("<answer>")[2].partition("</answer>")[0].strip()
+    return response.rpartition("<answer>")[2]
 
 
 @ANSWER_FORMATS.register
@@ -42,6 +49,23 @@ def boxed(response: str) -> str | None:
         elif opened and (start := opened.pop()) > last:
             last, answer = start, response[start : brace.start()].strip()
     return answer
+
+
+def compatible_r1_zero(response: str) -> Extraction:
+    r"""The text after the last `<answer>`, without closing tags; if it has a `\boxed`, the content of that."""
+    if (opened := _after_last_tag(response)) is None:
+        return Extraction(False, None)
+    candidate = opened.replace("</answer>", "")
+    return Extraction(True, boxed_content(candidate) if BOXED in candidate else candidate)
+
+
+def compatible_boxed(response: str) -> Extraction:
+    r"""The content of the last `\boxed{...}`; the response is well formed if that is."""
+    candidate = boxed_content(response)
+    return Extraction(candidate is not None, candidate)
+
+
+COMPATIBLE_FORMATS = {"r1_zero": compatible_r1_zero, "boxed": compatible_boxed}
 
 
 def boxed_content(text: str) -> str | None:

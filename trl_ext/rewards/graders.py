@@ -17,8 +17,7 @@ from typing import Any
 
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.registry import Registry, unknown
-from trl_ext.rewards.compatible.extract import extract_question_only, extract_r1_zero
-from trl_ext.rewards.extract import ANSWER_FORMATS, Extraction
+from trl_ext.rewards.extract import ANSWER_FORMATS, COMPATIBLE_FORMATS, Extraction
 from trl_ext.rewards.ground_truth import accepted_answers
 from trl_ext.rewards.workers.pool import Failure, Pool
 
@@ -44,7 +43,6 @@ CACHED_PAIRS = 100_000  # per comparison
 
 # Two integers of at most 15 digits, which are exact as doubles too, are compared in this process.
 _SMALL_INTEGER = re.compile(r"-?[0-9]{1,15}")
-_COMPATIBLE_FORMATS = {"r1_zero": extract_r1_zero, "boxed": extract_question_only}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +128,11 @@ def compatible(
         TypeError: a reference answer is not a text, a number or a list of them, or a response is not a text.
         PoolError: the workers cannot start, or fail on everything.
     """
-    if answer_format not in _COMPATIBLE_FORMATS:
-        raise unknown("answer format", answer_format, _COMPATIBLE_FORMATS)
+    if answer_format not in COMPATIBLE_FORMATS:
+        raise unknown("answer format", answer_format, COMPATIBLE_FORMATS)
     if math_verify and importlib.util.find_spec("math_verify") is None:
         raise ImportError("math_verify=True needs math-verify: pip install 'trl_ext[math]'")
-    extract = _COMPATIBLE_FORMATS[answer_format]
+    extract = COMPATIBLE_FORMATS[answer_format]
     comparison = replace(COMPATIBLE, math_verify=math_verify)
     return _grade(comparison, [extract(response) for response in texts_of(responses)], references)
 

@@ -167,11 +167,9 @@ def _named_value(relation: Relation) -> Answer | None:
 
 
 def _same_relation(answer: Relation, reference: Relation) -> bool:
-    if answer.operators == reference.operators and all(map(equal, answer.sides, reference.sides)):
-        return True
-    backwards = turned(answer)
-    if backwards.operators == reference.operators and all(map(equal, backwards.sides, reference.sides)):
-        return True
+    for same in (answer, turned(answer)):
+        if same.operators == reference.operators and all(map(equal, same.sides, reference.sides)):
+            return True
     if _pair_up(links(answer), links(reference), _same_link):  # as in `2 < 2x+2y` and `-x-y < -1`
         return True
     a, t = as_set(answer), as_set(reference)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
+import pkgutil
 from collections.abc import Mapping
+
+_comparison = functools.cache(pkgutil.resolve_name)
 
 
 def compare(function: str, options: Mapping[str, object], answer: str, reference: str) -> tuple[bool, str]:
     """Verdict and reason of the function at `module:name`."""
-    module, _, name = function.partition(":")
-    correct, reason = getattr(importlib.import_module(module), name)(answer, reference, **options)
+    correct, reason = _comparison(function)(answer, reference, **options)
     return bool(correct), str(reason)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import json
 import os
+import pkgutil
 import resource
 import signal
 import sys
@@ -25,8 +25,7 @@ def main() -> None:
     function_path, memory_mb, lifeline = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     jobs, answers = _take_pipes()
     _die_with_parent(lifeline)
-    module, _, name = function_path.partition(":")
-    function = getattr(importlib.import_module(module), name)
+    function = pkgutil.resolve_name(function_path)
     _set_limits(memory_mb)
     _send(answers, b'["ready", null]\n')
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the pool shows what was written before; nobody reads more

@@ -185,17 +185,9 @@ class ServerEngine(ColocatedEngine):
 
     def _sampling_settings(self) -> dict[str, Any]:
         """Arguments of `VLLMClient.generate`, as TRL gives them."""
-        return {
-            "repetition_penalty": self.repetition_penalty,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p or 0.0,
-            "max_tokens": self.max_completion_length,
-            "logprobs": self.logprobs,
-            "structured_outputs_regex": self.structured_outputs_regex,
-            "generation_kwargs": self.generation_kwargs,
-        }
+        same = "repetition_penalty temperature top_p top_k logprobs structured_outputs_regex generation_kwargs"
+        settings = {name: getattr(self, name) for name in same.split()}
+        return {**settings, "min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
 
 
 def prepare_cpu() -> None:

@@ -75,15 +75,14 @@ class _Parser(Cursor):
 
     def _sum(self) -> Fraction:
         value = self._product()
-        while self.token in ("+", "-"):
-            sign = 1 if self.take() == "+" else -1
-            value += sign * self._product()
+        while sign := self.accept("+", "-"):
+            value += self._product() if sign == "+" else -self._product()
         return value
 
     def _product(self) -> Fraction:
         value = self._atom()
-        while self.token in ("*", "/"):
-            value = value * self._atom() if self.take() == "*" else value / self._atom()
+        while sign := self.accept("*", "/"):
+            value = value * self._atom() if sign == "*" else value / self._atom()
         return value
 
     def _atom(self) -> Fraction:

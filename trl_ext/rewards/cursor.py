@@ -43,6 +43,13 @@ class Cursor:
         self.at += 1
         return token
 
+    def accept(self, *expected: str) -> str:
+        """The next token if it is one of those expected, and moves on; else the empty text."""
+        if self.at < len(self.tokens) and (token := self.tokens[self.at]) in expected:
+            self.at += 1
+            return token
+        return ""
+
     def nested(self, rule: Callable[[], Read]) -> Read:
         """What a rule reads one level deeper."""
         self.depth += 1
@@ -55,7 +62,6 @@ class Cursor:
     def separated(self, sign: str, rule: Callable[[], Read]) -> list[Read]:
         """What a rule reads, once and after each `sign`."""
         items = [rule()]
-        while self.token == sign:
-            self.take()
+        while self.accept(sign):
             items.append(rule())
         return items

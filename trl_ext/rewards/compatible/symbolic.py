@@ -29,7 +29,8 @@ _DECIMAL = re.compile(r"[+-]?[0-9]*\.[0-9]+")
 
 def symbolically_equal(reference: str, candidate: str) -> bool:
     """Whether the difference of two plain texts is zero, for texts with at most two different letters."""
-    if len(_letters(reference + candidate)) > 2 or any(map(_UNSAFE_POWER.search, (reference, candidate))):
+    letters = {c for c in (reference + candidate).replace("sqrt", "").replace("frac", "") if c.isalpha()}
+    if len(letters) > 2 or any(map(_UNSAFE_POWER.search, (reference, candidate))):
         return False
     if _DECIMAL.fullmatch(reference) and _DECIMAL.fullmatch(candidate):
         return _as_float(reference) == _as_float(candidate)
@@ -44,10 +45,6 @@ def _as_float(decimal: str) -> mpmath.mpf:
     """A decimal as sympy holds it: with the precision of the digits written, and at least 15."""
     with mpmath.workdps(max(15, len(decimal.lstrip("+-0.").replace(".", "")))):
         return mpmath.mpf(decimal)
-
-
-def _letters(text: str) -> set[str]:
-    return {c for c in text.replace("sqrt", "").replace("frac", "") if c.isalpha()}
 
 
 def parse(text: str) -> Expression:
@@ -76,8 +73,7 @@ class _Parser(Cursor):
 
     def sum(self) -> Expression:
         terms = [self.product()]
-        while self.token in ("+", "-"):
-            sign = self.take()
+        while sign := self.accept("+", "-"):
             term = self.product()
             terms.append(Apply("negate", (term,)) if sign == "-" else term)
         return terms[0] if len(terms) == 1 else Apply("add", tuple(terms))
@@ -85,11 +81,9 @@ class _Parser(Cursor):
     def product(self) -> Expression:
         factors = [self.signed()]
         while self.token and self.token not in "+-)":
-            if self.token == "/":
-                self.take()
+            if self.accept("/"):
                 factors.append(Apply("divide", (Number(Fraction(1)), self.signed())))
-            elif self.token == "*":
-                self.take()
+            elif self.accept("*"):
                 factors.append(self.signed())
             else:
                 factors.append(self.power())
@@ -99,19 +93,17 @@ class _Parser(Cursor):
         return self.nested(self._signed)
 
     def _signed(self) -> Expression:
-        if self.token in ("+", "-"):
-            return Apply("negate", (self.signed(),)) if self.take() == "-" else self.signed()
+        if sign := self.accept("+", "-"):
+            return Apply("negate", (self.signed(),)) if sign == "-" else self.signed()
         return self.power()
 
     def power(self) -> Expression:
         base = self.atom()
-        while self.token == "!":
-            self.take()
+        while self.accept("!"):
             if self.token == "!":
                 raise ValueError("a double factorial")
             base = Apply("factorial", (base,))
-        if self.token in ("^", "**"):
-            self.take()
+        if self.accept("^", "**"):
             return Apply("power", (base, self.signed()))
         return base
 

@@ -98,10 +98,8 @@ class _Parser(Cursor):
 
     def items(self) -> list[Answer]:
         items = [self.relation()]
-        while self.token in (",", ";", "and", "or"):
-            self.take()
-            if self.token in ("and", "or"):  # 1, 2, and 3
-                self.take()
+        while self.accept(",", ";", "and", "or"):
+            self.accept("and", "or")  # 1, 2, and 3
             items.append(self.relation())
         return items
 
@@ -118,8 +116,7 @@ class _Parser(Cursor):
 
     def difference(self) -> Answer:
         values = self.ratio()
-        while self.token == r"\setminus":
-            self.take()
+        while self.accept(r"\setminus"):
             values = without(values, self.ratio())
         return values
 
@@ -130,14 +127,13 @@ class _Parser(Cursor):
     # Expressions.
 
     def sum(self) -> Answer:
-        if self.token == "+":  # +5, and +\infty, which a sum with 0 would hide
-            self.take()
+        self.accept("+")  # +5, and +\infty, which a sum with 0 would hide
         first = self.product() if self.token not in _SIGNS else Number(Fraction(0))
         if self.token not in _SIGNS:
             return first
         terms = [_expression(first)]
-        while self.token in _SIGNS:
-            sign, term = self.take(), _expression(self.product())
+        while sign := self.accept(*_SIGNS):
+            term = _expression(self.product())
             terms.append(term if sign == "+" else Apply("negate", (term,)))
         return Apply("add", tuple(terms))
 
@@ -147,10 +143,8 @@ class _Parser(Cursor):
             return first
         factors = [_expression(first)]
         while not self._product_ends():
-            operator = self.take() if self.token in ("*", "/", r"\cdot", r"\times", r"\div") else ""
-            signed = bool(operator) and self.token == "-"
-            if signed:
-                self.take()
+            operator = self.accept("*", "/", r"\cdot", r"\times", r"\div")
+            signed = operator and self.accept("-")
             factor = _expression(self.power())
             factor = Apply("negate", (factor,)) if signed else factor
             if operator in ("/", r"\div"):
@@ -179,8 +173,7 @@ class _Parser(Cursor):
 
     def power(self) -> Answer:
         base = self.nested(self.atom)
-        while self.token in ("!", "_", "^", "**"):
-            operator = self.take()
+        while operator := self.accept("!", "_", "^", "**"):
             if operator == "!":
                 base = Apply("factorial", (_expression(base),))
             elif operator == "_":
@@ -190,11 +183,10 @@ class _Parser(Cursor):
         return base
 
     def _exponent(self) -> Answer:
-        if self.token in ("-", "+"):
-            return Apply("negate", (_expression(self._exponent()),)) if self.take() == "-" else self._exponent()
+        if sign := self.accept("-", "+"):
+            return Apply("negate", (_expression(self._exponent()),)) if sign == "-" else self._exponent()
         exponent = self.argument()
-        if self.token in ("^", "**"):
-            self.take()
+        if self.accept("^", "**"):
             exponent = Apply("power", (_expression(exponent), _expression(self.nested(self._exponent))))
         return exponent
 
@@ -236,8 +228,7 @@ class _Parser(Cursor):
 
     def _number(self, token: str) -> Answer:
         value = Fraction(token.replace(",", "").rstrip("."))
-        if self.token == r"\overline" and "." in token:  # 0.1\overline{6}
-            self.take()
+        if "." in token and self.accept(r"\overline"):  # 0.1\overline{6}
             digits = self.label()
             if not digits.isdecimal() or len(digits) > 30:
                 raise Unreadable("an overline")
@@ -246,8 +237,7 @@ class _Parser(Cursor):
         return Number(value)
 
     def _bracketed(self, opening: str) -> Answer:
-        if opening == r"\{" and self.token == r"\}":
-            self.take()
+        if opening == r"\{" and self.accept(r"\}"):
             return Several(())
         self._split_thousands()
         items = self.nested(self.items)
@@ -275,8 +265,7 @@ class _Parser(Cursor):
 
     def _function(self, name: str) -> Answer:
         exponent = None
-        if self.token == "^":
-            self.take()
+        if self.accept("^"):
             exponent = _expression(self.nested(self._exponent))
         argument = _expression(self._function_argument())
         if exponent is not None and exact_value(exponent) == -1 and f"a{name}" in FUNCTIONS.values():
@@ -304,16 +293,14 @@ class _Parser(Cursor):
 
     def root(self) -> Answer:
         index: Expression = Number(Fraction(2))
-        if self.token == "[":
-            self.take()
+        if self.accept("["):
             index = _expression(self.nested(self.sum))
             self.take("]")
         return Apply("root", (_expression(self.digit()), index))
 
     def logarithm(self) -> Answer:
         base: Expression = Number(Fraction(10))
-        if self.token == "_":
-            self.take()
+        if self.accept("_"):
             base = _expression(self.digit())
         return Apply("log", (_expression(self._function_argument()), base))
 
@@ -324,8 +311,7 @@ class _Parser(Cursor):
         if name == "array":
             self.label()
         rows = [self._row()]
-        while self.token == r"\\":
-            self.take()
+        while self.accept(r"\\"):
             if self.token != r"\end":
                 rows.append(self._row())
         self.take(r"\end")
@@ -345,11 +331,10 @@ class _Parser(Cursor):
             return self.take()
         self.take("{")
         label = ""
-        while self.token != "}":
+        while not self.accept("}"):
             if not self.token:
                 raise Unreadable("an open brace")
             label += self.take()
-        self.take()
         return label
 
     def _row(self) -> list[Answer]:

@@ -253,9 +253,7 @@ def test_prompts_are_not_shared_with_other_kinds_of_cache(settings: dict[str, An
     )
 
 
-def test_no_rank_runs_an_unmatched_forward_pass_when_sharded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_rank_runs_an_unmatched_forward_pass_when_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
@@ -355,9 +353,7 @@ def test_sampled_completions_do_not_depend_on_which_rows_leave(monkeypatch: pyte
     assert abs(len(early) - sum(len(row) < 12 for row in plain)) < 0.045 * 4000
 
 
-def test_batch_does_not_shrink_under_zero3_or_other_searches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_batch_does_not_shrink_under_zero3_or_other_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = tiny_model(), GenerationConfig(max_new_tokens=4)
     assert _can_shrink(model, plain)
     assert not _can_shrink(model, GenerationConfig(max_new_tokens=4, num_beams=2))

@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from trl_ext.registry import UnknownName
-from trl_ext.rewards import (
-    ANSWER_FORMATS,
-    GRADERS,
-    REWARDS,
-    math_reward_fn,
-    question_only_reward_fn,
-    r1_zero_reward_fn,
-)
+from trl_ext.rewards import ANSWER_FORMATS, GRADERS, REWARDS, math_reward_fn, question_only_reward_fn, r1_zero_reward_fn
 from trl_ext.rewards.graders import forget_verdicts
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.rewards.workers.pool import Pool, PoolError, WorkerLimits

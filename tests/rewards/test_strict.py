@@ -108,7 +108,7 @@ def test_the_labels_are_many_distinct_and_of_both_kinds() -> None:
 
 
 @pytest.mark.parametrize("row", LABELS, ids=[f"{row['answer']} | {row['truth']}" for row in LABELS])
-def test_truth_matches_its_own_respelling_and_no_label_crashes(row: dict[str, Any]) -> None:
+def test_reference_matches_its_own_respelling_and_no_label_crashes(row: dict[str, Any]) -> None:
     reference = row["truth"]
     assert compare(f" ${reference}$. ", reference).correct
     compare(reference, row["answer"])  # with the sides exchanged there is a verdict, whichever
@@ -118,7 +118,7 @@ def test_truth_matches_its_own_respelling_and_no_label_crashes(row: dict[str, An
     ("answer", "reference", "reason"),
     [
         ("5", "5", "same text"), ("$5.$", "5", "same text"), ("10/2", "5", "same value"), ("6", "5", "different value"),
-        ("", "5", "no answer"), ("5#", "5", "cannot read the answer"), ("5", r"\int x", "cannot read the truth"),
+        ("", "5", "no answer"), ("5#", "5", "cannot read the answer"), ("5", r"\int x", "cannot read the reference answer"),
         ("9 or 8", "9", "more than one answer"), ("7 kg", "7 km", "another unit"), ("9" * 700, "9", "too long"),
     ],
 )  # fmt: skip
@@ -139,7 +139,7 @@ def test_a_tolerance_is_relative_and_for_numbers_only(answer: str, reference: st
     assert not compare(answer, reference).correct
 
 
-def test_an_unreadable_truth_accepts_its_own_text() -> None:
+def test_an_unreadable_reference_accepts_its_own_text() -> None:
     assert compare(r"\int_0^1 x\,dx", r"\int_0^1 x \, dx").correct
     assert not compare(r"\int_0^1 x\,dx", r"\int_0^2 x\,dx").correct
 

@@ -382,9 +382,7 @@ def test_pool_wakes_every_second_for_a_signal_before_its_wait() -> None:
         assert 0.5 < time.monotonic() - began < 20
 
 
-def test_workers_left_by_an_uncleaned_map_are_not_reused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_left_by_an_uncleaned_map_are_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

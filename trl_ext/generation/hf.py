@@ -280,11 +280,7 @@ class _Stop(StopStringCriteria):
 
 
 def cut_completion(
-    ids: list[int],
-    tokenizer: PreTrainedTokenizerBase,
-    eos_ids: set[int],
-    stop: Sequence[str] | None,
-    minimum: int = 0,
+    ids: list[int], tokenizer: PreTrainedTokenizerBase, eos_ids: set[int], stop: Sequence[str] | None, minimum: int = 0
 ) -> list[int]:
     """`ids` up to and including the first EOS, or the token that completes a stop string after `minimum` tokens.
 

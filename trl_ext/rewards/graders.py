@@ -186,7 +186,7 @@ def _grade_of(answer: str, outcomes: Sequence[tuple[bool, str] | Failure]) -> Gr
     failure = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
     if failure is not None:
         return Grade(True, answer, False, failure.kind, failure.kind)
-    return Grade(True, answer, False, verdicts[0][1] if verdicts else "no truth to compare with")
+    return Grade(True, answer, False, verdicts[0][1] if verdicts else "no reference answer to compare with")
 
 
 def compare_pairs(comparison: Comparison, pairs: Sequence[Pair]) -> dict[Pair, tuple[bool, str] | Failure]:

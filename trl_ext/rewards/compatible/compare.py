@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 
 from trl_ext.rewards.compatible.mathd import mathd_normal_form
-from trl_ext.rewards.compatible.plain_text import (
-    is_integer_text,
-    plain_text_normal_form,
-    strip_thousands_commas,
-)
+from trl_ext.rewards.compatible.plain_text import is_integer_text, plain_text_normal_form, strip_thousands_commas
 from trl_ext.rewards.compatible.symbolic import symbolically_equal
 from trl_ext.rewards.extract import boxed_content
 

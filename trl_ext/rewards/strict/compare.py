@@ -30,7 +30,7 @@ def compare(answer: str, reference: str, tolerance: float = 0.0) -> Result:
     if not answer.strip():
         return Result(False, "no answer")
     if reference.strip().lower() == "nan":  # as tables write a missing number
-        return Result(False, "the truth is NaN")
+        return Result(False, "the reference answer is NaN")
     if answer.strip() == reference.strip():
         return Result(True, "same text")
     if max(len(answer), len(reference)) > 10 * MAX_LENGTH:
@@ -42,7 +42,7 @@ def compare(answer: str, reference: str, tolerance: float = 0.0) -> Result:
         return Result(False, "too long")
     answers, references = readings_of_clean(answer), readings_of_clean(reference)
     if not answers or not references:
-        return Result(False, "cannot read the answer" if references else "cannot read the truth")
+        return Result(False, "cannot read the answer" if references else "cannot read the reference answer")
     if any(equal(a, t) for a, t in product(answers, references)):
         return Result(True, "same value")
     if tolerance and any(_is_near(a, t, tolerance) for a, t in product(answers, references)):

@@ -55,7 +55,7 @@ OVERRIDDEN_IN_BOTH = {
 WRITTEN_BY_TRAINER = {
     "_inner_training_loop": ["self._tr_loss = ", "self._total_loss_scalar = ", "self._globalstep_last_logged = "],
     "_run_epoch": ["self._load_rng_state(resume_from_checkpoint)", "self._get_grad_norm(", "epoch == epochs_trained"],
-    "_save_checkpoint": ["self._get_output_dir(trial=trial)", "TRAINER_STATE_NAME", "save_total_limit=self.args."],
+    "_save_checkpoint": ["self._get_output_dir(trial=trial)", "TRAINER_STATE_NAME", "output_dir=run_dir,"],
 }
 PASSED_ON = {"_generate_single_turn"}  # everything but the first argument unseen
 CALLED = {"_tokenize_prompts": "prompts", "log": "logs, start_time=None"}

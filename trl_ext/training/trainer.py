@@ -234,7 +234,7 @@ class ReliableTrainer(Trainer):
             return
         scratch = self._make_scratch(checkpoint_name(self.state.global_step))
         try:
-            with self._writing_to(run / SCRATCH):
+            with overridden(self, {"_saving": run / SCRATCH}):  # there `Trainer` finds no earlier one to remove
                 super()._save_checkpoint(model, trial)
             best = self._name_best(run, scratch)
             torch.save(self.resume_state(), scratch / state_file(self.accelerator.process_index))
@@ -300,16 +300,6 @@ class ReliableTrainer(Trainer):
             if self.args.should_save:
                 self.state.save_to_json(str(scratch / TRAINER_STATE_NAME))
         return best
-
-    @contextlib.contextmanager
-    def _writing_to(self, folder: Path) -> Iterator[None]:
-        """Have `Trainer` write its checkpoint there and remove none."""
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        self._saving = folder
-        try:
-            yield
-        finally:
-            self.args.save_total_limit, self._saving = limit, None
 
     def _warn_not_saved(self, why: str) -> None:
         self.failed_saves += 1

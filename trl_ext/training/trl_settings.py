@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from trl_ext.registry import Registry, defaults_of, unknown
 
@@ -26,13 +26,7 @@ class Rule:
     losses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-class Settings(Protocol):
-    """A dataclass of settings."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
-class AxesConfig(Settings, Protocol):
+class AxesConfig(Protocol):
     """A config that chooses the axes."""
 
     advantage: str | None
@@ -46,7 +40,7 @@ def rules(names: str, rule: Rule) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
 
-def check_needs(part: Settings, table: Mapping[str, Rule]) -> None:
+def check_needs(part: Any, table: Mapping[str, Rule]) -> None:
     """Refuse a setting that would be ignored because of another one, with both."""
     for name, value in _changed(part, table).items():
         missing = [need for need in table[name].needs if not getattr(part, need)]
@@ -54,7 +48,7 @@ def check_needs(part: Settings, table: Mapping[str, Rule]) -> None:
             raise ValueError(f"{name}={value!r} needs {_words(missing[0])}; it would be ignored without")
 
 
-def refuse_ignored(config: Settings, table: Mapping[str, Rule]) -> None:
+def refuse_ignored(config: Any, table: Mapping[str, Rule]) -> None:
     """Refuse what the table refuses next to a preset or an axis, with what to use instead."""
     refused = []
     for name, value in _changed(config, table).items():
@@ -137,13 +131,13 @@ def _options(config: AxesConfig, table: Mapping[str, Rule], chosen: str, losses:
     return found
 
 
-def _member(name: str, value: object, config: Settings, members: Mapping[Any, Any]) -> Any:
+def _member(name: str, value: object, config: Any, members: Mapping[Any, Any]) -> Any:
     if value not in members:
         raise unknown(f"value of {name}", str(value), [str(defaults_of(config)[name]), *members])
     return members[value]
 
 
-def _changed(part: Settings, table: Mapping[str, Rule]) -> dict[str, Any]:
+def _changed(part: Any, table: Mapping[str, Rule]) -> dict[str, Any]:
     defaults = defaults_of(part)
     return {name: getattr(part, name) for name in table if getattr(part, name) != defaults[name]}
 

@@ -10,6 +10,7 @@ import pytest
 from scripts.benchmarks.network_bytes import Found, train
 from scripts.benchmarks.network_growth import main, points
 from scripts.benchmarks.network_model import Training, sent_per_rank
+from trl_ext.io import read_jsonl
 
 Trained = Callable[[str], Found]
 
@@ -58,6 +59,17 @@ def test_two_ranks_send_what_the_sizes_predict(parallel: str, trained: Trained) 
     for name in predicted.keys() - {"rows", "other"}:
         assert sent[name] == pytest.approx(predicted[name], rel=0.005), name
     assert sum(sent.values()) == pytest.approx(sum(predicted.values()), rel=0.01)
+
+
+@pytest.mark.distributed
+def test_zero2_computes_the_gradient_of_ddp(tmp_path: Path) -> None:
+    """With a policy of which several micro-batches have the same prompts."""
+    norms = []
+    for parallel in ("ddp", "zero2"):
+        train("medium", parallel, 2, tmp_path / parallel, counted=False)
+        logged = read_jsonl(tmp_path / parallel / "run" / "metrics.jsonl")
+        norms.append(next(row["grad_norm"] for row in logged if "grad_norm" in row))
+    assert norms[1] == pytest.approx(norms[0], rel=2e-5)
 
 
 @pytest.mark.distributed

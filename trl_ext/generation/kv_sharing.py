@@ -12,14 +12,14 @@ def unsupported_reason(model: PreTrainedModel, gradient_checkpointing: bool, sha
 
     Args:
         model: unwrapped.
-        sharded: parameters live on several ranks (ZeRO-3, FSDP).
+        sharded: gradients live on several ranks (ZeRO-2, ZeRO-3, FSDP).
     """
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if gradient_checkpointing:
         return "gradient checkpointing computes without a cache"
     if sharded:
-        return "the parameters are sharded over the ranks"
+        return "the gradients are sharded over the ranks"
     if config._attn_implementation not in _EXACT_WITH:
         return f"attention {config._attn_implementation!r} is not one of {', '.join(_EXACT_WITH)}"
     if layers != {"full_attention"} or getattr(config, "sliding_window", None):

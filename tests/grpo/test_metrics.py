@@ -5,7 +5,7 @@ import torch
 from accelerate import Accelerator
 
 from trl_ext.grpo.metrics import StepMetrics
-from trl_ext.grpo.rollout import length_metrics
+from trl_ext.grpo.rollout import sample_metrics
 
 
 def test_mean_is_over_all_tokens_of_the_step() -> None:
@@ -39,23 +39,29 @@ def test_a_masked_infinity_does_not_reach_the_mean() -> None:
     assert metrics.finish(Accelerator(cpu=True), {})["a"] == pytest.approx(1.0)
 
 
-def test_lengths_are_of_all_ranks_and_scored_rows() -> None:
+def test_lengths_and_entropy_are_of_all_ranks() -> None:
     asked: list[torch.Size] = []
 
     def gather(own: torch.Tensor) -> torch.Tensor:
         asked.append(own.shape)
-        return torch.cat([own, torch.tensor([[1, 1, 7, 0, 0, 1, 7, 7, -7]])])  # and a rank with one response of 7
+        # and a rank with one incorrect response of 7 tokens and 2 nats per token
+        return torch.cat([own, torch.tensor([[1, 1, 7, 0, 0, 1, 7, 7, 14, 7, -7]])])
 
     lengths, finished = torch.tensor([2.0, 3, 5, 12]), torch.tensor([True, True, True, False])
-    found, by_outcome = length_metrics(lengths, finished, torch.tensor([0, 1, 1, torch.nan]), gather)
+    correct, entropy = torch.tensor([0, 1, 1, torch.nan]), torch.tensor([1, torch.nan, torch.nan, 0.5])
+    found, sampled = sample_metrics(lengths, finished, correct, entropy, gather)
     names = ("clipped_ratio", "mean_terminated_length", "min_terminated_length", "max_terminated_length")
     assert [found[f"completions/{name}"] for name in names] == pytest.approx([0.2, 17 / 4, 2, 7])
-    assert by_outcome == {"completions/mean_length_correct": 4, "completions/mean_length_incorrect": 4.5}
-    assert asked == [(1, 9)]
+    assert sampled == {
+        "completions/mean_length_correct": 4,
+        "completions/mean_length_incorrect": 4.5,
+        "sampling/entropy_estimate": (2 * 1 + 12 * 0.5 + 14) / (2 + 12 + 7),
+    }
+    assert asked == [(1, 11)]
 
 
 def test_lengths_where_no_response_ended() -> None:
-    endless = torch.tensor([False, False])
-    found, by_outcome = length_metrics(torch.tensor([3.0, 4]), endless, torch.tensor([1.0, 1]), lambda own: own)
+    endless, unknown = torch.tensor([False, False]), torch.tensor([torch.nan, torch.nan])
+    found, sampled = sample_metrics(torch.tensor([3.0, 4]), endless, torch.tensor([1.0, 1]), unknown, lambda own: own)
     assert list(found.values()) == [1, 0, 0, 0]
-    assert by_outcome == {"completions/mean_length_correct": 3.5}
+    assert sampled == {"completions/mean_length_correct": 3.5}

@@ -104,9 +104,9 @@ LARGE = [
 @pytest.mark.parametrize("node", LARGE)
 @pytest.mark.parametrize("other", [n(1), x, root(n(2))])
 def test_no_value_is_larger_than_the_bounds(node: Expression, other: Expression) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert not are_equal(node, other)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 @pytest.mark.parametrize("node", [f("factorial", n(2001)), f("binomial", n(2001), n(2))])

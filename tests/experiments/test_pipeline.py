@@ -583,7 +583,9 @@ def test_sigterm_reaches_launched_processes_and_is_waited_for(tmp_path: Path) ->
 
 def check(*plan: tuple[str, list[str]]) -> Refusal | None:
     defaults = {recipe: str((ROOT / "recipes" / of.script).with_suffix(".yaml")) for recipe, of in RECIPES.items()}
-    return first_refusal([Planned(recipe, defaults[recipe], arguments) for recipe, arguments in plan], None)
+    last = plan[-1]
+    planned = [Planned(stage[0], defaults[stage[0]], stage[1], is_last=stage is last) for stage in plan]
+    return first_refusal(planned, None)
 
 
 @pytest.mark.slow  # imports every recipe

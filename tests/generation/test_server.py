@@ -14,10 +14,14 @@ import yaml
 from peft import LoraConfig
 from transformers import TrainerCallback
 
+from tests.expert_iteration.test_trainer import made as expert_iteration
+from tests.expert_iteration.test_trainer import steps_of
 from tests.generation.test_vllm import disagreement, save_model, shake
 from tests.grpo.test_distributed import by_accelerate, on_two_ranks
 from tests.recipes.test_grpo import TINY_RUN
 from tests.recipes.test_launch import launched, wait_for
+from tests.sft.test_trainer import ADAM, LEARNED, fraction_learned
+from tests.sft.test_trainer import ours as fine_tuning
 from tests.support.hosts import last_line
 from tests.support.recipe import run_recipe
 from tests.support.tiny import WORDS, fraction_of_ones, make_trainer, tiny_tokenizer, weight_difference
@@ -100,6 +104,20 @@ def test_two_ranks_and_the_server_agree_after_a_push(
         for apart in found.values():
             assert min(apart["unsynced"], apart["shaken"]) > APART
             assert max(apart["after_training"], apart["synced"]) < AGREE
+
+
+def test_sft_and_expert_iteration_sample_on_a_server(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    served = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": servers["tied"].url}
+    served |= {"model": str(servers["tied"].model), "model_init_kwargs": {"dtype": "float32"}}
+    trainer = fine_tuning(tmp_path / "sft", LEARNED, **{**ADAM, **served})
+    before = fraction_learned(trainer)
+    trainer.train()
+    assert before < 0.2
+    assert fraction_learned(trainer) > 0.9
+    (completion,) = trainer.sample(["1 + 1 ="], batch_size=1, seed=0, temperature=0)
+    assert (completion.text, completion.finished, completion.tokens) == ("1 1 stop", True, 3)
+    expert_iteration(tmp_path / "ei", **served).train()
+    assert steps_of(tmp_path / "ei")[0]["rollouts"] > 0
 
 
 def test_two_servers_take_a_share_of_the_prompts_each(servers: dict[str, VllmServer], tmp_path: Path) -> None:

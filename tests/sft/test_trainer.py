@@ -215,6 +215,7 @@ def test_a_resumed_sft_run_is_bit_identical(step: int, tmp_path: Path) -> None:
         ({"sampling_temperature": -1.0}, "sampling_temperature must be at least 0, got -1"),
         ({"sampling_max_tokens": 0}, "sampling_max_tokens must be at least 1, got 0"),
         ({"time_budget": 0.0}, "time_budget must be positive seconds, got 0"),
+        ({"vllm_mode": "servr"}, "unknown vllm_mode 'servr'. Did you mean 'server'"),
         ({"use_vllm": "perhaps"}, "use_vllm must be auto, true or false, got 'perhaps'"),
     ],
 )

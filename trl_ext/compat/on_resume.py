@@ -29,7 +29,8 @@ _THEIRS = {
     **dict.fromkeys(
         ("output_dir", "project", "report_to", "run_name", "dataloader_pin_memory", "include_num_input_tokens_seen",
          "restore_callback_states_from_checkpoint", "skip_memory_metrics", "trackio_space_id",
-         "vllm_gpu_memory_utilization"),
+         "vllm_gpu_memory_utilization", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
+         "vllm_server_timeout", "vllm_group_port"),
         OnResume.MAY_CHANGE,
     ),
 }  # fmt: skip

@@ -35,7 +35,8 @@ GROUPS = {
     "Sampling": "sampling_temperature sampling_max_tokens sampling_min_tokens stop samples at first_from temperature "
     "top_p max_tokens min_tokens batch_size",
     "Generation engine": "use_vllm vllm_gpu_memory_utilization vllm_max_model_length vllm_max_num_seqs "
-    "vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager vllm_enable_sleep_mode",
+    "vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager vllm_enable_sleep_mode vllm_mode "
+    "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port",
     "Computation that a step saves": "skip_zero_advantage_rows dynamic_micro_batches micro_batch_tokens "
     "share_prompt_prefix reuse_log_probs",
     "Validation": "validate_every validation_problems final_validation_problems validation_grader "

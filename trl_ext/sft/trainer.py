@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -18,12 +18,13 @@ from trl import SFTConfig, SFTTrainer
 from trl.distributed import DistributedBackend
 
 from trl_ext.compat.lazy_vllm import load_vllm
+from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
-from trl_ext.generation.vllm import ColocatedEngine
-from trl_ext.registry import defaults_of
+from trl_ext.generation.vllm import ColocatedEngine, ServerEngine
+from trl_ext.registry import defaults_of, unknown
 from trl_ext.training.handout_settings import resolve_train_batch
 from trl_ext.training.options import check_at_least_1
 from trl_ext.training.settings import RunSettings
@@ -40,8 +41,6 @@ class ExtSFTConfig(RunSettings, SFTConfig):
     Raises:
         ValueError: settings that contradict each other; the message has the numbers.
     """
-
-    vllm_mode: ClassVar[str] = "colocate"  # TRL's SFT samples nothing and has no setting of that name
 
     normalize_constant: float | None = HfArg(
         default=None,
@@ -63,12 +62,30 @@ class ExtSFTConfig(RunSettings, SFTConfig):
     )
     vllm_enable_sleep_mode: bool = HfArg(default=False, help="Release the engine's memory while the policy is trained.")
 
+    # As TRL's GRPO has them; its SFT samples nothing.
+    vllm_mode: str = HfArg(
+        default="colocate", help="Sample with an engine on each GPU (colocate), or on vLLM servers (server)."
+    )
+    vllm_server_base_url: Annotated[str | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None, help="The address of a vLLM server, http://HOST:PORT; several are separated by commas."
+    )
+    vllm_server_host: Annotated[str, OnResume.MAY_CHANGE] = HfArg(default="0.0.0.0", help="Its host, without base_url.")
+    vllm_server_port: Annotated[int, OnResume.MAY_CHANGE] = HfArg(default=8000, help="Its port, without base_url.")
+    vllm_server_timeout: Annotated[float, OnResume.MAY_CHANGE] = HfArg(
+        default=240.0, help="The number of seconds to wait for it at the start."
+    )
+    vllm_group_port: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
+        default=51216, help="The port of the NCCL group that sends it the weights, with GPUs on both sides."
+    )
+
     def __post_init__(self) -> None:
         check_at_least_1(self, "train_batch_size", "micro_train_batch_size", "sampling_max_tokens")
         if self.normalize_constant is not None and self.normalize_constant <= 0:
             raise ValueError(f"normalize_constant must be positive, got {self.normalize_constant}")
         if self.sampling_temperature < 0:
             raise ValueError(f"sampling_temperature must be at least 0, got {self.sampling_temperature}")
+        if self.vllm_mode not in ("colocate", "server"):
+            raise unknown("vllm_mode", self.vllm_mode, ("colocate", "server"))
         self._refuse_what_does_not_go_together()
         data_seed: int | None = self.data_seed  # type: ignore[has-type]
         # Without one the order is drawn from torch's state, which an engine sets to another on each rank.
@@ -150,8 +167,15 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
             self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
 
     def _make_engine(self, config: ExtSFTConfig) -> ColocatedEngine:
-        return ColocatedEngine(
+        engine = ServerEngine if config.vllm_mode == "server" else ColocatedEngine
+        return engine(
             model=self.model,
+            mode=config.vllm_mode,
+            server_base_url=config.vllm_server_base_url,
+            server_host=config.vllm_server_host,
+            server_port=config.vllm_server_port,
+            server_timeout=config.vllm_server_timeout,
+            group_port=config.vllm_group_port,
             accelerator=self.accelerator,
             processing_class=self.processing_class,
             gpu_memory_utilization=config.vllm_gpu_memory_utilization,

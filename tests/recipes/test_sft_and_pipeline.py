@@ -119,7 +119,7 @@ def test_traces_without_answers_use_those_of_the_same_prompt(tmp_path: Path) -> 
     (tmp_path / "problems_train.jsonl").write_text("".join(json.dumps(p) + "\n" for p in problems))
     (tmp_path / "problems_validation.jsonl").write_text(json.dumps(problems[0]) + "\n")
     settings = {"dataset": str(tmp_path / "problems_{split}.jsonl"), "traces": str(tmp_path / "sft.jsonl")}
-    prompts = [row["prompt"] for row in SFTTask(**settings).load("train", None, 0)]
+    prompts = [row["prompt"] for row in SFTTask(**settings).read("train", None, 0).rows]
     traces = [{"prompt": p, "response": f" Easy. </think> <answer> {[1, 2, 9, 4][i]} </answer>"} for i, p in enumerate(prompts)]  # fmt: skip
     (tmp_path / "sft.jsonl").write_text("".join(json.dumps(t) + "\n" for t in traces))
     rows, counts, _ = chosen(filter_correct=True, **settings)

@@ -6,12 +6,14 @@ many solutions, so the answer is checked and not compared: `trl_ext.rewards.coun
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Any
+
+from trl_ext.mini.problems import SPLITS
+from trl_ext.mini.problems import split_of as split_of_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,8 +31,8 @@ def problems(split: str, seed: int = 0) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: unknown split.
     """
-    if split not in ("train", "validation"):
-        raise ValueError(f"unknown split {split!r}. Known: train, validation")
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}. Known: {', '.join(SPLITS)}")
     rng = Random(f"countdown {split} {seed}")
     while True:
         numbers = [rng.randint(1, 99) for _ in range(rng.choice((3, 4)))]
@@ -69,6 +71,4 @@ def _reachable(numbers: list[int], rng: Random) -> int | None:
 
 def split_of(target: int, numbers: Sequence[int]) -> str:
     """By the target and the numbers in any order, so that no problem is in both splits, whatever the seeds."""
-    key = f"{target}: {sorted(numbers)}"
-    digest = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
-    return "validation" if digest < VALIDATION_SHARE * 2**32 else "train"
+    return split_of_text(f"{target}: {sorted(numbers)}", VALIDATION_SHARE)

@@ -22,12 +22,7 @@ FIRST_ROWS = "the first rows"  # also what records say nothing of, since version
 
 @dataclass
 class DatasetSettings:
-    """A dataset's place, columns and prompt, checked when it is made.
-
-    Raises:
-        UnknownName: a name that is not in its table.
-        ValueError: a prompt template without `{question}`, or a choice that there is not.
-    """
+    """A dataset's place, columns and prompt; a ValueError for a name or a choice that there is not."""
 
     dataset: str = HfArg(
         default="mini_math",
@@ -77,10 +72,6 @@ class DatasetSettings:
             self.answer_format = "boxed" if self.prompt == "question_only" else "r1_zero"
         ANSWER_FORMATS.get_function(self.answer_format)
 
-    def load(self, split: str, n: int | None, seed: int) -> Any:
-        """The rows of a split."""
-        return self.read(split, n, seed).rows
-
     def read(self, split: str, n: int | None, seed: int, in_sample_order: bool = False) -> Problems:
         """The rows of a split and their source, see `read_problems`."""
         return read_problems(
@@ -104,11 +95,7 @@ class DatasetSettings:
         return table.build(name, **{option: value for option, value in ours.items() if option in known and value})
 
     def refuse_unused_tolerance(self, *graders: str) -> None:
-        """Refuse a tolerance that no grader of the run has.
-
-        Raises:
-            ValueError: naming the graders.
-        """
+        """Raise a ValueError for a tolerance that none of the run's graders has."""
         if self.numeric_tolerance and "strict" not in graders:
             raise ValueError(
                 f"numeric_tolerance {self.numeric_tolerance} is for the grader strict, and this run has "

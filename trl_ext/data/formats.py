@@ -13,15 +13,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Published:
-    """A dataset of the Hub.
-
-    Attributes:
-        held_out: its split to validate on, which `validation` names too.
-    """
+    """A dataset of the Hub."""
 
     hub_id: str
     config: str | None = None
-    held_out: str | None = None
+    held_out: str | None = None  # its split to validate on, which `validation` names too
 
 
 PUBLISHED = {
@@ -34,19 +30,13 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a row has its problem and its answer.
-
-    Attributes:
-        answer_source: how the answer is found in its column, a name of `ANSWER_SOURCES`.
-        needed: columns by which a table is recognized.
-        read: makes the two columns from others.
-    """
+    """Where a row has its problem and its answer."""
 
     problem: str
     answer: str
-    answer_source: str
-    needed: tuple[str, ...]
-    read: Callable[[Row], dict[str, Any]] | None = None
+    answer_source: str  # how the answer is found in its column, a name of `ANSWER_SOURCES`
+    needed: tuple[str, ...] = ()  # columns by which a table is recognized
+    read: Callable[[Row], dict[str, Any]] | None = None  # makes the two columns from others
 
     def __str__(self) -> str:
         made = f"{', '.join(self.needed)} -> " if self.read else ""

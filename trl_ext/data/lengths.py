@@ -33,7 +33,7 @@ def rows_that_fit(
     Args:
         rows: rows with the columns `prompt` and `row`.
         role: what the rows are for, such as `train`.
-        choice: `refuse` or `drop`.
+        choice: one of `TOO_LONG`.
 
     Raises:
         ValueError: a prompt does not fit and the choice is to refuse, or none fits.
@@ -64,12 +64,7 @@ def too_long(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: R
 
 
 def context_of(shape: PretrainedConfig, use_vllm: bool, vllm_limit: int | None) -> tuple[int | None, str]:
-    """The length of the context, None if the model has no limit, and where it comes from.
-
-    Args:
-        shape: the model's config.
-        vllm_limit: `vllm_max_model_length`.
-    """
+    """The length of the context, None if the model has no limit, and where it comes from."""
     if use_vllm and vllm_limit is not None:
         return vllm_limit, "vllm_max_model_length"
     return getattr(shape.get_text_config(), "max_position_embeddings", None), "the model's max_position_embeddings"

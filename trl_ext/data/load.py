@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
 from trl_ext.data.formats import PUBLISHED, Columns, recognized
-from trl_ext.data.sample import Table, kinds_of_table, stratified_order
+from trl_ext.data.sample import Table, stratified_sample
 from trl_ext.data.source import Source
 from trl_ext.io import read_jsonl
 from trl_ext.mini.problems import mini_math
@@ -30,7 +30,7 @@ READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parque
 GENERATED_PROBLEMS = 4096  # to train on, where a generated dataset is used and no number is given
 _LEVEL = re.compile(r"\d+")
 _FINAL = re.compile(r"final answer is:?\s*(.+?)\.?(?:\s*I hope it is correct\.?)?\s*$", re.IGNORECASE | re.MULTILINE)
-AS_STORED = Columns("problem", "answer", "as_is", ())  # what is not asked for may be recognized by its columns
+AS_STORED = Columns("problem", "answer", "as_is")  # what is not asked for may be recognized by its columns
 _BOX = re.compile(r"\\(?:boxed|fbox)(?=[ {])")
 
 
@@ -114,7 +114,7 @@ def read_problems(
         dataset, dataset_config = known.hub_id, dataset_config or known.config
         split = known.held_out if split == "validation" and known.held_out else split
     table, numbers, source = _chosen(dataset, split, dataset_config, n, seed, sample_seed, in_sample_order)
-    columns = Columns(problem_column, answer_column, answer_source, ())
+    columns = Columns(problem_column, answer_column, answer_source)
     if columns == AS_STORED and len(table):
         columns = recognized(table[0]) or columns
     refuse_missing_columns(dataset, table, columns.needed or (problem_column, answer_column))
@@ -122,15 +122,13 @@ def read_problems(
     for number, stored in zip(numbers, table, strict=True):
         place = f"{source.file()!r}, {source.place(number)}"
         row = {**stored, **columns.read(stored)} if columns.read else stored
-        rows.append(_row(row, place, template, columns.problem, columns.answer, extract) | {"row": number})
+        rows.append(_row(row, place, template, columns, extract) | {"row": number})
         if columns.answer_source == "last_boxed" and len(_BOX.findall(str(row[columns.answer]))) > 1:
             source.several_boxes.append(source.place(number))
     if rows and source.available is not None:
         source.columns, source.first = str(columns), f"{_shortened(rows[0]['problem'])} -> {rows[0]['answer']!r}"
     if any(isinstance(row["answer"], list) for row in rows):  # a column has one type
-        rows = [
-            {**row, "answer": row["answer"] if isinstance(row["answer"], list) else [row["answer"]]} for row in rows
-        ]
+        rows = [row if isinstance(row["answer"], list) else {**row, "answer": [row["answer"]]} for row in rows]
     from datasets import Dataset
 
     return Problems(Dataset.from_list(rows), source)
@@ -148,18 +146,13 @@ def _chosen(
     table = read_table(dataset, split, config)
     if n is None and not in_sample_order:
         return table, range(len(table)), Source(dataset, split, len(table), len(table), "stored")
-    kinds, named = kinds_of_table(table, list(table[0]) if len(table) else [])
-    numbers = stratified_order(kinds, sample_seed)[:n]
+    numbers, named = stratified_sample(table, n, sample_seed)
     source = Source(dataset, split, len(table), len(numbers), "sampled", named, sample_seed)
     return [table[i] for i in numbers] if isinstance(table, list) else table.select(numbers), numbers, source
 
 
 def read_table(dataset: str, split: str, config: str | None) -> Table:
-    """The rows, each a dict: a list of a .jsonl file, else a `datasets.Dataset`.
-
-    Raises:
-        ValueError: there is no such file or no such split; with those that there are.
-    """
+    """The rows: a list of a .jsonl file, else a `datasets.Dataset`; a ValueError if there is no such file or split."""
     from datasets import concatenate_datasets, load_dataset
 
     path = Path(dataset.replace("{split}", split))
@@ -179,11 +172,7 @@ def read_table(dataset: str, split: str, config: str | None) -> Table:
 
 
 def refuse_missing_columns(dataset: str, table: Table, needed: Sequence[str]) -> None:
-    """Refuse a table whose first row lacks a column.
-
-    Raises:
-        ValueError: with the columns that it has.
-    """
+    """Raise a ValueError, with the columns that there are, if a table's first row lacks a needed one."""
     columns = table[0].keys() if len(table) else ()
     for column in needed:
         if column not in columns:
@@ -201,21 +190,16 @@ def _splits_there(dataset: str) -> str:
 
 
 def _row(
-    row: dict[str, Any],
-    place: str,
-    template: str,
-    problem_column: str,
-    answer_column: str,
-    extract: Callable[[str], str | None],
+    row: dict[str, Any], place: str, template: str, columns: Columns, extract: Callable[[str], str | None]
 ) -> dict[str, Any]:
-    problem, answer = row.get(problem_column), row.get(answer_column)
+    problem, answer = row.get(columns.problem), row.get(columns.answer)
     if not isinstance(problem, str) or not problem.strip():
-        raise ValueError(f"{place}: {problem_column!r} is {problem!r}, not a text")
+        raise ValueError(f"{place}: {columns.problem!r} is {problem!r}, not a text")
     try:
         truth = _truth(answer, extract)
     except (TypeError, ValueError) as error:
         detail = f"{_found_by(answer)} ({error})" if str(error) else _found_by(answer)
-        raise ValueError(f"{place}: no answer in {answer_column!r}: {str(answer)[:80]!r}{detail}") from error
+        raise ValueError(f"{place}: no answer in {columns.answer!r}: {str(answer)[:80]!r}{detail}") from error
     level = _LEVEL.search(str(row.get("level", "")))
     return {
         "prompt": format_prompt(template, problem),
@@ -239,12 +223,7 @@ def _found_by(answer: object) -> str:
 
 
 def _truth(answer: Any, extract: Callable[[str], str | None]) -> str | list[str]:
-    """The answer as a text, or as a list of accepted texts where the column holds lists.
-
-    Raises:
-        TypeError: it is of a type that no answer has.
-        ValueError: there is none.
-    """
+    """The answer as a text, or as a list where the column holds lists; a TypeError or ValueError without one."""
     if isinstance(answer, float) and not math.isfinite(answer):  # such as what a table has for a missing number
         raise ValueError
     truths = [extract(text) for text in accepted_answers(answer)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -28,17 +28,11 @@ _SHOWN = 60  # characters of an answer in a message
 
 @dataclass(frozen=True)
 class Checker:
-    """A run's grader, to be tried on its own reference answers.
+    """A run's grader, to be tried on its own reference answers."""
 
-    Attributes:
-        grader: one of `COMPARING`.
-        answer_format: of the responses.
-        answer_source: where the answers were taken from in their column.
-    """
-
-    grader: str
-    answer_format: str
-    answer_source: str
+    grader: str  # one of `COMPARING`
+    answer_format: str  # of the responses
+    answer_source: str  # where the answers were taken from in their column
 
     def unusable(self, answers: Sequence[Any], quiet: bool = True) -> dict[int, str]:
         """By their places, the answers that no response, or none that a model would write, can match; and why."""
@@ -62,10 +56,8 @@ class Checker:
         return {**self._unreadable(texts), **found}
 
     def _grade(self, given: Sequence[str], answers: Sequence[Any]) -> Sequence[Grade]:
-        grade: Callable[[Sequence[str], Sequence[Any]], Sequence[Grade]] = GRADERS.build(
-            self.grader, answer_format=self.answer_format
-        )
-        return grade([_RESPONSES[self.answer_format].format(text) for text in given], answers)
+        grade = GRADERS.build(self.grader, answer_format=self.answer_format)
+        return list(grade([_RESPONSES[self.answer_format].format(text) for text in given], answers))
 
     def _solutions(self, source: str, texts: Sequence[Sequence[str]]) -> dict[int, str]:
         """Texts that are a whole solution: the answer in it is not accepted."""
@@ -134,10 +126,9 @@ def first_rank(check: Callable[[], None]) -> None:
 
 def _advice(answers: Sequence[Any], checker: Checker) -> str:
     """Which `answer_source` would make the most of these answers usable."""
-    usable: Mapping[str, int] = {
-        name: _usable_with(name, answers, checker) for name in sorted(set(ANSWER_SOURCES) - {checker.answer_source})
-    }
-    best = max(usable, key=lambda name: usable[name])
+    others = sorted(set(ANSWER_SOURCES) - {checker.answer_source})
+    usable = {name: _usable_with(name, answers, checker) for name in others}
+    best = max(others, key=usable.__getitem__)
     if not usable[best]:
         return "No answer_source makes them usable: look at --answer_column, or choose another grader"
     return f"With --answer_source {best} {usable[best]} of them can be"
@@ -146,8 +137,7 @@ def _advice(answers: Sequence[Any], checker: Checker) -> str:
 def _usable_with(source: str, answers: Sequence[Any], checker: Checker) -> int:
     texts = [ANSWER_SOURCES[source](accepted[0]) for accepted in map(accepted_answers, answers)]
     found = [text for text in texts if text is not None]
-    other = Checker(checker.grader, checker.answer_format, source)
-    return len(found) - len(other.unusable(found))
+    return len(found) - len(replace(checker, answer_source=source).unusable(found))
 
 
 def _shortened(answer: object) -> str:

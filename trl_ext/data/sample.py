@@ -33,13 +33,9 @@ def stratified_order(kinds: Sequence[Hashable], seed: int) -> list[int]:
     return [row for _, row in sorted(placed)]
 
 
-def kinds_of_table(table: Table, columns: Sequence[str]) -> tuple[list[Hashable], list[str]]:
-    """Each row's kind, and the columns that it consists of; one kind for all where there are no such columns.
-
-    Args:
-        columns: the columns of its first row.
-    """
-    named = [name for name in _KINDS if name in columns]
+def stratified_sample(table: Table, n: int | None, seed: int) -> tuple[list[int], list[str]]:
+    """The numbers of n rows, or of all, in stratified order, and the columns that it goes by, if there are any."""
+    named = [name for name in _KINDS if len(table) and name in table[0]]
     values = [[row.get(name) for row in table] if isinstance(table, list) else table[name] for name in named]
-    kinds: list[Hashable] = [tuple(map(str, kind)) for kind in zip(*values, strict=True)]
-    return kinds or [()] * len(table), named
+    kinds = [tuple(map(str, kind)) for kind in zip(*values, strict=True)]
+    return stratified_order(kinds or [()] * len(table), seed)[:n], named

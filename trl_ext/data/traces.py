@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from trl_ext.data.load import GENERATED_PROBLEMS, read_table, refuse_missing_columns
-from trl_ext.data.sample import kinds_of_table, stratified_order
+from trl_ext.data.sample import stratified_sample
 from trl_ext.mini.problems import mini_math
 from trl_ext.prompts import format_prompt, load_prompt
 
@@ -74,9 +74,7 @@ def load_traces(
         return unique(mini_math_traces(n or GENERATED_PROBLEMS, seed))
     table = read_table(dataset, split, dataset_config)
     refuse_missing_columns(dataset, table, (prompt_column, response_column))
-    numbers: Sequence[int] = range(len(table))
-    if n is not None:
-        numbers = stratified_order(kinds_of_table(table, list(table[0]) if len(table) else [])[0], sample_seed)[:n]
+    numbers = range(len(table)) if n is None else stratified_sample(table, n, sample_seed)[0]
     columns = {"prompt": prompt_column, "response": response_column, "answer": answer_column}
     return unique(_trace(table[number], f"{dataset!r}, row {number}", columns) for number in numbers)
 
@@ -101,10 +99,7 @@ def with_answers(rows: Sequence[dict[str, Any]], truths: Mapping[str, Any], wher
 
     Args:
         truths: prompt -> answer.
-        where: what `truths` are from, for the message.
-
-    Raises:
-        ValueError: a row has no answer and its prompt is not among them; with how many there are.
+        where: what `truths` are from, for the ValueError if a row's prompt is not among them.
     """
     lacking = [row for row in rows if "answer" not in row and row["prompt"] not in truths]
     if lacking:

@@ -71,14 +71,11 @@ def make_base_policy(
     config: BasePolicyConfig | None = None,
     progress: bool = True,
 ) -> Path:
-    """The directory of the base policy for `seed`, made now if the cache does not hold it.
+    """The directory of the base policy for `seed`, as transformers and vLLM load it; made now if it is not cached.
 
     Args:
         cache_dir: default `$TRL_EXT_CACHE`, else `~/.cache/trl_ext`.
         progress: draw a bar while training.
-
-    Returns:
-        A directory that `AutoModelForCausalLM`, `AutoTokenizer` and vLLM load.
     """
     config = config or BasePolicyConfig()
     root = Path(cache_dir or os.environ.get("TRL_EXT_CACHE") or Path.home() / ".cache" / "trl_ext")
@@ -111,8 +108,7 @@ def documents(seed: int, question_only_share: float) -> Iterator[tuple[str, str]
         is_bare = rng.random() < question_only_share
         styles = QUESTION_ONLY_STYLES if is_bare else R1_ZERO_STYLES
         (style,) = rng.choices(list(styles), list(styles.values()))
-        wrong = str(rng.randint(1, 99))
-        response = style.format(s=row["solution"], a=row["answer"], w=wrong)
+        response = style.format(s=row["solution"], a=row["answer"], w=rng.randint(1, 99))
         yield format_prompt(bare if is_bare else r1_zero, row["problem"]), response
 
 
@@ -123,12 +119,9 @@ def train_tokenizer(config: BasePolicyConfig, seed: int) -> "PreTrainedTokenizer
 
     tokenizer = Tokenizer(models.BPE())
     word = Regex("[A-Za-z]+[^A-Za-z0-9]*|[^A-Za-z0-9]+|[0-9]")  # a word takes the spaces and signs behind it along
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(word, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(word, behavior="isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab,
@@ -136,12 +129,9 @@ def train_tokenizer(config: BasePolicyConfig, seed: int) -> "PreTrainedTokenizer
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    answered = " {solution} The answer is $\\boxed{{{answer}}}$."
     rows = islice(problems("train", seed), 4000)
-    texts = (
-        text
-        for row in rows
-        for text in (row["problem"], f" {row['solution']} The answer is $\\boxed{{{row['answer']}}}$.")
-    )
+    texts = (text for row in rows for text in (row["problem"], answered.format_map(row)))
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([*TAGS, *PROMPT_PARTS, *map(str, range(10, 100))])
     return PreTrainedTokenizerFast(
@@ -199,13 +189,9 @@ def pretrain(
     ]
     schedules = [get_cosine_schedule_with_warmup(o, config.steps // 20, config.steps) for o in optimizers]
     model.train()
-    bar = tqdm(
-        _batches(tokenizer, config, seed),
-        total=config.steps,
-        desc="base policy",
-        unit="step",
-        disable=None if progress else True,  # None: a bar in a terminal only
-    )
+    batches = _batches(tokenizer, config, seed)
+    quiet = None if progress else True  # None: a bar in a terminal only
+    bar = tqdm(batches, total=config.steps, desc="base policy", unit="step", disable=quiet)
     for ids, targets in bar:
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, T, H)
         kept = targets >= 0
@@ -225,6 +211,7 @@ def _batches(
 ) -> Iterator[tuple["Tensor", "Tensor"]]:
     """`steps` pairs ids, targets (B, T); targets are -1 where there is no loss. Batches hold rows of similar length."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     pairs = list(islice(documents(seed, config.question_only_share), config.steps * config.batch))
     prompts = tokenizer([p for p, _ in pairs])["input_ids"]
@@ -237,10 +224,9 @@ def _batches(
         batches = [block[i : i + config.batch] for i in range(0, len(block), config.batch)]
         rng.shuffle(batches)
         for batch in batches:
-            length = max(len(p) + len(r) for p, r in batch) - 1
-            ids = torch.full((len(batch), length), tokenizer.pad_token_id)
-            targets = torch.full((len(batch), length), -1)
-            for i, (p, r) in enumerate(batch):
-                ids[i, : len(p) + len(r) - 1] = torch.tensor((p + r)[:-1])
-                targets[i, len(p) - 1 : len(p) + len(r) - 1] = torch.tensor(r)
-            yield ids, targets
+            ids = [torch.tensor((p + r)[:-1]) for p, r in batch]
+            targets = [torch.tensor([-1] * (len(p) - 1) + r) for p, r in batch]
+            yield (
+                pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+                pad_sequence(targets, batch_first=True, padding_value=-1),
+            )

@@ -6,7 +6,6 @@ A hash of the problem's text decides its split, so train and validation cannot s
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from math import gcd
@@ -14,11 +13,14 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from trl_ext.io import write_jsonl as write_rows
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
 Draw = tuple[str, str, str]  # problem, solution, answer
-SUBJECTS: dict[str, Callable[[Random, int], Draw]] = {}
+Generator = Callable[[Random, int], Draw]  # of the level, 1 to 5
+SUBJECTS: dict[str, Generator] = {}
 SPLITS = ("train", "validation")
 LEVELS = (1, 2, 3, 4, 5)
 VALIDATION_SHARE = 0.2
@@ -36,10 +38,10 @@ CLOTHES = ("shirts", "hats", "coats", "shoes", "scarves", "belts")
 UNITS = ("", " cm", " m", " km", " feet", " mm", " inches", " miles", " yards", " units", " steps", " meters")
 
 
-def subject(name: str) -> Callable[[Callable[[Random, int], Draw]], Callable[[Random, int], Draw]]:
-    """Register a generator `(rng, level 1..5) -> (problem, solution, answer)` as the subject `name`."""
+def subject(name: str) -> Callable[[Generator], Generator]:
+    """Register a generator as the subject `name`."""
 
-    def register(generator: Callable[[Random, int], Draw]) -> Callable[[Random, int], Draw]:
+    def register(generator: Generator) -> Generator:
         if name in SUBJECTS:
             raise ValueError(f"subject {name!r} is taken. Known: {', '.join(sorted(SUBJECTS))}")
         SUBJECTS[name] = generator
@@ -48,10 +50,10 @@ def subject(name: str) -> Callable[[Callable[[Random, int], Draw]], Callable[[Ra
     return register
 
 
-def split_of(problem: str) -> str:
+def split_of(problem: str, validation_share: float = VALIDATION_SHARE) -> str:
     """The split a problem belongs to: a function of its text alone."""
     digest = int.from_bytes(hashlib.sha256(problem.encode()).digest()[:4], "big")
-    return "validation" if digest < VALIDATION_SHARE * 2**32 else "train"
+    return "validation" if digest < validation_share * 2**32 else "train"
 
 
 def problems(split: str, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -97,11 +99,7 @@ def _rows(split: str, n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def mini_math(split: str, n: int, seed: int = 0) -> "Dataset":
-    """The first `n` rows as a `datasets.Dataset` (distinct ones in validation).
-
-    Raises:
-        ValueError: unknown split, or more distinct validation problems than there are.
-    """
+    """The first `n` rows as a `datasets.Dataset`, distinct ones in validation; a ValueError if there are fewer."""
     from datasets import Dataset
 
     return Dataset.from_list(_rows(split, n, seed))
@@ -111,7 +109,7 @@ def write_jsonl(path: str | Path, split: str, n: int, seed: int = 0) -> Path:
     """Write the rows of `mini_math(split, n, seed)`, one JSON object per line."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in _rows(split, n, seed)), encoding="utf-8")
+    write_rows(path, _rows(split, n, seed))
     return path
 
 
@@ -144,11 +142,8 @@ def prealgebra(rng: Random, level: int) -> Draw:
         solution = f"{a}*{b}={a * b}, {a * b}+{c}={a * b + c}"
         return ask.format(rf"{a} \cdot {b} + {c}"), solution, str(a * b + c)
     a, b = rng.randint(2, 5), rng.randint(2, 4)
-    return (
-        ask.format(rf"({a} + {b}) \cdot {c}"),
-        f"{a}+{b}={a + b}, {a + b}*{c}={(a + b) * c}",
-        str((a + b) * c),
-    )
+    solution = f"{a}+{b}={a + b}, {a + b}*{c}={(a + b) * c}"
+    return ask.format(rf"({a} + {b}) \cdot {c}"), solution, str((a + b) * c)
 
 
 @subject("Algebra")
@@ -173,12 +168,7 @@ def algebra(rng: Random, level: int) -> Draw:
 @subject("Number Theory")
 def number_theory(rng: Random, level: int) -> Draw:
     """Units digits, remainders, greatest common divisors."""
-    a, b, d, find = (
-        rng.randint(2, 9),
-        rng.randint(2, 9),
-        rng.choice((5, 10)),
-        rng.choice(VERBS),
-    )
+    a, b, d, find = rng.randint(2, 9), rng.randint(2, 9), rng.choice((5, 10)), rng.choice(VERBS)
     if level == 1:
         return f"{find} the units digit of ${a} + {b}$.", f"{a}+{b}={a + b}", str((a + b) % 10)
     if level == 2:
@@ -203,11 +193,8 @@ def counting(rng: Random, level: int) -> Draw:
     x, y, z = rng.sample(COLORS, 3)
     if level == 1:
         first, second = rng.sample(CLOTHES, 2)
-        return (
-            f"How many pairs can be made of ${a}$ {first} and ${b}$ {second}?",
-            f"{a}*{b}={a * b}",
-            str(a * b),
-        )
+        problem = f"How many pairs can be made of ${a}$ {first} and ${b}$ {second}?"
+        return problem, f"{a}*{b}={a * b}", str(a * b)
     if level == 2:
         a, b, c = (rng.randint(1, 5) for _ in range(3))
         problem = f"A bag has ${a}$ {x}, ${b}$ {y} and ${c}$ {z} balls. How many balls are there?"
@@ -239,11 +226,8 @@ def geometry(rng: Random, level: int) -> Draw:
         problem = f"What is the perimeter of a regular {shape} with side ${a}${unit}?"
         return problem.replace("regular square", "square"), f"{sides}*{a}={sides * a}", str(sides * a)
     if level == 2:
-        return (
-            f"What is the area of a rectangle with sides ${a}${unit} and ${b}${unit}?",
-            f"{a}*{b}={a * b}",
-            str(a * b),
-        )
+        problem = f"What is the area of a rectangle with sides ${a}${unit} and ${b}${unit}?"
+        return problem, f"{a}*{b}={a * b}", str(a * b)
     if level == 3:
         problem = f"What is the area of a rectangle with sides ${a}\\sqrt{{{root}}}${unit} and ${b}${unit}?"
         return problem, f"{a}*{b}={a * b}", rf"{a * b}\sqrt{{{root}}}"

@@ -65,7 +65,7 @@ class SFTTask(Task):
         counts = {"unique": len(traces)}
         if self.filter_correct:
             if any("answer" not in row for row in traces):
-                problems = self.load(self.train_split, None, seed)
+                problems = self.read(self.train_split, None, seed).rows
                 answers = dict(zip(problems["prompt"], problems["answer"], strict=True))
                 traces = with_answers(traces, answers, f"{self.dataset!r}, split {self.train_split!r}")
             traces = only_correct(traces, self.grader())

@@ -54,12 +54,9 @@ def majority_at_n(answers: Sequence[Sequence[str | None]], correct: Flags, n: in
 
 
 def _majority(answers: Sequence[str | None], correct: Flags) -> float:
-    votes = Counter("".join(answer.split()) for answer in answers if answer is not None)
-    if not votes:
-        return 0.0
-    winner = votes.most_common(1)[0][0]
-    first = next(i for i, answer in enumerate(answers) if answer is not None and "".join(answer.split()) == winner)
-    return float(correct[first])
+    written = [None if answer is None else "".join(answer.split()) for answer in answers]
+    votes = Counter(text for text in written if text is not None)
+    return float(correct[written.index(votes.most_common(1)[0][0])]) if votes else 0.0
 
 
 def prefers_incorrect(correct: Flags, score: Floats) -> float:

@@ -26,7 +26,7 @@ class Report:
     @property
     def accuracy(self) -> float:
         """Fraction of correct responses."""
-        return fraction(map(is_correct, self.rows))
+        return mean(map(is_correct, self.rows))
 
     def outcomes(self) -> dict[str, float]:
         """Fraction of each of `OUTCOMES`."""
@@ -38,12 +38,12 @@ class Report:
         samples: dict[Any, list[bool]] = {}
         for i, row in enumerate(self.rows):
             samples.setdefault(row.get("problem_id", i), []).append(is_correct(row))
-        return {problem: fraction(flags) for problem, flags in samples.items()}
+        return {problem: mean(flags) for problem, flags in samples.items()}
 
     def by(self, field: str) -> dict[Any, float]:
         """Accuracy per value of a field such as `level` or `subject`; empty if the problems have no such field."""
         values = sorted({row[field] for row in self.rows if field in row})
-        return {v: fraction(is_correct(r) for r in self.rows if r.get(field) == v) for v in values}
+        return {v: mean(is_correct(r) for r in self.rows if r.get(field) == v) for v in values}
 
     def summary(self) -> dict[str, Any]:
         """Figures for a log or a JSON file."""
@@ -57,7 +57,7 @@ class Report:
             "mean_tokens_correct": mean_length(filter(is_correct, self.rows)),
             "mean_tokens_incorrect": mean_length(filterfalse(is_correct, self.rows)),
             "entropy_estimate": mean_over_tokens(self.rows),
-            "truncated": fraction(row["finish_reason"] == "length" for row in self.rows),
+            "truncated": mean(row["finish_reason"] == "length" for row in self.rows),
         }
 
 
@@ -112,12 +112,7 @@ def mean_length(rows: Iterable[Mapping[str, Any]]) -> float | None:
     return mean(lengths) if lengths else None
 
 
-def fraction(flags: Iterable[bool]) -> float:
-    """Fraction that is true; 0 of nothing."""
-    return mean(map(float, flags))
-
-
 def mean(values: Iterable[float]) -> float:
-    """Arithmetic mean; 0 of nothing."""
+    """Arithmetic mean, of flags the fraction that is true; 0 of nothing."""
     listed = list(values)
     return sum(listed) / len(listed) if listed else 0.0

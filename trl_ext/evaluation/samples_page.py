@@ -16,7 +16,7 @@ from trl_ext.io import fenced, markdown_table
 from trl_ext.rewards.extract import boxed
 from trl_ext.rewards.graders import strict
 
-MODEL, CUT_OFF, PARSER = "the model", "the length limit", "the format or the parser"
+FAULTS = MODEL, CUT_OFF, PARSER = "the model", "the length limit", "the format or the parser"
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _AFTER_EQUALS = re.compile(r"=\s*([^=\n<$]+?)\s*\.?\s*(?:$|[\n<$])")
 
@@ -36,19 +36,17 @@ def at_fault(rows: Sequence[Row]) -> list[str | None]:
 
     A last number that is the answer by chance counts as read, so `PARSER` is an upper bound.
     """
-    incorrect = [row for row in rows if not is_correct(row)]
-    tried = [(n, answer) for n, row in enumerate(incorrect) for answer in readings(row)]
-    grades = strict(
-        [f"</think> <answer> {answer} </answer>" for _, answer in tried],
-        [incorrect[n]["answer"] for n, _ in tried],
-        answer_format="r1_zero",
-    )
+    tried = [(n, answer) for n, row in enumerate(rows) if not is_correct(row) for answer in readings(row)]
+    responses = [f"</think> <answer> {answer} </answer>" for _, answer in tried]
+    grades = strict(responses, [rows[n]["answer"] for n, _ in tried], answer_format="r1_zero")
     read = {n for (n, _), grade in zip(tried, grades, strict=True) if grade.correct}
-    found = iter(
-        PARSER if n in read else CUT_OFF if row["finish_reason"] == "length" else MODEL
-        for n, row in enumerate(incorrect)
-    )
-    return [None if is_correct(row) else next(found) for row in rows]
+
+    def lost_by(n: int, row: Row) -> str | None:
+        if is_correct(row):
+            return None
+        return PARSER if n in read else CUT_OFF if row["finish_reason"] == "length" else MODEL
+
+    return [lost_by(n, row) for n, row in enumerate(rows)]
 
 
 def samples_page(title: str, rows: Sequence[Row], how: Sequence[str], examples: int = 3) -> str:
@@ -70,13 +68,10 @@ def samples_page(title: str, rows: Sequence[Row], how: Sequence[str], examples: 
 
 
 def _table(rows: Sequence[Row], faults: Sequence[str | None]) -> list[str]:
-    counts = Counter((row["outcome"], fault) for row, fault in zip(rows, faults, strict=True))
-    heads = ["category", "samples", *(f"lost by {fault}" for fault in (MODEL, CUT_OFF, PARSER))]
-    body = [
-        [words, str(sum(n for (o, _), n in counts.items() if o == outcome))]
-        + [str(counts[outcome, fault]) for fault in (MODEL, CUT_OFF, PARSER)]
-        for outcome, words in OUTCOMES.items()
-    ]
+    samples = Counter(row["outcome"] for row in rows)
+    lost = Counter((row["outcome"], fault) for row, fault in zip(rows, faults, strict=True))
+    heads = ["category", "samples", *(f"lost by {fault}" for fault in FAULTS)]
+    body = [[words, str(samples[o]), *(str(lost[o, fault]) for fault in FAULTS)] for o, words in OUTCOMES.items()]
     return markdown_table(heads, body)
 
 
@@ -85,7 +80,7 @@ def _commentary(faults: Sequence[str | None]) -> str:
     wrong = sum(counts.values())
     if not wrong:
         return "Every sample is correct."
-    part = {fault: f"{counts[fault]} ({counts[fault] / wrong:.0%})" for fault in (MODEL, CUT_OFF, PARSER)}
+    part = {fault: f"{counts[fault]} ({counts[fault] / wrong:.0%})" for fault in FAULTS}
     return (
         f"Of {wrong} incorrect samples {part[PARSER]} give the reference answer by another reading, at most: there the "
         f"format or the parser is at fault. {part[CUT_OFF]} were cut off at the length limit before they gave it, and "
@@ -105,11 +100,8 @@ def _example(row: Row, fault: str | None) -> list[str]:
     verdict = "correct" if fault is None else f"lost by {fault}"
     reason = f" ({row['reason']})" if row.get("reason") else ""
     facts = f"reference answer `{_inline(row['answer'])}`, read `{_inline(row.get('extracted'))}`, {verdict}{reason}"
-    return [f"Problem {row.get('problem_id', '')}: {facts}", "", *fenced(_problem(row)), *fenced(row["response"])]
-
-
-def _problem(row: Row) -> str:
-    return str(row.get("problem") or row["prompt"])
+    problem = str(row.get("problem") or row["prompt"])
+    return [f"Problem {row.get('problem_id', '')}: {facts}", "", *fenced(problem), *fenced(row["response"])]
 
 
 def _inline(value: object) -> str:

@@ -11,11 +11,7 @@ Z95 = 1.959964  # two-sided 95 % of a normal distribution
 
 
 def wilson_interval(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
-    """Interval of a fraction, which stays inside 0 and 1 even near them (Wilson 1927).
-
-    Args:
-        z: half-width in standard errors; the default gives 95 %.
-    """
+    """Interval of a fraction, `z` standard errors to each side, inside 0 and 1 even near them (Wilson 1927)."""
     if not 0 <= successes <= trials or trials == 0:
         raise ValueError(f"{successes} successes in {trials} trials")
     fraction, penalty = successes / trials, z * z / trials
@@ -36,7 +32,6 @@ def mean_interval(values: Sequence[float], z: float = Z95) -> tuple[float, float
 
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and its standard error."""
     mean = sum(values) / len(values)
     return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1) / len(values))
 
@@ -45,10 +40,8 @@ def latest_within_one_standard_error(accuracies: Sequence[float], trials: Sequen
     """Index of the last accuracy that is at most one standard error below the best one.
 
     Among models that a validation cannot tell apart, the best accuracy is the luckiest, and the longest trained model
-    the better choice; Breiman et al. (Classification and Regression Trees, 1984, 3.4.3) choose the simplest so.
-
-    Args:
-        trials: the number of problems of each validation.
+    the better choice; Breiman et al. (Classification and Regression Trees, 1984, 3.4.3) choose the simplest so. The
+    `trials` are the numbers of problems.
     """
     if not accuracies or len(accuracies) != len(trials):
         raise ValueError(f"{len(accuracies)} accuracies of {len(trials)} validations")

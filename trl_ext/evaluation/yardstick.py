@@ -9,13 +9,7 @@ from typing import Any
 
 
 def yardstick(task: Any, config: Any, problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The values in use, whether set or derived from other settings.
-
-    Args:
-        task: a `Task`.
-        config: of its trainer.
-        problems: of the validations before the final one.
-    """
+    """The values that validations on `problems` have in use, whether set or derived from other settings."""
     return {
         "validated_on": fingerprint(problems),
         "validation_grader": task.validation_grader,
@@ -27,8 +21,7 @@ def yardstick(task: Any, config: Any, problems: Sequence[Mapping[str, Any]]) -> 
 
 def validation_temperature(task: Any, config: Any) -> float:
     """The sampling temperature of validations: that of training unless it is set."""
-    found = config.temperature if task.validation_temperature is None else task.validation_temperature
-    return float(found)
+    return float(config.temperature if task.validation_temperature is None else task.validation_temperature)
 
 
 def fingerprint(problems: Iterable[Mapping[str, Any]]) -> str:

@@ -19,10 +19,8 @@ from trl_ext.experiments.budget_plan import (
     fraction_trained,
     levers,
     measured,
-    overhead,
     plan,
     seconds_of,
-    updates_of,
     workload,
 )
 from trl_ext.runs.layout import RESOLVED
@@ -194,17 +192,17 @@ def test_the_rows_of_a_pilots_halves_say_how_they_add_up() -> None:
 def test_two_passes_train_on_every_token_twice() -> None:
     metrics, summary = run(60)
     twice = SETTINGS | {"epochs_per_rollout_batch": 2, "train_batch_size": 16}
-    assert updates_of(twice) == 2
+    assert workload(metrics, twice).updates == 2
     assert measured(metrics, summary, twice).trained_token == pytest.approx(0.6 / 160)
 
 
 def test_time_outside_steps_validation_and_saving_is_overhead() -> None:
     metrics, summary = run(80)
-    assert overhead(metrics, summary["validations"], SETTINGS, 1.5) == pytest.approx(0.05)
+    assert measured(metrics, summary, SETTINGS).step == pytest.approx(0.05)
     unsaved = SETTINGS | {"save_strategy": "no"}  # then the 1.5 s of step 60 are something else
-    assert overhead(metrics, summary["validations"], unsaved, 1.5) == pytest.approx(0.05 + 1.5 / 20)
+    assert measured(metrics, summary, unsaved).step == pytest.approx(0.05 + 1.5 / 20)
     metrics, summary = run(61)  # the last rollout is not whole; 14 to 60 have the savings of 20 and 40
-    assert overhead(metrics, summary["validations"], unsaved, 1.5) == pytest.approx(0.05 + 3.0 / 46)
+    assert measured(metrics, summary, unsaved).step == pytest.approx(0.05 + 3.0 / 46)
 
 
 def test_a_plan_from_a_run_predicts_that_run() -> None:

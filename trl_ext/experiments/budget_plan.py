@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import mean
@@ -20,61 +20,36 @@ _MOST_STEPS = 10**9  # that are planned
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds, as measured.
+    """Seconds, as measured."""
 
-    Attributes:
-        start: from the process's start to the first validation, once the policy is there.
-        completion_token: of a rollout, per token of a completion.
-        trained_token: of the optimizer steps, per token of a completion that is not left out.
-        sync: of the policy's weights to the engine.
-        step: of an optimizer step outside rollout and training, such as logging.
-        problem: of a validation on the way.
-        slowest_problem: of the slowest validation, by which the time for the last one is reserved.
-        save: of a checkpoint.
-    """
-
-    start: float
-    completion_token: float
-    trained_token: float
-    sync: float
-    step: float
-    problem: float
-    slowest_problem: float
-    save: float
+    start: float  # from the process's start to the first validation, once the policy is there
+    completion_token: float  # of a rollout, per token of a completion
+    trained_token: float  # of the optimizer steps, per token of a completion that is not left out
+    sync: float  # of the policy's weights to the engine
+    step: float  # of an optimizer step outside rollout and training, such as logging
+    problem: float  # of a validation on the way
+    slowest_problem: float  # of the slowest validation, by which the time for the last one is reserved
+    save: float  # of a checkpoint
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a run does.
+    """What a run does, and what the run that was looked at (the pilot) did."""
 
-    Attributes:
-        rollout_batch_size: completions per rollout.
-        updates: optimizer steps per rollout.
-        epochs: passes over a rollout.
-        tokens: of a completion, on average.
-        validate_every: optimizer steps.
-        problems: of a validation on the way.
-        final_problems: of the one at the end.
-        save_every: optimizer steps; None for never.
-        pilot_steps: optimizer steps of the run that was looked at.
-        pilot_rows: fraction of their rows that was trained on; the others are zero-advantage rows.
-        rows_growth: power of the number of steps by which the rows that are trained on add up; 1 where every step has
-            as many, less where ever more are left out.
-        restore_best: whether the best weights are read again at the end.
-    """
-
-    rollout_batch_size: int
-    updates: int
-    epochs: int
-    tokens: float
-    validate_every: int
-    problems: int
-    final_problems: int
-    save_every: int | None
+    rollout_batch_size: int  # completions per rollout
+    updates: int  # optimizer steps per rollout
+    epochs: int  # passes over a rollout
+    tokens: float  # of a completion, on average
+    validate_every: int  # optimizer steps
+    problems: int  # of a validation on the way
+    final_problems: int  # of the one at the end
+    save_every: int | None  # optimizer steps; None for never
     pilot_steps: int = 1
-    pilot_rows: float = 1.0
+    pilot_rows: float = 1.0  # fraction of the pilot's rows that was trained on; the others are zero-advantage rows
+    # Power of the number of steps by which the rows that are trained on add up; 1 where every step has as many, less
+    # where ever more are left out.
     rows_growth: float = 1.0
-    restore_best: bool = False
+    restore_best: bool = False  # whether the best weights are read again at the end
 
 
 @dataclass(frozen=True)
@@ -121,37 +96,30 @@ def plan(rates: Rates, work: Workload, budget: float) -> Plan:
 def levers(rates: Rates, work: Workload, budget: float) -> list[tuple[str, int]]:
     """Changes, and the optimizer steps that each would add; what buys most comes first."""
     before = plan(rates, work, budget).steps
-    faster: Mapping[str, Callable[[], tuple[Rates, Workload]]] = {
-        "rollouts twice as fast": lambda: (replace(rates, completion_token=rates.completion_token / 2), work),
-        "training twice as fast": lambda: (replace(rates, trained_token=rates.trained_token / 2), work),
-        "weight sync twice as fast": lambda: (replace(rates, sync=rates.sync / 2), work),
-        "completions a quarter shorter": lambda: (rates, replace(work, tokens=0.75 * work.tokens)),
-        "validation half as often": lambda: (rates, replace(work, validate_every=2 * work.validate_every)),
-        "half the problems on the way": lambda: (rates, replace(work, problems=work.problems // 2)),
-        "half the problems at the end": lambda: (rates, replace(work, final_problems=work.final_problems // 2)),
-        "half the start-up": lambda: (replace(rates, start=rates.start / 2), work),
-        "checkpoints half as often": lambda: (
-            rates,
-            replace(work, save_every=2 * work.save_every if work.save_every else None),
-        ),
-        "twice the updates per rollout": lambda: (rates, replace(work, updates=2 * work.updates)),
+    faster = {
+        "rollouts twice as fast": (replace(rates, completion_token=rates.completion_token / 2), work),
+        "training twice as fast": (replace(rates, trained_token=rates.trained_token / 2), work),
+        "weight sync twice as fast": (replace(rates, sync=rates.sync / 2), work),
+        "completions a quarter shorter": (rates, replace(work, tokens=0.75 * work.tokens)),
+        "validation half as often": (rates, replace(work, validate_every=2 * work.validate_every)),
+        "half the problems on the way": (rates, replace(work, problems=work.problems // 2)),
+        "half the problems at the end": (rates, replace(work, final_problems=work.final_problems // 2)),
+        "half the start-up": (replace(rates, start=rates.start / 2), work),
+        "checkpoints half as often": (rates, replace(work, save_every=work.save_every and 2 * work.save_every)),
+        "twice the updates per rollout": (rates, replace(work, updates=2 * work.updates)),
     }
-    found = [(name, plan(*change(), budget).steps - before) for name, change in faster.items()]
+    found = [(name, plan(*changed, budget).steps - before) for name, changed in faster.items()]
     return sorted(found, key=lambda lever: -lever[1])
 
 
 def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], settings: Mapping[str, Any]) -> Rates:
-    """Rates of a run, from its `metrics.jsonl`, `summary.json` and resolved settings.
-
-    Raises:
-        ValueError: it has too few steps or rollouts, or they were logged before rollouts were timed.
-    """
-    settled = last_steps(metrics, updates_of(settings), _SETTLED)[1:]
-    tokens = float(settings["rollout_batch_size"]) * mean_of(settled, "completions/mean_length")  # of a rollout
-    updates, epochs = updates_of(settings), float(settings.get("epochs_per_rollout_batch") or 1)
+    """Rates by a run's `metrics.jsonl`, `summary.json` and settings; a ValueError where it says too little of them."""
+    work = workload(metrics, settings)
+    before, *settled = last_steps(metrics, work.updates, _SETTLED)
+    tokens = work.rollout_batch_size * mean_of(settled, "completions/mean_length")  # of a rollout
     rollout, sync = mean_of(settled, "rollout_time"), mean_of(settled, "sync_time")
-    training = mean_of(settled, "step_time") * updates - rollout - sync  # seconds of a rollout's optimizer steps
-    trained = tokens * epochs * mean_of(settled, "step/rows_trained", 1.0)
+    training = mean_of(settled, "step_time") * work.updates - rollout - sync  # seconds of a rollout's optimizer steps
+    trained = tokens * work.epochs * mean_of(settled, "step/rows_trained", 1.0)
     validations = summary["validations"]
     problem = [entry["seconds"] / entry["problems"] for entry in validations]
     saved = float(summary.get("seconds_to_save") or 0.0)
@@ -161,7 +129,7 @@ def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], s
         completion_token=rollout / tokens,
         trained_token=max(0.0, training) / trained if trained else 0.0,
         sync=sync,
-        step=overhead(metrics, validations, settings, saved),
+        step=_overhead([before, *settled], validations, work.save_every, saved),
         problem=mean(problem[1:] or problem),  # the first is slow: it warms up
         slowest_problem=max(problem),
         save=saved,
@@ -169,15 +137,7 @@ def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], s
 
 
 def last_steps(metrics: Sequence[Mapping[str, Any]], updates: int, share: float) -> list[Mapping[str, Any]]:
-    """What was logged of the whole rollouts of a run's last part, at least one, and before it the entry they follow.
-
-    Args:
-        updates: optimizer steps per rollout.
-        share: of the run's steps.
-
-    Raises:
-        ValueError: as of `measured`.
-    """
+    """What was logged of the whole rollouts in a run's last `share` of steps, at least one, after the entry before."""
     steps = [entry for entry in metrics if "step_time" in entry]
     ends = [i for i, entry in enumerate(steps) if entry["step"] % updates == 0]  # of rollouts
     starts = [i for i in ends[:-1] if i < (1 - share) * ends[-1]]
@@ -191,18 +151,13 @@ def last_steps(metrics: Sequence[Mapping[str, Any]], updates: int, share: float)
     return last
 
 
-def overhead(
-    metrics: Sequence[Mapping[str, Any]],
-    validations: Sequence[Mapping[str, Any]],
-    settings: Mapping[str, Any],
-    save: float,
+def _overhead(
+    settled: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]], every: int | None, save: float
 ) -> float:
     """Seconds between a step's end and the next one's begin that are neither validation nor saving."""
-    settled = last_steps(metrics, updates_of(settings), _SETTLED)
     first, last = settled[0], settled[-1]
     between = [v for v in validations if first["step"] <= v["step"] < last["step"]]
-    every = settings.get("save_steps") if settings.get("save_strategy", "steps") != "no" else None
-    saves = sum(1 for step in range(first["step"], last["step"]) if every and step % int(every) == 0)
+    saves = sum(1 for step in range(first["step"], last["step"]) if every and step % every == 0)
     logged = pairwise(settled)  # the mean of the steps since the entry before
     stepping = sum(entry["step_time"] * (entry["step"] - before["step"]) for before, entry in logged)
     spent = stepping + sum(v["seconds"] for v in between) + saves * save
@@ -210,16 +165,18 @@ def overhead(
 
 
 def workload(metrics: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> Workload:
-    """What a run does, by its resolved settings and the completions that it has sampled."""
-    problems = int(settings["validation_problems"])
-    late = last_steps(metrics, updates_of(settings), _LATE)[1:]
+    """What a run does, by its settings and the completions that it has sampled; a ValueError as of `measured`."""
+    rollout, problems = int(settings["rollout_batch_size"]), int(settings["validation_problems"])
+    epochs = int(settings.get("epochs_per_rollout_batch") or 1)
+    updates = epochs * rollout // int(settings["train_batch_size"])
+    late = last_steps(metrics, updates, _LATE)[1:]
     steps = [entry for entry in metrics if "step_time" in entry]
     pilot_rows = mean_of(steps, "step/rows_trained", 1.0)
     first_half = mean_of(steps[: len(steps) // 2], "step/rows_trained", 1.0)
     return Workload(
-        rollout_batch_size=int(settings["rollout_batch_size"]),
-        updates=updates_of(settings),
-        epochs=int(settings.get("epochs_per_rollout_batch") or 1),
+        rollout_batch_size=rollout,
+        updates=updates,
+        epochs=epochs,
         tokens=mean_of(late, "completions/mean_length"),
         validate_every=int(settings.get("validate_every", 20)),
         problems=problems,
@@ -231,12 +188,6 @@ def workload(metrics: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) 
         rows_growth=1 + math.log2(pilot_rows / first_half) if first_half else 1.0,
         restore_best=bool(settings.get("restore_best")),
     )
-
-
-def updates_of(settings: Mapping[str, Any]) -> int:
-    """Optimizer steps on a rollout."""
-    epochs = int(settings.get("epochs_per_rollout_batch") or 1)
-    return epochs * int(settings["rollout_batch_size"]) // int(settings["train_batch_size"])
 
 
 def mean_of(entries: Sequence[Mapping[str, Any]], name: str, otherwise: float = 0.0) -> float:

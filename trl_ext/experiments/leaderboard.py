@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trl_ext.errors import InputError, Stopped
+from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.record import (
     OTHER,
     elapsed_seconds,
@@ -48,11 +48,7 @@ class OutOfTimeError(Exception):
 
 
 def check_pipeline(pipeline: Pipeline) -> Rules:
-    """The pipeline's rules, which what it says of itself must keep to; its stages are checked when it runs.
-
-    Raises:
-        InputError: there are no such rules, or the pipeline breaks them.
-    """
+    """The rules of a pipeline; an InputError if it breaks them. Its stages are checked when it runs."""
     name = pipeline.rules
     if name not in RULES:
         raise InputError(str(unknown("rules", str(name), RULES)))
@@ -114,10 +110,9 @@ def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
         status = "complete"
     except OutOfTimeError:
         status = "out of time"
-    except (InputError, Stopped, KeyboardInterrupt):
-        write_result(folder, pipeline.rules, rules, clock, status)
-        raise
-    return write_result(folder, pipeline.rules, rules, clock, status)
+    finally:
+        result = write_result(folder, pipeline.rules, rules, clock, status)
+    return result
 
 
 def candidates(folder: Path) -> Iterator[dict[str, Any]]:

@@ -11,45 +11,31 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from trl_ext.errors import InputError, SettingsError
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run to be checked: its recipe, the recipe's own YAML file and its arguments.
-
-    Attributes:
-        is_last: of a pipeline's stages, the one that no other starts from; a run of its own is.
-    """
+    """A run to be checked."""
 
     recipe: str
-    default_config: str
+    default_config: str  # the recipe's own YAML file
     arguments: list[str]
-    is_last: bool = True
+    is_last: bool = True  # of a pipeline's stages, the one that no other starts from; a run of its own is
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a run cannot be started.
+    """Why a run cannot be started."""
 
-    Attributes:
-        stage: its number in the plan, from 1.
-        field: the setting at fault, where it is known.
-        message: one line.
-    """
-
-    stage: int
-    field: str | None
-    message: str
+    stage: int  # its number in the plan, from 1
+    field: str | None  # the setting at fault, where it is known
+    message: str  # one line
 
 
 def refusal_of(plan: Sequence[Planned], rules: str | None = None) -> Refusal | None:
-    """The first run that cannot be started; None where all can.
-
-    Args:
-        rules: those of a leaderboard that the plan's runs have to keep to.
+    """The first run that cannot be started, or breaks a leaderboard's `rules`; None where all can.
 
     Raises:
         InputError: the check itself did not end well.
@@ -95,15 +81,12 @@ def _check(planned: Planned, rules: str | None) -> None:
     for name in ("dataset", "traces"):
         path = Path(str(getattr(task, name, "")).replace("{split}", "train"))
         if path.suffix in READERS and not path.is_file():
-            _refuse(f"{name}: no file {str(path)!r}", name)
+            raise SettingsError(f"{name}: no file {str(path)!r}", field=name)
     if rules is not None and (broken := violations(RULES[rules], task, config, is_last=planned.is_last)):
-        _refuse(f"the rules {rules!r} are broken: {'; '.join(broken)}", "rules")
+        raise SettingsError(f"the rules {rules!r} are broken: {'; '.join(broken)}", field="rules")
     if model.use_peft and not planned.is_last:
-        _refuse("use_peft: only the last stage may end in an adapter; the next one needs a whole model", "use_peft")
-
-
-def _refuse(message: str, field: str) -> NoReturn:
-    raise SettingsError(message, field=field)
+        message = "use_peft: only the last stage may end in an adapter; the next one needs a whole model"
+        raise SettingsError(message, field="use_peft")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ class ProgressDisplay:
 
     def __init__(self, folder: Path, total: int, done: int, lines: int) -> None:
         self.folder = folder
-        self._lock, self._running = threading.Lock(), list[str]()
+        self._running: list[str] = []  # of all threads: append, remove and a copy are atomic
         live = sys.stderr.isatty()
         self._bar = tqdm(total=total, initial=done, desc="runs", unit="run", disable=not live)
         self._lines = [tqdm(bar_format="  {desc}", position=1 + i, leave=False) for i in range(lines if live else 0)]
@@ -44,20 +43,15 @@ class ProgressDisplay:
     @contextlib.contextmanager
     def running(self, name: str) -> Iterator[None]:
         """A run has a line while the block runs; called in its thread."""
-        with self._lock:
-            self._running.append(name)
+        self._running.append(name)
         try:
             yield
         finally:
-            with self._lock:
-                self._running.remove(name)
+            self._running.remove(name)
 
     def refresh(self) -> None:
         """Read how far the runs are."""
-        if not self._lines:
-            return
-        with self._lock:
-            running = list(self._running)
+        running = list(self._running)
         for i, line in enumerate(self._lines):
             name = running[i] if i < len(running) else None
             line.set_description_str("" if name is None else f"{name}: {latest(self.folder / name / 'metrics.jsonl')}")

@@ -12,24 +12,15 @@ from trl_ext.evaluation.yardstick import validation_temperature
 
 @dataclass(frozen=True)
 class Rules:
-    """What a result has to be measured on, with what, and in which time.
+    """What a result has to be measured on, with what, and in which time."""
 
-    Attributes:
-        model: what the first stage starts from, or a folder of the same name; None for the base policy that is built
-            locally.
-        copies: other datasets that count as the one in `settings`, each with its validation split: a name of
-            `trl_ext.data.formats.PUBLISHED`, or the end of a path.
-        settings: of every stage, by name; those of sampling are the validation's.
-        problems: of the final validation.
-        seconds: at most, from the start of the process, over restarts.
-        processes: of a stage at most; one for each GPU.
-    """
-
-    model: str | None
-    settings: Mapping[str, Any]
-    problems: int
-    seconds: float
-    processes: int
+    model: str | None  # what the first stage starts from; None for the base policy that is built locally
+    settings: Mapping[str, Any]  # of every stage, by name; those of sampling are the validation's
+    problems: int  # of the final validation
+    seconds: float  # at most, from the start of the process, over restarts
+    processes: int  # of a stage at most; one for each GPU
+    # Other datasets that count as the one in `settings`, each with its validation split: a name of
+    # `trl_ext.data.formats.PUBLISHED`, or the end of a path.
     copies: Mapping[str, str] = field(default_factory=dict)
 
     def has_model(self, given: str | None) -> bool:
@@ -38,11 +29,10 @@ class Rules:
 
     def wanted(self, dataset: str) -> Mapping[str, Any]:
         """The settings that a stage must have which reads that copy of the dataset."""
-        split = next(
-            (s for end, s in self.copies.items() if Path(dataset).parts[-len(Path(end).parts) :] == Path(end).parts),
-            None,
-        )
-        return self.settings if split is None else {**self.settings, "dataset": dataset, "validation_split": split}
+        for end, split in self.copies.items():
+            if Path(dataset).parts[-len(Path(end).parts) :] == Path(end).parts:
+                return {**self.settings, "dataset": dataset, "validation_split": split}
+        return self.settings
 
 
 _SAMPLING = {
@@ -73,13 +63,7 @@ RULES = {
 
 
 def violations(rules: Rules, task: Any, config: Any, is_last: bool) -> list[str]:
-    """A line for each rule that a stage's settings break.
-
-    Args:
-        task: a `Task`.
-        config: of its trainer.
-        is_last: the stage whose final validation is the result.
-    """
+    """A line for each rule that the settings of a stage break; the last stage's final validation is the result."""
     found = {name: getattr(task, name, getattr(config, name, None)) for name in rules.settings}
     found["temperature"] = validation_temperature(task, config)
     found["max_tokens"] = task.validation_max_tokens or config.max_completion_length

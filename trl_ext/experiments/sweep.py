@@ -45,7 +45,7 @@ def run_all(
     """
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_commands(commands, folder)
-    todo = [name for name in commands if not _is_done(folder / name)]
+    todo = [name for name in commands if not finished(folder / name)]
     slots: queue.Queue[int] = queue.Queue()
     for slot in range(jobs):
         slots.put(slot)
@@ -119,17 +119,13 @@ def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) 
     known: dict[str, list[str]] = read_json(path) if path.exists() else {}
     now = {name: redact_command([Path(script).name, *arguments]) for name, (script, *arguments) in commands.items()}
     known, now = ({k: current_flags(words, warn=False) for k, words in each.items()} for each in (known, now))
-    other = [name for name in now if name in known and known[name] != now[name] and _is_done(folder / name)]
+    other = [name for name in now if name in known and known[name] != now[name] and finished(folder / name)]
     if other:
         raise InputError(
             f"{folder / other[0]} was run with other arguments: {shlex.join(known[other[0]])}. Choose another "
             "--output_dir, or remove it"
         )
     write_json(path, known | now)
-
-
-def _is_done(output: Path) -> bool:
-    return finished(output) is not None
 
 
 def _summary(output: Path) -> dict[str, Any]:

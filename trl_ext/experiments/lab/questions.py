@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -27,35 +27,26 @@ GRPO = "grpo"  # the recipe of a cell that names none
 _OURS = ("config", "output_dir", "resume", "seed")  # which the lab gives a run
 
 Settings = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Lab:
-    """What all runs of a lab have in common.
+    """What all runs of a lab have in common."""
 
-    Attributes:
-        config: GRPO's YAML file, relative to the lab's folder.
-        settings: of all its runs, over that file's.
-        recipes: `config` and `settings` of other recipes, by their names in `RECIPES`.
-    """
-
-    config: str
-    settings: Settings = field(default_factory=dict)
-    recipes: Mapping[str, Settings] = field(default_factory=dict)
+    config: str  # GRPO's YAML file, relative to the lab's folder
+    settings: Settings = field(default_factory=dict)  # of all its runs, over that file's
+    recipes: Mapping[str, Settings] = field(default_factory=dict)  # `config` and `settings` of others of `RECIPES`
 
     def __post_init__(self) -> None:
         for name, common in self.recipes.items():
             if name not in RECIPES:
                 raise unknown("recipe", name, RECIPES)
-            if not {"config"} <= set(common) <= {"config", "settings"}:
+            if not isinstance(common, Mapping) or not {"config"} <= set(common) <= {"config", "settings"}:
                 raise ValueError(f"recipes: {name}: config and settings are needed, got {', '.join(common)}")
 
     def of(self, recipe: str) -> tuple[str, Settings]:
-        """A recipe's YAML file and settings.
-
-        Raises:
-            ValueError: the lab has none for it.
-        """
+        """A recipe's YAML file and settings; a ValueError if the lab has none for it."""
         common = {GRPO: {"config": self.config, "settings": self.settings}, **self.recipes}
         if recipe not in common:
             raise unknown("recipe", recipe, common)
@@ -64,24 +55,15 @@ class Lab:
 
 @dataclass(frozen=True)
 class Question:
-    """A question and its cells.
-
-    Attributes:
-        question: in words.
-        cells: their settings, over the question's, by label; `recipe` among them is the cell's recipe, GRPO by default.
-        reference: the cell that the others are compared with.
-        settings: of all cells, over the lab's.
-        after: questions whose best cells' settings this one starts from, under its own.
-        published: what is known of the real model, in words.
-    """
+    """A question and its cells."""
 
     name: str
-    question: str
-    cells: Mapping[str, Settings]
-    reference: str
-    settings: Settings = field(default_factory=dict)
-    after: Sequence[str] = ()
-    published: str = ""
+    question: str  # in words
+    cells: Mapping[str, Settings]  # by label, over the question's; `recipe` among them is the cell's, GRPO by default
+    reference: str  # the cell that the others are compared with
+    settings: Settings = field(default_factory=dict)  # of all cells, over the lab's
+    after: Sequence[str] = ()  # questions whose best cells' settings this one starts from, under its own
+    published: str = ""  # what is known of the real model, in words
 
     def __post_init__(self) -> None:
         if len(self.cells) < 2:
@@ -100,16 +82,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell's runs: their recipe and settings, without the seed.
-
-    Attributes:
-        own: settings that differ from the lab's; they name the run.
-    """
+    """One cell's runs: their recipe and settings, without the seed."""
 
     recipe: str
     config: str
     common: Settings
-    own: Settings
+    own: Settings  # those that differ from the lab's; they name the run
 
     @property
     def arguments(self) -> list[str]:
@@ -124,19 +102,10 @@ class Cell:
 
 
 def read_lab(folder: Path) -> Lab:
-    """`lab.yaml` of a folder.
-
-    Raises:
-        InputError: it cannot be read, or has fields that are not a lab's.
-    """
-    content = _mapping(folder / COMMON)
-    try:
-        check_fields(content, Lab)
-        lab = Lab(**content)
-        configs = [lab.of(recipe)[0] for recipe in (GRPO, *lab.recipes)]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{folder / COMMON}: {error}") from error
-    for config in configs:
+    """`lab.yaml` of a folder; an InputError if it cannot be read, or has fields that are not a lab's."""
+    lab = _read(folder / COMMON, Lab)
+    for recipe in (GRPO, *lab.recipes):
+        config, _ = lab.of(recipe)
         if not (folder / config).is_file():
             raise InputError(f"{folder / COMMON}: config: no file {str(folder / config)!r}")
     return lab
@@ -148,31 +117,23 @@ def question_names(folder: Path) -> list[str]:
 
 
 def read_question(folder: Path, name: str) -> Question:
-    """The question `name` of a lab.
-
-    Raises:
-        InputError: there is none of that name, or its file does not describe one; names the cell and the setting.
-    """
+    """The question `name` of a lab; an InputError, with the cell and the setting, if there is none or it is wrong."""
     known = question_names(folder)
     if name not in known:
         raise InputError(f"{folder}: {unknown('question', name, known)}")
-    path = folder / f"{name}.yaml"
-    content = _mapping(path)
-    try:
-        check_fields(content, Question)
-        return Question(**{"name": name, **content})
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{path}: {error}") from error
+    return _read(folder / f"{name}.yaml", Question, name=name)
 
 
-def _mapping(path: Path) -> dict[str, Any]:
+def _read(path: Path, of: type[T], **more: str) -> T:
+    """What a YAML file describes, and `more` that it need not say."""
     try:
         content = read_yaml(path)
-    except (OSError, yaml.YAMLError) as error:
+        if not isinstance(content, dict):
+            raise ValueError("not a mapping")
+        check_fields(content, of)
+        return of(**{**more, **content})
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise InputError(f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: not a mapping")
-    return content
 
 
 def _short(value: Any) -> str:
@@ -180,13 +141,9 @@ def _short(value: Any) -> str:
 
 
 def cells_of(lab: Lab, folder: Path, question: Question, winners: Mapping[str, Settings]) -> dict[str, Cell]:
-    """A question's cells by label.
+    """A question's cells by label; an InputError if a cell's recipe is not one of the lab's.
 
-    Args:
-        winners: settings of the best cell of every question that this one comes after.
-
-    Raises:
-        InputError: a cell's recipe is not one of the lab's.
+    The `winners` are settings of the best cell of every question that this one comes after.
     """
     inherited: dict[str, Any] = {}
     for name in question.after:
@@ -205,11 +162,7 @@ def cells_of(lab: Lab, folder: Path, question: Question, winners: Mapping[str, S
 
 
 def in_order(questions: Iterable[Question]) -> list[Question]:
-    """The questions, each after those whose winners it starts from, as far as they are among them.
-
-    Raises:
-        InputError: they wait for one another.
-    """
+    """The questions, each after those of them whose winners it starts from; an InputError where they go in a circle."""
     left, found = list(questions), []
     while left:
         names = {question.name for question in left}
@@ -222,11 +175,7 @@ def in_order(questions: Iterable[Question]) -> list[Question]:
 
 
 def check(planned: Sequence[tuple[Question, Mapping[str, Cell]]], more: Sequence[str] = ()) -> None:
-    """Parse the arguments of every cell in a process of its own, which takes no device.
-
-    Args:
-        planned: questions with their cells.
-        more: arguments of all runs, over every setting.
+    """Parse the arguments of every cell, and `more` over all of them, in a process that takes no device.
 
     Raises:
         InputError: with the question, the cell and what does not fit.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -67,7 +68,7 @@ def write_report(
     write_training_plot(folder / "training.png", curves, question.question)
     lines = [*table(runs, question.reference), "", noise(ended), ""]
     lines += [f"Published for the real model: {question.published.strip()}", ""] if question.published else []
-    lines += [*(f"{sentence}" for sentence in discussion(curves)), ""]
+    lines += [*discussion(curves), ""]
     lines += ["Validation accuracy by optimizer step, mean over seeds:", "", *steps_table(ended), ""]
     if question.after:
         lines += [f"All cells start from the best cells of: {', '.join(question.after)}.", ""]
@@ -75,16 +76,12 @@ def write_report(
     how = ["Each cell by its command, here with the first seed:", ""]
     how += [f"- {cell}: `python {shlex.join(redact_command(command))}`" for cell, command in commands.items()]
     every = [run for of in ended.values() for run in of.values()]
-    for name, values in {
-        "Commit": [run["commit"] for run in every],
-        "Hardware": [platform_of(run) for run in every],
-    }.items():
+    facts = {"Commit": [run["commit"] for run in every], "Hardware": [platform_of(run) for run in every]}
+    for name, values in facts.items():
         how += ["", f"{name}: {'; '.join(sorted({str(value) for value in values})) or 'no run ended'}."]
     best = {"cell": winner[0], "settings": redact(dict(winner[1]))}
-    write_json(
-        folder / PARTS,
-        {"title": question.question, "results": lines, "plots": plots, "how": how, "winner": best},
-    )
+    parts = {"title": question.question, "results": lines, "plots": plots, "how": how, "winner": best}
+    write_json(folder / PARTS, parts)
     shown = [f"# {question.question}", "", *lines, *(line.format(plots="") for line in plots), *how]
     write_text(folder / "report.md", "\n".join(shown) + "\n")
     return folder / "report.md"
@@ -96,32 +93,28 @@ def best_cell(runs: Runs, reference: str) -> str:
     Cells of which a seed failed count only where every cell has one.
     """
     whole = {cell: of for cell, of in runs.items() if not any("failed" in run for run in of.values())} or runs
-    ends = {
-        cell: [r["validation_accuracy_after"] for r in of.values() if "failed" not in r] for cell, of in whole.items()
-    }
-    means = {cell: mean(values) for cell, values in ends.items() if values}
+    means = {cell: mean(ends.values()) for cell, of in whole.items() if (ends := accuracies(of))}
     return max(means, key=lambda cell: (means[cell], cell == reference), default=reference)
 
 
-def read_winner(output: Path, question: str) -> dict[str, Any]:
-    """The settings of a question's best cell, from its report.
+def accuracies(runs: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """Those at the end of a cell's runs, by seed; failed runs have none."""
+    return {seed: float(run["validation_accuracy_after"]) for seed, run in runs.items() if "failed" not in run}
 
-    Raises:
-        InputError: there is no report, or one of an earlier version.
-    """
+
+def read_winner(output: Path, question: str) -> dict[str, Any]:
+    """The settings of a question's best cell; an InputError without a report, or with one of an earlier version."""
     path = output / question / PARTS
     report = read_json(path) if path.exists() else {}
     if "winner" not in report:
         raise InputError(f"{path}: the winner of {question!r} is not known yet; ask {question} as well")
-    settings: dict[str, Any] = report["winner"]["settings"]
-    return settings
+    return dict(report["winner"]["settings"])
 
 
 def steps_table(runs: Runs) -> list[str]:
     """Accuracy at every step that was validated, a column for each cell, in Markdown."""
-    means = {
-        cell: mean_by_step([run["validations"] for run in of.values()], "accuracy") for cell, of in runs.items() if of
-    }
+    logs = {cell: [run["validations"] for run in of.values()] for cell, of in runs.items() if of}
+    means = {cell: mean_by_step(of, "accuracy") for cell, of in logs.items()}
     steps = sorted({step for curve in means.values() for step in curve})
     rows = [[str(step), *(f"{c[step]:.3f}" if step in c else "–" for c in means.values())] for step in steps]
     return markdown_table(["step", *means], rows) if rows else []
@@ -164,20 +157,15 @@ def table(runs: Runs, reference: str) -> list[str]:
     rows = []
     for cell, of in runs.items():
         ended = {seed: run for seed, run in of.items() if "failed" not in run}
-        last = {seed: float(run["validation_accuracy_after"]) for seed, run in ended.items()}
+        last, why = accuracies(of), {s: run.get("failed") or run.get("ended_early") for s, run in of.items()}
         cells = [cell, *(f"{last[seed]:.3f}" if seed in last else "–" for seed in seeds)]
         cells += [spread(list(last.values())), "" if cell == reference else difference(runs, cell, reference)]
         cells += [f"{mean(over_the_run(run) for run in ended.values()):.3f}" if ended else "–"]
         cells += [span([run["validations"][-1]["step"] for run in ended.values()])]
         cells += [span([round(run["wall_clock_s"]) for run in ended.values()])]
-        cells += ["; ".join(f"seed {seed}: {why}" for seed, run in of.items() if (why := ending(run)))]
+        cells += ["; ".join(f"seed {seed}: {said}" for seed, said in why.items() if said)]
         rows.append(cells)
     return markdown_table(heads, rows)
-
-
-def ending(run: Mapping[str, Any]) -> str:
-    """How a run ended, if not with its last step."""
-    return str(run.get("failed") or run.get("ended_early") or "")
 
 
 def over_the_run(run: Mapping[str, Any]) -> float:
@@ -211,12 +199,8 @@ def difference(runs: Runs, cell: str, reference: str) -> str:
 
 def differences(runs: Runs, cell: str, reference: str) -> list[float]:
     """Of every seed at which both ended."""
-    pairs = [(run, runs[reference].get(seed, {"failed": ""})) for seed, run in runs[cell].items()]
-    return [
-        float(a["validation_accuracy_after"]) - float(b["validation_accuracy_after"])
-        for a, b in pairs
-        if "failed" not in a and "failed" not in b
-    ]
+    ours, theirs = accuracies(runs[cell]), accuracies(runs[reference])
+    return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
 
 
 def noise(runs: Runs) -> str:
@@ -225,14 +209,12 @@ def noise(runs: Runs) -> str:
     if not found:
         return "No run ended."
     n = found[0]["final_validation_problems"]
-    typical = mean(float(run["validation_accuracy_after"]) for run in found)
+    ends = [list(accuracies(of).values()) for of in runs.values()]
+    typical = mean(chain.from_iterable(ends))
     error = (typical * (1 - typical) / n) ** 0.5
-    deviations = [
-        stdev(float(run["validation_accuracy_after"]) for run in of.values()) for of in runs.values() if len(of) > 1
-    ]
-    over_seeds = (
-        f"; over seeds the cells' standard deviation is {mean(deviations):.3f} on average" if deviations else ""
-    )
+    over_seeds = ""
+    if deviations := [stdev(values) for values in ends if len(values) > 1]:
+        over_seeds = f"; over seeds the cells' standard deviation is {mean(deviations):.3f} on average"
     return (
         f"Noise: sampled once on {n} problems, an accuracy of {typical:.2f} has a standard error of {error:.3f}"
         f"{over_seeds}. Intervals are of the difference at the same seeds, by Student's t."
@@ -242,9 +224,8 @@ def noise(runs: Runs) -> str:
 def write_accuracy_plot(path: Path, runs: Runs, title: str) -> None:
     """Validation accuracy against optimizer steps and against seconds, a color for each cell, a line for each seed."""
     with figure(path, (11, 4.5), (1, 2), title, sharey=True) as panels:
-        for panel, key, label in zip(
-            panels, ("step", "wall_clock_s"), ("optimizer steps", "wall-clock, s"), strict=True
-        ):
+        axes = {"step": "optimizer steps", "wall_clock_s": "wall-clock, s"}
+        for panel, (key, label) in zip(panels, axes.items(), strict=True):
             for number, (cell, of) in enumerate(runs.items()):
                 for first, run in enumerate(of.values()):
                     style = {"color": f"C{number}", "alpha": 0.8, "linewidth": 1.2}

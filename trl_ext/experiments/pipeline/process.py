@@ -34,11 +34,17 @@ def run_stage(command: Sequence[str], name: str, tick: Callable[[], Any] = lambd
             os.killpg(process.pid, number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    code = None
     try:
-        while (code := _code_of(process)) is None:
-            tick()
-        while told and _is_alive(process.pid):  # a launcher may end before what it has launched
-            time.sleep(0.1)
+        while code is None:
+            try:
+                code = process.wait(_TICK)
+            except subprocess.TimeoutExpired:
+                tick()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # none of the group is left
+            while told:  # a launcher may end before what it has launched
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -55,23 +61,7 @@ def run_stage(command: Sequence[str], name: str, tick: Callable[[], Any] = lambd
         raise InputError(f"stage {name} failed with exit status {code} (output above). The same command resumes there")
 
 
-def _code_of(process: subprocess.Popen[bytes]) -> int | None:
-    """Its exit status, if it ends before the next tick."""
-    try:
-        return process.wait(_TICK)
-    except subprocess.TimeoutExpired:
-        return None
-
-
 def _stop_with_parent() -> None:
     """SIGTERM for this process when its parent is gone; only Linux knows it."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _is_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True

@@ -29,10 +29,9 @@ def name_of(number: int, stage: Stage) -> str:
 
 
 def load_or_create(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
-    """What earlier processes of this pipeline have done; of another one, whose stages were not done, what they took.
+    """What earlier processes of this pipeline have done; of another one what they took, or an InputError.
 
-    Raises:
-        InputError: a stage of another pipeline is done.
+    It is an error if a stage of the other pipeline is done, which could be lost.
     """
     stages = [[s.recipe, s.config, _content_of(s.config), s.share, dict(s.settings)] for s in pipeline.stages]
     now = redact(json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget])))
@@ -49,8 +48,7 @@ def load_or_create(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
 def read_record(folder: Path) -> dict[str, Any]:
     """As it was written; empty where there is none."""
     path = folder / RECORD
-    record: dict[str, Any] = read_json(path) if path.exists() else {}
-    return record
+    return dict(read_json(path)) if path.exists() else {}
 
 
 def stages_left(pipeline: Pipeline, record: Mapping[str, Any]) -> list[int]:
@@ -60,8 +58,7 @@ def stages_left(pipeline: Pipeline, record: Mapping[str, Any]) -> list[int]:
 
 def last_stage_finished(pipeline: Pipeline) -> bool:
     """Whether the last stage has left its summary, and has nothing to do but to close down."""
-    wanted = Path(pipeline.output_dir) / name_of(len(pipeline.stages), pipeline.stages[-1])
-    return finished(wanted) is not None
+    return bool(finished(Path(pipeline.output_dir) / name_of(len(pipeline.stages), pipeline.stages[-1])))
 
 
 def elapsed_seconds(folder: Path) -> float:
@@ -78,13 +75,9 @@ def entry_seconds(entry: Mapping[str, float]) -> float:
     return entry.get("seconds", entry.get("earlier", 0.0) + entry.get("running", 0.0))
 
 
-def _by_current_names(stages: Sequence[Any]) -> list[Any]:
+def _by_current_names(stages: Sequence[Any]) -> Any:
     """What makes a pipeline, as it is recorded, with its stages' settings by their names in this version."""
-
-    def current(value: Any) -> Any:
-        return current_names(value, warn=False) if isinstance(value, dict) else value
-
-    return [[current(value) for value in stage] if isinstance(stage, list) else stage for stage in stages]
+    return json.loads(json.dumps(stages), object_hook=lambda settings: current_names(settings, warn=False))
 
 
 def _content_of(config: str | None) -> str | None:

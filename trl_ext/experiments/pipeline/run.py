@@ -61,11 +61,10 @@ def run_pipeline(
     if todo:
         _record_overhead(folder, record, began)  # the checks take long enough to be killed during them
         _check_stages(pipeline, recipes)
+        _record_overhead(folder, record, began)
     model = pipeline.model_name_or_path
     for number, stage in enumerate(pipeline.stages, start=1):
         if number in todo:
-            if number == todo[0]:
-                _record_overhead(folder, record, began)
             print(f"stage {number} of {len(pipeline.stages)}: {stage.recipe}", flush=True)
             _run_one(pipeline, number, recipes, model, record, watch)
             if number < len(pipeline.stages):
@@ -139,11 +138,7 @@ def _left(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float:
 
 
 def _budget(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float | None:
-    """Seconds that a stage may take: its share, and never more than is left.
-
-    Raises:
-        InputError: not even a second is left.
-    """
+    """Seconds that a stage may take: its share, and never more than is left; an InputError if not even one is."""
     if pipeline.time_budget is None:
         return None
     left = _left(pipeline, stage, record)
@@ -182,11 +177,10 @@ def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
 
 def _on_pipelines_clock(entry: ValidationEntry, stage: str, steps: int, seconds: float) -> ValidationEntry:
     """A stage's validation, after the steps and the seconds of the stages before."""
-    moved: ValidationEntry = {**entry, "step": entry["step"] + steps}
+    step, clock = entry["step"] + steps, entry["wall_clock_s"] + seconds
+    moved: ValidationEntry = {**entry, "step": step, "wall_clock_s": clock, "stage": stage}
     if "weights_of_step" in moved:
         moved["weights_of_step"] += steps
-    moved["stage"] = stage
-    moved["wall_clock_s"] += seconds
     return moved
 
 

@@ -19,19 +19,12 @@ _OURS = ("output_dir", "model_name_or_path", "time_budget", "resume", "seed")  #
 
 @dataclass(frozen=True)
 class Stage:
-    """One recipe of the pipeline.
+    """One recipe of the pipeline."""
 
-    Attributes:
-        recipe: a name of `RECIPES`.
-        config: its YAML file; None for the recipe's own.
-        share: of the pipeline's time budget; None for what is left.
-        settings: more of its settings, by name.
-    """
-
-    recipe: str
-    config: str | None = None
-    share: float | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str  # a name of `RECIPES`
+    config: str | None = None  # its YAML file; None for the recipe's own
+    share: float | None = None  # of the pipeline's time budget; None for what is left
+    settings: Mapping[str, Any] = field(default_factory=dict)  # more of its settings, by name
 
     def arguments(self) -> list[str]:
         """Its settings as a command line."""
@@ -40,22 +33,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The pipeline.
-
-    Attributes:
-        model_name_or_path: what the first stage starts from; None for the base policy that is built locally.
-        time_budget: seconds for all of it, checks, start-up, validation and saving included; None for no limit.
-        launch: options of `accelerate launch`; without any, a stage is a single process without it.
-        rules: those of `trl_ext.experiments.rules` that every stage has to keep to.
-    """
+    """The pipeline."""
 
     stages: list[Stage]
     output_dir: str
-    model_name_or_path: str | None = None
-    time_budget: float | None = None
-    launch: list[str] = field(default_factory=list)
+    model_name_or_path: str | None = None  # what the first stage starts from; None for the base policy, built locally
+    time_budget: float | None = None  # seconds, checks, start-up, validation and saving included; None for no limit
+    launch: list[str] = field(default_factory=list)  # options of `accelerate launch`; a single process without any
     seed: int = 0
-    rules: str | None = None
+    rules: str | None = None  # those of `trl_ext.experiments.rules` that every stage has to keep to
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -76,11 +62,7 @@ class Pipeline:
 
 
 def read_pipeline(path: Path, **given: Any) -> Pipeline:
-    """The pipeline of a YAML file, with what is given in place of what stands there.
-
-    Raises:
-        InputError: the file cannot be read, or does not describe a pipeline; names the stage and the field.
-    """
+    """The pipeline of a YAML file, with what is given in place of its own; an InputError names stage and field."""
     try:
         content = read_yaml(path)
         if not isinstance(content, dict):

@@ -34,7 +34,7 @@ from trl_ext.experiments.lab.questions import (
 from trl_ext.experiments.lab.report import best_cell, read_winner, table, write_report
 from trl_ext.experiments.sweep import run_all
 from trl_ext.redaction import redact_text
-from trl_ext.runs.layout import RunFolder, finished
+from trl_ext.runs.layout import METRICS, RunFolder, finished
 from trl_ext.runs.recipes import RECIPES
 
 HERE = Path(os.path.relpath(Path(__file__).parent))  # so that pages name no folder of this machine
@@ -133,7 +133,7 @@ def _run(
 
 def log_of(run: Path) -> Path:
     """Where a run has its metrics, whether it has ended or not."""
-    return (finished(run) or RunFolder(run)).metrics
+    return (finished(run) or RunFolder(run)).path / METRICS
 
 
 if __name__ == "__main__":

@@ -12,14 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
 from trl_ext.experiments.sweep import run_all
 from trl_ext.io import write_text
+from trl_ext.plots import figure
 from trl_ext.redaction import redact_text
-from trl_ext.runs.report import write_sizes_plot
 
 FILTERS = {"no": [False], "yes": [True], "both": [False, True]}
 LABELS = {False: "all traces", True: "only traces with the correct answer"}
@@ -68,6 +69,25 @@ def accuracy_by_size(rows: list[dict[str, Any]], correct: bool) -> dict[int, lis
             point = (counts["chosen"] - counts["too_long"], row["validation_accuracy_after"])
             found.setdefault(row["num_unique_examples"], []).append(point)
     return {round(sum(n for n, _ in points) / len(points)): [a for _, a in points] for points in found.values()}
+
+
+def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> None:
+    """Validation accuracy against the number of training traces, as a PNG: the mean of the seeds, and each one.
+
+    `curves` go from label to number of traces to the seeds' accuracies; `before` is that without fine-tuning.
+    """
+    with figure(path, (6.5, 4)) as (panel,):
+        for label, points in curves.items():
+            sizes = sorted(points)
+            (line,) = panel.plot(sizes, [sum(points[n]) / len(points[n]) for n in sizes], marker="o", label=label)
+            for size in sizes:
+                panel.scatter([size] * len(points[size]), points[size], s=10, alpha=0.4, color=line.get_color())
+        panel.axhline(before, color="gray", linestyle=":", label="before")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(sorted({n for points in curves.values() for n in points}))
+        panel.get_xaxis().set_major_formatter(lambda value, _: f"{value:.0f}")
+        panel.set(ylim=(0, 1), xlabel="unique traces", ylabel="validation accuracy")
+        panel.legend(loc="lower right")
 
 
 if __name__ == "__main__":

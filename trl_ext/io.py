@@ -149,9 +149,12 @@ def print_line(text: str) -> None:
     tqdm.write(text)
 
 
+def fence_of(text: str, shortest: int = 3) -> str:
+    """Backticks that nothing in the text can end."""
+    return "`" * max([shortest, *(len(run) + 1 for run in re.findall("`+", text))])
+
+
 def fenced(text: str, most: int = 1500) -> list[str]:
     """A Markdown code block that nothing in the text can end; of a long text its beginning."""
-    runs = [len(run) for run in re.findall("`+", text)]
-    fence = "`" * max(3, *(run + 1 for run in runs), 3)
     shown = text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} characters more)"
-    return [f"{fence}text", *shown.strip().splitlines(), fence, ""]
+    return [f"{fence_of(text)}text", *shown.strip().splitlines(), fence_of(text), ""]

@@ -21,7 +21,8 @@ from trl_ext.experiments.sweep import run_all
 from trl_ext.io import write_text
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.runs.provenance import provenance
-from trl_ext.runs.report import write_methods_plot
+
+from .compare_methods import write_methods_plot
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"

@@ -15,6 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -24,9 +25,10 @@ import yaml
 from trl_ext.experiments.sweep import run_all
 from trl_ext.io import write_text
 from trl_ext.mini.policy import make_base_policy
+from trl_ext.plots import figure, plot_accuracy
 from trl_ext.runs.layout import finished
 from trl_ext.runs.provenance import provenance
-from trl_ext.runs.report import write_methods_plot
+from trl_ext.runs.summary import ValidationEntry
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PARTS = ("sizes", "steps", "methods")
@@ -139,6 +141,20 @@ def keep(args: argparse.Namespace, part: str, figures: dict[str, Any]) -> None:
     print("|---" * (len(args.seeds) + 2) + "|")
     for label, values in figures["accuracy"].items():
         print(f"| {label} | {' | '.join(f'{value:.3f}' for value in values)} | {mean(values):.3f} |")
+
+
+def write_methods_plot(
+    path: Path, curves: Mapping[str, Sequence[Sequence[ValidationEntry]]], title: str, by_seconds: bool = False
+) -> None:
+    """Validation accuracy of several runs of each label in one color, against optimizer steps or seconds, as a PNG."""
+    key, name = ("wall_clock_s", "wall-clock, s") if by_seconds else ("step", "optimizer steps")
+    with figure(path, (7, 4.5), title=title) as (panel,):
+        for number, (label, runs) in enumerate(curves.items()):
+            for first, run in enumerate(runs):
+                style = {"color": f"C{number}", "alpha": 0.7, "linewidth": 1.2}
+                plot_accuracy(panel, run, key, **style, label=None if first else label)
+        panel.set(ylim=(0, 1), xlabel=name, ylabel="validation accuracy")
+        panel.legend(loc="lower right")
 
 
 def main() -> None:

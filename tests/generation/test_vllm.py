@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from tests.support.tiny import fraction_of_ones, make_trainer, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.vllm import BUCKET_BYTES, _buckets
-from trl_ext.generation.vllm_errors import readable_failure
+from trl_ext.generation.vllm_start import starting_vllm
 
 AGREE = 2e-5  # float32 on both sides, in different kernels; a sync that is skipped gives 0.1 and more
 PROMPT = [9, 7, 10, 8]
@@ -155,7 +155,7 @@ def test_model_exceeding_the_context_names_the_setting_to_change(tmp_path: Path)
     ],
 )
 def test_why_vllm_did_not_start_and_what_helps(said: str, advice: str) -> None:
-    with pytest.raises(RuntimeError, match=f"vLLM did not start: {said[:20]}.*{advice}"), readable_failure():
+    with pytest.raises(RuntimeError, match=f"vLLM did not start: {said[:20]}.*{advice}"), starting_vllm():
         raise ValueError(said)
 
 

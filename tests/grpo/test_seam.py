@@ -271,7 +271,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "trl" for a in node.names))
     }
     recipes = {"cli.py", "expert_iteration.py", "grpo.py", "model_settings.py", "preflight.py"}
-    assert importers == {f"recipes/{name}" for name in (*recipes, "config_file.py", "sft.py")} | {
+    assert importers == {f"recipes/{name}" for name in (*recipes, "run.py", "sft.py")} | {
         "compat/lazy_vllm.py",
         "compat/trl_engine.py",
         "compat/trl_scoring.py",

@@ -35,10 +35,10 @@ from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
 from trl_ext.recipes import preflight
 from trl_ext.recipes import run as recipe
 from trl_ext.recipes.cli import parse, start
-from trl_ext.recipes.config_file import write_config
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
 from trl_ext.recipes.preflight import Prepared, check_model_folder, check_server
+from trl_ext.recipes.run import write_config
 from trl_ext.recipes.settings import Data
 from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.runs.folder import Run

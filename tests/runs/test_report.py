@@ -18,7 +18,7 @@ from trl_ext.generation.completion import Completion
 from trl_ext.io import append_jsonl, replacing, write_text
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Clock, Run
-from trl_ext.runs.layout import SUMMARY, RunFolder, finished
+from trl_ext.runs.layout import SUMMARY, RunFolder, checkpoint_name, finished
 from trl_ext.runs.report import before_after_table, write_curve, write_steps_plot
 from trl_ext.runs.summary import write_summary
 from trl_ext.training.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation, validation_line
@@ -162,7 +162,7 @@ def test_a_runs_folder_knows_where_it_finished(tmp_path: Path) -> None:
         write_summary(tmp_path / name / SUMMARY, HISTORY, 1.0, {})
     assert finished(tmp_path / "a") == RunFolder(tmp_path / "a-10")
     assert not RunFolder(tmp_path / "a-11").is_finished
-    assert RunFolder(tmp_path).checkpoint(7) == tmp_path / "checkpoint-7"
+    assert checkpoint_name(7) == "checkpoint-7"
 
 
 def test_of_equally_good_validations_the_first_is_the_best(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -11,13 +11,10 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 
-@contextlib.contextmanager
-def generating_with(model: nn.Module, processor: LogitsProcessor, at_end: Callable[[Tensor], None]) -> Iterator[None]:
-    """In the block, the model's `generate` has one more logits processor.
-
-    Args:
-        at_end: called with all tokens; no processor sees the last one.
-    """
+def generating_with(
+    model: nn.Module, processor: LogitsProcessor, at_end: Callable[[Tensor], None]
+) -> AbstractContextManager[object]:
+    """In the block `generate` has one more logits processor, which misses the last token; `at_end` gets all of them."""
     generate: Any = model.generate
 
     def generate_with(*args: Any, **kwargs: Any) -> Any:
@@ -25,5 +22,4 @@ def generating_with(model: nn.Module, processor: LogitsProcessor, at_end: Callab
         at_end(output)
         return output
 
-    with patch.object(model, "generate", generate_with):
-        yield
+    return patch.object(model, "generate", generate_with)

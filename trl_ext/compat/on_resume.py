@@ -23,17 +23,13 @@ class OnResume(Enum):
 
 
 _THEIRS = {
-    **dict.fromkeys(("max_steps", "num_train_epochs"), OnResume.LENGTH),
-    **dict.fromkeys(("generation_kwargs", "min_p", "repetition_penalty", "top_k", "top_p"), OnResume.YARDSTICK),
-    **dict.fromkeys(("disable_tqdm", "resume_from_checkpoint"), OnResume.OF_PROCESS),
-    **dict.fromkeys(
-        ("output_dir", "project", "report_to", "run_name", "dataloader_pin_memory", "include_num_input_tokens_seen",
-         "restore_callback_states_from_checkpoint", "skip_memory_metrics", "trackio_space_id",
-         "vllm_gpu_memory_utilization", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
-         "vllm_server_timeout", "vllm_group_port"),
-        OnResume.MAY_CHANGE,
-    ),
-}  # fmt: skip
+    OnResume.LENGTH: "max_steps num_train_epochs",
+    OnResume.YARDSTICK: "generation_kwargs min_p repetition_penalty top_k top_p",
+    OnResume.OF_PROCESS: "disable_tqdm resume_from_checkpoint",
+    OnResume.MAY_CHANGE: "output_dir project report_to run_name dataloader_pin_memory include_num_input_tokens_seen "
+    "restore_callback_states_from_checkpoint skip_memory_metrics trackio_space_id vllm_gpu_memory_utilization "
+    "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port",
+}
 _THEIR_BOOKKEEPING = ("do_", "eval_", "hub_", "log_", "logging_", "push_to_hub", "save_")
 
 
@@ -44,7 +40,7 @@ def on_resume(classes: Iterable[type]) -> dict[str, OnResume]:
     for part in classes:
         names = {f.name for f in dataclasses.fields(part)}
         theirs |= {name: OnResume.MAY_CHANGE for name in names if name.startswith(_THEIR_BOOKKEEPING)}
-        theirs |= {name: _THEIRS[name] for name in names & set(_THEIRS)}
+        theirs |= {name: meaning for meaning, known in _THEIRS.items() for name in names & set(known.split())}
         for name, hint in typing.get_type_hints(part, include_extras=True).items():
             declared = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, OnResume)]
             ours |= dict.fromkeys([name] if declared else [], *declared)

@@ -1,7 +1,6 @@
 """Renamed settings: the old names in `RENAMED` work for one more release, with a warning.
 
-They work as flags, in YAML files, as arguments of a config's constructor, as its attributes, and in records of earlier
-runs.
+They work as flags, in YAML files, in a config's constructor, as its attributes, and in records of earlier runs.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ def current_name(name: str, warn: bool = True) -> str:
 
 
 def current_names(settings: Mapping[str, Any], warn: bool = True) -> dict[str, Any]:
-    """Settings by their names in this version.
-
-    Raises:
-        ValueError: a setting is given by both of its names.
-    """
+    """Settings by their names in this version; a `ValueError` if one is given by both of its names."""
     for name in settings:
         if _ALL.get(name) in settings:
             raise ValueError(f"{name} and {_ALL[name]} are one setting, which was renamed; leave {name} out")

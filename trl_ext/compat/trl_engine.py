@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -14,28 +14,24 @@ if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
 
 
-@contextlib.contextmanager
-def backend_made_by(make: Callable[..., object]) -> Iterator[None]:
+def backend_made_by(make: Callable[..., object]) -> AbstractContextManager[object]:
     """While a `GRPOTrainer` is constructed, `make` replaces the class `VLLMGeneration`, which TRL hard-codes."""
-    with patch.object(grpo_trainer, "VLLMGeneration", make):
-        yield
+    return patch.object(grpo_trainer, "VLLMGeneration", make)
 
 
-@contextlib.contextmanager
-def engine_started_with(**settings: object) -> Iterator[None]:
+def engine_started_with(**settings: object) -> AbstractContextManager[object]:
     """While `VLLMGeneration` starts its engine, `settings` override those that TRL passes to vLLM's `LLM`."""
     llm = vllm_generation.LLM
-    with patch.object(vllm_generation, "LLM", lambda **given: llm(**{**given, **settings})):
-        yield
+    return patch.object(vllm_generation, "LLM", lambda **given: llm(**{**given, **settings}))
 
 
-@contextlib.contextmanager
-def requests_with(llm: LLM, params_of: Callable[[SamplingParams, int], Sequence[SamplingParams]]) -> Iterator[None]:
+def requests_with(
+    llm: LLM, params_of: Callable[[SamplingParams, int], Sequence[SamplingParams]]
+) -> AbstractContextManager[object]:
     """While `VLLMGeneration` generates, the requests' parameters are `params_of(TRL's parameters, prompt count)`."""
     ask = llm.generate
 
     def generate(prompts: Sized, sampling_params: SamplingParams, **more: object) -> list[RequestOutput]:
         return ask(prompts, sampling_params=params_of(sampling_params, len(prompts)), **more)
 
-    with patch.object(llm, "generate", generate):
-        yield
+    return patch.object(llm, "generate", generate)

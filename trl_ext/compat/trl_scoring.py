@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -12,15 +13,12 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 
-@contextlib.contextmanager
-def old_log_probs_left_out(trainer: GRPOTrainer, on_policy: bool) -> Iterator[None]:
+def old_log_probs_left_out(trainer: GRPOTrainer, on_policy: bool) -> AbstractContextManager[object]:
     """In the block, `_generate_and_score_completions` computes neither old log-probabilities nor engine corrections.
 
     TRL computes them for all rows, before their advantages are known, if the rollout is trained on in several steps or
-    an engine's mismatch is corrected. Log-probabilities of the reference model are still computed.
-
-    Args:
-        on_policy: the rollout is trained on in one step, so the mismatch would be the only reason to compute them.
+    an engine's mismatch is corrected, which is the only reason if it is `on_policy`: trained on in one step.
+    Log-probabilities of the reference model are still computed.
     """
     compute = trainer._get_per_token_logps_and_entropies
 
@@ -28,19 +26,16 @@ def old_log_probs_left_out(trainer: GRPOTrainer, on_policy: bool) -> Iterator[No
         is_policy = model is trainer.model and not on_policy  # on-policy it may be the reference, without its adapter
         return (None, None, None) if is_policy else compute(model, *args, **kwargs)
 
-    with (
-        patch.object(trainer, "vllm_importance_sampling_correction", False),
-        patch.object(trainer, "_get_per_token_logps_and_entropies", of_reference),
-    ):
-        yield
+    return patch.multiple(
+        trainer, vllm_importance_sampling_correction=False, _get_per_token_logps_and_entropies=of_reference
+    )
 
 
 @contextlib.contextmanager
 def texts_left_on_ranks(trainer: GRPOTrainer) -> Iterator[None]:
     """In the block, `_generate_and_score_completions` gathers neither prompts nor completions nor images.
 
-    TRL gathers them on all ranks for the table of `log_completions`, which the first rank prints, whether it is to be
-    printed or not.
+    TRL gathers them for the table of `log_completions`, whether the first rank is to print it or not.
     """
     score, texts = trainer._calculate_rewards, list[Any]()
     gather_object = grpo_trainer.gather_object

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from peft import PeftConfig, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -27,27 +27,18 @@ _EMBEDDINGS = ("model.embed_tokens", "lm_head")
 
 
 def check_adapter(model: PreTrainedModel | str, peft_config: PeftConfig | None) -> None:
-    """Refuse an adapter that the colocated engine cannot be given, before the model loads.
+    """Refuse, by a `ValueError`, an adapter that the colocated engine cannot be given, before the model loads.
 
     Args:
         model: a model, or the name of one that is not loaded yet.
         peft_config: of the adapter to be created; None for the one that `model` has, if any.
-
-    Raises:
-        ValueError: with the setting.
     """
     given = peft_config or next(iter(getattr(model, "peft_config", {}).values()), None)
-    reason = None if given is None else unmergeable(given, lambda: _has_tied_embeddings(model))
-    if reason is not None:
+    if given is not None and (reason := _reason_against(given, model)):
         raise ValueError(f"{reason}. Leave it out, or generate with HF generate (use_vllm: false)")
 
 
-def unmergeable(peft_config: PeftConfig, is_tied: Callable[[], bool]) -> str | None:
-    """Why the colocated engine cannot be given the weights with this adapter, or None.
-
-    Args:
-        is_tied: called to know whether the model's output head is its embedding.
-    """
+def _reason_against(peft_config: PeftConfig, model: PreTrainedModel | str) -> str | None:
     if peft_config.peft_type not in _MERGED:
         names = ", ".join(sorted(kind.value for kind in _MERGED))
         return f"peft_type {peft_config.peft_type.value}: for vLLM only {names} are merged"
@@ -57,7 +48,7 @@ def unmergeable(peft_config: PeftConfig, is_tied: Callable[[], bool]) -> str | N
     ties = getattr(peft_config, "ensure_weight_tying", False)
     for name in ("target_modules", "modules_to_save"):
         at = [module for module in _EMBEDDINGS if _names(getattr(peft_config, name, None), module)]
-        if at and not (ties and name == "modules_to_save") and is_tied():
+        if at and not (ties and name == "modules_to_save") and _has_tied_embeddings(model):
             return (
                 f"{_FLAGS[name]} has {at[0].rpartition('.')[2]} with vLLM: the model's output head is its "
                 "embedding (tie_word_embeddings), and the adapter would change both in the engine and one in training"
@@ -79,12 +70,9 @@ def _has_tied_embeddings(model: PreTrainedModel | str) -> bool:
 
 @contextlib.contextmanager
 def merged(layer: BaseTunerLayer) -> Iterator[None]:
-    """Merge an adapter's layer into the weights below it while the block runs; restore them bit-identically.
+    """Merge an adapter's layer, of a tuner in `_MERGED` and with gathered parameters, into the weights below it.
 
-    PEFT subtracts the update again, which in bfloat16 changes the weights a little each time.
-
-    Args:
-        layer: of a tuner in `_MERGED`, its parameters gathered.
+    After the block they are restored bit-identically; PEFT subtracts the update, which changes bfloat16 weights.
     """
     weights = [(param, param.data) for param in layer.get_base_layer().parameters()]
     for param, data in weights:

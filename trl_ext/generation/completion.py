@@ -23,19 +23,13 @@ class Completion:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn.
-
-    Attributes:
-        max_tokens: of a response.
-        min_tokens: of a response.
-        stop: strings that end a response and stay in it.
-    """
+    """How responses are drawn."""
 
     temperature: float = 1.0
     top_p: float = 1.0
-    max_tokens: int = 1024
+    max_tokens: int = 1024  # of a response
     min_tokens: int = 0
-    stop: tuple[str, ...] = ("</answer>",)
+    stop: tuple[str, ...] = ("</answer>",)  # strings that end a response and stay in it
     seed: int = 0
 
     def __post_init__(self) -> None:

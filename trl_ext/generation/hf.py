@@ -1,7 +1,4 @@
-"""Prompts to completions with HF `generate`, and where a completion ends.
-
-Letters: N completions, T completion tokens.
-"""
+"""N prompts to N completions with HF `generate`, and where a completion ends."""
 
 from __future__ import annotations
 
@@ -12,14 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, StopStringCriteria
+from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
@@ -95,8 +86,10 @@ class _ShrinkingBatch:
         padded = padded.to(model.device)
         self.model, self.config, self.logps = model, config, logps
         self.ids, self.mask = padded["input_ids"], padded["attention_mask"]
-        self.cache = _prompts_once(model, prompt_ids, padded) if _has_forward_of_its_own(model, config) else None
-        # ranks whose weights are whole need not step together, and tell each other of every token
+        # A forward pass gathers weights that are sharded, so that all ranks have to run it or none.
+        runs_alone = _makes_plain_cache(config) and not (_has_several_ranks() and _gathers_weights(model))
+        self.cache = _prompts_once(model, prompt_ids, padded) if runs_alone else None
+        # Ranks whose weights are whole need not step together, and tell each other of every token.
         self.in_step = {} if _gathers_weights(model) else {"synced_gpus": False}
         self.width = self.ids.shape[1]
         self.rows = torch.arange(len(self.ids), device=self.ids.device)
@@ -145,14 +138,6 @@ def _can_shrink(model: PreTrainedModel, config: GenerationConfig) -> bool:
     in_step = _has_several_ranks() and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
     plain = (config.num_beams or 1) == 1 and _makes_plain_cache(config)
     return plain and not in_step and unsupported_reason(model, False, False) is None
-
-
-def _has_forward_of_its_own(model: PreTrainedModel, config: GenerationConfig) -> bool:
-    """Whether a rank may run the model once more than others do, into a cache that `generate` then takes.
-
-    A forward pass gathers weights that are sharded, so that all ranks have to run it or none.
-    """
-    return _makes_plain_cache(config) and not (_has_several_ranks() and _gathers_weights(model))
 
 
 def _gathers_weights(model: PreTrainedModel) -> bool:
@@ -217,12 +202,9 @@ def _prompts_once(
 
 
 class TokenLogProbs(LogitsProcessor):
-    """Records the log-probability of every sampled token at a temperature, before top-p.
+    """Records the log-probability of every sampled token at a temperature (1: the model's own), before top-p.
 
     It keeps one number per token: of a step's (N, V) distribution only what the next step needs.
-
-    Args:
-        temperature: 1 for the model's own distribution.
     """
 
     def __init__(self, n: int, temperature: float = 1.0) -> None:

@@ -46,11 +46,7 @@ class RequestSeeds:
             self.place, self._calls = before
 
     def take(self, requests: int, given: int | None = None) -> list[int]:
-        """The seeds of a call's requests, which begin at this place.
-
-        Args:
-            given: a seed from `generation_kwargs`, which is taken in place of the run's.
-        """
+        """The seeds of a call's requests, from the run's seed or the one `given` in `generation_kwargs`."""
         place = self.place()
         last, calls = self._calls.get(place[0], (place, 0))
         calls = calls if last == place else 0
@@ -60,9 +56,7 @@ class RequestSeeds:
 
     def applied(self, params: Any, requests: int) -> list[Any]:
         """`params` (vLLM's `SamplingParams`) for each of a call's requests, with their seeds."""
-        found = []
-        for seed in self.take(requests, params.seed):
-            own = copy.copy(params)  # as vLLM makes the members of a group, `ParentRequest._get_child_sampling_params`
+        found = [copy.copy(params) for _ in range(requests)]  # as vLLM's `ParentRequest._get_child_sampling_params`
+        for own, seed in zip(found, self.take(requests, params.seed), strict=True):
             own.seed = seed
-            found.append(own)
         return found

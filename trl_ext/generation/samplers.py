@@ -15,6 +15,7 @@ from accelerate import PartialState
 
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
 from trl_ext.generation.hf import TokenLogProbs, eos_ids_of, hf_generate, is_finished
+from trl_ext.generation.vllm_start import starting_vllm
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -74,13 +75,9 @@ class VLLMSampler:
     def __init__(self, model: str, sampling: Sampling, **engine: Any) -> None:
         from vllm import LLM
 
-        from trl_ext.generation.vllm import prepare_cpu
-        from trl_ext.generation.vllm_errors import readable_failure
-
-        prepare_cpu()
         if PartialState().num_processes > 1:  # else vLLM puts the engines of all ranks on the first GPU
             engine["distributed_executor_backend"] = "external_launcher"
-        with readable_failure():
+        with starting_vllm():
             self.llm = LLM(model=model, seed=sampling.seed, **engine)
         self.sampling = sampling
 

@@ -1,7 +1,4 @@
-"""vLLM servers as a trainer sees them: what they serve, completions from them, and the policy's weights to them.
-
-`weight_transfer` is the server's side of the weights.
-"""
+"""vLLM servers as a trainer sees them; `weight_transfer` is the server's side of how they get the policy's weights."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -32,8 +28,7 @@ if TYPE_CHECKING:
     from trl.generation.vllm_client import VLLMClient
 
 MOST_REQUESTS = 256  # of a rank at the same time
-SECONDS_TO_CONNECT = 10.0
-SECONDS_TO_ANSWER = 3600.0  # to one request
+PATIENCE = (10.0, 3600.0)  # seconds to connect, and to answer one request
 
 # Of a model's config: what its weights' shapes follow from.
 _SHAPE = (
@@ -58,29 +53,10 @@ def urls_of(base_url: str | None, host: str, port: int) -> list[str]:
     return [url for url in listed if url]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """One rank's completions.
-
-    Attributes:
-        completion_ids: a list of tokens per prompt.
-        logprobs: (row, token, 1 or more) of the sampled token and of further tokens if asked for; None if none was.
-        logprob_token_ids: the tokens that `logprobs` are of.
-    """
-
-    completion_ids: list[list[int]]
-    logprobs: list[list[list[float | None]]] | None
-    logprob_token_ids: list[list[list[int]]] | None
-
-
 class Server:
-    """One vLLM server, by TRL's client.
+    """One vLLM server, by TRL's client; an `InputError` if nothing answers there within `seconds`.
 
-    Args:
-        seconds: to wait until it answers.
-
-    Raises:
-        InputError: nothing answers there.
+    Its methods raise a `ServerError` where it does not answer any more, or with an error.
     """
 
     def __init__(self, url: str, seconds: float = 0.0, group_port: int = 51216) -> None:
@@ -96,17 +72,12 @@ class Server:
                 "Start one there, or set --vllm_server_host, --vllm_server_port or --vllm_server_base_url; "
                 "--vllm_mode colocate needs none"
             ) from error
-        self._be_less_patient()
-
-    def _be_less_patient(self) -> None:
-        """TRL's client tries for a minute to reach a server that is gone, and waits for an answer without end."""
+        # TRL's client tries for a minute to reach a server that is gone, and waits for an answer without end.
         retry = Retry(total=3, backoff_factor=0.5, status_forcelist=[502, 503], allowed_methods=None)
-        adapter = HTTPAdapter(max_retries=retry, pool_maxsize=MOST_REQUESTS)
-        session, limits = self.client.session, (SECONDS_TO_CONNECT, SECONDS_TO_ANSWER)
+        session = self.client.session
         for scheme in ("http://", "https://"):
-            session.mount(scheme, adapter)
-        request = session.request
-        session.request = lambda *args, **kwargs: request(*args, **{"timeout": limits, **kwargs})
+            session.mount(scheme, HTTPAdapter(max_retries=retry, pool_maxsize=MOST_REQUESTS))
+        session.request = functools.partial(session.request, timeout=PATIENCE)
 
     @contextlib.contextmanager
     def _one_line(self) -> Iterator[None]:
@@ -122,20 +93,11 @@ class Server:
             raise ServerError(f"the vLLM server at {self.address}: {str(error)[:300]}") from error
 
     def post(self, route: str, body: Mapping[str, Any] | bytes) -> Any:
-        """Send once, over a connection of its own: it is not repeated, since it changes what the server has.
-
-        Args:
-            body: JSON, or what it is made of.
-
-        Raises:
-            ServerError: it does not answer, or with an error.
-        """
-        limits = (SECONDS_TO_CONNECT, SECONDS_TO_ANSWER)
+        """Send JSON, or what it is made of, over a new connection; not again, since it changes what the server has."""
+        data = body if isinstance(body, bytes) else json.dumps(body)
+        url, headers = f"{self.client.base_url}/{route}", {"Content-Type": "application/json"}
         with self._one_line():
-            data = body if isinstance(body, bytes) else json.dumps(body)
-            response = requests.post(
-                f"{self.client.base_url}/{route}", data, headers={"Content-Type": "application/json"}, timeout=limits
-            )
+            response = requests.post(url, data, headers=headers, timeout=PATIENCE)
         if response.status_code != 200:
             raise ServerError(
                 f"the vLLM server at {self.address} answers {response.status_code} to /{route}, and its own output "
@@ -146,62 +108,25 @@ class Server:
     def backend(self, device: str) -> str:
         """How it takes weights: `http`, or one of vLLM's own, such as `nccl`.
 
-        Args:
-            device: type of the trainer's device.
-
-        Raises:
-            InputError: it takes none, or none from this device; with the command that starts one that does.
+        An `InputError` if it takes none, or none from this type of device, has the command that starts one that does.
         """
-        model = self.client.model
+        command = f": {start_command(self.client.model)}"
         try:
-            config = self.client.get_server_info()
+            transfer = self.client.get_server_info()["weight_transfer_config"]
         except RuntimeError as error:  # a 404
-            raise InputError(
-                f"the vLLM server at {self.address} was started without VLLM_SERVER_DEV_MODE=1, so it takes no "
-                f"weights; start it with: {start_command(model)}"
-            ) from error
-        transfer = config["weight_transfer_config"]
+            reason = "was started without VLLM_SERVER_DEV_MODE=1, so it takes no weights"
+            raise self.refusal(reason, command) from error
         if transfer is None:
-            raise InputError(
-                f"the vLLM server at {self.address} was started without --weight-transfer-config, so it takes no "
-                f"weights; start it with: {start_command(model)}"
-            )
+            raise self.refusal("was started without --weight-transfer-config, so it takes no weights", command)
         backend: str = transfer["backend"]
         if backend != BACKEND and device != "cuda":
-            raise InputError(
-                f"the vLLM server at {self.address} takes weights by {backend}, which needs GPUs on both sides, and "
-                f"this is a {device}; start it with: {start_command(model)}"
-            )
+            reason = f"takes weights by {backend}, which needs GPUs on both sides, and this is a {device}"
+            raise self.refusal(reason, command)
         return backend
 
-    def refuse_another_model(
-        self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, backend: str, name: str
-    ) -> None:
-        """Compare the vocabulary, and for the backend `http` the shape of the model.
-
-        Args:
-            name: of the trainer's model.
-
-        Raises:
-            InputError: they are not the trainer's.
-        """
-        helps = f"start it with --model {name}"
-        if backend == BACKEND:
-            ours = config.get_text_config().to_dict()
-            for theirs in self.post("collective_rpc", {"method": "report_model_config"})["results"]:
-                for field in _SHAPE:
-                    if field in theirs and field in ours and theirs[field] != ours[field]:
-                        raise InputError(
-                            f"the vLLM server at {self.address} serves another model, {self.client.model!r}: "
-                            f"{field} is {theirs[field]} there and {ours[field]} here; {helps}"
-                        )
-        text = _probe(tokenizer)
-        asked = {"model": self.client.model, "prompt": text, "add_special_tokens": False}
-        if self.post("tokenize", asked)["tokens"] != tokenizer(text, add_special_tokens=False)["input_ids"]:
-            raise InputError(
-                f"the vLLM server at {self.address} has another vocabulary: it cuts the same text into other tokens; "
-                f"{helps} and this model's tokenizer"
-            )
+    def refusal(self, reason: str, start: str) -> InputError:
+        """An error with what is wrong with it, and how to start it instead."""
+        return InputError(f"the vLLM server at {self.address} {reason}; start it with{start}")
 
     def context(self) -> int:
         """Tokens of a prompt and its completion together."""
@@ -210,11 +135,7 @@ class Server:
         return int(models[0]["max_model_len"])
 
     def complete(self, prompt: list[int], seed: int | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """One completion of one prompt, as `VLLMClient.generate` returns it.
-
-        Args:
-            settings: arguments of `VLLMClient.generate`.
-        """
+        """One completion of one prompt; `settings` and the result are those of `VLLMClient.generate`."""
         extra = dict(settings.get("generation_kwargs") or {})
         if seed is not None:
             extra["seed"] = seed
@@ -227,10 +148,6 @@ class Server:
         self.post("collective_rpc", {"method": "end_abandoned_update"})
         self.post("start_weight_update", {})
 
-    def send_part(self, body: bytes) -> None:
-        """Send what `body_of` made of a part of the weights."""
-        self.post("update_weights", body)
-
     def end_update(self) -> None:
         """Tell it that all have come; what it has cached was computed with the earlier ones."""
         self.post("finish_weight_update", {})
@@ -241,12 +158,9 @@ class Servers:
     """The servers of a run: each gets all weights and a share of every rank's prompts.
 
     Args:
-        seconds: to wait for each.
+        seconds: to wait for each; an `InputError` if one does not answer, or takes no weights from here.
         device: type of the trainer's device.
         group_port: of TRL's NCCL group.
-
-    Raises:
-        InputError: one does not answer, or takes no weights from here.
     """
 
     def __init__(self, urls: Sequence[str], seconds: float, device: str, group_port: int = 51216) -> None:
@@ -260,45 +174,45 @@ class Servers:
         self.backend = backends.pop()
 
     def refuse_another_model(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-        """Refuse a server whose model or vocabulary is not the trainer's.
-
-        Raises:
-            InputError: with what differs.
-        """
+        """Refuse another vocabulary than the trainer's, and for the backend `http` another shape of the model."""
+        ours = config.get_text_config().to_dict()
+        pieces = range(0, len(tokenizer), max(len(tokenizer) // 64, 1))  # from the whole vocabulary
+        text = str(tokenizer.decode(pieces, skip_special_tokens=True))
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         for server in self.each:
-            server.refuse_another_model(config, tokenizer, self.backend, name)
+            asked = {"method": "report_model_config"}
+            for theirs in server.post("collective_rpc", asked)["results"] if self.backend == BACKEND else ():
+                for field in _SHAPE:
+                    if field in theirs and field in ours and theirs[field] != ours[field]:
+                        differs = f"{field} is {theirs[field]} there and {ours[field]} here"
+                        reason = f"serves another model, {server.client.model!r}: {differs}"
+                        raise server.refusal(reason, f" --model {name}")
+            text_of = {"model": server.client.model, "prompt": text, "add_special_tokens": False}
+            if server.post("tokenize", text_of)["tokens"] != tokens:
+                reason = "has another vocabulary: it cuts the same text into other tokens"
+                raise server.refusal(reason, f" --model {name} and this model's tokenizer")
 
-    def generate(self, prompts: list[list[int]], seeds: Sequence[int | None], settings: Mapping[str, Any]) -> Rows:
+    def generate(self, prompts: list[list[int]], seeds: Sequence[int | None], settings: Mapping[str, Any]) -> list[Any]:
         """A completion per prompt, each with a seed of its own, which is why each is a request of its own.
 
         Args:
             settings: arguments of `VLLMClient.generate`.
 
-        Raises:
-            ServerError: a server does not answer any more, or with an error.
+        Returns:
+            By prompt: token ids; logprobs (token, 1 or more) of the sampled token and of further ones if asked for, or
+            None for all; the ids of the tokens that those are of, or None.
         """
         if not prompts:
-            return Rows([], None, None)
+            return [[], None, None]
         count = len(self.each)
         servers = [self.each[i * count // len(prompts)] for i in range(len(prompts))]  # a group stays together
         with ThreadPoolExecutor(min(len(prompts), MOST_REQUESTS)) as pool:
             found = list(pool.map(lambda *row: row[0].complete(*row[1:], settings), servers, prompts, seeds))
-        scored = found[0]["logprobs"] is not None
-        return Rows(
-            [row["completion_ids"][0] for row in found],
-            [row["logprobs"][0] for row in found] if scored else None,
-            [row["logprob_token_ids"][0] for row in found] if scored else None,
-        )
+        keys = ("completion_ids", "logprobs", "logprob_token_ids")
+        return [None if found[0][key] is None else [row[key][0] for row in found] for key in keys]
 
     def push(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Give every server the weights, by the backend `http`.
-
-        Args:
-            weights: by their names in a checkpoint.
-
-        Raises:
-            ServerError: a server does not answer any more, or with an error.
-        """
+        """Give every server the weights, by their names in a checkpoint and the backend `http`."""
         with ThreadPoolExecutor(len(self.each)) as pool:
 
             def on_all(call: Callable[[Server], object]) -> Iterator[object]:
@@ -308,12 +222,6 @@ class Servers:
             for part in parts(weights):
                 body = body_of(part)  # while the part before it is on its way
                 list(underway)
-                underway = on_all(functools.partial(Server.send_part, body=body))
+                underway = on_all(functools.partial(Server.post, route="update_weights", body=body))
             list(underway)
             list(on_all(Server.end_update))
-
-
-def _probe(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A text with pieces from the whole vocabulary, without special tokens."""
-    step = max(len(tokenizer) // 64, 1)
-    return str(tokenizer.decode(range(0, len(tokenizer), step), skip_special_tokens=True))

@@ -56,14 +56,7 @@ class TensorStream:
         self._bytes = bytearray()
 
     def announce(self, names: Sequence[str], dtype_names: Sequence[str], shapes: Sequence[list[int]]) -> None:
-        """Append tensors to those whose bytes are to come.
-
-        Args:
-            dtype_names: as torch names its types, such as "bfloat16".
-
-        Raises:
-            ValueError: torch has no such type.
-        """
+        """Append tensors to those whose bytes are to come; types are named as by torch, such as "bfloat16"."""
         for name, dtype_name, shape in zip(names, dtype_names, shapes, strict=True):
             dtype = getattr(torch, dtype_name, None)
             if not isinstance(dtype, torch.dtype):
@@ -71,11 +64,7 @@ class TensorStream:
             self._announced.append((name, dtype, shape))
 
     def feed(self, data: bytes) -> list[tuple[str, Tensor]]:
-        """The tensors that are complete with these bytes, on the CPU.
-
-        Raises:
-            ValueError: there are more bytes than the announced tensors have.
-        """
+        """The tensors that are complete with these bytes, on the CPU; a `ValueError` if bytes are left over."""
         self._bytes += data
         complete: list[tuple[str, Tensor]] = []
         while self._announced:
@@ -92,10 +81,6 @@ class TensorStream:
         return complete
 
     def check_complete(self) -> None:
-        """Refuse an end in the middle of a tensor.
-
-        Raises:
-            ValueError: with the tensor's name.
-        """
+        """Refuse, by a `ValueError` with its name, an end in the middle of a tensor."""
         if self._announced:
             raise ValueError(f"the weights end before {self._announced[0][0]} is complete")

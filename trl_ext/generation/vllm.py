@@ -8,17 +8,14 @@ processes it again, with the memory of one layer at a time.
 from __future__ import annotations
 
 from trl_ext.compat.lazy_vllm import load_vllm
-from trl_ext.generation.vllm_errors import readable_failure
 
 # isort: split
 import contextlib
 import functools
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
@@ -27,6 +24,7 @@ from trl_ext.compat.trl_engine import backend_made_by, engine_started_with, requ
 from trl_ext.errors import ServerError
 from trl_ext.generation.request_seeds import Place, RequestSeeds
 from trl_ext.generation.server import Servers, urls_of
+from trl_ext.generation.vllm_start import starting_vllm
 from trl_ext.generation.weight_transfer import BACKEND, process_output_heads
 from trl_ext.ranks import raise_everywhere
 
@@ -43,14 +41,12 @@ class EngineConfig(Protocol):
         """Keyword arguments of vLLM's `LLM`."""
 
 
-@contextlib.contextmanager
-def engine_settings(config: EngineConfig) -> Iterator[None]:
+def engine_settings(config: EngineConfig) -> contextlib.AbstractContextManager[object]:
     """While `GRPOTrainer` is made: its vLLM backend is ours, with the config's engine settings."""
     if config.use_vllm:
         load_vllm()
     engine = ServerEngine if config.use_vllm and config.vllm_mode == "server" else ColocatedEngine
-    with backend_made_by(functools.partial(engine, engine_settings=config.engine_settings())):
-        yield
+    return backend_made_by(functools.partial(engine, engine_settings=config.engine_settings()))
 
 
 class ColocatedEngine(VLLMGeneration):
@@ -59,27 +55,23 @@ class ColocatedEngine(VLLMGeneration):
     def __init__(self, *args: Any, engine_settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.engine_settings = engine_settings or {}
         self.seconds_syncing = 0.0  # in all
-        self.seeds: RequestSeeds | None = None  # None: vLLM's own
         super().__init__(*args, **kwargs)
 
     def seed_requests(self, seed: int, place: Callable[[], Place]) -> None:
-        """From now on every request has a seed of its own; see `RequestSeeds`."""
+        """Give every request a seed of its own, see `RequestSeeds`; to be called before any is made."""
         self.seeds = RequestSeeds(seed, self.accelerator.process_index // self.tensor_parallel_size, place)
 
     def fixed_seed(self, seed: int) -> contextlib.AbstractContextManager[None]:
         """In the block what is sampled follows from `seed`, and later samples are what they would be without it."""
-        return contextlib.nullcontext() if self.seeds is None else self.seeds.fixed(seed)
+        return self.seeds.fixed(seed)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As TRL's, which makes one `SamplingParams` for all prompts."""
-        if self.seeds is None:
-            return super().generate(*args, **kwargs)
         with requests_with(self.llm, self.seeds.applied):
             return super().generate(*args, **kwargs)
 
     def _init_vllm(self) -> None:
-        prepare_cpu()
-        with engine_started_with(**self.engine_settings), readable_failure():
+        with engine_started_with(**self.engine_settings), starting_vllm():
             super()._init_vllm()
 
     def sync_weights(self) -> None:
@@ -126,15 +118,12 @@ class ColocatedEngine(VLLMGeneration):
             layer = layers.get(name.rpartition(".base_layer.")[0])
             gathered = self._dist.gather_params([param, *(layer.parameters() if layer else ())])
             with gathered, merged(layer) if layer else contextlib.nullcontext():
-                fixed = self._fix_param_name_to_vllm(_base_name(name), extra_prefixes=["modules_to_save.default."])
-                yield fixed, param.data
+                base = name.removeprefix("base_model.model.").replace(".base_layer", "")
+                yield self._fix_param_name_to_vllm(base, extra_prefixes=["modules_to_save.default."]), param.data
 
 
 class ServerEngine(ColocatedEngine):
-    """vLLM servers: every rank sends them its own prompts, and the first rank the weights.
-
-    A server that takes weights by NCCL gets them as TRL has it.
-    """
+    """vLLM servers: every rank sends them its own prompts, and the first rank the weights; by NCCL, as TRL does."""
 
     def _init_vllm(self) -> None:
         urls = urls_of(self.server_base_url, self.server_host, self.server_port)
@@ -151,15 +140,13 @@ class ServerEngine(ColocatedEngine):
             VLLMGeneration.sync_weights(self)
             return
         weights = self._iter_named_params()
-        error = None
-        if self.accelerator.is_main_process:
+        with _raised_everywhere():
             try:
-                self.servers.push(weights)
-            except ServerError as failed:
-                error = failed
-        for _ in weights:  # every rank takes part in gathering all of them, whatever has failed
-            pass
-        raise_everywhere(error, ServerError)
+                if self.accelerator.is_main_process:
+                    self.servers.push(weights)
+            finally:
+                for _ in weights:  # every rank takes part in gathering all of them, whatever has failed
+                    pass
 
     def generate(
         self,
@@ -171,33 +158,24 @@ class ServerEngine(ColocatedEngine):
         """As TRL's, but each rank asks for its own rows, and each row has a seed."""
         if hasattr(self.processing_class, "image_processor"):  # images go through TRL's client, on the first rank
             return tuple(VLLMGeneration.generate(self, prompts, images, num_generations, profiler))
-        given = self.generation_kwargs.get("seed")
-        seeds = [given] * len(prompts) if self.seeds is None else self.seeds.take(len(prompts), given)
-        found, error = None, None
-        with profiler or contextlib.nullcontext():
-            try:
-                found = self.servers.generate(prompts, seeds, self._sampling_settings())
-            except ServerError as failed:
-                error = failed
-        raise_everywhere(error, ServerError)
-        assert found is not None
-        return prompts, found.completion_ids, found.logprobs, found.logprob_token_ids
-
-    def _sampling_settings(self) -> dict[str, Any]:
-        """Arguments of `VLLMClient.generate`, as TRL gives them."""
+        seeds = self.seeds.take(len(prompts), self.generation_kwargs.get("seed"))
         same = "repetition_penalty temperature top_p top_k logprobs structured_outputs_regex generation_kwargs"
-        settings = {name: getattr(self, name) for name in same.split()}
-        return {**settings, "min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
+        settings = {name: getattr(self, name) for name in same.split()}  # arguments of `VLLMClient.generate`
+        settings |= {"min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
+        with _raised_everywhere(), profiler or contextlib.nullcontext():
+            found = self.servers.generate(prompts, seeds, settings)
+        return prompts, *found
 
 
-def prepare_cpu() -> None:
-    """Without a GPU: 1 GiB for the cache, where vLLM would take half of the machine's memory."""
-    if not torch.cuda.is_available():
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-
-
-def _base_name(name: str) -> str:
-    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+@contextlib.contextmanager
+def _raised_everywhere() -> Iterator[None]:
+    """A `ServerError` of the block on one rank becomes one on all ranks."""
+    error = None
+    try:
+        yield
+    except ServerError as failed:
+        error = failed
+    raise_everywhere(error, ServerError)
 
 
 def _buckets(parameters: Iterator[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:

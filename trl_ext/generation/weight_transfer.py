@@ -1,16 +1,9 @@
-r"""Weights to a vLLM server inside its HTTP requests: the server's side of the backend `http`.
+"""Weights to a vLLM server inside its HTTP requests: the server's side of the backend `http`.
 
 vLLM's own ways of giving a running server new weights need GPUs on both sides (NCCL) or one machine (CUDA IPC). This
 one needs what the requests for completions need, so it works on CPUs and through a firewall. The server's workers
-register it with vLLM when they import this module, which one flag has them do:
-
-    VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL \
-        --worker-extension-cls trl_ext.generation.weight_transfer.Registered \
-        --weight-transfer-config '{"backend": "http"}' --logprobs-mode processed_logprobs --max-logprobs -1
-
-A push is one stream of bytes, the tensors one after the other, cut into requests of a bounded size: a tensor may begin
-in one request and end in a later one. The bytes are numbers and never unpickled. `trl_ext.generation.server` sends
-them.
+register it with vLLM when they import this module, which `--worker-extension-cls` has them do; the whole command is
+`trl_ext.generation.server.start_command`. What comes in an update is a part of a `TensorStream`.
 """
 
 from __future__ import annotations
@@ -48,17 +41,12 @@ def register() -> None:
 
     @dataclass
     class UpdateInfo(base.WeightTransferUpdateInfo):
-        """Part of a push.
+        """Part of a push."""
 
-        Attributes:
-            names: of the tensors whose first byte is in this part.
-            data: the bytes, in base64, since vLLM's route takes JSON.
-        """
-
-        names: list[str]
+        names: list[str]  # of the tensors whose first byte is in this part
         dtype_names: list[str]
         shapes: list[list[int]]
-        data: str
+        data: str  # the bytes, in base64, since vLLM's route takes JSON
 
     class HttpWeightTransfer(base.WeightTransferEngine[InitInfo, UpdateInfo]):
         """What a worker does with the routes of vLLM's weight transfer."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from accelerate import PartialState
 from transformers.hf_argparser import HfArg
 
@@ -16,9 +15,9 @@ from trl_ext.errors import InputError
 from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
 from trl_ext.evaluation.report import Report, is_correct
 from trl_ext.evaluation.statistics import mean_interval
-from trl_ext.io import read_jsonl, write_json, write_jsonl
+from trl_ext.io import read_jsonl, read_yaml, write_json, write_jsonl
 from trl_ext.plots import figure
-from trl_ext.recipes.evaluate import SAMPLES, SETTINGS, Evaluation, run_evaluation
+from trl_ext.recipes.evaluate import SAMPLES, SETTINGS, Evaluation, differing, run_evaluation
 from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 
@@ -61,25 +60,16 @@ def run_best_of_n(settings: BestOfN) -> dict[str, Any]:
 
 
 def _take_over(settings: BestOfN, earlier: Path, folder: Path) -> None:
-    """Write the samples of an evaluation into a new folder, by the numbers that they have here.
-
-    Raises:
-        InputError: it has not ended, or has other settings than those of this run.
-    """
+    """Write an evaluation's samples into a new folder, numbered as here; an `InputError` if it cannot be this run's."""
     if not (earlier / SUMMARY).is_file():
         raise InputError(f"first_from: {str(earlier)!r} has no {SUMMARY}: no evaluation has ended there")
     if any(folder.glob("samples*.jsonl")):
         return
-    there = yaml.safe_load((earlier / SETTINGS).read_text(encoding="utf-8"))
-    own = ("samples", "at", "first_from")
-    other = [
-        f"{k}: {there[k]!r} there, {v!r} now"
-        for k, v in vars(settings).items()
-        if k not in own and there.get(k, v) != v
-    ]
-    if other or there["samples"] > settings.samples:
-        other = other or [f"samples: {there['samples']} there, {settings.samples} now"]
-        raise InputError(f"first_from: {str(earlier)!r} is an evaluation of other settings ({'; '.join(other)})")
+    there = read_yaml(earlier / SETTINGS)
+    may_differ = ["at", "first_from", *(["samples"] if there["samples"] <= settings.samples else [])]
+    mine = {name: value for name, value in vars(settings).items() if name in there and name not in may_differ}
+    if other := differing(there, mine):
+        raise InputError(f"first_from: {str(earlier)!r} is an evaluation of other settings ({other})")
     rows = read_jsonl(earlier / SAMPLES)
     renumbered = [{**row, "number": row["problem_id"] * settings.samples + row["sample"]} for row in rows]
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,11 +42,11 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
     """Shows defaults, and leaves the line breaks of the description alone."""
 
 
-class _OneLineErrors(argparse.ArgumentParser):
-    """A parser whose errors are one line instead of the usage of some hundred flags."""
+class _Parser(TrlParser):
+    """TRL's parser, whose errors are one line instead of the usage of some hundred flags."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, allow_abbrev=False, **kwargs)
         # argparse knows -0.1 as a number and takes -1e-5 for a flag
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
 
@@ -54,14 +54,10 @@ class _OneLineErrors(argparse.ArgumentParser):
         """Raise what argparse would print."""
         raise SettingsError(f"{redact_text(message)} (--help all lists every flag)")
 
-
-class _Parser(_OneLineErrors, TrlParser):
-    """TRL's parser, with our errors."""
-
-    def check_names(self, flags: Iterable[str], config: Path) -> None:
+    def check_names(self, flags: Iterable[str], fields: Iterable[str], config: Path) -> None:
         """Refuse flags and YAML fields that do not exist, with the nearest existing name."""
         known = [option for option in self._option_string_actions if option.startswith("--")]
-        fields = [f"--{current_name(name, warn=False)}" for name in _fields(config) if name != "env"]
+        fields = [f"--{current_name(name, warn=False)}" for name in fields if name != "env"]
         for name, where in [*((flag, "") for flag in flags), *((field, f" in {config}") for field in fields)]:
             if name not in known:
                 nearest = ELSEWHERE.get(name[2:]) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
@@ -81,7 +77,8 @@ def parse(
     if (topic := topic_of(given)) == "all":
         given = ["--help"]  # which argparse answers
     elif topic is not None:
-        print(_help(topic, settings, description, default_config))
+        found = settings_in(settings, _fields(default_config))
+        print(help_on(topic, found) if topic else page_of(description, f"{default_config.stem}.py", found))
         sys.exit(0)
     try:
         return read_settings(settings, description, default_config, given)
@@ -102,49 +99,40 @@ def read_settings(
         tuple(settings),
         description=description,
         epilog=f"--config FILE reads any of these from a YAML file; the default is {default_config.name}.",
-        allow_abbrev=False,
         formatter_class=_HelpFormatter,
     )
     try:
         args = current_flags(args)
         flags = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
+        given = {flag[2:].replace("-", "_") for flag in flags}
+        fields = _fields(config)
         if not {"-h", "--help"} & set(args):
-            parser.check_names(flags, config)
-            _refuse_masked(config, {flag[2:].replace("-", "_") for flag in flags})
+            parser.check_names(flags, fields, config)
+            _refuse_masked(config, {name: value for name, value in fields.items() if name not in given})
         parsed: tuple[Any, ...] = parser.parse_args_and_config(["--config", str(config), *args])
     except SettingsError:
         raise
     except (ValueError, OSError, yaml.YAMLError) as error:
         raise SettingsError(redact_text(str(error)), redact_text(lines_of_own_files(error))) from error
     except Exception as error:
-        if (lost := explain(error)) is not None:
-            raise SettingsError(redact_text(lost)) from error
-        if not (own := lines_of_own_files(error)):
-            _end_with_traceback(error)
-        raise SettingsError(redact_text(summary_of(error)), redact_text(own)) from error
-    if not {"--output_dir", "--output-dir"} & set(flags) and "output_dir" not in _fields(config):
+        message, own = _message_of(error)
+        raise SettingsError(redact_text(message), redact_text(own)) from error
+    if "output_dir" not in given | set(fields):
         parsed[-1].output_dir = f"runs/{config.stem}"
     return parsed
 
 
-def _help(topic: str, settings: Sequence[type], description: str | None, default_config: Path) -> str:
-    """The help on settings with `topic` in their names; if it is empty, on those that are often changed."""
-    found = settings_in(settings, _fields(default_config))
-    return help_on(topic, found) if topic else page_of(description, f"{default_config.stem}.py", found)
-
-
 def _config_file(args: list[str], default: Path) -> tuple[Path, list[str]]:
     """The YAML file that `--config FILE` or `--config=FILE` names, and the other arguments."""
-    parser = _OneLineErrors(add_help=False, allow_abbrev=False)
+    parser = _Parser(add_help=False)
     parser.add_argument("--config", type=Path, default=default)
     known, rest = parser.parse_known_args(args)
     return known.config, rest
 
 
-def _refuse_masked(config: Path, flags: set[str]) -> None:
-    """Refuse settings whose secrets were masked when the file was written, unless they are given again."""
-    found = masked_names({name: value for name, value in _fields(config).items() if name not in flags})
-    if names := list(dict.fromkeys(found)):
+def _refuse_masked(config: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse settings whose secrets were masked when the file was written."""
+    if names := list(dict.fromkeys(masked_names(settings))):
         raise ValueError(
             f"{config}: {', '.join(names)}: the secret was masked when this file was written; give it again, in the "
             f"file or as --{names[0].partition('.')[0]}"
@@ -182,14 +170,11 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         _fail(str(error), parsed[-1].output_dir)
     except Exception as error:
         get_error_handler().record_exception(error)  # `record` leaves out what ends by sys.exit
-        _redact_launchers_report()
-        if (lost := explain(error)) is not None:
-            _fail(lost, parsed[-1].output_dir)
-        if is_out_of_memory(error):
-            _end_with_traceback(error, f"error: out of memory. {_LESS_MEMORY}")
-        if not (own := lines_of_own_files(error)):
-            _end_with_traceback(error)
-        _fail(summary_of(error), parsed[-1].output_dir, own)
+        report = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))  # of this rank, which torchrun prints
+        if report.is_file():
+            write_json(report, redact(read_json(report)))
+        message, own = _message_of(error)
+        _fail(message, parsed[-1].output_dir, own)
 
 
 def _check_hosts(settings: Any) -> None:
@@ -202,17 +187,18 @@ def _check_hosts(settings: Any) -> None:
         refuse_different(Path(resume) / TRAINER_STATE_NAME, "the checkpoint")
 
 
-def _end_with_traceback(error: BaseException, advice: str = "") -> NoReturn:
-    """Print an uncaught exception's traceback without secrets, since it may end in a log."""
+def _message_of(error: Exception) -> tuple[str, str]:
+    """An error of another host, or of the user's own files, in a line, and the lines of those files.
+
+    Any other ends the process with its traceback, without secrets, since it may end in a log.
+    """
+    if (lost := explain(error)) is not None:
+        return lost, ""
+    advice = _LESS_MEMORY if is_out_of_memory(error) else ""
+    if not advice and (own := lines_of_own_files(error)):
+        return summary_of(error), own
     print(redact_text("".join(traceback.format_exception(error))) + advice, file=sys.stderr)
     sys.exit(1)
-
-
-def _redact_launchers_report() -> None:
-    """Mask what `record_exception` has written down of this rank for torchrun, which prints it."""
-    path = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    if path.is_file():
-        write_json(path, redact(read_json(path)))
 
 
 def _leave(message: str, by: int, folder: str) -> NoReturn:
@@ -235,8 +221,9 @@ def _how_to_resume(folder: str) -> str:
 
 
 _LESS_MEMORY = (
-    "Lower --micro_train_batch_size (rows of a forward pass), --sampling_max_tokens (longest completion) or, with "
-    "vLLM, --vllm_gpu_memory_utilization (what its cache takes); --gradient_checkpointing true helps as well"
+    "error: out of memory. Lower --micro_train_batch_size (rows of a forward pass), --sampling_max_tokens (longest "
+    "completion) or, with vLLM, --vllm_gpu_memory_utilization (what its cache takes); --gradient_checkpointing true "
+    "helps as well"
 )
 
 

@@ -8,7 +8,7 @@ from trl_ext.compat.startup import use_all_cores
 # isort: split
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +33,7 @@ from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, read_y
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.preflight import check_model_folder
+from trl_ext.recipes.settings_help import COMMON
 from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.runs.layout import SUMMARY
@@ -52,9 +53,7 @@ SAMPLES, SETTINGS = "samples.jsonl", "settings.yaml"
 class Evaluation(DatasetSettings):
     """What is measured, and how it is sampled."""
 
-    model_name_or_path: str | None = HfArg(
-        default=None, help="The model: a folder or a Hub id. The default is the base policy, which is built locally."
-    )
+    model_name_or_path: str | None = HfArg(default=None, help=COMMON["model_name_or_path"])
     split: str = HfArg(default="validation", help="The split to evaluate on.")
     problems: int | None = HfArg(default=None, help="Evaluate on a sample of this many problems. The default is all.")
     samples: int = HfArg(default=1, help="The number of responses per problem.")
@@ -79,11 +78,9 @@ class Evaluation(DatasetSettings):
     )
     dtype: str = HfArg(default="auto", help="The dtype of the weights: auto, bfloat16, float16 or float32.")
     vllm_gpu_memory_utilization: Annotated[float, OnResume.MAY_CHANGE] = HfArg(
-        default=0.9, help="The fraction of GPU memory that vLLM takes."
+        default=0.9, help=COMMON["vllm_gpu_memory_utilization"]
     )
-    vllm_max_model_length: int | None = HfArg(
-        default=None, help="The maximum length of prompt and response together, in tokens."
-    )
+    vllm_max_model_length: int | None = HfArg(default=None, help=COMMON["vllm_max_model_length"])
     vllm_enforce_eager: Annotated[bool, OnResume.MAY_CHANGE] = HfArg(
         default=False, help="Disable compilation and CUDA graphs: slower sampling, faster start-up."
     )
@@ -112,8 +109,8 @@ class Evaluation(DatasetSettings):
 
     def sampling(self) -> Sampling:
         """How responses are drawn."""
-        settings = (self.temperature, self.top_p, self.max_tokens, self.min_tokens)
-        return Sampling(*settings, stop=tuple(self.stop), seed=self.seed)
+        stop = tuple(self.stop)
+        return Sampling(self.temperature, self.top_p, self.max_tokens, self.min_tokens, stop, self.seed)
 
     def sampler(self, model: str) -> Sampler:
         """The engine, loaded."""
@@ -132,8 +129,7 @@ class Evaluation(DatasetSettings):
 def run_evaluation(settings: Evaluation) -> Report:
     """Sample what is not there yet, grade it, write samples and summary, print the table.
 
-    Raises:
-        InputError: a dataset that cannot be used, or a folder with an evaluation of other settings.
+    An `InputError` refuses a dataset that cannot be used, or a folder with an evaluation of other settings.
     """
     use_all_cores()
     logging.disable_progress_bar()  # of transformers: a bar of half a second before the evaluation's own
@@ -202,14 +198,16 @@ def _base_of(model: str) -> str:
 
 
 def _refuse_other_settings(folder: Path, mine: dict[str, Any]) -> None:
-    if (path := folder / SETTINGS).exists():
-        there = SettingsKnowledge.of([Evaluation]).completed(read_yaml(path), mine)
-        other = [f"{k}: {there.get(k)!r} there, {v!r} now" for k, v in mine.items() if there.get(k) != v]
-        if other:
-            raise InputError(
-                f"{folder} holds an evaluation of other settings ({'; '.join(other)}). Give another --output_dir, or "
-                "remove it."
-            )
+    there = read_yaml(folder / SETTINGS) if (folder / SETTINGS).exists() else mine
+    if other := differing(SettingsKnowledge.of([Evaluation]).completed(there, mine), mine):
+        raise InputError(
+            f"{folder} holds an evaluation of other settings ({other}). Give another --output_dir, or remove it."
+        )
+
+
+def differing(there: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    """The settings of an evaluation that are others now, in a line."""
+    return "; ".join(f"{k}: {there.get(k)!r} there, {v!r} now" for k, v in mine.items() if there.get(k) != v)
 
 
 def _decisive(settings: Evaluation, source: Source) -> dict[str, Any]:
@@ -233,18 +231,11 @@ def _claim(folder: Path, decisive: dict[str, Any]) -> None:
 
 def _rows_in(folder: Path) -> dict[int, dict[str, Any]]:
     """What has been sampled, by the sample's number, from all ranks of all attempts."""
-    found: dict[int, dict[str, Any]] = {}
-    for path in sorted(folder.glob("samples*.jsonl")):
-        found |= {row["number"]: row for row in read_jsonl(path)}
-    return found
+    return {row["number"]: row for path in sorted(folder.glob("samples*.jsonl")) for row in read_jsonl(path)}
 
 
 def _sample(
-    settings: Evaluation,
-    model: str,
-    problems: Sequence[dict[str, Any]],
-    todo: Sequence[int],
-    rows: dict[int, dict[str, Any]],
+    settings: Evaluation, model: str, problems: Dataset, todo: Sequence[int], rows: Mapping[int, dict[str, Any]]
 ) -> None:
     """Sample this rank's part of `todo` in batches, each written once it is graded."""
     if not todo:

@@ -51,14 +51,7 @@ class Prepared:
 
 
 def prepare(task: Task, model: ModelConfig, config: Any, load: Callable[[int], Data]) -> Prepared:
-    """Load the data, and refuse what could not work, before a model loads.
-
-    Args:
-        load: the data by the run's seed, such as `task.data`.
-
-    Raises:
-        InputError: with what does not fit and the settings to change.
-    """
+    """Load the data, by `load(seed)`, and refuse with an `InputError` what could not work, before a model loads."""
     use_all_cores()
     logging.disable_progress_bar()  # of transformers and datasets: bars of half a second inside the run's own
     disable_progress_bars()
@@ -167,10 +160,9 @@ def check_answers(data: Data, task: Task, config: Any) -> None:
 
 def note_overlap(data: Data) -> None:
     """Count the validation problems that are trained on too, such as those that a public dataset has twice."""
-    trained_on = {row["prompt"] for row in data.train}
-    if "validation" in data.sources:
-        overlap = sum(row["prompt"] in trained_on for row in data.validation)
-        data.sources["validation"].also_in_training = overlap
+    if source := data.sources.get("validation"):
+        trained_on = {row["prompt"] for row in data.train}
+        source.also_in_training = sum(row["prompt"] in trained_on for row in data.validation)
 
 
 def check_tokenizer(

@@ -10,25 +10,32 @@ from typing import Any
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from trl import ModelConfig
 
+from trl_ext.compat.on_resume import OnResume, on_resume
 from trl_ext.data.dataset import problems_are
 from trl_ext.errors import Stopped
 from trl_ext.evaluation.yardstick import fingerprint, yardstick
 from trl_ext.hub.card import write_model_card
 from trl_ext.hub.push import push
-from trl_ext.recipes.config_file import write_config
+from trl_ext.io import as_yaml, plain, write_json, write_text
 from trl_ext.recipes.model_settings import init_kwargs
 from trl_ext.recipes.preflight import Prepared
-from trl_ext.recipes.settings import Data
+from trl_ext.recipes.settings import Data, Task
+from trl_ext.redaction import redact
+from trl_ext.registry import defaults_of
 from trl_ext.runs import folder as runs
-from trl_ext.runs.layout import CONFIG, CURVE, METRICS, SUMMARY
+from trl_ext.runs.layout import CONFIG, CURVE, METRICS, RESOLVED, SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.recipes import recipe_of
 from trl_ext.runs.report import before_after_table, selection_note, write_curve
-from trl_ext.runs.resume import SettingsKnowledge, settings_of
+from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
 from trl_ext.training.callbacks import JsonlLog, ProgressBar, Validation
 from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget
+
+# Set by Trainer or TRL from other settings (which are written), or refused when given together with them.
+_DERIVED = ("accelerator_config", "debug", "steps_per_generation")
 
 
 @contextlib.contextmanager
@@ -58,7 +65,7 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
             prepared.say(f"rollouts by {engine}: {config.engine_reason}")
             if config.precision_reason:
                 prepared.say(f"training in {config.precision_reason}")
-        yield RecipeRun(prepared, run)
+        yield RecipeRun(prepared, run, run.folder, data)
 
 
 @dataclass(frozen=True)
@@ -67,16 +74,8 @@ class RecipeRun:
 
     prepared: Prepared
     run: runs.Run  # the record in the folder
-
-    @property
-    def folder(self) -> Path:
-        """Where everything is written to."""
-        return self.run.folder
-
-    @property
-    def data(self) -> Data:
-        """What is trained on and measured on."""
-        return self.prepared.data
+    folder: Path  # where everything is written to
+    data: Data  # what is trained on and measured on
 
     def train(
         self, trainer: Any, validate_when: Callable[[Any], bool] | None = None, log_responses_to: Path | None = None
@@ -161,20 +160,39 @@ class RecipeRun:
 
 def _save_final_model(trainer: Any, folder: Path) -> None:
     """The model as it is rolled out: its generation config says how it was sampled and where it stops."""
-    unwrapped = trainer.accelerator.unwrap_model(trainer.model)
-    unwrapped.generation_config.update(**generation_settings(trainer.args))
-    trainer.save_final_model()
-    if trainer.is_world_process_zero():
-        unwrapped.generation_config.save_pretrained(folder)  # which an adapter is saved without
-
-
-def generation_settings(config: Any) -> dict[str, Any]:
-    """How the policy was sampled, for the generation config that the model is saved with."""
-    known = {
+    config, unwrapped = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    settings = {
         "do_sample": config.temperature > 0,
         "temperature": config.temperature or None,
         "top_p": getattr(config, "top_p", None),
         "max_new_tokens": config.max_completion_length,
         "stop_strings": config.stop,
     }
-    return {name: value for name, value in known.items() if value is not None}
+    unwrapped.generation_config.update(**{name: value for name, value in settings.items() if value is not None})
+    trainer.save_final_model()
+    if trainer.is_world_process_zero():
+        unwrapped.generation_config.save_pretrained(folder)  # which an adapter is saved without
+
+
+def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> None:
+    """Every setting as resolved, in a file that `--config` reads again; those at their defaults as comments.
+
+    `resolved.json` next to it holds all of them for programs. The Hub token is left out.
+    """
+    if config.process_index:
+        return
+    settings: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    meaning = on_resume(type(part) for part in (task, model, config))
+    for part in (task, model, config):
+        usual = defaults_of(part)
+        for name, value in recorded(part).items():
+            is_set = value != usual[name] and name not in _DERIVED and meaning.get(name) is not OnResume.OF_PROCESS
+            (settings if is_set else defaults)[name] = value
+    passes = config.gradient_accumulation_steps * config.world_size  # forward passes of an optimizer step
+    settings["train_batch_size"] = config.per_device_train_batch_size * passes
+    if getattr(config, "uses_axes", False):
+        defaults["scale_rewards"] = settings.pop("scale_rewards", None)
+    write_json(path.with_name(RESOLVED), redact(plain({**defaults, **settings})))
+    rest = "".join(f"# {line}\n" for line in as_yaml(defaults).splitlines())
+    write_text(path, f"{as_yaml(settings)}\n# Defaults, and what follows from the settings above:\n{rest}")

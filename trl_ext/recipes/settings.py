@@ -28,14 +28,10 @@ class Data:
 
     def lines(self) -> list[str]:
         """What is to be known of the rows, as a person reads it."""
-        lines = [
-            source.line(role)
-            for role, source in self.sources.items()
-            if source.available is not None or source.too_long
-        ]
+        known = self.sources.items()
+        lines = [source.line(role) for role, source in known if source.available is not None or source.too_long]
         if "correct" in self.counts:
-            counts = self.counts
-            lines.insert(0, f"{counts['correct']} of {counts['unique']} traces have the correct answer")
+            lines.insert(0, "{correct} of {unique} traces have the correct answer".format_map(self.counts))
         return lines
 
 
@@ -103,9 +99,8 @@ class Task(DatasetSettings):
 
     def data(self, seed: int) -> Data:
         """Rows with `prompt` and `answer`, to train on and to validate on."""
-        found = {"train": self.read(self.train_split, self.train_problems, seed), "validation": self.held_out(seed)}
-        rows = {role: problems.rows for role, problems in found.items()}
-        return Data(**rows, sources={role: problems.source for role, problems in found.items()})
+        train, validation = self.read(self.train_split, self.train_problems, seed), self.held_out(seed)
+        return Data(train.rows, validation.rows, {"train": train.source, "validation": validation.source})
 
     def held_out(self, seed: int) -> Problems:
         """The problems of all validations together; the first `validation_problems` are those on the way."""

@@ -97,7 +97,9 @@ def settings_in(classes: Iterable[type], defaults: Mapping[str, object]) -> list
         for f in dataclasses.fields(kind):
             if not f.init:
                 continue
-            is_ours = _owner(kind, f.name).__module__.startswith("trl_ext.")
+            # The class that defines the field, the last one if several do.
+            owner = next(base for base in kind.__mro__ if f.name in inspect.get_annotations(base))
+            is_ours = owner.__module__.startswith("trl_ext.")
             text = str(f.metadata.get("help", "")).replace("%%", "%")
             text = text if is_ours else COMMON.get(f.name, text)
             group = groups.get(f.name) if is_ours or f.name in COMMON else None
@@ -171,11 +173,6 @@ def _by_group(settings: Sequence[Setting]) -> Iterator[tuple[str, list[Setting]]
     for group, names in GROUPS.items():
         if members := [by_name[name] for name in names.split() if name in by_name]:
             yield group, members
-
-
-def _owner(kind: type, name: str) -> type:
-    """The class that defines a field, the last one if several do."""
-    return next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
 
 
 def _shown(default: object) -> str:

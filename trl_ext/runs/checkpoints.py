@@ -111,10 +111,8 @@ def commit_checkpoint(scratch: Path, run: Path) -> Path:
 def link_model(checkpoint: Path, target: Path) -> None:
     """Make a folder of a checkpoint's model and tokenizer that is there when the checkpoint is not any more.
 
-    Hard links, which take no space, or copies where the disk has none. Optimizer and random states are left out.
-
-    Raises:
-        FileNotFoundError: the checkpoint was removed meanwhile; there is no such folder then.
+    Hard links, which take no space, or copies where the disk has none. Optimizer and random states are left out. A
+    `FileNotFoundError` says that the checkpoint was removed meanwhile; there is no such folder then.
     """
     scratch = target.with_name(f".{target.name}")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -122,19 +120,13 @@ def link_model(checkpoint: Path, target: Path) -> None:
     try:
         for path in checkpoint.iterdir():
             if not path.is_dir() and path.suffix not in _TRAINING_STATE and path.name != MANIFEST:
-                _link_or_copy(path, scratch / path.name)
+                try:
+                    os.link(path, scratch / path.name)
+                except OSError:
+                    shutil.copy2(path, scratch / path.name)
         scratch.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def prune(run: Path, limit: int | None, keep: Iterable[Path] = ()) -> None:
@@ -147,9 +139,7 @@ def prune(run: Path, limit: int | None, keep: Iterable[Path] = ()) -> None:
 
 def archive_newer(checkpoint: Path) -> None:
     """Let the run resume from here: newer checkpoints that are damaged are removed, good ones renamed `.set_aside`."""
-    for newer in checkpoints(checkpoint.parent):
-        if step_of(newer) <= step_of(checkpoint):
-            continue
+    for newer in [found for found in checkpoints(checkpoint.parent) if step_of(found) > step_of(checkpoint)]:
         if find_corruption(newer) is not None:
             _discard(newer)
         else:

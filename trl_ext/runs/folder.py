@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,11 +23,11 @@ from trl_ext.runs.summary import ValidationEntry
 _LOCK = "_in_use"  # `push_to_hub` leaves it out
 
 
+@dataclass
 class Clock:
     """Wall-clock of a run: since this process started, and what earlier processes of the same run used."""
 
-    def __init__(self, spent: float = 0.0) -> None:
-        self.spent = spent
+    spent: float = 0.0
 
     def seconds(self) -> float:
         """Seconds so far."""
@@ -80,31 +81,23 @@ def open_run(
     Raises:
         InputError: the folder is in use or cannot be written, there is no such checkpoint, or the settings differ.
     """
-    held: list[FileLock] = []
-
-    def choose() -> tuple[Path, Path | None, dict[str, Any]]:
-        found, lock_of_it = _choose(output_dir, settings, known, resume, changed, say)
-        held.append(lock_of_it)
-        return found
-
-    folder, checkpoint, record = run_on_main_and_broadcast(choose, InputError)
-    try:
+    with contextlib.ExitStack() as held:  # the lock, of the first rank
+        choose = functools.partial(_choose, held, output_dir, settings, known, resume, changed, say)
+        folder, checkpoint, record = run_on_main_and_broadcast(choose, InputError)
         clock, validations = Clock(record.get("wall_clock_s", 0.0)), record.get("validations", [])
         made = record.get("seconds_to_make_policy", 0.0)
         yield Run(folder, settings, checkpoint, clock, validations, made, record.get("without_spread", 0))
-    finally:
-        for of_first_rank in held:
-            of_first_rank.release()
 
 
 def _choose(
+    held: contextlib.ExitStack,
     output_dir: Path,
     settings: dict[str, Any],
     known: SettingsKnowledge,
     resume: str | None,
     changed: bool,
     say: Callable[[str], None],
-) -> tuple[tuple[Path, Path | None, dict[str, Any]], FileLock]:
+) -> tuple[Path, Path | None, dict[str, Any]]:
     checkpoint, lines = find_checkpoint(resume, output_dir) if resume else (None, [])
     record = record_in(checkpoint) if checkpoint else None
     if resume and checkpoint is None:
@@ -115,8 +108,9 @@ def _choose(
     for line in lines:
         say(line)
     if checkpoint is None or record is None:
-        folder, held = next_free_folder(output_dir)
-        return (folder, checkpoint, {}), held
+        folder, taken = next_free_folder(output_dir)
+        held.callback(taken.release)
+        return folder, checkpoint, {}
     found = differences(record["settings"], settings, known)
     if found and not changed:
         raise InputError(
@@ -125,15 +119,14 @@ def _choose(
             + "\nSet them back, start a new run without --resume, or ask for it with --resume_changed"
         )
     if changes := "; ".join(str(difference) for difference in found if difference.is_yardstick):
-        say(
-            f"validations are not as they were ({changes}): those so far are left out, and the policy is measured again"
-        )
+        left_out = "those so far are left out, and the policy is measured again"
+        say(f"validations are not as they were ({changes}): {left_out}")
         record["validations"] = []
-    held = lock(checkpoint.parent)
+    held.callback(lock(checkpoint.parent).release)
     archive_newer(checkpoint)
     cut_logs(checkpoint.parent, record["logs"])
     say(f"resumed from {checkpoint}")
-    return (checkpoint.parent, checkpoint, record), held
+    return checkpoint.parent, checkpoint, record
 
 
 def lock(folder: Path) -> FileLock:

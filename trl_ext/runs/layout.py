@@ -35,19 +35,10 @@ class RunFolder:
         """Whether the run has written its summary, which it does last."""
         return (self.path / SUMMARY).exists()
 
-    @property
-    def metrics(self) -> Path:
-        """What was logged, a line for each entry."""
-        return self.path / METRICS
-
     def summary(self) -> RunSummary:
         """What the run has come to; a FileNotFoundError where it has not finished."""
         found: RunSummary = read_json(self.path / SUMMARY)
         return found
-
-    def checkpoint(self, step: int) -> Path:
-        """Where the checkpoint after an optimizer step is, or would be."""
-        return self.path / checkpoint_name(step)
 
 
 def record_in(checkpoint: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from dataclasses import dataclass
 
 
@@ -13,14 +13,13 @@ class Recipe:
     script: str  # in the folder `recipes`, next to its YAML file
     place: str  # the tuple of the settings' dataclasses, as `module:name`; imported by `settings` only
     tags: tuple[str, ...]  # on the Hub
-    story: str  # what was done to the model, in the words of its card, with the facts of `hub.card.facts_of`
+    story: str  # what was done to the model, as a template of what its card, `hub/card.md`, knows
     learned: str  # what the card's limits say of what was learned
     samples: str = "the last validation"  # where the card's samples are from
 
     def settings(self) -> tuple[type, ...]:
         """The dataclasses that its arguments are parsed into: task, model, trainer."""
-        module, _, name = self.place.partition(":")
-        found: tuple[type, ...] = getattr(importlib.import_module(module), name)
+        found: tuple[type, ...] = pkgutil.resolve_name(self.place)
         return found
 
 
@@ -30,8 +29,11 @@ RECIPES = {
         script="grpo_math.py",
         place="trl_ext.recipes.grpo:GRPO_SETTINGS",
         tags=("grpo", "reinforcement-learning"),
-        story="trained by GRPO on {dataset} with verified rewards ({reward}).\n"
-        "The algorithm as a point on the axes: preset {preset}; {axes}.",
+        story="trained by GRPO on {{ dataset }} with verified rewards "
+        "({{ settings.reward | default('strict') | code }}).\n"
+        "The algorithm as a point on the axes: preset {{ settings.get('preset') | code }}; "
+        "{% for axis in ('advantage', 'policy_loss', 'aggregation', 'kl_estimator') if settings.get(axis) %}"
+        "{{ axis }} {{ settings[axis] | code }}{{ '; ' if not loop.last }}{% else %}TRL's own loss{% endfor %}.",
         learned=_BY_ANSWER,
         samples="the last logged rollout of the training",
     ),
@@ -39,15 +41,19 @@ RECIPES = {
         script="sft_math.py",
         place="trl_ext.recipes.sft:SFT_SETTINGS",
         tags=("sft",),
-        story="fine-tuned on {traces_used} reasoning traces{only_right} of {traces}.",
+        story="fine-tuned on {{ counts.get('chosen', 0) - counts.get('too_long', 0) }} reasoning traces"
+        "{{ ' with the correct answer' if summary.get('filter_correct') }} of "
+        "{{ summary.get('traces') | without_paths | code }}.",
         learned="Training imitated the traces, mistakes in them included",
     ),
     "expert_iteration": Recipe(
         script="expert_iteration.py",
         place="trl_ext.recipes.expert_iteration:EXPERT_ITERATION_SETTINGS",
         tags=("expert-iteration", "sft"),
-        story="fine-tuned by expert iteration on its own correct answers to {dataset}: {steps} steps of "
-        "{questions_per_step} questions with {group_size} rollouts each, of which {selection} kept {kept}.",
+        story="fine-tuned by expert iteration on its own correct answers to {{ dataset }}: "
+        "{{ steps | length }} steps of {{ summary.get('questions_per_step') }} questions with "
+        "{{ summary.get('group_size') }} rollouts each, of which "
+        "{{ summary.get('selection') | code }} kept {{ steps | sum('kept') }}.",
         learned=_BY_ANSWER,
     ),
 }

@@ -135,36 +135,3 @@ def write_steps_plot(
                             (entropies, "optimizer steps")):  # fmt: skip
             panel.set_xlabel(axis)
             panel.legend()
-
-
-def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> None:
-    """Validation accuracy against the number of training traces, as a PNG: the mean of the seeds, and each one.
-
-    `curves` go from label to number of traces to the seeds' accuracies; `before` is that without fine-tuning.
-    """
-    with figure(path, (6.5, 4)) as (panel,):
-        for label, points in curves.items():
-            sizes = sorted(points)
-            (line,) = panel.plot(sizes, [sum(points[n]) / len(points[n]) for n in sizes], marker="o", label=label)
-            for size in sizes:
-                panel.scatter([size] * len(points[size]), points[size], s=10, alpha=0.4, color=line.get_color())
-        panel.axhline(before, color="gray", linestyle=":", label="before")
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(sorted({n for points in curves.values() for n in points}))
-        panel.get_xaxis().set_major_formatter(lambda value, _: f"{value:.0f}")
-        panel.set(ylim=(0, 1), xlabel="unique traces", ylabel="validation accuracy")
-        panel.legend(loc="lower right")
-
-
-def write_methods_plot(
-    path: Path, curves: Mapping[str, Sequence[Sequence[ValidationEntry]]], title: str, by_seconds: bool = False
-) -> None:
-    """Validation accuracy of several runs of each label in one color, against optimizer steps or seconds, as a PNG."""
-    key, name = ("wall_clock_s", "wall-clock, s") if by_seconds else ("step", "optimizer steps")
-    with figure(path, (7, 4.5), title=title) as (panel,):
-        for number, (label, runs) in enumerate(curves.items()):
-            for first, run in enumerate(runs):
-                style = {"color": f"C{number}", "alpha": 0.7, "linewidth": 1.2}
-                plot_accuracy(panel, run, key, **style, label=None if first else label)
-        panel.set(ylim=(0, 1), xlabel=name, ylabel="validation accuracy")
-        panel.legend(loc="lower right")

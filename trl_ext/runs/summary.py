@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict
 
 from trl_ext.io import write_json
 from trl_ext.redaction import redact
@@ -71,7 +71,7 @@ def write_summary(
 ) -> RunSummary:
     """Write `summary.json` and return it."""
     best = max(history, key=lambda entry: entry["accuracy"])
-    summary = {
+    known = {
         "validation_accuracy_before": history[0]["accuracy"],
         "validation_accuracy_after": history[-1]["accuracy"],
         "best_validation_accuracy": best["accuracy"],
@@ -82,6 +82,6 @@ def write_summary(
         **more,
         "validations": list(history),
     }
-    summary = redact(summary)
+    summary: RunSummary = redact(known)
     write_json(path, summary, indent=2)
-    return cast(RunSummary, summary)
+    return summary

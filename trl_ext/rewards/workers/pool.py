@@ -28,13 +28,11 @@ class Pool:
 
     Args:
         function: "module:name" of a function of JSON-able arguments with a JSON-able result, imported in the workers.
-
-    Attributes:
-        restarted: number of workers that were replaced.
     """
 
     def __init__(self, function: str, limits: WorkerLimits = _DEFAULT) -> None:
-        self.function, self.limits, self.restarted = function, limits, 0
+        self.function, self.limits = function, limits
+        self.restarted = 0  # workers that were replaced
         self._processes: list[Process] = []
         self._lock = threading.Lock()
         self._failed_in_a_row = 0
@@ -129,7 +127,7 @@ def _wait(processes: list[Process]) -> None:
     poll = select.poll()  # not select(), which knows only the first 1024 files
     for process in processes:
         poll.register(process.answers, select.POLLIN)
-        if process.is_blocked:
+        if process.unsent:
             poll.register(process.jobs, select.POLLOUT)
     seconds = min(process.deadline for process in processes) - time.monotonic()
     poll.poll(min(max(0.0, seconds), _LONGEST_WAIT) * 1000)

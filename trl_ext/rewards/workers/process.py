@@ -28,17 +28,11 @@ class PoolError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What the jobs may use.
+    """What the jobs may use."""
 
-    Attributes:
-        seconds: wall-clock time of a job.
-        memory_mb: MiB of address space that a worker may use in addition to its imports. Not enforced on macOS.
-        workers: number of processes.
-    """
-
-    seconds: float = 2.0
-    memory_mb: int = 1024
-    workers: int = 2
+    seconds: float = 2.0  # wall-clock time of a job
+    memory_mb: int = 1024  # MiB of address space of a worker in addition to its imports; not enforced on macOS
+    workers: int = 2  # processes
 
     def __post_init__(self) -> None:
         if min(self.seconds, self.memory_mb, self.workers) <= 0:
@@ -63,7 +57,7 @@ class Process:
         self.sent: deque[int] = deque()
         self.is_ready = self.is_lost = self._ended_alone = False
         self._function, self._seconds = function, limits.seconds
-        self._unsent, self._unread = bytearray(), bytearray()
+        self.unsent, self._unread = bytearray(), bytearray()  # of jobs, because the pipe is full; of answers
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - not a pipe, which could fill up
         lifeline, ours = os.pipe()
         self._lifeline = os.fdopen(ours, "wb", 0)
@@ -93,34 +87,25 @@ class Process:
         """Whether a SIGKILL that the pool did not send ended it."""
         return self._ended_alone and self.popen.returncode == -signal.SIGKILL
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the pipe is full and jobs remain to be sent."""
-        return bool(self._unsent)
-
     def enqueue(self, indices: list[int], lines: bytes) -> None:
         """Put jobs in the queue that `flush` empties."""
         if not self.sent:
             self.deadline = time.monotonic() + self._seconds
         self.sent.extend(indices)
-        self._unsent += lines
+        self.unsent += lines
 
     def flush(self) -> None:
         """Send as much as the pipe takes, without waiting."""
         try:
-            while self._unsent:
-                del self._unsent[: os.write(self.jobs.fileno(), self._unsent)]
+            while self.unsent:
+                del self.unsent[: os.write(self.jobs.fileno(), self.unsent)]
         except BlockingIOError:
             pass
         except BrokenPipeError:  # `receive` notices that it died
-            self._unsent.clear()
+            self.unsent.clear()
 
     def receive(self) -> list[tuple[int, Outcome]]:
-        """The outcomes of jobs since the last call, without waiting. Sets `is_lost`.
-
-        Raises:
-            PoolError: the worker did not start.
-        """
+        """The outcomes of jobs since the last call, without waiting; a `PoolError` if it did not start."""
         data = self._read()
         outcomes = []
         for kind, value in _replies(self._unread) if data else ():
@@ -152,7 +137,8 @@ class Process:
             self._ended_alone = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(_END_SECONDS)  # for its own exit status, not that of `kill`
-        stderr = self._stderr_tail()
+        size = os.fstat(self._stderr.fileno()).st_size
+        stderr = os.pread(self._stderr.fileno(), _MAX_STDERR, max(0, size - _MAX_STDERR)).decode(errors="replace")
         self.kill()
         self.is_lost = True
         end = "took too long" if is_late else _how_it_ended(self.popen.returncode)
@@ -160,10 +146,6 @@ class Process:
             raise PoolError(f"a worker for {self._function} did not start: it {end}. It wrote:\n{stderr}")
         failure = Failure("timeout", f"no result in {self._seconds:g} s") if is_late else Failure("crash", end)
         return [(self.sent.popleft(), failure)] if self.sent else []
-
-    def _stderr_tail(self) -> str:
-        size = os.fstat(self._stderr.fileno()).st_size
-        return os.pread(self._stderr.fileno(), _MAX_STDERR, max(0, size - _MAX_STDERR)).decode(errors="replace")
 
     def kill(self) -> None:
         """End the process, whatever it is doing. Its unanswered jobs are still in `sent`."""

@@ -1,9 +1,12 @@
-"""What vLLM says when it cannot start, and the setting that helps."""
+"""Starting vLLM: what it needs, what it says when it cannot, and the setting that helps."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+
+import torch
 
 _REMEDIES = (
     (
@@ -22,12 +25,10 @@ _REMEDIES = (
 
 
 @contextlib.contextmanager
-def readable_failure() -> Iterator[None]:
-    """Turn what goes wrong when vLLM starts into an error that names the setting to change.
-
-    Raises:
-        RuntimeError: vLLM did not start.
-    """
+def starting_vllm() -> Iterator[None]:
+    """Turn what goes wrong when vLLM starts into a `RuntimeError` that names the setting to change."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, where it would take half of the machine's memory
     try:
         yield
     except Exception as error:

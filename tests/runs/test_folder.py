@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from trl import GRPOConfig
@@ -48,7 +49,10 @@ def a_run(folder: Path, steps: int = 4, **record: Any) -> Path:
 
 def opened(output: Path, resume: str | None = None, changed: bool = False, **settings: Any) -> tuple[Run, list[str]]:
     said: list[str] = []
-    with open_run(output, {**SETTINGS, **settings}, KNOWN, resume, changed, said.append) as run:
+    with (
+        patch("trl_ext.runs.folder.print_line", said.append),
+        open_run(output, {**SETTINGS, **settings}, KNOWN, resume, changed) as run,
+    ):
         return run, said
 
 

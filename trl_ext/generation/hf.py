@@ -37,19 +37,16 @@ def hf_generate(
     Finished rows leave the batch as soon as they are half of it; `generate` alone would compute them to the end.
 
     Args:
-        prompt_ids: N prompts as token ids, without padding.
+        prompt_ids: N prompts as token ids, without padding; the N completions are, too, and keep their EOS.
         stop: strings that end a completion; they stay in it.
         logps: records the tokens' log-probabilities.
-
-    Returns:
-        N lists of token ids, padding removed, EOS kept.
     """
     eos_ids, minimum = set(eos_ids_of(generation_config)), generation_config.min_new_tokens or 0
     batch = _ShrinkingBatch(model, tokenizer, prompt_ids, generation_config, logps)
-    stops = _Stop(tokenizer, stop, batch.width, minimum) if stop else None
+    stops = StopStringCriteria(tokenizer, list(stop)) if stop else None
     can_shrink = _can_shrink(model, generation_config)
     while len(batch.rows):
-        batch.step(_Ends(stops, eos_ids, can_shrink))
+        batch.step(_Ends(stops, batch.width, minimum, eos_ids, can_shrink))
     return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in batch.completions]
 
 
@@ -161,16 +158,20 @@ def _has_several_ranks() -> bool:
 class _Ends(StoppingCriteria):
     """Which rows have ended. Once half of them have, all are told to, and the others continue in a smaller batch."""
 
-    def __init__(self, stop: _Stop | None, eos_ids: set[int], may_shrink: bool) -> None:
-        self.stop, self.eos_ids, self.may_shrink = stop, sorted(eos_ids), may_shrink
+    def __init__(
+        self, stop: StopStringCriteria | None, start: int, minimum: int, eos_ids: set[int], may_shrink: bool
+    ) -> None:
+        self.stop, self.start, self.minimum = stop, start, minimum
+        self.eos_ids, self.may_shrink = sorted(eos_ids), may_shrink
         self.ended = torch.zeros(0, dtype=torch.bool)  # (rows of the batch,)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         """(rows,) bool, called by `generate` after every token."""
         last = input_ids[:, -1]
         ended = torch.isin(last, torch.tensor(self.eos_ids, device=last.device, dtype=last.dtype))
-        if self.stop is not None:
-            ended |= self.stop(input_ids, scores, **kwargs)
+        completion = input_ids[:, self.start :]  # transformers looks at the prompt too, and has a minimum for EOS only
+        if self.stop is not None and completion.shape[1] > self.minimum:
+            ended |= self.stop(completion, scores, **kwargs)
         self.ended = ended | self.ended if len(self.ended) else ended
         enough = self.may_shrink and len(last) >= _MIN_ROWS_TO_SHRINK and self.ended.sum() >= len(last) / 2
         return torch.ones_like(self.ended) if enough else self.ended
@@ -243,22 +244,6 @@ class TokenLogProbs(LogitsProcessor):
             for row, values in zip(self._which, torch.stack(self._taken, dim=1).tolist(), strict=True):
                 self._rows[row] += values
         self._taken = []
-
-
-class _Stop(StopStringCriteria):
-    """A stop string in the completion ends a row once that has more than `minimum` tokens.
-
-    transformers looks for it in prompt and completion together, and has the minimum for EOS only.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], start: int, minimum: int) -> None:
-        super().__init__(tokenizer, list(stop))
-        self.start, self.minimum = start, minimum
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
-        completion = input_ids[:, self.start :]
-        ended: Tensor = super().__call__(completion, scores, **kwargs)
-        return ended if completion.shape[1] > self.minimum else torch.zeros_like(ended)
 
 
 def cut_completion(

@@ -8,12 +8,7 @@ _EXACT_WITH = ("eager", "sdpa")  # attention implementations that the tests hold
 
 
 def unsupported_reason(model: PreTrainedModel, gradient_checkpointing: bool, sharded: bool) -> str | None:
-    """Why this model cannot share prompts, or None where it can.
-
-    Args:
-        model: unwrapped.
-        sharded: gradients live on several ranks (ZeRO-2, ZeRO-3, FSDP).
-    """
+    """Why this unwrapped model cannot share prompts, or None; `sharded` gradients are those of ZeRO-2, ZeRO-3, FSDP."""
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if gradient_checkpointing:

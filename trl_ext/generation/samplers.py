@@ -7,6 +7,7 @@ request, HF generate every batch.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,24 +84,16 @@ class VLLMSampler:
 
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
         """One completion per prompt, all of them in one batch."""
-        params = [vllm_params(self.sampling, seed=derive_seed(self.sampling.seed, number)) for number in numbers]
+        params = [vllm_params(self.sampling, derive_seed(self.sampling.seed, number)) for number in numbers]
         return vllm_sample(self.llm, prompts, params)
 
 
-def vllm_params(sampling: Sampling, **more: Any) -> SamplingParams:
-    """The settings in vLLM's words, with the log-probability of what was sampled."""
+def vllm_params(sampling: Sampling, seed: int) -> SamplingParams:
+    """The settings, whose names are vLLM's, with the log-probability of what was sampled."""
     from vllm import SamplingParams
 
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        stop=list(sampling.stop),
-        include_stop_str_in_output=True,
-        logprobs=0,
-        **more,
-    )
+    settings = dataclasses.asdict(sampling) | {"stop": list(sampling.stop), "seed": seed}
+    return SamplingParams(**settings, include_stop_str_in_output=True, logprobs=0)
 
 
 def vllm_sample(llm: LLM, prompts: Sequence[str], params: SamplingParams | list[SamplingParams]) -> list[Completion]:

@@ -61,9 +61,7 @@ def push(run: Path, repo_id: str, private: bool | None = None, merge_adapter: bo
         private: of a repository that is made now; None for the owner's default.
         merge_adapter: upload the base model with the adapter's change in it instead of the adapter.
 
-    Raises:
-        PushError: with the command that tries again.
-        ValueError: the folder holds no finished run.
+    A `PushError` has the command that tries again; a `ValueError` says that the folder holds no finished run.
     """
     _check_name(repo_id)
     if not any((run / name).exists() for name in _WEIGHTS) or not RunFolder(run).is_finished:
@@ -82,9 +80,8 @@ def push(run: Path, repo_id: str, private: bool | None = None, merge_adapter: bo
             )
         return f"{api.endpoint}/{full_name}"
     except Exception as error:
-        command = ["python", "-m", "trl_ext.hub", "push", str(run), "--repo_id", repo_id]
-        command += ["--private"] if private else []
-        command += ["--merge_adapter"] if merge_adapter else []
+        flags = {"--private": private, "--merge_adapter": merge_adapter}
+        command = ["python", "-m", "trl_ext.hub", "push", str(run), "--repo_id", repo_id, *filter(flags.get, flags)]
         raise PushError(
             f"{_in_short(error)}. Everything is still in {run}; to push it later:\n  {shlex.join(command)}"
         ) from error

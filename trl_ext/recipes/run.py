@@ -52,7 +52,7 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
         prepared.say(line)
     known = SettingsKnowledge.of(type(part) for part in (task, model, config))
     resume = config.resume or config.resume_from_checkpoint
-    with runs.open_run(Path(config.output_dir), settings, known, resume, config.resume_changed, prepared.say) as run:
+    with runs.open_run(Path(config.output_dir), settings, known, resume, config.resume_changed) as run:
         if not run.validations:
             run.seconds_to_make_policy = prepared.seconds_to_make_policy
         config.output_dir = str(run.folder)
@@ -86,8 +86,7 @@ class RecipeRun:
             validate_when: by the trainer's state after an optimizer step (default: every `validate_every` steps).
             log_responses_to: a JSONL file for a few responses of each validation.
 
-        Raises:
-            Stopped: SIGTERM came; there is a checkpoint to resume from.
+        `Stopped` is raised where SIGTERM came; there is a checkpoint to resume from.
         """
         every = self.prepared.task.validate_every
         self._add_callbacks(trainer, validate_when or (lambda state: state.global_step % every == 0), log_responses_to)

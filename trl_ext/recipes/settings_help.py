@@ -11,7 +11,7 @@ import difflib
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -109,13 +109,14 @@ def settings_in(classes: Iterable[type], defaults: Mapping[str, object]) -> list
 
 def short_help(settings: Sequence[Setting]) -> str:
     """Two screens: a line or two per setting that is shown, under the group's name."""
-    lines = []
-    for group, members in _by_group(settings):
-        lines.append(f"{group}:")
+    lines, by_name = [], {setting.name: setting for setting in settings if setting.group is not None}
+    for group, names in GROUPS.items():
+        members = [by_name[name] for name in names.split() if name in by_name]
+        lines += [f"{group}:"] if members else []
         for text, same in groupby(members, key=Setting.first_sentence):
-            names = "  " + ", ".join(s.flag() for s in same)
-            begin = f"{names} ".ljust(_NAMES) if len(names) < _NAMES + 20 else " " * _NAMES
-            lines += [names] if not begin.strip() else []
+            flags = "  " + ", ".join(s.flag() for s in same)
+            begin = f"{flags} ".ljust(_NAMES) if len(flags) < _NAMES + 20 else " " * _NAMES
+            lines += [flags] if not begin.strip() else []
             lines += textwrap.wrap(text, _WIDTH, initial_indent=begin, subsequent_indent=" " * _NAMES)
     return "\n".join(lines)
 
@@ -166,13 +167,6 @@ def answer_help(script: str) -> None:
 def kept_help(script: Path) -> Path:
     """Where the text of a script's `--help` is kept."""
     return script.parent / "help" / f"{script.stem}.txt"
-
-
-def _by_group(settings: Sequence[Setting]) -> Iterator[tuple[str, list[Setting]]]:
-    by_name = {setting.name: setting for setting in settings if setting.group is not None}
-    for group, names in GROUPS.items():
-        if members := [by_name[name] for name in names.split() if name in by_name]:
-            yield group, members
 
 
 def _shown(default: object) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from trl_ext.compat.startup import START
 from trl_ext.errors import InputError
+from trl_ext.io import print_line
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.runs.checkpoints import archive_newer, checkpoints
 from trl_ext.runs.layout import SUMMARY, record_in
@@ -61,12 +61,7 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(
-    output_dir: Path,
-    settings: dict[str, Any],
-    known: SettingsKnowledge,
-    resume: str | None,
-    changed: bool,
-    say: Callable[[str], None],
+    output_dir: Path, settings: dict[str, Any], known: SettingsKnowledge, resume: str | None, changed: bool
 ) -> Iterator[Run]:
     """Take a run's folder while the block runs: a new one, or that of the checkpoint that the run resumes from.
 
@@ -76,28 +71,34 @@ def open_run(
         output_dir: of a new run; where it holds a run already, `-2`, `-3`, ... is appended.
         resume: as `find_checkpoint` has it; None for a new run.
         changed: resume with other settings than the run has had.
-        say: prints a line.
 
     Raises:
         InputError: the folder is in use or cannot be written, there is no such checkpoint, or the settings differ.
     """
     with contextlib.ExitStack() as held:  # the lock, of the first rank
-        choose = functools.partial(_choose, held, output_dir, settings, known, resume, changed, say)
+
+        def choose() -> tuple[Path, Path | None, dict[str, Any]]:
+            checkpoint, record = _resumable(output_dir, settings, known, resume, changed)
+            if checkpoint is None or record is None:
+                folder, taken = next_free_folder(output_dir)
+                held.callback(taken.release)
+                return folder, checkpoint, {}
+            held.callback(lock(checkpoint.parent).release)
+            archive_newer(checkpoint)
+            cut_logs(checkpoint.parent, record["logs"])
+            print_line(f"resumed from {checkpoint}")
+            return checkpoint.parent, checkpoint, record
+
         folder, checkpoint, record = run_on_main_and_broadcast(choose, InputError)
         clock, validations = Clock(record.get("wall_clock_s", 0.0)), record.get("validations", [])
         made = record.get("seconds_to_make_policy", 0.0)
         yield Run(folder, settings, checkpoint, clock, validations, made, record.get("without_spread", 0))
 
 
-def _choose(
-    held: contextlib.ExitStack,
-    output_dir: Path,
-    settings: dict[str, Any],
-    known: SettingsKnowledge,
-    resume: str | None,
-    changed: bool,
-    say: Callable[[str], None],
-) -> tuple[Path, Path | None, dict[str, Any]]:
+def _resumable(
+    output_dir: Path, settings: dict[str, Any], known: SettingsKnowledge, resume: str | None, changed: bool
+) -> tuple[Path | None, dict[str, Any] | None]:
+    """The checkpoint to resume from, if any, and its record, if its settings allow it; a stock trainer's has none."""
     checkpoint, lines = find_checkpoint(resume, output_dir) if resume else (None, [])
     record = record_in(checkpoint) if checkpoint else None
     if resume and checkpoint is None:
@@ -106,27 +107,19 @@ def _choose(
         stock = "is of stock TRL: the model, optimizer and schedule resume, everything else starts fresh"
         lines.append(f"{checkpoint} {stock}")
     for line in lines:
-        say(line)
-    if checkpoint is None or record is None:
-        folder, taken = next_free_folder(output_dir)
-        held.callback(taken.release)
-        return folder, checkpoint, {}
-    found = differences(record["settings"], settings, known)
+        print_line(line)
+    found = differences(record["settings"], settings, known) if record else []
     if found and not changed:
         raise InputError(
             f"{checkpoint} was made with different settings:\n  "
             + "\n  ".join(map(str, found))
             + "\nSet them back, start a new run without --resume, or ask for it with --resume_changed"
         )
-    if changes := "; ".join(str(difference) for difference in found if difference.is_yardstick):
+    if record and (changes := "; ".join(str(difference) for difference in found if difference.is_yardstick)):
         left_out = "those so far are left out, and the policy is measured again"
-        say(f"validations are not as they were ({changes}): {left_out}")
+        print_line(f"validations are not as they were ({changes}): {left_out}")
         record["validations"] = []
-    held.callback(lock(checkpoint.parent).release)
-    archive_newer(checkpoint)
-    cut_logs(checkpoint.parent, record["logs"])
-    say(f"resumed from {checkpoint}")
-    return checkpoint.parent, checkpoint, record
+    return checkpoint, record
 
 
 def lock(folder: Path) -> FileLock:
@@ -135,14 +128,10 @@ def lock(folder: Path) -> FileLock:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held.acquire(timeout=0)
-    except Timeout as error:
-        raise InputError(
-            f"output_dir {str(folder)!r} is in use by another run; wait for its end, or choose another --output_dir"
-        ) from error
-    except OSError as error:
-        raise InputError(
-            f"output_dir {str(folder)!r} cannot be written ({error.strerror or error}); choose another --output_dir"
-        ) from error
+    except OSError as error:  # which filelock's Timeout is too
+        taken = "is in use by another run; wait for its end, or"
+        reason = taken if isinstance(error, Timeout) else f"cannot be written ({error.strerror or error});"
+        raise InputError(f"output_dir {str(folder)!r} {reason} choose another --output_dir") from error
     return held
 
 

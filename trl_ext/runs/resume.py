@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import filecmp
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,10 +123,10 @@ def cut_logs(folder: Path, sizes: Mapping[str, int]) -> None:
             os.truncate(path, sizes.get(path.name, 0))
 
 
-def log_sizes(folder: Path, logs: Sequence[str] = LOGS) -> dict[str, int]:
+def log_sizes(folder: Path) -> dict[str, int]:
     """Bytes of each log, once they are on the disk."""
     sizes = {}
-    for path in (folder / name for name in logs if (folder / name).exists()):
+    for path in (folder / name for name in LOGS if (folder / name).exists()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
         sizes[path.name] = path.stat().st_size

@@ -57,9 +57,7 @@ class Pool:
     def map(self, jobs: Sequence[Sequence[Any]]) -> list[Outcome]:
         """For every job the function's result, or a `Failure`. Several threads take turns.
 
-        Raises:
-            PoolError: a worker does not start, or so many jobs fail that the jobs cannot be the cause.
-            TypeError: an argument is not JSON-able.
+        A `PoolError` says that a worker does not start, or that so many jobs fail that they cannot be the cause.
         """
         lines = [json.dumps(job).encode() + b"\n" for job in jobs]
         with self._lock:

@@ -103,6 +103,7 @@ def test_model_card_has_training_results_and_how_to_reproduce(finished: Path) ->
         "preset `grpo_clip`; advantage `group_std`; policy_loss `ppo_clip`", "| all | 0.250 | 0.500 |",
         "| level 1 | 0.750 | 0.750 |", "0.625 after 20 optimizer steps", "12 s", "a processor, 2 threads",
         "![validation accuracy](curve.png)", "abc123", "python grpo_math.py --seed 3", "trl 1.16.0",
+        "```yaml\nadvantage: group_std\n", "```python\nfrom transformers import AutoModelForCausalLM\n",
         "learning_rate: 1.0e-05", "````text\nWhat?```", "## Limits", 'from_pretrained("me/tiny")', "['</answer>']",
     ):  # fmt: skip
         assert words in card.content, words

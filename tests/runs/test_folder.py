@@ -92,6 +92,14 @@ def test_two_runs_started_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])
+def test_open_run_holds_its_folder(resume: str | None, tmp_path: Path) -> None:
+    a_run(tmp_path / "run")
+    with open_run(tmp_path / "run", SETTINGS, KNOWN, resume, False) as run, pytest.raises(InputError, match="in use"):
+        lock(run.folder)
+    lock(run.folder).release()
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
 def test_a_folder_that_cannot_be_written_is_refused(resume: str | None, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(InputError, match=r"cannot be written .*choose another --output_dir"):

@@ -99,14 +99,12 @@ def read_problems(
         prompt: a shipped prompt's name or a template file.
         n: a sample of n rows, in proportion to levels and subjects, of which the first m are the sample of m; None for
             all rows. A generated dataset is endless, so it needs n, and gives its first n.
-        seed: of a generator.
-        sample_seed: of the sample.
+        seed, sample_seed: of a generator; of the sample.
         in_sample_order: all rows in the order in which a sample takes them, also without n.
 
     Raises:
-        UnknownName: `answer_source` is not in its table.
-        ValueError: a column is missing, or a row has no answer; the message has the file's line, or the row's number
-            from 0, and the field.
+        ValueError: a name or a column is missing, or a row has no answer; the message has the file's line, or the
+            row's number from 0, and the field.
     """
     template = load_prompt(prompt)
     ANSWER_SOURCES.get_function(answer_source)

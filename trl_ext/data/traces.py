@@ -7,7 +7,7 @@ a model wrote, so that `filter_correct` has something to remove.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -15,6 +15,7 @@ from trl_ext.data.load import GENERATED_PROBLEMS, read_table, refuse_missing_col
 from trl_ext.data.sample import stratified_sample
 from trl_ext.mini.problems import mini_math
 from trl_ext.prompts import format_prompt, load_prompt
+from trl_ext.rewards.hooks import Grader
 
 WRONG_SHARE = 0.4
 _NUMBER = re.compile(r"\d+")
@@ -110,9 +111,7 @@ def with_answers(rows: Sequence[dict[str, Any]], truths: Mapping[str, Any], wher
     return [row if "answer" in row else {**row, "answer": truths[row["prompt"]]} for row in rows]
 
 
-def only_correct(
-    rows: Sequence[dict[str, Any]], grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Any]]
-) -> list[dict[str, Any]]:
+def only_correct(rows: Sequence[dict[str, Any]], grader: Grader) -> list[dict[str, Any]]:
     """The rows whose response the grader accepts."""
     verdicts = grader([row["response"] for row in rows], [row["answer"] for row in rows])
     return [row for row, verdict in zip(rows, verdicts, strict=True) if verdict.correct]

@@ -10,7 +10,7 @@ from typing import Any
 
 from trl_ext.generation.completion import Completion
 from trl_ext.generation.entropy import mean_over_tokens
-from trl_ext.rewards.graders import Grade
+from trl_ext.rewards.hooks import Grader
 
 # The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.
 OUTCOMES = {"correct": "format and answer correct", "format_only": "format only", "neither": "neither"}
@@ -62,9 +62,7 @@ class Report:
 
 
 def evaluate(
-    problems: Iterable[Mapping[str, Any]],
-    rollout: Callable[[Sequence[str]], Sequence[Completion]],
-    grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Grade]],
+    problems: Iterable[Mapping[str, Any]], rollout: Callable[[Sequence[str]], Sequence[Completion]], grader: Grader
 ) -> Report:
     """Sample one response per problem and grade it.
 
@@ -78,9 +76,7 @@ def evaluate(
 
 
 def grade_rows(
-    problems: Sequence[Mapping[str, Any]],
-    completions: Sequence[Completion],
-    grader: Callable[[Sequence[str], Sequence[Any]], Sequence[Grade]],
+    problems: Sequence[Mapping[str, Any]], completions: Sequence[Completion], grader: Grader
 ) -> list[dict[str, Any]]:
     """A report's row for each problem and its completion."""
     grades = grader([completion.text for completion in completions], [problem["answer"] for problem in problems])

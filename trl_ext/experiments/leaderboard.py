@@ -122,20 +122,20 @@ def candidates(folder: Path) -> Iterator[dict[str, Any]]:
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 for entry in (record_in(checkpoint) or {"validations": []})["validations"]:  # a stock trainer has none
                     if checkpoint.name == checkpoint_name(entry["step"]):
-                        yield _candidate(folder, stage, checkpoint, entry)
+                        yield _candidate(folder, checkpoint, entry)
         if RunFolder(stage).is_finished:
-            last = RunFolder(stage).summary()["validations"][-1]
-            yield _candidate(folder, stage, stage, last) | {"is_last": True}
+            yield _candidate(folder, stage, RunFolder(stage).summary()["validations"][-1])
 
 
-def _candidate(folder: Path, stage: Path, model: Path, entry: ValidationEntry) -> dict[str, Any]:
+def _candidate(folder: Path, model: Path, entry: ValidationEntry) -> dict[str, Any]:
+    stage, *checkpoint = model.relative_to(folder).parts
     return {
         "accuracy": entry["accuracy"],
         "problems": entry["problems"],
         "step": weights_step(entry),
-        "stage": stage.name,
+        "stage": stage,
         "selection": entry.get("selection"),
-        "is_last": False,
+        "is_last": not checkpoint,
         "model": model.relative_to(folder).as_posix(),
     }
 

@@ -17,7 +17,7 @@ _SHOWN = {"step": "step {:.0f}", "reward": "reward {:.2f}", "loss": "loss {:.2f}
 
 
 class ProgressDisplay:
-    """To be used as a context. On a terminal its lines are rewritten, elsewhere a line is printed as a run ends.
+    """On a terminal its lines are rewritten until it is closed, elsewhere a line is printed as a run ends.
 
     Args:
         folder: where each run has a folder of its name.
@@ -33,10 +33,8 @@ class ProgressDisplay:
         self._bar = tqdm(total=total, initial=done, desc="runs", unit="run", disable=not live)
         self._lines = [tqdm(bar_format="  {desc}", position=1 + i, leave=False) for i in range(lines if live else 0)]
 
-    def __enter__(self) -> ProgressDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Take its lines away."""
         for line in (*self._lines, self._bar):
             line.close()
 

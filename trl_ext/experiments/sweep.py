@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import queue
 import shlex
@@ -51,7 +52,7 @@ def run_all(
         slots.put(slot)
     failed: dict[str, dict[str, Any]] = {}
     with (
-        ProgressDisplay(folder, len(commands), len(commands) - len(todo), jobs) as overview,
+        contextlib.closing(ProgressDisplay(folder, len(commands), len(commands) - len(todo), jobs)) as overview,
         concurrent.futures.ThreadPoolExecutor(jobs) as pool,
     ):
         running = {pool.submit(_run, commands[name], folder, name, jobs, slots, overview): name for name in todo}
@@ -109,8 +110,7 @@ def _environment(script: str, slot: int, jobs: int) -> dict[str, str]:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:300]
+    return log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-1].strip()[:300]
 
 
 def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) -> None:

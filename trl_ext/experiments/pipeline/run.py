@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,7 @@ _END = 4.0  # seconds for the report of all stages, and more than a leaderboard 
 
 
 def run_pipeline(
-    pipeline: Pipeline,
-    recipes: Path,
-    spent: float = 0.0,
-    watch: Callable[[], None] = lambda: None,
+    pipeline: Pipeline, recipes: Path, spent: float = 0.0, watch: Callable[[], None] = lambda: None
 ) -> RunSummary:
     """Run the stages that are not done yet, and report on all of them. Returns the summary.
 
@@ -79,12 +76,7 @@ def _record_overhead(folder: Path, record: dict[str, Any], began: float) -> None
 
 
 def _run_one(
-    pipeline: Pipeline,
-    number: int,
-    recipes: Path,
-    model: str | None,
-    record: dict[str, Any],
-    watch: Callable[[], None],
+    pipeline: Pipeline, number: int, recipes: Path, model: str | None, record: dict[str, Any], watch: Callable[[], None]
 ) -> None:
     """Run the stage of that number, or what is left of it, from the model that the one before has left."""
     folder, stage = Path(pipeline.output_dir), pipeline.stages[number - 1]
@@ -98,35 +90,24 @@ def _run_one(
     entry["earlier"] = max(entry["earlier"] + entry.pop("running", 0.0), on_clock)
     write_record(folder, record)
     budget = _budget_of_process(entry, on_clock, _left(pipeline, stage, record))
-    command = _command(pipeline, stage, recipes, output, model, budget)
-    seconds = _run_timed(command, name, entry, lambda: write_record(folder, record), watch)
-    run = finished(output)
-    assert run is not None  # a stage that ends well has written its summary
-    entry["folder"] = run.path.name
-    entry["seconds"] = round(entry["earlier"] + seconds, 1)
-    write_record(folder, record)
-
-
-def _run_timed(
-    command: Sequence[str], name: str, entry: dict[str, Any], write: Callable[[], None], watch: Callable[[], None]
-) -> float:
-    """Run a stage and return its seconds, which are recorded in its entry every second in case of a kill."""
     began = time.time()
 
     def tick() -> None:
         entry["running"] = round(time.time() - began, 1)
-        write()
+        write_record(folder, record)
         watch()
 
     try:
-        run_stage(command, name, tick)
+        run_stage(_command(pipeline, stage, recipes, output, model, budget), name, tick)
+        run = finished(output)
+        assert run is not None  # a stage that ends well has written its summary
+        entry |= {"folder": run.path.name, "seconds": round(entry["earlier"] + time.time() - began, 1)}
     except BaseException:
         entry["earlier"] = round(entry["earlier"] + time.time() - began, 1)
         raise
     finally:
         entry.pop("running", None)
-        write()
-    return time.time() - began
+        write_record(folder, record)
 
 
 def _left(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float:

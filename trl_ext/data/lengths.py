@@ -28,12 +28,7 @@ class Room:
 def rows_that_fit(
     rows: Dataset, role: str, source: Source, tokenizer: PreTrainedTokenizerBase, room: Room, choice: str
 ) -> Dataset:
-    """The rows whose prompts fit; those left out are added to `source.too_long`.
-
-    Args:
-        rows: rows with the columns `prompt` and `row`.
-        role: what the rows are for, such as `train`.
-        choice: one of `TOO_LONG`.
+    """The rows, with columns `prompt` and `row`, whose prompts fit; those left out are added to `source.too_long`.
 
     Raises:
         ValueError: a prompt does not fit and the choice is to refuse, or none fits.

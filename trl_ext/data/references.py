@@ -86,11 +86,7 @@ class Checker:
 
 
 def check_references(rows: Dataset, role: str, source: Source, checker: Checker, quiet: bool) -> None:
-    """Refuse a split of whose reference answers the most cannot be matched; a few are noted in `source.unusable`.
-
-    Args:
-        rows: rows with the columns `answer` and `row`.
-        role: what the rows are for, such as `train`.
+    """Refuse rows, with columns `answer` and `row`, most of whose answers match nothing; note a few in `source`.
 
     Raises:
         ValueError: with the first such row, and the `answer_source` that would do.

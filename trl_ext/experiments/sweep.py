@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
-import queue
 import shlex
 import subprocess
 import sys
@@ -47,9 +46,7 @@ def run_all(
     folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_commands(commands, folder)
     todo = [name for name in commands if not finished(folder / name)]
-    slots: queue.Queue[int] = queue.Queue()
-    for slot in range(jobs):
-        slots.put(slot)
+    slots = list(range(jobs))  # one for each thread
     failed: dict[str, dict[str, Any]] = {}
     with (
         contextlib.closing(ProgressDisplay(folder, len(commands), len(commands) - len(todo), jobs)) as overview,
@@ -81,10 +78,10 @@ def _as_they_end(
 
 
 def _run(
-    command: Sequence[str], folder: Path, name: str, jobs: int, slots: queue.Queue[int], overview: ProgressDisplay
+    command: Sequence[str], folder: Path, name: str, jobs: int, slots: list[int], overview: ProgressDisplay
 ) -> int:
     """Run a command in the next free slot and return its exit status."""
-    output, slot = folder / name, slots.get()
+    output, slot = folder / name, slots.pop(0)
     more = ["--resume", "auto"] if output.exists() and Path(command[0]).name not in _RESUME_BY_THEMSELVES else []
     whole = [sys.executable, *command, "--output_dir", str(output), *more]
     try:
@@ -94,7 +91,7 @@ def _run(
             environment = _environment(command[0], slot, jobs)
             return subprocess.run(whole, stdout=log, stderr=log, env=environment, check=False).returncode
     finally:
-        slots.put(slot)
+        slots.append(slot)
 
 
 def _environment(script: str, slot: int, jobs: int) -> dict[str, str]:

@@ -20,7 +20,12 @@ _PACKAGES = ("trl_ext", "trl", "transformers", "accelerate", "torch", "vllm", "v
 
 def provenance() -> dict[str, Any]:
     """`command`, `commit` (None outside a checkout; `-dirty`: with uncommitted changes), `versions` and `hardware`."""
-    return {"command": _command(), "commit": _commit(), "versions": _versions(), "hardware": _hardware()}
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    hardware = {"cpu": _cpu_name(), "cpu_threads": torch.get_num_threads(), "gpus": gpus, "processes": ranks}
+    return {"command": _command(), "commit": _commit(), "versions": _versions(), "hardware": hardware}
 
 
 def platform_of(summary: Mapping[str, Any]) -> str:
@@ -67,14 +72,6 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
-
-
-def _hardware() -> dict[str, Any]:
-    import torch
-
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    return {"cpu": _cpu_name(), "cpu_threads": torch.get_num_threads(), "gpus": gpus, "processes": ranks}
 
 
 def _cpu_name() -> str:

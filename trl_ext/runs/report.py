@@ -48,9 +48,8 @@ def write_curve(
 ) -> None:
     """Validation accuracy of labeled runs against optimizer steps and wall-clock (up to `seconds`), as a PNG."""
     with figure(path, (10, 4), (1, 2), title, sharey=True) as panels:
-        for panel, key, label in zip(
-            panels, ("step", "wall_clock_s"), ("optimizer steps", "wall-clock, s"), strict=True
-        ):
+        axes = (("step", "optimizer steps"), ("wall_clock_s", "wall-clock, s"))
+        for panel, (key, label) in zip(panels, axes, strict=True):
             for run, history in histories.items():
                 plot_accuracy(panel, history, key, marker="o", markersize=4, label=run)
             panel.set_xlabel(label)

@@ -12,14 +12,14 @@ from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import AGGREGATIONS
 from trl_ext.algorithms.kl import KL_ESTIMATORS
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
-from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
+from trl_ext.algorithms.sampler_correction import SAMPLER_REJECTIONS, SAMPLER_WEIGHTS
 from trl_ext.data.load import ANSWER_SOURCES
 from trl_ext.registry import Registry, UnknownName
 from trl_ext.rewards import ANSWER_FORMATS, GRADERS, REWARDS
 
 TABLES = [
     ADVANTAGES, AGGREGATIONS, ANSWER_FORMATS, ANSWER_SOURCES, GRADERS, KL_ESTIMATORS, POLICY_LOSSES, REWARDS,
-    SAMPLER_CORRECTIONS,
+    SAMPLER_REJECTIONS, SAMPLER_WEIGHTS,
 ]  # fmt: skip
 MEMBERS = [pytest.param(table, name, id=f"{table.kind}-{name}") for table in TABLES for name in table]
 

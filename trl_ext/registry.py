@@ -62,6 +62,8 @@ class Registry(dict[str, Callable[..., Any]]):
         fault: calls a user's own member on a small example with groups (or as many rows) of the given size, and
             describes what is wrong with the result; None if nothing is.
         properties: properties that a member may declare when it is registered; False if undeclared.
+        inputs: names of keyword-only parameters that the caller fills in, not the configuration: a member that has
+            one asks for it, and what no member asks for need not be computed.
         adapt: a user's own function -> one with the signature of the members.
     """
 
@@ -70,10 +72,12 @@ class Registry(dict[str, Callable[..., Any]]):
         kind: str,
         fault: Callable[[Callable[..., Any], int], str | None] | None = None,
         properties: Iterable[str] = (),
+        inputs: Iterable[str] = (),
         adapt: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
     ) -> None:
         super().__init__()
-        self.kind, self.fault, self.properties, self.adapt = kind, fault, tuple(properties), adapt
+        self.kind, self.fault, self.adapt = kind, fault, adapt
+        self.properties, self.inputs = tuple(properties), tuple(inputs)
 
     @typing.overload
     def register(self, function: F, /) -> F: ...
@@ -105,9 +109,13 @@ class Registry(dict[str, Callable[..., Any]]):
         raise unknown(self.kind, name, self)
 
     def options(self, name: str) -> dict[str, Any]:
-        """Option names of a member with their defaults: its keyword-only arguments."""
-        parameters = inspect.signature(self.get_function(name)).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        """Option names of a member with their defaults: its keyword-only arguments that are no inputs."""
+        keywords = _keyword_only(self.get_function(name))
+        return {option: default for option, default in keywords.items() if option not in self.inputs}
+
+    def inputs_of(self, member: Callable[..., Any]) -> tuple[str, ...]:
+        """Names of the inputs that a member asks for, beside its positional ones."""
+        return tuple(name for name in _keyword_only(member) if name in self.inputs)
 
     def build(self, name: str, example_size: int = 4, /, **options: object) -> Callable[..., Any]:
         """The member `name` with its options bound.
@@ -145,6 +153,11 @@ class Registry(dict[str, Callable[..., Any]]):
             raise
         if fault:
             raise ValueError(f"{self.kind} {name!r} {fault}")
+
+
+def _keyword_only(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -13,19 +13,37 @@ from torch.testing import assert_close
 
 from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
 
-EVERY = sorted(ADVANTAGES)
-NEEDS_NO_GROUP = {"raw", "group_mean"}
-NO_BASELINE = {"raw"}  # the reward itself
-ACROSS_GROUPS = {"batch_std"}  # scaled by the standard deviation of the whole batch
-# pass_at_k asks only which rewards exceed a threshold; max_rl divides by the mean, so a constant dilutes it.
-NOT_SHIFTABLE = {"raw", "max_rl", "pass_at_k"}
-SCALE_FREE = {"group_std", "batch_std", "max_rl"}
-CENTERED = set(EVERY) - {"raw"}
+TOKEN_LEVEL = {"discounted"}  # (P, G, T), tested below
+EVERY = sorted(set(ADVANTAGES) - TOKEN_LEVEL)
+NEEDS_NO_GROUP = {"raw", "group_mean", "w_reinforce", "reinforce_plus_plus"}
+NO_BASELINE = {"raw", "w_reinforce"}
+NO_GROUP_BASELINE = {*NO_BASELINE, "reinforce_plus_plus"}
+# scaled by the standard deviation of the whole batch
+ACROSS_GROUPS = {"batch_std", "gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"}
+# Two ask only which rewards exceed a threshold; max_rl divides by the mean, so a constant dilutes it.
+NOT_SHIFTABLE = {"raw", "max_rl", "pass_at_k", "w_reinforce"}
+SCALE_FREE = {"group_std", "max_rl", *ACROSS_GROUPS}
+BY_THRESHOLD = {"pass_at_k", "w_reinforce"}
+# opo's baseline is not the mean; pkpo's advantages are never negative
+CENTERED = set(EVERY) - {*NO_GROUP_BASELINE, "opo", "pkpo"}
 
 NAN = math.nan
 REWARDS = torch.tensor(
     [[0.0, 1.0, 1.0, 0.0, 2.0], [1.0, 0.0, 0.0, 0.0, 0.25], [0.75, 0.75, 0.0, 1.5, 0.0]], dtype=torch.float64
 )
+
+
+def member(name: str, **options: float) -> Callable[[Tensor], Tensor]:
+    """An advantage by name, whose further inputs follow from the rewards: one reward function, lengths by reward."""
+    function = ADVANTAGES.build(name, **options)
+
+    def advantage(reward: Tensor) -> Tensor:
+        # Of a group's rewards in order, so that moving completions moves their lengths, and a constant changes none.
+        lengths = 3.0 + reward.argsort(dim=1).argsort(dim=1) if reward.ndim == 2 else torch.ones_like(reward)
+        inputs = {"rewards": reward[..., None], "weights": reward.new_ones(1), "lengths": lengths}
+        return function(reward, **{name: inputs[name] for name in ADVANTAGES.inputs_of(function)})
+
+    return advantage
 
 
 def float64(values: Sequence[Sequence[float]]) -> Tensor:
@@ -40,7 +58,7 @@ def float64(values: Sequence[Sequence[float]]) -> Tensor:
 def test_advantage_keeps_shape_and_dtype_and_rewards_unchanged(name: str, dtype: torch.dtype) -> None:
     given = REWARDS.to(dtype)
     before = given.clone()
-    advantage = ADVANTAGES.build(name)(given)
+    advantage = member(name)(given)
     assert (advantage.shape, advantage.dtype) == (given.shape, dtype)
     assert_close(given, before, rtol=0, atol=0)
     advantage += 1  # nor do they share memory
@@ -49,7 +67,7 @@ def test_advantage_keeps_shape_and_dtype_and_rewards_unchanged(name: str, dtype:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_moving_groups_or_completions_moves_their_advantages(name: str) -> None:
-    advantage = ADVANTAGES.build(name)
+    advantage = member(name)
     groups, completions = torch.tensor([2, 0, 1]), torch.tensor([3, 1, 4, 0, 2])
     for moved in (lambda x: x[groups], lambda x: x[:, completions]):
         # sums in another order round differently
@@ -58,13 +76,13 @@ def test_moving_groups_or_completions_moves_their_advantages(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - ACROSS_GROUPS))
 def test_a_group_does_not_see_the_others(name: str) -> None:
-    advantage = ADVANTAGES.build(name)
+    advantage = member(name)
     assert_close(advantage(REWARDS[1:2]), advantage(REWARDS)[1:2], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", sorted(CENTERED))
 def test_a_group_sums_to_zero(name: str) -> None:
-    assert_close(ADVANTAGES.build(name)(REWARDS).sum(dim=1), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert_close(member(name)(REWARDS).sum(dim=1), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [4, 7, 8])
@@ -72,33 +90,33 @@ def test_a_group_sums_to_zero(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(EVERY) - NO_BASELINE))
 def test_equal_rewards_teach_nothing(name: str, value: float, size: int) -> None:
     """In float32, as the trainer has them: rounding of the mean divided by eps must not become an advantage."""
-    advantage = ADVANTAGES.build(name)(torch.full((3, size), value))
+    advantage = member(name)(torch.full((3, size), value))
     assert advantage.abs().max().item() <= 1e-6 * max(1.0, value)
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - NOT_SHIFTABLE))
 def test_a_constant_added_to_all_rewards_changes_nothing(name: str) -> None:
-    advantage = ADVANTAGES.build(name)
+    advantage = member(name)
     assert_close(advantage(REWARDS + 3), advantage(REWARDS), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(set(NOT_SHIFTABLE)))
 def test_where_a_constant_matters_it_does(name: str) -> None:
-    advantage = ADVANTAGES.build(name)
+    advantage = member(name)
     assert (advantage(REWARDS + 3) - advantage(REWARDS)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", sorted(set(EVERY) - {"pass_at_k"}))
+@pytest.mark.parametrize("name", sorted(set(EVERY) - BY_THRESHOLD))
 def test_advantages_scale_with_rewards_unless_normalized(name: str) -> None:
     options = {"eps": 0.0} if name in SCALE_FREE else {}
-    advantage = ADVANTAGES.build(name, **options)
+    advantage = member(name, **options)
     factor = 1.0 if name in SCALE_FREE else 7.0
     assert_close(advantage(7 * REWARDS), factor * advantage(REWARDS), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_better_completion_of_a_group_has_no_smaller_advantage(name: str) -> None:
-    advantage = ADVANTAGES.build(name)(REWARDS)
+    advantage = member(name)(REWARDS)
     for i, j in itertools.combinations(range(5), 2):
         assert ((REWARDS[:, i] - REWARDS[:, j]) * (advantage[:, i] - advantage[:, j]) >= 0).all()
 
@@ -106,7 +124,7 @@ def test_a_better_completion_of_a_group_has_no_smaller_advantage(name: str) -> N
 @pytest.mark.parametrize("name", EVERY)
 def test_an_unscored_completion_is_left_out_of_every_statistic(name: str) -> None:
     """Its advantage is NaN, which the trainer turns into 0; the others are as if it had not been sampled."""
-    advantage = ADVANTAGES.build(name)
+    advantage = member(name)
     column = torch.full((3, 1), NAN, dtype=torch.float64)
     with_gap = advantage(torch.cat([REWARDS[:, :2], column, REWARDS[:, 2:]], dim=1))
     assert with_gap[:, 2].isnan().all()
@@ -115,7 +133,7 @@ def test_an_unscored_completion_is_left_out_of_every_statistic(name: str) -> Non
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_group_that_nothing_scored_does_not_harm_the_others(name: str) -> None:
-    advantage = ADVANTAGES.build(name)
+    advantage = member(name)
     empty = torch.full((1, 5), NAN, dtype=torch.float64)
     result = advantage(torch.cat([REWARDS, empty]))
     assert result[3].isnan().all()
@@ -128,10 +146,10 @@ def test_group_with_infinite_reward_has_no_advantage(name: str, infinity: float)
     if name == "max_rl" and infinity < 0:
         pytest.skip("it refuses negative rewards")
     reward = torch.cat([REWARDS, float64([[0.0, infinity, NAN, 1.0, 1.0]])])
-    found = for_training(ADVANTAGES.build(name)(reward), reward)
+    found = for_training(member(name)(reward), reward)
     assert found[3].isnan().tolist() == [True, True, False, True, True]
     assert found[3, 2] == 0
-    others = ADVANTAGES.build(name)(REWARDS)
+    others = member(name)(REWARDS)
     wanted = torch.full_like(others, NAN) if name in ACROSS_GROUPS else others
     assert_close(found[:3], wanted, rtol=0, atol=1e-12, equal_nan=True)
 
@@ -144,22 +162,24 @@ def test_only_what_no_function_scored_counts_as_unscored() -> None:
     assert_close(ignored[2:4], float64([[1, -math.inf]])[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", sorted(set(EVERY) - NO_BASELINE))
+@pytest.mark.parametrize("name", sorted(set(EVERY) - NO_GROUP_BASELINE))
 def test_only_scored_completion_of_a_group_has_zero_advantage(name: str) -> None:
     reward = torch.cat([REWARDS, float64([[1.0, NAN, NAN, NAN, NAN]])])
-    assert for_training(ADVANTAGES.build(name)(reward), reward)[3].eq(0).all()
+    assert for_training(member(name)(reward), reward)[3].eq(0).all()
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - NEEDS_NO_GROUP))
 def test_group_of_one_and_flat_tensor_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} needs at least 2 completions per prompt, got 1"):
-        ADVANTAGES.build(name)(torch.ones(3, 1))
+        member(name)(torch.ones(3, 1))
     with pytest.raises(ValueError, match=rf"{name} needs rewards of shape \(P, G\), got \(6,\)"):
-        ADVANTAGES.build(name)(torch.ones(6))
+        member(name)(torch.ones(6))
 
 
 # Values.
 
+BOTH = 1 + math.sqrt(4 / 3)
+OF_ALL = math.sqrt(20 / 3)
 HALF = math.sqrt(2 / 3)  # std of 0 1 1 2 with Bessel's correction: sqrt((1 + 0 + 0 + 1) / 3)
 
 
@@ -178,6 +198,19 @@ HALF = math.sqrt(2 / 3)  # std of 0 1 1 2 with Bessel's correction: sqrt((1 + 0 
         # each minus the mean of the other three
         ("leave_one_out", {}, [[1, 0, 0, 3]], [[0, -4 / 3, -4 / 3, 3 - 1 / 3]]),
         ("leave_one_out", {}, [[1, NAN, 0, 3]], [[-0.5, NAN, -2, 2.5]]),
+        # all of -1 1 -1 1 around the groups' means: squares 1 1 1 1, Bessel 4 / 3
+        ("reinforce_plus_plus_baseline", {"eps": 0.0}, [[0, 2], [4, 6]], [[-(0.75**0.5), 0.75**0.5]] * 2),
+        ("reinforce_plus_plus_baseline", {"eps": 1.0}, [[0, 2], [4, 6]], [[-1 / BOTH, 1 / BOTH]] * 2),
+        # all of 0 2 4 6: mean 3, std sqrt(20 / 3)
+        ("reinforce_plus_plus", {"eps": 0.0}, [[0, 2], [4, 6]], [[-3 / OF_ALL, -1 / OF_ALL], [1 / OF_ALL, 3 / OF_ALL]]),
+        ("w_reinforce", {}, [[0, 1, 0.6, NAN]], [[-1, 0.1, 0.1, NAN]]),
+        ("w_reinforce", {"positive_weight": 1.0, "threshold": 0.9}, [[0, 1, 0.6, NAN]], [[-1, 1, -1, NAN]]),
+        # lengths 3, 4, 5 in the order of the rewards: (0 * 3 + 1 * 4 + 3 * 5) / 12
+        ("opo", {}, [[0, 1, 3]], [[-19 / 12, 1 - 19 / 12, 3 - 19 / 12]]),
+        # pairs of 0, 1, 3: only the better one of each counts, by how much it is better: 1 - 0; 3 - 0 and 3 - 1
+        ("pkpo", {"k": 2}, [[1, 0, 3]], [[1 / 3, 0, 5 / 3]]),
+        ("pkpo", {"k": 3}, [[1, 0, 3, NAN]], [[0, 0, 2, NAN]]),
+        ("pkpo", {"k": 3}, [[1, 0, NAN, NAN]], [[0, 0, NAN, NAN]]),  # no set of three
         ("max_rl", {"eps": 0.0}, [[0, 1, 0, 1], [0, 0, 0, 1]], [[-1, 1, -1, 1], [-1, -1, -1, 3]]),
         ("max_rl", {"eps": 0.5}, [[0, 1, 0, 1], [0, 0, 0, 0]], [[-0.5, 0.5, -0.5, 0.5], [0, 0, 0, 0]]),
     ],
@@ -185,7 +218,7 @@ HALF = math.sqrt(2 / 3)  # std of 0 1 1 2 with Bessel's correction: sqrt((1 + 0 
 def test_values_by_hand(
     name: str, options: dict[str, float], reward: list[list[float]], wanted: list[list[float]]
 ) -> None:
-    advantage = ADVANTAGES.build(name, **options)(float64(reward))
+    advantage = member(name, **options)(float64(reward))
     assert_close(advantage, float64(wanted), rtol=0, atol=1e-12, equal_nan=True)
 
 
@@ -196,7 +229,7 @@ def test_the_default_eps_is_the_handouts(name: str) -> None:
 
 def test_max_rl_refuses_a_negative_reward_with_its_value() -> None:
     with pytest.raises(ValueError, match=r"max_rl needs rewards >= 0, got -0\.5"):
-        ADVANTAGES.build("max_rl")(float64([[1.0, -0.5], [0.0, -0.25]]))
+        member("max_rl")(float64([[1.0, -0.5], [0.0, -0.25]]))
 
 
 def pass_at_k_by_enumeration(right: list[bool], k: int) -> list[float]:
@@ -219,19 +252,19 @@ def test_pass_at_k_is_the_mean_over_all_sets_of_k_completions(k: int) -> None:
     cases = [[i < right for i in range(5)] for right in range(6)]
     reward = torch.tensor(cases, dtype=torch.float64)
     wanted = float64([pass_at_k_by_enumeration(case, k) for case in cases])
-    assert_close(ADVANTAGES.build("pass_at_k", k=k, eps=0.0)(reward).nan_to_num(nan=0.0), wanted, rtol=0, atol=1e-12)
+    assert_close(member("pass_at_k", k=k, eps=0.0)(reward).nan_to_num(nan=0.0), wanted, rtol=0, atol=1e-12)
 
 
 def test_pass_at_k_by_hand() -> None:
     # 1 of 4 correct, k = 2: fail = (3 choose 2) / (4 choose 2) = 1/2, s = 1/2; next to an incorrect one, 1 of 3 draws is
     # correct, so it fails with 2/3: (1/2 - 2/3) / (1/2 + eps)
-    advantage = ADVANTAGES.build("pass_at_k", k=2, eps=0.5)(float64([[1, 0, 0, 0]]))
+    advantage = member("pass_at_k", k=2, eps=0.5)(float64([[1, 0, 0, 0]]))
     assert_close(advantage, float64([[0.5, -1 / 6, -1 / 6, -1 / 6]]), rtol=0, atol=1e-12)
 
 
 def test_pass_at_k_counts_as_correct_what_exceeds_the_threshold() -> None:
     reward = float64([[0.5, 0.6, 0.2, 0.0]])
-    default, lenient = ADVANTAGES.build("pass_at_k", k=1), ADVANTAGES.build("pass_at_k", k=1, threshold=0.1)
+    default, lenient = member("pass_at_k", k=1), member("pass_at_k", k=1, threshold=0.1)
     assert (default(reward) > 0).tolist() == [[False, True, False, False]]
     assert (lenient(reward) > 0).tolist() == [[True, True, True, False]]
 
@@ -239,4 +272,68 @@ def test_pass_at_k_counts_as_correct_what_exceeds_the_threshold() -> None:
 @pytest.mark.parametrize("k", [0, 5])
 def test_pass_at_k_refuses_a_k_that_cannot_be_drawn(k: int) -> None:
     with pytest.raises(ValueError, match=f"needs 1 <= k <= 4 completions per prompt, got k={k}"):
-        ADVANTAGES.build("pass_at_k", k=k)(torch.ones(2, 4))
+        member("pass_at_k", k=k)(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_pkpo_is_the_mean_over_all_sets_of_k_completions(k: int) -> None:
+    reward = torch.cat([REWARDS, float64([[-1.5, 0.25, 2.0, -0.5, 0.75]])])
+    sets = list(itertools.combinations(range(5), k))
+
+    def by_enumeration(row: list[float], i: int) -> float:
+        gains = [max(row[j] for j in s) - max(row[j] for j in s if j != i) for s in sets if i in s]
+        return sum(gains) / len(sets)
+
+    wanted = float64([[by_enumeration(row, i) for i in range(5)] for row in reward.tolist()])
+    assert_close(member("pkpo", k=k)(reward), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_pkpo_refuses_a_k_without_another_draw(k: int) -> None:
+    with pytest.raises(ValueError, match=f"pkpo needs 2 <= k <= 4 completions per prompt, got k={k}"):
+        member("pkpo", k=k)(torch.ones(2, 4))
+
+
+def test_gdpo_normalizes_each_reward_and_then_the_batch() -> None:
+    """(1, 2) and (1, 3): rewards 0 1 | 0 0 of the first function, 0 10 | 10 0 of the second with weight 1/2.
+
+    Each function's pair is -1, 1 over sqrt 2 by group; the sums are -1.5, 1.5 | 0.5, -0.5 over sqrt 2, whose Bessel
+    variance is (2.25 + 2.25 + 0.25 + 0.25) / 2 / 3 = 5 / 6.
+    """
+    rewards = torch.stack([float64([[0, 1], [0, 0]]), float64([[0, 10], [10, 0]])], dim=2)
+    weights = float64([[1, 0.5]])[0]
+    total = (rewards * weights).sum(dim=2)
+    found = ADVANTAGES.build("gdpo", eps=1e-12)(total, rewards=rewards, weights=weights)
+    scale = math.sqrt(2) * math.sqrt(5 / 6)
+    assert_close(found, float64([[-1.5, 1.5], [0.5, -0.5]]) / scale, rtol=0, atol=1e-9)
+
+
+def test_gdpo_counts_what_the_functions_scored() -> None:
+    rewards = float64([[[0, NAN], [1, NAN], [NAN, NAN]], [[1, 0], [0, 1], [0, 0]]])
+    total = total_reward(rewards.flatten(0, 1), float64([[1, 1]])[0]).view(2, 3)
+    found = ADVANTAGES.build("gdpo")(total, rewards=rewards, weights=float64([[1, 1]])[0])
+    assert found.isnan().tolist() == [[False, False, True], [False] * 3]
+    assert found[0, 1] == -found[0, 0] > 0
+
+
+def test_opo_weighs_the_baseline_by_length() -> None:
+    reward, lengths = float64([[1, 0, 0], [1, NAN, 0]]), float64([[10, 20, 30], [5, 100, 15]])
+    found = ADVANTAGES.build("opo")(reward, lengths=lengths)
+    assert_close(found, float64([[5 / 6, -1 / 6, -1 / 6], [3 / 4, NAN, -1 / 4]]), rtol=0, atol=1e-12, equal_nan=True)
+
+
+def test_discounted_gives_the_last_token_the_most() -> None:
+    # means 1/2; lengths 3 and 1: gamma^2, gamma, 1 and 1, 0, 0
+    found = ADVANTAGES.build("discounted", gamma=0.5)(float64([[1, 0]]), lengths=float64([[3, 1]]))
+    assert found.tolist() == [[[0.125, 0.25, 0.5], [-0.5, 0.0, 0.0]]]
+    plain = ADVANTAGES.build("discounted", gamma=1.0)(REWARDS, lengths=torch.full_like(REWARDS, 4.0))
+    assert_close(plain, member("group_mean")(REWARDS)[:, :, None].expand(3, 5, 4), rtol=0, atol=0)
+
+
+def test_an_advantage_per_token_is_masked_by_completion() -> None:
+    reward = float64([[1, NAN, 0], [1, math.inf, 0]])
+    found = for_training(ADVANTAGES.build("discounted")(reward, lengths=torch.full_like(reward, 2.0)), reward)
+    assert found.shape == (2, 3, 2)
+    assert found[0].isnan().sum() == 0
+    assert found[0, 1].eq(0).all()
+    assert found[1].isnan().all()

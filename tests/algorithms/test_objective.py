@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.support.cases import ROWS, loss_inputs, totals_of
+from tests.support.cases import ROWS, loss_inputs, policy_loss, totals_of
 from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import AGGREGATIONS
 from trl_ext.algorithms.kl import KL_ESTIMATORS
 from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
-from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
+from trl_ext.algorithms.sampler_correction import SAMPLER_WEIGHTS
 from trl_ext.algorithms.types import LossInputs, StepTotals
 from trl_ext.grpo.config import ExtGRPOConfig
 
@@ -40,9 +40,9 @@ def test_without_extras_it_is_the_aggregated_policy_loss(loss: str, aggregation:
     x = loss_inputs()
     totals = totals_of(x.mask)
     value, metrics = Objective(POLICY_LOSSES[loss], AGGREGATIONS[aggregation], K3)(x, totals)
-    policy_loss = POLICY_LOSSES[loss](x)
-    assert_close(value, AGGREGATIONS[aggregation](policy_loss.loss, x.mask, totals), rtol=0, atol=0)
-    assert metrics.keys() == policy_loss.metrics.keys()
+    alone = policy_loss(loss)(x)
+    assert_close(value, AGGREGATIONS[aggregation](alone.loss, x.mask, totals), rtol=0, atol=0)
+    assert metrics.keys() == alone.metrics.keys()
 
 
 @pytest.mark.parametrize("kl", sorted(KL_ESTIMATORS))
@@ -107,11 +107,11 @@ def test_a_penalty_without_reference_is_refused() -> None:
         Objective(LOSS, MEAN, K3, beta=0.05)(x, totals_of(x.mask))
 
 
-@pytest.mark.parametrize("correction", sorted(SAMPLER_CORRECTIONS))
+@pytest.mark.parametrize("correction", ["sequence", "token"])
 def test_sampler_weight_scales_policy_term_and_not_kl_penalty(correction: str) -> None:
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x)
-    weight = SAMPLER_CORRECTIONS.build(correction)(x.logp.detach(), x.old_logp, x.mask)
+    weight = SAMPLER_WEIGHTS.build(correction)(x.logp.detach(), x.old_logp, x.mask)
     value, _ = Objective(LOSS, MEAN, K3, beta=0.7)(x, totals, ref_logp=ref, sampler_weight=weight)
     wanted = MEAN(weight * LOSS(x).loss + 0.7 * K3(x.logp, ref), x.mask, totals)
     assert_close(value, wanted, rtol=0, atol=1e-12)
@@ -139,7 +139,7 @@ def test_sampler_weight_one_is_neutral_and_zero_counts_as_masked(
 def test_micro_batches_and_padding_change_nothing_with_all_on(preset: str) -> None:
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x)
-    weight = SAMPLER_CORRECTIONS["token_truncate"](x.logp.detach(), x.old_logp, x.mask)
+    weight = SAMPLER_WEIGHTS["token"](x.logp.detach(), x.old_logp, x.mask)
     whole = objective_of(preset, beta=0.1)
 
     def value(rows: slice, pad: int) -> Tensor:
@@ -191,24 +191,57 @@ STANDARDIZED = [0.5 / (1 / ROOT + 1e-6), -0.5 / (1 / ROOT + 1e-6), 1 / (ROOT + 1
 CENTERED = [0.5, -0.5, 1.0, -1.0]
 
 
+# The loss of each token of a sequence, from its advantage, and the log-ratios and log-probabilities of its tokens.
+Losses = Callable[[float, list[float], list[float]], list[float]]
+
+
+def each(token_loss: Callable[[float, float, float], float]) -> Losses:
+    """A loss of the token alone, from the advantage, its ratio and its log-probability."""
+    return lambda a, log_ratios, logps: [token_loss(a, math.exp(d), p) for d, p in zip(log_ratios, logps, strict=True)]
+
+
 def clipped(low: float, high: float) -> Callable[[float, float, float], float]:
-    def token_loss(a: float, log_ratio: float, logp: float) -> float:
-        ratio = math.exp(log_ratio)
-        return -min(ratio * a, min(max(ratio, 1 - low), 1 + high) * a)
-
-    return token_loss
+    return lambda a, ratio, logp: -min(ratio * a, min(max(ratio, 1 - low), 1 + high) * a)
 
 
-def log_probability(a: float, log_ratio: float, logp: float) -> float:
-    return -a * logp
+def of_sequence(low: float, high: float) -> Losses:
+    """GSPO: the clipped loss of the geometric mean of the ratios, at every token."""
+    return lambda a, log_ratios, logps: [
+        clipped(low, high)(a, math.exp(sum(log_ratios) / len(log_ratios)), 0.0) for _ in log_ratios
+    ]
 
 
-def unclipped(a: float, log_ratio: float, logp: float) -> float:
-    return -math.exp(log_ratio) * a
+def geometric_mean(a: float, log_ratios: list[float], logps: list[float]) -> list[float]:
+    bounded = [min(d, 0.4) if a > 0 else max(d, -0.4) for d in log_ratios]
+    return [-a * math.exp(sum(bounded) / len(bounded))] * len(bounded)
 
 
-def capped(a: float, log_ratio: float, logp: float) -> float:
-    return -min(math.exp(log_ratio), 5.0) * a * logp
+def gradient_preserving(a: float, ratio: float, logp: float) -> float:
+    if a > 0 and ratio > 1.2:
+        return -1.0 * 1.2 * a
+    return -0.75 * 0.8 * a if a < 0 and ratio < 0.8 else -ratio * a
+
+
+def flipped(a: float, ratio: float, logp: float) -> float:
+    if (a > 0 and ratio > 1.2) or (a < 0 and ratio < 0.8):
+        return 0.0
+    return -min(1 / ratio if a > 0 else ratio, 3.0) * a
+
+
+def reshaped(a: float, log_ratios: list[float], logps: list[float]) -> list[float]:
+    w, (k, decay) = math.exp(sum(log_ratios)), (2, 3) if a >= 0 else (3, 2)
+    return [-(w**k) * math.exp(decay * (1 - w)) * a * logp for logp in logps]
+
+
+def trusted(a: float, ratio: float, logp: float) -> float:
+    is_far = abs(math.exp(logp) - math.exp(logp) / ratio) > 0.2
+    return 0.0 if is_far and (ratio - 1) * a > 0 else -ratio * a
+
+
+SCORE = each(lambda a, ratio, logp: -a * logp)
+UNCLIPPED = each(lambda a, ratio, logp: -ratio * a)
+CAPPED = each(lambda a, ratio, logp: -min(ratio, 5.0) * a * logp)
+PPO = each(clipped(0.2, 0.2))
 
 
 def per_sequence(sums: Iterator[list[float]]) -> float:
@@ -227,34 +260,49 @@ def over_sequences(sums: Iterator[list[float]]) -> float:
     return sum(map(sum, sums)) / 4
 
 
-FORMULAS: dict[str, tuple[list[float], Callable[[float, float, float], float], Callable[..., float]]] = {
-    "no_baseline": ([1.0, 0.0, 3.0, 1.0], log_probability, per_sequence),
-    "reinforce_with_baseline": (STANDARDIZED, log_probability, per_sequence),
-    "grpo_clip": (STANDARDIZED, clipped(0.2, 0.2), per_sequence),
-    "grpo_no_clip": (STANDARDIZED, unclipped, per_sequence),
-    "dr_grpo": (CENTERED, clipped(0.2, 0.2), over_max_tokens),
-    "dapo": (STANDARDIZED, clipped(0.2, 0.28), per_token),
-    "rloo": ([1.0, -1.0, 2.0, -2.0], log_probability, over_sequences),
-    "gspo": (STANDARDIZED, clipped(3e-4, 4e-4), per_sequence),
-    "cispo": (STANDARDIZED, capped, per_token),
-    "max_rl": ([0.5 / 0.500001, -0.5 / 0.500001, 1 / 2.000001, -1 / 2.000001], log_probability, over_sequences),
+OF_BATCH = math.sqrt(sum(a * a for a in STANDARDIZED) / 3) + 1e-6
+FORMULAS: dict[str, tuple[list[float], Losses, Callable[..., float]]] = {
+    "no_baseline": ([1.0, 0.0, 3.0, 1.0], SCORE, per_sequence),
+    "reinforce_with_baseline": (STANDARDIZED, SCORE, per_sequence),
+    "grpo_clip": (STANDARDIZED, PPO, per_sequence),
+    "grpo_no_clip": (STANDARDIZED, UNCLIPPED, per_sequence),
+    "dr_grpo": (CENTERED, PPO, over_max_tokens),
+    "dapo": (STANDARDIZED, each(clipped(0.2, 0.28)), per_token),
+    "rloo": ([1.0, -1.0, 2.0, -2.0], SCORE, over_sequences),
+    "gspo": (STANDARDIZED, of_sequence(3e-4, 4e-4), per_sequence),
+    "gspo_token": (STANDARDIZED, of_sequence(3e-4, 4e-4), per_sequence),
+    "luspo": (STANDARDIZED, of_sequence(3e-4, 4e-4), over_sequences),
+    "gmpo": (STANDARDIZED, geometric_mean, per_sequence),
+    "cispo": (STANDARDIZED, CAPPED, per_token),
+    "ce_gppo": (STANDARDIZED, each(gradient_preserving), per_sequence),
+    "aspo": (STANDARDIZED, each(flipped), per_sequence),
+    "vespo": (CENTERED, reshaped, over_sequences),
+    "dppo": (CENTERED, each(trusted), over_sequences),
+    "max_rl": ([0.5 / 0.500001, -0.5 / 0.500001, 1 / 2.000001, -1 / 2.000001], SCORE, over_sequences),
+    "gdpo": ([a / OF_BATCH for a in STANDARDIZED], PPO, per_sequence),
+    # mean 5/4, squares 1/16, 25/16, 49/16, 1/16
+    "reinforce_plus_plus": ([(r - 1.25) / (math.sqrt(76 / 48) + 1e-6) for r in (1, 0, 3, 1)], PPO, per_sequence),
+    "reinforce_plus_plus_baseline": ([a / (math.sqrt(2.5 / 3) + 1e-6) for a in CENTERED], PPO, per_sequence),
+    "opo": ([1 - 2 / 3, -2 / 3, 1, -1], SCORE, over_sequences),  # baselines 1 * 2 / 3 and (3 * 2 + 1 * 2) / 4
+    "w_reinforce": ([0.1, -1, 0.1, 0.1], SCORE, over_sequences),
+    "pkpo": ([1, 0, 2, 0], SCORE, over_sequences),  # what the better one of two adds
 }
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_a_preset_is_its_formula(preset: str) -> None:
-    advantages, token_loss, aggregate = FORMULAS[preset]
-    log_ratios = [row[:n] for row, n in zip(LOG_RATIO, LENGTHS, strict=True)]
-    if preset == "gspo":  # one ratio per sequence
-        log_ratios = [[sum(row) / len(row)] * len(row) for row in log_ratios]
-    logps = [[o + d for o, d in zip(*rows, strict=True)] for rows in zip(OLD, LOG_RATIO, strict=True)]
-    wanted = aggregate(
-        [token_loss(a, d, logp) for d, logp in zip(ratios, row, strict=False)]
-        for a, ratios, row in zip(advantages, log_ratios, logps, strict=True)
-    )
+    advantages, losses, aggregate = FORMULAS[preset]
+    rows = [
+        (a, ratios[:n], [o + d for o, d in zip(olds, ratios, strict=True)][:n])
+        for a, ratios, olds, n in zip(advantages, LOG_RATIO, OLD, LENGTHS, strict=True)
+    ]
+    wanted = aggregate([losses(*row) for row in rows])
     old, ratio = torch.tensor(OLD, dtype=torch.float64), torch.tensor(LOG_RATIO, dtype=torch.float64)
     mask = torch.arange(2) < torch.tensor(LENGTHS)[:, None]
-    advantage = axis(preset, "advantage")(torch.tensor(REWARD, dtype=torch.float64)).view(-1, 1)
+    reward, lengths = (torch.tensor(x, dtype=torch.float64).view(2, 2) for x in (REWARD, LENGTHS))
+    inputs = {"rewards": reward[:, :, None], "weights": reward.new_ones(1), "lengths": lengths}
+    member = ADVANTAGES.build(PRESETS[preset].advantage, **({"k": 2} if preset == "pkpo" else {}))
+    advantage = member(reward, **{name: inputs[name] for name in ADVANTAGES.inputs_of(member)}).view(-1, 1)
     x = LossInputs((old + ratio).requires_grad_(), old, advantage, mask)
     value, _ = objective_of(preset)(x, StepTotals(sequences=4, tokens=7, max_tokens=MAX_TOKENS))
     assert value.item() == pytest.approx(wanted, abs=1e-12)

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.support.cases import loss_inputs, ragged_mask
+from tests.support.cases import loss_inputs, policy_loss, ragged_mask
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.types import LossInputs, TokenLoss
 
 EVERY = sorted(POLICY_LOSSES)
-PER_SEQUENCE = {"gspo"}  # one ratio per sequence, so a token's loss depends on its neighbors
+PER_SEQUENCE = {"gspo", "gmpo"}  # one ratio per sequence, which has to have one advantage too
+SEES_OTHERS = {*PER_SEQUENCE, "gspo_token", "vespo"}  # a token's loss depends on the others of its sequence
 IGNORES_OLD = {"reinforce"}
 UNBOUNDED = {"reinforce", "importance_ratio"}  # never clipped
-STOPS_GRADIENT = {"cispo"}  # its derivative treats the ratio as a constant, so finite differences are not its gradient
+BOUNDED_BY = {"cispo": 5.0, "ce_gppo": 1.2}  # these keep a gradient outside the clip range, at most this
+# Their derivative treats a factor as a constant, so finite differences are not their gradient.
+STOPS_GRADIENT = {"cispo", "gspo_token", "ce_gppo", "aspo", "vespo"}
 
 
 def gradient(loss: TokenLoss, x: LossInputs) -> Tensor:
@@ -26,10 +29,11 @@ def gradient(loss: TokenLoss, x: LossInputs) -> Tensor:
     return torch.autograd.grad((loss.loss * x.mask).sum(), x.logp)[0]
 
 
-def one_token(ratio: float, advantage: float) -> LossInputs:
-    logp = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
+def one_token(ratio: float, advantage: float, old: float = 1.0) -> LossInputs:
+    """A token of the probability `old` under the old policy."""
+    logp = torch.tensor([[math.log(ratio * old)]], dtype=torch.float64, requires_grad=True)
     zeros = torch.zeros(1, 1, dtype=torch.float64)
-    return LossInputs(logp, zeros, zeros + advantage, torch.ones(1, 1, dtype=torch.bool))
+    return LossInputs(logp, zeros + math.log(old), zeros + advantage, torch.ones(1, 1, dtype=torch.bool))
 
 
 # Contracts.
@@ -39,7 +43,7 @@ def one_token(ratio: float, advantage: float) -> LossInputs:
 @pytest.mark.parametrize("name", EVERY)
 def test_loss_and_metrics_are_per_token_and_only_loss_has_grad(name: str, per_token: bool) -> None:
     x = loss_inputs(per_token=per_token)
-    result = POLICY_LOSSES.build(name)(x)
+    result = policy_loss(name)(x)
     assert (result.loss.shape, result.loss.dtype) == (x.logp.shape, torch.float64)
     assert result.loss.requires_grad
     for value in result.metrics.values():
@@ -53,7 +57,7 @@ def test_loss_and_metrics_are_per_token_and_only_loss_has_grad(name: str, per_to
 )
 def test_on_policy_the_gradient_is_that_of_reinforce(name: str, per_token: bool) -> None:
     x = loss_inputs(off_policy=0.0, per_token=per_token)
-    actual = gradient(POLICY_LOSSES.build(name)(x), x)
+    actual = gradient(policy_loss(name)(x), x)
     assert_close(actual, -(x.advantage * x.mask), rtol=0, atol=1e-12)
     assert actual.abs().max() > 0.1
 
@@ -61,7 +65,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce(name: str, per_token: bool)
 @pytest.mark.parametrize("name", sorted(set(EVERY) - IGNORES_OLD))
 def test_off_policy_the_gradient_is_another(name: str) -> None:
     x = loss_inputs(off_policy=0.5)
-    assert (gradient(POLICY_LOSSES.build(name)(x), x) + x.advantage * x.mask).abs().max() > 0.05
+    assert (gradient(policy_loss(name)(x), x) + x.advantage * x.mask).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("off_policy", [0.0, 0.05, 0.5])
@@ -72,7 +76,7 @@ def test_the_gradient_is_the_derivative(name: str, off_policy: float) -> None:
         x = dataclasses.replace(x, old_logp=x.old_logp + 1e-5)  # next to the kink of a clip at 1, not on it
 
     def total(logp: Tensor) -> Tensor:
-        return (POLICY_LOSSES.build(name)(dataclasses.replace(x, logp=logp)).loss * x.mask).sum()
+        return (policy_loss(name)(dataclasses.replace(x, logp=logp)).loss * x.mask).sum()
 
     assert torch.autograd.gradcheck(total, (x.logp,))
 
@@ -81,7 +85,7 @@ def test_the_gradient_is_the_derivative(name: str, off_policy: float) -> None:
 def test_a_zero_advantage_has_neither_loss_nor_gradient(name: str) -> None:
     x = loss_inputs(0.5)
     x = dataclasses.replace(x, advantage=torch.zeros_like(x.advantage))
-    function = POLICY_LOSSES.build(name)
+    function = policy_loss(name)
     assert function.zero_advantage_is_noop  # declared, which this test holds
     loss = function(x)
     assert loss.loss.abs().max() == 0
@@ -91,11 +95,9 @@ def test_a_zero_advantage_has_neither_loss_nor_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - UNBOUNDED))
 def test_gradient_is_small_for_ratios_past_the_clip_range(name: str) -> None:
-    for ratio, sign in ((100.0, 1.0), (0.01, -1.0)):
-        x = one_token(ratio, sign)
-        loss = POLICY_LOSSES.build(name)(x)
-        bound = 5.0 if name == "cispo" else 0.1  # cispo keeps a gradient, but at most ratio_max
-        assert gradient(loss, x).abs().item() <= bound
+    for ratio, sign, old in ((100.0, 1.0, 0.005), (0.01, -1.0, 0.5)):
+        x = one_token(ratio, sign, old)
+        assert gradient(policy_loss(name)(x), x).abs().item() <= BOUNDED_BY.get(name, 0.1)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -103,7 +105,7 @@ def test_masked_tokens_never_matter(name: str) -> None:
     x = loss_inputs(0.5)
     poisoned = x.logp.detach().masked_fill(~x.mask, -50.0).requires_grad_()
     y = dataclasses.replace(x, logp=poisoned, old_logp=x.old_logp.masked_fill(~x.mask, -49.0))
-    loss = POLICY_LOSSES.build(name)
+    loss = policy_loss(name)
     assert_close(loss(y).loss[x.mask], loss(x).loss[x.mask], rtol=0, atol=0)
     assert_close(gradient(loss(y), y), gradient(loss(x), x), rtol=0, atol=0)
     for key, value in loss(x).metrics.items():
@@ -112,7 +114,7 @@ def test_masked_tokens_never_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_padding_and_the_order_of_rows_change_nothing(name: str) -> None:
-    x, loss = loss_inputs(0.5), POLICY_LOSSES.build(name)
+    x, loss = loss_inputs(0.5), policy_loss(name)
     wanted = loss(x).loss * x.mask
     pad = torch.nn.functional.pad
     wider = LossInputs(pad(x.logp, (0, 3)), pad(x.old_logp, (0, 3)), x.advantage, pad(x.mask, (0, 3)))
@@ -123,9 +125,9 @@ def test_padding_and_the_order_of_rows_change_nothing(name: str) -> None:
     assert_close(loss(moved).loss * moved.mask, wanted[order], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", sorted(set(EVERY) - PER_SEQUENCE))
+@pytest.mark.parametrize("name", sorted(set(EVERY) - SEES_OTHERS))
 def test_a_token_does_not_see_the_others(name: str) -> None:
-    x, loss = loss_inputs(0.5), POLICY_LOSSES.build(name)
+    x, loss = loss_inputs(0.5), policy_loss(name)
     last = LossInputs(x.logp[:, -1:], x.old_logp[:, -1:], x.advantage, x.mask[:, -1:])
     assert_close(loss(last).loss, loss(x).loss[:, -1:], rtol=0, atol=0)
 
@@ -155,6 +157,39 @@ def test_a_token_does_not_see_the_others(name: str) -> None:
         ("gspo", {}, 1.5, 2.0, -2 * 1.0004, 0.0),
         ("gspo", {}, 0.5, -2.0, 2 * 0.9997, 0.0),
         ("gspo", {"eps_high": 1.0}, 1.5, 2.0, -3.0, -3.0),
+        # GSPO-token: for one token the same, whose gradient is the token's own
+        ("gspo_token", {}, 1.5, 2.0, -2 * 1.0004, 0.0),
+        ("gspo_token", {"eps_high": 1.0}, 1.5, 2.0, -3.0, -3.0),
+        # GMPO: log r is at most 0.4 for a good token, at least -0.4 for a bad one
+        ("gmpo", {}, 2.0, 1.0, -math.exp(0.4), 0.0),
+        ("gmpo", {}, 0.5, 1.0, -0.5, -0.5),
+        ("gmpo", {}, 2.0, -1.0, 2.0, 2.0),
+        ("gmpo", {"eps_low": 0.1}, 0.5, -1.0, math.exp(-0.1), 0.0),
+        # CE-GPPO: outside, beta times the bound instead of the ratio: 0.75 * 0.8 and 1 * 1.2
+        ("ce_gppo", {}, 0.5, -2.0, 1.2, 1.2),
+        ("ce_gppo", {}, 1.5, 2.0, -2.4, -2.4),
+        ("ce_gppo", {"beta1": 0.0}, 0.5, -2.0, 0.0, 0.0),
+        ("ce_gppo", {}, 1.5, -2.0, 3.0, 3.0),
+        ("ce_gppo", {}, 1.1, 2.0, -2.2, -2.2),
+        # ASPO: 1 / r for a good token, at most 3; without gradient where PPO has none
+        ("aspo", {}, 0.5, 2.0, -4.0, -4.0),
+        ("aspo", {}, 0.1, 1.0, -3.0, -3.0),
+        ("aspo", {}, 1.5, 2.0, 0.0, 0.0),
+        ("aspo", {}, 0.5, -2.0, 0.0, 0.0),
+        ("aspo", {"dual_clip": 2.0}, 5.0, -2.0, 4.0, 4.0),
+        ("aspo", {}, 1.1, 2.0, -2 / 1.1, -2 / 1.1),
+        # VESPO: W^2 e^(3 (1 - W)) for a good token, W^3 e^(2 (1 - W)) for a bad one, times log pi = log W
+        ("vespo", {}, 2.0, 1.0, -4 * math.exp(-3) * math.log(2), -4 * math.exp(-3)),
+        ("vespo", {}, 2.0, -1.0, 8 * math.exp(-2) * math.log(2), 8 * math.exp(-2)),
+        ("vespo", {"k_pos": 1.0, "lambda_pos": 0.0}, 2.0, 1.0, -2 * math.log(2), -2.0),
+        # DPPO: the token had probability 1, so a fall by more than 0.2, or by -log r of more than 0.05, is masked
+        ("dppo_tv", {}, 0.9, -1.0, 0.9, 0.9),
+        ("dppo_tv", {}, 0.75, -1.0, 0.0, 0.0),
+        ("dppo_tv", {}, 0.75, 1.0, -0.75, -0.75),
+        ("dppo_tv", {"delta": 0.3}, 0.75, -1.0, 0.75, 0.75),
+        ("dppo_kl", {}, 0.96, -1.0, 0.96, 0.96),
+        ("dppo_kl", {}, 0.94, -1.0, 0.0, 0.0),
+        ("dppo_kl", {}, 0.5, 1.0, -0.5, -0.5),
         ("cispo", {}, 2.0, 3.0, -6 * math.log(2), -6.0),
         ("cispo", {}, 8.0, 3.0, -15 * math.log(8), -15.0),
         ("cispo", {"ratio_max": 2.0}, 8.0, -3.0, 6 * math.log(8), 6.0),
@@ -169,7 +204,7 @@ def test_values_by_hand(
     name: str, options: dict[str, float], ratio: float, advantage: float, loss: float, slope: float
 ) -> None:
     x = one_token(ratio, advantage)
-    result = POLICY_LOSSES.build(name, **options)(x)
+    result = policy_loss(name, **options)(x)
     assert result.loss.item() == pytest.approx(loss, abs=1e-12)
     assert gradient(result, x).item() == pytest.approx(slope, abs=1e-12)
 
@@ -178,12 +213,12 @@ def test_values_by_hand(
     ("ratio", "advantage", "low", "high"),
     [(1.5, 1.0, 0, 1), (1.2, 1.0, 0, 0), (1.5, -1.0, 0, 0), (0.5, 1.0, 0, 0), (0.85, -1.0, 1, 0), (1.5, 0.0, 0, 0)],
 )
-@pytest.mark.parametrize("name", ["ppo_clip", "gspo"])
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "gspo_token", "aspo"])
 def test_what_is_logged_as_clipped_is_what_lost_its_gradient(
     name: str, ratio: float, advantage: float, low: int, high: int
 ) -> None:
     x = one_token(ratio, advantage)
-    result = POLICY_LOSSES.build(name, eps_low=0.1, eps_high=0.3)(x)
+    result = policy_loss(name, eps_low=0.1, eps_high=0.3)(x)
     logged = {key: value.item() for key, value in result.metrics.items()}
     assert logged == {
         "clip_ratio/low_mean": low,
@@ -197,8 +232,20 @@ def test_what_is_logged_as_clipped_is_what_lost_its_gradient(
 @pytest.mark.parametrize(("ratio", "advantage", "capped"), [(8.0, 1.0, 1), (8.0, -1.0, 0), (2.0, 1.0, 0)])
 def test_cispo_logs_the_good_tokens_whose_ratio_it_capped(ratio: float, advantage: float, capped: int) -> None:
     x = one_token(ratio, advantage)
-    metrics = POLICY_LOSSES.build("cispo")(x).metrics
+    metrics = policy_loss("cispo")(x).metrics
     assert {key: value.item() for key, value in metrics.items()} == {"clip_ratio/high_mean": capped}
+
+
+def test_dppo_bounds_the_probability_and_not_its_ratio() -> None:
+    """The example of the paper's section 4.2: 1e-4 to 1e-2 moves little probability, 0.99 to 0.8 much."""
+    rare, common = one_token(100.0, 1.0, old=1e-4), one_token(0.8 / 0.99, -1.0, old=0.99)
+    for name, delta in (("dppo_tv", 0.15), ("dppo_kl", 0.05)):
+        loss = policy_loss(name, delta=delta)
+        assert gradient(loss(rare), rare).item() == pytest.approx(-100)
+        assert gradient(loss(common), common).item() == 0
+    clipped = policy_loss("ppo_clip")
+    assert gradient(clipped(rare), rare).item() == 0
+    assert gradient(clipped(common), common).item() == pytest.approx(0.8 / 0.99)
 
 
 def test_gspo_ratio_is_the_geometric_mean_over_unmasked_tokens() -> None:
@@ -206,7 +253,7 @@ def test_gspo_ratio_is_the_geometric_mean_over_unmasked_tokens() -> None:
     logp = torch.tensor([[0.1, 5.0, 0.3], [1.0, 1.0, 1.0]], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True, False, True], [False] * 3])
     x = LossInputs(logp, torch.zeros_like(logp).detach(), torch.tensor([[2.0], [2.0]], dtype=torch.float64), mask)
-    result = POLICY_LOSSES.build("gspo", eps_high=1.0)(x)
+    result = policy_loss("gspo", eps_high=1.0)(x)
     assert_close(result.loss[0], torch.full((3,), -2 * math.exp(0.2), dtype=torch.float64), rtol=0, atol=1e-12)
     # two tokens, each with s / 2 of either gradient
     assert gradient(result, x).tolist() == [

@@ -264,9 +264,15 @@ def test_the_objective_gets_kl_beta_and_bias_correction(estimator: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"preset": "dr_gpro"}, "unknown preset 'dr_gpro'. Did you mean 'dr_grpo'? Known: cispo, dapo, dr_grpo"),
+        (
+            {"preset": "dr_gpro"},
+            "unknown preset 'dr_gpro'. Did you mean 'dr_grpo'? Known: aspo, ce_gppo, cispo, dapo, dppo, dr_grpo",
+        ),
         ({"advantage": "group_men"}, "unknown advantage 'group_men'. Did you mean 'group_mean'? Known: "),
-        ({"policy_loss": "ppoclip"}, "unknown policy loss 'ppoclip'. Did you mean 'ppo_clip'? Known: cispo, gspo"),
+        (
+            {"policy_loss": "ppoclip"},
+            "unknown policy loss 'ppoclip'. Did you mean 'ppo_clip'? Known: aspo, ce_gppo, cispo, dppo_kl",
+        ),
         ({"aggregation": "tokens_mean"}, "unknown aggregation 'tokens_mean'. Did you mean 'token_mean'? Known: "),
         ({"kl_estimator": "k4", "preset": "dapo"}, "unknown KL estimator 'k4'"),
         ({"kl_estimator": "k4"}, "unknown KL estimator 'k4'"),

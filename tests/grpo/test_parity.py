@@ -131,6 +131,18 @@ SAME_WORDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"loss_type": "sapo"}, {"policy_loss": "sapo"},
         {"sapo_temperature_pos": 3.0, "sapo_temperature_neg": 0.3, **OFF_POLICY},
     ),
+    "vespo": (
+        {"loss_type": "vespo"}, {"policy_loss": "vespo", "aggregation": "token_mean"},
+        {"vespo_k_pos": 1.0, "vespo_lambda_neg": 1.0, **OFF_POLICY_WHOLE_ROLLOUT},
+    ),
+    "luspo": (
+        {"loss_type": "luspo"}, {"preset": "luspo"},
+        {"importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.02, **OFF_POLICY},
+    ),
+    "adaptive_entropy": (
+        {"loss_type": "grpo"}, {"policy_loss": "ppo_clip"},
+        {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.1, "entropy_target": 2.0, **OFF_POLICY},
+    ),
     "sequence": (
         {"loss_type": "grpo"}, {"policy_loss": "ppo_clip"},
         {"importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.02, **OFF_POLICY},

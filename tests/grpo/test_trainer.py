@@ -12,6 +12,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from accelerate import Accelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import (
     AutoModelForCausalLM,
@@ -37,6 +38,7 @@ from tests.support.tiny import (
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer, StepTotals
 from trl_ext.generation.completion import Completion
+from trl_ext.grpo.metrics import StepMetrics
 
 EOS, STOP_WORD = 1, 6
 ON_POLICY: dict[str, Any] = {"rollout_batch_size": 16, "train_batch_size": 16, "n_grpo_steps": 2, "max_steps": -1}
@@ -65,6 +67,7 @@ class Recorder(ExtGRPOTrainer):
             self.seen.append((self.state.global_step, x, {**others, "totals": totals}))
             return objective(x, totals, **others)
 
+        record.corrects_for_sampler = objective.corrects_for_sampler  # type: ignore[attr-defined]
         self._objective = record
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -488,6 +491,53 @@ def test_the_samplers_mismatch_is_corrected_as_in_trl(
     fraction = (torch.cat(computed) == 0).float().mean().item()
     assert logs(skipping)[0]["step/rows_trained"] == 0.5
     assert logs(skipping)[0]["sampling/masked_frac"] == pytest.approx(fraction)
+
+
+def test_weight_and_rejection_are_chosen_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
+    monkeypatch.setattr("trl_ext.generation.vllm.ColocatedEngine", Engine)
+    settings = {"use_vllm": True, "vllm_mode": "colocate", "num_iterations": 2, "max_steps": 2}
+    axes = {
+        "sampler_weight": "token", "sampler_weight_options": {"clip_max": 1.25},
+        "sampler_rejection": "sequence_mean_k3", "sampler_rejection_options": {"threshold": 0.02},
+    }  # fmt: skip
+    trainer = record(tmp_path / "a", fraction_of_ones, **settings, **axes)
+    kept, weights, lengths = [], [], []
+    for step, x, others in trainer.seen:
+        difference = ((x.old_logp - others["sampled_logp"]) * x.mask).nan_to_num(nan=0.0)
+        k3 = ((difference.exp() - 1 - difference) * x.mask).sum(1) / x.mask.sum(1)
+        wanted = difference.exp().clamp(max=1.25) * (k3 <= 0.02)[:, None]
+        torch.testing.assert_close(others["sampler_weight"], wanted)
+        if step == 0:
+            kept.append((k3 <= 0.02).repeat_interleave(x.mask.sum(1)))
+            weights.append(wanted[x.mask])
+            lengths.append(x.mask.sum(1).repeat_interleave(x.mask.sum(1)))
+    rejected, weight, length = ~torch.cat(kept), torch.cat(weights).double(), torch.cat(lengths)
+    entry = logs(trainer)[0]
+    assert 0 < rejected.float().mean() < 1
+    assert entry["sampling/masked_frac"] == pytest.approx(rejected.float().mean().item())
+    assert entry["sampling/weight_mean"] == pytest.approx(weight.mean().item())
+    assert entry["sampling/effective_sample_size"] == pytest.approx(
+        (weight.mean() ** 2 / weight.square().mean()).item()
+    )
+    for quarter in range(4):
+        inside = (4 * (length - 1) // trainer.max_completion_length) == quarter
+        name = f"sampling/masked_frac_length_{quarter + 1}"
+        assert entry.get(name) == (pytest.approx(rejected[inside].float().mean().item()) if inside.any() else None)
+    ours = record(tmp_path / "b", fraction_of_ones, **settings, policy_loss="dppo_tv")
+    assert all(others["sampler_weight"].eq(1).all() for _, _, others in ours.seen)  # the loss has the ratio in it
+
+
+def test_perplexities_and_chi_square_are_of_the_reported_tokens() -> None:
+    metrics = StepMetrics()
+    old, sampled = torch.tensor([[0.5, 0.25, 0.1]]).log(), torch.tensor([[0.25, 0.25, math.nan]]).log()
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    metrics.add_mismatch(old, sampled, mask, torch.tensor([[2.0, 0.5, 1.0]]), max_tokens=3)
+    found = metrics.finish(Accelerator(cpu=True), {})
+    assert found["sampling/perplexity_trainer"] == pytest.approx(math.sqrt(8))  # of 1/2 and 1/4
+    assert found["sampling/perplexity_sampler"] == pytest.approx(4)
+    assert found["sampling/chi_square"] == pytest.approx((4 + 1) / 2 - 1)  # of the ratios 2 and 1
+    assert found["sampling/effective_sample_size"] == pytest.approx((3.5 / 3) ** 2 / (5.25 / 3))
 
 
 def half_skipped(completions: list[str], **_: Any) -> list[float]:

@@ -139,7 +139,11 @@ FAULTS = [
         f"{REGISTERED}def f(x):\n    return TokenLoss(-(x.advantage + 0.1) * x.logp)",
         "declares zero_advantage_is_noop, and at advantage 0 its loss, its gradient or a metric is not 0",
     ),
-    ("advantage", "def f(reward):\n    return reward.mean()", "must return (P, G), here (2, 8), got ()"),
+    (
+        "advantage",
+        "def f(reward):\n    return reward.mean()",
+        "must return (P, G), here (2, 8), or (P, G, T), here (2, 8, 3), got ()",
+    ),
     (
         "advantage",
         "def f(reward):\n    assert reward.shape[1] >= 64, 'few'\n    return reward",
@@ -148,7 +152,7 @@ FAULTS = [
     (
         "advantage",
         "def f(reward):\n    assert reward.shape[1] == 8\n    return [0.0]",
-        "must return a tensor (P, G), got list",
+        "must return a tensor (P, G) or (P, G, T), got list",
     ),
     ("aggregation", "def f(loss, mask, totals):\n    return loss", "must return a tensor of one number"),
     ("kl_estimator", "def f(logp, ref_logp):\n    return 0.0", "must return a tensor with one value per token, (B, T)"),

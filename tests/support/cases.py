@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from trl_ext.algorithms.types import LossInputs, StepTotals
+from trl_ext.algorithms.policy_losses import POLICY_LOSSES, with_inputs
+from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
 
 LENGTHS = (5, 2, 6, 1, 0, 3)  # one row has no token that trains
 ROWS, TOKENS = len(LENGTHS), max(LENGTHS)
@@ -32,3 +36,16 @@ def loss_inputs(off_policy: float = 0.3, per_token: bool = False) -> LossInputs:
 
 def totals_of(mask: Tensor, max_tokens: float = 10.0) -> StepTotals:
     return StepTotals(sequences=float(len(mask)), tokens=float(mask.sum()), max_tokens=max_tokens)
+
+
+def policy_loss(name: str, **options: float) -> Callable[[LossInputs], TokenLoss]:
+    """A policy loss by name, whose further inputs follow from `x`: the sampler and the reference are the old policy."""
+    member = POLICY_LOSSES.build(name, **options)
+
+    @functools.wraps(member)
+    def loss(x: LossInputs) -> TokenLoss:
+        old = x.old_logp
+        given = with_inputs(member, sampled_logp=old, ref_logp=old, entropy=-old, group=torch.arange(len(old)))
+        return given(x)
+
+    return loss

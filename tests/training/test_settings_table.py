@@ -118,9 +118,7 @@ def test_an_entry_shows_what_it_says_or_has_a_reason() -> None:
 # Refused.
 
 GIVEN: dict[str, Any] = {
-    "auto_find_batch_size": True, "loss_type": "grpo", "vespo_k_pos": 1.0, "vespo_lambda_pos": 1.0, "vespo_k_neg": 1.0,
-    "vespo_lambda_neg": 1.0, "use_adaptive_entropy": True,
-    "entropy_coef_min": 0.1, "entropy_coef_max": 0.5, "entropy_coef_delta": 0.1, "entropy_target": 1.0,
+    "auto_find_batch_size": True, "loss_type": "grpo",
 }  # fmt: skip
 
 
@@ -135,6 +133,9 @@ def test_settings_refused_by_table_are_refused_with_axes(name: str) -> None:
         assert getattr(config(**{name: GIVEN[name]}), name) == GIVEN[name]  # without either it is TRL's
 
 
+VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -144,6 +145,27 @@ def test_settings_refused_by_table_are_refused_with_axes(name: str) -> None:
         (
             {"micro_batch_tokens": 9, "preset": "dapo", "dynamic_micro_batches": False},
             "micro_batch_tokens=9 needs dynamic_micro_batches: true; it would be ignored without",
+        ),
+        (
+            {"sampler_weight": "token", "preset": "dapo"},
+            "sampler_weight='token' needs use_vllm: true; it would be ignored without",
+        ),
+        (
+            {"sampler_weight": "token", "preset": "dppo", **VLLM},
+            "sampler_weight='token' would be ignored, because policy_loss 'dppo_tv' corrects for the sampler itself; drop "
+            "sampler_weight",
+        ),
+        (
+            {"sampler_rejection": "token_k3", "preset": "dapo", "vllm_importance_sampling_clip_max": 2.0, **VLLM},
+            "vllm_importance_sampling_clip_max=2.0 would be ignored next to sampler_rejection='token_k3'; set one",
+        ),
+        (
+            {"preset": "vespo", "vllm_importance_sampling_mode": "token_mask", **VLLM},
+            "vllm_importance_sampling_mode='token_mask' would be ignored next to policy_loss='vespo'; set one",
+        ),
+        (
+            {"entropy_target": 0.5, "preset": "dapo"},
+            "entropy_target=0.5 needs use_adaptive_entropy: true; it would be ignored without",
         ),
         (
             {"ref_model_mixup_alpha": 0.9, "preset": "dapo", "beta": 0.1},
@@ -183,6 +205,12 @@ TAKEN: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "sapo_temperature_neg": [
         ({"policy_loss": "sapo", "sapo_temperature_neg": 2.0}, {"policy_loss": "sapo", "policy_loss_options": {"temperature_neg": 2.0}}),
     ],
+    **{
+        f"vespo_{option}": [
+            ({"policy_loss": "vespo", f"vespo_{option}": 1.5}, {"policy_loss": "vespo", "policy_loss_options": {option: 1.5}})
+        ]
+        for option in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
+    },
     "scale_rewards": [
         ({"scale_rewards": True}, {}), ({"scale_rewards": "true"}, {}), ({"scale_rewards": "group"}, {}),
         ({"scale_rewards": False}, {"advantage": "group_mean"}), ({"scale_rewards": "none"}, {"advantage": "group_mean"}),
@@ -192,7 +220,7 @@ TAKEN: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "multi_objective_aggregation": [
         (
             {"multi_objective_aggregation": "normalize_then_sum"},
-            {"advantage": "batch_std", "advantage_options": {"eps": 1e-4}},
+            {"advantage": "gdpo", "advantage_options": {"eps": 1e-4}},
         ),
     ],
     "importance_sampling_level": [
@@ -230,7 +258,7 @@ def test_trls_words_are_taken_over_into_the_axes(trls: dict[str, Any], axes: dic
         ({"epsilon": 0.1, "cliprange": 0.3}, "epsilon=0.1 and policy_loss_options eps_low=0.3 contradict each other"),
         ({"scale_rewards": "batch", "advantage": "raw"},
          "scale_rewards='batch' means advantage 'batch_std', but advantage is 'raw'"),
-        ({"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"}, "means advantage 'batch_std', but"),
+        ({"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"}, "means advantage 'gdpo', but"),
         ({"scale_rewards": "btch"}, "unknown value of scale_rewards 'btch'. Did you mean 'batch'? Known: batch, group, none"),
         ({"multi_objective_aggregation": "sum"}, "unknown value of multi_objective_aggregation 'sum'"),
         ({"policy_loss": "sapo", "importance_sampling_level": "sequence"},
@@ -264,6 +292,9 @@ SAVED = {"save_strategy": "steps", "save_steps": 1}
 TWICE = {"num_iterations": 2}
 KL = {"beta": 0.1, "num_iterations": 2}
 SYNCED = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1}
+ADAPTIVE = {
+    "use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.1, "entropy_target": 9.0,
+}  # fmt: skip
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": 4}
 # By name: its value, and what both runs have besides.
 EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -289,6 +320,8 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "beta": (0.1, {"from_path": True}), "use_bias_correction_kl": (False, KL),
     "ref_model_sync_steps": (2, SYNCED), "ref_model_mixup_alpha": (0.1, SYNCED), "reward_weights": ([1.0, -1.0], {"rewards": 2}),
     "disable_dropout": (True, {"peft_config": 0.5}), "log_completions": (True, {}), "entropy_coef": (0.1, {}), "top_entropy_quantile": (0.5, {}),
+    "use_adaptive_entropy": (True, {"entropy_coef": 0.1}), "entropy_coef_min": (0.5, ADAPTIVE),
+    "entropy_coef_max": (0.15, ADAPTIVE), "entropy_coef_delta": (0.4, ADAPTIVE), "entropy_target": (0.1, ADAPTIVE),
     "preset": ("dr_grpo", {}), "advantage": ("raw", {}), "advantage_options": ({"eps": 1.0}, {}),
     "policy_loss": ("importance_ratio", TWICE), "policy_loss_options": ({"eps_low": 0.001}, TWICE),
     "aggregation": ("token_mean", {}), "aggregation_options": ({"normalize_constant": 3.0}, {"aggregation": "constant"}),

@@ -1,14 +1,19 @@
-"""Rewards to advantages, (P, G) -> (P, G), one row per prompt.
+"""Rewards to advantages, (P, G) -> (P, G), or (P, G, T) for an advantage per token; one row per prompt.
 
 A reward of NaN marks a completion that no reward function scored: it is excluded from every statistic, and its
 advantage is NaN, which `for_training` turns into 0. An infinite reward makes its group's advantages NaN. Members that
 compare within a group raise ValueError for fewer than 2 completions per prompt.
 
-Letters: P prompts, G completions per prompt.
+A member that needs more than the total reward has one of these as a keyword-only parameter without default, and gets
+it: `rewards` (P, G, K) of each reward function, with their `weights` (K,); `lengths` (P, G) in tokens; `truncated` and
+`correct` (P, G), the second NaN where neither is known.
+
+Letters: P prompts, G completions per prompt, K reward functions, T tokens of the longest completion.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -17,18 +22,25 @@ from torch import Tensor
 from trl_ext.registry import Registry
 
 
-def _fault(advantage: Callable[[Tensor], Tensor], group_size: int) -> str | None:
+def _fault(advantage: Callable[..., Tensor], group_size: int) -> str | None:
     reward = torch.zeros(2, group_size)  # (P, G)
     reward[0, 0] = reward[:, -1] = 1.0
-    found = advantage(reward)
+    inputs = {
+        "rewards": reward[:, :, None], "weights": torch.ones(1), "lengths": torch.full_like(reward, 3.0),
+        "truncated": torch.zeros_like(reward), "correct": reward,
+    }  # fmt: skip
+    found = advantage(reward, **{name: inputs[name] for name in ADVANTAGES.inputs_of(advantage)})
     if not isinstance(found, Tensor):
-        return f"must return a tensor (P, G), got {type(found).__name__}"
-    if found.shape != reward.shape:
-        return f"must return (P, G), here (2, {group_size}), got {tuple(found.shape)}"
+        return f"must return a tensor (P, G) or (P, G, T), got {type(found).__name__}"
+    if found.shape not in (reward.shape, (*reward.shape, 3)):
+        return (
+            f"must return (P, G), here (2, {group_size}), or (P, G, T), here (2, {group_size}, 3), "
+            f"got {tuple(found.shape)}"
+        )
     return None
 
 
-ADVANTAGES = Registry("advantage", _fault)
+ADVANTAGES = Registry("advantage", _fault, inputs=["rewards", "weights", "lengths", "truncated", "correct"])
 
 
 def total_reward(per_func: Tensor, weights: Tensor) -> Tensor:
@@ -42,12 +54,18 @@ def total_reward(per_func: Tensor, weights: Tensor) -> Tensor:
 
 
 def for_training(advantage: Tensor, reward: Tensor) -> Tensor:
-    """(P, G) advantages for the loss: 0 for unscored completions, NaN in a group with an infinite reward.
+    """Advantages for the loss: 0 for unscored completions, NaN in a group with an infinite reward.
 
     NaN reaches the gradient, so that the optimizer step is skipped.
+
+    Args:
+        advantage: (P, G) or (P, G, T).
+        reward: (P, G)
     """
-    infinite = reward.isinf().any(dim=1, keepdim=True)
-    return advantage.masked_fill(infinite, torch.nan).masked_fill(reward.isnan(), 0.0)
+    infinite, unscored = reward.isinf().any(dim=1, keepdim=True), reward.isnan()
+    if advantage.ndim == 3:
+        infinite, unscored = infinite[:, :, None], unscored[:, :, None]
+    return advantage.masked_fill(infinite, torch.nan).masked_fill(unscored, 0.0)
 
 
 def _group_mean(reward: Tensor) -> Tensor:
@@ -60,6 +78,12 @@ def _nan_std(reward: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     deviation = reward - reward.nanmean(dim=dim, keepdim=True)
     std = (deviation.square().nansum(dim=dim, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
     return std.masked_fill(reward.isinf().any(dim=dim, keepdim=True), torch.nan)
+
+
+def _over_batch_std(advantage: Tensor, reward: Tensor, eps: float) -> Tensor:
+    """Advantages divided by their standard deviation over the batch; NaN if a reward is infinite."""
+    scale = _nan_std(advantage, dim=(0, 1)) + eps
+    return advantage / scale.masked_fill(reward.isinf().any(), torch.nan)
 
 
 def _need_group(reward: Tensor, name: str) -> int:
@@ -107,15 +131,77 @@ def batch_std(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
     return group_mean(reward) / (_nan_std(reward, dim=(0, 1)) + eps)
 
 
-def normalize_then_sum(rewards: Tensor, weights: Tensor, *, eps: float = 1e-4) -> Tensor:
-    """(P, G, K) rewards of K functions -> (P, G): the weighted sum of each, normalized in its group like `group_std`.
+@ADVANTAGES.register
+def gdpo(reward: Tensor, *, rewards: Tensor, weights: Tensor, eps: float = 1e-6) -> Tensor:
+    """Each reward function's rewards normalized like `group_std`, their weighted sum normalized over the batch.
 
-    GDPO (arXiv:2601.05242), TRL's `multi_objective_aggregation="normalize_then_sum"`, which then takes `batch_std`:
-    every group's mean is already 0. A completion that one function did not score has the sum of the others.
+    GDPO (arXiv:2601.05242); TRL's `multi_objective_aggregation="normalize_then_sum"`, with eps 1e-4. A completion that
+    one function did not score has the sum of the others.
     """
+    _need_group(reward, "gdpo")
     deviation = rewards - rewards.nanmean(dim=1, keepdim=True)
     normalized = deviation / (_nan_std(rewards, dim=1) + eps) * weights
-    return normalized.nansum(dim=2).masked_fill(rewards.isnan().all(dim=2), torch.nan)
+    total = normalized.nansum(dim=2).masked_fill(rewards.isnan().all(dim=2), torch.nan)
+    return _over_batch_std(group_mean(total), reward, eps)
+
+
+@ADVANTAGES.register
+def reinforce_plus_plus(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """A_i = (r_i - mean(r)) / (std(r) + eps) over all P*G rewards, without a baseline per group.
+
+    REINFORCE++ (arXiv:2501.03262, eq. 5), whose KL penalty in the reward is `beta` here. verl takes the statistics over
+    tokens, which gives long responses more weight in them.
+    """
+    best = reward.nan_to_num(nan=-torch.inf).amax()
+    shifted = reward - best  # makes equal rewards give exactly 0
+    return (shifted - shifted.nanmean()) / (_nan_std(reward, dim=(0, 1)) + eps)
+
+
+@ADVANTAGES.register
+def reinforce_plus_plus_baseline(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """A_i = A'_i / (std(A') + eps) over the batch, where A'_i = r_i - mean of its group.
+
+    REINFORCE++ with baseline (arXiv:2501.03262, eq. 6 and 7; the batch mean of A' is 0 by construction). `batch_std`
+    divides by the standard deviation of the rewards instead.
+    """
+    _need_group(reward, "reinforce_plus_plus_baseline")
+    return _over_batch_std(group_mean(reward), reward, eps)
+
+
+@ADVANTAGES.register
+def opo(reward: Tensor, *, lengths: Tensor) -> Tensor:
+    """A_i = r_i - sum(l r) / sum(l) over the group, l the lengths in tokens: the baseline of least variance.
+
+    OPO (arXiv:2505.23585), under its assumption that the gradient's squared norm grows with the length.
+    """
+    _need_group(reward, "opo")
+    best = reward.nan_to_num(nan=-torch.inf).amax(dim=1, keepdim=True)
+    shifted, weight = reward - best, lengths.to(reward.dtype).masked_fill(reward.isnan(), 0.0)
+    return shifted - (weight * shifted).nansum(dim=1, keepdim=True) / weight.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+@ADVANTAGES.register
+def w_reinforce(reward: Tensor, *, positive_weight: float = 0.1, threshold: float = 0.5) -> Tensor:
+    """A_i = positive_weight for a correct completion, -1 for an incorrect one: mostly negative reinforcement.
+
+    Weighted-REINFORCE (arXiv:2506.01347, section 5; lambda 0.1). A completion is correct when its reward exceeds
+    `threshold`.
+    """
+    signed = torch.where(reward > threshold, reward.new_tensor(positive_weight), reward.new_tensor(-1.0))
+    return signed.masked_fill(reward.isnan(), torch.nan)
+
+
+@ADVANTAGES.register
+def discounted(reward: Tensor, *, lengths: Tensor, gamma: float = 0.99) -> Tensor:
+    """(P, G, T): A_it = gamma^(l_i - t) (r_i - mean of the group) for t = 1 .. l_i, 0 after the last token.
+
+    The discounted return of a reward at the last token (Sutton and Barto, Reinforcement Learning, 2nd ed., eq. 3.8):
+    tokens near the answer get more of it. gamma = 1 is `group_mean`.
+    """
+    _need_group(reward, "discounted")
+    left = lengths[:, :, None] - torch.arange(1, int(lengths.max()) + 1, device=reward.device)  # (P, G, T) tokens
+    decay = torch.where(left >= 0, gamma ** left.clamp(min=0).to(reward.dtype), 0.0)
+    return decay * group_mean(reward)[:, :, None]
 
 
 @ADVANTAGES.register
@@ -160,6 +246,26 @@ def pass_at_k(reward: Tensor, *, k: int = 4, threshold: float = 0.5, eps: float 
     std = (fail * (1 - fail)).sqrt()
     advantage = torch.where(correct, fail, fail - others_fail) / (std + eps)
     return torch.where(scored, advantage * (std > 0), torch.nan)
+
+
+@ADVANTAGES.register
+def pkpo(reward: Tensor, *, k: int = 4) -> Tensor:
+    """s_i = mean over all k-sets of the group, counted where i is in the set, of max(set) - max(set without i).
+
+    PKPO (arXiv:2505.15201, eq. 33, `sloo_minus_one`): its gradient is that of the expected best reward of k draws, for
+    any real rewards. 2 <= k <= G. With the rewards in order, r_(1) <= ... <= r_(n), the completion in place j has
+    [C(j-1, k-1) r_(j) - sum over m < j of C(m-1, k-2) r_(m)] / C(n, k).
+    """
+    group = _need_group(reward, "pkpo")
+    if not 2 <= k <= group:
+        raise ValueError(f"pkpo needs 2 <= k <= {group} completions per prompt, got k={k}")
+    ordered, order = reward.sort(dim=1)  # unscored ones last
+    choose = reward.new_tensor([[math.comb(n, size) for size in (k - 2, k - 1, k)] for n in range(group + 1)])
+    lower = (choose[:-1, 0] * ordered).cumsum(dim=1)
+    lower = torch.cat([torch.zeros_like(lower[:, :1]), lower[:, :-1]], dim=1)  # the sum over m < j
+    scored = (~reward.isnan()).sum(dim=1, keepdim=True)  # (P, 1)
+    found = (choose[:-1, 1] * ordered - lower) / choose[scored, 2].clamp(min=1)
+    return torch.empty_like(reward).scatter(1, order, found)
 
 
 def _choose_ratio(w: Tensor, n: Tensor, k: int) -> Tensor:

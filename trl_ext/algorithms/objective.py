@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trl_ext.algorithms.policy_losses import POLICY_LOSSES, with_inputs
 from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
 
 
@@ -23,7 +24,7 @@ class Objective:
     `off_policy_threshold` is TRL's `off_policy_mask_threshold`, see `keeps_on_policy`.
     """
 
-    policy_loss: Callable[[LossInputs], TokenLoss]
+    policy_loss: Callable[..., TokenLoss]
     aggregate: Callable[[Tensor, Tensor, StepTotals], Tensor]
     kl: Callable[[Tensor, Tensor], Tensor]
     beta: float = 0.0
@@ -39,6 +40,8 @@ class Objective:
         ref_logp: Tensor | None = None,
         sampler_weight: Tensor | None = None,
         sampled_logp: Tensor | None = None,
+        entropy: Tensor | None = None,
+        group: Tensor | None = None,
         policy_mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's part of the step's loss, and (B, T) quantities to average over unmasked tokens.
@@ -49,17 +52,20 @@ class Objective:
             ref_logp: (B, T) under the reference model; needed when beta is not 0.
             sampler_weight: (B, 1) or (B, T) from `sampler_correction`, or None for no correction.
             sampled_logp: (B, T) under the engine that sampled, NaN if unknown; None if that is `x.old_logp`.
+            entropy, group: for a policy loss that asks for them.
             policy_mask: (B, T) bool, tokens with a policy loss (the KL penalty is on all), or None for all.
 
         Raises:
-            ValueError: beta is not 0 and `ref_logp` is missing.
+            ValueError: beta is not 0 and `ref_logp` is missing, or an input that the policy loss asks for.
         """
         # A masked token may have any log-probability; detached, its exp cannot make 0 * inf in the backward pass.
         x = dataclasses.replace(x, logp=torch.where(x.mask, x.logp, x.logp.detach()))
-        token_loss = self.policy_loss(x)
+        sampled = x.old_logp if sampled_logp is None else sampled_logp
+        known = torch.where(sampled.isnan(), x.old_logp, sampled)
+        policy_loss = with_inputs(self.policy_loss, sampled_logp=known, ref_logp=ref_logp, entropy=entropy, group=group)
+        token_loss = policy_loss(x)
         loss, metrics = token_loss.loss, dict(token_loss.metrics)
         if self.off_policy_threshold is not None:
-            sampled = x.old_logp if sampled_logp is None else sampled_logp
             loss = loss.masked_fill(~keeps_on_policy(x, sampled, self.off_policy_threshold), 0.0)
         if policy_mask is not None:
             loss = loss.masked_fill(~policy_mask, 0.0)
@@ -80,6 +86,11 @@ class Objective:
             return kl
         ratio = torch.exp(x.logp - x.old_logp)
         return kl * (ratio.detach() if self.kl_by_gradient else ratio)
+
+    @property
+    def corrects_for_sampler(self) -> bool:
+        """Whether the policy loss itself takes the sampler's log-probabilities, so that no weight is multiplied."""
+        return "sampled_logp" in POLICY_LOSSES.inputs_of(self.policy_loss)
 
     def ignores_zero_advantage_rows(self) -> bool:
         """Whether a step may skip rows with advantage 0: the loss declares it, and beta is 0."""

@@ -1,7 +1,12 @@
 """Policy losses: `LossInputs` -> one loss per token, unreduced, with per-token metrics.
 
-r is the ratio pi / pi_old of the sampled token, A its advantage. Every loss here has the gradient -A grad(logp) at
-r = 1 (summed over the tokens of a sequence), so on-policy they all agree.
+r is the ratio pi / pi_old of the sampled token, A its advantage, sg() stops the gradient. Every loss here has the
+gradient -A grad(logp) at r = 1 (summed over the tokens of a sequence), so on-policy they all agree.
+
+A loss that needs more than `LossInputs` has one of these as a keyword-only parameter without default, and gets it:
+`sampled_logp` (B, T), the log-probabilities under the engine that sampled, where these are not known `old_logp`;
+`ref_logp` (B, T) under the reference model; `entropy` (B, T) of the policy; `group` (B,), equal for rows of one prompt.
+None has a gradient. A loss with `sampled_logp` corrects for the engine itself, so no sampler weight multiplies it.
 
 Letters: B rows of a micro-batch, T completion tokens.
 """
@@ -9,6 +14,7 @@ Letters: B rows of a micro-batch, T completion tokens.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import torch
@@ -21,6 +27,7 @@ from trl_ext.registry import Registry
 def _fault(loss: Callable[[LossInputs], TokenLoss], rows: int) -> str | None:
     logp = torch.full((rows, 3), -1.0, requires_grad=True)  # (B, T)
     x = LossInputs(logp, logp.detach(), torch.ones(rows, 1), torch.ones(rows, 3, dtype=torch.bool))
+    loss = with_inputs(loss, sampled_logp=x.old_logp, ref_logp=x.old_logp, entropy=-x.old_logp, group=torch.zeros(rows))
     found = loss(x)
     if not isinstance(found, TokenLoss):
         return f"must return TokenLoss(loss, metrics) from trl_ext, got {type(found).__name__}"
@@ -30,6 +37,19 @@ def _fault(loss: Callable[[LossInputs], TokenLoss], rows: int) -> str | None:
     if getattr(loss, "zero_advantage_is_noop", False) and not _is_noop_at_zero_advantage(loss, x):
         return "declares zero_advantage_is_noop, and at advantage 0 its loss, its gradient or a metric is not 0"
     return None
+
+
+def with_inputs(loss: Callable[..., TokenLoss], **available: Tensor | None) -> Callable[[LossInputs], TokenLoss]:
+    """The loss with the inputs bound that it asks for.
+
+    Raises:
+        ValueError: an input is not available.
+    """
+    asked = {name: available.get(name) for name in POLICY_LOSSES.inputs_of(loss)}
+    missing = [name for name, value in asked.items() if value is None]
+    if missing:
+        raise ValueError(f"the policy loss needs {' and '.join(missing)}")
+    return functools.update_wrapper(functools.partial(loss, **asked), loss) if asked else loss
 
 
 def _is_noop_at_zero_advantage(loss: Callable[[LossInputs], TokenLoss], x: LossInputs) -> bool:
@@ -43,7 +63,12 @@ def _is_noop_at_zero_advantage(loss: Callable[[LossInputs], TokenLoss], x: LossI
 
 # zero_advantage_is_noop: at advantage 0, the loss, its gradient and the metrics are 0, so an optimizer step may skip
 # the row.
-POLICY_LOSSES = Registry("policy loss", _fault, properties=["zero_advantage_is_noop"])
+POLICY_LOSSES = Registry(
+    "policy loss",
+    _fault,
+    properties=["zero_advantage_is_noop"],
+    inputs=["sampled_logp", "ref_logp", "entropy", "group"],
+)
 
 
 @POLICY_LOSSES.register(zero_advantage_is_noop=True)
@@ -81,12 +106,37 @@ def gspo(x: LossInputs, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Tok
     """`ppo_clip` on the sequence ratio s = exp(mean over tokens of log r), the same value at every token.
 
     GSPO (arXiv:2507.18071, eq. 5 and 7; clipping ranges from its section 5.1). With `sequence_mean` the aggregate
-    is the paper's objective.
+    is the paper's objective; with `constant` and normalize_constant 1 it is LUSPO's (arXiv:2602.05261, eq. 7).
     """
-    log_ratio = torch.where(x.mask, x.logp - x.old_logp, 0.0)
-    length = x.mask.sum(dim=1, keepdim=True).clamp(min=1)
-    ratio = torch.exp(log_ratio.sum(dim=1, keepdim=True) / length).expand_as(x.logp)  # (B, T)
+    ratio = torch.exp(_sequence_mean(x.logp - x.old_logp, x.mask)).expand_as(x.logp)  # (B, T)
     return TokenLoss(*_clipped(ratio, x.advantage, eps_low, eps_high, None))
+
+
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
+def gspo_token(x: LossInputs, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> TokenLoss:
+    """`ppo_clip` on sg(s) pi / sg(pi): the value of GSPO's sequence ratio s, and each token's own gradient.
+
+    GSPO-token (arXiv:2507.18071, section 4.3), for an advantage per token. With one per sequence and `sequence_mean`
+    its gradient is that of `gspo`.
+    """
+    ratio = torch.exp(_sequence_mean(x.logp - x.old_logp, x.mask)).detach() * torch.exp(x.logp - x.logp.detach())
+    return TokenLoss(*_clipped(ratio, x.advantage, eps_low, eps_high, None))
+
+
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
+def gmpo(x: LossInputs, *, eps_low: float = 0.4, eps_high: float = 0.4) -> TokenLoss:
+    """-(geometric mean of the ratios) A, each ratio first bounded to exp(-eps_low) .. exp(eps_high) as PPO does.
+
+    GMPO (arXiv:2507.20673, eq. 4 and algorithm 1): bounded above where A > 0, below where A < 0. All tokens have the
+    same value; with `sequence_mean` the aggregate is the paper's objective.
+    """
+    log_ratio = x.logp - x.old_logp
+    bounded = torch.where(x.advantage > 0, log_ratio.clamp(max=eps_high), log_ratio.clamp(min=-eps_low))
+    ratio = torch.exp(_sequence_mean(bounded, x.mask))
+    return TokenLoss(
+        (-ratio * x.advantage).expand_as(x.logp),
+        _clip_metrics(log_ratio < -eps_low, log_ratio > eps_high, x.advantage),
+    )
 
 
 @POLICY_LOSSES.register(zero_advantage_is_noop=True)
@@ -107,8 +157,94 @@ def sapo(x: LossInputs, *, temperature_pos: float = 1.0, temperature_neg: float 
     SAPO (arXiv:2511.20347). The factor 4 / tau gives slope 1 at r = 1.
     """
     ratio = torch.exp(x.logp - x.old_logp)
-    temperature = torch.where(x.advantage > 0, x.logp.new_tensor(temperature_pos), x.logp.new_tensor(temperature_neg))
+    temperature = _choose(x.advantage > 0, temperature_pos, temperature_neg, ratio)
     return TokenLoss(-torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * x.advantage)
+
+
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
+def ce_gppo(
+    x: LossInputs, *, eps_low: float = 0.2, eps_high: float = 0.2, beta1: float = 0.75, beta2: float = 1.0
+) -> TokenLoss:
+    """`ppo_clip` whose clipped tokens keep a gradient: beta1 (1 - eps_low) A below, beta2 (1 + eps_high) A above.
+
+    CE-GPPO (arXiv:2509.20712, eq. 8-10; beta1 and beta2 of its table 1). beta1 = beta2 = 1 is GPPO (arXiv:2508.07629),
+    0 is `ppo_clip`.
+    """
+    ratio = torch.exp(x.logp - x.old_logp)
+    low, high = (ratio < 1 - eps_low) & (x.advantage < 0), (ratio > 1 + eps_high) & (x.advantage > 0)
+    bound = _choose(low, beta1 * (1 - eps_low), beta2 * (1 + eps_high), ratio)
+    kept = torch.where(low | high, bound * torch.exp(x.logp - x.logp.detach()), ratio)
+    return TokenLoss(-kept * x.advantage, _clip_metrics(low, high, x.advantage))
+
+
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
+def aspo(x: LossInputs, *, eps_low: float = 0.2, eps_high: float = 0.2, dual_clip: float = 3.0) -> TokenLoss:
+    """`ppo_clip` with the weight 1 / r in place of r where A > 0, so that tokens that lag behind get more of it.
+
+    ASPO (arXiv:2510.06062, section 6 and eq. 3): the same tokens lose their gradient as with PPO, and a weight above
+    `dual_clip` is cut to it, with gradient, on both sides. The paper gives no number for it; 3 is verl's for PPO.
+    """
+    ratio = torch.exp(x.logp - x.old_logp)
+    low, high = (ratio < 1 - eps_low) & (x.advantage < 0), (ratio > 1 + eps_high) & (x.advantage > 0)
+    weight = torch.where(x.advantage > 0, 1 / ratio, ratio).detach().clamp(max=dual_clip)
+    weight = weight * torch.exp(x.logp - x.logp.detach())  # the same number, with the gradient of log pi
+    return TokenLoss(-weight.masked_fill(low | high, 0.0) * x.advantage, _clip_metrics(low, high, x.advantage))
+
+
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
+def vespo(
+    x: LossInputs, *, sampled_logp: Tensor, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
+) -> TokenLoss:  # fmt: skip
+    """-phi(W) A log pi with phi(W) = W^k exp(lambda (1 - W)), without gradient; W = pi / pi_sampled of the sequence.
+
+    VESPO (arXiv:2602.10693, eq. 20; k and lambda, its c1 and c2, by the advantage's sign). The same for all tokens.
+    """
+    log_ratio = torch.where(x.mask, x.logp.detach() - sampled_logp, 0.0).sum(dim=1, keepdim=True)  # (B, 1)
+    is_good = x.advantage >= 0
+    k, decay = (_choose(is_good, *pair, x.logp) for pair in ((k_pos, k_neg), (lambda_pos, lambda_neg)))
+    weight = torch.exp(k * log_ratio + decay * (1 - log_ratio.exp()))
+    metrics = {"vespo/weight": (weight * (x.advantage != 0)).expand_as(x.logp)}
+    return TokenLoss(-weight * x.advantage * x.logp, metrics)
+
+
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
+def dppo_tv(x: LossInputs, *, sampled_logp: Tensor, delta: float = 0.2) -> TokenLoss:
+    """-M r A with r = pi / pi_sampled, and M = 0 where the sampled token's probability moved away by more than `delta`.
+
+    DPPO with the binary total variation |pi_sampled - pi| (arXiv:2602.04879, eq. 12 and 13). Away: up where A > 0, down
+    where A < 0. verl's `dppo_tv` also truncates r, which the paper advises against in section 5.4.
+    """
+    divergence = (sampled_logp.exp() - x.logp.detach().exp()).abs()
+    return _within(divergence <= delta, x, sampled_logp)
+
+
+@POLICY_LOSSES.register(zero_advantage_is_noop=True)
+def dppo_kl(x: LossInputs, *, sampled_logp: Tensor, delta: float = 0.05) -> TokenLoss:
+    """`dppo_tv` with the Kullback-Leibler divergence of two outcomes, the sampled token and any other.
+
+    DPPO (arXiv:2602.04879, eq. 12 and 14).
+    """
+    sampled, policy = sampled_logp.exp(), x.logp.detach().exp()
+    other = torch.xlogy(1 - sampled, (1 - sampled) / (1 - policy).clamp(min=torch.finfo(policy.dtype).tiny))
+    return _within(sampled * (sampled_logp - x.logp.detach()) + other <= delta, x, sampled_logp)
+
+
+def _within(close: Tensor, x: LossInputs, sampled_logp: Tensor) -> TokenLoss:
+    """-r A on tokens inside a trust region around the sampler, or on their way back into it."""
+    ratio = torch.exp(x.logp - sampled_logp)
+    low, high = ~close & (ratio < 1) & (x.advantage < 0), ~close & (ratio > 1) & (x.advantage > 0)
+    return TokenLoss(-ratio.masked_fill(low | high, 0.0) * x.advantage, _clip_metrics(low, high, x.advantage))
+
+
+def _choose(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """`torch.where` of two numbers, in the precision of `like`."""
+    return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))
+
+
+def _sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """(B, 1): means over unmasked tokens; 0 for a sequence without."""
+    return torch.where(mask, values, 0.0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def _clipped(
@@ -117,6 +253,10 @@ def _clipped(
     clipped = ratio.clamp(1 - eps_low, 1 + eps_high)
     unclipped = ratio if dual_clip is None else ratio.clamp(max=dual_clip)
     loss = -torch.minimum(unclipped * advantage, clipped * advantage)
-    low = ((ratio < 1 - eps_low) & (advantage < 0)).expand_as(ratio).float()
-    high = ((ratio > 1 + eps_high) & (advantage > 0)).expand_as(ratio).float()
-    return loss, {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}
+    return loss, _clip_metrics(ratio < 1 - eps_low, ratio > 1 + eps_high, advantage)
+
+
+def _clip_metrics(below: Tensor, above: Tensor, advantage: Tensor) -> dict[str, Tensor]:
+    """TRL's metrics: tokens without gradient because their ratio is below, or above, a bound."""
+    low, high = ((below & (advantage < 0)).float(), (above & (advantage > 0)).float())
+    return {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}

@@ -18,6 +18,7 @@ class Preset:
     aggregation_options: dict[str, Any] = field(default_factory=dict)
 
 
+_TOKEN_SUM = {"normalize_constant": 1.0}  # over a sequence
 LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")  # the course handout's
 PRESETS: dict[str, Preset] = {
     "no_baseline": Preset("raw", "reinforce", "sequence_mean"),
@@ -29,9 +30,22 @@ PRESETS: dict[str, Preset] = {
     "dapo": Preset(  # arXiv:2503.14476
         "group_std", "ppo_clip", "token_mean", policy_loss_options={"eps_low": 0.2, "eps_high": 0.28}
     ),
-    "rloo": Preset("leave_one_out", "reinforce", "constant", aggregation_options={"normalize_constant": 1.0}),
+    "rloo": Preset("leave_one_out", "reinforce", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2402.14740
     "gspo": Preset("group_std", "gspo", "sequence_mean"),  # arXiv:2507.18071
     "cispo": Preset("group_std", "cispo", "token_mean"),  # arXiv:2506.13585
     # arXiv:2602.02710, whose gradient is of the whole response's log-probability: a sum over its tokens
-    "max_rl": Preset("max_rl", "reinforce", "constant", aggregation_options={"normalize_constant": 1.0}),
+    "max_rl": Preset("max_rl", "reinforce", "constant", aggregation_options=_TOKEN_SUM),
+    "gspo_token": Preset("group_std", "gspo_token", "sequence_mean"),  # arXiv:2507.18071, section 4.3
+    "luspo": Preset("group_std", "gspo", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2602.05261
+    "gmpo": Preset("group_std", "gmpo", "sequence_mean"),  # arXiv:2507.20673
+    "ce_gppo": Preset("group_std", "ce_gppo", "sequence_mean"),  # arXiv:2509.20712
+    "aspo": Preset("group_std", "aspo", "sequence_mean"),  # arXiv:2510.06062
+    "vespo": Preset("group_mean", "vespo", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2602.10693
+    "dppo": Preset("group_mean", "dppo_tv", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2602.04879
+    "gdpo": Preset("gdpo", "ppo_clip", "sequence_mean"),  # arXiv:2601.05242
+    "reinforce_plus_plus": Preset("reinforce_plus_plus", "ppo_clip", "sequence_mean"),  # arXiv:2501.03262
+    "reinforce_plus_plus_baseline": Preset("reinforce_plus_plus_baseline", "ppo_clip", "sequence_mean"),  # the same
+    "opo": Preset("opo", "reinforce", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2505.23585
+    "w_reinforce": Preset("w_reinforce", "reinforce", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2506.01347
+    "pkpo": Preset("pkpo", "reinforce", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2505.15201
 }

@@ -60,6 +60,13 @@ def loss_mask(batch: Batch) -> Tensor:
     return (mask if "tool_mask" not in batch else mask * batch["tool_mask"]).bool()
 
 
+def as_wide_as(completions: Tensor, values: Tensor) -> Tensor:
+    """(B,) values as they are; (B, any) values per token cut or padded with 0 to the width of (B, T) completions."""
+    if values.ndim == 1:
+        return values
+    return torch.nn.functional.pad(values, (0, completions.shape[1] - values.shape[1]))
+
+
 def has_gradient(batch: Batch) -> list[bool]:
     """For each row, whether it has a nonzero advantage and a token that is trained on."""
     mask = loss_mask(batch)

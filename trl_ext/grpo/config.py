@@ -15,21 +15,30 @@ from trl_ext.algorithms.kl import BY_GRADIENT, KL_ESTIMATORS
 from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
+from trl_ext.algorithms.sampler_correction import SAMPLER_REJECTIONS, SAMPLER_WEIGHTS, SamplerCorrection, trl_mode
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.errors import InputError
-from trl_ext.registry import unknown
+from trl_ext.registry import defaults_of, unknown
 from trl_ext.training.handout_settings import resolve_handout
 from trl_ext.training.options import parse_options
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import OURS, TRL
-from trl_ext.training.trl_settings import check_needs, refuse_ignored, take_over_advantage, take_over_policy_loss
+from trl_ext.training.trl_settings import (
+    check_needs,
+    refuse_ignored,
+    refuse_next_to,
+    take_over_advantage,
+    take_over_policy_loss,
+)
 
 _AXES = {
-    "advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KL_ESTIMATORS
+    "advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KL_ESTIMATORS,
+    "sampler_weight": SAMPLER_WEIGHTS, "sampler_rejection": SAMPLER_REJECTIONS,
 }  # fmt: skip
 _OPTIONS = [f"{axis}_options" for axis in _AXES]
-_OPTIONS_HELP = "The options of that axis: a mapping in YAML, `name=value,name=value` or JSON as a flag."
+_OPTIONS_HELP = "The options of that axis: a mapping in YAML; as a flag, `name=value,...` or JSON."
+_SAMPLER_OPTIONS_HELP = "The options of that axis of the sampler, in the same form."
 
 
 def _help(axis: str, purpose: str) -> str:
@@ -56,14 +65,18 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     )
     advantage: str | None = HfArg(default=None, help=_help("advantage", "How rewards become advantages."))
     advantage_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
-    policy_loss: str | None = HfArg(default=None, help=_help("policy_loss", "The per-token policy loss."))
+    policy_loss: str | None = HfArg(default=None, help=_help("policy_loss", "The token loss."))
     policy_loss_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
-    aggregation: str | None = HfArg(default=None, help=_help("aggregation", "How token losses become a scalar."))
+    aggregation: str | None = HfArg(default=None, help=_help("aggregation", "Sum over tokens."))
     aggregation_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
-    kl_estimator: str = HfArg(
-        default="k3", help=_help("kl_estimator", "The estimator of the KL penalty, which --beta scales.")
-    )
+    kl_estimator: str = HfArg(default="k3", help=_help("kl_estimator", "The KL penalty's estimator."))
     kl_estimator_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
+    sampler_weight: str | None = HfArg(default=None, help=_help("sampler_weight", "Weight for a mismatch."))
+    sampler_rejection: str | None = HfArg(
+        default=None, help=_help("sampler_rejection", "Left out for vLLM's mismatch.")
+    )
+    sampler_weight_options: dict[str, Any] | str | None = HfArg(default=None, help=_SAMPLER_OPTIONS_HELP)
+    sampler_rejection_options: dict[str, Any] | str | None = HfArg(default=None, help=_SAMPLER_OPTIONS_HELP)
     reward_timeout: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
         default=600.0, help="The time limit of a reward function, in seconds per rollout."
     )
@@ -170,6 +183,16 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
             off_policy_threshold=self.off_policy_mask_threshold,
         )
 
+    @property
+    def _inputs_of_loss(self) -> tuple[str, ...]:
+        return POLICY_LOSSES.inputs_of(POLICY_LOSSES.get_function(str(self.policy_loss)))
+
+    def sampler_correction(self) -> SamplerCorrection | None:
+        """The weight and the rejection for vLLM's mismatch with the trainer, or None."""
+        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+            return None
+        return SamplerCorrection(self._build("sampler_weight"), self._build("sampler_rejection"))
+
     def _build(self, axis: str) -> Callable[..., Any]:
         group = max(self.num_generations or 0, 2)  # TRL refuses fewer later
         return _AXES[axis].build(getattr(self, axis), group, **(getattr(self, f"{axis}_options") or {}))
@@ -193,7 +216,33 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         for axis in axes:
             self._resolve_axis(axis, getattr(base, axis), getattr(base, f"{axis}_options"))
         check_needs(self, OURS | TRL)
+        self._resolve_sampler()
+        if "ref_logp" in self._inputs_of_loss and not self.beta:
+            raise ValueError(f"policy_loss {self.policy_loss!r} needs the reference model: set beta above 0")
         self.scale_rewards = "none"  # ours replaces it; TRL then logs frac_reward_zero_std per group
+
+    def _resolve_sampler(self) -> None:
+        """The two axes of the sampler from TRL's mode and bounds, unless one of them is given."""
+        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+            return
+        trl = [f"vllm_importance_sampling_{name}" for name in ("mode", "clip_min", "clip_max")]
+        axes = ("sampler_weight", "sampler_rejection")
+        pair: tuple[tuple[str, Any], tuple[str, Any]] = ("unweighted", {}), ("keep_all", {})
+        corrects = "sampled_logp" in self._inputs_of_loss
+        if corrects and self.sampler_weight not in (None, "unweighted"):
+            raise ValueError(
+                f"sampler_weight={self.sampler_weight!r} would be ignored, because policy_loss {self.policy_loss!r} "
+                "corrects for the sampler itself; drop sampler_weight"
+            )
+        ours = [name for name in axes if getattr(self, name)] + ["policy_loss"] * corrects
+        if ours:
+            refuse_next_to(self, ours[0], trl)
+        else:
+            pair = trl_mode(*(getattr(self, name) for name in trl))
+        for axis, (name, options) in zip(axes, pair, strict=True):
+            self._resolve_axis(axis, name, options)
+        for name in trl:
+            setattr(self, name, defaults_of(self)[name])
 
     def _resolve_axis(self, axis: str, name: str, options: Mapping[str, Any]) -> None:
         chosen, own = getattr(self, axis) or name, getattr(self, f"{axis}_options") or {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +11,18 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+# Metrics that are no mean over tokens, from the means that are accumulated under their names. The effective sample size
+# is a fraction of the tokens, Kong 1992; chi-square is the divergence of the trainer's tokens from the sampler's.
+_OF_MEANS: dict[str, Callable[[dict[str, float]], float]] = {
+    "sampling/perplexity_trainer": lambda means: math.exp(means["sampling/perplexity_trainer"]),
+    "sampling/perplexity_sampler": lambda means: math.exp(means["sampling/perplexity_sampler"]),
+    "sampling/chi_square": lambda means: means["sampling/chi_square"] - 1,
+    "sampling/effective_sample_size": lambda means: (
+        means["sampling/weight_mean"] ** 2 / max(means["sampling/effective_sample_size"], 1e-30)
+    ),
+}
 
 
 class StepMetrics:
@@ -27,11 +41,28 @@ class StepMetrics:
             self._sums[name] = self._sums.get(name, 0) + pair
 
     @torch.no_grad()
-    def add_mismatch(self, old_logp: Tensor, sampled: Tensor, mask: Tensor) -> None:
+    def add_logp_difference(self, old_logp: Tensor, sampled: Tensor, mask: Tensor) -> None:
         """Accumulate the distance of the engine's log-probabilities from the trainer's, under TRL's names."""
         difference, known = (old_logp - sampled).abs(), mask & ~sampled.isnan()
         self.add({"sampling/sampling_logp_difference/mean": difference}, known)
         self.add_max("sampling/sampling_logp_difference/max", difference[known])
+
+    @torch.no_grad()
+    def add_mismatch(self, old_logp: Tensor, sampled: Tensor, mask: Tensor, weight: Tensor, max_tokens: int) -> None:
+        """Accumulate how far the engine is from the trainer, and what the correction leaves of the tokens.
+
+        Args:
+            weight: (B, T) of the policy loss, 0 where a token is left out.
+            max_tokens: the maximum completion length, in whose quarters the tokens left out are counted.
+        """
+        known, ratio = mask & ~sampled.isnan(), (old_logp - sampled).double().exp()
+        per_token = {"perplexity_trainer": -old_logp, "perplexity_sampler": -sampled, "chi_square": ratio.square()}
+        self.add({f"sampling/{name}": value for name, value in per_token.items()}, known)
+        self.add({"sampling/weight_mean": weight, "sampling/effective_sample_size": weight.square()}, mask)
+        length = mask.sum(dim=1, keepdim=True)
+        for quarter in range(4):
+            inside = (4 * (length - 1) // max_tokens).clamp(0, 3) == quarter
+            self.add({f"sampling/masked_frac_length_{quarter + 1}": (weight == 0).float()}, mask & inside)
 
     @torch.no_grad()
     def add_max(self, name: str, values: Tensor) -> None:
@@ -53,6 +84,7 @@ class StepMetrics:
             for name, (total, count) in zip(self._sums, totals, strict=True):
                 if counts.get(name, count):
                     found[name] = total / counts.get(name, count)
+        found |= {name: of_mean(found) for name, of_mean in _OF_MEANS.items() if name in found}
         if self._maxima:
             largest = accelerator.gather(torch.stack(list(self._maxima.values()))[None]).amax(dim=0).tolist()
             found |= {name: value for name, value in zip(self._maxima, largest, strict=True) if value > -torch.inf}

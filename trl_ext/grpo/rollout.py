@@ -23,7 +23,22 @@ class Rollout:
     rewards: Tensor  # (N, R), NaN where a function did not score the completion
     reward: Tensor  # (N,) weighted sums of `rewards`
     finished: Tensor  # (M,) bool, whether the model ended the completion
+    lengths: Tensor  # (M,) in tokens
+    correct: Tensor  # (M,) 1, 0, or NaN for neither
     offset: int  # position of this rank's first completion among the N
+
+    def advantage_inputs(
+        self, names: Sequence[str], weights: Tensor, group_size: int, gather: Callable[[Tensor], Tensor]
+    ) -> dict[str, Tensor]:
+        """What an advantage asks for beside the total rewards, by name: (P, G), (P, G, R), or the weights as they are.
+
+        Args:
+            gather: concatenates the ranks' values; called for what is asked for only.
+        """
+        own = {"lengths": self.lengths, "truncated": 1.0 - self.finished.float(), "correct": self.correct}
+        found = {name: gather(own[name]).view(-1, group_size) for name in names if name in own}
+        every = {"rewards": self.rewards.view(-1, group_size, self.rewards.shape[1]), "weights": weights}
+        return found | {name: value for name, value in every.items() if name in names}
 
     def own(self, values: Tensor) -> Tensor:
         """(N, ...) values of all ranks -> (M, ...) of this rank."""

@@ -35,9 +35,8 @@ from torch import Tensor, nn
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from trl_ext.algorithms.advantages import for_training, normalize_then_sum, total_reward
+from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
 from trl_ext.algorithms.masking import masked_mean, masked_sum
-from trl_ext.algorithms.sampler_correction import SAMPLER_CORRECTIONS
 from trl_ext.algorithms.types import LossInputs, StepTotals
 from trl_ext.compat.hf_sampling import generating_with
 from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
@@ -48,7 +47,7 @@ from trl_ext.generation.kv_sharing import has_rotary_positions, unsupported_reas
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo import prompt_sharing as shared_prompts
-from trl_ext.grpo.batching import Batch, Batching, groups_of_prompts, has_gradient, loss_mask
+from trl_ext.grpo.batching import Batch, Batching, as_wide_as, groups_of_prompts, has_gradient, loss_mask
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.curriculum import Curriculum, rewards_differ
 from trl_ext.grpo.metrics import StepMetrics
@@ -85,6 +84,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     args: ExtGRPOConfig
     _logs: dict[str, Any]
     _last_world_entropy: float | None
+    _entropy_window_stats: Tensor | None
     entropy_coef: float
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -111,6 +111,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
         if config.uses_axes:
             self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
+            self._sampler_correction = config.sampler_correction()
         self._planner = self._make_planner()
         self._step_metrics = StepMetrics()
         self._totals: tuple[int, StepTotals] | None = None  # of an optimizer step, by its number
@@ -205,7 +206,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             batch["completion_mask"] = batch["completion_mask"] * rollout.finished[:, None]
             batch["num_items_in_batch"] = self.accelerator.gather(loss_mask(batch).sum()).sum()
         if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
-            batch["advantages"] = rollout.own(self._advantages(rollout))
+            batch["advantages"] = as_wide_as(batch["completion_ids"], rollout.own(self._advantages(rollout)))
         elif self.model.training and rollout.reward.isinf().any() and self.accelerator.is_main_process:
             log.warning(
                 "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
@@ -224,20 +225,20 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return self._curriculum.select([row["prompt"] for row in inputs], groups, rollout)
 
     def _advantages(self, rollout: Rollout) -> Tensor:
-        """(N,) advantages of all ranks, which also go into TRL's table of completions."""
+        """(N,) or (N, T) advantages of all ranks; TRL's table of completions gets their means over tokens."""
         reward = rollout.reward.view(-1, self._generations)  # (P, G)
-        grouped = reward
-        if self.multi_objective_aggregation != "sum_then_normalize":
-            per_function = rollout.rewards.view(*reward.shape, -1)  # (P, G, reward functions)
-            grouped = normalize_then_sum(per_function, self.reward_weights.to(reward.device))
-        advantages = for_training(self._advantage_fn(grouped), reward).flatten()
+        asked = ADVANTAGES.inputs_of(self._advantage_fn)
+        weights = self.reward_weights.to(reward.device)
+        inputs = rollout.advantage_inputs(asked, weights, self._generations, self.accelerator.gather)
+        advantages = for_training(self._advantage_fn(reward, **inputs), reward).flatten(0, 1)
+        of_completions = advantages if advantages.ndim == 1 else advantages.mean(dim=1)
         table = self._logs["advantages"]  # TRL has appended its own
         for _ in range(min(len(advantages), len(table))):
             table.pop()
-        table.extend(advantages.tolist())
+        table.extend(of_completions.tolist())
         if self.model.training:
             by_name = dict(zip(self.reward_func_names, rollout.rewards.unbind(1), strict=True))
-            self._nonfinite = describe_nonfinite(advantages, self.args.advantage, by_name)
+            self._nonfinite = describe_nonfinite(of_completions, self.args.advantage, by_name)
         return advantages
 
     def _update_curriculum(self, problems: list[int], batch: Batch) -> None:
@@ -293,19 +294,22 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         rewards = score_on_all_ranks(
             score, self._fault_of_nan, unscored=torch.zeros(len(prompts), len(self.reward_funcs), device=device)
         )
-        reward, offset = total_reward(rewards, self.reward_weights.to(device)), self.accelerator.process_index
-        self._rollout = Rollout(rewards, reward, finished, offset * len(prompts))
+        reward, offset = (
+            total_reward(rewards, self.reward_weights.to(device)),
+            self.accelerator.process_index * len(prompts),
+        )
         entropies = entropy_estimates(completion_ids_list, self.sampled_logps)
         self.sampled_logps = None  # a rollout of somebody else's function would find this one's
         rows = log_rows(inputs, prompts, completions, completion_ids_list, entropies)
         columns = distinct_columns(self._guards, rows[0], self.reward_func_names)
+        correct = correct_by_row(columns.get("correct"), reward[offset : offset + len(prompts)])
+        self._rollout = Rollout(rewards, reward, finished, lengths, correct, offset)
         self._pending_extra_logs.clear()
         if self.log_completions:  # TRL gathers them, for its table
             self._pending_extra_logs.update(columns)
         self._rollout.complete(rows, columns, self.reward_func_names)
         if self.model.training:  # an evaluation may come between two steps on one rollout
             self.last_rollout = rows
-        correct = correct_by_row(columns.get("correct"), self._rollout.own(reward))
         entropy = torch.tensor([math.nan if e is None else e for e in entropies], device=device)
         truncation, sampled = sample_metrics(lengths, finished, correct, entropy, self.accelerator.gather)
         for name, value in truncation.items() if self.args.stop else ():
@@ -345,6 +349,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             ref_logp=inputs.get("ref_per_token_logps"),
             sampler_weight=self._sampler_weight(inputs, old_logp, mask),
             sampled_logp=inputs.get("sampling_per_token_logps"),
+            entropy=entropy.detach(),
+            group=inputs.get("group"),
             policy_mask=high_entropy,
         )
         if self.model.training and "row" in inputs:
@@ -387,24 +393,43 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             terms = self.router_aux_loss_coef * aux_loss / accumulation
             logged = self.accelerator.gather_for_metrics(aux_loss.detach()).mean().item()
             self._mode_metrics["aux_loss"].append(logged)
-        if self.entropy_coef:
+        if self.entropy_coef or self.use_adaptive_entropy:
             bonus = masked_sum(entropy, trained) / trained.sum().clamp(min=1)
-            terms = terms - self.entropy_coef * bonus / accumulation
+            is_on = not self.use_adaptive_entropy or self._last_world_entropy <= self.args.entropy_target
+            terms = terms - self.entropy_coef * is_on * bonus / accumulation
+            if self.use_adaptive_entropy and self.model.training:
+                self._adapt_entropy_coef(torch.stack([masked_sum(entropy.detach(), trained), trained.sum()]))
         return terms
+
+    def _adapt_entropy_coef(self, totals: Tensor) -> None:
+        """At the end of a step, raise the coefficient if the step's entropy is at most the target, else lower it.
+
+        Skywork-OR1 (arXiv:2505.22312, section 4), TRL's controller with TRL's state. A step's bonus has the coefficient
+        of the step before, and is off while the entropy is above the target.
+
+        Args:
+            totals: (2,) sum of the entropies of a micro-batch's trained tokens, and their number.
+        """
+        window = totals if self._entropy_window_stats is None else self._entropy_window_stats + totals
+        self._entropy_window_stats = window
+        if not self.accelerator.sync_gradients:
+            return
+        total, tokens = self.accelerator.reduce(window, reduction="sum").tolist()
+        args, self._last_world_entropy, self._entropy_window_stats = self.args, total / max(tokens, 1.0), None
+        step = args.entropy_coef_delta if self._last_world_entropy <= args.entropy_target else -args.entropy_coef_delta
+        self.entropy_coef = min(max(self.entropy_coef + step, args.entropy_coef_min), args.entropy_coef_max)
+        self._mode_metrics["entropy_coef"].append(self.entropy_coef)
 
     def _sampler_weight(self, inputs: Batch, old_logp: Tensor, mask: Tensor) -> Tensor | None:
         """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, or None."""
-        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+        if self._sampler_correction is None:
             return None
         sampled = inputs["sampling_per_token_logps"]
-        correct = SAMPLER_CORRECTIONS.build(
-            self.vllm_importance_sampling_mode,
-            clip_min=self.args.vllm_importance_sampling_clip_min,
-            clip_max=self.args.vllm_importance_sampling_clip_max,
-        )
+        weight = self._sampler_correction(old_logp, sampled, mask, weighted=not self._objective.corrects_for_sampler)
         if self._defers_old_log_probs():  # else TRL has logged it
-            self._step_metrics.add_mismatch(old_logp, sampled, mask)
-        return correct(old_logp, sampled, mask)
+            self._step_metrics.add_logp_difference(old_logp, sampled, mask)
+        self._step_metrics.add_mismatch(old_logp, sampled, mask, weight.expand_as(mask), self.max_completion_length)
+        return weight
 
     def _step_totals(self) -> StepTotals:
         """Counts over the optimizer step that the current micro-batch belongs to, computed once per step."""
@@ -446,7 +471,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         args = self.args
         if not (args.uses_axes and self._steps_lie_in_one_rollout()) or self.aux_loss_enabled or self._is_vlm:
             return None
-        if args.entropy_coef or args.top_entropy_quantile < 1:  # both average over a micro-batch as TRL cuts it
+        if (
+            args.entropy_coef or args.use_adaptive_entropy or args.top_entropy_quantile < 1
+        ):  # all average over a micro-batch as TRL cuts it
             return None
         # Under ZeRO-2 gradients were off by up to 1 % where several micro-batches shared a prompt.
         plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None

@@ -51,7 +51,7 @@ class Task(DatasetSettings):
     )
     validation_grader: Annotated[str, OnResume.YARDSTICK_AS_USED] = HfArg(
         default="compatible",
-        help=f"The grader of validations. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
+        help=f"The validations' grader. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
     )
     validate_every: Annotated[int, OnResume.MAY_CHANGE] = HfArg(default=20, help="Validate every N optimizer steps.")
     validation_batch_size: Annotated[int, OnResume.MAY_CHANGE] = HfArg(

@@ -26,7 +26,8 @@ GROUPS = {
     "filter_correct",
     "Model": "model_name_or_path dtype use_peft",
     "Algorithm": "preset advantage policy_loss aggregation kl_estimator advantage_options policy_loss_options "
-    "aggregation_options kl_estimator_options beta cliprange use_std_normalization advantage_eps "
+    "aggregation_options kl_estimator_options sampler_weight sampler_rejection "
+    "sampler_weight_options sampler_rejection_options beta cliprange use_std_normalization advantage_eps "
     "uninformative_keep_prob selection selection_options normalize_constant completion_only_loss",
     "Reward and grading": "reward reward_timeout grader numeric_tolerance",
     "Steps and batches": "max_steps n_grpo_steps n_ei_steps questions_per_step rollout_batch_size group_size "

@@ -10,20 +10,27 @@ from __future__ import annotations
 from trl_ext.training.trl_settings import Rule, rules
 
 _CLIPS = {"epsilon": ("eps_low",), "epsilon_high": ("eps_high", "ratio_max"), "delta": ("dual_clip",)}
-_SAPO = {f"sapo_temperature_{sign}": (f"temperature_{sign}",) for sign in ("pos", "neg")}
+_OF_TYPE = {  # TRL's prefix and the options of the policy loss of that name
+    f"{prefix}_{option}": (option,)
+    for prefix, options in {
+        "sapo": "temperature_pos temperature_neg",
+        "vespo": "k_pos lambda_pos k_neg lambda_neg",
+    }.items()
+    for option in options.split()
+}
 
 TRL: dict[str, Rule] = {  # `GRPOConfig`
     **{
         name: Rule(f"`policy_loss_options: {{{' or '.join(options)}: ...}}`", options=options)
-        for name, options in (_CLIPS | _SAPO).items()
+        for name, options in (_CLIPS | _OF_TYPE).items()
     },
     "scale_rewards": Rule(
         "`advantage: batch_std` (batch) or `group_mean` (none), TRL's eps; `group` leaves the preset's",
         advantages={"batch": ("batch_std", {"eps": 1e-4}), "none": ("group_mean", {})},
     ),
     "multi_objective_aggregation": Rule(
-        "each reward normalized in its group, then `advantage: batch_std`, TRL's eps",
-        advantages={"normalize_then_sum": ("batch_std", {"eps": 1e-4})},
+        "`advantage: gdpo`, TRL's eps",
+        advantages={"normalize_then_sum": ("gdpo", {"eps": 1e-4})},
     ),
     "importance_sampling_level": Rule(
         "`sequence` makes `policy_loss: gspo` of ppo_clip, with its clipping range; set "
@@ -34,16 +41,12 @@ TRL: dict[str, Rule] = {  # `GRPOConfig`
     ),
     "loss_type": Rule(
         "set policy_loss and aggregation (grpo: ppo_clip, sequence_mean; dapo: ppo_clip, token_mean; dr_grpo: "
-        "ppo_clip, constant; cispo: cispo, token_mean; sapo: sapo, sequence_mean), or drop the preset and the axes",
+        "ppo_clip, constant; cispo: cispo, token_mean; sapo: sapo, sequence_mean; vespo: vespo, token_mean; luspo: "
+        "preset luspo), or drop the preset and the axes",
         refused=True,
     ),
     **rules(
-        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
-        Rule("no policy_loss is VESPO; drop the preset and the axes and set loss_type: vespo", refused=True),
-    ),
-    **rules(
-        "use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
-        Rule("TRL's controller is a part of its loss; set entropy_coef, or drop the preset and the axes", refused=True),
+        "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target", Rule(needs=("use_adaptive_entropy",))
     ),
     **rules("ref_model_mixup_alpha ref_model_sync_steps", Rule(needs=("sync_ref_model",))),
 }
@@ -59,6 +62,10 @@ MODEL: dict[str, Rule] = {  # `ModelConfig`
 
 OURS: dict[str, Rule] = {  # `ExtGRPOConfig`
     **rules("kl_estimator kl_estimator_options", Rule(needs=("uses_axes", "beta"))),
+    **rules(
+        "sampler_weight sampler_weight_options sampler_rejection sampler_rejection_options",
+        Rule(needs=("uses_axes", "use_vllm", "vllm_importance_sampling_correction")),
+    ),
     "micro_batch_tokens": Rule(needs=("uses_axes", "dynamic_micro_batches")),
 }
 

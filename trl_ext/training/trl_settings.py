@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -59,6 +59,17 @@ def refuse_ignored(config: Any, table: Mapping[str, Rule]) -> None:
             refused.append(f"{name}={value!r}{with_others} next to a preset or an axis: {table[name].note}")
     if refused:
         raise ValueError("; ".join(refused))
+
+
+def refuse_next_to(config: Any, setting: str, names: Sequence[str]) -> None:
+    """Refuse settings of TRL next to one of ours that takes their place."""
+    defaults = defaults_of(config)
+    for name in names:
+        value = getattr(config, name)
+        if value != defaults[name]:
+            raise ValueError(
+                f"{name}={value!r} would be ignored next to {setting}={getattr(config, setting)!r}; set one"
+            )
 
 
 def take_over_advantage(config: AxesConfig, table: Mapping[str, Rule]) -> None:

@@ -114,7 +114,7 @@ class Registry(dict[str, Callable[..., Any]]):
         return {option: default for option, default in keywords.items() if option not in self.inputs}
 
     def inputs_of(self, member: Callable[..., Any]) -> tuple[str, ...]:
-        """Names of the inputs that a member asks for, beside its positional ones."""
+        """Names of the inputs that a member asks for, next to its positional ones."""
         return tuple(name for name in _keyword_only(member) if name in self.inputs)
 
     def build(self, name: str, example_size: int = 4, /, **options: object) -> Callable[..., Any]:

@@ -267,7 +267,7 @@ FORMULAS: dict[str, tuple[list[float], Losses, Callable[..., float]]] = {
     "grpo_clip": (STANDARDIZED, PPO, per_sequence),
     "grpo_no_clip": (STANDARDIZED, UNCLIPPED, per_sequence),
     "dr_grpo": (CENTERED, PPO, over_max_tokens),
-    "dapo": (STANDARDIZED, each(clipped(0.2, 0.28)), per_token),
+    **dict.fromkeys(("dapo", "dapo_full"), (STANDARDIZED, each(clipped(0.2, 0.28)), per_token)),
     "rloo": ([1.0, -1.0, 2.0, -2.0], SCORE, over_sequences),
     "gspo": (STANDARDIZED, of_sequence(3e-4, 4e-4), per_sequence),
     "gspo_token": (STANDARDIZED, of_sequence(3e-4, 4e-4), per_sequence),

@@ -266,7 +266,7 @@ def test_the_objective_gets_kl_beta_and_bias_correction(estimator: str) -> None:
     [
         (
             {"preset": "dr_gpro"},
-            "unknown preset 'dr_gpro'. Did you mean 'dr_grpo'? Known: aspo, ce_gppo, cispo, dapo, dppo, dr_grpo",
+            "unknown preset 'dr_gpro'. Did you mean 'dr_grpo'? Known: aspo, ce_gppo, cispo, dapo, dapo_full",
         ),
         ({"advantage": "group_men"}, "unknown advantage 'group_men'. Did you mean 'group_mean'? Known: "),
         (

@@ -188,7 +188,7 @@ def test_keep_prob_outside_zero_to_one_is_refused(keep_prob: float, tmp_path: Pa
 
 def test_problems_that_cannot_be_looked_up_are_refused(tmp_path: Path) -> None:
     endless = IterableDataset.from_generator(lambda: iter([{"prompt": "a", "answer": "a"}] * 8))
-    with pytest.raises(TypeError, match="uninformative_keep_prob needs a train_dataset whose rows can be looked up"):
+    with pytest.raises(TypeError, match="dynamic_sampling_tries need a train_dataset whose rows can be looked up"):
         make_trainer(
             ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, train_dataset=endless, uninformative_keep_prob=0.5,
             advantage="group_mean",

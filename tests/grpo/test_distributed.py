@@ -78,7 +78,19 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
 
 
 FINE_TUNED = ["sft", "sft_constant", "expert_iteration"]
-SAME_ON_ONE_RANK = [*sorted(AGGREGATIONS), "kl", "left_out", "unequal", "saved", "as_trl_cuts", *FINE_TUNED]
+SAME_ON_ONE_RANK = [
+    *sorted(AGGREGATIONS),
+    "kl",
+    "left_out",
+    "unequal",
+    "saved",
+    "as_trl_cuts",
+    "opo",
+    "discounted",
+    "gdpo",
+    "dynamic_sampling",
+    *FINE_TUNED,
+]
 RUNS = [
     *SAME_ON_ONE_RANK,
     "uninformative",

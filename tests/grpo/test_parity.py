@@ -141,7 +141,7 @@ SAME_WORDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "adaptive_entropy": (
         {"loss_type": "grpo"}, {"policy_loss": "ppo_clip"},
-        {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.1, "entropy_target": 2.0, **OFF_POLICY},
+        {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.1, "entropy_target": 9.0, **OFF_POLICY},
     ),
     "sequence": (
         {"loss_type": "grpo"}, {"policy_loss": "ppo_clip"},

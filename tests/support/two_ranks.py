@@ -114,18 +114,35 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
     two_epochs |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8 // RANKS}
     found["saved"] = found_by(scripted_run(path / "saved", **two_epochs))
     found["as_trl_cuts"] = found_by(scripted_run(path / "as_trl_cuts", **two_epochs, **PLAIN))
+    for advantage in ("opo", "discounted", "gdpo"):  # which ask for lengths, are per token, have several rewards
+        rewards = [graded, by_problem] if advantage == "gdpo" else graded
+        found[advantage] = found_by(
+            scripted_run(path / advantage, reward=rewards, advantage=advantage, num_iterations=2)
+        )
+    sampled_again = {"dynamic_sampling_tries": 3, "train_dataset": of_kinds(), "reward": by_problem, "max_steps": 4}
+    found["dynamic_sampling"] = found_by(scripted_run(path / "dynamic_sampling", **sampled_again))
     for name, more in {"sft": {}, "sft_constant": {"normalize_constant": 7.0}}.items():
         found[name] = found_by(fine_tuned(path / name, **more))
     found["expert_iteration"] = found_by(expert_iteration(path / "expert_iteration"))
     return found
 
 
-def uninformative_run(path: Path) -> dict[str, Any]:
-    """With a curriculum, of problems that every other group teaches nothing of."""
+def of_kinds() -> Dataset:
     rows = [
         {"prompt": f"{i % 9} + {i % 5} =", "answer": "1", "subject": "ab"[i % 2], "level": 1 + i % 3} for i in range(24)
     ]
-    data = {"train_dataset": Dataset.from_list(rows), "reward": every_other_group}
+    return Dataset.from_list(rows)
+
+
+def by_problem(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """Of every third problem, the share of ones; the others have no variance."""
+    shares = fraction_of_ones(completions)
+    return [share if int(prompt[0]) % 3 == 0 else 1.0 for prompt, share in zip(prompts, shares, strict=True)]
+
+
+def uninformative_run(path: Path) -> dict[str, Any]:
+    """With a curriculum, of problems that every other group teaches nothing of."""
+    data = {"train_dataset": of_kinds(), "reward": every_other_group}
     trainer = scripted_run(path, uninformative_keep_prob=0.1, max_steps=6, **data)
     return found_by(trainer) | {"curriculum": trainer._curriculum.state_dict()}
 

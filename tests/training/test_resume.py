@@ -49,6 +49,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "decaying_schedule": {"preset": "rloo", "lr_scheduler_type": "cosine", "warmup_steps": 2},
     "kl_penalty": {"preset": "grpo_clip", "beta": 0.1, **OFF_POLICY},
     "trls_loss": {**OFF_POLICY},
+    "dynamic_sampling": {"preset": "grpo_clip", "dynamic_sampling_tries": 3, "train_dataset": OF_KINDS, **OFF_POLICY},
+    "per_token": {"preset": "grpo_clip", "advantage": "discounted", **OFF_POLICY},
+    "adaptive_entropy": {
+        "preset": "grpo_clip", "use_adaptive_entropy": True, "entropy_target": 9.0, "entropy_coef_delta": 0.1, **OFF_POLICY,
+    },
     "settled_problems": {"preset": "grpo_clip", "uninformative_keep_prob": 0.1, "train_dataset": OF_KINDS, **OFF_POLICY},
 }  # fmt: skip
 SECONDS = (

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """The name and options of one member of each axis."""
+    """The name and options of one member of each axis, and other settings that the method is made of."""
 
     advantage: str
     policy_loss: str
@@ -16,9 +16,11 @@ class Preset:
     advantage_options: dict[str, Any] = field(default_factory=dict)
     policy_loss_options: dict[str, Any] = field(default_factory=dict)
     aggregation_options: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # where a run has the default
 
 
 _TOKEN_SUM = {"normalize_constant": 1.0}  # over a sequence
+_CLIP_HIGHER = {"eps_low": 0.2, "eps_high": 0.28}
 LOSS_TYPES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip")  # the course handout's
 PRESETS: dict[str, Preset] = {
     "no_baseline": Preset("raw", "reinforce", "sequence_mean"),
@@ -27,8 +29,13 @@ PRESETS: dict[str, Preset] = {
     "grpo_no_clip": Preset("group_std", "importance_ratio", "sequence_mean"),
     # the literature
     "dr_grpo": Preset("group_mean", "ppo_clip", "constant"),  # arXiv:2503.20783
-    "dapo": Preset(  # arXiv:2503.14476
-        "group_std", "ppo_clip", "token_mean", policy_loss_options={"eps_low": 0.2, "eps_high": 0.28}
+    "dapo": Preset("group_std", "ppo_clip", "token_mean", policy_loss_options=_CLIP_HIGHER),  # arXiv:2503.14476
+    "dapo_full": Preset(  # with its dynamic sampling and overlong reward shaping: 4,096 of 20,480 tokens
+        "group_std",
+        "ppo_clip",
+        "token_mean",
+        policy_loss_options=_CLIP_HIGHER,
+        settings={"dynamic_sampling_tries": 4, "overlong_buffer": 0.2, "mask_truncated_completions": True},
     ),
     "rloo": Preset("leave_one_out", "reinforce", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2402.14740
     "gspo": Preset("group_std", "gspo", "sequence_mean"),  # arXiv:2507.18071

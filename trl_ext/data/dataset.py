@@ -26,7 +26,7 @@ class DatasetSettings:
 
     dataset: str = HfArg(
         default="mini_math",
-        help=f"The problems come from {', '.join((*GENERATORS, *PUBLISHED))}, a Hub id, or a file (.jsonl, .json, "
+        help=f"The problems: {', '.join((*GENERATORS, *PUBLISHED))}, a Hub id, or a file (.jsonl, .json, "
         f".csv, .parquet; {{split}} in its path). GSM8K, MATH, Countdown and chats are read as they are published.",
     )
     dataset_config: str | None = HfArg(
@@ -35,7 +35,7 @@ class DatasetSettings:
     problem_column: str = HfArg(default="problem", help="The column that holds the problem.")
     answer_column: str = HfArg(default="answer", help="The column that holds the answer or the solution.")
     answer_source: str = HfArg(
-        default="as_is", help=f"How the answer is found in that column. One of: {', '.join(sorted(ANSWER_SOURCES))}."
+        default="as_is", help=f"How it is found there. One of: {', '.join(sorted(ANSWER_SOURCES))}."
     )
     prompt: Annotated[str, OnResume.YARDSTICK] = HfArg(
         default="r1_zero",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trl_ext.grpo.prompt_sharing import SharedPrompts
 
-_PROMPT_FIELDS = ("prompt_ids", "prompt_mask")  # (B, L), padded on the left
+PROMPT_FIELDS = ("prompt_ids", "prompt_mask")  # (B, L), padded on the left
 
 Batch = dict[str, Any]
 
@@ -151,7 +151,7 @@ def select_rows(batch: Batch, rows: Sequence[Row], multiple_of: int | None = Non
         if not isinstance(value, Tensor) or value.ndim == 0:
             return value
         chosen = value[index]
-        if name in _PROMPT_FIELDS:
+        if name in PROMPT_FIELDS:
             return chosen[:, -prompt:]
         return chosen[:, :completion] if value.shape[:2] == shape else chosen
 

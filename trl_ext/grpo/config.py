@@ -37,8 +37,8 @@ _AXES = {
     "sampler_weight": SAMPLER_WEIGHTS, "sampler_rejection": SAMPLER_REJECTIONS,
 }  # fmt: skip
 _OPTIONS = [f"{axis}_options" for axis in _AXES]
-_OPTIONS_HELP = "The options of that axis: a mapping in YAML; as a flag, `name=value,...` or JSON."
-_SAMPLER_OPTIONS_HELP = "The options of that axis of the sampler, in the same form."
+_OPTIONS_HELP = "Options of that axis."
+_SAMPLER_OPTIONS_HELP = "As a mapping in YAML, as `name=value,...` or JSON in a flag."
 
 
 def _help(axis: str, purpose: str) -> str:
@@ -61,7 +61,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
 
     preset: str | None = HfArg(
         default=None,
-        help=f"A named combination of the axes; an axis given next to it overrides it. One of: {', '.join(PRESETS)}.",
+        help=f"A combination of the axes. One of: {', '.join(PRESETS)}.",
     )
     advantage: str | None = HfArg(default=None, help=_help("advantage", "How rewards become advantages."))
     advantage_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
@@ -107,6 +107,16 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         "problems not yet seen are judged by their subject and level.",
     )
 
+    dynamic_sampling_tries: int = HfArg(
+        default=1,
+        help="Try a rollout up to N times, until each group is partly correct (DAPO). Other problems take the place of "
+        "groups that are all correct or all incorrect; 1 is off.",
+    )
+    overlong_buffer: float | None = HfArg(
+        default=None,
+        help="Subtract up to 1 in the last N tokens of the maximum length (DAPO). Below 1, a fraction of them.",
+    )
+
     # The handout's names, each resolved into the TRL field named in its help.
     rollout_batch_size: int | None = HfArg(
         default=None, help="The number of completions per rollout (TRL: generation_batch_size)."
@@ -143,12 +153,21 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
             raise ValueError(f"reward_timeout must be positive seconds, got {self.reward_timeout}")
         if not 0 <= self.uninformative_keep_prob <= 1:
             raise ValueError(f"uninformative_keep_prob must be between 0 and 1, got {self.uninformative_keep_prob}")
+        if self.dynamic_sampling_tries < 1:
+            raise ValueError(f"dynamic_sampling_tries must be at least 1, got {self.dynamic_sampling_tries}")
+        if self.dynamic_sampling_tries > 1 and self.log_completions:
+            raise ValueError(
+                f"log_completions=True would be ignored next to dynamic_sampling_tries={self.dynamic_sampling_tries}, "
+                "since TRL's table has one try; set log_generations_every in a recipe"
+            )
         for name in _OPTIONS:
             setattr(self, name, parse_options(name, getattr(self, name)))
         self.resolve_run_settings()
         resolve_handout(self)
         self._resolve_axes()
         super().__post_init__()
+        if self.overlong_buffer is not None:
+            self.overlong_tokens  # noqa: B018, refuses a number that does not fit
         # Trainer reads this name as rows per forward pass; the handout's meaning has been resolved by now.
         self.train_batch_size = self.per_device_train_batch_size * max(1, self.n_gpu)
 
@@ -184,6 +203,17 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         )
 
     @property
+    def overlong_tokens(self) -> int:
+        """The number of tokens before the maximum completion length in which a completion is penalized."""
+        given = self.overlong_buffer or 0.0
+        if given <= 0:
+            raise ValueError(f"overlong_buffer must be a positive number of tokens, got {given:g}")
+        tokens = round(given * self.max_completion_length) if given < 1 else round(given)
+        if tokens > self.max_completion_length:
+            raise ValueError(f"overlong_buffer={given:g} is more than sampling_max_tokens={self.max_completion_length}")
+        return max(tokens, 1)
+
+    @property
     def _inputs_of_loss(self) -> tuple[str, ...]:
         return POLICY_LOSSES.inputs_of(POLICY_LOSSES.get_function(str(self.policy_loss)))
 
@@ -210,6 +240,9 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         if self.preset is not None and self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
         base = PRESETS[self.preset or "grpo_clip"]  # for the axes that a run does not name
+        for name, value in base.settings.items():
+            if getattr(self, name) == defaults_of(self)[name]:
+                setattr(self, name, value)
         refuse_ignored(self, TRL)
         take_over_advantage(self, TRL)
         take_over_policy_loss(self, TRL, base.policy_loss, base.policy_loss_options, POLICY_LOSSES)

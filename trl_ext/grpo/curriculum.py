@@ -50,7 +50,8 @@ class Curriculum:
         """The curriculum of a training set, which has to be a `datasets.Dataset`."""
         if not isinstance(rows, Dataset):
             raise TypeError(
-                "uninformative_keep_prob needs a train_dataset whose rows can be looked up, a datasets.Dataset"
+                "uninformative_keep_prob and dynamic_sampling_tries need a train_dataset whose rows can be looked up, "
+                "a datasets.Dataset"
             )
         curriculum = cls(kinds_of(rows), keep_prob, seed)
         curriculum.number_of = {_key_of(prompt): i for i, prompt in enumerate(rows["prompt"])}
@@ -61,21 +62,28 @@ class Curriculum:
         """Problems whose last group had no gradient, in order."""
         return sorted(problem for problem, informative in self.informative.items() if not informative)
 
-    def select(self, prompts: Sequence[object], groups: Sequence[int], rollout: int) -> list[int]:
-        """Each row's problem, selected once per group, given the rows' own prompts and groups."""
+    def select(self, prompts: Sequence[object], groups: Sequence[int], rollout: int, attempt: int = 0) -> list[int]:
+        """Each row's problem, selected once per group, given the rows' own prompts and groups.
+
+        Args:
+            attempt: above 0, problems are drawn at random in place of the rows' own.
+        """
         prompt_of = dict(zip(groups, prompts, strict=True))
         chosen = {
-            group: self.choose(self.number_of[_key_of(prompt)], (rollout, group)) for group, prompt in prompt_of.items()
+            group: self.choose(self.number_of[_key_of(prompt)], (rollout, group, attempt)[: 3 if attempt else 2])
+            for group, prompt in prompt_of.items()
         }
         return [chosen[group] for group in groups]
 
-    def choose(self, problem: int, place: tuple[int, int]) -> int:
+    def choose(self, problem: int, place: tuple[int, ...]) -> int:
         """`problem`, or another one in its place.
 
         Args:
-            place: numbers of the rollout and of the group in it, which seed the draws.
+            place: numbers of the rollout, of the group in it, and of a further attempt at it, which seed the draws.
         """
-        draw = Random(f"{self.seed} {place[0]} {place[1]}")
+        draw = Random(f"{self.seed} {' '.join(map(str, place))}")
+        if len(place) > 2:
+            problem = draw.randrange(len(self.kinds))
         for _ in range(_MAX_DRAWS):
             if draw.random() < self._probability(problem):
                 break

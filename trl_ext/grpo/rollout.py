@@ -30,7 +30,7 @@ class Rollout:
     def advantage_inputs(
         self, names: Sequence[str], weights: Tensor, group_size: int, gather: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """What an advantage asks for beside the total rewards, by name: (P, G), (P, G, R), or the weights as they are.
+        """What an advantage asks for next to the total rewards, by name: (P, G), (P, G, R), or the weights as they are.
 
         Args:
             gather: concatenates the ranks' values; called for what is asked for only.

@@ -30,10 +30,11 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import is_peft_model, send_to_device
+from accelerate.utils import gather_object, is_peft_model, send_to_device
 from torch import Tensor, nn
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
+from trl.rewards import get_soft_overlong_punishment
 
 from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
 from trl_ext.algorithms.masking import masked_mean, masked_sum
@@ -50,11 +51,13 @@ from trl_ext.grpo import prompt_sharing as shared_prompts
 from trl_ext.grpo.batching import Batch, Batching, as_wide_as, groups_of_prompts, has_gradient, loss_mask
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.curriculum import Curriculum, rewards_differ
+from trl_ext.grpo.dynamic_sampling import Try, assemble, fill
 from trl_ext.grpo.metrics import StepMetrics
 from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
 from trl_ext.grpo.rollout import Rollout, log_rows, sample_metrics
 from trl_ext.grpo.step_planner import StepPlanner
 from trl_ext.rewards.guard import Guard, RewardError, guarded
+from trl_ext.training.ending import TimeBudget
 from trl_ext.training.state import from_plain, to_plain
 from trl_ext.training.trainer import ReliableTrainer
 
@@ -95,11 +98,13 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._mask_truncated = bool(config.stop) and config.mask_truncated_completions
         if config.stop or config.sampling_min_tokens:
             config.generation_kwargs = sampling_kwargs(config)
+        given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
         if config.use_vllm:
-            given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
             check_adapter(given["model"], given.get("peft_config"))
+        if config.overlong_buffer is not None:
+            given["reward_funcs"] = _with_overlong_penalty(given["reward_funcs"], config)
         with engine_settings(config):
-            super().__init__(*args, **kwargs)
+            super().__init__(**given)
         self.served = self.use_vllm and config.vllm_mode == "server"
         if self.use_vllm:
             self.vllm_generation.seed_requests(config.seed, self.place_in_run)
@@ -116,7 +121,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._step_metrics = StepMetrics()
         self._totals: tuple[int, StepTotals] | None = None  # of an optimizer step, by its number
         self._curriculum: Curriculum | None = None
-        if config.uninformative_keep_prob < 1:
+        if config.uninformative_keep_prob < 1 or config.dynamic_sampling_tries > 1:
             self._curriculum = Curriculum.of_dataset(self.train_dataset, config.uninformative_keep_prob, config.seed)
         self._rollout: Rollout  # the last scored completions, of training or of an evaluation
         self.last_rollout: list[dict[str, Any]] = []
@@ -184,17 +189,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             return self._roll_out(inputs)
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> Batch:
-        problems = self._select_problems(inputs) if self.model.training else None
-        if problems is not None:
-            inputs = [self.train_dataset[problem] for problem in problems]
         began, synced = time.perf_counter(), self._seconds_syncing()
-        with contextlib.ExitStack() as left_out:
-            if self._defers_old_log_probs():
-                left_out.enter_context(old_log_probs_left_out(self, self._is_on_policy()))
-            if not self.log_completions:
-                left_out.enter_context(texts_left_on_ranks(self))
-            batch: Batch = super()._generate_and_score_completions(inputs)
-        rollout = self._rollout
+        found = self._sample(inputs)
+        if self.model.training and self.args.dynamic_sampling_tries > 1:
+            found = self._sample_until_full(found, inputs)
+        batch, rollout = found.batch, found.rollout
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
         if self.model.training:
             syncing = self._seconds_syncing() - synced
@@ -211,18 +210,61 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             log.warning(
                 "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
             )
-        if problems is not None:
-            self._update_curriculum(problems, batch)
+        if found.problems is not None and self.args.dynamic_sampling_tries == 1:
+            self._update_curriculum(found.problems, self._informative(batch))
         return batch
 
-    def _select_problems(self, inputs: list[dict[str, Any]]) -> list[int] | None:
+    def _sample(self, inputs: list[dict[str, Any]], attempt: int = 0) -> Try:
+        """Completions of these rows, or of the problems that the curriculum selects in their place, with rewards."""
+        problems = self._select_problems(inputs, attempt) if self.model.training else None
+        if problems is not None:
+            inputs = [self.train_dataset[problem] for problem in problems]
+        with contextlib.ExitStack() as left_out:
+            if self._defers_old_log_probs():
+                left_out.enter_context(old_log_probs_left_out(self, self._is_on_policy()))
+            if not self.log_completions:
+                left_out.enter_context(texts_left_on_ranks(self))
+            batch: Batch = super()._generate_and_score_completions(inputs)
+        return Try(batch, self._rollout, self.last_rollout, problems)
+
+    def _sample_until_full(self, first: Try, inputs: list[dict[str, Any]]) -> Try:
+        """The rollout with other problems in place of uninformative ones, as far as tries and time allow."""
+        tries, informative, began = [first], list[list[bool]](), time.perf_counter()
+        while True:
+            informative.append(tries[-1].informative(self.num_generations, self.accelerator.gather))
+            assert tries[-1].problems is not None
+            self._update_curriculum(tries[-1].problems, informative[-1])
+            is_full = sum(map(sum, informative)) >= len(informative[0])
+            if (
+                is_full
+                or len(tries) == self.args.dynamic_sampling_tries
+                or self._lacks_time_for_a_try(began, len(tries))
+            ):
+                break
+            tries.append(self._sample(inputs, attempt=len(tries)))
+        metrics, groups = self._metrics["train"], fill(informative)
+        metrics["dynamic_sampling/tries"].append(float(len(tries)))
+        metrics["dynamic_sampling/informative_frac"].append(min(1.0, sum(map(sum, informative)) / len(groups)))
+        if len(tries) == 1:
+            return first
+        found = assemble(tries, groups, self.num_generations, self.accelerator.gather, gather_object)
+        found.batch["num_items_in_batch"] = self.accelerator.gather(loss_mask(found.batch).sum()).sum()
+        self._rollout, self.last_rollout = found.rollout, found.rows
+        return found
+
+    def _lacks_time_for_a_try(self, began: float, tries: int) -> bool:
+        """Whether a time budget leaves less than two of this rollout's tries; a collective operation with a budget."""
+        budgets = [callback for callback in self.callback_handler.callbacks if isinstance(callback, TimeBudget)]
+        return any(budget.is_spent(2 * (time.perf_counter() - began) / max(tries - 1, 1)) for budget in budgets)
+
+    def _select_problems(self, inputs: list[dict[str, Any]], attempt: int) -> list[int] | None:
         """Each row's problem as the curriculum selects it, by number; the same on every rank."""
         if self._curriculum is None:
             return None
         start = self.accelerator.process_index * len(inputs)
         groups = [(start + i) // self.num_generations for i in range(len(inputs))]
         rollout = self._step // (self.args.steps_per_generation * self.num_iterations)  # micro-steps depend on ranks
-        return self._curriculum.select([row["prompt"] for row in inputs], groups, rollout)
+        return self._curriculum.select([row["prompt"] for row in inputs], groups, rollout, attempt)
 
     def _advantages(self, rollout: Rollout) -> Tensor:
         """(N,) or (N, T) advantages of all ranks; TRL's table of completions gets their means over tokens."""
@@ -241,25 +283,29 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             self._nonfinite = describe_nonfinite(of_completions, self.args.advantage, by_name)
         return advantages
 
-    def _update_curriculum(self, problems: list[int], batch: Batch) -> None:
-        """Tell the curriculum which groups of the rollout have a gradient.
+    def _update_curriculum(self, problems: list[int], informative: list[bool]) -> None:
+        """Tell the curriculum which groups of a rollout were informative.
 
         Args:
             problems: numbers of this rank's problems, one per row.
-            batch: the rows, with the advantages that they are trained with.
+            informative: of all ranks' groups.
         """
         assert self._curriculum is not None
         numbers = self.accelerator.gather(torch.tensor(problems, device=self.accelerator.device))
+        self._curriculum.update(numbers[:: self.num_generations].tolist(), informative)
+        self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.uninformative)))
+
+    def _informative(self, batch: Batch) -> list[bool]:
+        """For each group of all ranks, whether a row of it has a gradient."""
         reward = self._rollout.reward.view(-1, self.num_generations)  # (P, G) of all ranks
         if not self._ignores_zero_advantage_rows():
-            informative = torch.ones(len(reward), dtype=torch.bool)
-        elif self.args.uses_axes:
+            return [True] * len(reward)
+        found = rewards_differ(reward)
+        if self.args.uses_axes:
             rows = torch.tensor(has_gradient(batch), device=self.accelerator.device)
-            informative = self.accelerator.gather(rows).view(reward.shape).any(dim=1)
-        else:
-            informative = rewards_differ(reward)
-        self._curriculum.update(numbers[:: self.num_generations].tolist(), informative.tolist())
-        self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.uninformative)))
+            found = self.accelerator.gather(rows).view(reward.shape).any(dim=1)
+        informative: list[bool] = found.tolist()
+        return informative
 
     def _ignores_zero_advantage_rows(self) -> bool:
         """Whether rows with advantage 0 have no gradient."""
@@ -576,3 +622,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         """One completion per prompt, generated as in a rollout."""
         prompt_ids, images, fields = self._tokenize_prompts(prompts)
         return self._generate_single_turn(prompt_ids, images, fields, 1)[0]
+
+
+def _with_overlong_penalty(rewards: Any, config: ExtGRPOConfig) -> list[Any]:
+    """The reward functions and DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), TRL's, with the weight 1."""
+    functions = list(rewards) if isinstance(rewards, list) else [rewards]
+    if config.reward_weights is not None and len(config.reward_weights) == len(functions):
+        config.reward_weights = [*config.reward_weights, 1.0]
+    return [*functions, get_soft_overlong_punishment(config.max_completion_length, config.overlong_tokens)]

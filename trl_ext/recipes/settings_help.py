@@ -28,7 +28,8 @@ GROUPS = {
     "Algorithm": "preset advantage policy_loss aggregation kl_estimator advantage_options policy_loss_options "
     "aggregation_options kl_estimator_options sampler_weight sampler_rejection "
     "sampler_weight_options sampler_rejection_options beta cliprange use_std_normalization advantage_eps "
-    "uninformative_keep_prob selection selection_options normalize_constant completion_only_loss",
+    "uninformative_keep_prob dynamic_sampling_tries overlong_buffer selection selection_options "
+    "normalize_constant completion_only_loss",
     "Reward and grading": "reward reward_timeout grader numeric_tolerance",
     "Steps and batches": "max_steps n_grpo_steps n_ei_steps questions_per_step rollout_batch_size group_size "
     "train_batch_size micro_train_batch_size epochs_per_rollout_batch epochs_per_step rollout_chunk num_train_epochs",

@@ -66,6 +66,7 @@ OURS: dict[str, Rule] = {  # `ExtGRPOConfig`
         "sampler_weight sampler_weight_options sampler_rejection sampler_rejection_options",
         Rule(needs=("uses_axes", "use_vllm", "vllm_importance_sampling_correction")),
     ),
+    "dynamic_sampling_tries": Rule(needs=("uses_axes",)),
     "micro_batch_tokens": Rule(needs=("uses_axes", "dynamic_micro_batches")),
 }
 

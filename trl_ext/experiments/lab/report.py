@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -210,7 +209,7 @@ def noise(runs: Runs) -> str:
         return "No run ended."
     n = found[0]["final_validation_problems"]
     ends = [list(accuracies(of).values()) for of in runs.values()]
-    typical = mean(chain.from_iterable(ends))
+    typical = mean([value for values in ends for value in values])
     error = (typical * (1 - typical) / n) ** 0.5
     over_seeds = ""
     if deviations := [stdev(values) for values in ends if len(values) > 1]:

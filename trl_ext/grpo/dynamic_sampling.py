@@ -1,0 +1,106 @@
+"""A rollout that is sampled again until every group has reward variance.
+
+DAPO's dynamic sampling (arXiv:2503.14476, section 3.2, eq. 11): a group whose completions are all correct or all
+incorrect has no gradient, so others take its place. Here a rollout is tried a limited number of times; what is still
+missing then is filled with groups of the first try.
+
+Letters: P groups of a rollout, G completions per group, M rows of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trl_ext.grpo.batching import PROMPT_FIELDS, Batch
+from trl_ext.grpo.curriculum import rewards_differ
+from trl_ext.grpo.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class Try:
+    """What one call of TRL's sampling and scoring gave on this rank."""
+
+    batch: Batch  # M rows
+    rollout: Rollout
+    rows: list[dict[str, Any]]  # of the log
+    problems: list[int] | None  # by number, one per row
+
+    def informative(self, group_size: int, gather: Callable[[Tensor], Tensor]) -> list[bool]:
+        """For each of the P groups of all ranks, whether some completions are correct and some are not.
+
+        Where nothing says what is correct, whether their rewards differ. Not by the reward alone, since a penalty of
+        the length makes the rewards of a group differ that was solved by all.
+        """
+        correct = gather(self.rollout.correct)
+        scores = torch.where(correct.isnan(), self.rollout.reward, correct.to(self.rollout.reward.dtype))
+        found: list[bool] = rewards_differ(scores.view(-1, group_size)).tolist()
+        return found
+
+
+def fill(informative: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
+    """The P groups that are trained on, by try and place: informative ones in the order in which they were sampled.
+
+    Args:
+        informative: of each try, P values.
+    """
+    found = [(attempt, place) for attempt, of_try in enumerate(informative) for place, ok in enumerate(of_try) if ok]
+    spare = [(0, place) for place, ok in enumerate(informative[0]) if not ok]
+    return [*found, *spare][: len(informative[0])]
+
+
+def assemble(
+    tries: Sequence[Try],
+    groups: Sequence[tuple[int, int]],
+    group_size: int,
+    gather: Callable[[Tensor], Tensor],
+    gather_rows: Callable[[list[Any]], list[Any]],
+) -> Try:
+    """This rank's part of a rollout of these groups. A collective operation.
+
+    Args:
+        groups: by try and place, as `fill` gives them.
+        gather: concatenates the ranks' tensors of equal shape.
+        gather_rows: concatenates the ranks' lists.
+    """
+    first = tries[0].rollout
+    places = [(attempt, group * group_size + i) for attempt, group in groups for i in range(group_size)]
+    rows_per_try = len(first.reward)
+    every = torch.tensor([attempt * rows_per_try + row for attempt, row in places], device=first.reward.device)
+    own = first.own(every)
+
+    def of_everyone(values: Sequence[Tensor]) -> Tensor:
+        return torch.cat([gather(value) for value in values])
+
+    def of_log(rows: Sequence[list[Any]]) -> list[Any]:
+        gathered = [row for of_try in rows for row in gather_rows(of_try)]
+        return [gathered[i] for i in own.tolist()]
+
+    batch = {}
+    for name, value in tries[0].batch.items():
+        values = [attempt.batch[name] for attempt in tries]
+        is_per_row = isinstance(value, Tensor) and value.ndim > 0
+        batch[name] = of_everyone(_equally_wide(values, name, gather))[own] if is_per_row else value
+    own_facts = [torch.stack([t.rollout.finished.float(), t.rollout.lengths, t.rollout.correct], dim=1) for t in tries]
+    finished, lengths, correct = of_everyone(own_facts)[own].unbind(dim=1)
+    rewards, reward = (torch.cat([getattr(t.rollout, name) for t in tries])[every] for name in ("rewards", "reward"))
+    rollout = Rollout(rewards, reward, finished.bool(), lengths, correct, first.offset)
+    problems = None if tries[0].problems is None else of_log([list(t.problems or ()) for t in tries])
+    return Try(batch, rollout, of_log([t.rows for t in tries]), problems)
+
+
+def _equally_wide(values: Sequence[Tensor], name: str, gather: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """(M, any) values of the tries padded with 0 to the width of the widest on any rank, prompts on the left."""
+    if values[0].ndim < 2:
+        return list(values)
+    widest = max(value.shape[1] for value in values)
+    width = int(gather(torch.tensor([widest], device=values[0].device)).max())
+    missing = [width - value.shape[1] for value in values]
+    return [
+        torch.nn.functional.pad(value, (pad, 0) if name in PROMPT_FIELDS else (0, pad))
+        for value, pad in zip(values, missing, strict=True)
+    ]

@@ -1,6 +1,6 @@
 """What is written from the code: pages of docs/ with settings, packages and a step's diagram; the recipes' `--help`.
 
-python scripts/docs_pages.py
+python -m scripts.docs_pages
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from scripts.algorithms_page import algorithms_page
 from trl_ext.compat.renamed import RENAMED
 from trl_ext.io import markdown_table, read_yaml
 from trl_ext.recipes.best_of_n import BestOfN
@@ -39,7 +40,7 @@ recipe that trains also has all others of TRL and transformers (`--help all`; on
 [Every setting next to a preset](trl_settings.md) says what each of those does. A list is written as in YAML,
 `--stop '["</answer>"]'`.
 
-Written by `python scripts/docs_pages.py` from the settings' classes.
+Written by `python -m scripts.docs_pages` from the settings' classes.
 """
 
 RENAMED_INTRODUCTION = """\
@@ -68,7 +69,7 @@ on a CPU, `bf16` that is not set is off (TRL: on with `use_cpu`), which the run 
 TRL's numbers. A setting that needs another one is refused without it.
 
 Shown by *a run*: `tests/training/test_settings_table.py` trains with the setting and without it, and compares weights,
-metrics and files. Written by `python scripts/docs_pages.py` from `docs/site/trl_settings.yaml` and
+metrics and files. Written by `python -m scripts.docs_pages` from `docs/site/trl_settings.yaml` and
 `trl_ext/training/settings_table.py`.
 """
 HEADLINES = {  # by class, what follows its name
@@ -292,6 +293,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "../README.md": readme,
     "reference/settings.md": settings_page,
     "reference/trl_settings.md": effects_page,
+    "reference/algorithms.md": algorithms_page,
     "packages/index.md": packages_page,
     "step.svg": step_diagram,
     **{f"../{kept_help(Path('recipes') / script)}": partial(help_page, script) for script in RECIPES},

@@ -17,9 +17,11 @@ import pytest
 import yaml
 
 import trl_ext
-from scripts import docs_pages
+from scripts import algorithms_page, docs_pages
 from tests.test_package import LAYERS
-from trl_ext import rewards
+from trl_ext import PRESETS, rewards
+from trl_ext.grpo import config as grpo_config
+from trl_ext.io import read_yaml
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.training.settings import RunSettings
 
@@ -80,7 +82,7 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("path", docs_pages.PAGES)
 def test_a_written_page_is_what_the_code_says(path: str) -> None:
-    assert (DOCS / path).read_text(encoding="utf-8") == docs_pages.PAGES[path](), "run: python scripts/docs_pages.py"
+    assert (DOCS / path).read_text(encoding="utf-8") == docs_pages.PAGES[path](), "run: python -m scripts.docs_pages"
 
 
 def test_every_package_has_its_page_and_every_page_its_place() -> None:
@@ -169,3 +171,13 @@ def test_the_evaluation_block_runs_as_it_is_copied(tmp_path: Path, policy_cache:
     for name in ("before", "after", "after_at_16"):
         assert (tmp_path / "runs" / name / "summary.json").is_file(), name
     assert "accuracy" in done.stdout
+
+
+def test_every_member_of_an_axis_is_on_the_page_of_algorithms() -> None:
+    told = read_yaml(algorithms_page.SOURCE)
+    assert told.keys() == algorithms_page.AXES.keys() == set(grpo_config.AXES)
+    assert {axis: set(of) for axis, of in told.items()} == {
+        axis: set(of) for axis, (_, of) in algorithms_page.AXES.items()
+    }
+    page = PAGES["reference/algorithms.md"].read_text(encoding="utf-8")
+    assert all(f"| `{preset}` |" in page for preset in PRESETS)

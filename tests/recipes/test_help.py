@@ -30,7 +30,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_help_that_is_kept_is_what_the_settings_say(script: str) -> None:
     text = kept_help(RECIPES / script).read_text(encoding="utf-8")
-    assert text == help_page(script), "run: python scripts/docs_pages.py"
+    assert text == help_page(script), "run: python -m scripts.docs_pages"
     lines = text.splitlines()
     assert len(lines) <= 120
     assert max(map(len, lines)) <= 120

@@ -32,17 +32,17 @@ from trl_ext.training.trl_settings import (
     take_over_policy_loss,
 )
 
-_AXES = {
+AXES = {
     "advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KL_ESTIMATORS,
     "sampler_weight": SAMPLER_WEIGHTS, "sampler_rejection": SAMPLER_REJECTIONS,
 }  # fmt: skip
-_OPTIONS = [f"{axis}_options" for axis in _AXES]
+_OPTIONS = [f"{axis}_options" for axis in AXES]
 _OPTIONS_HELP = "Options of that axis."
 _SAMPLER_OPTIONS_HELP = "As a mapping in YAML, as `name=value,...` or JSON in a flag."
 
 
 def _help(axis: str, purpose: str) -> str:
-    return f"{purpose} One of: {', '.join(sorted(_AXES[axis]))}, or file.py:function."
+    return f"{purpose} One of: {', '.join(sorted(AXES[axis]))}, or file.py:function."
 
 
 @accepts_earlier_names
@@ -225,7 +225,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
 
     def _build(self, axis: str) -> Callable[..., Any]:
         group = max(self.num_generations or 0, 2)  # TRL refuses fewer later
-        return _AXES[axis].build(getattr(self, axis), group, **(getattr(self, f"{axis}_options") or {}))
+        return AXES[axis].build(getattr(self, axis), group, **(getattr(self, f"{axis}_options") or {}))
 
     def _resolve_axes(self) -> None:
         """Fill every axis from the preset and the options given next to it; refuse settings without effect."""

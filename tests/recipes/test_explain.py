@@ -1,0 +1,97 @@
+"""`python -m trl_ext.recipes.explain`: what it says is what the configuration does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny import ends_early, tiny_model, train, weight_difference
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.errors import InputError
+from trl_ext.recipes.explain import LOSS_TYPES, explain, read
+from trl_ext.registry import UnknownName
+
+ROOT = Path(__file__).parents[2]
+STEP = {"generation_batch_size": 16, "num_generations": 4, "per_device_train_batch_size": 4}
+STEP |= {"gradient_accumulation_steps": 4}
+
+
+def said(**settings: Any) -> str:
+    return "\n".join(explain({**STEP, **settings}))
+
+
+def test_the_command_explains_a_file_with_flags() -> None:
+    command = [sys.executable, "-m", "trl_ext.recipes.explain", "recipes/grpo_math.yaml", "--preset", "dapo_full"]
+    found = subprocess.run([*command, "--epochs_per_rollout_batch=2"], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    lines = [line.strip() for line in found.stdout.splitlines()]
+    assert "token_mean(ppo_clip(A = group_std(rewards)))" in lines
+    assert "policy_loss: ppo_clip(eps_low=0.2, eps_high=0.28, dual_clip=None)" in lines
+    assert "rollout: 128 completions, 16 problems of 8, tried up to 4 times" in lines
+    assert "2 optimizer steps per rollout, off-policy from the second step on" in lines
+    assert lines[-1] == "dapo_full"
+    found = subprocess.run([*command, "--beta", "x=1"], cwd=ROOT, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("error: ")
+
+
+def test_a_run_is_explained_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("preset: rloo\nvalidate_every: 3\ngroup_size: 4\nrollout_batch_size: 8\n")
+    assert read(tmp_path, ["--rollout_batch_size", "16"]) == {
+        "preset": "rloo",
+        "group_size": 4,
+        "rollout_batch_size": 16,
+    }
+    with pytest.raises(InputError, match=r"no file 'nothing\.yaml'; give a YAML file or the folder of a run"):
+        read(Path("nothing.yaml"), [])
+    with pytest.raises(
+        UnknownName, match=r"unknown setting of recipes/grpo_math\.py 'presett'. Did you mean 'preset'\?"
+    ):
+        read(None, ["--presett", "rloo"])
+
+
+def test_what_has_no_effect_is_named_with_the_reason() -> None:
+    idle = said(
+        preset="grpo_clip", share_prompt_prefix=True, gradient_checkpointing=True, off_policy_mask_threshold=0.1
+    )
+    for name in ("policy_loss=ppo_clip: as reinforce", "off_policy_mask_threshold=0.1", "share_prompt_prefix=True"):
+        assert name in idle
+    assert "skip_zero_advantage_rows=True: every row has a KL penalty" in said(preset="grpo_clip", beta=0.1)
+    assert "without effect" not in said(preset="grpo_clip", num_iterations=2, gradient_checkpointing=False)
+
+
+def test_penalties_and_corrections_stand_in_the_formula() -> None:
+    engine = {"use_vllm": True, "vllm_mode": "colocate"}
+    assert "constant(sequence weight * sequence_ratio * ppo_clip(A = group_mean(rewards)))" in said(
+        preset="dr_grpo", **engine
+    )
+    assert "constant(dppo_tv(A = group_mean(rewards)))" in said(preset="dppo", **engine)
+    found = said(preset="grpo_clip", beta=0.1, entropy_coef=0.01)
+    assert "sequence_mean(ppo_clip(A = group_std(rewards)) + 0.1 * k3 - 0.01 * entropy)" in found
+    assert "kl_estimator: k3" in found
+
+
+def test_the_nearest_preset_is_named_with_what_differs() -> None:
+    assert said(preset="dapo").endswith("nearest preset\n    dapo")
+    assert said(preset="dapo", advantage="group_mean").endswith("dapo, but advantage=group_mean")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss_type", sorted(set(LOSS_TYPES) - {"bnpo"}))
+def test_the_axes_of_a_stock_configuration_train_the_same(loss_type: str, tmp_path: Path) -> None:
+    """The flags that the explanation prints, next to TRL's own loss."""
+    sequence = {"importance_sampling_level": "sequence"} if loss_type == "luspo" else {}
+    off_policy = {"num_iterations": 2, "max_steps": 4, **sequence}
+    if loss_type == "cispo":
+        off_policy["epsilon_high"] = 2.0
+    lines = explain({**STEP, "loss_type": loss_type, **off_policy})
+    flags = lines[1].split()
+    axes = {name.removeprefix("--"): value for name, value in zip(flags[::2], flags[1::2], strict=True)}
+    theirs = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "a", ends_early, loss_type=loss_type, **off_policy)
+    ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", ends_early, **axes, num_iterations=2, max_steps=4)
+    assert weight_difference(theirs.model, tiny_model()) > 1e-3
+    assert weight_difference(ours.model, theirs.model) < 1e-6

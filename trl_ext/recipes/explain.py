@@ -1,0 +1,216 @@
+"""What a configuration of GRPO optimizes, before anything is trained: objective, batches, settings without effect.
+
+    python -m trl_ext.recipes.explain recipes/grpo_math.yaml
+    python -m trl_ext.recipes.explain recipes/grpo_math.yaml --preset dapo_full --epochs_per_rollout_batch 2
+    python -m trl_ext.recipes.explain runs/my_run
+    python -m trl_ext.recipes.explain my_trl_config.yaml --loss_type dr_grpo
+
+Takes a YAML file or the folder of a run, and settings as flags, which win. Of a configuration of stock TRL, without a
+preset or an axis, it names the axes that train the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_ext.algorithms.presets import PRESETS
+from trl_ext.errors import InputError
+from trl_ext.grpo.config import AXES, ExtGRPOConfig
+from trl_ext.io import read_yaml
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.registry import unknown
+
+# TRL's loss types: policy loss, aggregation and its options, and how ours differs.
+LOSS_TYPES: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "grpo": ("ppo_clip", "sequence_mean", {}, ""),
+    "dapo": ("ppo_clip", "token_mean", {}, ""),
+    "bnpo": (
+        "ppo_clip",
+        "token_mean",
+        {},
+        "TRL divides by the tokens of a micro-batch, token_mean by those of the step",
+    ),
+    "dr_grpo": ("ppo_clip", "constant", {}, ""),
+    "luspo": ("ppo_clip", "constant", {"normalize_constant": 1.0}, ""),
+    "cispo": ("cispo", "token_mean", {}, ""),
+    "sapo": ("sapo", "sequence_mean", {}, ""),
+    "vespo": ("vespo", "token_mean", {}, ""),
+}
+_AXES = ("advantage", "policy_loss", "aggregation")
+
+
+def main() -> None:
+    """Print the explanation of what the command line names."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trl_ext.recipes.explain",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", nargs="?", type=Path, help="a YAML file, or the folder of a run")
+    parser.add_argument("settings", nargs=argparse.REMAINDER, help="--NAME VALUE, any setting of recipes/grpo_math.py")
+    given = sys.argv[1:]
+    if given and given[0].startswith("--") and given[0] != "--help":
+        given = ["", *given]
+    asked = parser.parse_args(given)
+    try:
+        print("\n".join(explain(read(asked.config if given[:1] != [""] else None, asked.settings))))
+    except (InputError, ValueError, TypeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def read(config: Path | None, flags: Sequence[str]) -> dict[str, Any]:
+    """The settings of `ExtGRPOConfig` in a file, a run's folder and flags; those of the task and the model left out.
+
+    Raises:
+        InputError: there is no such file.
+        UnknownName: a name is no setting of `recipes/grpo_math.py`.
+    """
+    given: dict[str, Any] = {}
+    if config is not None:
+        file = config / "config.yaml" if config.is_dir() else config
+        if not file.is_file():
+            raise InputError(f"no file {str(file)!r}; give a YAML file or the folder of a run")
+        given = dict(read_yaml(file) or {})
+    pairs = [flag.partition("=")[::2] if "=" in flag else (flag, None) for flag in flags]
+    while pairs:
+        name, value = pairs.pop(0)
+        if value is None:
+            value = pairs.pop(0)[0] if pairs and not pairs[0][0].startswith("--") else "true"
+        given[name.removeprefix("--")] = yaml.safe_load(value)
+    known = {field.name for settings in GRPO_SETTINGS for field in dataclasses.fields(settings)}
+    for name in given:
+        if name not in known:
+            raise unknown("setting of recipes/grpo_math.py", name, known)
+    ours = {field.name for field in dataclasses.fields(ExtGRPOConfig)}
+    return {name: value for name, value in given.items() if name in ours}
+
+
+def explain(settings: Mapping[str, Any]) -> list[str]:
+    """The lines of an explanation.
+
+    Args:
+        settings: of `ExtGRPOConfig`.
+    """
+    config = _config(settings)
+    lines: list[str] = []
+    if not config.uses_axes:
+        config, lines = _of_trl(config, settings)
+    names = [*_AXES, *["kl_estimator"] * bool(config.beta)]
+    names += ["sampler_weight", "sampler_rejection"] * bool(config.sampler_weight)
+    lines += ["objective", f"    {_formula(config)}"]
+    lines += [line for name in names for line in _member(config, name)]
+    lines += ["batches", *(f"    {line}" for line in _batches(config))]
+    if idle := _without_effect(config):
+        lines += ["without effect here", *(f"    {line}" for line in idle)]
+    return [*lines, "nearest preset", f"    {_nearest(config)}"]
+
+
+def _config(settings: Mapping[str, Any]) -> ExtGRPOConfig:
+    return ExtGRPOConfig(**{"output_dir": "explained", "use_cpu": True, "bf16": False, **settings})
+
+
+def _of_trl(config: ExtGRPOConfig, settings: Mapping[str, Any]) -> tuple[ExtGRPOConfig, list[str]]:
+    """The axes that train as stock TRL does, and what to say of them."""
+    loss, aggregation, options, remark = LOSS_TYPES[config.loss_type]
+    group = {"advantage": "group_std", "advantage_options": {"eps": 1e-4}}
+    is_default = config.scale_rewards in ("group", True) and config.multi_objective_aggregation == "sum_then_normalize"
+    axes = {
+        "policy_loss": loss,
+        "aggregation": aggregation,
+        "aggregation_options": options,
+        **(group if is_default else {}),
+    }
+    rest = {name: value for name, value in settings.items() if name != "loss_type"}
+    found = _config({**rest, **axes})
+    flags = [f"--{axis} {getattr(found, axis)}{_options(found, axis)}" for axis in _AXES]
+    lines = [f"stock TRL, loss_type {config.loss_type}; the same by axes", f"    {' '.join(flags)}"]
+    return found, [*lines, *([f"    but {remark}"] if remark else [])]
+
+
+def _options(config: ExtGRPOConfig, axis: str) -> str:
+    given = getattr(config, f"{axis}_options") or {}
+    return f" --{axis}_options " + ",".join(f"{name}={value}" for name, value in given.items()) if given else ""
+
+
+def _formula(config: ExtGRPOConfig) -> str:
+    loss = f"{config.policy_loss}(A = {config.advantage}(rewards))"
+    if config.sampler_rejection not in (None, "keep_all"):
+        loss = f"{config.sampler_rejection} * {loss}"
+    if config.sampler_weight not in (None, "unweighted"):
+        loss = f"{config.sampler_weight} weight * {loss}"
+    if config.beta:
+        loss = f"{loss} + {config.beta:g} * {config.kl_estimator}"
+    if config.entropy_coef or config.use_adaptive_entropy:
+        coefficient = "adaptive coefficient" if config.use_adaptive_entropy else f"{config.entropy_coef:g}"
+        loss = f"{loss} - {coefficient} * entropy"
+    return f"{config.aggregation}({loss})"
+
+
+def _member(config: ExtGRPOConfig, axis: str) -> list[str]:
+    """The member's name with its options, and what its docstring begins with."""
+    name, table = str(getattr(config, axis)), AXES[axis]
+    options = {**table.options(name), **(getattr(config, f"{axis}_options") or {})}
+    said = (inspect.getdoc(table.get_function(name)) or "a function of your own").splitlines()[0]
+    shown = ", ".join(f"{option}={value}" for option, value in options.items())
+    return [f"    {axis}: {name}{f'({shown})' if shown else ''}", f"        {said}"]
+
+
+def _batches(config: ExtGRPOConfig) -> list[str]:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    rollout, group = int(config.generation_batch_size or 0), int(config.num_generations or 1)
+    step = config.per_device_train_batch_size * config.gradient_accumulation_steps * ranks
+    updates = _updates(config)
+    on = "on-policy: every rollout is used in one step" if updates <= 1 else "off-policy from the second step on"
+    return [
+        f"rollout: {rollout} completions, {rollout // group} problems of {group}"
+        + (f", tried up to {config.dynamic_sampling_tries} times" if config.dynamic_sampling_tries > 1 else ""),
+        f"step: {step} completions in {config.gradient_accumulation_steps} micro-batches of "
+        f"{config.per_device_train_batch_size} on each of {ranks} process{'es' * (ranks > 1)}",
+        f"{updates:g} optimizer step{'s' * (updates != 1)} per rollout, {on}",
+    ]
+
+
+def _updates(config: ExtGRPOConfig) -> float:
+    return float(config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps)
+
+
+def _without_effect(config: ExtGRPOConfig) -> list[str]:
+    """Settings that change nothing in this combination, with the reason."""
+    on_policy = "every rollout is used in one step, where all ratios are 1"
+    is_on_policy = _updates(config) <= 1
+    rules: list[tuple[str, bool, str]] = [
+        ("policy_loss", is_on_policy and config.policy_loss != "reinforce", f"as reinforce: {on_policy}"),
+        ("off_policy_mask_threshold", is_on_policy and not config.use_vllm, on_policy),
+        ("share_prompt_prefix", bool(config.gradient_checkpointing), "gradient_checkpointing recomputes prompts"),
+        ("skip_zero_advantage_rows", bool(config.beta), "every row has a KL penalty"),
+    ]
+    return [
+        f"{name}={getattr(config, name)}: {why}" for name, applies, why in rules if applies and getattr(config, name)
+    ]
+
+
+def _nearest(config: ExtGRPOConfig) -> str:
+    """The preset with the most axes in common, and what differs."""
+
+    def differing(name: str) -> list[str]:
+        preset = PRESETS[name]
+        parts = {part: getattr(preset, part) for axis in _AXES for part in (axis, f"{axis}_options")} | preset.settings
+        return [part for part, value in parts.items() if (getattr(config, part) or {}) != (value or {})]
+
+    nearest = min(PRESETS, key=lambda name: (len(differing(name)), name != config.preset))
+    different = [f"{part}={getattr(config, part)}" for part in differing(nearest)]
+    return nearest + (f", but {', '.join(different)}" if different else "")
+
+
+if __name__ == "__main__":
+    main()

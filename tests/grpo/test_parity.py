@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
 from tests.support.tiny import ends_early, save_tiny, tiny_model, train, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
@@ -213,3 +214,14 @@ def test_a_wrong_axis_is_far_from_stock(tmp_path: Path) -> None:
         settings = _axes({"policy_loss": "ppo_clip", "aggregation": "sequence_mean", **incorrect})
         ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", ends_early, **settings)
         assert weight_difference(ours.model, theirs.model) > 1e-3
+
+
+@pytest.mark.slow
+def test_gmpo_trains_to_the_weights_of_trls_trainer(tmp_path: Path) -> None:
+    theirs = train(GMPOTrainer, GMPOConfig, tmp_path / "a", ends_early, epsilon=0.05, epsilon_high=0.1, **OFF_POLICY)
+    axes = {"preset": "gmpo", "advantage_options": TRL_EPS, "policy_loss_options": {"eps_low": 0.05, "eps_high": 0.1}}
+    ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", ends_early, **axes, **OFF_POLICY)
+    assert weight_difference(theirs.model, tiny_model()) > 1e-2
+    assert weight_difference(ours.model, theirs.model) < 1e-6
+    other = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "c", ends_early, preset="gspo", **OFF_POLICY)
+    assert weight_difference(other.model, theirs.model) > 1e-4

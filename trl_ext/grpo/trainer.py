@@ -192,7 +192,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         began, synced = time.perf_counter(), self._seconds_syncing()
         found = self._sample(inputs)
         if self.model.training and self.args.dynamic_sampling_tries > 1:
-            found = self._sample_until_full(found, inputs)
+            found = self._sample_until_full(found, inputs, began)
         batch, rollout = found.batch, found.rollout
         batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
         if self.model.training:
@@ -227,9 +227,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             batch: Batch = super()._generate_and_score_completions(inputs)
         return Try(batch, self._rollout, self.last_rollout, problems)
 
-    def _sample_until_full(self, first: Try, inputs: list[dict[str, Any]]) -> Try:
+    def _sample_until_full(self, first: Try, inputs: list[dict[str, Any]], began: float) -> Try:
         """The rollout with other problems in place of uninformative ones, as far as tries and time allow."""
-        tries, informative, began = [first], list[list[bool]](), time.perf_counter()
+        tries, informative = [first], list[list[bool]]()
         while True:
             informative.append(tries[-1].informative(self.num_generations, self.accelerator.gather))
             assert tries[-1].problems is not None
@@ -255,7 +255,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def _lacks_time_for_a_try(self, began: float, tries: int) -> bool:
         """Whether a time budget leaves less than two of this rollout's tries; a collective operation with a budget."""
         budgets = [callback for callback in self.callback_handler.callbacks if isinstance(callback, TimeBudget)]
-        return any(budget.is_spent(2 * (time.perf_counter() - began) / max(tries - 1, 1)) for budget in budgets)
+        return any(budget.is_spent(2 * (time.perf_counter() - began) / tries) for budget in budgets)
 
     def _select_problems(self, inputs: list[dict[str, Any]], attempt: int) -> list[int] | None:
         """Each row's problem as the curriculum selects it, by number; the same on every rank."""

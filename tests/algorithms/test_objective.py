@@ -107,6 +107,18 @@ def test_a_penalty_without_reference_is_refused() -> None:
         Objective(LOSS, MEAN, K3, beta=0.05)(x, totals_of(x.mask))
 
 
+@pytest.mark.parametrize("loss", ["dppo_tv", "dppo_kl", "vespo"])
+def test_token_without_sampler_logp_counts_as_of_the_old_policy(loss: str) -> None:
+    x = loss_inputs()
+    objective, totals = Objective(POLICY_LOSSES[loss], MEAN, K3), totals_of(x.mask)
+    sampled = x.old_logp + 0.1
+    unknown, filled = sampled.clone(), sampled.clone()
+    unknown[:, 0], filled[:, 0] = math.nan, x.old_logp[:, 0]
+    values = [objective(x, totals, sampled_logp=given)[0] for given in (unknown, filled, sampled)]
+    assert_close(values[0], values[1], rtol=0, atol=0)
+    assert abs((values[2] - values[1]).item()) > 1e-6
+
+
 @pytest.mark.parametrize("correction", ["sequence", "token"])
 def test_sampler_weight_scales_policy_term_and_not_kl_penalty(correction: str) -> None:
     x = loss_inputs()

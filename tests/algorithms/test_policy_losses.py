@@ -159,10 +159,12 @@ def test_a_token_does_not_see_the_others(name: str) -> None:
         ("gspo", {"eps_high": 1.0}, 1.5, 2.0, -3.0, -3.0),
         # GSPO-token: for one token the same, whose gradient is the token's own
         ("gspo_token", {}, 1.5, 2.0, -2 * 1.0004, 0.0),
+        ("gspo_token", {}, 0.99965, -1.0, 0.9997, 0.0),
         ("gspo_token", {"eps_high": 1.0}, 1.5, 2.0, -3.0, -3.0),
         # GMPO: log r is at most 0.4 for a good token, at least -0.4 for a bad one
         ("gmpo", {}, 2.0, 1.0, -math.exp(0.4), 0.0),
         ("gmpo", {}, 0.5, 1.0, -0.5, -0.5),
+        ("gmpo", {}, 0.5, -1.0, math.exp(-0.4), 0.0),
         ("gmpo", {}, 2.0, -1.0, 2.0, 2.0),
         ("gmpo", {"eps_low": 0.1}, 0.5, -1.0, math.exp(-0.1), 0.0),
         # CE-GPPO: outside, beta times the bound instead of the ratio: 0.75 * 0.8 and 1 * 1.2
@@ -186,6 +188,7 @@ def test_a_token_does_not_see_the_others(name: str) -> None:
         ("dppo_tv", {}, 0.9, -1.0, 0.9, 0.9),
         ("dppo_tv", {}, 0.75, -1.0, 0.0, 0.0),
         ("dppo_tv", {}, 0.75, 1.0, -0.75, -0.75),
+        ("dppo_tv", {}, 1.5, -1.0, 1.5, 1.5),  # on its way back, as is the one before
         ("dppo_tv", {"delta": 0.3}, 0.75, -1.0, 0.75, 0.75),
         ("dppo_kl", {}, 0.96, -1.0, 0.96, 0.96),
         ("dppo_kl", {}, 0.94, -1.0, 0.0, 0.0),

@@ -131,8 +131,10 @@ def test_a_mode_that_trl_does_not_have_is_refused() -> None:
 
 
 def test_a_rejection_goes_without_a_weight() -> None:
-    correction = SamplerCorrection(SAMPLER_WEIGHTS["sequence"], SAMPLER_REJECTIONS.build("token_k3", threshold=0.2))
-    assert correction(TRAINER, SAMPLER, MASK, weighted=False).tolist() == [[0, 1, 1], [1, 1, 1]]
+    rejection = SAMPLER_REJECTIONS.build("token_k3", threshold=0.2)
+    alone = SamplerCorrection(SAMPLER_WEIGHTS["unweighted"], rejection)
+    assert alone(TRAINER, SAMPLER, MASK).tolist() == [[0, 1, 1], [1, 1, 1]]
+    correction = SamplerCorrection(SAMPLER_WEIGHTS["sequence"], rejection)
     wanted = torch.tensor([[0, 2, 2], [0.25] * 3], dtype=torch.float64)
     assert_close(correction(TRAINER, SAMPLER, MASK), wanted, rtol=0, atol=1e-12)
 

@@ -67,7 +67,6 @@ class Recorder(ExtGRPOTrainer):
             self.seen.append((self.state.global_step, x, {**others, "totals": totals}))
             return objective(x, totals, **others)
 
-        record.corrects_for_sampler = objective.corrects_for_sampler  # type: ignore[attr-defined]
         self._objective = record
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:

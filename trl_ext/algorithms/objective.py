@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trl_ext.algorithms.policy_losses import POLICY_LOSSES, with_inputs
+from trl_ext.algorithms.policy_losses import with_inputs
 from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
 
 
@@ -86,11 +86,6 @@ class Objective:
             return kl
         ratio = torch.exp(x.logp - x.old_logp)
         return kl * (ratio.detach() if self.kl_by_gradient else ratio)
-
-    @property
-    def corrects_for_sampler(self) -> bool:
-        """Whether the policy loss itself takes the sampler's log-probabilities, so that no weight is multiplied."""
-        return "sampled_logp" in POLICY_LOSSES.inputs_of(self.policy_loss)
 
     def ignores_zero_advantage_rows(self) -> bool:
         """Whether a step may skip rows with advantage 0: the loss declares it, and beta is 0."""

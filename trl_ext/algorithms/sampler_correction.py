@@ -33,11 +33,9 @@ class SamplerCorrection:
     weight: Callable[[Tensor, Tensor, Tensor], Tensor]  # -> (B, 1) or (B, T)
     keeps: Callable[[Tensor, Tensor, Tensor], Tensor]  # -> (B, 1) or (B, T) bool
 
-    def __call__(self, old_logp: Tensor, sampled_logp: Tensor, mask: Tensor, *, weighted: bool = True) -> Tensor:
-        """(B, 1) or (B, T): the weight, 0 where rejected; 1 in place of the weight unless `weighted`."""
-        kept = self.keeps(old_logp, sampled_logp, mask)
-        weight = self.weight(old_logp, sampled_logp, mask) if weighted else torch.ones_like(old_logp[:, :1])
-        return weight * kept
+    def __call__(self, old_logp: Tensor, sampled_logp: Tensor, mask: Tensor) -> Tensor:
+        """(B, 1) or (B, T): the weight, 0 where rejected."""
+        return self.weight(old_logp, sampled_logp, mask) * self.keeps(old_logp, sampled_logp, mask)
 
 
 def trl_mode(mode: str, low: float | None, high: float | None) -> tuple[tuple[str, Any], tuple[str, Any]]:

@@ -471,7 +471,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self._sampler_correction is None:
             return None
         sampled = inputs["sampling_per_token_logps"]
-        weight = self._sampler_correction(old_logp, sampled, mask, weighted=not self._objective.corrects_for_sampler)
+        weight = self._sampler_correction(old_logp, sampled, mask)
         if self._defers_old_log_probs():  # else TRL has logged it
             self._step_metrics.add_logp_difference(old_logp, sampled, mask)
         self._step_metrics.add_mismatch(old_logp, sampled, mask, weight.expand_as(mask), self.max_completion_length)

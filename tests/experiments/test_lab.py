@@ -322,6 +322,16 @@ def test_accuracy_by_step_has_the_steps_of_all_cells() -> None:
     assert steps_table({"none": {}}) == []
 
 
+def test_accuracy_by_step_is_over_seeds_whose_steps_differ() -> None:
+    def run(*steps: int, first: float) -> dict[str, Any]:
+        return {"validations": [{"step": step, "accuracy": first + i / 4} for i, step in enumerate(steps)]}
+
+    seeds = {0: run(0, 10, 21, first=0.0), 1: run(0, 12, 24, first=0.25)}
+    assert steps_table({"a": seeds})[2:] == ["| 0 | 0.125 |", "| 11 | 0.375 |", "| 22 | 0.625 |"]
+    early = {0: run(0, 10, first=0.0), 1: run(0, 10, 21, first=0.25)}
+    assert steps_table({"a": early})[2:] == ["| 0 | 0.125 |", "| 10 | 0.375 |", "| 21 | 0.750 |"]
+
+
 def test_a_runs_newest_figures_fit_in_a_line(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     assert latest(log) == "starting"

@@ -112,11 +112,19 @@ def read_winner(output: Path, question: str) -> dict[str, Any]:
 
 def steps_table(runs: Runs) -> list[str]:
     """Accuracy at every step that was validated, a column for each cell, in Markdown."""
-    logs = {cell: [run["validations"] for run in of.values()] for cell, of in runs.items() if of}
+    logs = {cell: _aligned([run["validations"] for run in of.values()]) for cell, of in runs.items() if of}
     means = {cell: mean_by_step(of, "accuracy") for cell, of in logs.items()}
     steps = sorted({step for curve in means.values() for step in curve})
     rows = [[str(step), *(f"{c[step]:.3f}" if step in c else "–" for c in means.values())] for step in steps]
     return markdown_table(["step", *means], rows) if rows else []
+
+
+def _aligned(logs: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Validations with equal steps for all seeds: in expert iteration, whose steps differ, the mean of theirs."""
+    if len({len(log) for log in logs}) > 1:  # a run ended early
+        return [[dict(entry) for entry in log] for log in logs]
+    steps = [round(mean(entry["step"] for entry in of)) for of in zip(*logs, strict=True)]
+    return [[{**entry, "step": step} for entry, step in zip(log, steps, strict=True)] for log in logs]
 
 
 def training_curves(metrics: Mapping[str, Mapping[int, Path]]) -> dict[Panel, dict[str, dict[int, float]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from tests.support.tiny import ends_early, tiny_model, train, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import InputError
-from trl_ext.recipes.explain import LOSS_TYPES, explain, read
+from trl_ext.recipes.explain import LOSS_TYPES, explain, main, read
 from trl_ext.registry import UnknownName
 
 ROOT = Path(__file__).parents[2]
@@ -24,19 +23,24 @@ def said(**settings: Any) -> str:
     return "\n".join(explain({**STEP, **settings}))
 
 
-def test_the_command_explains_a_file_with_flags() -> None:
-    command = [sys.executable, "-m", "trl_ext.recipes.explain", "recipes/grpo_math.yaml", "--preset", "dapo_full"]
-    found = subprocess.run([*command, "--epochs_per_rollout_batch=2"], cwd=ROOT, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    lines = [line.strip() for line in found.stdout.splitlines()]
+def test_the_command_explains_a_file_with_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["explain", str(ROOT / "recipes" / "grpo_math.yaml"), "--preset", "dapo_full"]
+    monkeypatch.setattr(sys, "argv", [*command, "--epochs_per_rollout_batch=2"])
+    main()
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert "token_mean(ppo_clip(A = group_std(rewards)))" in lines
     assert "policy_loss: ppo_clip(eps_low=0.2, eps_high=0.28, dual_clip=None)" in lines
     assert "rollout: 128 completions, 16 problems of 8, tried up to 4 times" in lines
     assert "2 optimizer steps per rollout, off-policy from the second step on" in lines
     assert lines[-1] == "dapo_full"
-    found = subprocess.run([*command, "--beta", "x=1"], cwd=ROOT, capture_output=True, text=True)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith("error: ")
+    monkeypatch.setattr(sys, "argv", ["explain", "--preset", "dapo_fulll"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.splitlines()[-1][:55]) == ("", "error: unknown preset 'dapo_fulll'. Did you mean 'dapo_")
 
 
 def test_a_run_is_explained_by_its_folder(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from trl_ext.recipes.settings_help import answer_help
 if __name__ == "__main__":
     answer_help(__file__)  # before the imports below, which take seconds
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from trl_ext.recipes.preflight import prepare
 from trl_ext.recipes.run import open_run
 
 
-def main(task: ExpertIterationTask, model: ModelConfig, config: ExpertIterationConfig) -> dict[str, Any]:
+def main(task: ExpertIterationTask, model: ModelConfig, config: ExpertIterationConfig) -> Mapping[str, Any]:
     prepared = prepare(task, model, config, task.data)  # refuses what cannot work before a model loads
     questions, wanted = len(prepared.data.train), config.questions_per_step
     if questions < wanted:

@@ -14,6 +14,7 @@ from trl_ext.recipes.settings_help import answer_help
 if __name__ == "__main__":
     answer_help(__file__)  # before the imports below, which take seconds
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from trl_ext.recipes.run import open_run
 from trl_ext.training.callbacks import GenerationsLog, ZeroVarianceWarning
 
 
-def main(task: GRPOTask, model: ModelConfig, config: ExtGRPOConfig) -> dict[str, Any]:
+def main(task: GRPOTask, model: ModelConfig, config: ExtGRPOConfig) -> Mapping[str, Any]:
     prepared = prepare(task, model, config, task.data)  # refuses what cannot work before a model loads
     config.check_problem_count(len(prepared.data.train))
     with open_run(prepared) as run:  # in a folder of its own, or resumed
@@ -39,7 +40,9 @@ def main(task: GRPOTask, model: ModelConfig, config: ExtGRPOConfig) -> dict[str,
             train_dataset=run.data.train,
             **loaded_as(model),
         )
-        trainer.add_callback(GenerationsLog(run.folder / "generations.jsonl", task.log_generations_every, trainer))
+        log_to, every = run.folder / "generations.jsonl", task.log_generations_every
+        whole = {"group": config.num_generations, "per_token": trainer.log_tokens()}
+        trainer.add_callback(GenerationsLog(log_to, every, trainer, **whole))
         trainer.add_callback(ZeroVarianceWarning())
         run.train(trainer)
         axes = {name: getattr(config, name) for name in ("preset", "advantage", "policy_loss", "aggregation")}

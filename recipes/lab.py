@@ -2,7 +2,7 @@
 
     python recipes/lab.py --list
     python recipes/lab.py learning_rate
-    python recipes/lab.py baseline length_normalisation --jobs 2
+    python recipes/lab.py baseline length_normalization --jobs 2
     python recipes/lab.py all --lab qwen2.5_math_1.5b --jobs 2
     python recipes/lab.py baseline --lab my_lab --seeds 0 1 --sampling_temperature 0.8
 
@@ -19,6 +19,7 @@ import os
 import sys
 from pathlib import Path
 
+from trl_ext.compat.renamed import current_name
 from trl_ext.errors import InputError
 from trl_ext.experiments.lab.questions import (
     Cell,
@@ -82,7 +83,8 @@ def show(folder: Path) -> None:
 def answer(folder: Path, args: argparse.Namespace, rest: list[str]) -> None:
     """Run the cells and write the pages, a question after those whose winners it starts from."""
     lab = read_lab(folder)
-    names = question_names(folder) if args.questions == ["all"] else args.questions
+    known = question_names(folder)
+    names = known if args.questions == ["all"] else [n if n in known else current_name(n) for n in args.questions]
     questions = in_order(read_question(folder, name) for name in names)
     output = args.output_dir or Path("runs") / f"lab_{folder.name}"
     before = {name for question in questions for name in question.after} - set(names)

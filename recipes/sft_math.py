@@ -17,6 +17,7 @@ from trl_ext.recipes.settings_help import answer_help
 if __name__ == "__main__":
     answer_help(__file__)  # before the imports below, which take seconds
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from trl_ext.recipes.sft import SFT_SETTINGS, SFTTask, tokenized_traces
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 
 
-def main(task: SFTTask, model: ModelConfig, config: ExtSFTConfig) -> dict[str, Any]:
+def main(task: SFTTask, model: ModelConfig, config: ExtSFTConfig) -> Mapping[str, Any]:
     prepared = prepare(task, model, config, task.data)  # refuses what cannot work before a model loads
     with open_run(prepared) as run:  # in a folder of its own, or resumed
         trainer = ExtSFTTrainer(

@@ -17,6 +17,7 @@ from trl_ext.algorithms.kl import KL_ESTIMATORS
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS, Preset
 from trl_ext.algorithms.sampler_correction import SAMPLER_REJECTIONS, SAMPLER_WEIGHTS
+from trl_ext.algorithms.selection import SELECTIONS
 from trl_ext.io import markdown_table, read_yaml
 from trl_ext.registry import Registry
 
@@ -31,13 +32,19 @@ AXES: dict[str, tuple[str, Registry]] = {
         "Which tokens or sequences keep their policy loss in spite of that mismatch",
         SAMPLER_REJECTIONS,
     ),
+    "rollout_selection": (
+        "Which completions of a rollout are trained on, `(P, G)` bool; the others have no advantage and are in no "
+        "statistic of their group. With `--dynamic_sampling_tries`, groups of which none is kept are sampled again, by "
+        "`mixed_groups` if nothing is chosen",
+        SELECTIONS,
+    ),
 }
 INTRODUCTION = """\
 # Algorithms
 
 An algorithm is one member of each axis, by its flag. Options stand with their defaults, and are set as
 `--policy_loss_options eps_high=0.28`. A member's docstring, in the [package](../packages/algorithms.md), says more;
-`tests/algorithms/test_papers.py` holds each loss against its paper in float64. All since 0.1.
+`tests/algorithms/test_papers*.py` hold each against its paper in float64. All since 0.1.
 
 | letter | |
 |---|---|
@@ -50,6 +57,43 @@ An algorithm is one member of each axis, by its flag. Options stand with their d
 
 Written by `python -m scripts.docs_pages` from the registries and `docs/site/algorithms.yaml`.
 """
+REMOVED = """\
+## What TRL removed
+
+Methods that were in `trl.experimental` before TRL 1.16, and the line that trains with them here.
+
+| there | here |
+|---|---|
+| `dppo` | `--preset dppo`, or `--policy_loss dppo_kl` for its other divergence |
+| `gspo_token` | `--preset gspo_token` |
+| `gfpo` | `--rollout_selection shortest --rollout_selection_options keep=4`, or `token_efficiency`; a measure of your own is a function like them |
+| `grpo_with_replay_buffer` | `--dynamic_sampling_tries 4`: groups without reward variance are replaced by new ones, which are on-policy, instead of by earlier ones |
+| `papo` | none: its perception loss compares the answers to an image and to a masked one |
+
+## By the name in the paper
+
+Methods that are an option of a member, or settings.
+
+| method | line |
+|---|---|
+| GPPO ([2508.07629](https://arxiv.org/abs/2508.07629)) | `--preset ce_gppo --policy_loss_options beta1=1,beta2=1` |
+| token-level truncated importance sampling (TIS) | `--sampler_weight token`; of the sequence, `sequence` |
+| IcePop's two-sided mask | `--sampler_rejection token_ratio` |
+| PODS ([2504.13818](https://arxiv.org/abs/2504.13818)) | `--rollout_selection max_variance` |
+| DAPO's dynamic sampling and overlong reward shaping ([2503.14476](https://arxiv.org/abs/2503.14476)) | `--preset dapo_full`, or `--dynamic_sampling_tries 4` and `--overlong_buffer 0.2` |
+
+## Next to the axes
+
+Settings of TRL's that belong to a method and have no axis; each trains to TRL's weights here.
+
+| method | line |
+|---|---|
+| entropy bonus with a fixed coefficient | `--entropy_coef 0.01` |
+| entropy bonus with an adaptive coefficient ([2505.22312](https://arxiv.org/abs/2505.22312)) | `--use_adaptive_entropy true --entropy_target 0.2` |
+| loss on the tokens of the highest entropy only ([2506.01939](https://arxiv.org/abs/2506.01939)) | `--top_entropy_quantile 0.2` |
+| sequences of negative advantage masked that are far off-policy ([2512.02556](https://arxiv.org/abs/2512.02556)) | `--off_policy_mask_threshold 0.1` |
+| KL penalty weighted to be unbiased (the same, section 3.1) | `--beta 0.01 --use_bias_correction_kl true` |
+"""  # noqa: E501
 REFUSED = """\
 ## Not here
 
@@ -58,13 +102,14 @@ REFUSED = """\
 | BAPO ([2510.18927](https://arxiv.org/abs/2510.18927)), Clip-Cov and KL-Cov ([2505.22617](https://arxiv.org/abs/2505.22617)) | their bounds, or the tokens that they pick, follow from all tokens of a step, of which a micro-batch sees its own; a loss here does not depend on how a step is divided |
 | DPPO's top-K divergence | vLLM would have to return the log-probabilities of K tokens at each place; the paper's two-outcome forms are there |
 | BNPO's normalizer of TRL (`loss_type: bnpo`) | it divides by the tokens of the micro-batch; `token_mean` divides by those of the step |
-| GFPO, PAPO, the replay buffer of TRL's `experimental` | GFPO selects completions by length, which an advantage of one's own can do (`lengths`, 0 for the others); PAPO is about images; a replay is not on-policy, and `--uninformative_keep_prob` revisits what still teaches |
+| replay of prompts that were solved once | a prompt whose group had both correct and incorrect completions is revisited anyway; `--uninformative_keep_prob` below 1 spends fewer rollouts on the others, `--dynamic_sampling_tries` samples them again at once |
+| length rewards other than DAPO's (`--overlong_buffer`) | a reward of one's own, as `recipes/my_reward.py`: `concise`; what a completion's `completion_ids` has in tokens, `completions` has in characters |
 | a critic | every advantage here is computed from rewards |
 """  # noqa: E501
 
 
 def algorithms_page() -> str:
-    """The page: a table per axis, the presets, and what is not there."""
+    """The page: a table per axis, the presets, what TRL removed, what has no axis, and what is not there."""
     told = read_yaml(SOURCE)
     parts = [INTRODUCTION]
     for axis, (purpose, members) in AXES.items():
@@ -77,7 +122,7 @@ def algorithms_page() -> str:
         "## Presets\n\n`--preset`; an axis or a setting given next to it wins.\n\n"
         + "\n".join(markdown_table(header, rows))
     )
-    return "\n".join([*(part.rstrip("\n") + "\n" for part in parts), REFUSED])
+    return "\n".join([*(part.rstrip("\n") + "\n" for part in parts), REMOVED, REFUSED])
 
 
 def _row(name: str, members: Registry, told: dict[str, str]) -> tuple[str, ...]:

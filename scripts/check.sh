@@ -32,7 +32,8 @@ else
     step ruff format --check .
 fi
 step mypy
-readable=(trl_ext recipes scripts tests docs README.md CHANGELOG.md pyproject.toml)
+readable=(trl_ext recipes scripts tests docs README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CITATION.cff
+    pyproject.toml)
 if [ "${TRL_EXT_SKIP_SETUP:-0}" = 1 ] && ! type -P codespell >/dev/null; then
     echo "[check] codespell is not installed (extra dev): left out" >&2
 else

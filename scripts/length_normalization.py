@@ -84,7 +84,7 @@ def page() -> str:
         "depending on how long the other responses are. Dr. GRPO (arXiv:2503.20783) calls the first a bias and "
         "takes the constant.",
         "",
-        "What it does to training on mini-MATH: the question `length_normalisation` in [lab.md](lab.md).",
+        "What it does to training on mini-MATH: the question `length_normalization` in [lab.md](lab.md).",
         "",
         "Made by `python scripts/length_normalization.py --page docs/results/length_normalization.md`; "
         "`tests/test_scripts.py` holds the numbers.",

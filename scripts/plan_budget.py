@@ -23,47 +23,12 @@ import argparse
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from trl_ext.experiments.budget_plan import Rates, Workload, levers, measured, plan, seconds_of, workload
-from trl_ext.io import read_json, read_jsonl, write_json
+from trl_ext.foresight.pilot import read_run
+from trl_ext.foresight.plan import Rates, Workload, levers, plan, seconds_of
+from trl_ext.io import write_json
 from trl_ext.registry import unknown
-from trl_ext.runs.layout import CONFIG, METRICS, RESOLVED, SUMMARY, RunFolder
-
-
-def read_run(folder: Path, first: int | None = None) -> tuple[Rates, Workload]:
-    """Rates and workload of a run.
-
-    Args:
-        first: optimizer steps that are looked at, as if the run had been no longer; None for all.
-
-    Raises:
-        ValueError: it is no run of recipes/grpo_math.py, or too short.
-    """
-    missing = [name for name in (CONFIG, METRICS, SUMMARY) if not (folder / name).is_file()]
-    if missing:
-        raise ValueError(f"{folder}: no {', '.join(missing)}; a finished run of recipes/grpo_math.py has them")
-    settings, metrics, summary = resolved(folder), read_jsonl(folder / METRICS), RunFolder(folder).summary()
-    if first is not None:
-        metrics = [entry for entry in metrics if entry["step"] <= first]
-        summary["validations"] = [entry for entry in summary["validations"] if entry["step"] <= first]
-    try:
-        return measured(metrics, summary, settings), workload(metrics, settings)
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{folder}: {error}") from error
-
-
-def resolved(folder: Path) -> dict[str, Any]:
-    """All settings of a run, those at their defaults as well; earlier versions wrote these as comments only."""
-    if (folder / RESOLVED).is_file():
-        return dict(read_json(folder / RESOLVED))
-    text = (folder / CONFIG).read_text(encoding="utf-8")
-    defaults = "\n".join(line[2:] for line in text.splitlines() if line.startswith("# ") and ":" in line)
-    found: dict[str, Any] = yaml.safe_load(text) or {}
-    known = yaml.safe_load(defaults.partition("settings above:")[2]) or {}
-    return {**known, **found}
+from trl_ext.runs.layout import RunFolder
 
 
 def changed(rates: Rates, work: Workload, changes: list[str]) -> tuple[Rates, Workload]:
@@ -95,9 +60,9 @@ def show(rates: Rates, work: Workload, budget: float) -> None:
     step = sum(seconds_of(rates, work, found.steps).values()) / max(found.steps, 1)
     rollouts = found.steps / work.updates
     print(f"{found.steps} optimizer steps, {rollouts:.0f} rollouts, in {budget:.0f} s; {step:.3f} s a step")
-    print(f"\n{'where the time goes':<32}{'seconds':>9}{'share':>8}")
+    print(f"\n{'where the time goes':<32}{'seconds':>9}{'fraction':>10}")
     for name, seconds in sorted(found.seconds.items(), key=lambda part: -part[1]):
-        print(f"{name:<32}{seconds:>9.1f}{seconds / budget:>8.1%}")
+        print(f"{name:<32}{seconds:>9.1f}{seconds / budget:>10.1%}")
     print(f"\n{'what would buy more':<32}{'steps':>9}")
     for name, steps in levers(rates, work, budget):
         if steps:

@@ -7,9 +7,10 @@
 
 The faults are in the faults.toml of each package's tests. Every worker plants them in its own copy of the tree, so
 the checkout is never touched. First the named tests run there without a fault; then each fault alone, which must make
-its tests fail or hang: they get four times what they took without a fault, and half a minute. Tests with ranks or an
-engine need the whole machine, so their faults come last and one at a time. A fault that survives means that a
-test is missing. The exit status is 0 only if every fault was caught.
+its tests fail or hang: they get four times what they took without a fault, and half a minute. They run in forks of a
+process that has imported the libraries; what is not caught there is tried once more in a new process. Tests with ranks
+or an engine need the whole machine, so their faults come last, one at a time, and each in a new process. A fault that
+survives means that a test is missing. The exit status is 0 only if every fault was caught.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
+import json
 import os
 import queue
+import select
 import shutil
 import subprocess
 import sys
@@ -36,7 +39,11 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "tests"
-COPIED = "trl_ext tests recipes scripts docs accelerate_configs pyproject.toml README.md CHANGELOG.md".split()
+COPIED = (
+    "trl_ext tests recipes scripts docs accelerate_configs pyproject.toml README.md CHANGELOG.md CONTRIBUTING.md "
+    "SECURITY.md CITATION.cff LICENSE"
+).split()
+
 
 Tests = tuple[tuple[str, ...], str]  # arguments of pytest, and the tier
 CAUGHT, AT_IMPORT, HUNG = "caught", "caught at import", "caught by time"
@@ -119,66 +126,89 @@ def environment(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def run_tests(root: Path, tests: Sequence[str], mark: str, timeout: float, *, explain: bool = False) -> str:
-    """Run pytest in a copy until the first failure; the outcome if there is a fault in it."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    command += ["-m", mark] if mark else []
-    threads = {} if want_the_machine(mark) else {"OMP_NUM_THREADS": "1"}
-    with (
-        tempfile.TemporaryFile() as said,
-        subprocess.Popen(
-            command, cwd=root, env=environment(root) | threads, start_new_session=True, stdout=said, stderr=said
-        ) as process,
-    ):
-        try:
-            outcome = OUTCOMES.get(process.wait(timeout), BROKEN)
-        except subprocess.TimeoutExpired:
-            outcome = HUNG
-        finally:
-            kill_all_of(root)
-        if explain and outcome != SURVIVED:
-            said.seek(0)
-            words = said.read().decode(errors="replace")[-3000:]
-            tqdm.write(f"{' '.join(tests)} without a fault:\n{words}", file=sys.stderr)
-        return outcome
+class Copy:
+    """A copy of the tree, and a process with the libraries in whose forks pytest runs there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.said = copy_tree(root), root / "said"
+        environ = environment(root)
+        self.warm = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.warm_pytest"], cwd=root, env=environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run_tests(self, tests: Sequence[str], mark: str, timeout: float, *, fork: bool) -> str:
+        """Run pytest until the first failure; the outcome if there is a fault in the copy."""
+        arguments = ["-x", "-q", "-p", "no:cacheprovider", *tests, *(["-m", mark] if mark else [])]
+        if fork and not want_the_machine(mark):
+            status = self._in_a_fork(arguments, timeout)
+        else:
+            status = self._in_a_process(arguments, {} if want_the_machine(mark) else {"OMP_NUM_THREADS": "1"}, timeout)
+        return HUNG if status is None else OUTCOMES.get(status, BROKEN)
+
+    def _in_a_fork(self, arguments: list[str], timeout: float) -> int | None:
+        assert self.warm.stdin is not None
+        assert self.warm.stdout is not None
+        print(json.dumps([arguments, str(self.said)]), file=self.warm.stdin, flush=True)
+        in_time = bool(select.select([self.warm.stdout], [], [], timeout)[0])
+        self._end_processes()
+        status = int(self.warm.stdout.readline())
+        return status if in_time else None
+
+    def _in_a_process(self, arguments: list[str], environ: dict[str, str], timeout: float) -> int | None:
+        with self.said.open("w") as said, subprocess.Popen(
+            [sys.executable, "-m", "pytest", *arguments], cwd=self.root, env=environment(self.root) | environ,
+            start_new_session=True, stdout=said, stderr=said,
+        ) as process:  # fmt: skip
+            try:
+                return process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                self._end_processes()
+
+    def _end_processes(self) -> None:
+        """End every process that runs the copy's code, but for the warm one: a fault may have let a worker escape."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid != self.warm.pid and str(self.root) in process.environ().get("PYTHONPATH", ""):
+                    process.kill()
 
 
-def kill_all_of(root: Path) -> None:
-    """End every process that runs a copy's code: a fault may have let a worker escape."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if str(root) in process.environ().get("PYTHONPATH", ""):
-                process.kill()
-
-
-def try_fault(fault: Fault, copies: queue.Queue[Path], timeout: float) -> tuple[str, float]:
+def try_fault(fault: Fault, copies: queue.Queue[Copy], timeout: float) -> tuple[str, float]:
     """Plant `fault` in a free copy, run its tests, repair the copy. Returns the outcome and the seconds it took."""
-    root, began = copies.get(), time.monotonic()
+    copy, began = copies.get(), time.monotonic()
     try:
-        text = fault.planted(root)
+        text = fault.planted(copy.root)
         if text is None:
             return STALE, 0.0
-        path = root / fault.file
+        path = copy.root / fault.file
         unharmed = path.read_text(encoding="utf-8")
         path.write_text(text, encoding="utf-8")
         try:
-            return run_tests(root, fault.tests, fault.mark, timeout), time.monotonic() - began
+            outcome = copy.run_tests(fault.tests, fault.mark, timeout, fork=True)
+            if outcome not in NOTICED:
+                outcome = copy.run_tests(fault.tests, fault.mark, timeout, fork=False)
+            return outcome, time.monotonic() - began
         finally:
             path.write_text(unharmed, encoding="utf-8")
     finally:
-        copies.put(root)
+        copies.put(copy)
 
 
-def unharmed(faults: Sequence[Fault], copies: queue.Queue[Path], timeout: float) -> dict[Tests, float]:
+def unharmed(faults: Sequence[Fault], copies: queue.Queue[Copy], timeout: float) -> dict[Tests, float]:
     """Seconds of the tests that pass without a fault."""
 
     def seconds(case: Tests) -> float | None:
-        root, began = copies.get(), time.monotonic()
+        copy, began = copies.get(), time.monotonic()
         try:
-            passed = run_tests(root, *case, timeout, explain=True) == SURVIVED
-            return time.monotonic() - began if passed else None
+            if copy.run_tests(*case, timeout, fork=True) == SURVIVED:
+                return time.monotonic() - began
+            words = copy.said.read_text(errors="replace")[-3000:]
+            tqdm.write(f"{' '.join(case[0])} without a fault:\n{words}", file=sys.stderr)
+            return None
         finally:
-            copies.put(root)
+            copies.put(copy)
 
     cases = sorted({(fault.tests, fault.mark) for fault in faults})
     with ThreadPoolExecutor(copies.qsize()) as pool:
@@ -190,10 +220,12 @@ def plant(faults: Sequence[Fault], jobs: int, timeout: float) -> dict[Fault, tup
     """Outcome and seconds of every fault, `jobs` at a time."""
     if not faults:
         return {}
-    with tempfile.TemporaryDirectory(prefix="plant_faults_") as folder:
-        copies: queue.Queue[Path] = queue.Queue()
+    with tempfile.TemporaryDirectory(prefix="plant_faults_") as folder, contextlib.ExitStack() as at_end:
+        copies: queue.Queue[Copy] = queue.Queue()
         for i in range(jobs):
-            copies.put(copy_tree(Path(folder) / str(i)))
+            copy = Copy(Path(folder) / str(i))
+            at_end.callback(copy.warm.kill)
+            copies.put(copy)
         green = unharmed(faults, copies, timeout)
         results = {fault: (RED, 0.0) for fault in faults if (fault.tests, fault.mark) not in green}
         rest = [fault for fault in faults if fault not in results]

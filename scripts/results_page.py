@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from trl_ext.io import markdown_table
 from trl_ext.runs.layout import RunFolder
 from trl_ext.runs.provenance import platform_of
 from trl_ext.runs.report import write_curve
@@ -62,11 +63,12 @@ def runs_table(summaries: list[dict[str, Any]]) -> str:
         )
         for s in summaries
     ]
-    return markdown(("command", "commit", "before", "after", "best", "problems", "seconds in all"), rows)
+    heads = ("command", "commit", "before", "after", "best", "problems", "seconds in all")
+    return "\n".join(markdown_table(heads, rows))
 
 
 def level_table(summaries: list[dict[str, Any]]) -> str:
-    """Accuracy by level and share of each outcome before and after, as means over the runs."""
+    """Accuracy by level and fraction of each outcome before and after, as means over the runs."""
     first, last = ([s["validations"][i] for s in summaries] for i in (0, -1))
     rows = [
         (f"level {level}", averaged(first, "by_level", level), averaged(last, "by_level", level))
@@ -75,18 +77,12 @@ def level_table(summaries: list[dict[str, Any]]) -> str:
         (outcome.replace("_", " "), averaged(first, "outcomes", outcome), averaged(last, "outcomes", outcome))
         for outcome in first[0]["outcomes"]
     ]
-    return markdown((f"mean of {len(summaries)} runs", "before", "after"), rows)
+    return "\n".join(markdown_table((f"mean of {len(summaries)} runs", "before", "after"), rows))
 
 
 def averaged(validations: list[dict[str, Any]], group: str, key: str) -> str:
     """The mean over runs of one figure."""
     return f"{mean(v[group][key] for v in validations):.3f}"
-
-
-def markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    lines = [header, tuple("---" for _ in header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,20 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = Path(__file__).with_suffix(".toml")
-READ = ("trl_ext", "recipes", "scripts", "tests", "docs", "README.md", "CHANGELOG.md", "pyproject.toml")
+READ = (
+    "trl_ext",
+    "recipes",
+    "scripts",
+    "accelerate_configs",
+    "tests",
+    "docs",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    ".github",
+    "pyproject.toml",
+)
 SUFFIXES = {".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 # What a program of the discovery loop has written, labeled answers, pinned versions, and the words themselves.
 NOT_READ = ("recipes/kissing_number/scripted/*", "tests/data/*", "scripts/constraints*", "scripts/retired_words.*",

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import trl_ext
+from trl_ext.io import read_yaml
 
 PACKAGE = Path(trl_ext.__file__).parent
+PYPROJECT = PACKAGE.parent / "pyproject.toml"
 MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -26,16 +30,18 @@ LAYERS = (
     "functional mini",
     "data evaluation",
     "runs",
-    "hub",
+    "hub browse",
     "training",
     "grpo sft",
     "expert_iteration",
+    "foresight",
     "recipes",
     "experiments",
+    "command",
 )
 LAYER_OF = {package: number for number, row in enumerate(LAYERS) for package in row.split()}
 WITHOUT_TRL = set(
-    "errors io registry redaction ranks plots algorithms prompts rewards discovery functional mini data runs hub".split()
+    "errors io registry redaction ranks plots algorithms prompts rewards discovery functional mini data runs hub browse".split()
 )
 PURE = [
     f"trl_ext.algorithms.{name}"
@@ -75,6 +81,32 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 def test_the_files_that_come_with_the_package_are_there() -> None:
     assert (PACKAGE / "py.typed").exists()
+
+
+def test_every_package_and_both_folders_go_into_the_wheel() -> None:
+    settings = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["tool"]["setuptools"]
+    packages = {module for module, path in MODULES.items() if path.name == "__init__.py"}
+    data = {"trl_ext._data.accelerate_configs": "accelerate_configs", "trl_ext._data.recipes": "recipes"}
+    assert settings["package-dir"] == data
+    assert sorted(settings["packages"]) == sorted(packages | set(data))
+
+
+def test_the_version_is_the_changelogs_newest_release() -> None:
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
+    assert "version" not in project["project"], "the version is that of trl_ext/__init__.py"
+    assert project["tool"]["setuptools"]["dynamic"] == {"version": {"attr": "trl_ext.__version__"}}
+    headings = re.findall(r"^## (.*)$", PYPROJECT.with_name("CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert headings[1].split()[0] == trl_ext.__version__
+
+
+def test_the_citation_agrees_with_the_project() -> None:
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    citation = read_yaml(PYPROJECT.with_name("CITATION.cff"))
+    assert citation["title"].startswith(f"{project['name']}: ")
+    assert citation["license"] == project["license"]
+    assert citation["abstract"].split() == f"{project['description']}.".split()
+    assert not {"version", "date-released"} & set(citation), "they would be a second source of the version"
 
 
 def test_the_tree_is_small_at_every_level() -> None:
@@ -165,6 +197,27 @@ print(json.dumps([told, g.VLLMClient is c.VLLMClient, g.is_vllm_available()]))
     at_once, loaded_later = (json.loads(process.communicate(timeout=200)[0].splitlines()[-1]) for process in running)
     assert at_once == loaded_later
     assert at_once[1:] == [True, True]
+
+
+def test_few_parameters_may_be_anything() -> None:
+    """`*args` and `**kwargs` count too; the most common annotation that is checked by nobody."""
+    parameters = [
+        parameter
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for parameter in (
+            *node.args.posonlyargs,
+            *node.args.args,
+            *node.args.kwonlyargs,
+            node.args.vararg,
+            node.args.kwarg,
+        )
+        if parameter is not None and parameter.arg not in ("self", "cls")
+    ]
+    anything = [p.arg for p in parameters if p.annotation is not None and ast.unparse(p.annotation) == "Any"]
+    assert len(parameters) > 1000
+    assert len(anything) < 0.03 * len(parameters)
 
 
 def test_names_of_tests_are_short() -> None:

@@ -1,4 +1,4 @@
-"""What a fresh machine meets first: the package's shape, its versions, and the scripts with their error paths.
+"""What a fresh machine meets first: the versions, the repository, and the scripts with their error paths.
 
 The shell tests run the real scripts with a PATH of their own: real tools, and fakes for what must fail.
 """
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -23,25 +22,6 @@ pytestmark = pytest.mark.slow  # most tests start a shell script
 REPO = Path(__file__).resolve().parents[1]
 SETUP, QUICKSTART, TEST = (REPO / "scripts" / name for name in ("setup.sh", "quickstart.sh", "test.sh"))
 BASH = shutil.which("bash") or "bash"
-
-# --- contents ------------------------------------------------------------------------------------------------------
-
-
-def test_wheel_has_every_module_the_prompts_and_py_typed(tmp_path):
-    for name in ("trl_ext", "pyproject.toml", "README.md", "LICENSE"):
-        source = REPO / name
-        copy = shutil.copytree if source.is_dir() else shutil.copy
-        copy(source, tmp_path / name)
-    build = "from setuptools import build_meta; print(build_meta.build_wheel('out'))"
-    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = (tmp_path / "out").glob("*.whl")
-    inside = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
-    wanted = {
-        p.relative_to(REPO).as_posix() for e in ("py", "prompt", "md") for p in (REPO / "trl_ext").rglob(f"*.{e}")
-    }
-    assert inside == wanted | {"trl_ext/py.typed"}
-
 
 # --- versions ------------------------------------------------------------------------------------------------------
 

@@ -120,7 +120,8 @@ def leaves(tree: Any) -> list[str]:
 
 
 def test_every_file_that_a_page_links_to_is_there() -> None:
-    for page in [ROOT / "README.md", ROOT / "recipes" / "README.md", *PAGES.values()]:
+    others = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "recipes/README.md")]
+    for page in [*others, *PAGES.values()]:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
             assert (page.parent / target).exists(), (page.name, target)

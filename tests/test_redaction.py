@@ -143,7 +143,7 @@ def an_evaluation(kind: type[Evaluation], folder: Path) -> None:
 
 
 def a_pipeline(folder: Path) -> None:
-    pipeline = planted(Pipeline([planted(Stage("grpo"))], str(folder)))
+    pipeline = planted(Pipeline([Stage("grpo")], str(folder)))
     object.__setattr__(pipeline, "stages", [planted(Stage("grpo"))])
     write_record(folder, load_or_create(folder, pipeline))
 

@@ -144,13 +144,13 @@ def test_a_file_is_loaded_once_however_it_is_spelled(user_file: str, tmp_path: P
 
 
 def test_files_of_similar_paths_are_distinct_with_own_siblings(user_file: str) -> None:
-    for folder, value in (("a", 1), ("b", 2)):
-        Path(folder).mkdir()
+    for folder, value in (("one/a", 1), ("two/a", 2)):
+        Path(folder).mkdir(parents=True)
         Path(folder, "mine.py").write_text("from helper import value\ndef f(): return value, 'in a folder'\n")
         Path(folder, "helper.py").write_text(f"value = {value}\n")
     Path("a_mine.py").write_text("def f(): return 'at the top'\n")
     before = list(sys.path)
-    found = [ADVANTAGES.get_function(f"{path}.py:f")() for path in ("a/mine", "b/mine", "a_mine", "a/mine")]
+    found = [ADVANTAGES.get_function(f"{path}.py:f")() for path in ("one/a/mine", "two/a/mine", "a_mine", "one/a/mine")]
     assert found == [(1, "in a folder"), (2, "in a folder"), "at the top", (1, "in a folder")]
     assert sys.path == before
 

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scripts.benchmarks import compare_leaderboard as compare
+from scripts.benchmarks import length_trap, presets
+from trl_ext import PRESETS, ExtGRPOTrainer
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*.py") if "parse_args(" in path.read_text())
@@ -84,9 +87,53 @@ def test_the_fuzzer_finds_no_answer_that_takes_the_grader_down() -> None:
 def test_a_sync_is_timed_and_trls_way_is_reported_as_it_is(tmp_path: Path) -> None:
     script("sync", "--shape", "tiny", "--repeats", "2", "--json", str(tmp_path / "sync.json"))
     ways = json.loads((tmp_path / "sync.json").read_text())["ways"]
-    assert ways["reload"]["seconds"] > 0
-    assert ways["through disk"]["seconds"] > 0
-    assert "weight_loader" in ways["per parameter"].get("failed", "weight_loader")
+    assert ways["reload"].get("seconds", 0) > 0, ways
+    assert ways["through disk"].get("seconds", 0) > 0, ways
+    assert "weight_loader" in ways["per parameter"].get("failed", "weight_loader"), ways
+
+
+def test_every_preset_and_member_is_named_in_a_run() -> None:
+    found = {(axis, name) for flags in presets.cases() for axis, name in flags.items()}
+    of_presets = {(axis, getattr(preset, axis, None)) for preset in PRESETS.values() for axis in presets.AXES}
+    assert {("preset", name) for name in PRESETS} <= found
+    assert {(axis, name) for axis, registry in presets.AXES.items() for name in registry} <= found | of_presets
+
+
+def test_a_rounded_matrix_has_the_values_of_its_precision() -> None:
+    weight = torch.linspace(-1.0, 0.7, 400).reshape(20, 20)
+    assert len(length_trap.inexact(weight, "int4").unique()) == 8 + 5  # sevenths from -1 to 5/7, the end by rounding
+    for precision, error in (("int4", 1 / 14), ("fp8", 2**-4)):  # half a seventh; half of fp8's last bit at 1
+        assert 0 < (length_trap.inexact(weight, precision) - weight).abs().max() <= error + 1e-6
+
+
+def test_the_length_trap_counts_the_weights_of_correct_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.tensor([[1.0, 0.5, 9.0], [1.0, 1.0, 1.0], [0.0, 0.0, 9.0]])
+    monkeypatch.setattr(ExtGRPOTrainer, "_sampler_weight", lambda *_: weight)
+    trainer = object.__new__(length_trap.Trainer)
+    trainer.correct = []
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0]])
+    trainer._sampler_weight({"advantages": torch.tensor([0.5, -0.5, 0.5])}, torch.zeros(3, 3), mask)
+    assert trainer.correct == [(2, 0.75, True), (2, 0.0, False)]  # of their own tokens, without the incorrect row
+
+
+def test_the_length_trap_counts_what_is_left_by_length() -> None:
+    found = length_trap.by_length([(9, 1.0, True), (9, 0.5, True), (9, 0.0, False), (17, 2.0, True), (12, 1.0, True)])
+    # Effective: (1 + 0.5)^2 / (1 + 0.25) of 3 completions. A completion of 11 words belongs to no length.
+    assert found[8] == pytest.approx({"correct": 3, "kept": 2 / 3, "mean_weight": 0.5, "effective": 1.8 / 3})
+    assert found[16] == {"correct": 1, "kept": 1, "mean_weight": 2, "effective": 1}
+    assert len(found) == 2
+
+
+@pytest.mark.vllm
+def test_the_length_trap_trains_and_draws(tmp_path: Path) -> None:
+    out = tmp_path / "trap.json"
+    brief = ["--base_steps", "20", "--steps", "2", "--seeds", "1", "--jobs", "1"]
+    said = script("length_trap", *brief, "--only", "TRL", "--json", str(out), "--plot", str(tmp_path / "trap.png"))
+    (run,) = json.loads(out.read_text())["runs"]
+    assert "| sequence ratio, rejected over 3 (TRL's default) |" in said
+    assert len(run["rewards"]) == 2
+    assert list(run["accuracy"]) == ["8", "16", "32", "64"]
+    assert (tmp_path / "trap.png").stat().st_size > 1000
 
 
 @pytest.mark.vllm

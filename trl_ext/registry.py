@@ -141,10 +141,11 @@ class Registry(dict[str, Callable[..., Any]]):
                 raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
         bound = functools.update_wrapper(functools.partial(function, **options), function)
         if name not in self and self.fault:
-            self._try(name, bound, example_size)
+            self.try_on_example(name, bound, example_size)
         return bound
 
-    def _try(self, name: str, member: Callable[..., Any], size: int) -> None:
+    def try_on_example(self, name: str, member: Callable[..., Any], size: int) -> None:
+        """Refuse a member that raises, or returns something else than it should, on an example of groups of `size`."""
         assert self.fault is not None
         try:
             fault = self.fault(member, size)

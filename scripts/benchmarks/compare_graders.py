@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from trl_ext.io import markdown_table
 from trl_ext.rewards import GRADERS
 from trl_ext.rewards.graders import COMPATIBLE, STRICT, Comparison, compare_pairs
 from trl_ext.rewards.ground_truth import accepted_answers
@@ -75,23 +76,23 @@ GRADES = {
 
 def table(rows: Sequence[Row], verdicts: dict[str, list[bool]]) -> str:
     """Markdown: per category `false accepts / false rejects` of each grader."""
-    lines = [("category", "right", "wrong", *GRADES), tuple("---" for _ in range(3 + len(GRADES)))]
+    lines = []
     for category in [*sorted({row.category for row in rows}), "all"]:
         chosen = [i for i, row in enumerate(rows) if category in (row.category, "all")]
-        right = sum(rows[i].correct for i in chosen)
+        correct = sum(rows[i].correct for i in chosen)
         cells = []
         for name in GRADES:
             accepts = sum(verdicts[name][i] and not rows[i].correct for i in chosen)
             rejects = sum(rows[i].correct and not verdicts[name][i] for i in chosen)
             cells.append(f"{accepts} / {rejects}")
-        lines.append((category, str(right), str(len(chosen) - right), *cells))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        lines.append((category, str(correct), str(len(chosen) - correct), *cells))
+    return "\n".join(markdown_table(("category", "correct", "incorrect", *GRADES), lines))
 
 
 def mistakes(rows: Sequence[Row], verdicts: Sequence[bool]) -> str:
     """One line per row on which a grader's verdict differs from the label."""
     return "\n".join(
-        f"- {row.category}: `{row.answer}` for `{row.reference}` is {'right' if row.correct else 'wrong'}"
+        f"- {row.category}: `{row.answer}` for `{row.reference}` is {'correct' if row.correct else 'incorrect'}"
         for row, verdict in zip(rows, verdicts, strict=True)
         if verdict != row.correct
     )
@@ -105,7 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     parts = []
     for title, rows in (
-        ("Against mathematically right labels", labeled()),
+        ("Against mathematically correct labels", labeled()),
         ("Against the verdicts of the course's grader", course_verdicts()),
     ):
         pairs = [(row.answer, row.reference) for row in rows]

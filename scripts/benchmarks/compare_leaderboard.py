@@ -18,7 +18,7 @@ from typing import Any
 
 from trl_ext.evaluation.statistics import paired_interval
 from trl_ext.experiments.sweep import run_all
-from trl_ext.io import write_text
+from trl_ext.io import markdown_table, write_text
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.runs.provenance import provenance
 
@@ -49,10 +49,8 @@ def command(arm: str, seed: int, budget: float) -> list[str]:
 
 def table(found: dict[str, list[dict[str, Any]]], seeds: list[int]) -> str:
     """A row for each arm, in Markdown, with the leaderboard's lead at the same seeds."""
-    lines = [
-        f"| arm | {' | '.join(f'seed {seed}' for seed in seeds)} | mean ± sd | leaderboard is ahead by | seconds |"
-    ]
-    lines.append("|---" * (len(seeds) + 4) + "|")
+    heads = ["arm", *(f"seed {seed}" for seed in seeds), "mean ± sd", "leaderboard is ahead by", "seconds"]
+    rows = []
     for arm, runs in found.items():
         values = [run["validation_accuracy_after"] for run in runs]
         ahead = ""
@@ -62,8 +60,8 @@ def table(found: dict[str, list[dict[str, Any]]], seeds: list[int]) -> str:
             ahead = f"{mean(lead):+.3f} ({low:+.3f} to {high:+.3f})"
         spread = f"{mean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{values[0]:.4f}"
         seconds = f"{min(r['wall_clock_s'] for r in runs):.0f} to {max(r['wall_clock_s'] for r in runs):.0f}"
-        lines.append(f"| {ARMS[arm]} | {' | '.join(f'{v:.4f}' for v in values)} | {spread} | {ahead} | {seconds} |")
-    return "\n".join(lines)
+        rows.append([ARMS[arm], *(f"{value:.4f}" for value in values), spread, ahead, seconds])
+    return "\n".join(markdown_table(heads, rows))
 
 
 def refusal(found: dict[str, list[dict[str, Any]]], budget: float) -> str | None:

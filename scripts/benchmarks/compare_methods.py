@@ -47,7 +47,7 @@ def sizes(args: argparse.Namespace) -> None:
     rows = json.loads((folder / "sizes.json").read_text(encoding="utf-8"))
     table = {}
     for row in rows:
-        key = f"{row['num_unique_examples']}, {'right ones only' if row['filter_correct'] else 'all'}"
+        key = f"{row['num_unique_examples']}, {'correct ones only' if row['filter_correct'] else 'all'}"
         table.setdefault(key, []).append(row["validation_accuracy_after"])
     full = [row["trace_counts"] for row in rows if row["filter_correct"] and row["num_unique_examples"] == "full"]
     keep(args, "sizes", {"accuracy": table, "trace_counts": full})
@@ -100,7 +100,7 @@ def methods(args: argparse.Namespace) -> None:
     ]
     pipeline.write_text(yaml.safe_dump({"stages": stages}), encoding="utf-8")
     endless = {
-        "SFT on right traces": ["sft_math.py", "--filter_correct", "--num_train_epochs", "1000"],
+        "SFT on correct traces": ["sft_math.py", "--filter_correct", "--num_train_epochs", "1000"],
         "expert iteration": ["expert_iteration.py", "--n_ei_steps", "1000"],
         "GRPO": ["grpo_math.py", "--max_steps", "5000"],
     }

@@ -71,7 +71,7 @@ def train(kind: str, policy: str, seed: int, steps: int, folder: Path) -> dict[s
         axes = {name: getattr(config, name) for name in ("preset", "stop", "sampling_min_tokens")}
         common |= {"steps_per_generation": config.steps_per_generation}
         trainer_class, settings = ExtGRPOTrainer, ExtGRPOConfig(**common, **axes)
-    problems = task.load("train", task.train_problems, seed)
+    problems = task.data(seed).train
     torch.manual_seed(seed)
     trainer: Any = trainer_class(policy, task.build(REWARDS, task.reward), settings, problems)
     spent = timed(trainer, {"_generate": "rollout", "_calculate_rewards": "reward", "training_step": "all"})

@@ -68,6 +68,7 @@ def measure(arguments: Sequence[str], result: Path) -> None:
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     tokens = trainer.state.num_input_tokens_seen or logs[-1]["num_tokens"]
     generated = sum(entry["completions/mean_length"] for entry in logs) * config.generation_batch_size
+    rows = len(logs) * config.generation_batch_size
     rollout_s = sum(rollouts.seconds) - (sum(syncs.seconds) if syncs else 0.0)
     found = {
         "engine": "vLLM" if config.use_vllm else "HF generate",
@@ -77,6 +78,8 @@ def measure(arguments: Sequence[str], result: Path) -> None:
         "sync_s": median(syncs.seconds) if syncs else None,
         "start_s": start_s,
         "step_s": trained_s / len(logs),
+        "completion_tokens": generated / rows,
+        "prompt_tokens": (tokens - generated) / rows,
         "sampling_logp_difference_max": logs[-1].get("sampling/sampling_logp_difference/max"),
         **_memory(),
     }

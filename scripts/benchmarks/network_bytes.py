@@ -60,7 +60,7 @@ CARRIED = (
     ("lengths and counts", ("_calculate_rewards", "._generate ", "num_items_in_batch =")),
     ("names and means of metrics", ("_pending_",  "local_stats")),
     ("weights for the rollout", ("_roll_out deepspeed", "_roll_out transformers")),
-    ("plan, totals and metrics", ("_max_over_ranks", "_step_totals", "metrics.finish")),
+    ("plan, totals and metrics", ("_max_over_ranks", "step_totals", "metrics.finish")),
     ("gradients", ("training_step",)),
 )  # fmt: skip
 
@@ -117,6 +117,8 @@ def train(size: str, parallel: str, ranks: int, folder: Path, counted: bool) -> 
             command = ["accelerate.commands.launch", "--config_file", config, "--main_process_port", port, *machines]
             command += ["--machine_rank", rank, "--module", "scripts.benchmarks.network_rank", folder, *RUN]
             command += ["--model_name_or_path", policy, "--output_dir", folder / "run"]
+            if parallel == "zero3":  # every set of prompts would gather most weights once more
+                command += ["--share_prompt_prefix", "false"]
             said = files.enter_context((folder / f"rank{rank}.txt").open("wb"))
             words = [sys.executable, "-m", *map(str, command)]
             launchers.append(subprocess.Popen(words, env=environment, stdout=said, stderr=said, cwd=folder))

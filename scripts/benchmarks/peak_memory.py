@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from pathlib import Path
 
 import torch
@@ -13,6 +15,8 @@ def start_peak() -> int:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free within the process would be used first, and not be seen
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     return _status("VmRSS")
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from scripts.benchmarks.random_model import SHAPES, save_random_model
 from trl_ext.functional import compute_entropy
-from trl_ext.generation.entropy import entropy_estimates
+from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs, hf_generate
 from trl_ext.runs.provenance import provenance
 

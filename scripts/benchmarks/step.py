@@ -3,12 +3,14 @@
     python scripts/bench_step.py --json docs/results/step_speed.json
     python scripts/bench_step.py --correction           # with the correction for the sampler's mismatch
     python scripts/bench_step.py --scaling docs/results/step_scaling.png
+    python scripts/bench_step.py --cpu_time             # where other programs run: CPU seconds of one thread
     python scripts/bench_step.py --shape qwen2.5-math-1.5b --max_length 1024 --mean_length 400 --micro 4 --bf16
 
 All get the same completions, rewards and sampler log-probabilities; rounds alternate between them, so that a machine
 that slows down slows all of them down. The learning rate is 0: every gradient is of the same weights. The ideal counts
 the tokens that must be computed: no padding, no zero-advantage row, each prompt once per group where prompts are
-shared; a forward pass counts 1, a backward pass 2.
+shared; a forward pass counts 1, a backward pass 2, and with gradient checkpointing another forward pass, 1. Both sides
+run without gradient checkpointing and then both with it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import NormalDist, median
@@ -86,15 +88,16 @@ class Workload:
         found[np.diff(np.floor(np.arange(groups + 1) * self.idle)) > 0] = 0
         return found.ravel()
 
-    def units(self, correction: bool) -> dict[str, float]:
+    def units(self, correction: bool, checkpointing: bool) -> dict[str, float]:
         """What TRL computes, and the least there is to compute, without and with shared prompts; forward tokens."""
+        passes = 3 + checkpointing
         useful = np.repeat(self.rewards().reshape(-1, self.group).std(axis=1) > 0, self.group)
         lengths = self.lengths()
         completions = lengths[useful].sum()
         return {
-            STOCK: (3 + correction) * self.rollouts * (self.prompt + lengths.max()),
-            "alone": 3 * (completions + useful.sum() * self.prompt),
-            "shared": 3 * (completions + useful.sum() / self.group * self.prompt),
+            STOCK: (passes + correction) * self.rollouts * (self.prompt + lengths.max()),
+            "alone": passes * (completions + useful.sum() * self.prompt),
+            "shared": passes * (completions + useful.sum() / self.group * self.prompt),
         }
 
 
@@ -109,6 +112,9 @@ class Replay:
     def sync_weights(self) -> None:
         """The weights do not matter here."""
 
+    def seed_requests(self, *_: Any) -> None:
+        """Nothing is drawn."""
+
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, Any, Any, Any]:
         """What vLLM would return."""
         return prompts, self.completions, self.logps, None
@@ -117,20 +123,21 @@ class Replay:
 class Watch(TrainerCallback):
     """Seconds and memory of a step, and its gradient."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
         self.seconds: list[float] = []
         self.extra_mib: list[float] = []
         self.gradient: torch.Tensor | None = None
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Start."""
-        self.before, self.began = start_peak(), time.perf_counter()
+        self.before, self.began = start_peak(), self.clock()
 
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
         """Keep the gradient, before the optimizer."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self.began)
+        self.seconds.append(self.clock() - self.began)
         self.extra_mib.append((peak() - self.before) / 2**20)
         self.gradient = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters()])
 
@@ -145,7 +152,9 @@ def replaying(engine: Replay) -> Iterator[None]:
         yield
 
 
-def trainers(args: argparse.Namespace, work: Workload, folder: Path) -> dict[str, tuple[Any, Watch]]:
+def trainers(
+    args: argparse.Namespace, work: Workload, checkpointing: bool, folder: Path
+) -> dict[str, tuple[Any, Watch]]:
     """TRL's and ours, each with its watch."""
     model = save_random_model(folder / args.shape, args.shape)
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -157,13 +166,14 @@ def trainers(args: argparse.Namespace, work: Workload, folder: Path) -> dict[str
         "gradient_accumulation_steps": work.rollouts // work.micro, "max_completion_length": work.max_length,
         "learning_rate": 0.0, "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "bf16": args.bf16,
         "use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": args.correction,
-        "gradient_checkpointing": args.checkpointing, "logging_steps": 1000, "loss_type": "grpo", "max_grad_norm": 0.0,
+        "gradient_checkpointing": checkpointing, "logging_steps": 1000, "loss_type": "grpo", "max_grad_norm": 0.0,
     }  # fmt: skip
     found: dict[str, tuple[Any, Watch]] = {}
+    clock = time.process_time if args.cpu_time else time.perf_counter
     ways = {name: WAYS[name] for name in WAYS if not args.ways or name in args.ways}
     with replaying(Replay(work, len(tokenizer))):
         for name, savings in {STOCK: None, **ways}.items():
-            watch, settings = Watch(), {**common, "output_dir": str(folder / "run")}
+            watch, settings = Watch(clock), {**common, "output_dir": str(folder / "run")}
             policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
             if savings is None:
                 kind, config = GRPOTrainer, GRPOConfig(**settings)
@@ -177,23 +187,25 @@ def trainers(args: argparse.Namespace, work: Workload, folder: Path) -> dict[str
     return found
 
 
-def measure(args: argparse.Namespace, work: Workload) -> dict[str, Any]:
-    """Per way: median seconds, ratio to TRL's in the same round, ideal ratio, memory, difference of the gradient."""
+def measure(args: argparse.Namespace, work: Workload, checkpointing: bool = False) -> dict[str, Any]:
+    """Per way: median seconds, ratios to TRL's in the same round, ideal ratio, memory, difference of the gradient."""
     with tempfile.TemporaryDirectory() as scratch:
-        made = trainers(args, work, Path(scratch))
+        made = trainers(args, work, checkpointing, Path(scratch))
         for _ in tqdm(range(args.repeats + 1), desc="rounds", leave=False):  # the first warms up
             for trainer, _watch in made.values():
                 trainer.train()
         watches = {name: watch for name, (_, watch) in made.items()}
-    stock, units = watches[STOCK], work.units(args.correction)
+    stock, units = watches[STOCK], work.units(args.correction, checkpointing)
     assert stock.gradient is not None
     found = {}
     for name, watch in watches.items():
-        ratio = median(a / b for a, b in zip(stock.seconds[1:], watch.seconds[1:], strict=True))
+        ratios = [a / b for a, b in zip(stock.seconds[1:], watch.seconds[1:], strict=True)]
+        ratio = median(ratios)
         ideal = units[STOCK] / units["shared" if WAYS.get(name, OFF)["share_prompt_prefix"] else "alone"]
         assert watch.gradient is not None
         difference = (watch.gradient - stock.gradient).abs().max() / stock.gradient.abs().max()
-        found[name] = {"seconds": median(watch.seconds[1:]), "ratio": ratio, "ideal": ideal,
+        found[name] = {"seconds": median(watch.seconds[1:]), "ratio": ratio, "lowest": min(ratios),
+                       "highest": max(ratios), "ideal": ideal,
                        "of_ideal": ratio / ideal, "extra_mib": median(watch.extra_mib[1:]),
                        "gradient_difference": difference.item()}  # fmt: skip
     return found
@@ -231,6 +243,16 @@ def scaling(args: argparse.Namespace, work: Workload, path: Path) -> dict[str, A
     return found
 
 
+def show(title: str, found: dict[str, Any]) -> None:
+    """Print a table of what `measure` has found."""
+    print(f"\n{title:<26}{'seconds':>9}{'ratio':>8}{'rounds':>13}{'ideal':>8}{'of ideal':>10}{'extra MiB':>11}"
+          f"{'gradient':>11}")  # fmt: skip
+    for name, row in found.items():
+        rounds = f"{row['lowest']:.2f}-{row['highest']:.2f}x"
+        print(f"{name:<26}{row['seconds']:>9.3f}{row['ratio']:>7.2f}x{rounds:>13}{row['ideal']:>7.2f}x"
+              f"{row['of_ideal']:>10.2f}{row['extra_mib']:>11.0f}{row['gradient_difference']:>11.1e}")  # fmt: skip
+
+
 def main() -> None:
     """Measure, print, and write the files asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -239,28 +261,33 @@ def main() -> None:
         parser.add_argument(f"--{field.name}", type=kind, default=field.default, help=f"(default: {field.default})")
     parser.add_argument("--shape", choices=SHAPES, default="6m", help="of a model with random weights (default: 6m)")
     parser.add_argument("--correction", action="store_true", help="correct for the sampler's mismatch")
-    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    parser.add_argument("--checkpointing", choices=("off", "on"), help="gradient checkpointing; by default both")
+    parser.add_argument("--cpu_time", action="store_true", help="CPU seconds of one thread")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--ways", nargs="*", choices=WAYS, metavar="WAY", help=f"some of: {', '.join(WAYS)}")
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds (default: 5)")
     parser.add_argument("--scaling", type=Path, metavar="PNG", help="plot seconds against the workload's shape")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    use_all_cores()
-    work = Workload(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Workload)})
-    if args.scaling:
-        found = scaling(args, work, args.scaling)
+    if args.cpu_time:
+        torch.set_num_threads(1)
     else:
-        found = measure(args, work)
-        print(f"\n{'':<24}{'seconds':>9}{'ratio':>8}{'ideal':>8}{'of ideal':>10}{'extra MiB':>11}{'gradient':>11}")
-        for name, row in found.items():
-            print(f"{name:<24}{row['seconds']:>9.3f}{row['ratio']:>7.2f}x{row['ideal']:>7.2f}x{row['of_ideal']:>10.2f}"
-                  f"{row['extra_mib']:>11.0f}{row['gradient_difference']:>11.1e}")  # fmt: skip
+        use_all_cores()
+    work = Workload(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Workload)})
+    found: dict[str, Any]
+    if args.scaling:
+        found = {"found": scaling(args, work, args.scaling)}
+    else:
+        found = {}
+        for name, title in {"off": "without checkpointing", "on": "with checkpointing"}.items():
+            if args.checkpointing in (None, name):
+                key = "found" if name == "off" else "found_with_checkpointing"
+                found[key] = measure(args, work, name == "on")
+                show(title, found[key])
     if args.json:
         settings = {"workload": dataclasses.asdict(work), "shape": args.shape, "correction": args.correction}
-        args.json.write_text(
-            json.dumps({**settings, "found": found, **provenance()}, indent=2) + "\n", encoding="utf-8"
-        )
+        settings |= {"cpu_time": args.cpu_time}
+        args.json.write_text(json.dumps({**settings, **found, **provenance()}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ HALF = math.sqrt(2 / 3)  # std of 0 1 1 2 with Bessel's correction: sqrt((1 + 0 
         ("reinforce_plus_plus_baseline", {"eps": 1.0}, [[0, 2], [4, 6]], [[-1 / BOTH, 1 / BOTH]] * 2),
         # all of 0 2 4 6: mean 3, std sqrt(20 / 3)
         ("reinforce_plus_plus", {"eps": 0.0}, [[0, 2], [4, 6]], [[-3 / OF_ALL, -1 / OF_ALL], [1 / OF_ALL, 3 / OF_ALL]]),
-        ("w_reinforce", {}, [[0, 1, 0.6, NAN]], [[-1, 0.1, 0.1, NAN]]),
+        ("w_reinforce", {}, [[0, 1, 0.6, 0.5, NAN]], [[-1, 0.1, 0.1, -1, NAN]]),
         ("w_reinforce", {"positive_weight": 1.0, "threshold": 0.9}, [[0, 1, 0.6, NAN]], [[-1, 1, -1, NAN]]),
         # lengths 3, 4, 5 in the order of the rewards: (0 * 3 + 1 * 4 + 3 * 5) / 12
         ("opo", {}, [[0, 1, 3]], [[-19 / 12, 1 - 19 / 12, 3 - 19 / 12]]),
@@ -232,7 +232,7 @@ def test_max_rl_refuses_a_negative_reward_with_its_value() -> None:
         member("max_rl")(float64([[1.0, -0.5], [0.0, -0.25]]))
 
 
-def pass_at_k_by_enumeration(right: list[bool], k: int) -> list[float]:
+def pass_at_k_by_enumeration(right: list[bool], k: int, eps: float = 0.0) -> list[float]:
     """All sets of k completions: the set is rewarded if any of it is right, and a completion gets the mean
     standardized reward of the sets that it is in.
     """
@@ -244,7 +244,7 @@ def pass_at_k_by_enumeration(right: list[bool], k: int) -> list[float]:
     if std == 0:
         return [0.0] * n
     own = [[r for s, r in zip(sets, reward, strict=True) if i in s] for i in range(n)]
-    return [(sum(mine) / len(mine) - mean) / std for mine in own]
+    return [(sum(mine) / len(mine) - mean) / (std + eps) for mine in own]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
@@ -275,16 +275,20 @@ def test_pass_at_k_refuses_a_k_that_cannot_be_drawn(k: int) -> None:
         member("pass_at_k", k=k)(torch.ones(2, 4))
 
 
+def pkpo_by_enumeration(rewards: list[float], k: int) -> list[float]:
+    """All sets of k completions, counted where a completion is in the set: by how much it raises the set's best."""
+    n = len(rewards)
+    sets = list(itertools.combinations(range(n), k))
+    gains = [
+        [max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) for s in sets if i in s] for i in range(n)
+    ]
+    return [sum(mine) / len(sets) for mine in gains]
+
+
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_pkpo_is_the_mean_over_all_sets_of_k_completions(k: int) -> None:
     reward = torch.cat([REWARDS, float64([[-1.5, 0.25, 2.0, -0.5, 0.75]])])
-    sets = list(itertools.combinations(range(5), k))
-
-    def by_enumeration(row: list[float], i: int) -> float:
-        gains = [max(row[j] for j in s) - max(row[j] for j in s if j != i) for s in sets if i in s]
-        return sum(gains) / len(sets)
-
-    wanted = float64([[by_enumeration(row, i) for i in range(5)] for row in reward.tolist()])
+    wanted = float64([pkpo_by_enumeration(row, k) for row in reward.tolist()])
     assert_close(member("pkpo", k=k)(reward), wanted, rtol=0, atol=1e-12)
 
 
@@ -328,6 +332,15 @@ def test_discounted_gives_the_last_token_the_most() -> None:
     assert found.tolist() == [[[0.125, 0.25, 0.5], [-0.5, 0.0, 0.0]]]
     plain = ADVANTAGES.build("discounted", gamma=1.0)(REWARDS, lengths=torch.full_like(REWARDS, 4.0))
     assert_close(plain, member("group_mean")(REWARDS)[:, :, None].expand(3, 5, 4), rtol=0, atol=0)
+
+
+def test_discounted_moves_with_its_groups_and_completions() -> None:
+    lengths, discounted = 2.0 + torch.arange(15, dtype=torch.float64).view(3, 5) % 7, ADVANTAGES["discounted"]
+    places = (torch.tensor([2, 0, 1])[:, None], torch.tensor([3, 1, 4, 0, 2]))
+    moved = discounted(REWARDS[places], lengths=lengths[places])
+    assert_close(moved, discounted(REWARDS, lengths=lengths)[places], rtol=0, atol=1e-12)
+    alone = discounted(REWARDS[1:2], lengths=lengths[1:2])
+    assert_close(alone, discounted(REWARDS, lengths=lengths)[1:2, :, : alone.shape[2]], rtol=0, atol=0)
 
 
 def test_an_advantage_per_token_is_masked_by_completion() -> None:

@@ -101,6 +101,22 @@ def test_trls_modes_by_hand(mode: str, low: float | None, high: float | None, wa
 @pytest.mark.parametrize(
     ("name", "options", "wanted"),
     [
+        ("unweighted", {}, [[1], [1]]),
+        ("token", {}, [[2, 0.5, 1], [0.5, 0.5, 1]]),  # 4 and a masked 100 cut to 2
+        ("token", {"clip_min": 0.75, "clip_max": 5.0}, [[4, 0.75, 1], [0.75, 0.75, 1]]),
+        ("sequence", {"clip_max": 1.5}, [[1.5], [0.25]]),  # 4 / 2 and 1 / 2 / 2
+        ("sequence", {"clip_min": 0.5}, [[2], [0.5]]),
+    ],
+)
+def test_weights_by_hand(name: str, options: dict[str, float], wanted: list[list[float]]) -> None:
+    weight = SAMPLER_WEIGHTS.build(name, **options)(TRAINER, SAMPLER, MASK)
+    assert_close(weight, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        ("keep_all", {}, [[1], [1]]),
         ("token_ratio", {}, [[1, 1, 1], [1, 1, 1]]),
         ("token_ratio", {"low": 0.6, "high": 3.0}, [[0, 0, 1], [0, 0, 1]]),
         ("sequence_ratio", {"high": 1.9}, [[0], [1]]),

@@ -122,6 +122,7 @@ def test_where_an_answer_is_found(source: str, text: str, answer: str | None) ->
         ([ROWS[0], {"problem": "1?", "answer": None}], {}, "line 2: no answer in 'answer': 'None'"),
         ([ROWS[0], {"problem": "1?", "answer": " "}], {}, "line 2: no answer in 'answer': ' '"),
         ([ROWS[0], {"problem": "1?", "answer": float("nan")}], {}, "line 2: no answer in 'answer': 'nan'"),
+        ([ROWS[0], {"problem": "1?", "answer": float("inf")}], {}, "line 2: no answer in 'answer': 'inf'"),
         (ROWS, {"answer_source": "last_boxed"}, "line 1: no answer in 'answer': ' 2 '"),
         (
             [{"problem": "1?", "answer": "So one. #### 1"}],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trl_ext.data.traces import (
-    WRONG_SHARE,
+    INCORRECT_FRACTION,
     first_unique,
     load_traces,
     mini_math_traces,
@@ -25,7 +25,7 @@ from trl_ext.rewards import GRADERS
 from trl_ext.rewards.graders import Grade
 
 TRACES = mini_math_traces(600)
-PERFECT = mini_math_traces(600, wrong_share=0)  # of the same problems
+PERFECT = mini_math_traces(600, incorrect_fraction=0)  # of the same problems
 TRACE = re.compile(r" (.+) </think> <answer> (.+) </answer>")
 
 
@@ -45,13 +45,13 @@ def test_two_in_five_traces_are_incorrect_by_the_strict_grader() -> None:
     right = [parts(row)[1] == row["answer"] for row in TRACES]
     assert [verdict.correct for verdict in verdicts] == right
     assert all(verdict.well_formed for verdict in verdicts)
-    assert right.count(False) / len(right) == pytest.approx(WRONG_SHARE, abs=0.06)  # three standard deviations
-    assert WRONG_SHARE == 0.4
+    assert right.count(False) / len(right) == pytest.approx(INCORRECT_FRACTION, abs=0.06)  # three standard deviations
+    assert INCORRECT_FRACTION == 0.4
 
 
 def test_the_share_of_wrong_traces_can_be_set() -> None:
     assert all(parts(row)[1] == row["answer"] for row in PERFECT)
-    assert all(parts(row)[1] != row["answer"] for row in mini_math_traces(100, wrong_share=1))
+    assert all(parts(row)[1] != row["answer"] for row in mini_math_traces(100, incorrect_fraction=1))
 
 
 def test_traces_are_r1_zero_solutions_of_training_problems() -> None:

@@ -49,6 +49,7 @@ PROGRAMS: dict[str, tuple[str | bytes, str | None, Any]] = {
     "memory of many": ("import os, time\nfor _ in range(3): os.fork()\ny = b'x' * (2**20 * 100)\ntime.sleep(60)", "memory", "its processes need more than 256 MiB"),
     "shared memory of many": ("import mmap, os, signal, time\nfor _ in range(3):\n  if os.fork() == 0:\n    shared = mmap.mmap(-1, 2**20 * 120)\n    for k in range(0, len(shared), 4096): shared[k] = 1\n    time.sleep(60)\nif os.fork() == 0:\n  while True: os.kill(os.getppid(), signal.SIGSTOP), os.kill(os.getppid(), signal.SIGCONT)\ntime.sleep(60)", "memory", "its processes need more than 256 MiB"),
     "others' results": ("from recipes.kissing_number.program import points as x", "error", "No module named 'recipes'"),
+    "path of others": (f"import sys\nx = {str(ROOT)!r} in sys.path", None, False),
     "infinite loop": ("while True: pass", "timeout", "did not end within 1 s"),
     "deaf to signals": ("import signal, time\nfor s in range(1, 32):\n  try: signal.signal(s, signal.SIG_IGN)\n  except OSError: pass\ntime.sleep(99)", "timeout", ""),
     "huge output": ("print('x' * 10**7)", "output", "printed more than 1048576 bytes"),

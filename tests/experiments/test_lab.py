@@ -67,12 +67,12 @@ def folder(tmp_path: Path) -> Path:
 def test_every_lab_has_the_course_questions_and_the_debated_ones(lab: Path) -> None:
     assert set(question_names(lab)) == {
         "baseline", "beyond_the_handout", "clipping", "entropy", "expert_iteration", "expert_iteration_batch", "kl",
-        "learning_rate", "length_normalisation", "off_policy", "off_policy_broad", "prompt", "sft_batch_size",
+        "learning_rate", "length_normalization", "off_policy", "off_policy_broad", "prompt", "sft_batch_size",
         "sft_learning_rate", "sft_sizes",
     }  # fmt: skip
     beyond = read_question(lab, "beyond_the_handout").cells
     assert {"leave_one_out", "max_rl", "token_mean", "gspo", "cispo"} < set(beyond)
-    assert len(read_question(lab, "length_normalisation").cells) == 4
+    assert len(read_question(lab, "length_normalization").cells) == 4
     assert (lab / read_lab(lab).config).is_file()
 
 
@@ -359,6 +359,9 @@ def test_questions_are_listed_and_unknown_ones_are_refused() -> None:
     unknown = lab("basline")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)
     assert "unknown question 'basline'. Did you mean 'baseline'" in unknown.stderr
+    renamed = lab("length_normalisation", "basline")
+    assert "RenamedWarning: length_normalisation is now called length_normalization" in renamed.stderr
+    assert "unknown question 'basline'" in renamed.stderr
     elsewhere = lab("baseline", "--lab", "none")
     assert "--lab 'none': no such folder. Known: mini_math, qwen2.5_math_1.5b" in elsewhere.stderr
 

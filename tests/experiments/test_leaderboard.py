@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -182,15 +183,18 @@ def test_the_leaderboards_that_ship_keep_to_their_rules(path: Path, monkeypatch:
     rules = check_pipeline(pipeline)
     assert pipeline.time_budget == rules.seconds
     on_a_cpu = {"bf16": False}
-    stages = [Stage(s.recipe, s.config, s.share, {**s.settings, **on_a_cpu}) for s in pipeline.stages]
+    stages = [dataclasses.replace(s, settings={**s.settings, **on_a_cpu}) for s in pipeline.stages]
     from trl_ext.experiments.pipeline.run import _check_stages
 
-    _check_stages(Pipeline(stages, "p", time_budget=pipeline.time_budget, rules=pipeline.rules), ROOT / "recipes")
-    broken = [*stages[:-1], Stage(stages[-1].recipe, stages[-1].config, None, stages[-1].settings | {"top_p": 0.9})]
-    with pytest.raises(
-        InputError, match=f"stage {len(stages)} .*the rules '{pipeline.rules}' are broken: top_p must be 1"
-    ):
-        _check_stages(Pipeline(broken, "p", time_budget=pipeline.time_budget, rules=pipeline.rules), ROOT / "recipes")
+    _check_stages(dataclasses.replace(pipeline, stages=stages), ROOT / "recipes")
+    arms = {stage.arm: number for number, stage in enumerate(stages)}  # the last stage of each
+    for last in arms.values():
+        broken = list(stages)
+        broken[last] = dataclasses.replace(stages[last], settings=stages[last].settings | {"restore_best": False})
+        with pytest.raises(
+            InputError, match=f"stage {last + 1} .*the rules '{pipeline.rules}' are broken: restore_best must be true"
+        ):
+            _check_stages(dataclasses.replace(pipeline, stages=broken), ROOT / "recipes")
 
 
 # The result.

@@ -581,11 +581,11 @@ def test_sigterm_reaches_launched_processes_and_is_waited_for(tmp_path: Path) ->
 # Checking the arguments of all stages before the first one runs.
 
 
-def check(*plan: tuple[str, list[str]]) -> Refusal | None:
+def check(*plan: tuple[str, list[str]], rules: str | None = None) -> Refusal | None:
     defaults = {recipe: str((ROOT / "recipes" / of.script).with_suffix(".yaml")) for recipe, of in RECIPES.items()}
     last = plan[-1]
     planned = [Planned(stage[0], defaults[stage[0]], stage[1], is_last=stage is last) for stage in plan]
-    return first_refusal(planned, None)
+    return first_refusal(planned, rules)
 
 
 @pytest.mark.slow  # imports every recipe
@@ -633,6 +633,16 @@ def test_first_stage_with_invalid_arguments_is_named_in_one_line(
     assert found.field == (message.partition(":")[0] if message.startswith(("dataset:", "use_peft:")) else None)
     assert message in found.message
     assert found.message.count("\n") == 0
+
+
+@pytest.mark.slow  # imports every recipe
+def test_only_the_last_stage_is_held_to_the_final_validation() -> None:
+    ends_anyhow, whole = ["--restore_best", "false"], ["--restore_best", "true", "--final_validation_problems", "5000"]
+    assert check(("sft", ends_anyhow), ("grpo", whole), rules="mini") is None
+    found = check(("sft", whole), ("grpo", ends_anyhow), rules="mini")
+    assert found is not None
+    assert (found.stage, found.field) == (2, "rules")
+    assert "restore_best must be true" in found.message
 
 
 @pytest.mark.slow  # a process that imports every recipe

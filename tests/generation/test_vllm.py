@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,17 @@ def test_every_part_of_the_model_arrives(tied: Any, part: str) -> None:
 
 
 @pytest.mark.vllm
+def test_more_prompts_than_a_prefill_takes_at_once(tmp_path: Path) -> None:
+    settings = SETTINGS | {"per_device_train_batch_size": 120}  # TRL has as many requests run at a time
+    model = str(save_model(tmp_path, True))
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, model=model, **settings)
+    torch.manual_seed(0)
+    prompts = torch.randint(5, 12, (120, 50)).tolist()  # 6,000 tokens; TRL lets the engine take 4,096 at once
+    _, completions, _, _ = trainer.vllm_generation.generate(prompts=prompts, images=None, num_generations=1)
+    assert [len(ids) > 0 for ids in completions] == [True] * 120
+
+
+@pytest.mark.vllm
 def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
     model = str(save_model(tmp_path, False))
     trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, model=model, **SETTINGS)
@@ -143,6 +155,15 @@ def test_model_exceeding_the_context_names_the_setting_to_change(tmp_path: Path)
             model=str(save_model(tmp_path, True)),
             **settings,
         )
+
+
+def test_runs_that_start_together_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    with starting_vllm():
+        assert os.environ["MASTER_PORT"] != "29500"  # what TRL would take
+    monkeypatch.setenv("MASTER_PORT", "29611")  # a launcher's
+    with starting_vllm():
+        assert os.environ["MASTER_PORT"] == "29611"
 
 
 @pytest.mark.parametrize(

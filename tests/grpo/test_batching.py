@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from trl_ext.grpo.batching import (
-    Batching,
+from trl_ext.grpo.batching import Batching, concatenate, groups_of_prompts, has_gradient, rows_of, select_rows
+from trl_ext.grpo.packing import (
     Row,
-    concatenate,
+    as_on_every_rank,
     cost,
     group_by_prompt,
-    groups_of_prompts,
-    has_gradient,
     pack_by_tokens,
     pack_on_shared_prompts,
-    rows_of,
-    select_rows,
     split_into,
 )
 
@@ -114,6 +112,18 @@ def test_ranks_get_the_number_of_micro_batches_they_agreed_on() -> None:
         split_into(runs, 1)
 
 
+def other_rank(*counts: int) -> Callable[[list[int]], list[int]]:
+    """The maxima of this rank's numbers and of the other rank's."""
+    return lambda own: [max(pair) for pair in itertools.zip_longest(own, counts, fillvalue=0)]
+
+
+def test_every_set_has_as_many_micro_batches_on_all_ranks() -> None:
+    one = [[[Row(0, 1, 9, 0), Row(1, 1, 8, 0)], [Row(2, 1, 1, 0)]]]
+    assert [indices(runs) for runs in as_on_every_rank(one, other_rank(2))] == [[[0, 1], [2]]]
+    assert [indices(runs) for runs in as_on_every_rank(one, other_rank(3, 2))] == [[[0], [1], [2]], [[], []]]
+    assert as_on_every_rank([], other_rank(0)) == [[[]]]
+
+
 def test_what_is_taken_is_trimmed_to_its_longest_row() -> None:
     rows = rows_of(batch())
     taken = select_rows(batch(), [rows[2], rows[1]])
@@ -170,8 +180,8 @@ def test_a_budget_too_small_for_the_steps_turns_is_raised() -> None:
 def test_step_without_useful_rows_still_has_a_micro_batch() -> None:
     skipped = {**batch(), "advantages": torch.zeros(4)}
     assert sizes(Batching(rows=2).plan(skipped)) == [(0, 2, 1)]
-    assert sizes(Batching(rows=2).plan(skipped, max_over_ranks=lambda n: max(n, 2))) == [(0, 2, 1)] * 2
-    assert sizes(Batching(rows=2, tokens=100).plan(batch(), max_over_ranks=lambda n: n + 1)) == [(1, 2, 4), (2, 3, 3)]
+    assert sizes(Batching(rows=2).plan(skipped, max_over_ranks=other_rank(2))) == [(0, 2, 1)] * 2
+    assert sizes(Batching(rows=2, tokens=100).plan(batch(), max_over_ranks=other_rank(2))) == [(1, 2, 4), (2, 3, 3)]
 
 
 def test_micro_batches_of_one_set_share_prompts_and_their_width() -> None:
@@ -182,10 +192,43 @@ def test_micro_batches_of_one_set_share_prompts_and_their_width() -> None:
     assert whole["prompts"].mask.tolist() == [[0, 1, 1], [0, 0, 1], [1, 1, 1]]
     assert whole["prompts"].ids[1:].tolist() == [[0, 0, 122], [130, 131, 132]]
     assert whole["prompts"].micro_batches == 1
-    two = shared.plan(rows, max_over_ranks=lambda n: 2)
+    two = shared.plan(rows, max_over_ranks=other_rank(0, 2))
     assert two[0]["prompts"] is two[1]["prompts"]
     assert two[0]["prompts"].micro_batches == 2
     assert [b["prompt_ids"].shape[1] for b in two] == [3, 3]
     assert [b["completion_ids"].shape[1] for b in two] == [4, 2]
-    five = shared.plan(rows, max_over_ranks=lambda n: 5)
-    assert ["prompts" in b for b in five] == [True] * 4 + [False]
+
+
+def test_sets_of_other_ranks_have_prompts_here_without_training() -> None:
+    shared = Batching(rows=1, tokens=1000, skip_zero_advantage=False, share_prompts=True)
+    rows = {**batch(), "group": torch.tensor([0, 0, 1, 2])}
+    ours, filler, *others = shared.plan(rows, max_over_ranks=other_rank(0, 1, 2))
+    assert ours["row"].tolist() == [0, 3, 2, 1]
+    for empty in (filler, *others):
+        assert not empty["completion_mask"].any()
+        assert not empty["advantages"].any()
+        assert empty["prompt_mask"].any()
+    assert filler["prompts"] is others[0]["prompts"] is not ours["prompts"]
+    assert filler["prompts"].micro_batches == 2
+    assert filler["prompts"].groups.tolist() == filler["group"].tolist() == [0]
+
+
+def test_prompts_of_one_token_are_padded_where_they_are_shared() -> None:
+    rows = {**batch(), "prompt_ids": torch.tensor([[7], [7], [8], [9]]), "prompt_mask": torch.ones(4, 1).long()}
+    rows["group"] = torch.arange(4)
+    (whole,) = Batching(rows=4, skip_zero_advantage=False, share_prompts=True).plan(rows)
+    assert whole["prompts"].ids.tolist() == [[0, 7], [0, 7], [0, 8], [0, 9]]
+    assert whole["prompts"].mask.tolist() == [[0, 1]] * 4
+    assert whole["prompt_ids"].shape == (4, 2)
+
+
+def test_a_group_of_long_completions_does_not_share_its_prompt() -> None:
+    """Two tokens of a prompt are saved, and for completions of 4 and 1 tokens 4^2 + 1 - 2^2 comparisons are added."""
+    rows = {**batch(), "group": torch.tensor([0, 0, 1, 2])}  # the others have no one to share with
+
+    def plan(attention: float) -> list[tuple[bool, list[int]]]:
+        shared = Batching(rows=2, tokens=1000, skip_zero_advantage=False, share_prompts=True, attention=attention)
+        return [("prompts" in run, run["row"].tolist()) for run in shared.plan(rows)]
+
+    assert plan(2 * 2 / 13 - 1e-6) == [(False, [3, 2]), (True, [0, 1])]
+    assert plan(2 * 2 / 13 + 1e-6) == [(False, [0, 3, 1, 2])]

@@ -89,6 +89,7 @@ SAME_ON_ONE_RANK = [
     "discounted",
     "gdpo",
     "dynamic_sampling",
+    "selected",
     *FINE_TUNED,
 ]
 RUNS = [
@@ -133,6 +134,19 @@ def test_what_two_ranks_leave_out_changes_nothing(
     assert max(entry["step/rows_trained"] for entry in ranks[0]["saved"]["logs"]) <= 0.5
     assert distance(ranks[0]["saved"]["weights"], plain) < 1e-7  # float64
     assert distance(sharded[0]["saved"]["weights"], plain) < 2e-6  # float32
+
+
+def test_several_sets_of_shared_prompts_change_nothing(
+    ranks: list[dict[str, Any]], sharded: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    """Gradients are exchanged after every micro-batch under ZeRO-2, parameters in every layer under ZeRO-3."""
+    plain = one_rank["sets_as_trl_cuts"]["weights"]
+    for found, tolerance in ((ranks, 1e-7), (sharded, 2e-6)):  # float64, float32
+        assert distance(found[0]["sets"]["weights"], found[1]["sets"]["weights"]) == 0
+        assert distance(found[0]["sets"]["weights"], plain) < tolerance
+        assert found[0]["sets"]["sets"] == found[1]["sets"]["sets"] == found[0]["sets"]["trained_sets"]
+        assert found[1]["sets"]["trained_sets"][0] < found[0]["sets"]["trained_sets"][0]
+    assert distance(plain, tiny_model().state_dict()) > 1e-3
 
 
 def test_a_gradient_that_is_not_finite_is_left_out_on_both_ranks(

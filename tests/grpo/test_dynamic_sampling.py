@@ -10,8 +10,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from tests.support.tiny import make_trainer, tiny_model, weight_difference
-from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from tests.support.tiny import ends_early, make_trainer, tiny_model, weight_difference
+from trl_ext import ADVANTAGES, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.grpo.dynamic_sampling import Try, assemble, fill
 from trl_ext.grpo.rollout import Rollout
 from trl_ext.training.ending import TimeBudget
@@ -53,14 +53,6 @@ def test_a_rollout_is_put_together_from_whole_groups() -> None:
     assert found.batch["num_items_in_batch"] == 9
 
 
-def test_a_penalty_does_not_make_a_solved_group_informative() -> None:
-    reward, correct = torch.tensor([1.0, 0.7, 1.0, 0.0]), torch.tensor([1.0, 1.0, 1.0, 0.0])
-    rollout = Rollout(reward[:, None], reward, correct.bool(), correct, correct, 0)
-    unknown = Rollout(reward[:, None], reward, correct.bool(), correct, correct.new_full((4,), torch.nan), 0)
-    for facts, wanted in ((rollout, [False, True]), (unknown, [True, True])):
-        assert Try({}, facts, [], None).informative(2, lambda tensor: tensor) == wanted
-
-
 # In a trainer: 30 problems, of which every third has completions of either kind.
 
 
@@ -98,6 +90,22 @@ def test_a_step_trains_on_informative_groups_only(tmp_path: Path) -> None:
     assert weight_difference(again.model, tiny_model()) > 1e-4
 
 
+def test_a_group_with_equal_answers_is_not_trained_on(tmp_path: Path) -> None:
+    def penalized(prompts: list[str], **_: Any) -> list[float]:
+        return [float(i % 2) if int(prompt) % 3 == 0 else 1.0 - 0.3 * (i % 2) for i, prompt in enumerate(prompts)]
+
+    def solved(completions: list[str], **_: Any) -> list[float]:
+        return [1.0 - 0.3 * (i % 2) for i in range(len(completions))]
+
+    trainer = trainer_of(tmp_path / "a", penalized, dynamic_sampling_tries=20)
+    trainer.train()
+    assert all(int(row["prompt"]) % 3 == 0 for row in trainer.last_rollout)
+    filled = trainer_of(tmp_path / "b", solved, dynamic_sampling_tries=2, max_steps=2)
+    filled.train()
+    assert logs(filled, "rollout_selection/kept_frac") == [0.0] * 2
+    assert weight_difference(filled.model, tiny_model()) == 0
+
+
 def test_tries_are_bounded_and_the_rest_is_of_the_first(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, lambda completions, **_: [1.0] * len(completions), dynamic_sampling_tries=3)
     trainer.train()
@@ -122,6 +130,82 @@ def test_dynamic_sampling_says_what_it_does_not_go_with(tmp_path: Path) -> None:
         trainer_of(tmp_path, dynamic_sampling_tries=2, preset=None)
     with pytest.raises(ValueError, match="log_completions=True would be ignored next to dynamic_sampling_tries=2"):
         trainer_of(tmp_path, dynamic_sampling_tries=2, log_completions=True)
+
+
+def gfpo(reward: torch.Tensor, *, lengths: torch.Tensor) -> torch.Tensor:
+    """GFPO's advantages (arXiv:2508.09726, algorithm 1), one group at a time: mean and deviation of the 2 shortest."""
+    found = torch.zeros_like(reward)
+    for group, of in enumerate(lengths.tolist()):
+        kept = sorted(range(len(of)), key=lambda i: of[i])[:2]
+        values = reward[group, kept]
+        found[group, kept] = (values - values.mean()) / (values.std() + 1e-6)
+    return found
+
+
+def test_a_selection_leaves_rows_out_of_step_and_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights are those of the same method written as an advantage."""
+    monkeypatch.setitem(ADVANTAGES, "gfpo", gfpo)
+    options = {"rollout_selection": "shortest", "rollout_selection_options": {"keep": 2}}
+    selected = trainer_of(tmp_path / "a", ends_early, **options)
+    selected.train()
+    written = trainer_of(tmp_path / "b", ends_early, advantage="gfpo")
+    written.train()
+    assert weight_difference(selected.model, written.model) < 1e-6
+    assert weight_difference(selected.model, tiny_model()) > 1e-4
+    assert logs(selected, "rollout_selection/kept_frac") == [0.5] * 4
+    assert max(logs(selected, "step/rows_trained")) <= 0.5
+    plain = trainer_of(tmp_path / "c", ends_early)
+    plain.train()
+    assert weight_difference(selected.model, plain.model) > 1e-4
+
+
+def gdpo_of_the_shortest(
+    reward: torch.Tensor, *, rewards: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """GDPO of the 2 shortest completions of each group, as if there were no others."""
+    places = lengths.argsort(dim=1, stable=True)[:, :2]
+    of_each = rewards.take_along_dim(places[:, :, None], dim=1)
+    found = ADVANTAGES["gdpo"](reward.take_along_dim(places, dim=1), rewards=of_each, weights=weights)
+    return torch.zeros_like(reward).scatter(1, places, found)
+
+
+def test_what_is_left_out_is_in_no_reward_functions_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ADVANTAGES, "gdpo_of_the_shortest", gdpo_of_the_shortest)
+    options = {"rollout_selection": "shortest", "rollout_selection_options": {"keep": 2}}
+    selected = trainer_of(tmp_path / "a", [ends_early, by_problem], advantage="gdpo", **options)
+    selected.train()
+    written = trainer_of(tmp_path / "b", [ends_early, by_problem], advantage="gdpo_of_the_shortest")
+    written.train()
+    assert weight_difference(selected.model, written.model) < 1e-6
+    assert weight_difference(selected.model, tiny_model()) > 1e-4
+
+
+def test_a_selection_says_which_groups_are_sampled_again(tmp_path: Path) -> None:
+    def unequal(prompts: list[str], **_: Any) -> list[float]:
+        return [1.0 + 0.1 * (i % 2) * (1 + 4 * (int(prompt) % 3 == 0)) for i, prompt in enumerate(prompts)]
+
+    settings = {"dynamic_sampling_tries": 20, "rollout_selection": "reward_variance"}
+    trainer = trainer_of(tmp_path, unequal, rollout_selection_options={"min_std": 0.1}, **settings)
+    trainer.train()  # deviations of 0.25 and of 0.05
+    assert logs(trainer, "dynamic_sampling/informative_frac") == [1.0] * 4
+    assert all(int(row["prompt"]) % 3 == 0 for row in trainer.last_rollout)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rollout_selection": "shortes"}, "unknown rollout selection 'shortes'. Did you mean 'shortest'"),
+        ({"rollout_selection": "shortest", "rollout_selection_options": {"keep": 5}},
+         "shortest needs 1 <= keep <= 4 completions per prompt, got keep=5"),
+        ({"rollout_selection": "shortest", "preset": None}, "rollout_selection='shortest' needs a preset or an axis"),
+        ({"rollout_selection_options": {"keep": 2}}, "rollout_selection_options={'keep': 2} needs rollout_selection"),
+    ],
+)  # fmt: skip
+def test_a_selection_that_cannot_be_is_refused_before_training(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer_of(tmp_path, **settings)
 
 
 # The overlong reward.

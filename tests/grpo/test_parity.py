@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trl import GRPOConfig, GRPOTrainer
+import torch
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
 from tests.support.tiny import ends_early, save_tiny, tiny_model, train, weight_difference
-from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext import ADVANTAGES, ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.algorithms.advantages import for_training
 
 TRL_EPS = {"eps": 1e-4}
 OFF_POLICY = {"num_iterations": 2, "steps_per_generation": 8, "max_steps": 8}
@@ -205,6 +207,35 @@ def test_stock_settings_give_stock_weights_exactly(stock: dict[str, Any], tmp_pa
     ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", ends_early, **stock)
     assert weight_difference(theirs.model, tiny_model()) > 1e-2
     assert weight_difference(ours.model, theirs.model) == 0
+
+
+UNCLIPPED: dict[str, Any] = {"max_grad_norm": 0.0, "learning_rate": 3e-4}  # a clipped gradient would hide its scale
+
+
+def test_rloo_trains_to_the_weights_of_trls_rloo_trainer(tmp_path: Path) -> None:
+    theirs = train(RLOOTrainer, RLOOConfig, tmp_path / "a", plain, beta=0.0, **UNCLIPPED)
+    ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", plain, preset="rloo", **UNCLIPPED)
+    reward = torch.tensor(theirs._logs["rewards"]["plain"], dtype=torch.float64).view(-1, 4)
+    assert 0 < reward.isnan().sum() < reward.numel()  # completions that nothing scored
+    advantage = for_training(ADVANTAGES["leave_one_out"](reward), reward).flatten()
+    logged = torch.tensor(theirs._logs["advantages"], dtype=torch.float64)
+    torch.testing.assert_close(logged, advantage, rtol=1e-5, atol=1e-4)  # rewards up to 120 in float32
+    assert weight_difference(theirs.model, tiny_model()) > 1e-2
+    assert weight_difference(ours.model, theirs.model) < 1e-6
+    centered = {"preset": "rloo", "advantage": "group_mean"}
+    other = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "c", plain, **centered, **UNCLIPPED)
+    assert weight_difference(other.model, theirs.model) > 1e-3
+
+
+@pytest.mark.slow
+def test_trls_normalized_rloo_is_reinforce_plus_plus_baseline(tmp_path: Path) -> None:
+    """G / (G - 1) times the centered rewards, over their standard deviation: the factor remains in eps only."""
+    steps = {"max_grad_norm": 0.0, "learning_rate": 0.01}
+    theirs = train(RLOOTrainer, RLOOConfig, tmp_path / "a", ends_early, beta=0.0, normalize_advantages=True, **steps)
+    axes = {"advantage": "reinforce_plus_plus_baseline", "advantage_options": {"eps": 1e-4 * 3 / 4}}
+    ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", ends_early, preset="rloo", **axes, **steps)
+    assert weight_difference(theirs.model, tiny_model()) > 1e-2
+    assert weight_difference(ours.model, theirs.model) < 1e-6
 
 
 @pytest.mark.slow

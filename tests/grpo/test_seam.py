@@ -235,6 +235,8 @@ def test_only_the_seams_subclass_a_trainer() -> None:
     ]
     assert sorted(subclasses) == [
         ("expert_iteration/trainer.py", "ExpertIterationTrainer", "ExtSFTTrainer"),
+        ("foresight/memory/trainers.py", "FakeGRPO", "ExtGRPOTrainer"),
+        ("foresight/memory/trainers.py", "FakeSFT", "ExtSFTTrainer"),
         ("grpo/trainer.py", "ExtGRPOTrainer", "GRPOTrainer"),
         ("grpo/trainer.py", "ExtGRPOTrainer", "ReliableTrainer"),
         ("sft/trainer.py", "ExtSFTTrainer", "ReliableTrainer"),
@@ -272,9 +274,13 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     }
     recipes = {"cli.py", "expert_iteration.py", "grpo.py", "model_settings.py", "preflight.py"}
     assert importers == {f"recipes/{name}" for name in (*recipes, "run.py", "sft.py")} | {
+        "compat/fake_modules.py",
         "compat/lazy_vllm.py",
         "compat/trl_engine.py",
+        "compat/trl_head.py",
         "compat/trl_scoring.py",
+        "foresight/costs/counting.py",
+        "foresight/shape.py",
         "generation/server.py",
         "generation/vllm.py",
         "grpo/config.py",

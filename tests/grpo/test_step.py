@@ -10,11 +10,13 @@ import peft
 import pytest
 import torch
 from datasets import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
 from tests.grpo.test_trainer import AS_TRL_CUTS, EOS, Recorder, logs
 from tests.support.tiny import WORDS, fraction_of_ones, make_trainer, save_tiny, scripted, tiny_model, weight_difference
 from trl_ext import ADVANTAGES, AGGREGATIONS, POLICY_LOSSES, PRESETS, ExtGRPOConfig
+from trl_ext.algorithms.selection import SELECTIONS
+from trl_ext.grpo import step_planner
 
 PLAIN: dict[str, Any] = {**AS_TRL_CUTS, "reuse_log_probs": False}
 ALL = dict.fromkeys(PLAIN, True)
@@ -34,7 +36,7 @@ def every_other_group(completions: list[str], **_: Any) -> list[float]:
 
 
 def sometimes_right(completions: list[str], **_: Any) -> list[float]:
-    """0 or 1; in every second group, right throughout."""
+    """0 or 1; in every second group, correct throughout."""
     return [float(i // 4 % 2 or i % 4 == i // 8) for i, _ in enumerate(completions)]
 
 
@@ -118,6 +120,35 @@ def test_no_advantage_sees_a_difference(advantage: str, tmp_path: Path) -> None:
     assert_same(tmp_path, ALL, **axes, reward=sometimes_right)
 
 
+@pytest.mark.parametrize(
+    "selection",
+    ["shortest", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(set(SELECTIONS) - {"shortest"}))],
+)
+def test_no_selection_sees_a_difference(selection: str, tmp_path: Path) -> None:
+    options = {"keep": 2} if "keep" in SELECTIONS.options(selection) else {}
+    settings = {"rollout_selection": selection, "rollout_selection_options": options, "reward": sometimes_right}
+    assert_same(tmp_path, ALL, **settings, **TWO_EPOCHS)
+
+
+def test_a_saving_that_is_off_is_logged_with_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def said(**settings: Any) -> str:
+        caplog.clear()
+        trainer_of(tmp_path, **{**ALL, **settings})
+        return caplog.text
+
+    assert "is off" not in said()
+    assert "TRL's micro-batches" not in said()
+    assert "is off" not in said(gradient_checkpointing=True)
+    reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    assert "share_prompt_prefix is off: reentrant gradient checkpointing has no gradient" in said(**reentrant)
+    assert "share_prompt_prefix" not in said(share_prompt_prefix=False, **reentrant)
+    assert "skip_zero_advantage_rows is off: every row has a KL penalty" in said(
+        beta=0.1, model=str(save_tiny(tmp_path / "m"))
+    )
+    for setting in ({"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}):
+        assert "a step takes TRL's micro-batches, with every row and all padding: the entropy bonus" in said(**setting)
+
+
 def test_learned_positions_keep_the_padding_as_in_trl(tmp_path: Path) -> None:
     def model() -> Any:
         torch.manual_seed(0)
@@ -133,10 +164,12 @@ def test_learned_positions_keep_the_padding_as_in_trl(tmp_path: Path) -> None:
     assert weight_difference(plain.model, ours.model) < 1e-7
 
 
-def test_the_kl_penalty_keeps_all_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_kl_penalty_keeps_all_rows(checkpointing: bool, tmp_path: Path) -> None:
     model = str(save_tiny(tmp_path / "model"))
     init = {"model": model, "model_init_kwargs": {"dtype": torch.float64}, "beta": 0.1}
-    _, ours = assert_same(tmp_path, ALL, **init, **TWO_EPOCHS)
+    _, ours = assert_same(tmp_path, ALL, **init, **TWO_EPOCHS, gradient_checkpointing=checkpointing)
+    assert ours._planner.batching.share_prompts
     assert {entry["step/rows_trained"] for entry in logs(ours)} == {1.0}
 
 
@@ -166,7 +199,11 @@ def test_momentum_decay_and_clipping_apply_without_useful_rows(tmp_path: Path) -
     assert [sum(step == s for s, _, _ in ours.seen) for step in range(3)][1:] == [1, 1]
 
 
-@pytest.mark.parametrize("kind", ["lora", "checkpointing", "multiple_of", "truncated", "tools", "own_prompts"])
+@pytest.mark.parametrize(
+    "kind", ["lora", "truncated", "own_prompts", "checkpointing",
+             *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("multiple_of", "tools", "checkpointed_lora",
+                                                                       "checkpointed_last_tokens", "reentrant"))],
+)  # fmt: skip
 def test_other_settings_do_not_either(kind: str, tmp_path: Path) -> None:
     def with_tools(prompts: list[str], trainer: Any) -> dict[str, Any]:
         rollout = scripted(words_of_row)(prompts, trainer)
@@ -178,22 +215,33 @@ def test_other_settings_do_not_either(kind: str, tmp_path: Path) -> None:
         ids = rollout["prompt_ids"]
         return {**rollout, "prompt_ids": [[3 + i % 2] * (1 + i % 3 // 2) + row[1:] for i, row in enumerate(ids)]}
 
+    def with_last_tokens(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        """Prompts of one token, so that there is nothing to share."""
+        rollout = scripted(words_of_row)(prompts, trainer)
+        return {**rollout, "prompt_ids": [row[-1:] for row in rollout["prompt_ids"]]}
+
+    lora = {"peft_config": peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights="gaussian")}
+    checkpointing = {"gradient_checkpointing": True}
     settings: dict[str, dict[str, Any]] = {
-        "lora": {"peft_config": peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights="gaussian")},
-        "checkpointing": {"gradient_checkpointing": True},
+        "lora": lora,
+        "checkpointing": checkpointing,
+        "reentrant": {**checkpointing, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+        "checkpointed_lora": {**lora, **checkpointing},
+        "checkpointed_last_tokens": {"rollout_func": with_last_tokens, **checkpointing},
         "multiple_of": {"pad_to_multiple_of": 8},
         "truncated": {"mask_truncated_completions": True, "stop": ["stop"]},
         "tools": {"rollout_func": with_tools},
         "own_prompts": {"rollout_func": with_own_prompts},
     }
-    if kind == "lora":
+    if "peft_config" in settings[kind]:
         torch.manual_seed(0)
         plain, ours = (
             trained(tmp_path / name, **settings[kind], **on, **TWO_EPOCHS) for name, on in (("a", PLAIN), ("b", ALL))
         )
         assert weight_difference(plain.model, ours.model) < 1e-7
     else:
-        assert_same(tmp_path, ALL, **settings[kind], **TWO_EPOCHS)
+        _, ours = assert_same(tmp_path, ALL, **settings[kind], **TWO_EPOCHS)
+    assert ours._planner.batching.share_prompts == (kind != "reentrant")
 
 
 def test_metrics_cover_all_rows_or_state_their_number(tmp_path: Path) -> None:
@@ -221,4 +269,14 @@ def test_fewer_tokens_are_computed(tmp_path: Path) -> None:
         tokens.append(counted[0])
     assert tokens == sorted(tokens, reverse=True)
     assert len(set(tokens)) == 4
+    assert tokens[2:] == [124, 80]  # each group's prompt once
     assert tokens[1] / tokens[0] == logs(trainer)[0]["step/rows_trained"] < 0.5
+
+
+def test_model_without_attention_heads_still_drops_rows(tmp_path: Path) -> None:
+    model = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4))
+    config = ExtGRPOConfig(output_dir=str(tmp_path), preset="grpo_clip", report_to="none", use_cpu=True)
+    batching, lines = step_planner.savings(config, model, keeps_rows=False, aux_loss=False, images=False, fsdp=False)
+    assert batching is not None
+    assert (batching.skip_zero_advantage, batching.share_prompts, batching.dynamic) == (True, False, False)
+    assert len(lines) == 2

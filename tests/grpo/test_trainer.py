@@ -57,6 +57,7 @@ class Recorder(ExtGRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.of_row = self.log_tokens()
         self.seen: list[tuple[int, Any, dict[str, Any]]] = []  # optimizer step, LossInputs, keyword arguments
         self.rollouts: list[dict[str, Any]] = []
         self.rollout_weights: list[dict[str, torch.Tensor]] = []
@@ -335,7 +336,12 @@ def test_generation_stops_at_the_stop_string_and_masks_the_rest(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("settings", [{}, {"mask_truncated_completions": True}], ids=["plain", "mask_truncated"])
-def test_a_stop_string_that_never_comes_changes_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_stop_string_that_never_comes_changes_nothing(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as many random numbers as the loop of transformers draws
+    monkeypatch.setattr("trl_ext.generation.decoding.draw", lambda scores: torch.multinomial(scores.softmax(-1), 1))
+    monkeypatch.setattr("trl_ext.generation.decoding._MIN_ROWS_TO_SHRINK", 1000)
     stock = train(GRPOTrainer, GRPOConfig, tmp_path / "a", ends_early, **settings)
     ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", ends_early, stop=["8 " * 13], **settings)
     assert weight_difference(stock.model, tiny_model()) > 1e-2
@@ -458,7 +464,10 @@ class Engine:
         return prompts, completions, off, None
 
 
-@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize(
+    "mode", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("token_mask", "sequence_truncate", "token_truncate")),
+             "sequence_mask"],
+)  # fmt: skip
 def test_the_samplers_mismatch_is_corrected_as_in_trl(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,6 +534,23 @@ def test_weight_and_rejection_are_chosen_apart(tmp_path: Path, monkeypatch: pyte
         assert entry.get(name) == (pytest.approx(rejected[inside].float().mean().item()) if inside.any() else None)
     ours = record(tmp_path / "b", fraction_of_ones, **settings, policy_loss="dppo_tv")
     assert all(others["sampler_weight"].eq(1).all() for _, _, others in ours.seen)  # the loss has the ratio in it
+
+
+def test_who_chooses_no_correction_has_the_safe_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
+    monkeypatch.setattr("trl_ext.generation.vllm.ColocatedEngine", Engine)
+    settings = {"use_vllm": True, "vllm_mode": "colocate", "num_iterations": 2, "max_steps": 2, "output_dir": "unused"}
+    named = {"sampler_weight": "token", "sampler_rejection": "sequence_mean_k3"}
+    config = ExtGRPOConfig(**settings, use_cpu=True, preset="grpo_clip")
+    assert {name: getattr(config, name) for name in named} == named
+    settings.pop("output_dir")
+    unset = record(tmp_path / "a", fraction_of_ones, **settings)
+    assert weight_difference(unset.model, record(tmp_path / "b", fraction_of_ones, **settings, **named).model) == 0
+    trl = record(tmp_path / "c", fraction_of_ones, **settings, vllm_importance_sampling_mode="sequence_mask")
+    assert (trl.args.sampler_weight, trl.args.sampler_rejection) == ("sequence", "sequence_ratio")
+    assert weight_difference(unset.model, trl.model) > 1e-4
+    stock = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "d", fraction_of_ones, **settings)  # with TRL's loss
+    assert stock.vllm_importance_sampling_mode == "sequence_mask"
 
 
 def test_perplexities_and_chi_square_are_of_the_reported_tokens() -> None:
@@ -620,10 +646,17 @@ def test_last_rollout_is_kept_by_row_for_the_generation_log(tmp_path: Path) -> N
     for i, row in enumerate(trainer.last_rollout):
         assert 0 < row.pop("token_entropy") <= math.log(18) + 1e-6
         prompt, correct = row.pop("prompt"), i % 4 in (1, 2)
+        advantage = row.pop("advantage")
+        assert advantage == pytest.approx(math.copysign(0.866, correct - 0.5), abs=1e-3)  # 0.5 / std of 0, 1, 1, 0
+        tokens = trainer.of_row(i)["per_token"]
+        assert (len(tokens["text"]), len(tokens["entropy"])) == (2 + i % 4, 2 + i % 4)
+        assert tokens["advantage"] == pytest.approx(advantage, abs=1e-4)
+        assert tokens["logp"] == tokens["sampled_logp"]  # on-policy, and the sampler says nothing
         assert row == {
             "response": " ".join("b" * (1 + i % 4)),
             "ground_truth": answers[prompt],
             "tokens": 2 + i % 4,
+            "finish_reason": "stop",
             "entropy_estimate": None,  # the function that rolls out says nothing of it
             "correct": correct,
             "rewards": {"graded": float(correct)},

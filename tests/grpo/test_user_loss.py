@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from tests.support.tiny import ends_early, tiny_model, train, weight_difference
-from trl_ext import ExtGRPOConfig, ExtGRPOTrainer, LossInputs
+from trl_ext import ADVANTAGES, ExtGRPOConfig, ExtGRPOTrainer, LossInputs
 from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
 from trl_ext.recipes.cli import parse, start
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -203,7 +203,9 @@ def test_a_fault_of_ones_own_reward_is_reported_as_its_own_lines(
     assert re.search(r"(?s)Traceback .* in fails\n.*KeyError: 'of ours'", capsys.readouterr().err)
 
 
-def test_the_other_examples_are_what_their_docstrings_say() -> None:
+def test_the_other_examples_are_what_their_docstrings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ADVANTAGES, "sign_rank", torch.sign)  # takes the name out of the table again at the end
+    del ADVANTAGES["sign_rank"]
     advantage = import_function(f"{ROOT}/recipes/my_advantage.py:sign_rank", "advantage")
     nan = float("nan")
     found = advantage(torch.tensor([[1.0, 0.0, 0.0, 0.5], [2.0, 2.0, 2.0, 2.0], [1.0, 0.0, nan, 0.0]]))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from torch.utils.file_baton import FileBaton
 
+from tests.grpo.test_distributed import environment_of_ranks, free_port
 from tests.recipes.test_grpo import ROOT
 from trl_ext.errors import InputError
 from trl_ext.hosts import group
+from trl_ext.hosts.compilation import warning_of_locks
 from trl_ext.hosts.launch import asked_for, refuse_part_of_a_slurm_step, refuse_restarts_on_a_shared_store
 from trl_ext.hosts.lost import explain
 from trl_ext.hosts.preflight import Host, differences
@@ -72,6 +77,23 @@ def test_restarts_are_refused_where_dead_ranks_addresses_stay() -> None:
         refuse_restarts_on_a_shared_store(fine)
 
 
+def test_lock_of_a_killed_compilation_is_named(tmp_path: Path) -> None:
+    left, held = (tmp_path / name / "lock" for name in ("killed", "at_work"))
+    environment = {"ACCELERATE_USE_DEEPSPEED": "true", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    assert warning_of_locks(environment) is None
+    for lock in (left, held):
+        lock.parent.mkdir()
+    baton, other = FileBaton(str(left)), FileBaton(str(held))
+    assert baton.try_acquire()
+    assert other.try_acquire()
+    assert warning_of_locks(environment) is None
+    os.close(baton.fd)  # as the kernel does for a killed process
+    assert (warning := warning_of_locks(environment)) is not None
+    assert f"torch waits until {left} is gone: remove it" in warning
+    assert warning_of_locks({**environment, "ACCELERATE_USE_DEEPSPEED": "false"}) is None
+    other.release()
+
+
 def test_hosts_that_differ_are_named_with_both_versions() -> None:
     here = Host("hostA", {"torch": "2.13", "trl": "1.16"}, "{}", ("eth0=10.0.0.1",), ())
     assert differences([here, here]) == []
@@ -113,3 +135,29 @@ def test_lost_host_is_a_line_and_other_errors_are_none(
     said = explain(error)
     assert (said is None) is not bool(words)
     assert all(word in (said or "") for word in words), said
+
+
+ENDED = """
+import atexit, torch
+atexit.register(lambda: print("in a group:", torch.distributed.is_initialized()))
+from trl_ext.hosts.group import join_on_cpu
+join_on_cpu(60)
+print("joined:", torch.distributed.get_world_size())
+raise SystemExit("refused")
+"""
+
+
+@pytest.mark.distributed
+def test_process_leaves_its_group_however_it_ends() -> None:
+    """Else gloo's threads abort it now and then, and the other host's launcher waits for five minutes."""
+    here = environment_of_ranks() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDED], env=here | {"RANK": str(rank)}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for rank in ranks:
+        out, err = rank.communicate(timeout=100)
+        assert (out.split("\n")[:2], rank.returncode) == (["joined: 2", "in a group: False"], 1), err

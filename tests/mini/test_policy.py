@@ -140,5 +140,5 @@ def test_default_policy_knows_arithmetic_and_formats_sometimes(policy_cache: Pat
     formatted = sum(r1_zero(t) is not None for t in texts) / len(texts)
     solved = sum(t.startswith(f" {row['solution']}") for t, row in zip(texts, rows, strict=True)) / len(texts)
     assert 0.3 < formatted < 0.6
-    assert solved > 0.6, "of the solutions, most are right"
+    assert solved > 0.6, "of the solutions, most are correct"
     assert seconds < 180, "a minute on two quiet cores; three on busy ones"

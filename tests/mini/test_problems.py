@@ -1,4 +1,4 @@
-"""mini-MATH: its problems are right, in MATH's shape, endless, seeded, and split by their text."""
+"""mini-MATH: its problems are correct, in MATH's shape, endless, seeded, and split by their text."""
 
 from __future__ import annotations
 

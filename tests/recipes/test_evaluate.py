@@ -51,7 +51,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
 def test_the_samples_the_summary_and_the_table_say_the_same(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_evaluation(settings(policy, tmp_path / "run", samples=2, show=3))
+    run_evaluation(settings(policy, tmp_path / "run", samples=2, show=3, max_tokens=18))
     printed, rows = capsys.readouterr().out, samples(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [(row["problem_id"], row["sample"]) for row in rows] == [(p, s) for p in range(12) for s in range(2)]
@@ -355,6 +355,7 @@ SECOND_RANK_READS_SLOWLY = """
 import runpy, sys, time
 import trl_ext.recipes.evaluate as evaluation
 from accelerate import PartialState
+from torch.distributed import distributed_c10d
 
 read = evaluation.read_jsonl
 
@@ -365,6 +366,7 @@ def slowly(path):
 evaluation.read_jsonl = slowly
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
+print("the group's time limit:", distributed_c10d.default_pg_timeout)
 """
 
 
@@ -376,12 +378,14 @@ def test_two_ranks_share_the_samples_and_leave_one_file(policy: str, tmp_path: P
     (tmp_path / "slow.py").write_text(SECOND_RANK_READS_SLOWLY)
     command = [sys.executable, "-m", *by_accelerate("two_cpu_ranks_ddp"), "slow.py", str(ROOT / "recipes/evaluate.py")]
     options = ["--model_name_or_path", policy, "--problems", "11", "--max_tokens", "40", "--batch_size", "4"]
+    options += ["--ddp_timeout", "321"]
     done = subprocess.run(
         [*command, *options, "--use_vllm", *engine, "--dtype", "float32", "--output_dir", "run"],
         cwd=tmp_path, env=environment_of_ranks(), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("11 problems, 11 samples") == 1
+    assert done.stdout.count("the group's time limit: 0:05:21") == 2
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "samples.jsonl",
         "settings.yaml",

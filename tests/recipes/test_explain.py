@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiny import ends_early, tiny_model, train, weight_difference
+from tests.support.tiny import ends_early, make_trainer, tiny_model, train, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import InputError
 from trl_ext.recipes.explain import LOSS_TYPES, explain, main, read
@@ -59,24 +59,49 @@ def test_a_run_is_explained_by_its_folder(tmp_path: Path) -> None:
 
 
 def test_what_has_no_effect_is_named_with_the_reason() -> None:
-    idle = said(
-        preset="grpo_clip", share_prompt_prefix=True, gradient_checkpointing=True, off_policy_mask_threshold=0.1
-    )
+    reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    idle = said(preset="grpo_clip", share_prompt_prefix=True, off_policy_mask_threshold=0.1, **reentrant)
     for name in ("policy_loss=ppo_clip: as reinforce", "off_policy_mask_threshold=0.1", "share_prompt_prefix=True"):
         assert name in idle
     assert "skip_zero_advantage_rows=True: every row has a KL penalty" in said(preset="grpo_clip", beta=0.1)
-    assert "without effect" not in said(preset="grpo_clip", num_iterations=2, gradient_checkpointing=False)
+    assert "without effect" not in said(preset="grpo_clip", num_iterations=2, gradient_checkpointing=True)
+    # a ratio to the engine is not 1 on-policy
+    engine = {"use_vllm": True, "vllm_mode": "colocate"}
+    assert "without effect" not in said(preset="dppo", **engine)
+    assert "policy_loss=gmpo: as reinforce" in said(preset="gmpo", **engine)
+
+
+def test_a_trainer_warns_of_what_was_chosen_in_vain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def warned(**settings: Any) -> str:
+        caplog.clear()
+        make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, **settings)
+        return caplog.text
+
+    assert "has no effect here" not in warned(preset="dapo")  # its clip range is the preset's
+    clip = warned(preset="dapo", policy_loss_options={"eps_high": 0.5})
+    assert "policy_loss_options={'eps_low': 0.2, 'eps_high': 0.5} has no effect here: every rollout is used in" in clip
+    assert "policy_loss=gmpo has no effect here: as reinforce" in warned(policy_loss="gmpo")
+    assert "off_policy_mask_threshold=0.1 has no effect" in warned(preset="dapo", off_policy_mask_threshold=0.1)
+    assert "has no effect here" not in warned(policy_loss="gmpo", num_iterations=2)
 
 
 def test_penalties_and_corrections_stand_in_the_formula() -> None:
     engine = {"use_vllm": True, "vllm_mode": "colocate"}
-    assert "constant(sequence weight * sequence_ratio * ppo_clip(A = group_mean(rewards)))" in said(
+    assert "constant(token weight * sequence_mean_k3 * ppo_clip(A = group_mean(rewards)))" in said(
         preset="dr_grpo", **engine
+    )
+    assert "constant(sequence weight * sequence_ratio * ppo_clip(A = group_mean(rewards)))" in said(
+        preset="dr_grpo", vllm_importance_sampling_mode="sequence_mask", **engine
     )
     assert "constant(dppo_tv(A = group_mean(rewards)))" in said(preset="dppo", **engine)
     found = said(preset="grpo_clip", beta=0.1, entropy_coef=0.01)
     assert "sequence_mean(ppo_clip(A = group_std(rewards)) + 0.1 * k3 - 0.01 * entropy)" in found
     assert "kl_estimator: k3" in found
+    masks = {"off_policy_mask_threshold": 0.1, "top_entropy_quantile": 0.2, "rollout_selection": "shortest"}
+    found = said(preset="grpo_clip", **masks)
+    inner = "off-policy mask(threshold 0.1) * ppo_clip(A = group_std(shortest of rewards))"
+    assert f"sequence_mean(mask of the top 0.2 by entropy * {inner})" in found
+    assert "rollout_selection: shortest(keep=4)" in found
 
 
 def test_the_nearest_preset_is_named_with_what_differs() -> None:

@@ -42,7 +42,7 @@ SMALL_EI = {
 
 
 def anything(responses: list[str], truths: list[Any]) -> list[Any]:
-    """A grader for a policy that knows nothing: every other response is right."""
+    """A grader for a policy that knows nothing: every other response is correct."""
     from trl_ext.rewards.graders import Grade
 
     return [Grade(True, text[:3], len(text) % 2 == 0, "by length") for text in responses]

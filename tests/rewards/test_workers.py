@@ -63,6 +63,15 @@ def test_results_come_in_the_order_of_the_jobs(pool: Pool) -> None:
     assert pool.map([["sleep", 0.1], GOOD]) == [0.1, 1]
 
 
+def test_started_workers_are_those_that_get_the_jobs() -> None:
+    with Pool(ACT, WorkerLimits(workers=2)) as pool:
+        pool.start()
+        started = pool.pids()
+        assert len(started) == 2
+        assert pool.map([GOOD] * 3) == [1, 1, 1]
+        assert pool.pids() == started
+
+
 TEXTS = ["", "\n", '["result", 1]\n', "\0", "\ud800", "\r\n\x85\u2028", "é😀", "\\", '"', "x" * 300_000]
 
 

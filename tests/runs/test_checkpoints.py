@@ -231,7 +231,7 @@ def test_a_rank_without_an_upload_of_its_own_saves_as_well() -> None:
 
     class Rank(ReliableTrainer, Base):
         def __init__(self) -> None:
-            self._saving, self._being_pushed = None, [Path("before")]
+            self._being_pushed = [Path("before")]
 
     pushed: list[str] = []
     rank = Rank()

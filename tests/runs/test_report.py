@@ -267,7 +267,7 @@ def test_plot_starts_at_0_and_keeps_other_problem_sets_off_line(
 
 
 def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, log_to: Path | None = None) -> Any:
-    """A validation whose policy is right about so many of ten problems, in a run that has had some."""
+    """A validation whose policy answers so many of ten problems correctly, in a run that has had some."""
     run = Run(tmp_path, {}, validations=history)
     problems = [{"prompt": "p", "answer": str(i)} for i in range(10)]
 
@@ -350,3 +350,17 @@ def test_generations_are_logged_at_the_first_step_and_when_due(tmp_path: Path) -
         log.on_step_end(args, TrainerState(global_step=step, is_world_process_zero=True), control)
     written = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["step"], row["prompt"]) for row in written] == [(s, p) for s in (1, 4, 8) for p in "036"]
+
+
+def test_a_whole_group_is_logged_next_to_rows_from_all_over(tmp_path: Path) -> None:
+    path = tmp_path / "generations.jsonl"
+    trainer: Any = SimpleNamespace(last_rollout=[{"prompt": str(i)} for i in range(12)])
+    log = GenerationsLog(path, 4, trainer, rows=3, group=3, per_token=lambda row: {"per_token": row} if row else {})
+    args, state = (
+        TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"),
+        TrainerState(global_step=4),
+    )
+    log.on_step_end(args, state, TrainerControl())
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["prompt"] for row in written] == ["0", "1", "2", "4", "8"]
+    assert [row.get("per_token") for row in written] == [None, 1, 2, 4, 8]

@@ -18,7 +18,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.grpo.test_step import PLAIN, every_other_group
+from tests.grpo.test_step import PLAIN, every_other_group, questions
 from tests.support.tiny import (
     chain_model,
     ends_early,
@@ -59,7 +59,7 @@ def words_of_row(row: int, step: int) -> list[int]:
 
 
 def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float | None]:
-    """The share of ones, except for a row that nothing scores; correct is a matter of length."""
+    """The fraction of ones, except for a row that nothing scores; correct is a matter of length."""
     log_extra("correct", [len(text.split()) > 4 for text in completions])
     return [
         None if text.startswith("b") else share
@@ -121,10 +121,37 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
         )
     sampled_again = {"dynamic_sampling_tries": 3, "train_dataset": of_kinds(), "reward": by_problem, "max_steps": 4}
     found["dynamic_sampling"] = found_by(scripted_run(path / "dynamic_sampling", **sampled_again))
+    selected = {"rollout_selection": "shortest", "rollout_selection_options": {"keep": 2}, "num_iterations": 2}
+    found["selected"] = found_by(scripted_run(path / "selected", reward=graded, max_steps=4, **selected))
     for name, more in {"sft": {}, "sft_constant": {"normalize_constant": 7.0}}.items():
         found[name] = found_by(fine_tuned(path / name, **more))
     found["expert_iteration"] = found_by(expert_iteration(path / "expert_iteration"))
+    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
+        partition_everything(path.with_suffix(".json"))
+    found["sets"] = with_several_sets(path / "sets", micro_batch_tokens=40)
+    found["sets_as_trl_cuts"] = with_several_sets(path / "sets_as_trl_cuts", **PLAIN)
     return found
+
+
+def with_several_sets(path: Path, **settings: Any) -> dict[str, Any]:
+    """Checkpointed, on more prompts than a micro-batch has room for, and on other numbers of them on either rank."""
+    data = {"train_dataset": questions(), "reward": every_other_group_of_the_second_half, "num_iterations": 2}
+    cut = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32 // RANKS, "train_batch_size": 32}
+    trainer = scripted_run(
+        path, rollout_batch_size=32, gradient_checkpointing=True, max_steps=2, **data, **cut, **settings
+    )
+    plans = trainer._planner.plans if trainer._planner else []
+    prompts = [list(dict.fromkeys(id(batch["prompts"]) for batch in plan)) for plan in plans]
+    trained = [len({id(batch["prompts"]) for batch in plan if "row" in batch}) for plan in plans]
+    return found_by(trainer) | {"sets": [len(sets) for sets in prompts], "trained_sets": trained}
+
+
+def every_other_group_of_the_second_half(completions: list[str], **_: Any) -> list[float]:
+    """Groups of 4, of which there are eight; every group of the first half has variance."""
+    ranks_share = len(completions) // 4
+    first = int(os.environ.get("RANK", "0")) * ranks_share
+    shares = fraction_of_ones(completions)
+    return [1.0 if first + i // 4 in (5, 7) else share for i, share in enumerate(shares)]
 
 
 def of_kinds() -> Dataset:
@@ -135,13 +162,13 @@ def of_kinds() -> Dataset:
 
 
 def by_problem(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-    """Of every third problem, the share of ones; the others have no variance."""
+    """Of every third problem, the fraction of ones; the others have no variance."""
     shares = fraction_of_ones(completions)
     return [share if int(prompt[0]) % 3 == 0 else 1.0 for prompt, share in zip(prompts, shares, strict=True)]
 
 
 def uninformative_run(path: Path) -> dict[str, Any]:
-    """With a curriculum, of problems that every other group teaches nothing of."""
+    """With a curriculum, of problems of which every other group has no reward variance."""
     data = {"train_dataset": of_kinds(), "reward": every_other_group}
     trainer = scripted_run(path, uninformative_keep_prob=0.1, max_steps=6, **data)
     return found_by(trainer) | {"curriculum": trainer._curriculum.state_dict()}

@@ -315,7 +315,7 @@ def test_a_run_that_may_go_back_to_its_start_saves_it(tmp_path: Path) -> None:
 
 
 def test_a_run_ends_with_the_weights_of_its_best_validation(tmp_path: Path) -> None:
-    """Right as often as the step has it, whatever the policy says."""
+    """Correct as often as the step has it, whatever the policy says."""
     accuracy = {0: 0.2, 1: 0.5, 2: 0.9, 3: 0.4, 4: 0.3}
     saving = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 4}
     trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, preset="grpo_clip", **saving)

@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.recipes.test_grpo import ROOT
 from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.errors import NotSavedError
+from trl_ext.errors import NotSavedError, ServerError
 from trl_ext.runs.checkpoints import checkpoints, find_corruption, newest
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.training.ending import TimeBasedLRDecay, TimeBudget
@@ -193,6 +193,16 @@ def test_checkpoint_within_a_rollout_resumes_with_new_batching(
     assert "within a rollout of 8 micro-batches of 4 rows, now there are 4 of 8" in caplog.text
 
 
+def test_checkpoint_of_other_micro_batches_gets_a_new_rollout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else a row would be trained on with another one's old log-probabilities."""
+    settings = {"preset": "grpo_clip", "model": str(save_tiny(tmp_path / "tiny")), **OFF_POLICY}
+    made(tmp_path / "first", **settings, max_steps=1).train()
+    again = made(tmp_path / "again", **settings, max_steps=2, dynamic_micro_batches=False, share_prompt_prefix=False)
+    again.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-1"))
+    assert again.state.global_step == 2
+    assert "the checkpoint's steps were planned otherwise: the remaining ones use a new rollout" in caplog.text
+
+
 def test_trainer_load_to_the_device_of_a_cpu_rank_succeeds(tmp_path: Path) -> None:
     torch.save({"moment": torch.ones(2)}, tmp_path / "optimizer.pt")
     loaded = torch.load(tmp_path / "optimizer.pt", map_location=torch.device("cpu", 0), weights_only=True)
@@ -217,6 +227,22 @@ def test_checkpoints_are_whole_and_limited_in_number_plus_best(tmp_path: Path) -
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-7", "checkpoint-6", "checkpoint-2"]
     assert all(find_corruption(path) is None for path in checkpoints(tmp_path))
     assert not list(tmp_path.glob("_saving*"))
+
+
+def test_lost_server_leaves_the_state_before_the_step(tmp_path: Path) -> None:
+    trainer = made(tmp_path, preset="grpo_clip", max_steps=1, save_steps=100)
+    trainer.train()
+    shutil.rmtree(tmp_path / "checkpoint-1")  # of the end of the training
+
+    def lose() -> None:
+        trainer.skipped_steps = 9  # as a step that has begun changes the state
+        raise ServerError("lost")
+
+    with pytest.raises(ServerError, match="lost"), trainer.saving_if_server_is_lost():
+        lose()
+    assert find_corruption(tmp_path / "checkpoint-1") is None
+    saved = torch.load(tmp_path / "checkpoint-1" / "trl_ext_0.pt", weights_only=True)
+    assert saved["skipped_steps"] == 0
 
 
 def test_trainers_own_best_model_is_found_at_the_end(tmp_path: Path) -> None:

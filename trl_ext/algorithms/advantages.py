@@ -216,8 +216,9 @@ def leave_one_out(reward: Tensor) -> Tensor:
 def max_rl(reward: Tensor, *, eps: float = 1e-6) -> Tensor:
     """A_i = (r_i - mean(r)) / (mean(r) + eps); zero in a group without reward.
 
-    Dividing by the mean makes the expected update a truncated maximum-likelihood gradient of the success
-    probability, so that rarely solved prompts get more weight. MaxRL (arXiv:2602.02710). Rewards must not be negative.
+    Dividing by the mean makes the expected update a maximum-likelihood gradient of the success probability, truncated
+    at order G - 1, so that rarely solved prompts get more weight. MaxRL (arXiv:2602.02710). Rewards must not be
+    negative.
     """
     _need_group(reward, "max_rl")
     if (reward < 0).any():

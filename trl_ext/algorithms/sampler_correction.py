@@ -26,6 +26,11 @@ SAMPLER_WEIGHTS = Registry("sampler weight")
 SAMPLER_REJECTIONS = Registry("sampler rejection")
 
 
+Pair = tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]
+# Of a run that chooses none. A product over a sequence keeps fewer of the long ones, see docs/results/length_trap.md.
+SAFE_PAIR: Pair = ("token", {}), ("sequence_mean_k3", {})
+
+
 @dataclass(frozen=True)
 class SamplerCorrection:
     """A weight and a rejection, chosen apart."""
@@ -38,7 +43,7 @@ class SamplerCorrection:
         return self.weight(old_logp, sampled_logp, mask) * self.keeps(old_logp, sampled_logp, mask)
 
 
-def trl_mode(mode: str, low: float | None, high: float | None) -> tuple[tuple[str, Any], tuple[str, Any]]:
+def trl_mode(mode: str, low: float | None, high: float | None) -> Pair:
     """Names and options of the weight and of the rejection that TRL's mode and bounds mean.
 
     Raises:

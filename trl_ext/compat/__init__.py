@@ -8,6 +8,11 @@
 * `trl_engine.requests_with`: each request gets its own parameters, such as seeds.
 * `trl_scoring.old_log_probs_left_out`: TRL scores a rollout without old log-probabilities.
 * `trl_scoring.texts_left_on_ranks`: TRL gathers a rollout's texts only for a table that is printed.
+* `checkpointing.caches_kept`: layers get the KV cache under gradient checkpointing.
+* `trl_head.head_as_on_gpu`: TRL's LM head on fake tensors computes as its GPU kernels would have it.
+* `trl_head.head_within`: the head's passes run within a block, which counts them apart.
+* `fake_modules.parameters_replaced`: a module of fake tensors can be moved and converted.
+* `fake_modules.reference_made_by`: `GRPOTrainer` gets its reference model instead of loading it.
 * `hf_sampling.generating_with`: HF `generate` has one more logits processor where TRL calls it.
 * `tracker_names.keep_validation_names`: trackers show `validation/...` and not `train/validation/...`.
 * `torch_devices.load_to_numbered_cpus`: `torch.load` maps to cpu:0.

@@ -30,7 +30,8 @@ RENAMED_IN_DISCOVERY = {
     "finish": "polish",
     "NoAnswer": "RequestFailed",
 }
-_ALL = RENAMED | RENAMED_IN_REWARDS | RENAMED_IN_DISCOVERY
+RENAMED_QUESTIONS = {"length_normalisation": "length_normalization"}  # of the labs
+_ALL = RENAMED | RENAMED_IN_REWARDS | RENAMED_IN_DISCOVERY | RENAMED_QUESTIONS
 
 
 class RenamedWarning(DeprecationWarning):

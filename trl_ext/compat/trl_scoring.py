@@ -40,7 +40,7 @@ def texts_left_on_ranks(trainer: GRPOTrainer) -> Iterator[None]:
     score, texts = trainer._calculate_rewards, list[Any]()
     gather_object = grpo_trainer.gather_object
 
-    def noted(inputs: Any, prompts: Any, completions: Any, *others: Any) -> Tensor:
+    def noted(inputs: object, prompts: list[Any], completions: list[Any], *others: object) -> Tensor:
         texts[:] = [prompts, completions]
         return score(inputs, prompts, completions, *others)
 

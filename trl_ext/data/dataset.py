@@ -26,8 +26,9 @@ class DatasetSettings:
 
     dataset: str = HfArg(
         default="mini_math",
-        help=f"The problems: {', '.join((*GENERATORS, *PUBLISHED))}, a Hub id, or a file (.jsonl, .json, "
-        f".csv, .parquet; {{split}} in its path). GSM8K, MATH, Countdown and chats are read as they are published.",
+        help=f"The problems: {', '.join(GENERATORS)}, gsm8k and others, a Hub id, or a file. Published "
+        f"sets are {', '.join(PUBLISHED)}; a file is .jsonl, .json, .csv or .parquet, with {{split}} in its path. "
+        "GSM8K, MATH, Countdown and chats are read as they are published.",
     )
     dataset_config: str | None = HfArg(
         default=None, help="The configuration of a Hub dataset; several are separated by commas."

@@ -116,13 +116,7 @@ def read_problems(
     if columns == AS_STORED and len(table):
         columns = recognized(table[0]) or columns
     refuse_missing_columns(dataset, table, columns.needed or (problem_column, answer_column))
-    extract, rows = ANSWER_SOURCES.build(columns.answer_source), []
-    for number, stored in zip(numbers, table, strict=True):
-        place = f"{source.file()!r}, {source.place(number)}"
-        row = {**stored, **columns.read(stored)} if columns.read else stored
-        rows.append(_row(row, place, template, columns, extract) | {"row": number})
-        if columns.answer_source == "last_boxed" and len(_BOX.findall(str(row[columns.answer]))) > 1:
-            source.several_boxes.append(source.place(number))
+    rows = _rows(table, numbers, columns, template, source)
     if rows and source.available is not None:
         source.columns, source.first = str(columns), f"{_shortened(rows[0]['problem'])} -> {rows[0]['answer']!r}"
     if any(isinstance(row["answer"], list) for row in rows):  # a column has one type
@@ -130,6 +124,20 @@ def read_problems(
     from datasets import Dataset
 
     return Problems(Dataset.from_list(rows), source)
+
+
+def _rows(
+    table: Table, numbers: Sequence[int], columns: Columns, template: str, source: Source
+) -> list[dict[str, Any]]:
+    """The rows with prompts and answers; notes in `source` which have several boxes to take the answer from."""
+    extract, rows = ANSWER_SOURCES.build(columns.answer_source), []
+    for number, stored in zip(numbers, table, strict=True):
+        place = f"{source.file()!r}, {source.place(number)}"
+        row = {**stored, **columns.read(stored)} if columns.read else stored
+        rows.append(_row(row, place, template, columns, extract) | {"row": number})
+        if columns.answer_source == "last_boxed" and len(_BOX.findall(str(row[columns.answer]))) > 1:
+            source.several_boxes.append(source.place(number))
+    return rows
 
 
 def _chosen(

@@ -1,7 +1,7 @@
 r"""Reasoning traces to fine-tune on -> rows `prompt`, `response` and, where it is known, `answer`.
 
-mini-MATH's own are its worked solutions in the r1_zero format. A fraction of them has a wrong result, like traces that
-a model wrote, so that `filter_correct` has something to remove.
+mini-MATH's own are its worked solutions in the r1_zero format. A fraction of them has an incorrect result, like
+traces that a model wrote, so that `filter_correct` has something to remove.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from trl_ext.mini.problems import mini_math
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.rewards.hooks import Grader
 
-WRONG_SHARE = 0.4
+INCORRECT_FRACTION = 0.4
 _NUMBER = re.compile(r"\d+")
 
 
-def mini_math_traces(n: int, seed: int = 0, wrong_share: float = WRONG_SHARE) -> list[dict[str, Any]]:
-    """`n` rows `prompt, response, answer` on mini-MATH's training split, `wrong_share` of them with a wrong result.
+def mini_math_traces(n: int, seed: int = 0, incorrect_fraction: float = INCORRECT_FRACTION) -> list[dict[str, Any]]:
+    """`n` rows `prompt, response, answer` on mini-MATH's training split, `incorrect_fraction` of them incorrect.
 
-    An incorrect trace goes wrong at its end: one number of the answer is another one, in the working and in the answer.
+    An incorrect trace goes astray at its end: one number of the answer is another one, there and in the working.
     """
     rng = Random(f"mini-MATH traces {seed}")
     template = load_prompt("r1_zero")
     rows = []
     for problem in mini_math("train", n, seed):
         solution, answer = problem["solution"], problem["answer"]
-        if rng.random() < wrong_share:
+        if rng.random() < incorrect_fraction:
             incorrect = _with_wrong_number(answer, rng)
             solution, answer = f"{solution.removesuffix(answer)}{incorrect}", incorrect
         response = f" {solution} </think> <answer> {answer} </answer>"

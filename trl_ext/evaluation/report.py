@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import filterfalse
 from typing import Any
 
-from trl_ext.generation.completion import Completion
-from trl_ext.generation.entropy import mean_over_tokens
+from trl_ext.generation.completion import Completion, mean_over_tokens
 from trl_ext.rewards.hooks import Grader
 
 # The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.

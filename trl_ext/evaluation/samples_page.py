@@ -77,14 +77,14 @@ def _table(rows: Sequence[Row], faults: Sequence[str | None]) -> list[str]:
 
 def _commentary(faults: Sequence[str | None]) -> str:
     counts = Counter(fault for fault in faults if fault)
-    wrong = sum(counts.values())
-    if not wrong:
+    incorrect = sum(counts.values())
+    if not incorrect:
         return "Every sample is correct."
-    part = {fault: f"{counts[fault]} ({counts[fault] / wrong:.0%})" for fault in FAULTS}
+    part = {fault: f"{counts[fault]} ({counts[fault] / incorrect:.0%})" for fault in FAULTS}
     return (
-        f"Of {wrong} incorrect samples {part[PARSER]} give the reference answer by another reading, at most: there the "
-        f"format or the parser is at fault. {part[CUT_OFF]} were cut off at the length limit before they gave it, and "
-        f"{part[MODEL]} are mistakes of the model, whichever way they are read."
+        f"Of {incorrect} incorrect samples {part[PARSER]} give the reference answer by another reading, at most: there "
+        f"the format or the parser is at fault. {part[CUT_OFF]} were cut off at the length limit before they gave it, "
+        f"and {part[MODEL]} are mistakes of the model, whichever way they are read."
     )
 
 

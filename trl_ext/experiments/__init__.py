@@ -1,1 +1,1 @@
-"""Many runs: pipelines, the lab, the leaderboard, sweeps, and a plan for a time budget."""
+"""Many runs: pipelines, the lab, the leaderboard, and sweeps."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from trl_ext.errors import InputError
+from trl_ext.experiments.pipeline.arms import with_chosen_arm
 from trl_ext.experiments.pipeline.record import (
     OTHER,
     elapsed_seconds,
@@ -85,7 +86,7 @@ def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
     record = load_or_create(folder, pipeline)
     if read_record(folder).get("stages", record["stages"]) != record["stages"] and any(candidates(folder)):
         raise InputError(f"{folder} {OTHER}")
-    clock, left = Clock(elapsed_seconds(folder)), stages_left(pipeline, record)
+    clock, left = Clock(elapsed_seconds(folder)), stages_left(with_chosen_arm(pipeline, record), record)
     assert pipeline.time_budget is not None
     if (folder / RESULT).exists():
         result: dict[str, Any] = read_json(folder / RESULT)
@@ -96,7 +97,8 @@ def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
     seen: list[dict[str, Any]] = []
 
     def watch() -> None:
-        if clock.seconds() > float(pipeline.time_budget or 0.0) - (0.0 if last_stage_finished(pipeline) else _GRACE):
+        is_ended = last_stage_finished(with_chosen_arm(pipeline, read_record(folder)))
+        if clock.seconds() > float(pipeline.time_budget or 0.0) - (0.0 if is_ended else _GRACE):
             raise OutOfTimeError
         found = list(candidates(folder))
         if found != seen:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl_ext.evaluation.yardstick import validation_temperature
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from trl_ext.recipes.settings import Task
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ RULES = {
 }
 
 
-def violations(rules: Rules, task: Any, config: Any, is_last: bool) -> list[str]:
+def violations(rules: Rules, task: Task, config: TrainingArguments, is_last: bool) -> list[str]:
     """A line for each rule that the settings of a stage break; the last stage's final validation is the result."""
     found = {name: getattr(task, name, getattr(config, name, None)) for name in rules.settings}
     found["temperature"] = validation_temperature(task, config)

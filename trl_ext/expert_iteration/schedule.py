@@ -9,7 +9,7 @@ from typing import Any
 
 from trl_ext.evaluation.report import is_correct, mean_length
 from trl_ext.expert_iteration.selection import Row
-from trl_ext.generation.entropy import mean_over_tokens
+from trl_ext.generation.completion import mean_over_tokens
 
 
 def questions_of_step(available: int, wanted: int, step: int, seed: int) -> list[int]:

@@ -1,8 +1,14 @@
-"""What a sampler is asked for and what it answers."""
+"""What a sampler is asked for, what it answers, and the entropy of what it sampled from, estimated from the samples.
+
+The mean of -log p over tokens drawn from p is an unbiased estimate of p's entropy, and it needs nothing but what
+generation knows already: no forward pass, and so no choice of rows to spend one on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 def derive_seed(seed: int, number: int) -> int:
@@ -35,3 +41,26 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.max_tokens < 1 or self.min_tokens < 0:
             raise ValueError(f"needed: temperature >= 0, 0 < top_p <= 1, max_tokens >= 1, min_tokens >= 0; got {self}")
+
+
+def entropy_estimates(
+    completion_ids: Sequence[Sequence[int]], logps: Sequence[Sequence[float | None]] | None
+) -> list[float | None]:
+    """The mean of -log p over each completion's tokens, in nats; None where it is not known.
+
+    Args:
+        logps: of each completion's tokens, under the distribution that they were drawn from; None if not recorded.
+    """
+    if logps is None or len(logps) != len(completion_ids):
+        return [None] * len(completion_ids)
+    return [
+        -sum(p for p in row if p is not None) / len(row) if ids and len(row) == len(ids) and None not in row else None
+        for ids, row in zip(completion_ids, logps, strict=True)
+    ]
+
+
+def mean_over_tokens(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    """The `entropy_estimate` of rows by their `tokens`: the mean over all tokens; None if no row has one."""
+    known = [row for row in rows if row.get("entropy_estimate") is not None]
+    tokens = sum(row["tokens"] for row in known)
+    return sum(row["entropy_estimate"] * row["tokens"] for row in known) / tokens if tokens else None

@@ -16,7 +16,7 @@ from accelerate import PartialState
 
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
 from trl_ext.generation.hf import TokenLogProbs, eos_ids_of, hf_generate, is_finished
-from trl_ext.generation.vllm_start import starting_vllm
+from trl_ext.generation.vllm_start import device_settings, starting_vllm
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -79,7 +79,7 @@ class VLLMSampler:
         if PartialState().num_processes > 1:  # else vLLM puts the engines of all ranks on the first GPU
             engine["distributed_executor_backend"] = "external_launcher"
         with starting_vllm():
-            self.llm = LLM(model=model, seed=sampling.seed, **engine)
+            self.llm = LLM(model=model, seed=sampling.seed, **device_settings(), **engine)
         self.sampling = sampling
 
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:

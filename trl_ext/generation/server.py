@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import requests
+import torch
 from requests.adapters import HTTPAdapter
 from torch import Tensor
 from trl.generation import vllm_generation
@@ -38,12 +39,13 @@ _SHAPE = (
 
 
 def start_command(model: str) -> str:
-    """The command that starts a server on any machine."""
+    """The command that starts a server on a machine like this one."""
+    on_cpu = "" if torch.cuda.is_available() else " --no-enable-chunked-prefill"  # as in `device_settings`
     return (
         f"VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model {model} "
         "--worker-extension-cls trl_ext.generation.weight_transfer.Registered "
         f"""--weight-transfer-config '{{"backend": "{BACKEND}"}}' """
-        "--logprobs-mode processed_logprobs --max-logprobs -1"
+        f"--logprobs-mode processed_logprobs --max-logprobs -1{on_cpu}"
     )
 
 

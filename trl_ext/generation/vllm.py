@@ -24,7 +24,7 @@ from trl_ext.compat.trl_engine import backend_made_by, engine_started_with, requ
 from trl_ext.errors import ServerError
 from trl_ext.generation.request_seeds import Place, RequestSeeds
 from trl_ext.generation.server import Servers, urls_of
-from trl_ext.generation.vllm_start import starting_vllm
+from trl_ext.generation.vllm_start import device_settings, starting_vllm
 from trl_ext.generation.weight_transfer import BACKEND, process_output_heads
 from trl_ext.ranks import raise_everywhere
 
@@ -71,7 +71,7 @@ class ColocatedEngine(VLLMGeneration):
             return super().generate(*args, **kwargs)
 
     def _init_vllm(self) -> None:
-        with engine_started_with(**self.engine_settings), starting_vllm():
+        with engine_started_with(**device_settings(), **self.engine_settings), starting_vllm():
             super()._init_vllm()
 
     def sync_weights(self) -> None:

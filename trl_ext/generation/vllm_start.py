@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 _REMEDIES = (
     (
@@ -24,11 +26,22 @@ _REMEDIES = (
 )
 
 
+def device_settings() -> dict[str, Any]:
+    """Arguments of vLLM's `LLM` that the device needs.
+
+    On a CPU a prompt must not be split: vLLM 0.31 then draws a token too many for a request with a seed and sets the
+    generator back, which a CPU's cannot ("CPU Generator does not use offset").
+    """
+    return {} if torch.cuda.is_available() else {"enable_chunked_prefill": False}
+
+
 @contextlib.contextmanager
 def starting_vllm() -> Iterator[None]:
     """Turn what goes wrong when vLLM starts into a `RuntimeError` that names the setting to change."""
     if not torch.cuda.is_available():
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, where it would take half of the machine's memory
+    # TRL takes 29500 while it is free, and so would a run that starts at the same time
+    os.environ.setdefault("MASTER_PORT", str(get_free_port()))
     try:
         yield
     except Exception as error:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
+from trl.rewards import get_soft_overlong_punishment
 
 from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import AGGREGATIONS
@@ -15,7 +16,14 @@ from trl_ext.algorithms.kl import BY_GRADIENT, KL_ESTIMATORS
 from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
-from trl_ext.algorithms.sampler_correction import SAMPLER_REJECTIONS, SAMPLER_WEIGHTS, SamplerCorrection, trl_mode
+from trl_ext.algorithms.sampler_correction import (
+    SAFE_PAIR,
+    SAMPLER_REJECTIONS,
+    SAMPLER_WEIGHTS,
+    SamplerCorrection,
+    trl_mode,
+)
+from trl_ext.algorithms.selection import SELECTIONS
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.errors import InputError
@@ -34,7 +42,7 @@ from trl_ext.training.trl_settings import (
 
 AXES = {
     "advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KL_ESTIMATORS,
-    "sampler_weight": SAMPLER_WEIGHTS, "sampler_rejection": SAMPLER_REJECTIONS,
+    "sampler_weight": SAMPLER_WEIGHTS, "sampler_rejection": SAMPLER_REJECTIONS, "rollout_selection": SELECTIONS,
 }  # fmt: skip
 _OPTIONS = [f"{axis}_options" for axis in AXES]
 _OPTIONS_HELP = "Options of that axis."
@@ -77,6 +85,12 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     )
     sampler_weight_options: dict[str, Any] | str | None = HfArg(default=None, help=_SAMPLER_OPTIONS_HELP)
     sampler_rejection_options: dict[str, Any] | str | None = HfArg(default=None, help=_SAMPLER_OPTIONS_HELP)
+    vllm_importance_sampling_mode: str | None = HfArg(
+        default=None,
+        help="TRL's name for a weight with a rejection, such as sequence_mask. It also has sequence_truncate, "
+        "token_mask and token_truncate. If unset, sequence_mask with TRL's loss; with a preset or an axis, "
+        "sampler_weight token and sampler_rejection sequence_mean_k3.",
+    )
     reward_timeout: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
         default=600.0, help="The time limit of a reward function, in seconds per rollout."
     )
@@ -100,17 +114,23 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         default=True, help="Take the old log-probabilities from the first pass; no second forward pass."
     )
 
-    # Which problems a rollout is made of.
+    # Which problems a rollout is made of, and which of its completions are trained on.
     uninformative_keep_prob: float = HfArg(
         default=1.0,
         help="Revisit problems of zero reward variance with this probability. Others take their place; "
         "problems not yet seen are judged by their subject and level.",
     )
 
+    rollout_selection: str | None = HfArg(
+        default=None,
+        help="Which completions are trained on, such as mixed_groups; if unset, all. The choices: "
+        f"{', '.join(sorted(SELECTIONS))}, or file.py:function.",
+    )
+    rollout_selection_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
     dynamic_sampling_tries: int = HfArg(
         default=1,
-        help="Try a rollout up to N times, until each group is partly correct (DAPO). Other problems take the place of "
-        "groups that are all correct or all incorrect; 1 is off.",
+        help="Try a rollout up to N times, until rollout_selection keeps some of each group. Unset, it is mixed_groups "
+        "here, DAPO's. Other problems take the place of groups of which it keeps none; 1 is off.",
     )
     overlong_buffer: float | None = HfArg(
         default=None,
@@ -190,6 +210,12 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         """(P, G) rewards -> (P, G) advantages."""
         return self._build("advantage")
 
+    def selection_fn(self) -> Callable[..., Any] | None:
+        """(P, G) rewards -> (P, G) bool, the completions that are trained on; None for all of them."""
+        if self.rollout_selection is None and self.dynamic_sampling_tries > 1:
+            return SELECTIONS["mixed_groups"]
+        return self._build("rollout_selection") if self.rollout_selection else None
+
     def objective(self) -> Objective:
         """Policy loss, KL and aggregation with their options bound."""
         return Objective(
@@ -213,8 +239,17 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
             raise ValueError(f"overlong_buffer={given:g} is more than sampling_max_tokens={self.max_completion_length}")
         return max(tokens, 1)
 
+    def with_overlong_penalty(self, rewards: Any) -> list[Any]:
+        """The reward functions and DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), with the weight 1."""
+        functions = list(rewards) if isinstance(rewards, list) else [rewards]
+        weights: list[float] | None = self.reward_weights  # type: ignore[has-type]
+        if weights is not None and len(weights) == len(functions):
+            self.reward_weights = [*weights, 1.0]
+        return [*functions, get_soft_overlong_punishment(self.max_completion_length, self.overlong_tokens)]
+
     @property
-    def _inputs_of_loss(self) -> tuple[str, ...]:
+    def inputs_of_loss(self) -> tuple[str, ...]:
+        """Names of what the policy loss asks for next to its usual inputs."""
         return POLICY_LOSSES.inputs_of(POLICY_LOSSES.get_function(str(self.policy_loss)))
 
     def sampler_correction(self) -> SamplerCorrection | None:
@@ -224,8 +259,11 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         return SamplerCorrection(self._build("sampler_weight"), self._build("sampler_rejection"))
 
     def _build(self, axis: str) -> Callable[..., Any]:
-        group = max(self.num_generations or 0, 2)  # TRL refuses fewer later
-        return AXES[axis].build(getattr(self, axis), group, **(getattr(self, f"{axis}_options") or {}))
+        return AXES[axis].build(getattr(self, axis), self._group, **(getattr(self, f"{axis}_options") or {}))
+
+    @property
+    def _group(self) -> int:
+        return max(self.num_generations or 0, 2)  # TRL refuses fewer later
 
     def _resolve_axes(self) -> None:
         """Fill every axis from the preset and the options given next to it; refuse settings without effect."""
@@ -236,6 +274,8 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         given = [name for name in axes if getattr(self, name) or getattr(self, f"{name}_options")]
         if self.preset is None and not given:
             check_needs(self, OURS)
+            if self.vllm_importance_sampling_mode is None:
+                self.vllm_importance_sampling_mode = GRPOConfig.vllm_importance_sampling_mode
             return
         if self.preset is not None and self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
@@ -249,19 +289,21 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         for axis in axes:
             self._resolve_axis(axis, getattr(base, axis), getattr(base, f"{axis}_options"))
         check_needs(self, OURS | TRL)
+        if self.rollout_selection:
+            SELECTIONS.try_on_example(self.rollout_selection, self._build("rollout_selection"), self._group)
         self._resolve_sampler()
-        if "ref_logp" in self._inputs_of_loss and not self.beta:
+        if "ref_logp" in self.inputs_of_loss and not self.beta:
             raise ValueError(f"policy_loss {self.policy_loss!r} needs the reference model: set beta above 0")
         self.scale_rewards = "none"  # ours replaces it; TRL then logs frac_reward_zero_std per group
 
     def _resolve_sampler(self) -> None:
-        """The two axes of the sampler from TRL's mode and bounds, unless one of them is given."""
+        """The two axes of the sampler where none is given: from TRL's mode and bounds, or else the safe pair."""
         if not (self.use_vllm and self.vllm_importance_sampling_correction):
             return
         trl = [f"vllm_importance_sampling_{name}" for name in ("mode", "clip_min", "clip_max")]
         axes = ("sampler_weight", "sampler_rejection")
         pair: tuple[tuple[str, Any], tuple[str, Any]] = ("unweighted", {}), ("keep_all", {})
-        corrects = "sampled_logp" in self._inputs_of_loss
+        corrects = "sampled_logp" in self.inputs_of_loss
         if corrects and self.sampler_weight not in (None, "unweighted"):
             raise ValueError(
                 f"sampler_weight={self.sampler_weight!r} would be ignored, because policy_loss {self.policy_loss!r} "
@@ -270,8 +312,11 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         ours = [name for name in axes if getattr(self, name)] + ["policy_loss"] * corrects
         if ours:
             refuse_next_to(self, ours[0], trl)
+        elif any(getattr(self, name) != defaults_of(self)[name] for name in trl):
+            mode, *bounds = (getattr(self, name) for name in trl)
+            pair = trl_mode(mode or GRPOConfig.vllm_importance_sampling_mode, *bounds)
         else:
-            pair = trl_mode(*(getattr(self, name) for name in trl))
+            pair = SAFE_PAIR
         for axis, (name, options) in zip(axes, pair, strict=True):
             self._resolve_axis(axis, name, options)
         for name in trl:

@@ -13,7 +13,6 @@ from random import Random
 from typing import Any
 
 from datasets import Dataset
-from torch import Tensor, inf
 
 _MAX_DRAWS = 64  # if nearly all problems are uninformative, the last draw is taken
 _RECENT = 0.05  # weight of a new group in the informative fraction of its kind
@@ -62,12 +61,16 @@ class Curriculum:
         """Problems whose last group had no gradient, in order."""
         return sorted(problem for problem, informative in self.informative.items() if not informative)
 
-    def select(self, prompts: Sequence[object], groups: Sequence[int], rollout: int, attempt: int = 0) -> list[int]:
-        """Each row's problem, selected once per group, given the rows' own prompts and groups.
+    def select(
+        self, prompts: Sequence[object], first_row: int, group_size: int, rollout: int, attempt: int = 0
+    ) -> list[int]:
+        """The problem of each row of a rank, selected once per group, given the rows' own prompts.
 
         Args:
+            first_row: place of the rank's first row among those of all ranks.
             attempt: above 0, problems are drawn at random in place of the rows' own.
         """
+        groups = [(first_row + i) // group_size for i in range(len(prompts))]
         prompt_of = dict(zip(groups, prompts, strict=True))
         chosen = {
             group: self.choose(self.number_of[_key_of(prompt)], (rollout, group, attempt)[: 3 if attempt else 2])
@@ -116,12 +119,3 @@ class Curriculum:
 
 def _key_of(prompt: object) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)  # a text, or a conversation
-
-
-def rewards_differ(rewards: Tensor) -> Tensor:
-    """(P, G) rewards, NaN where unscored -> (P,) bool: groups with nonzero reward variance.
-
-    For TRL's own advantages, which may be rounding errors for equal rewards.
-    """
-    unscored = rewards.isnan()
-    return rewards.masked_fill(unscored, -inf).amax(1) > rewards.masked_fill(unscored, inf).amin(1)

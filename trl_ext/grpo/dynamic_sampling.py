@@ -1,8 +1,8 @@
-"""A rollout that is sampled again until every group has reward variance.
+"""A rollout that is sampled again until of every group some completion is trained on.
 
-DAPO's dynamic sampling (arXiv:2503.14476, section 3.2, eq. 11): a group whose completions are all correct or all
-incorrect has no gradient, so others take its place. Here a rollout is tried a limited number of times; what is still
-missing then is filled with groups of the first try.
+DAPO's dynamic sampling (arXiv:2503.14476, section 3.2): others take the place of a group of which a selection, in DAPO
+`mixed_groups`, keeps nothing. Here a rollout is tried a limited number of times; what is still missing then is filled
+with groups of the first try.
 
 Letters: P groups of a rollout, G completions per group, M rows of this rank.
 """
@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trl_ext.grpo.batching import PROMPT_FIELDS, Batch
-from trl_ext.grpo.curriculum import rewards_differ
+from trl_ext.grpo.batching import PROMPT_FIELDS, Batch, loss_mask
 from trl_ext.grpo.rollout import Rollout
 
 
@@ -30,16 +29,36 @@ class Try:
     rows: list[dict[str, Any]]  # of the log
     problems: list[int] | None  # by number, one per row
 
-    def informative(self, group_size: int, gather: Callable[[Tensor], Tensor]) -> list[bool]:
-        """For each of the P groups of all ranks, whether some completions are correct and some are not.
 
-        Where nothing says what is correct, whether their rewards differ. Not by the reward alone, since a penalty of
-        the length makes the rewards of a group differ that was solved by all.
-        """
-        correct = gather(self.rollout.correct)
-        scores = torch.where(correct.isnan(), self.rollout.reward, correct.to(self.rollout.reward.dtype))
-        found: list[bool] = rewards_differ(scores.view(-1, group_size)).tolist()
-        return found
+def sample_until_full(
+    first: Try,
+    sample: Callable[[int], Try],
+    judge: Callable[[Try], list[bool]],
+    may_retry: Callable[[int], bool],
+    group_size: int,
+    gather: Callable[[Tensor], Tensor],
+    gather_rows: Callable[[list[Any]], list[Any]],
+) -> tuple[Try, dict[str, float]]:
+    """A rollout with other groups in place of uninformative ones, and metrics. A collective operation.
+
+    Args:
+        sample: gives a further try, given the number of tries before it.
+        judge: tells for each of the P groups of a try whether it is informative.
+        may_retry: whether there may be a further try, given the number of tries before it.
+        gather, gather_rows: as for `assemble`.
+    """
+    tries, informative = [first], [judge(first)]
+    while sum(map(sum, informative)) < len(informative[0]) and may_retry(len(tries)):
+        tries.append(sample(len(tries)))
+        informative.append(judge(tries[-1]))
+    found, groups = first, fill(informative)
+    if tries[1:]:
+        found = assemble(tries, groups, group_size, gather, gather_rows)
+        found.batch["num_items_in_batch"] = gather(loss_mask(found.batch).sum()).sum()
+    return found, {
+        "dynamic_sampling/tries": float(len(tries)),
+        "dynamic_sampling/informative_frac": min(1.0, sum(map(sum, informative)) / len(groups)),
+    }
 
 
 def fill(informative: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:

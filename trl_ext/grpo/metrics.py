@@ -1,16 +1,22 @@
-"""Metrics of an optimizer step from per-token quantities of its micro-batches, over all ranks."""
+"""Counts and metrics of an optimizer step over all ranks, from its micro-batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from trl_ext.algorithms.types import StepTotals
+from trl_ext.grpo.batching import Batch, loss_mask
+from trl_ext.grpo.step_planner import steps_lie_in_one_rollout
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+    from trl_ext.grpo.config import ExtGRPOConfig
 
 
 # Metrics that are no mean over tokens, from the means that are accumulated under their names. The effective sample size
@@ -25,6 +31,43 @@ _OF_MEANS: dict[str, Callable[[dict[str, float]], float]] = {
 }
 
 
+class StepCounts:
+    """The totals of the optimizer step that a micro-batch belongs to, counted once per step."""
+
+    def __init__(self, config: ExtGRPOConfig) -> None:
+        self.slices, self.accumulation = config.steps_per_generation, config.gradient_accumulation_steps
+        self.is_exact = steps_lie_in_one_rollout(config)
+        self.max_tokens = config.max_completion_length
+        self._latest: tuple[int, StepTotals] | None = None  # a step's, by its number
+
+    def step_totals(
+        self, accelerator: Accelerator, batch: Batch, call: int, accumulation: int, rollout: Sequence[Batch]
+    ) -> StepTotals:
+        """Counts over all ranks; of a step that spans two rollouts a rollout's average, as in TRL.
+
+        The tokens of such a step cannot be counted in advance.
+
+        Args:
+            call: number of the `training_step` call in the run.
+            accumulation: TRL's micro-batches of this step, or 0 in an evaluation, whose totals are the batch's.
+            rollout: TRL's slices.
+        """
+        mask, ranks = loss_mask(batch), accelerator.num_processes
+        if not accumulation:
+            return StepTotals(len(mask) * ranks, mask.sum().item() * ranks, self.max_tokens)
+        if not self.is_exact:
+            tokens = float(batch["num_items_in_batch"]) * accumulation / self.slices
+            return StepTotals(len(mask) * ranks * accumulation, tokens, self.max_tokens)
+        step, first = call // self.accumulation, call % self.slices
+        if self._latest is None or self._latest[0] != step:
+            first -= first % self.accumulation
+            masks = [loss_mask(batch) for batch in rollout[first : first + accumulation]]
+            counts = torch.tensor([[len(mask), int(mask.sum())] for mask in masks], dtype=torch.float64).sum(dim=0)
+            sequences, tokens = accelerator.reduce(counts.to(accelerator.device), reduction="sum").tolist()
+            self._latest = step, StepTotals(sequences, tokens, self.max_tokens)
+        return self._latest[1]
+
+
 class StepMetrics:
     """Sums and maxima, accumulated over the micro-batches of a step and reduced over the ranks once at its end."""
 
@@ -37,7 +80,7 @@ class StepMetrics:
         """Accumulate the unmasked entries of (B, T) quantities."""
         count = mask.sum().double()
         for name, value in values.items():
-            pair = torch.stack([value[mask].double().sum(), count])
+            pair = torch.stack([value.double().masked_fill(~mask, 0).sum(), count])
             self._sums[name] = self._sums.get(name, 0) + pair
 
     @torch.no_grad()
@@ -45,7 +88,7 @@ class StepMetrics:
         """Accumulate the distance of the engine's log-probabilities from the trainer's, under TRL's names."""
         difference, known = (old_logp - sampled).abs(), mask & ~sampled.isnan()
         self.add({"sampling/sampling_logp_difference/mean": difference}, known)
-        self.add_max("sampling/sampling_logp_difference/max", difference[known])
+        self.add_max("sampling/sampling_logp_difference/max", difference.masked_fill(~known, -torch.inf))
 
     @torch.no_grad()
     def add_mismatch(self, old_logp: Tensor, sampled: Tensor, mask: Tensor, weight: Tensor, max_tokens: int) -> None:

@@ -1,9 +1,12 @@
 """Log-probabilities of completions with each group's prompt computed once, forward and backward.
 
-The prompts, except their last tokens, go through the decoder into a KV cache. Every micro-batch of their completions
-runs on this cache, with keys and values indexed by row. In the backward pass, gradients of the cache accumulate until
-the last of these micro-batches propagates them through the prompts. Completions attend to their prompts as in a single
-pass, so the result is the same up to rounding.
+The prompts, except their last tokens, go through the decoder, and every layer's keys and values are recorded. Each
+micro-batch of their completions attends to these, selected by row. In the backward pass, their gradients are summed up
+until the last of these micro-batches propagates the sum through the prompts. Completions attend to their prompts as in
+a single pass, so the result is the same up to rounding.
+
+Both passes give the decoder a cache that no forward pass changes, so gradient checkpointing can recompute any layer:
+a prompt's once per set of groups, a completion's once.
 
 Letters: B rows of a micro-batch, U different prompts, L prompt tokens, T completion tokens.
 """
@@ -14,23 +17,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+from trl_ext.compat.checkpointing import caches_kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class _Context(Protocol):
-    """Of `_WithEarlierGradients`."""
-
-    leaf: Tensor
 
 
 class SharedPrompts:
     """The prompts of some groups, computed for the first of their micro-batches.
 
     Args:
-        ids, mask: (U, L), padded on the left.
+        ids, mask: (U, L), at least two wide, padded on the left.
         groups: (U,) each prompt's group, ascending.
         micro_batches: the number of micro-batches that use these prompts.
     """
@@ -38,62 +37,136 @@ class SharedPrompts:
     def __init__(self, ids: Tensor, mask: Tensor, groups: Tensor, micro_batches: int) -> None:
         self.ids, self.mask, self.groups, self.micro_batches = ids, mask, groups, micro_batches
         self._remaining = 0
-        self._live: list[tuple[Tensor, Tensor]] = []  # per layer (U, heads, L - 1, head size), with the prompts' graph
-        self._leaves: list[tuple[Tensor, Tensor]] = []  # detached copies that accumulate gradients
+        self._parts: list[tuple[_Shared, _Shared]] = []  # keys and values of each layer
 
-    def cache(self, decoder: PreTrainedModel, group: Tensor) -> DynamicCache:
-        """The prompts' KV cache for these rows. Call once per micro-batch.
+    def cache(self, decoder: PreTrainedModel, group: Tensor) -> Cache:
+        """The prompts' keys and values for these rows. Call once per micro-batch.
 
         Args:
             decoder: the part of the model that maps tokens to hidden states.
             group: (B,) each row's group.
         """
-        cache = DynamicCache(config=decoder.config)
-        if self.ids.shape[1] == 1:
-            return cache
         if not self._remaining:
             self._compute(decoder)
         self._remaining -= 1
         last = not self._remaining
         which = torch.searchsorted(self.groups, group)
-        for layer, (live, leaf) in enumerate(zip(self._live, self._leaves, strict=True)):
-            pairs = zip(live, leaf, strict=True)
-            keys, values = (_WithEarlierGradients.apply(a, b) if last else b for a, b in pairs)
-            cache.update(keys[which], values[which], layer)
+        cache = Cache(layers=[_AfterPrompts(keys, values, which, last) for keys, values in self._parts])
         if last:
-            self._live, self._leaves = [], []
+            self._parts = []
         return cache
 
     def _compute(self, decoder: PreTrainedModel) -> None:
-        cache = DynamicCache(config=decoder.config)
-        decoder(input_ids=self.ids[:, :-1], attention_mask=self.mask[:, :-1], past_key_values=cache, use_cache=True)
-        self._live = [(layer.keys, layer.values) for layer in cache.layers]
-        training = torch.is_grad_enabled()
-        self._leaves = [
-            (keys.detach().requires_grad_(training), values.detach().requires_grad_(training))
-            for keys, values in self._live
-        ]
+        layers = [_Recorder() for _ in range(decoder.config.get_text_config().num_hidden_layers)]
+        with caches_kept():
+            decoder(
+                input_ids=self.ids[:, :-1],
+                attention_mask=self.mask[:, :-1],
+                past_key_values=Cache(layers=layers),
+                use_cache=False,  # the layers use it all the same
+            )
+        recorded = [layer.recorded for layer in layers if layer.recorded]
+        if len(recorded) < len(layers):
+            raise ValueError(
+                f"share_prompt_prefix=True: {len(layers) - len(recorded)} of {len(layers)} layers of "
+                f"{type(decoder).__name__} do not use the cache that they get; set share_prompt_prefix: false"
+            )
+        self._parts = [(_Shared(keys), _Shared(values)) for keys, values in recorded]
         self._remaining = self.micro_batches
 
 
-class _WithEarlierGradients(torch.autograd.Function):
-    """The identity of `live`, whose gradient adds what earlier micro-batches accumulated in `leaf`."""
+class _Shared:
+    """Keys or values of a layer, and the gradient that its micro-batches have added so far.
+
+    Args:
+        live: (U, heads, L - 1, head size), with the prompts' graph.
+    """
+
+    def __init__(self, live: Tensor) -> None:
+        self.live = live
+        self.gradient: Tensor | None = None
+
+    def add(self, which: Tensor, gradient: Tensor) -> Tensor:
+        """The sum so far, in float32 or float64, with the gradient of the rows of a micro-batch added to it.
+
+        Args:
+            which: (B,) each row's prompt.
+            gradient: (B, heads, L - 1, head size).
+        """
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        if self.gradient is None:
+            self.gradient = torch.zeros_like(self.live, dtype=dtype)
+        if self.gradient.device.type == "cpu":  # where `index_put_` adds rows in an arbitrary order
+            self.gradient.index_add_(0, which, gradient.to(dtype))
+        else:
+            self.gradient.index_put_((which,), gradient.to(dtype), accumulate=True)
+        return self.gradient
+
+
+class _Recorder(DynamicLayer):
+    """A layer's cache that stays empty, and keeps a reference to the first keys and values that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """The same keys and values; a recomputation's are not recorded."""
+        self.recorded = self.recorded or (key_states, value_states)
+        return key_states, value_states
+
+
+class _AfterPrompts(DynamicLayer):
+    """A layer's cache that puts the rows' prompts before what it is given, and stays as it is."""
+
+    def __init__(self, keys: _Shared, values: _Shared, which: Tensor, last: bool) -> None:
+        super().__init__()
+        self._shared, self._which, self._last = (keys, values), which, last
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """(B, heads, L - 1 + T, head size) keys and values."""
+        keys, values = (
+            _Concatenated.apply(own, shared.live if self._last else shared.live.detach(), self._which, shared)
+            for own, shared in zip((key_states, value_states), self._shared, strict=True)
+        )
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """L - 1."""
+        return self._shared[0].live.shape[-2]
+
+
+class _Context(Protocol):
+    """Of `_Concatenated`."""
+
+    shared: _Shared
+    saved_tensors: tuple[Tensor]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keep tensors for the backward pass."""
+
+
+class _Concatenated(torch.autograd.Function):
+    """Each row's prompt, then its own keys or values; the prompts get the gradient of all their micro-batches."""
 
     @staticmethod
-    def forward(ctx: _Context, live: Tensor, leaf: Tensor) -> Tensor:
-        ctx.leaf = leaf
-        return live.view_as(live)
+    def forward(ctx: _Context, own: Tensor, prompts: Tensor, which: Tensor, shared: _Shared) -> Tensor:
+        ctx.shared = shared
+        ctx.save_for_backward(which)
+        return torch.cat([prompts.index_select(0, which), own], dim=-2)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,), earlier = gradients, ctx.leaf.grad
-        del ctx.leaf
-        return gradient if earlier is None else gradient + earlier, None
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        (gradient,), (which,), shared = gradients, ctx.saved_tensors, ctx.shared
+        length = shared.live.shape[-2]
+        total = shared.add(which, gradient[..., :length, :])
+        return gradient[..., length:, :], total.to(gradient.dtype) if ctx.needs_input_grad[1] else None, None, None
 
 
 def completion_log_probs(
     model: nn.Module,
-    cache: DynamicCache,
+    cache: Cache,
     prompt_ids: Tensor,
     prompt_mask: Tensor,
     completion_ids: Tensor,
@@ -107,11 +180,12 @@ def completion_log_probs(
         prompt_ids, prompt_mask: (B, L), padded on the left to the cache's length plus one.
         completion_ids, completion_mask: (B, T), padded on the right.
     """
-    outputs = model(
-        input_ids=torch.cat([prompt_ids[:, -1:], completion_ids[:, :-1]], dim=1),
-        attention_mask=torch.cat([prompt_mask, completion_mask[:, :-1]], dim=1),
-        past_key_values=cache,
-        shift_labels=completion_ids.masked_fill(completion_mask == 0, -100),
-        fused_lm_head=True,
-    )
+    with caches_kept():
+        outputs = model(
+            input_ids=torch.cat([prompt_ids[:, -1:], completion_ids[:, :-1]], dim=1),
+            attention_mask=torch.cat([prompt_mask, completion_mask[:, :-1]], dim=1),
+            past_key_values=cache,
+            shift_labels=completion_ids.masked_fill(completion_mask == 0, -100),
+            fused_lm_head=True,
+        )
     return outputs.log_probs, outputs.entropy

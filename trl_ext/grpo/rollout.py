@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trl_ext.algorithms.advantages import ADVANTAGES, for_training
+from trl_ext.algorithms.selection import SELECTIONS
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.training.state import to_plain
 
@@ -40,6 +42,34 @@ class Rollout:
         every = {"rewards": self.rewards.view(-1, group_size, self.rewards.shape[1]), "weights": weights}
         return found | {name: value for name, value in every.items() if name in names}
 
+    def advantages(
+        self,
+        function: Callable[..., Tensor],
+        weights: Tensor,
+        group_size: int,
+        gather: Callable[[Tensor], Tensor],
+        left_out: Tensor | None = None,
+    ) -> Tensor:
+        """(N,) or (N, T) advantages of all ranks by a member of `ADVANTAGES`.
+
+        Args:
+            left_out: (P, G) bool, completions whose rewards nothing is computed from.
+        """
+        reward, asked = self.reward.view(-1, group_size), ADVANTAGES.inputs_of(function)
+        inputs = self.advantage_inputs(asked, weights, group_size, gather)
+        if left_out is not None:
+            reward = reward.masked_fill(left_out, torch.nan)
+            if "rewards" in inputs:
+                inputs["rewards"] = inputs["rewards"].masked_fill(left_out[:, :, None], torch.nan)
+        return for_training(function(reward, **inputs), reward).flatten(0, 1)
+
+    def kept(self, select: Callable[..., Tensor], group_size: int, gather: Callable[[Tensor], Tensor]) -> Tensor:
+        """(P, G) bool: the completions of all ranks that a member of `SELECTIONS` keeps."""
+        reward = self.reward.view(-1, group_size)
+        asked = SELECTIONS.inputs_of(select)
+        found: Tensor = select(reward, **self.advantage_inputs(asked, self.reward.new_ones(0), group_size, gather))
+        return found
+
     def own(self, values: Tensor) -> Tensor:
         """(N, ...) values of all ranks -> (M, ...) of this rank."""
         return values[self.offset : self.offset + len(self.finished)]
@@ -51,6 +81,8 @@ class Rollout:
         for column, values in columns.items():
             for row, value in zip(rows, values, strict=True):
                 row[column] = to_plain(value)
+        for row, finished in zip(rows, self.finished.tolist(), strict=True):
+            row["finish_reason"] = "stop" if finished else "length"  # as an evaluation's rows have it
         for row, rewards, reward in zip(rows, self.own(self.rewards), self.own(self.reward), strict=True):
             row["rewards"] = dict(zip(reward_names, rewards.tolist(), strict=True))
             row["reward"] = reward.item()
@@ -76,6 +108,8 @@ def log_rows(
             "tokens": len(ids),
             "entropy_estimate": entropy,
             "token_entropy": None,  # exact, from the logits; set for rows that are trained on
+            "advantage": None,  # set in training where a completion has one
+            "finish_reason": None,
         }
         for prompt, completion, row, ids, entropy in zip(
             prompts, completions, inputs, completion_ids, entropies, strict=True

@@ -1,18 +1,80 @@
 """`StepPlanner`: the micro-batches of each optimizer step on the current rollout, as `batching` makes them.
 
-TRL cuts a rollout into equal slices, in the order of its rows and padded to the longest.
+TRL cuts a rollout into equal slices, in the order of its rows and padded to the longest. `savings` decides which of
+them are computed otherwise, `planned_log_probs` computes those.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import is_peft_model, send_to_device
+from torch import Tensor, nn
 
+from trl_ext.generation.kv_sharing import has_rotary_positions, unsupported_checkpointing, unsupported_reason
+from trl_ext.grpo import contiguous
 from trl_ext.grpo.batching import Batch, Batching, concatenate
+from trl_ext.grpo.packing import attention_cost
+from trl_ext.grpo.prompt_sharing import completion_log_probs
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
+
+    from trl_ext.grpo.config import ExtGRPOConfig
+
+log = logging.getLogger(__name__)
+
+
+def steps_lie_in_one_rollout(config: ExtGRPOConfig) -> bool:
+    """Whether no optimizer step begins in one rollout and ends in another."""
+    return config.steps_per_generation % config.gradient_accumulation_steps == 0
+
+
+def savings(
+    config: ExtGRPOConfig, model: PreTrainedModel, keeps_rows: bool, *, aux_loss: bool, images: bool, fsdp: bool
+) -> tuple[Batching | None, list[str]]:
+    """How the rows of a step are computed, None for TRL's micro-batches; and a line for each saving that is off.
+
+    Args:
+        model: unwrapped.
+        keeps_rows: the loss has a gradient at advantage 0.
+        aux_loss: the model is a mixture of experts, trained with its routers' loss.
+        images: rows have images.
+        fsdp: the model is sharded by FSDP.
+    """
+    of_micro_batches = config.entropy_coef or config.use_adaptive_entropy or config.top_entropy_quantile < 1
+    inexact = {
+        "it may begin in one rollout and end in another": not steps_lie_in_one_rollout(config),
+        "the routers' auxiliary loss is a mean over a micro-batch": aux_loss,
+        "rows with images are not packed": images,
+        "the entropy bonus and top_entropy_quantile are of a micro-batch": of_micro_batches,
+    }
+    for reason in (reason for reason, applies in inexact.items() if applies):
+        return None, [f"a step takes TRL's micro-batches, with every row and all padding: {reason}"]
+    refusal = unsupported_reason(model) or ("under FSDP the decoder cannot run alone" if fsdp else None)
+    if config.gradient_checkpointing:
+        reentrant = bool((config.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
+        refusal = refusal or unsupported_checkpointing(model, reentrant)
+    gradient = "every row has a KL penalty" if config.beta else "the loss has a gradient at advantage 0"
+    off = {
+        "share_prompt_prefix": refusal,
+        "dynamic_micro_batches": None if has_rotary_positions(model) else "its positions are not rotary",
+        "skip_zero_advantage_rows": gradient if keeps_rows else None,
+    }
+    on = {name: getattr(config, name) and not why for name, why in off.items()}
+    batching = Batching(
+        config.per_device_train_batch_size, config.micro_batch_tokens, on["dynamic_micro_batches"],
+        on["skip_zero_advantage_rows"], on["share_prompt_prefix"] and config.dynamic_micro_batches,
+        attention_cost(model) if on["share_prompt_prefix"] else 0.0, config.pad_to_multiple_of,
+    )  # fmt: skip
+    saves = batching.dynamic or batching.skip_zero_advantage or batching.share_prompts
+    lines = [f"{name} is off: {why}" for name, why in off.items() if why and getattr(config, name)]
+    return batching if saves else None, lines
 
 
 class StepPlanner:
@@ -21,22 +83,26 @@ class StepPlanner:
     The last call always computes a micro-batch, since the backends reduce gradients there.
 
     Args:
-        accumulation: calls per optimizer step.
-        slices: TRL's slices per rollout; a multiple of `accumulation`.
-        max_over_ranks: maps this rank's number of micro-batches to the maximum over all ranks.
+        accelerator: of the ranks, which agree on the number of micro-batches.
     """
 
-    def __init__(
-        self, batching: Batching, accumulation: int, slices: int, max_over_ranks: Callable[[int], int]
-    ) -> None:
-        self.batching, self.accumulation, self.slices = batching, accumulation, slices
-        self.max_over_ranks = max_over_ranks
+    def __init__(self, batching: Batching, config: ExtGRPOConfig, accelerator: Accelerator) -> None:
+        self.batching, self.accelerator = batching, accelerator
+        self.accumulation = config.gradient_accumulation_steps  # calls per optimizer step
+        self.slices = config.steps_per_generation  # TRL's per rollout, a multiple of `accumulation`
         self.plans: list[list[Batch]] = []  # micro-batches of each optimizer step on the current rollout
 
     def plan(self, rollout: Sequence[Batch]) -> None:
         """Plan the steps on a new rollout of this rank; a collective operation."""
         windows = [rollout[start : start + self.accumulation] for start in range(0, self.slices, self.accumulation)]
-        self.plans = [self.batching.plan(concatenate(window), self.max_over_ranks) for window in windows]
+        self.plans = [self.batching.plan(concatenate(window), self._max_over_ranks) for window in windows]
+
+    def _max_over_ranks(self, counts: list[int]) -> list[int]:
+        """Elementwise, in one collective: as many as any rank has, at most one per row and one more."""
+        most, device = self.accumulation * self.batching.rows + 1, self.accelerator.device
+        own = torch.tensor([counts + [0] * (most - len(counts))], dtype=torch.int32, device=device)
+        found = self.accelerator.gather(own).amax(dim=0).tolist()
+        return list(found[: max(len(counts), *(place + 1 for place, n in enumerate(found) if n), 1)])
 
     def micro_batch(self, step: int) -> Batch | None:
         """The micro-batch of the `step`-th `training_step` call of the run; None if the call is a no-op."""
@@ -58,12 +124,53 @@ class StepPlanner:
         return itertools.chain(*self.plans[0 if several_epochs else 1 :])
 
     def state_dict(self) -> dict[str, Any]:
-        """Old log-probabilities computed on these micro-batches; the rest follows from the rollout."""
-        return {"old_log_probs": [[batch.get("old_per_token_logps") for batch in plan] for plan in self.plans]}
+        """Old log-probabilities computed on these micro-batches, and their rows; the rest follows from the rollout."""
+        olds = [[batch.get("old_per_token_logps") for batch in plan] for plan in self.plans]
+        return {"old_log_probs": olds, "planned_rows": self._rows()}
+
+    def fits(self, state: dict[str, Any]) -> bool:
+        """Whether a checkpoint's old log-probabilities, if it has any, are of the micro-batches planned now."""
+        return not _has_any(state["old_log_probs"]) or state.get("planned_rows") == self._rows()
+
+    def _rows(self) -> list[list[list[int]]]:
+        """Which rows of the rollout each micro-batch of each step has; none of one that is there for other ranks."""
+        return [[batch["row"].tolist() if "row" in batch else [] for batch in plan] for plan in self.plans]
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Restore `state_dict`, after `plan` on the same rollout."""
+        """Restore `state_dict`, after `plan` on the same rollout, if it `fits`."""
+        if not _has_any(state["old_log_probs"]):
+            return
         for plan, olds in zip(self.plans, send_to_device(state["old_log_probs"], device), strict=True):
             for batch, old in zip(plan, olds, strict=True):
                 if old is not None:
                     batch["old_per_token_logps"] = old
+
+
+def _has_any(old_log_probs: Sequence[Sequence[Tensor | None]]) -> bool:
+    return any(old is not None for olds in old_log_probs for old in olds)
+
+
+def planned_log_probs(model: nn.Module, unwrapped: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(B, T) log-probabilities and entropies of the completions in a micro-batch with `prompts` or `columns`.
+
+    Args:
+        model: with TRL's fused head, wrapped by the distributed backend.
+    """
+    rows = batch["prompt_ids"], batch["prompt_mask"], batch["completion_ids"], batch["completion_mask"]
+    if "prompts" in batch:
+        decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).base_model
+        return completion_log_probs(model, batch["prompts"].cache(decoder, batch["group"]), *rows)
+    return contiguous.log_probs(model, *rows, batch["columns"], contiguous.can_pack(unwrapped))
+
+
+def restored_rollout(stored: Sequence[Batch], rows: int, slices: int, device: torch.device) -> list[Batch]:
+    """The slices of a checkpoint's rollout; none, with a warning, where a rollout has not `slices` of `rows` rows."""
+    sizes = [len(batch["prompt_ids"]) for batch in stored]
+    if sizes and sizes != [rows] * slices:
+        log.warning(
+            "the checkpoint was saved within a rollout of %d micro-batches of %d rows, now there are %d of "
+            "%d (--per_device_train_batch_size): the remaining steps on it use a new rollout",
+            len(sizes), sizes[0], slices, rows,
+        )  # fmt: skip
+        return []
+    return [send_to_device(batch, device) for batch in stored]

@@ -10,6 +10,7 @@
           _compute_loss        ours                   LossInputs and StepTotals to the Objective
 
 Without a preset or an axis, TRL's advantages and loss are used. TRL 1.16 has no public hook for any of it.
+What is no override and needs no trainer is next to it: step_planner.py, metrics.py, rollout.py, dynamic_sampling.py.
 `tests/grpo/test_seam.py` holds the signatures and this order.
 
 Letters: P prompts, G completions per prompt, N = P*G, B rows of a micro-batch, T completion tokens.
@@ -26,37 +27,38 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import gather_object, is_peft_model, send_to_device
+from accelerate.utils import gather_object
 from torch import Tensor, nn
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
-from trl.rewards import get_soft_overlong_punishment
 
-from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
+from trl_ext.algorithms.advantages import total_reward
+from trl_ext.algorithms.entropy import EntropyController
 from trl_ext.algorithms.masking import masked_mean, masked_sum
-from trl_ext.algorithms.types import LossInputs, StepTotals
+from trl_ext.algorithms.selection import rewards_differ
+from trl_ext.algorithms.types import LossInputs
 from trl_ext.compat.hf_sampling import generating_with
 from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
 from trl_ext.generation.adapters import check_adapter
-from trl_ext.generation.entropy import entropy_estimates
+from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs
-from trl_ext.generation.kv_sharing import has_rotary_positions, unsupported_reason
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
-from trl_ext.grpo import prompt_sharing as shared_prompts
-from trl_ext.grpo.batching import Batch, Batching, as_wide_as, groups_of_prompts, has_gradient, loss_mask
+from trl_ext.grpo.batching import Batch, as_wide_as, groups_of_prompts, has_gradient, loss_mask
 from trl_ext.grpo.config import ExtGRPOConfig
-from trl_ext.grpo.curriculum import Curriculum, rewards_differ
-from trl_ext.grpo.dynamic_sampling import Try, assemble, fill
-from trl_ext.grpo.metrics import StepMetrics
+from trl_ext.grpo.curriculum import Curriculum
+from trl_ext.grpo.dynamic_sampling import Try, sample_until_full
+from trl_ext.grpo.metrics import StepCounts, StepMetrics
 from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
 from trl_ext.grpo.rollout import Rollout, log_rows, sample_metrics
-from trl_ext.grpo.step_planner import StepPlanner
+from trl_ext.grpo.step_planner import StepPlanner, planned_log_probs, restored_rollout, savings
+from trl_ext.grpo.without_effect import chosen_without_effect
 from trl_ext.rewards.guard import Guard, RewardError, guarded
+from trl_ext.runs.token_log import TokenLog
 from trl_ext.training.ending import TimeBudget
 from trl_ext.training.state import from_plain, to_plain
 from trl_ext.training.trainer import ReliableTrainer
@@ -75,6 +77,12 @@ _IMAGE_FIELDS = (
     "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
 
+# Attributes that a checkpoint has by their name, TRL's among them.
+_RESUMED = (
+    "_logs", "_current_train_step_time", "_last_world_entropy", "entropy_coef", "last_rollout", "_unscored_in_a_row",
+    "_nonfinite",
+)  # fmt: skip
+
 log = logging.getLogger(__name__)
 
 
@@ -86,8 +94,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     args: ExtGRPOConfig
     _logs: dict[str, Any]
-    _last_world_entropy: float | None
-    _entropy_window_stats: Tensor | None
+    _buffered_inputs: list[Batch]
+    _last_world_entropy: float
     entropy_coef: float
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +110,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if config.use_vllm:
             check_adapter(given["model"], given.get("peft_config"))
         if config.overlong_buffer is not None:
-            given["reward_funcs"] = _with_overlong_penalty(given["reward_funcs"], config)
+            given["reward_funcs"] = config.with_overlong_penalty(given["reward_funcs"])
         with engine_settings(config):
             super().__init__(**given)
         self.served = self.use_vllm and config.vllm_mode == "server"
@@ -116,10 +124,16 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
         if config.uses_axes:
             self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
+            self._select = config.selection_fn()
             self._sampler_correction = config.sampler_correction()
-        self._planner = self._make_planner()
-        self._step_metrics = StepMetrics()
-        self._totals: tuple[int, StepTotals] | None = None  # of an optimizer step, by its number
+            self.vllm_importance_sampling_mode = GRPOConfig.vllm_importance_sampling_mode  # of ratios that nobody reads
+            self._warn(chosen_without_effect(config))
+        self._planner = self._make_planner() if config.uses_axes else None
+        self._step_metrics, self._counts = StepMetrics(), StepCounts(config)
+        self._entropy_controller = EntropyController(
+            config.entropy_target, config.entropy_coef_delta, config.entropy_coef_min, config.entropy_coef_max
+        )
+        self._token_log: TokenLog | None = None
         self._curriculum: Curriculum | None = None
         if config.uninformative_keep_prob < 1 or config.dynamic_sampling_tries > 1:
             self._curriculum = Curriculum.of_dataset(self.train_dataset, config.uninformative_keep_prob, config.seed)
@@ -210,14 +224,23 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             log.warning(
                 "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
             )
+        if self.model.training and batch["advantages"].ndim == 1:
+            for row, advantage in zip(self.last_rollout, batch["advantages"].tolist(), strict=True):
+                row["advantage"] = advantage
         if found.problems is not None and self.args.dynamic_sampling_tries == 1:
             self._update_curriculum(found.problems, self._informative(batch))
         return batch
 
     def _sample(self, inputs: list[dict[str, Any]], attempt: int = 0) -> Try:
         """Completions of these rows, or of the problems that the curriculum selects in their place, with rewards."""
-        problems = self._select_problems(inputs, attempt) if self.model.training else None
-        if problems is not None:
+        problems = None
+        if self._curriculum is not None and self.model.training:
+            rollout = self._step // (
+                self.args.steps_per_generation * self.num_iterations
+            )  # micro-steps depend on ranks
+            first_row = self.accelerator.process_index * len(inputs)
+            prompts = [row["prompt"] for row in inputs]
+            problems = self._curriculum.select(prompts, first_row, self.num_generations, rollout, attempt)
             inputs = [self.train_dataset[problem] for problem in problems]
         with contextlib.ExitStack() as left_out:
             if self._defers_old_log_probs():
@@ -229,50 +252,41 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def _sample_until_full(self, first: Try, inputs: list[dict[str, Any]], began: float) -> Try:
         """The rollout with other problems in place of uninformative ones, as far as tries and time allow."""
-        tries, informative = [first], list[list[bool]]()
-        while True:
-            informative.append(tries[-1].informative(self.num_generations, self.accelerator.gather))
-            assert tries[-1].problems is not None
-            self._update_curriculum(tries[-1].problems, informative[-1])
-            is_full = sum(map(sum, informative)) >= len(informative[0])
-            if (
-                is_full
-                or len(tries) == self.args.dynamic_sampling_tries
-                or self._lacks_time_for_a_try(began, len(tries))
-            ):
-                break
-            tries.append(self._sample(inputs, attempt=len(tries)))
-        metrics, groups = self._metrics["train"], fill(informative)
-        metrics["dynamic_sampling/tries"].append(float(len(tries)))
-        metrics["dynamic_sampling/informative_frac"].append(min(1.0, sum(map(sum, informative)) / len(groups)))
-        if len(tries) == 1:
-            return first
-        found = assemble(tries, groups, self.num_generations, self.accelerator.gather, gather_object)
-        found.batch["num_items_in_batch"] = self.accelerator.gather(loss_mask(found.batch).sum()).sum()
+
+        def judge(found: Try) -> list[bool]:
+            informative: list[bool] = self._kept(found.rollout).any(dim=1).tolist()
+            assert found.problems is not None
+            self._update_curriculum(found.problems, informative)
+            return informative
+
+        def may_retry(tries: int) -> bool:
+            """Whether a time budget leaves twice what one of this rollout's tries took; collective with a budget."""
+            budgets = [callback for callback in self.callback_handler.callbacks if isinstance(callback, TimeBudget)]
+            ahead = 2 * (time.perf_counter() - began) / tries
+            return tries < self.args.dynamic_sampling_tries and not any(budget.is_spent(ahead) for budget in budgets)
+
+        ranks = self.num_generations, self.accelerator.gather, gather_object
+        found, metrics = sample_until_full(first, lambda n: self._sample(inputs, attempt=n), judge, may_retry, *ranks)
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
         self._rollout, self.last_rollout = found.rollout, found.rows
         return found
 
-    def _lacks_time_for_a_try(self, began: float, tries: int) -> bool:
-        """Whether a time budget leaves less than two of this rollout's tries; a collective operation with a budget."""
-        budgets = [callback for callback in self.callback_handler.callbacks if isinstance(callback, TimeBudget)]
-        return any(budget.is_spent(2 * (time.perf_counter() - began) / tries) for budget in budgets)
-
-    def _select_problems(self, inputs: list[dict[str, Any]], attempt: int) -> list[int] | None:
-        """Each row's problem as the curriculum selects it, by number; the same on every rank."""
-        if self._curriculum is None:
-            return None
-        start = self.accelerator.process_index * len(inputs)
-        groups = [(start + i) // self.num_generations for i in range(len(inputs))]
-        rollout = self._step // (self.args.steps_per_generation * self.num_iterations)  # micro-steps depend on ranks
-        return self._curriculum.select([row["prompt"] for row in inputs], groups, rollout, attempt)
+    def _kept(self, rollout: Rollout) -> Tensor:
+        """(P, G) bool: the completions of all ranks that are trained on."""
+        assert self._select is not None
+        return rollout.kept(self._select, self.num_generations, self.accelerator.gather)
 
     def _advantages(self, rollout: Rollout) -> Tensor:
         """(N,) or (N, T) advantages of all ranks; TRL's table of completions gets their means over tokens."""
-        reward = rollout.reward.view(-1, self._generations)  # (P, G)
-        asked = ADVANTAGES.inputs_of(self._advantage_fn)
-        weights = self.reward_weights.to(reward.device)
-        inputs = rollout.advantage_inputs(asked, weights, self._generations, self.accelerator.gather)
-        advantages = for_training(self._advantage_fn(reward, **inputs), reward).flatten(0, 1)
+        left_out = None
+        if self.model.training and self._select is not None:
+            left_out = ~self._kept(rollout) & ~rollout.reward.view(-1, self._generations).isinf()
+            self._metrics["train"]["rollout_selection/kept_frac"].append(1 - left_out.double().mean().item())
+        weights = self.reward_weights.to(rollout.reward.device)
+        advantages = rollout.advantages(
+            self._advantage_fn, weights, self._generations, self.accelerator.gather, left_out
+        )
         of_completions = advantages if advantages.ndim == 1 else advantages.mean(dim=1)
         table = self._logs["advantages"]  # TRL has appended its own
         for _ in range(min(len(advantages), len(table))):
@@ -284,12 +298,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return advantages
 
     def _update_curriculum(self, problems: list[int], informative: list[bool]) -> None:
-        """Tell the curriculum which groups of a rollout were informative.
-
-        Args:
-            problems: numbers of this rank's problems, one per row.
-            informative: of all ranks' groups.
-        """
+        """Tell the curriculum which groups of all ranks were informative, given the problems of this rank's rows."""
         assert self._curriculum is not None
         numbers = self.accelerator.gather(torch.tensor(problems, device=self.accelerator.device))
         self._curriculum.update(numbers[:: self.num_generations].tolist(), informative)
@@ -337,13 +346,10 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         finished = self._is_finished(completion_ids_list).to(device)
         lengths = torch.tensor([len(ids) for ids in completion_ids_list], dtype=torch.float32, device=device)
         score = functools.partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
-        rewards = score_on_all_ranks(
-            score, self._fault_of_nan, unscored=torch.zeros(len(prompts), len(self.reward_funcs), device=device)
-        )
-        reward, offset = (
-            total_reward(rewards, self.reward_weights.to(device)),
-            self.accelerator.process_index * len(prompts),
-        )
+        unscored = torch.zeros(len(prompts), len(self.reward_funcs), device=device)
+        rewards = score_on_all_ranks(score, self._fault_of_nan, unscored)
+        reward = total_reward(rewards, self.reward_weights.to(device))
+        offset = self.accelerator.process_index * len(prompts)
         entropies = entropy_estimates(completion_ids_list, self.sampled_logps)
         self.sampled_logps = None  # a rollout of somebody else's function would find this one's
         rows = log_rows(inputs, prompts, completions, completion_ids_list, entropies)
@@ -384,8 +390,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         # A batch of TRL's has no old log-probabilities where they equal the current ones.
         old_logp = inputs.get("old_per_token_logps", logp.detach())
         x = LossInputs(logp, old_logp, inputs["advantages"].view(len(logp), -1), mask)
-        is_counted = self.model.training and self._steps_lie_in_one_rollout()
-        totals = self._step_totals() if is_counted else self._micro_batch_totals(inputs, mask)
+        accumulation = self.current_gradient_accumulation_steps if self.model.training else 0
+        totals = self._counts.step_totals(self.accelerator, inputs, self._step, accumulation, self._buffered_inputs)
         high_entropy = None
         if self.top_entropy_quantile < 1:
             high_entropy = self.get_high_entropy_mask(entropy, mask, 1 - self.top_entropy_quantile)
@@ -402,7 +408,10 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self.model.training and "row" in inputs:
             for row, value in zip(inputs["row"].tolist(), masked_mean(entropy, mask, dim=1).tolist(), strict=True):
                 self.last_rollout[row]["token_entropy"] = value
+            if self._token_log is not None:
+                self._token_log.keep(self.state.global_step, inputs, x, entropy)
         self._step_metrics.add({"entropy": entropy, **metrics}, mask)
+        is_counted = accumulation and self._counts.is_exact
         self._log_step_metrics(dict.fromkeys(metrics.keys() - _OF_COMPUTED, totals.tokens) if is_counted else {})
         # Trainer and DDP average over ranks, while our totals already count all of them.
         loss = loss * self.accelerator.num_processes
@@ -410,22 +419,14 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def _log_probs(self, model: nn.Module, inputs: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         """(B, T) log-probabilities and entropies of the completions, and the auxiliary loss of a mixture of experts."""
-        prompt_ids, prompt_mask = inputs["prompt_ids"], inputs["prompt_mask"]
-        completion_ids, completion_mask = inputs["completion_ids"], inputs["completion_mask"]
-        if "prompts" in inputs:
-            unwrapped = self.accelerator.unwrap_model(model)
-            decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).base_model
+        if "prompts" in inputs or "columns" in inputs:
             with self.accelerator.autocast():
-                cache = inputs["prompts"].cache(decoder, inputs["group"])
-                logp, entropy = shared_prompts.completion_log_probs(
-                    model, cache, prompt_ids, prompt_mask, completion_ids, completion_mask
-                )
-            return logp, entropy, None
+                return *planned_log_probs(model, self.accelerator.unwrap_model(model), inputs), None
         return self._get_per_token_logps_and_entropies(
             model,
-            torch.cat([prompt_ids, completion_ids], dim=1),
-            torch.cat([prompt_mask, completion_mask], dim=1),
-            completion_ids.shape[1],
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].shape[1],
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
             **{name: inputs[name] for name in _IMAGE_FIELDS if name in inputs},
@@ -444,27 +445,12 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             is_on = not self.use_adaptive_entropy or self._last_world_entropy <= self.args.entropy_target
             terms = terms - self.entropy_coef * is_on * bonus / accumulation
             if self.use_adaptive_entropy and self.model.training:
-                self._adapt_entropy_coef(torch.stack([masked_sum(entropy.detach(), trained), trained.sum()]))
+                self._entropy_controller.add(entropy, trained)
+                if self.accelerator.sync_gradients:
+                    found = self._entropy_controller.finish(self.entropy_coef, self.accelerator.reduce)
+                    self.entropy_coef, self._last_world_entropy = found
+                    self._mode_metrics["entropy_coef"].append(self.entropy_coef)
         return terms
-
-    def _adapt_entropy_coef(self, totals: Tensor) -> None:
-        """At the end of a step, raise the coefficient if the step's entropy is at most the target, else lower it.
-
-        Skywork-OR1 (arXiv:2505.22312, section 4), TRL's controller with TRL's state. A step's bonus has the coefficient
-        of the step before, and is off while the entropy is above the target.
-
-        Args:
-            totals: (2,) sum of the entropies of a micro-batch's trained tokens, and their number.
-        """
-        window = totals if self._entropy_window_stats is None else self._entropy_window_stats + totals
-        self._entropy_window_stats = window
-        if not self.accelerator.sync_gradients:
-            return
-        total, tokens = self.accelerator.reduce(window, reduction="sum").tolist()
-        args, self._last_world_entropy, self._entropy_window_stats = self.args, total / max(tokens, 1.0), None
-        step = args.entropy_coef_delta if self._last_world_entropy <= args.entropy_target else -args.entropy_coef_delta
-        self.entropy_coef = min(max(self.entropy_coef + step, args.entropy_coef_min), args.entropy_coef_max)
-        self._mode_metrics["entropy_coef"].append(self.entropy_coef)
 
     def _sampler_weight(self, inputs: Batch, old_logp: Tensor, mask: Tensor) -> Tensor | None:
         """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, or None."""
@@ -477,32 +463,6 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._step_metrics.add_mismatch(old_logp, sampled, mask, weight.expand_as(mask), self.max_completion_length)
         return weight
 
-    def _step_totals(self) -> StepTotals:
-        """Counts over the optimizer step that the current micro-batch belongs to, computed once per step."""
-        accumulation = self.current_gradient_accumulation_steps
-        step = self._step // self.args.gradient_accumulation_steps
-        if self._totals is None or self._totals[0] != step:
-            first = self._step % self.args.steps_per_generation
-            first -= first % self.args.gradient_accumulation_steps
-            masks = [loss_mask(batch) for batch in self._buffered_inputs[first : first + accumulation]]
-            counts = torch.tensor([[len(mask), int(mask.sum())] for mask in masks], dtype=torch.float64).sum(dim=0)
-            counts = counts.to(self.accelerator.device)
-            sequences, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
-            self._totals = step, StepTotals(sequences, tokens, self.max_completion_length)
-        return self._totals[1]
-
-    def _micro_batch_totals(self, inputs: Batch, mask: Tensor) -> StepTotals:
-        """Counts of an evaluation's batch, or a rollout's average per step, as in TRL.
-
-        The average is for a step that spans two rollouts: its tokens cannot be counted in advance.
-        """
-        if not self.model.training:
-            steps, tokens = 1.0, mask.sum().item() * self.accelerator.num_processes
-        else:
-            steps = self.current_gradient_accumulation_steps
-            tokens = float(inputs["num_items_in_batch"]) * steps / self.args.steps_per_generation
-        return StepTotals(len(mask) * self.accelerator.num_processes * steps, tokens, self.max_completion_length)
-
     def _log_step_metrics(self, counts: dict[str, float]) -> None:
         """Log the step's metrics at the end of an optimizer step, and after every batch of an evaluation."""
         if self.model.training and not self.accelerator.sync_gradients:
@@ -514,32 +474,15 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def _make_planner(self) -> StepPlanner | None:
         """The planner of micro-batches, or None to take TRL's as they are."""
-        args = self.args
-        if not (args.uses_axes and self._steps_lie_in_one_rollout()) or self.aux_loss_enabled or self._is_vlm:
-            return None
-        if (
-            args.entropy_coef or args.use_adaptive_entropy or args.top_entropy_quantile < 1
-        ):  # all average over a micro-batch as TRL cuts it
-            return None
-        # Under ZeRO-2 gradients were off by up to 1 % where several micro-batches shared a prompt.
-        plugin = self.accelerator.state.deepspeed_plugin if self.is_deepspeed_enabled else None
-        sharded = self.is_fsdp_enabled or (plugin and plugin.deepspeed_config["zero_optimization"]["stage"] >= 2)
-        model = self.accelerator.unwrap_model(self.model)
-        refusal = unsupported_reason(model, args.gradient_checkpointing, bool(sharded))
-        batching = Batching(
-            rows=args.per_device_train_batch_size,
-            tokens=args.micro_batch_tokens,
-            dynamic=args.dynamic_micro_batches and has_rotary_positions(model),
-            skip_zero_advantage=args.skip_zero_advantage_rows and self._ignores_zero_advantage_rows(),
-            share_prompts=args.share_prompt_prefix and args.dynamic_micro_batches and refusal is None,
-            multiple_of=args.pad_to_multiple_of,
-        )
-        if not (batching.dynamic or batching.skip_zero_advantage or batching.share_prompts):
-            return None
-        return StepPlanner(batching, args.gradient_accumulation_steps, args.steps_per_generation, self._max_over_ranks)
+        model, keeps_rows = self.accelerator.unwrap_model(self.model), not self._ignores_zero_advantage_rows()
+        facts = {"aux_loss": self.aux_loss_enabled, "images": self._is_vlm, "fsdp": self.is_fsdp_enabled}
+        batching, off = savings(self.args, model, keeps_rows, **facts)
+        self._warn(off)
+        return None if batching is None else StepPlanner(batching, self.args, self.accelerator)
 
-    def _max_over_ranks(self, n: int) -> int:
-        return int(self.accelerator.gather(torch.tensor([n], device=self.accelerator.device)).max())
+    def _warn(self, lines: list[str]) -> None:
+        for line in lines if self.accelerator.is_main_process else ():
+            log.warning("%s", line)
 
     def _defers_old_log_probs(self) -> bool:
         """Whether our own passes compute the old log-probabilities: the loss's on-policy, the plan's off-policy."""
@@ -550,9 +493,6 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         # The reference of an adapter is the same model, so TRL's calls for it cannot be told from the policy's.
         is_distinct = self.beta == 0 or self.ref_model is not None
         return is_distinct and (self._planner is not None or not self.model.training)
-
-    def _steps_lie_in_one_rollout(self) -> bool:
-        return self.args.steps_per_generation % self.args.gradient_accumulation_steps == 0
 
     def _is_on_policy(self) -> bool:
         """Whether every rollout is used up in one optimizer step, so that old and current policy are the same."""
@@ -569,15 +509,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def resume_state(self) -> dict[str, Any]:
         """The curriculum, metrics not yet logged, and the rollout while steps on it are left."""
-        state = super().resume_state() | {
-            "_logs": to_plain(self._logs),
-            "_current_train_step_time": self._current_train_step_time,
-            "_last_world_entropy": to_plain(self._last_world_entropy),
-            "entropy_coef": to_plain(self.entropy_coef),
-            "last_rollout": to_plain(self.last_rollout),
-            "_unscored_in_a_row": self._unscored_in_a_row,
-            "_nonfinite": self._nonfinite,
-        }
+        state = super().resume_state() | {name: to_plain(getattr(self, name)) for name in _RESUMED}
         if self._curriculum is not None:
             state["curriculum"] = self._curriculum.state_dict()
         if self._step % (self.args.steps_per_generation * self.num_iterations):
@@ -592,41 +524,27 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if state is None:
             return
-        self._logs = from_plain(self._logs, state["_logs"])
-        self._current_train_step_time = state["_current_train_step_time"]
-        self._last_world_entropy = state.get("_last_world_entropy", self._last_world_entropy)
-        self.entropy_coef = state.get("entropy_coef", self.entropy_coef)
-        self.last_rollout = state["last_rollout"]
-        self._unscored_in_a_row = state.get("_unscored_in_a_row", 0)  # earlier versions kept fewer of these
-        self._nonfinite = state.get("_nonfinite", "")
+        for name in (name for name in _RESUMED if name in state):  # earlier versions kept fewer of these
+            setattr(self, name, from_plain(getattr(self, name), state[name]))
         if self._curriculum is not None and "curriculum" in state:
             self._curriculum.load_state_dict(state["curriculum"])
-        if "rollout" in state:
-            self._restore_rollout(state)
+        rows, slices = self.args.per_device_train_batch_size, self.args.steps_per_generation
+        rollout = restored_rollout(state.get("rollout", ()), rows, slices, self.accelerator.device)
+        if rollout and self._planner is not None:
+            self._planner.plan(rollout)
+            if all(gather_object([self._planner.fits(state)])):
+                self._planner.load_state_dict(state, self.accelerator.device)
+            else:
+                rollout = []
+                self._warn(["the checkpoint's steps were planned otherwise: the remaining ones use a new rollout"])
+        self._buffered_inputs = rollout or self._buffered_inputs
 
-    def _restore_rollout(self, state: dict[str, Any]) -> None:
-        device, slices = self.accelerator.device, [len(batch["prompt_ids"]) for batch in state["rollout"]]
-        if slices != [self.args.per_device_train_batch_size] * self.args.steps_per_generation:
-            log.warning(
-                "the checkpoint was saved within a rollout of %d micro-batches of %d rows, now there are %d of "
-                "%d (--per_device_train_batch_size): the remaining steps on it use a new rollout",
-                len(slices), slices[0], self.args.steps_per_generation, self.args.per_device_train_batch_size,
-            )  # fmt: skip
-            return
-        self._buffered_inputs = [send_to_device(batch, device) for batch in state["rollout"]]
-        if self._planner is not None:
-            self._planner.plan(self._buffered_inputs)
-            self._planner.load_state_dict(state, device)
+    def log_tokens(self) -> Callable[[int], dict[str, Any]]:
+        """Keep every step's values per token until the next step; returns what tells a row's, by its number."""
+        self._token_log = TokenLog(self._tokenizer.decode)
+        return self._token_log.of_row
 
     def completion_ids(self, prompts: list[str]) -> list[list[int]]:
         """One completion per prompt, generated as in a rollout."""
         prompt_ids, images, fields = self._tokenize_prompts(prompts)
         return self._generate_single_turn(prompt_ids, images, fields, 1)[0]
-
-
-def _with_overlong_penalty(rewards: Any, config: ExtGRPOConfig) -> list[Any]:
-    """The reward functions and DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), TRL's, with the weight 1."""
-    functions = list(rewards) if isinstance(rewards, list) else [rewards]
-    if config.reward_weights is not None and len(config.reward_weights) == len(functions):
-        config.reward_weights = [*config.reward_weights, 1.0]
-    return [*functions, get_soft_overlong_punishment(config.max_completion_length, config.overlong_tokens)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from accelerate import PartialState
 
 from trl_ext.errors import InputError
-from trl_ext.hosts.group import join
+from trl_ext.hosts.group import join, leave
 from trl_ext.hosts.launch import refuse_partial_launch
 from trl_ext.hosts.lost import explain
 from trl_ext.hosts.preflight import check_hosts
@@ -43,7 +43,7 @@ def main() -> None:
         sys.exit(f"error: {explain(error) or error}")
     print("\n".join([*lines, *(f"error: {problem}" for problem in problems)]), flush=True)
     PartialState().wait_for_everyone()  # a rank that leaves while another still works can take it down
-    PartialState().destroy_process_group()  # whose threads may otherwise outlive the interpreter, and abort it
+    leave()
     sys.exit(1 if problems else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import os
 import socket
@@ -24,9 +25,18 @@ def join_on_cpu(seconds: float) -> None:
     groups of its own with torch's default.
     """
     if on_cpu_ranks() and not torch.distributed.is_initialized():
-        limit = datetime.timedelta(seconds=seconds)
-        set_default_group_timeout(limit)
-        torch.distributed.init_process_group("gloo", timeout=limit)
+        set_default_group_timeout(datetime.timedelta(seconds=seconds))
+        torch.distributed.init_process_group("gloo")
+        atexit.register(leave)  # however the process ends; first thing, as Python then has all of its threads yet
+
+
+def leave() -> None:
+    """Destroy this process's groups, if it is in any: gloo's threads can outlive the interpreter, and abort it.
+
+    Then a rank that has ended well dies by SIGABRT, and the launchers of the other hosts wait for it in vain.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def join(seconds: float) -> PartialState:

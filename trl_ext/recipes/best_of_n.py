@@ -111,13 +111,13 @@ def table(found: dict[str, Any]) -> str:
     at = list(found["pass"])
     lines = ["", f"{'n':<52}" + "".join(f"{n:>8}" for n in at)]
     lines += [f"{label:<52}" + "".join(f"{found[name][n]['mean']:>8.3f}" for n in at) for name, label in CURVES.items()]
-    wrong, mixed, last = found["likelihood_prefers_wrong"], found["problems_with_right_and_wrong"], at[-1]
+    preferred, mixed, last = found["likelihood_prefers_wrong"], found["problems_with_right_and_wrong"], at[-1]
     gap = found["first"][last]["mean"] - found["best"][last]["mean"]
     lines.append(f"\nBest@{last} is {gap:.3f} below the best that choosing among the first {last} could do.")
-    if wrong is not None and not math.isnan(wrong):
+    if preferred is not None and not math.isnan(preferred):
         lines.append(
             f"Of {mixed} problems with correct and incorrect samples, the model's own likelihood prefers an incorrect "
-            f"one on {wrong:.1%}."
+            f"one on {preferred:.1%}."
         )
     return "\n".join(lines)
 

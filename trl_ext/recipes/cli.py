@@ -20,14 +20,15 @@ from typing import Any, NoReturn
 import torch
 import yaml
 from accelerate import PartialState
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from transformers.trainer import TRAINER_STATE_NAME
 from trl import TrlParser
 
 from trl_ext.compat.renamed import RenamedWarning, current_flags, current_name, current_names
 from trl_ext.errors import InputError, NotSavedError, PushError, ServerError, SettingsError, Stopped
+from trl_ext.hosts.compilation import warning_of_locks
 from trl_ext.hosts.folder import refuse_different, refuse_unshared
-from trl_ext.hosts.group import join, learn_hosts
+from trl_ext.hosts.group import join, learn_hosts, leave
 from trl_ext.hosts.launch import refuse_partial_launch
 from trl_ext.hosts.lost import explain
 from trl_ext.io import read_json, read_yaml, write_json
@@ -144,11 +145,12 @@ def _fields(config: Path) -> dict[str, Any]:
     return {str(k): v for k, v in content.items()} if isinstance(content, dict) else {}  # TRL's parser refuses others
 
 
-@record  # a launcher of several ranks then shows the error of the rank that failed first
 def start(run: Callable[..., Any], settings: Sequence[type], description: str | None, default_config: Path) -> None:
     """Parse the arguments and run; what a recipe's last line calls."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         warnings.simplefilter("default", RenamedWarning)  # Python shows none of its kind from within a package
+        if warning := warning_of_locks():  # before DeepSpeed is initialized, which compiles
+            print(warning, file=sys.stderr)
     try:
         refuse_partial_launch()
     except InputError as error:
@@ -158,7 +160,7 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         _check_hosts(parsed[-1])
         run(*parsed)
         PartialState().wait_for_everyone()  # a rank that leaves while another still works can take it down
-        PartialState().destroy_process_group()
+        leave()
     except (InputError, PushError, NotSavedError) as error:
         sys.exit(f"error: {redact_text(str(error))}")
     except KeyboardInterrupt:
@@ -169,7 +171,7 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
     except ServerError as error:
         _fail(str(error), parsed[-1].output_dir)
     except Exception as error:
-        get_error_handler().record_exception(error)  # `record` leaves out what ends by sys.exit
+        get_error_handler().record_exception(error)  # a launcher shows that of the rank that failed first
         report = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))  # of this rank, which torchrun prints
         if report.is_file():
             write_json(report, redact(read_json(report)))

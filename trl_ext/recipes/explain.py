@@ -25,6 +25,7 @@ import yaml
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.errors import InputError
 from trl_ext.grpo.config import AXES, ExtGRPOConfig
+from trl_ext.grpo.without_effect import updates_per_rollout, without_effect
 from trl_ext.io import read_yaml
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.registry import unknown
@@ -107,11 +108,12 @@ def explain(settings: Mapping[str, Any]) -> list[str]:
         config, lines = _of_trl(config, settings)
     names = [*_AXES, *["kl_estimator"] * bool(config.beta)]
     names += ["sampler_weight", "sampler_rejection"] * bool(config.sampler_weight)
+    names += ["rollout_selection"] * bool(config.rollout_selection)
     lines += ["objective", f"    {_formula(config)}"]
     lines += [line for name in names for line in _member(config, name)]
     lines += ["batches", *(f"    {line}" for line in _batches(config))]
-    if idle := _without_effect(config):
-        lines += ["without effect here", *(f"    {line}" for line in idle)]
+    if idle := without_effect(config):
+        lines += ["without effect here", *(f"    {name}={getattr(config, name)}: {why}" for name, why in idle.items())]
     return [*lines, "nearest preset", f"    {_nearest(config)}"]
 
 
@@ -143,7 +145,12 @@ def _options(config: ExtGRPOConfig, axis: str) -> str:
 
 
 def _formula(config: ExtGRPOConfig) -> str:
-    loss = f"{config.policy_loss}(A = {config.advantage}(rewards))"
+    rewards = f"{config.rollout_selection} of rewards" if config.rollout_selection else "rewards"
+    loss = f"{config.policy_loss}(A = {config.advantage}({rewards}))"
+    if config.off_policy_mask_threshold is not None:
+        loss = f"off-policy mask(threshold {config.off_policy_mask_threshold:g}) * {loss}"
+    if config.top_entropy_quantile < 1:
+        loss = f"mask of the top {config.top_entropy_quantile:g} by entropy * {loss}"
     if config.sampler_rejection not in (None, "keep_all"):
         loss = f"{config.sampler_rejection} * {loss}"
     if config.sampler_weight not in (None, "unweighted"):
@@ -169,7 +176,7 @@ def _batches(config: ExtGRPOConfig) -> list[str]:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     rollout, group = int(config.generation_batch_size or 0), int(config.num_generations or 1)
     step = config.per_device_train_batch_size * config.gradient_accumulation_steps * ranks
-    updates = _updates(config)
+    updates = updates_per_rollout(config)
     on = "on-policy: every rollout is used in one step" if updates <= 1 else "off-policy from the second step on"
     return [
         f"rollout: {rollout} completions, {rollout // group} problems of {group}"
@@ -177,25 +184,6 @@ def _batches(config: ExtGRPOConfig) -> list[str]:
         f"step: {step} completions in {config.gradient_accumulation_steps} micro-batches of "
         f"{config.per_device_train_batch_size} on each of {ranks} process{'es' * (ranks > 1)}",
         f"{updates:g} optimizer step{'s' * (updates != 1)} per rollout, {on}",
-    ]
-
-
-def _updates(config: ExtGRPOConfig) -> float:
-    return float(config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps)
-
-
-def _without_effect(config: ExtGRPOConfig) -> list[str]:
-    """Settings that change nothing in this combination, with the reason."""
-    on_policy = "every rollout is used in one step, where all ratios are 1"
-    is_on_policy = _updates(config) <= 1
-    rules: list[tuple[str, bool, str]] = [
-        ("policy_loss", is_on_policy and config.policy_loss != "reinforce", f"as reinforce: {on_policy}"),
-        ("off_policy_mask_threshold", is_on_policy and not config.use_vllm, on_policy),
-        ("share_prompt_prefix", bool(config.gradient_checkpointing), "gradient_checkpointing recomputes prompts"),
-        ("skip_zero_advantage_rows", bool(config.beta), "every row has a KL penalty"),
-    ]
-    return [
-        f"{name}={getattr(config, name)}: {why}" for name, applies, why in rules if applies and getattr(config, name)
     ]
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from datasets import disable_progress_bars
 from transformers import AutoConfig, AutoTokenizer
@@ -19,8 +19,9 @@ from transformers.utils import logging
 from trl import ModelConfig
 
 from trl_ext.data.lengths import Room, context_of, rows_that_fit
-from trl_ext.data.references import Checker, check_references, first_rank
+from trl_ext.data.references import COMPARING, Checker, check_references, first_rank
 from trl_ext.errors import InputError
+from trl_ext.foresight.before_run import refuse_what_does_not_fit
 from trl_ext.generation.server import Servers, urls_of
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
@@ -28,9 +29,10 @@ from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.model_settings import check_model_settings, choose_attention
 from trl_ext.recipes.settings import Data, Task
 from trl_ext.registry import unknown
+from trl_ext.rewards.graders import shared_pool
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainingArguments
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Prepared:
 
     task: Task
     model: ModelConfig
-    config: Any
+    config: TrainingArguments
     data: Data
     policy: str  # its folder or its name on the Hub
     seconds_to_make_policy: float
@@ -50,7 +52,7 @@ class Prepared:
             print_line(line)
 
 
-def prepare(task: Task, model: ModelConfig, config: Any, load: Callable[[int], Data]) -> Prepared:
+def prepare(task: Task, model: ModelConfig, config: TrainingArguments, load: Callable[[int], Data]) -> Prepared:
     """Load the data, by `load(seed)`, and refuse with an `InputError` what could not work, before a model loads."""
     use_all_cores()
     logging.disable_progress_bar()  # of transformers and datasets: bars of half a second inside the run's own
@@ -58,19 +60,22 @@ def prepare(task: Task, model: ModelConfig, config: Any, load: Callable[[int], D
     hide_token(config)
     try:
         _check_settings(task, model, config)
+        if not {*COMPARING}.isdisjoint(task.graders.values()):
+            shared_pool().start()  # half a second of imports, in processes of their own
         data = load(config.seed)
         first_rank(lambda: check_answers(data, task, config))
         began = time.monotonic()
         policy = model.model_name_or_path or _base_policy(config)
         seconds = time.monotonic() - began
         data = rows_in_context(data, task, policy, model, config)
+        first_rank(lambda: refuse_what_does_not_fit(task, model, config, data, policy))
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     note_overlap(data)
     return Prepared(task, model, config, data, policy, seconds)
 
 
-def _check_settings(task: Task, model: ModelConfig, config: Any) -> None:
+def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -> None:
     """What can be known before the data are read."""
     if (line := choose_attention(model)) and not config.process_index:
         print_line(line)
@@ -93,7 +98,7 @@ def _check_settings(task: Task, model: ModelConfig, config: Any) -> None:
         check_server(config)
 
 
-def _base_policy(config: Any) -> str:
+def _base_policy(config: TrainingArguments) -> str:
     with config.main_process_first(desc="making the base policy"):
         return str(make_base_policy(seed=config.seed))
 
@@ -121,13 +126,13 @@ def check_model_folder(name: str) -> None:
     raise unknown("model folder", name, set(models))
 
 
-def check_server(config: Any) -> Servers:
+def check_server(config: TrainingArguments) -> Servers:
     """Wait for the vLLM servers as long as TRL does, before anything is loaded; a ValueError if none answers."""
     urls = urls_of(config.vllm_server_base_url, config.vllm_server_host, config.vllm_server_port)
     return Servers(urls, config.vllm_server_timeout, config.device.type)
 
 
-def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: Any) -> Data:
+def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: TrainingArguments) -> Data:
     """The rows whose prompts leave room for the longest response; a tokenizer that is not the model's is refused."""
     known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(policy, **known)
@@ -150,7 +155,7 @@ def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, con
     return replace(data, **fitting)
 
 
-def check_answers(data: Data, task: Task, config: Any) -> None:
+def check_answers(data: Data, task: Task, config: TrainingArguments) -> None:
     """Grade every reference answer against itself; refuse a split of which most cannot be matched."""
     for role, grader in task.graders.items():
         if role in data.sources:

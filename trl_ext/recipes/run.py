@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -33,6 +33,11 @@ from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
 from trl_ext.training.callbacks import JsonlLog, ProgressBar, Validation
 from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from trl_ext.training.trainer import ReliableTrainer
 
 # Set by Trainer or TRL from other settings (which are written), or refused when given together with them.
 _DERIVED = ("accelerator_config", "debug", "steps_per_generation")
@@ -78,7 +83,10 @@ class RecipeRun:
     data: Data  # what is trained on and measured on
 
     def train(
-        self, trainer: Any, validate_when: Callable[[Any], bool] | None = None, log_responses_to: Path | None = None
+        self,
+        trainer: ReliableTrainer,
+        validate_when: Callable[[Any], bool] | None = None,
+        log_responses_to: Path | None = None,
     ) -> None:
         """Train, from the checkpoint if there is one, with validations; leave the model in the folder.
 
@@ -97,7 +105,7 @@ class RecipeRun:
             raise Stopped(trainer.stop_signal, trainer.state.global_step)
         _save_final_model(trainer, self.folder)
 
-    def finish(self, trainer: Any, **more: Any) -> Mapping[str, Any]:
+    def finish(self, trainer: ReliableTrainer, **more: Any) -> Mapping[str, Any]:
         """Write curve, card and the summary with `more`, print the table of before and after, push if asked for.
 
         The first rank does so, and returns the summary.
@@ -111,7 +119,9 @@ class RecipeRun:
             self.prepared.say(f"pushed to {address}")
         return summary
 
-    def _add_callbacks(self, trainer: Any, validate_when: Callable[[Any], bool], log_to: Path | None) -> None:
+    def _add_callbacks(
+        self, trainer: ReliableTrainer, validate_when: Callable[[Any], bool], log_to: Path | None
+    ) -> None:
         task, config, run, problems = self.prepared.task, trainer.args, self.run, list(self.data.validation)
         sampling = {name: getattr(task, f"validation_{name}") for name in ("batch_size", "temperature", "max_tokens")}
         validation = Validation(
@@ -136,7 +146,7 @@ class RecipeRun:
         trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
         trainer.add_callback(PrinterCallback if config.disable_tqdm else ProgressBar)  # last: it changes what it prints
 
-    def _report(self, trainer: Any, more: dict[str, Any]) -> Mapping[str, Any]:
+    def _report(self, trainer: ReliableTrainer, more: dict[str, Any]) -> Mapping[str, Any]:
         output, history = self.folder, self.run.validations
         write_curve(output / CURVE, {output.name: history}, title=output.name)
         known = {
@@ -157,7 +167,7 @@ class RecipeRun:
         return summary
 
 
-def _save_final_model(trainer: Any, folder: Path) -> None:
+def _save_final_model(trainer: ReliableTrainer, folder: Path) -> None:
     """The model as it is rolled out: its generation config says how it was sampled and where it stops."""
     config, unwrapped = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     settings = {
@@ -173,7 +183,7 @@ def _save_final_model(trainer: Any, folder: Path) -> None:
         unwrapped.generation_config.save_pretrained(folder)  # which an adapter is saved without
 
 
-def write_config(path: Path, task: Task, model: ModelConfig, config: Any) -> None:
+def write_config(path: Path, task: Task, model: ModelConfig, config: TrainingArguments) -> None:
     """Every setting as resolved, in a file that `--config` reads again; those at their defaults as comments.
 
     `resolved.json` next to it holds all of them for programs. The Hub token is left out.

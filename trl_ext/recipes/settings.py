@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from transformers.hf_argparser import HfArg
 
 from trl_ext.compat.on_resume import OnResume
@@ -74,6 +75,11 @@ class Task(DatasetSettings):
         help="End with the weights of the best validation instead of the last ones. Of validations "
         "within one standard error of the best, the latest counts.",
     )
+    foresee: Annotated[str, OnResume.OF_PROCESS] = HfArg(
+        default="auto",
+        help="Foresee the memory of the run and refuse what would not fit: auto, true or false. auto does so with a "
+        "GPU; trl-ext foresee does so without.",
+    )
     collapse_threshold: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
         default=None, help="End the run when two validations in a row are below this fraction of the best."
     )
@@ -90,8 +96,18 @@ class Task(DatasetSettings):
         self._refuse_to_validate_on_what_is_trained_on()
         check_at_least_1(self, "validate_every", "validation_batch_size", "final_validation_problems")
         check_at_least_1(self, "stop_after_zero_variance_steps")
+        self.foresees()  # refuses an unknown choice
         if self.collapse_threshold is not None and not 0 < self.collapse_threshold < 1:
             raise ValueError(f"collapse_threshold must be between 0 and 1, got {self.collapse_threshold}")
+
+    def foresees(self) -> bool:
+        """Whether memory is foreseen before the model loads."""
+        choice = str(self.foresee).lower()
+        if choice not in ("auto", "true", "false"):
+            raise ValueError(f"foresee must be auto, true or false, got {self.foresee!r}")
+        if choice == "true" and not torch.cuda.is_available():
+            raise ValueError("foresee: true needs a GPU; trl-ext foresee foresees a run on another machine's")
+        return choice != "false" and torch.cuda.is_available()
 
     def grader(self) -> Callable[..., Any]:
         """Validation's grader: responses and reference answers to grades."""

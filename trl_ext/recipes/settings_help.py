@@ -26,14 +26,16 @@ GROUPS = {
     "filter_correct",
     "Model": "model_name_or_path dtype use_peft",
     "Algorithm": "preset advantage policy_loss aggregation kl_estimator advantage_options policy_loss_options "
-    "aggregation_options kl_estimator_options sampler_weight sampler_rejection "
-    "sampler_weight_options sampler_rejection_options beta cliprange use_std_normalization advantage_eps "
-    "uninformative_keep_prob dynamic_sampling_tries overlong_buffer selection selection_options "
+    "aggregation_options kl_estimator_options rollout_selection_options sampler_weight sampler_rejection "
+    "sampler_weight_options sampler_rejection_options vllm_importance_sampling_mode beta cliprange "
+    "use_std_normalization advantage_eps "
+    "rollout_selection uninformative_keep_prob dynamic_sampling_tries overlong_buffer "
+    "selection selection_options "
     "normalize_constant completion_only_loss",
     "Reward and grading": "reward reward_timeout grader numeric_tolerance",
     "Steps and batches": "max_steps n_grpo_steps n_ei_steps questions_per_step rollout_batch_size group_size "
     "train_batch_size micro_train_batch_size epochs_per_rollout_batch epochs_per_step rollout_chunk num_train_epochs",
-    "Optimizer": "learning_rate lr_scheduler_type warmup_steps lr_decay_fraction bf16 gradient_checkpointing seed",
+    "Optimizer": "learning_rate lr_scheduler_type lr_decay_fraction bf16 gradient_checkpointing seed",
     "Sampling": "sampling_temperature sampling_max_tokens sampling_min_tokens stop samples at first_from temperature "
     "top_p max_tokens min_tokens batch_size",
     "Generation engine": "use_vllm vllm_gpu_memory_utilization vllm_max_model_length vllm_max_num_seqs "
@@ -44,7 +46,7 @@ GROUPS = {
     "Validation": "validate_every validation_problems final_validation_problems validation_grader "
     "validation_temperature validation_max_tokens validation_batch_size restore_best",
     "Limits and early stopping": "time_budget collapse_threshold stop_after_zero_variance_steps max_nonfinite_steps "
-    "ddp_timeout",
+    "ddp_timeout foresee",
     "Output, checkpoints and the Hub": "output_dir resume resume_changed save_steps "
     "log_generations_every show category report_to push_to_hub hub_model_id hub_merge_adapter",
 }
@@ -57,7 +59,6 @@ COMMON = {
     "num_train_epochs": "The number of passes over the training data; max_steps overrides it.",
     "learning_rate": "The peak learning rate.",
     "lr_scheduler_type": "The learning rate schedule, such as constant, linear or cosine.",
-    "warmup_steps": "The number of warm-up steps; below 1, the fraction of all steps.",
     "gradient_checkpointing": "Recompute activations in the backward pass: slower, less memory.",
     "seed": "The seed of everything that is random.",
     "vllm_gpu_memory_utilization": "The fraction of GPU memory that vLLM takes.",
@@ -143,8 +144,8 @@ def page_of(doc: str | None, script: str, settings: Sequence[Setting]) -> str:
     """What `--help` prints."""
     return (
         f"usage: {script} [--config FILE] [--NAME VALUE ...]\n\n{(doc or '').strip()}\n\n"
-        "--config FILE reads any of these from a YAML file. In brackets: what holds unless it is set. More on one:\n"
-        f"--help NAME. All others, of TRL and transformers: --help all.\n\n{short_help(settings)}"
+        "--config FILE reads these from YAML. In brackets: what holds unless set. --help NAME: one; --help all: all."
+        f"\n\n{short_help(settings)}"
     )
 
 

@@ -1,1 +1,1 @@
-"""A run's folder and what is written into it: checkpoints, logs, plots, summary; and the table of recipes."""
+"""A run's folder and what is written into it: checkpoints, logs, plots, tables, summary; and the table of recipes."""

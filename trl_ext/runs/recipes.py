@@ -1,9 +1,16 @@
-"""`RECIPES`: what a recipe is called, and everything that follows from the name: script, settings, words of a card."""
+"""`RECIPES`: what a recipe is called, and everything that follows from the name: script, settings, words of a card.
+
+`PROGRAMS` are the other programs by name, and `shipped` is where the files of `recipes/` and `accelerate_configs/` are.
+"""
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -63,3 +70,48 @@ def recipe_of(task: object) -> str:
     """The name of the recipe that a task's class, or one that it inherits from, is of; grpo where none is."""
     modules = {recipe.place.partition(":")[0]: name for name, recipe in RECIPES.items()}
     return next((modules[kind.__module__] for kind in type(task).__mro__ if kind.__module__ in modules), "grpo")
+
+
+# What trains nothing by itself, or trains by the recipes above: a script of `recipes/`, or a module with a `main`.
+PROGRAMS = {
+    "evaluate": "evaluate.py",
+    "best-of-n": "best_of_n.py",
+    "compare": "compare.py",
+    "pipeline": "pipeline.py",
+    "lab": "lab.py",
+    "leaderboard": "leaderboard.py",
+    "sft-sizes": "sft_sizes.py",
+    "plot-runs": "plot_runs.py",
+    "golomb-ruler": "golomb_ruler/discover.py",
+    "kissing-number": "kissing_number/discover.py",
+    "hub": "trl_ext.hub",
+    "browse": "trl_ext.browse",
+    "explain": "trl_ext.recipes.explain",
+    "foresee": "trl_ext.experiments.foresee_command",
+}
+_INSTALLED = Path(__file__).parents[1] / "_data"  # where a wheel has the two folders; a checkout has them at its top
+
+
+def programs() -> dict[str, str]:
+    """Script or module of every command, by the name that it has there, recipes first."""
+    return {**{name.replace("_", "-"): recipe.script for name, recipe in RECIPES.items()}, **PROGRAMS}
+
+
+def shipped(path: str = "") -> Path:
+    """Where a file of `recipes/` or `accelerate_configs/` is, of the installed package or of the checkout."""
+    return (_INSTALLED if _INSTALLED.is_dir() else _INSTALLED.parents[1]) / path
+
+
+def shown_command(script: str, arguments: Sequence[str]) -> list[str]:
+    """The words that run a script: `trl-ext NAME` for one of the installed package, else `python SCRIPT`.
+
+    The installed package's files are named as in the repository, which `trl-ext` understands, and not by where this
+    machine has them.
+    """
+    if _INSTALLED not in Path(os.path.abspath(script)).parents:
+        return ["python", script, *arguments]
+    names = {str(_INSTALLED / "recipes" / target): name for name, target in programs().items()}
+    installed = re.escape(f"{_INSTALLED}{os.sep}") + "|" + re.escape(f"{os.path.relpath(_INSTALLED)}{os.sep}")
+    found = [re.sub(installed, "", argument) for argument in arguments]
+    name = names.get(os.path.abspath(script))
+    return ["trl-ext", name, *found] if name else ["python", re.sub(installed, "", script), *found]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
 from trl_ext.compat.tracker_names import VALIDATIONS, keep_validation_names
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trl_ext.runs.folder import Clock, Run
     from trl_ext.training.trainer import ReliableTrainer
 
-Logs = dict[str, Any] | None
+Log = dict[str, Any] | None
 
 
 class ProgressBar(ProgressCallback):
@@ -43,7 +43,9 @@ class ProgressBar(ProgressCallback):
     Without a terminal it prints one line per tenth of the steps.
     """
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Start at the step that the run resumes from, which the estimated time left depends on."""
         self._tenth = 10 * state.global_step // max(state.max_steps, 1)
         if not sys.stderr.isatty():
@@ -52,7 +54,7 @@ class ProgressBar(ProgressCallback):
         if self.training_bar is not None:
             self.training_bar.initial = self.training_bar.n = self.current_step = state.global_step
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs = None, **_: object) -> None:
+    def on_log(self, args: object, state: TrainerState, control: TrainerControl, logs: Log = None, **_: object) -> None:
         """Refresh the figures next to the bar."""
         if not logs or "loss" not in logs or not state.is_world_process_zero:
             return
@@ -65,13 +67,17 @@ class ProgressBar(ProgressCallback):
             values = ", ".join(f"{name} {value}" for name, value in figures.items())
             print_line(f"step {state.global_step}/{state.max_steps}: {values}")
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Advance by one. Expert iteration learns the total number of steps only while it runs."""
         if self.training_bar is not None:
             self.training_bar.total = state.max_steps
             super().on_step_end(args, state, control, **kwargs)
 
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Close the bar, if there is one."""
         if self.training_bar is not None:
             super().on_train_end(args, state, control, **kwargs)
@@ -83,7 +89,7 @@ class JsonlLog(TrainerCallback):
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self.clock = path, clock
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs = None, **_: object) -> None:
+    def on_log(self, args: object, state: TrainerState, control: TrainerControl, logs: Log = None, **_: object) -> None:
         """Write one line."""
         if state.is_world_process_zero and logs:
             entry = {"step": state.global_step, "wall_clock_s": round(self.clock.seconds(), 2), **logs}
@@ -97,7 +103,7 @@ class ZeroVarianceWarning(TrainerCallback):
         self.patience = patience
         self._in_a_row = 0
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs = None, **_: object) -> None:
+    def on_log(self, args: object, state: TrainerState, control: TrainerControl, logs: Log = None, **_: object) -> None:
         """Count logged steps in a row without reward variance, and warn at every `patience` of them."""
         if not logs or "frac_reward_zero_std" not in logs:
             return
@@ -112,18 +118,35 @@ class ZeroVarianceWarning(TrainerCallback):
 
 
 class GenerationsLog(TrainerCallback):
-    """Appends a few rows of the latest rollout to `generations.jsonl` every `every` steps."""
+    """Appends rows of the latest rollout to `generations.jsonl` every `every` steps.
 
-    def __init__(self, path: Path, every: int, trainer: ReliableTrainer, rows: int = 4) -> None:
-        self.path, self.every, self.trainer, self.rows = path, every, trainer, rows
+    Args:
+        rows: so many from all over the rollout.
+        group: and so many from its beginning: one problem's completions, to be seen side by side.
+        per_token: adds fields to a row that is logged, by its number in the rollout: `TokenLog.of_row`.
+    """
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def __init__(
+        self,
+        path: Path,
+        every: int,
+        trainer: ReliableTrainer,
+        rows: int = 4,
+        group: int = 1,
+        per_token: Callable[[int], Mapping[str, Any]] = lambda row: {},
+    ) -> None:
+        self.path, self.every, self.trainer = path, every, trainer
+        self.rows, self.group, self.per_token = rows, group, per_token
+
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Write rows of the rollout that the step trained on."""
         due = state.global_step == 1 or state.global_step % self.every == 0
         if state.is_world_process_zero and due:
             rollout = self.trainer.last_rollout
-            chosen = rollout[:: max(1, len(rollout) // self.rows)][: self.rows]
-            append_jsonl(self.path, [{"step": state.global_step, **row} for row in chosen])
+            every_row = range(len(rollout))
+            spread = every_row[:: max(1, len(rollout) // self.rows)][: self.rows]
+            chosen = sorted({*every_row[: self.group], *spread})
+            append_jsonl(self.path, [{"step": state.global_step, **rollout[n], **self.per_token(n)} for n in chosen])
 
 
 class Validation(TrainerCallback):
@@ -153,7 +176,7 @@ class Validation(TrainerCallback):
         self.sampling, self.run, self.trainer, self.log_to = dict(sampling), run, trainer, log_to
         self.final, self.restore_best = problems if final is None else final, restore_best
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Validate before the first step, unless the run did so before it was interrupted."""
         give_validations_an_axis()
         if not self.run.validations:
@@ -162,14 +185,14 @@ class Validation(TrainerCallback):
                 self.trainer.save_checkpoint_now()
         self._find_best()
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Validate when it is due, and have the best step so far saved."""
         if self.is_due(state):
             self._measure(state, self.problems)
             if self._find_best() == state.global_step and args.save_strategy != "no":
                 control.should_save = True
 
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Validate the policy that the run ends with, unless that was just done or the run was stopped."""
         if self.trainer.stop_signal is not None:
             return

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trl_ext.io import print_line
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trl_ext.runs.folder import Clock, Run
     from trl_ext.training.trainer import ReliableTrainer
 
-Logs = dict[str, Any] | None
+Log = dict[str, Any] | None
 
 _IN_A_ROW = 2  # validations; a single one may be unlucky
 
@@ -50,17 +50,19 @@ class TimeBudget(TrainerCallback):
         """Exclude `seconds` from the step estimate; the caller checks the budget itself."""
         self._started += seconds
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         """Stop at once if there is no time for a step."""
         self._stop(args, state, control)
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Measure the step before and note when this one starts."""
         self._measure()
         self._steps += 1
         self._started = self.clock.seconds()
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Stop if there is no time for another step."""
         self._measure()
         self._stop(args, state, control)
@@ -71,7 +73,7 @@ class TimeBudget(TrainerCallback):
             took = self.clock.seconds() - self._started
             self._longest = took if self._steps <= 2 else max(self._longest, took)
 
-    def _stop(self, args: Any, state: TrainerState, control: TrainerControl) -> None:
+    def _stop(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         if self.is_spent(self._longest) and not control.should_training_stop:
             control.should_training_stop = True
             if state.is_world_process_zero and not args.disable_tqdm:
@@ -93,7 +95,7 @@ class TimeBasedLRDecay(TrainerCallback):
         self.budget, self.fraction = budget, fraction
         self.factor = 1.0
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """Wrap the schedule's own functions, so that the logged rate is the one used; other schedules are refused."""
         scheduler = getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"])  # in Accelerate's wrapper
         if not hasattr(scheduler, "lr_lambdas"):
@@ -106,7 +108,7 @@ class TimeBasedLRDecay(TrainerCallback):
     def _rate(self, rate: Callable[[int], float], step: int) -> float:
         return rate(step) * self.factor
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Take the rank with the least time left; the scheduler computes the next step's rate after this step."""
         accelerator = self.budget.trainer.accelerator
         left = torch.tensor([self.budget.left() / (self.fraction * self.budget.seconds)], device=accelerator.device)
@@ -125,12 +127,12 @@ class EarlyStop(TrainerCallback):
     def __init__(self, run: Run, below_best: float | None, zero_variance_steps: int | None) -> None:
         self.run, self.below_best, self.zero_variance_steps = run, below_best, zero_variance_steps
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs = None, **_: object) -> None:
+    def on_log(self, args: object, state: TrainerState, control: TrainerControl, logs: Log = None, **_: object) -> None:
         """Count logged steps in a row without reward variance."""
         if logs and "frac_reward_zero_std" in logs:
             self.run.zero_variance_steps = self.run.zero_variance_steps + 1 if logs["frac_reward_zero_std"] == 1 else 0
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Apply the rules, whose inputs are equal on every rank."""
         reason = None
         if self.below_best is not None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -82,7 +82,7 @@ class StopOnSigterm(TrainerCallback):
         accelerator = self.trainer.accelerator
         return bool(accelerator.gather(torch.tensor([self._received], device=accelerator.device)).any())
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Stop if any rank received SIGTERM."""
         if self.has_come() and not control.should_training_stop:
             self.trainer.stop_signal = signal.SIGTERM

@@ -66,7 +66,8 @@ OURS: dict[str, Rule] = {  # `ExtGRPOConfig`
         "sampler_weight sampler_weight_options sampler_rejection sampler_rejection_options",
         Rule(needs=("uses_axes", "use_vllm", "vllm_importance_sampling_correction")),
     ),
-    "dynamic_sampling_tries": Rule(needs=("uses_axes",)),
+    **rules("dynamic_sampling_tries rollout_selection", Rule(needs=("uses_axes",))),
+    "rollout_selection_options": Rule(needs=("rollout_selection",)),
     "micro_batch_tokens": Rule(needs=("uses_axes", "dynamic_micro_batches")),
 }
 

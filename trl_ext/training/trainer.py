@@ -39,8 +39,7 @@ from trl.models import unwrap_model_for_generation
 
 from trl_ext.compat.torch_devices import load_to_numbered_cpus
 from trl_ext.errors import NotSavedError, ServerError
-from trl_ext.generation.completion import Completion
-from trl_ext.generation.entropy import entropy_estimates
+from trl_ext.generation.completion import Completion, entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished, samples_whole_distribution
 from trl_ext.generation.policy import overridden, without_dropout
 from trl_ext.generation.request_seeds import Place
@@ -84,7 +83,6 @@ class ReliableTrainer(Trainer):
     last_rollout: Sequence[dict[str, Any]] = ()  # this rank's rows of training, for the log and for a skipped step
     sampled_logps: Sequence[Sequence[float | None]] | None = None  # of the tokens generated last; None if unknown
     _nonfinite: str = ""  # why a gradient may not be finite: continues a sentence that ends with "has norm nan"
-    _saving: Path | None = None
     _being_pushed: Sequence[Path] = ()
     _to_restore: str | None = None
     _sampler: Any = None
@@ -143,13 +141,12 @@ class ReliableTrainer(Trainer):
         self.seconds_to_save = max(self.seconds_to_save, time.monotonic() - began)
 
     def _get_output_dir(self, trial: object) -> str:
-        if self._saving is not None:
-            return str(self._saving)
-        return str(super()._get_output_dir(trial))
+        """The run's folder, or what `_save_atomically` passes as a trial: where a checkpoint is written."""
+        return str(trial if isinstance(trial, Path) else super()._get_output_dir(trial))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Upload a checkpoint in the background once it is in its place, and keep it until the upload has finished."""
-        if self._saving is not None:
+        if Path(checkpoint_folder).parent.name == SCRATCH:
             return
         progress = getattr(self, "push_in_progress", None)  # set on the first rank only
         if progress is None or progress.is_done():
@@ -212,8 +209,7 @@ class ReliableTrainer(Trainer):
             step, run = self.state.global_step, Path(self.args.output_dir)
             wanted = step and self.args.save_strategy != "no"
             if wanted and not run_on_main_and_broadcast((run / checkpoint_name(step)).exists):
-                with overridden(self, {"resume_state": lambda: state}):
-                    self.save_checkpoint_now()
+                self._save_atomically(self.model, None, state)
             raise
 
     def restore_weights(self, checkpoint: Path) -> None:
@@ -226,7 +222,7 @@ class ReliableTrainer(Trainer):
         """Force a weight sync before the next generation, though no step was done."""
         self._last_loaded_step = -1
 
-    def _save_atomically(self, model: nn.Module, trial: object) -> None:
+    def _save_atomically(self, model: nn.Module, trial: object, state: dict[str, Any] | None = None) -> None:
         run = Path(self.args.output_dir)
         room = lack_of_room(run, self.accelerator)
         if room is not None:
@@ -234,10 +230,11 @@ class ReliableTrainer(Trainer):
             return
         scratch = self._make_scratch(checkpoint_name(self.state.global_step))
         try:
-            with overridden(self, {"_saving": run / SCRATCH}):  # there `Trainer` finds no earlier one to remove
-                super()._save_checkpoint(model, trial)
+            if trial is None:
+                self.store_flos()
+            super()._save_checkpoint(model, run / SCRATCH)  # there `Trainer` finds no earlier one to remove
             best = self._name_best(run, scratch)
-            torch.save(self.resume_state(), scratch / state_file(self.accelerator.process_index))
+            torch.save(state or self.resume_state(), scratch / state_file(self.accelerator.process_index))
             self.accelerator.wait_for_everyone()
             ranks = self.accelerator.num_processes
             run_on_main_and_broadcast(lambda: refuse_missing_parts(scratch, ranks))

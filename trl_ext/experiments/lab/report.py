@@ -16,6 +16,7 @@ from trl_ext.io import markdown_table, read_json, read_jsonl, write_json, write_
 from trl_ext.plots import figure, plot_accuracy
 from trl_ext.redaction import redact, redact_command
 from trl_ext.runs.provenance import platform_of
+from trl_ext.runs.recipes import shown_command
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # cell -> seed -> the run's summary
 PARTS = "report.json"  # lists of lines: title, results, plots (`{plots}` before the files' names), how; and the winner
@@ -73,7 +74,8 @@ def write_report(
         lines += [f"All cells start from the best cells of: {', '.join(question.after)}.", ""]
     plots = ["![validation accuracy]({plots}accuracy.png)", "", "![training]({plots}training.png)", ""]
     how = ["Each cell by its command, here with the first seed:", ""]
-    how += [f"- {cell}: `python {shlex.join(redact_command(command))}`" for cell, command in commands.items()]
+    words = {cell: shown_command(script, redact_command(given)) for cell, (script, *given) in commands.items()}
+    how += [f"- {cell}: `{shlex.join(command)}`" for cell, command in words.items()]
     every = [run for of in ended.values() for run in of.values()]
     facts = {"Commit": [run["commit"] for run in every], "Hardware": [platform_of(run) for run in every]}
     for name, values in facts.items():

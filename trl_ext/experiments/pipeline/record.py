@@ -17,7 +17,7 @@ from trl_ext.runs.checkpoints import checkpoints
 from trl_ext.runs.layout import attempts, finished, record_in
 
 RECORD = "pipeline.json"
-NOT_STAGES = ("stages", "overhead")  # names of the record next to the stages'
+NOT_STAGES = ("stages", "overhead", "decision")  # names of the record next to the stages'
 OTHER = (
     "holds a pipeline of other stages, another seed, model or time budget; set them back or choose another --output_dir"
 )
@@ -33,8 +33,13 @@ def load_or_create(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
 
     It is an error if a stage of the other pipeline is done, which could be lost.
     """
-    stages = [[s.recipe, s.config, _content_of(s.config), s.share, dict(s.settings)] for s in pipeline.stages]
-    now = redact(json.loads(json.dumps([*stages, pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget])))
+    stages = [
+        [s.recipe, s.config, _content_of(s.config), s.share, dict(s.settings), *([s.arm] if s.arm else [])]
+        for s in pipeline.stages
+    ]
+    of_all = [pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget]
+    pilots = [pipeline.pilot_seconds] if pipeline.pilot_seconds else []
+    now = redact(json.loads(json.dumps([*stages, *of_all, *pilots])))
     record = read_record(folder)
     if _by_current_names(record.get("stages", ())) == _by_current_names(now):
         return record

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
+from trl_ext.experiments.pipeline.arms import decision, pilot_name, pilots_of, with_chosen_arm
 from trl_ext.experiments.pipeline.process import run_stage
 from trl_ext.experiments.pipeline.record import (
     NOT_STAGES,
@@ -37,7 +38,7 @@ _END = 4.0  # seconds for the report of all stages, and more than a leaderboard 
 def run_pipeline(
     pipeline: Pipeline, recipes: Path, spent: float = 0.0, watch: Callable[[], None] = lambda: None
 ) -> RunSummary:
-    """Run the stages that are not done yet, and report on all of them. Returns the summary.
+    """Run the pilots and stages that are not done yet, and report on all of them. Returns the summary.
 
     Started again after an interruption it resumes in the stage where it was, with the time that is left.
 
@@ -53,21 +54,50 @@ def run_pipeline(
     folder = Path(pipeline.output_dir)
     record = load_or_create(folder, pipeline)
     began = time.time() - spent - record.get("overhead", {}).get("seconds", 0.0)
-    todo = stages_left(pipeline, record)
+    todo = stages_left(with_chosen_arm(pipeline, record), record)
     folder.mkdir(parents=True, exist_ok=True)
     if todo:
         _record_overhead(folder, record, began)  # the checks take long enough to be killed during them
         _check_stages(pipeline, recipes)
         _record_overhead(folder, record, began)
     model = pipeline.model_name_or_path
+    if pilots := pilots_of(pipeline):
+        if "decision" not in record:
+            _run_pilots(pipeline, pilots, recipes, record, watch)
+        model = str(folder / record[pilot_name(record["decision"]["arm"])]["folder"])
+        pipeline = with_chosen_arm(pipeline, record)
     for number, stage in enumerate(pipeline.stages, start=1):
-        if number in todo:
+        name = name_of(number, stage)
+        if "seconds" not in record.get(name, {}):
             print(f"stage {number} of {len(pipeline.stages)}: {stage.recipe}", flush=True)
-            _run_one(pipeline, number, recipes, model, record, watch)
+            _run_one(pipeline, name, stage, recipes, model, record, watch)
             if number < len(pipeline.stages):
                 watch()
-        model = str(folder / record[name_of(number, stage)]["folder"])
+        model = str(folder / record[name]["folder"])
     return _report(folder, pipeline, record)
+
+
+def _run_pilots(
+    pipeline: Pipeline,
+    pilots: Mapping[str, Stage],
+    recipes: Path,
+    record: dict[str, Any],
+    watch: Callable[[], None],
+) -> None:
+    """Run the pilots that are not done, and record which arm the rule chooses."""
+    folder = Path(pipeline.output_dir)
+    for arm, stage in pilots.items():
+        if "seconds" not in record.get(pilot_name(arm), {}):
+            print(f"pilot of {arm}: {stage.recipe}, {pipeline.pilot_seconds:.0f} s", flush=True)
+            _run_one(pipeline, pilot_name(arm), stage, recipes, pipeline.model_name_or_path, record, watch)
+            watch()
+    record["decision"] = decision(folder, pipeline, record)
+    write_record(folder, record)
+    for arm, one in record["decision"]["pilots"].items():
+        print(
+            f"{arm}: {one['accuracy']:.3f} of {one['problems']}, {one['slope_per_hour']:+.2f} an hour in its last half"
+        )
+    print(f"chosen: {record['decision']['arm']}", flush=True)
 
 
 def _record_overhead(folder: Path, record: dict[str, Any], began: float) -> None:
@@ -76,11 +106,16 @@ def _record_overhead(folder: Path, record: dict[str, Any], began: float) -> None
 
 
 def _run_one(
-    pipeline: Pipeline, number: int, recipes: Path, model: str | None, record: dict[str, Any], watch: Callable[[], None]
+    pipeline: Pipeline,
+    name: str,
+    stage: Stage,
+    recipes: Path,
+    model: str | None,
+    record: dict[str, Any],
+    watch: Callable[[], None],
 ) -> None:
-    """Run the stage of that number, or what is left of it, from the model that the one before has left."""
-    folder, stage = Path(pipeline.output_dir), pipeline.stages[number - 1]
-    name = name_of(number, stage)
+    """Run the stage of that name, or what is left of it, from a model."""
+    folder = Path(pipeline.output_dir)
     entry = record.pop(name, {"earlier": 0.0})
     if "time_budget" not in entry:
         entry["time_budget"] = _budget(pipeline, stage, record)  # by what the others have used
@@ -149,8 +184,11 @@ def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
     """Parse every stage's arguments before the first one runs, in a process of its own that leaves no device in use."""
     budget = [] if pipeline.time_budget is None else ["--time_budget", str(pipeline.time_budget)]
     own = {name: str((recipes / recipe.script).with_suffix(".yaml")) for name, recipe in RECIPES.items()}
-    last = pipeline.stages[-1]
-    plan = [Planned(s.recipe, own[s.recipe], [*s.arguments(), *budget], s is last) for s in pipeline.stages]
+    last = {stage.arm: number for number, stage in enumerate(pipeline.stages)}  # each arm's; None is that of all
+    plan = [
+        Planned(s.recipe, own[s.recipe], [*s.arguments(), *budget], last[s.arm] == number)
+        for number, s in enumerate(pipeline.stages)
+    ]
     if refusal := refusal_of(plan, pipeline.rules):
         recipe = pipeline.stages[refusal.stage - 1].recipe
         raise InputError(f"stage {refusal.stage} ({recipe}): {refusal.message}")
@@ -168,13 +206,18 @@ def _on_pipelines_clock(entry: ValidationEntry, stage: str, steps: int, seconds:
 def _report(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> RunSummary:
     """One curve and one summary of all stages, on the pipeline's clock and in optimizer steps of all stages."""
     curves: dict[str, list[ValidationEntry]] = {}
-    seconds, steps = record.get("overhead", {}).get("seconds", 0.0), 0
-    for number, stage in enumerate(pipeline.stages, start=1):
-        name = name_of(number, stage)
+    names = [name_of(number, stage) for number, stage in enumerate(pipeline.stages, start=1)]
+    if "decision" in record:
+        names.insert(0, pilot_name(record["decision"]["arm"]))
+    others = [entry for name, entry in record.items() if name not in (*NOT_STAGES, *names)]  # the other arms' pilots
+    seconds, steps = record.get("overhead", {}).get("seconds", 0.0) + sum(map(entry_seconds, others)), 0
+    for name in names:
         summary = RunFolder(folder / record[name]["folder"]).summary()
         curves[name] = [_on_pipelines_clock(entry, name, steps, seconds) for entry in summary["validations"]]
         seconds, steps = seconds + record[name]["seconds"], curves[name][-1]["step"]
     write_curve(folder / CURVE, curves, title=folder.name, seconds=pipeline.time_budget)
     history = [entry for curve in curves.values() for entry in curve]
     more = {"seed": pipeline.seed, "stages": {k: v for k, v in record.items() if k not in NOT_STAGES}, **provenance()}
+    if "decision" in record:
+        more["decision"] = record["decision"]
     return write_summary(folder / SUMMARY, history, seconds, more)

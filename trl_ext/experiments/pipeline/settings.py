@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ class Stage:
     config: str | None = None  # its YAML file; None for the recipe's own
     share: float | None = None  # of the pipeline's time budget; None for what is left
     settings: Mapping[str, Any] = field(default_factory=dict)  # more of its settings, by name
+    arm: str | None = None  # of which it is a stage, see `trl_ext.experiments.pipeline.arms`
 
     def arguments(self) -> list[str]:
         """Its settings as a command line."""
@@ -42,6 +44,7 @@ class Pipeline:
     launch: list[str] = field(default_factory=list)  # options of `accelerate launch`; a single process without any
     seed: int = 0
     rules: str | None = None  # those of `trl_ext.experiments.rules` that every stage has to keep to
+    pilot_seconds: float | None = None  # of each arm, out of the time budget
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -50,15 +53,47 @@ class Pipeline:
             raise ValueError(f"launch must be a list of options, got {self.launch!r}")
         if self.time_budget is not None and self.time_budget <= 0:
             raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
-        shares = [stage.share for stage in self.stages if stage.share is not None]
+        self._check_arms()
+        for arm in dict.fromkeys(stage.arm for stage in self.stages):
+            self._check_shares([stage for stage in self.stages if stage.arm == arm])
+
+    def _check_shares(self, stages: list[Stage]) -> None:
+        """Of stages that follow each other."""
+        shares = [stage.share for stage in stages if stage.share is not None]
         if any(not 0 < share <= 1 for share in shares) or sum(shares) > 1 + 1e-9:
             raise ValueError(f"shares of the time budget must be above 0 and at most 1 together, got {shares}")
         if shares and self.time_budget is None:
             raise ValueError("share needs a time_budget")
-        if self.time_budget is not None and any(stage.share is None for stage in self.stages[:-1]):
+        if self.time_budget is not None and any(stage.share is None for stage in stages[:-1]):
             raise ValueError("every stage but the last needs a share of the time_budget, or it would take all of it")
-        if self.stages[-1].share is None and sum(shares) > 1 - 1e-9:
+        if stages[-1].share is None and sum(shares) > 1 - 1e-9:
             raise ValueError(f"the shares {shares} leave nothing of the time budget for the last stage")
+
+    def _check_arms(self) -> None:
+        arms = list(dict.fromkeys(stage.arm for stage in self.stages))
+        if arms == [None]:
+            if self.pilot_seconds is not None:
+                raise ValueError("pilot_seconds: no stage has an arm to be a pilot of; give each stage an `arm`")
+            return
+        if None in arms or len(arms) < 2:
+            raise ValueError(f"arm: every stage needs one, and two at least are compared, got {arms}")
+        if wrong := [arm for arm in arms if not re.fullmatch(r"[A-Za-z0-9_.-]+", str(arm))]:
+            raise ValueError(f"arm: {wrong[0]!r} must be letters, digits and any of _ . -, for a folder is called so")
+        if self.time_budget is None or self.pilot_seconds is None:
+            raise ValueError("arms need pilot_seconds and a time_budget that these are a part of")
+        if self.pilot_seconds <= 0 or len(arms) * self.pilot_seconds >= self.time_budget:
+            raise ValueError(
+                f"pilot_seconds must be positive, and {len(arms)} pilots leave some of the time_budget of "
+                f"{self.time_budget} s to the chosen arm, got {self.pilot_seconds}"
+            )
+        for arm in arms:
+            shares = [stage.share for stage in self.stages if stage.arm == arm]
+            taken = sum(share or 0.0 for share in shares) + len(arms) * self.pilot_seconds / self.time_budget
+            if taken > 1 + 1e-9 or (shares[-1] is None and taken > 1 - 1e-9):
+                raise ValueError(
+                    f"arm {arm}: its shares {shares} and {len(arms)} pilots of {self.pilot_seconds} s take {taken:.0%} "
+                    f"of the time_budget of {self.time_budget} s and leave its last stage too little; lower one of them"
+                )
 
 
 def read_pipeline(path: Path, **given: Any) -> Pipeline:

@@ -24,7 +24,7 @@ _DEFAULT = WorkerLimits()
 
 
 class Pool:
-    """Workers for one function. They start with the first `map` and live until `close` or the interpreter's exit.
+    """Workers for one function. They start with `start` or the first `map`, and live until `close` or the end.
 
     Args:
         function: "module:name" of a function of JSON-able arguments with a JSON-able result, imported in the workers.
@@ -53,6 +53,11 @@ class Pool:
         """Kill the workers. Another `map` would start new ones."""
         with self._lock:
             _kill_all(self._processes)
+
+    def start(self) -> None:
+        """Start the workers without waiting for them, so that they import while other things are done."""
+        with self._lock:
+            self._start(self.limits.workers)
 
     def map(self, jobs: Sequence[Sequence[Any]]) -> list[Outcome]:
         """For every job the function's result, or a `Failure`. Several threads take turns.

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.plan_budget import resolved
-from trl_ext.experiments.budget_plan import (
+from trl_ext.foresight.pilot import resolved
+from trl_ext.foresight.plan import (
     Rates,
     Workload,
     fraction_trained,

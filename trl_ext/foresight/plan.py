@@ -66,7 +66,7 @@ def fraction_trained(work: Workload, steps: int) -> float:
 
 
 def seconds_of(rates: Rates, work: Workload, steps: int) -> dict[str, float]:
-    """Seconds of so many optimizer steps by what they are spent on; what is done every so often has its share."""
+    """Seconds of so many optimizer steps by what they are spent on; what is not done in each one, in proportion."""
     completion_tokens = work.rollout_batch_size * work.tokens
     trained_tokens = completion_tokens * work.epochs * fraction_trained(work, steps)
     parts = {
@@ -136,11 +136,11 @@ def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], s
     )
 
 
-def last_steps(metrics: Sequence[Mapping[str, Any]], updates: int, share: float) -> list[Mapping[str, Any]]:
-    """What was logged of the whole rollouts in a run's last `share` of steps, at least one, after the entry before."""
+def last_steps(metrics: Sequence[Mapping[str, Any]], updates: int, fraction: float) -> list[Mapping[str, Any]]:
+    """What was logged of the whole rollouts in the last `fraction` of steps, at least one, after the entry before."""
     steps = [entry for entry in metrics if "step_time" in entry]
     ends = [i for i, entry in enumerate(steps) if entry["step"] % updates == 0]  # of rollouts
-    starts = [i for i in ends[:-1] if i < (1 - share) * ends[-1]]
+    starts = [i for i in ends[:-1] if i < (1 - fraction) * ends[-1]]
     done = steps[-1]["step"] if steps else 0
     last = steps[starts[-1] : ends[-1] + 1] if starts and done >= max(_STEPS, _ROLLOUTS * updates) else []
     if not any("rollout_time" in entry for entry in last[1:]):

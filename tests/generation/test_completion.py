@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trl_ext.generation.entropy import entropy_estimates, mean_over_tokens
+from trl_ext.generation.completion import entropy_estimates, mean_over_tokens
 
 
 def test_estimate_is_the_mean_over_a_completions_tokens() -> None:

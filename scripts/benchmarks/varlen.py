@@ -1,0 +1,190 @@
+r"""Padded micro-batches against one row without padding: how much padding there is, and what each layout takes.
+
+    python -m scripts.benchmarks.varlen --json docs/results/varlen.json
+
+First the padding in the micro-batches of a step as `Batching` plans them, without a model: it bounds what any layout
+without padding can gain. Then forward and backward passes over the same micro-batches, in alternation: padded at the
+end of each row (what a step does), and packed into one row, in which attention keeps the completions apart by a mask
+(what transformers does with sdpa), by a call for each (what flash attention's varlen kernels do on a GPU, registered
+here as an attention function), by nested tensors, or by FlexAttention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from tqdm import tqdm
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from trl_ext.grpo import contiguous
+from trl_ext.grpo.batching import Batch, Batching, loss_mask
+from trl_ext.runs.provenance import provenance
+
+from .random_model import SHAPES, save_random_model
+from .step import Workload
+
+WORKLOADS = {
+    "the page's: 64 rollouts, mean 95": Workload(),
+    "256 rollouts, mean 400, up to 1024": Workload(256, 8, 100, 400, 1024),
+    "64 rollouts, mean 1500, up to 4096": Workload(64, 8, 100, 1500, 4096),
+    "16 rollouts, mean 1500, up to 4096": Workload(16, 8, 100, 1500, 4096),
+}
+
+
+def step_of(work: Workload, vocabulary: int, ragged: bool = True) -> Batch:
+    """The rows of a step, as TRL pads them; prompts of half to one and a half times the workload's length."""
+    random = np.random.default_rng(4)
+    lengths = torch.tensor(work.lengths())
+    sizes = random.integers(work.prompt // 2, work.prompt * 3 // 2, work.rollouts // work.group)
+    prompts = torch.tensor(np.repeat(sizes if ragged else sizes * 0 + work.prompt, work.group))
+    width, longest = int(prompts.max()), int(lengths.max())
+    rewards = torch.tensor(work.rewards()).view(-1, work.group)
+    return {
+        "prompt_ids": torch.randint(3, vocabulary, (work.rollouts, width)),
+        "prompt_mask": (torch.arange(width) >= width - prompts[:, None]).long(),
+        "completion_ids": torch.randint(3, vocabulary, (work.rollouts, longest)),
+        "completion_mask": (torch.arange(longest) < lengths[:, None]).long(),
+        "advantages": (rewards - rewards.mean(dim=1, keepdim=True)).flatten(),
+    }
+
+
+def padding(plan: list[Batch]) -> float:
+    """The fraction of the tokens in contiguous rows that is padding."""
+    real = sum(int(b["prompt_mask"].sum() + b["completion_mask"].sum()) for b in plan)
+    rows = [(b["prompt_mask"].sum(dim=1) + b["completion_mask"].sum(dim=1)) for b in plan]
+    return 1 - real / sum(len(row) * int(row.max()) for row in rows)
+
+
+def packed(batch: Batch) -> dict[str, Any]:
+    """Arguments of the model for all rows of a micro-batch in one, and where each begins."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    real = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1) > 0
+    scored = torch.cat([torch.zeros_like(batch["prompt_mask"]), loss_mask(batch).long()], dim=1) > 0
+    lengths = real.sum(dim=1)
+    labels = torch.roll(ids.masked_fill(~scored, -100)[real], -1)[None]
+    positions = torch.cat([torch.arange(n) for n in lengths.tolist()])[None]
+    return {"input_ids": ids[real][None], "position_ids": positions, "shift_labels": labels, "lengths": lengths}
+
+
+def per_segment(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """A call of the causal kernel for each completion."""
+    segments = zip(*(x.split(kwargs["lengths"].tolist(), dim=2) for x in (query, key, value)), strict=True)
+    found = [scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True) for one in segments]
+    return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
+
+
+def nested(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """Nested tensors in the jagged layout."""
+    repeats = query.shape[1] // key.shape[1]
+    lengths = kwargs["lengths"]
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    parts = [query, key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)]
+    jagged = [
+        torch.nested.nested_tensor_from_jagged(x[0].transpose(0, 1).contiguous(), offsets).transpose(1, 2)
+        for x in parts
+    ]
+    return scaled_dot_product_attention(*jagged, is_causal=True).transpose(1, 2).values()[None], None
+
+
+def flex(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """FlexAttention with a mask function of documents."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    document = torch.repeat_interleave(torch.arange(len(kwargs["lengths"])), kwargs["lengths"])
+    n = query.shape[2]
+    mask = create_block_mask(lambda b, h, q, k: (document[q] == document[k]) & (q >= k), None, None, n, n, "cpu")
+    found = torch.compile(flex_attention, dynamic=True)(query, key, value, block_mask=mask, enable_gqa=True)
+    return found.transpose(1, 2).contiguous(), None
+
+
+LAYOUTS: dict[str, Callable[..., Any] | None] = {
+    "padded at the end": None,
+    "packed, masked": None,
+    "packed, a call for each": per_segment,
+    "packed, nested tensors": nested,
+    "packed, FlexAttention": flex,
+}
+
+
+def loss_of(model: Any, name: str, batch: Batch) -> Tensor:
+    """The sum of advantage times log-probability over the trained tokens."""
+    mask = loss_mask(batch)
+    fields = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    if name == "padded at the end":
+        logp, _ = contiguous.log_probs(model, *(batch[field] for field in fields), batch["columns"])
+        return (logp * batch["advantages"][:, None] * mask).sum()
+    given = packed(batch)
+    weight = torch.repeat_interleave(batch["advantages"], given["lengths"])
+    lengths = {} if LAYOUTS[name] is None else {"lengths": given["lengths"]}
+    del given["lengths"]
+    return (model(**given, **lengths, attention_mask=None, fused_lm_head=True).log_probs[0] * weight).sum()
+
+
+def time_layouts(model: Any, plan: list[Batch], repeats: int) -> dict[str, Any]:
+    """Per layout: CPU seconds of a step, its ratio to the padded one, and the difference of the gradient."""
+    seconds: dict[str, list[float]] = {name: [] for name in LAYOUTS}
+    gradients: dict[str, Tensor] = {}
+    failed: dict[str, str] = {}
+    for _ in tqdm(range(repeats + 1), leave=False):
+        for name in LAYOUTS.keys() - failed.keys():
+            model.set_attn_implementation(name.replace(" ", "_") if LAYOUTS[name] else "sdpa")
+            model.zero_grad()
+            began = time.process_time()
+            try:
+                for batch in plan:
+                    loss_of(model, name, batch).backward()
+            except (RuntimeError, NotImplementedError, ValueError) as error:
+                failed[name] = str(error).strip().splitlines()[-1][:200]
+                continue
+            seconds[name].append(time.process_time() - began)
+            gradients[name] = torch.cat([p.grad.flatten().clone() for p in model.parameters()])
+    plain = gradients["padded at the end"]
+    found: dict[str, Any] = {name: {"failed": said} for name, said in failed.items()}
+    for name in LAYOUTS.keys() - failed.keys():
+        ratio = median(a / b for a, b in zip(seconds["padded at the end"][1:], seconds[name][1:], strict=True))
+        difference = ((gradients[name] - plain).abs().max() / plain.abs().max()).item()
+        found[name] = {"cpu_seconds": median(seconds[name][1:]), "ratio": ratio, "gradient_difference": difference}
+    return {name: found[name] for name in LAYOUTS}
+
+
+def main() -> None:
+    """Measure, print, and write the file asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="1m", help="of a random model (default: 1m)")
+    parser.add_argument("--repeats", type=int, default=3, help="timed rounds (default: 3)")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # its CPU time is what other work on the machine changes least
+    found: dict[str, Any] = {"padding": {}}
+    plans = {name: Batching(rows=work.micro).plan(step_of(work, 4096)) for name, work in WORKLOADS.items()}
+    for name, plan in plans.items():
+        found["padding"][name] = padding(plan)
+        print(f"{name}: {padding(plan):.1%} of {len(plan)} micro-batches is padding")
+    for name, attention in LAYOUTS.items():
+        if attention is not None:
+            AttentionInterface.register(name.replace(" ", "_"), attention)
+            AttentionMaskInterface.register(name.replace(" ", "_"), lambda *_, **__: None)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = AutoModelForCausalLM.from_pretrained(save_random_model(Path(scratch), args.shape), dtype=torch.float32)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    found["layouts"] = time_layouts(model, plans["the page's: 64 rollouts, mean 95"], args.repeats)
+    for name, one in found["layouts"].items():
+        print(f"{name:<26}", json.dumps(one))
+    if args.json:
+        args.json.write_text(json.dumps({"shape": args.shape, **found, **provenance()}, indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

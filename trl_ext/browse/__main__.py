@@ -1,0 +1,5 @@
+"""`python -m trl_ext.browse`: a run's rollouts as one HTML file."""
+
+from trl_ext.browse.command import main
+
+main()

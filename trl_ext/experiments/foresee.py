@@ -1,0 +1,106 @@
+"""A recipe's settings, as a machine without its GPUs reads them, to what is foreseen of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import InputError
+from trl_ext.foresight.efficiency import Efficiency
+from trl_ext.foresight.hardware import Gpu
+from trl_ext.foresight.networks import network_of, prompt_lengths
+from trl_ext.foresight.pilot import read_run
+from trl_ext.foresight.roofline import foresee_time
+from trl_ext.foresight.shape import Launch, Lengths, RunShape, shape_of
+from trl_ext.io import read_json, read_yaml
+from trl_ext.recipes.cli import read_settings
+from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.recipes.sft import SFT_SETTINGS
+from trl_ext.registry import unknown
+from trl_ext.runs.layout import CONFIG
+
+LENGTHS = ("prompt", "longest_prompt", "completion")  # that --set takes next to the settings, in tokens
+
+
+def recipe_settings(given: Mapping[str, Any]) -> tuple[type, ...]:
+    """The settings' classes of the recipe that a YAML file is for."""
+    if "n_ei_steps" in given or "questions_per_step" in given:
+        return EXPERT_ITERATION_SETTINGS
+    return SFT_SETTINGS if "traces" in given else GRPO_SETTINGS
+
+
+def read_shape(config: Path, changes: Sequence[str], launch: Launch) -> RunShape:
+    """The shape of the run that a YAML file describes.
+
+    Args:
+        changes: `name=value`, settings of the recipe or one of `LENGTHS`.
+
+    Raises:
+        InputError: a setting is unknown, or the model's configuration cannot be had.
+    """
+    pairs = [change.partition("=") for change in changes]
+    if wrong := [name for name, sign, _ in pairs if not sign]:
+        raise InputError(f"--set {wrong[0]}: give it as NAME=VALUE, such as --set micro_train_batch_size=4")
+    changed = {name: value for name, _, value in pairs}
+    own = {name: changed.pop(name) for name in LENGTHS if name in changed}
+    if not config.is_file():
+        raise unknown("recipe", str(config), map(str, config.parent.glob("*.yaml")))
+    written = dict(read_yaml(config) or {})
+    given = {**written, **changed}
+    flags = [f"--{name}={value}" for name, value in changed.items() if name != "use_vllm"]
+    flags += ["--use_cpu", "true", "--use_vllm", "false", "--output_dir", "foreseen"]
+    task, model, parsed = read_settings(recipe_settings(written), None, config, flags)
+    if not model.model_name_or_path:
+        raise InputError(f"{config}: without model_name_or_path it trains the embedded policy, which fits anywhere")
+    if model.attn_implementation == "auto":
+        model.attn_implementation = "flash_attention_2"  # as a GPU with flash-attn has it
+    network = network_of(model.model_name_or_path, model.model_revision)
+    return shape_of(task, model, parsed, network, launch, _lengths(task, parsed, own), given)
+
+
+def pace_of_pilot(run: Path, launch: Launch, gpu: Gpu) -> Efficiency:
+    """What a finished run on such GPUs says of them.
+
+    Args:
+        run: its folder.
+        launch: how it was started.
+
+    Raises:
+        ValueError: it is no run of recipes/grpo_math.py, or too short.
+    """
+    rates, work = read_run(run)
+    shape = replace(read_shape(run / CONFIG, [f"completion={work.tokens}"], launch), trained_fraction=work.pilot_rows)
+    return Efficiency().measured(foresee_time(shape, gpu), rates)
+
+
+def pace_of_check(file: Path, recipe: Path, launch: Launch, gpu: Gpu) -> Efficiency:
+    """What `python -m scripts.benchmarks.gpu --json` says of such GPUs; its recipe is the one of the real model.
+
+    Raises:
+        ValueError: a figure is missing.
+    """
+    found = read_json(file)
+    if missing := [name for name in ("prompt_tokens", "completion_tokens") if not found.get(name)]:
+        raise ValueError(f"{file}: no {', '.join(missing)}; python -m scripts.benchmarks.gpu --json writes them")
+    prompt, completion = found["prompt_tokens"], found["completion_tokens"]
+    lengths = [f"prompt={prompt}", f"longest_prompt={math.ceil(prompt)}", f"completion={completion}"]
+    return Efficiency().checked(foresee_time(read_shape(recipe, lengths, launch), gpu), found)
+
+
+def _lengths(task: Any, config: Any, own: Mapping[str, str]) -> Lengths:
+    """Known of the dataset, or given; completions have half of what they may have until a run says better."""
+    mean, longest = prompt_lengths(task.dataset)
+    most = config.max_completion_length
+    context = config.vllm_max_model_length
+    if context is not None:
+        longest = min(longest, max(1, context - most))
+    return Lengths(
+        prompt=float(own.get("prompt", min(mean, longest))),
+        longest_prompt=int(own.get("longest_prompt", longest)),
+        completion=float(own.get("completion", most / 2)),
+        max_completion=most,
+    )

@@ -1,0 +1,1 @@
+"""What the phases of a run compute and move, and the seconds that this takes on a device."""

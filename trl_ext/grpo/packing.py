@@ -1,0 +1,126 @@
+"""Rows of different length -> sets of micro-batches within a budget of tokens; no tensors.
+
+A set is of whole groups: its micro-batches share the groups' prompts, where that is less work than it costs. On a
+shared prompt, every completion token is compared to every token of its row, through a mask; in a row of its own it is
+compared to the earlier ones only, half of them, by attention's causal kernel. So sharing saves the prompt's matrix
+products, which grow with its length, and adds comparisons, which grow with the square of a completion's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a batch, with its lengths in tokens without padding."""
+
+    index: int
+    prompt: int
+    completion: int
+    group: int  # rows of one group have the same prompt
+
+
+def shortest(rows: Iterable[Row]) -> Row:
+    """The row with the fewest tokens."""
+    return min(rows, key=lambda row: row.prompt + row.completion)
+
+
+def cost(rows: Sequence[Row]) -> int:
+    """Number of tokens in a forward pass over these rows, padding included."""
+    return len(rows) * max(row.prompt + row.completion for row in rows)
+
+
+def pack_by_tokens(rows: Iterable[Row], budget: int) -> list[list[Row]]:
+    """All rows, the longest first, in micro-batches of at most `budget` tokens (or of one longer row)."""
+    runs: list[list[Row]] = []
+    for row in sorted(rows, key=lambda row: row.prompt + row.completion, reverse=True):
+        if runs and cost([*runs[-1], row]) <= budget:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+def group_by_prompt(rows: Iterable[Row], budget: int) -> list[list[Row]]:
+    """All rows, in sets of whole groups of similar length with at most `budget` prompt tokens (or one prompt)."""
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    sets: list[list[list[Row]]] = []
+    for group in sorted(groups.values(), key=lambda group: max(row.completion for row in group), reverse=True):
+        if sets and cost([Row(0, one[0].prompt, 0, 0) for one in [*sets[-1], group]]) <= budget:
+            sets[-1].append(group)
+        else:
+            sets.append([group])
+    return [[row for group in chosen for row in group] for chosen in sets]
+
+
+def pack_on_shared_prompts(rows: Iterable[Row], budget: int) -> list[list[list[Row]]]:
+    """All rows, in sets of micro-batches; the prompts of a set and any one of its micro-batches fit into the budget."""
+    sets = []
+    for chosen in group_by_prompt(rows, budget // 2):
+        prompts = {row.group: Row(0, row.prompt, 0, 0) for row in chosen}
+        place = {row.index: row for row in chosen}
+        completions = [Row(row.index, 0, row.completion, row.group) for row in chosen]
+        runs = pack_by_tokens(completions, budget - cost(list(prompts.values())))
+        sets.append([[place[row.index] for row in run] for run in runs])
+    return sets
+
+
+def split_into(runs: Sequence[Sequence[Row]], n: int) -> list[list[Row]]:
+    """The same rows in exactly `n` micro-batches: the largest is halved while there are too few, then empty ones."""
+    if len(runs) > n:
+        raise ValueError(f"{len(runs)} micro-batches do not fit into {n}")
+    found = [list(run) for run in runs]
+    while len(found) < n and any(len(run) > 1 for run in found):
+        place = max((i for i, run in enumerate(found) if len(run) > 1), key=lambda i: cost(found[i]))
+        middle = len(found[place]) // 2
+        found[place : place + 1] = [found[place][:middle], found[place][middle:]]
+    return found + [[] for _ in range(n - len(found))]
+
+
+def as_on_every_rank(
+    sets: Sequence[Sequence[Sequence[Row]]], max_over_ranks: Callable[[list[int]], list[int]]
+) -> list[list[list[Row]]]:
+    """The same rows in at least one micro-batch, and in as many sets and micro-batches of each as any rank has at most.
+
+    What ranks exchange after every micro-batch (ZeRO-2: gradients, in the order in which they are ready; ZeRO-3: also
+    parameters) then comes in the same order on all of them: every rank computes prompts when any does.
+    """
+    counts = max_over_ranks([len(runs) for runs in sets])
+    found = [*sets, *([] for _ in counts[len(sets) :])]
+    aligned = [split_into(runs, count) for runs, count in zip(found, counts, strict=True)]
+    return aligned if any(aligned) else [[[]]]
+
+
+def attention_cost(model: PreTrainedModel) -> float:
+    """The work of comparing a token with another one in all layers, in that of a token's matrix products.
+
+    Floating-point operations of a forward pass: 4 for each dimension of a head (scores, and their weighted sum of
+    values) against 2 for each parameter outside of the embeddings.
+    """
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    embeddings = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer}
+    parameters = {id(p): getattr(p, "ds_numel", p.numel()) for p in model.parameters() if id(p) not in embeddings}
+    return 4 * width * config.num_hidden_layers / (2 * sum(parameters.values()))
+
+
+def sharing_pays(prompt: int, completions: Sequence[int], attention: float) -> bool:
+    """Whether one pass over the prompt of a group is no more work than one for each of its completions.
+
+    In rows of their own, G completions of T tokens after a prompt of L take G L + sum(T) tokens and
+    sum((L + T)^2) / 2 comparisons; on a shared prompt L + sum(T), and L^2 / 2 + sum(T (L + T)).
+
+    Args:
+        prompt: L.
+        completions: each one's T.
+        attention: `attention_cost` of the model; 0 if comparisons are free.
+    """
+    others = len(completions) - 1
+    return others * prompt + attention / 2 * (others * prompt**2 - sum(n**2 for n in completions)) >= 0

@@ -138,8 +138,8 @@ def test_lost_host_is_a_line_and_other_errors_are_none(
 
 
 ENDED = """
-import atexit, torch
-atexit.register(lambda: print("in a group:", torch.distributed.is_initialized()))
+import weakref, torch
+weakref.finalize(torch, lambda: print("in a group:", torch.distributed.is_initialized()))
 from trl_ext.hosts.group import join_on_cpu
 join_on_cpu(60)
 print("joined:", torch.distributed.get_world_size())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import datetime
 import os
 import socket
+import weakref
 from collections.abc import Mapping
 
 import torch
@@ -27,7 +27,7 @@ def join_on_cpu(seconds: float) -> None:
     if on_cpu_ranks() and not torch.distributed.is_initialized():
         set_default_group_timeout(datetime.timedelta(seconds=seconds))
         torch.distributed.init_process_group("gloo")
-        atexit.register(leave)  # however the process ends; first thing, as Python then has all of its threads yet
+        leave_at_exit()
 
 
 def leave() -> None:
@@ -37,6 +37,15 @@ def leave() -> None:
     """
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def leave_at_exit() -> None:
+    """`leave` however the process ends, while Python has all of its threads yet, and after the engines made from now on.
+
+    A colocated vLLM engine destroys its own groups when the process exits, and fails if they are gone. It does so in
+    a finalizer; these run in reverse order.
+    """
+    weakref.finalize(leave, leave)
 
 
 def join(seconds: float) -> PartialState:

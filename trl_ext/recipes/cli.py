@@ -28,7 +28,7 @@ from trl_ext.compat.renamed import RenamedWarning, current_flags, current_name, 
 from trl_ext.errors import InputError, NotSavedError, PushError, ServerError, SettingsError, Stopped
 from trl_ext.hosts.compilation import warning_of_locks
 from trl_ext.hosts.folder import refuse_different, refuse_unshared
-from trl_ext.hosts.group import join, learn_hosts, leave
+from trl_ext.hosts.group import join, learn_hosts, leave_at_exit
 from trl_ext.hosts.launch import refuse_partial_launch
 from trl_ext.hosts.lost import explain
 from trl_ext.io import read_json, read_yaml, write_json
@@ -156,11 +156,11 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
     except InputError as error:
         sys.exit(f"error: {error}")
     parsed = parse(settings, description, default_config)  # joins the group of processes
+    leave_at_exit()
     try:
         _check_hosts(parsed[-1])
         run(*parsed)
         PartialState().wait_for_everyone()  # a rank that leaves while another still works can take it down
-        leave()
     except (InputError, PushError, NotSavedError) as error:
         sys.exit(f"error: {redact_text(str(error))}")
     except KeyboardInterrupt:

@@ -40,7 +40,7 @@ def leave() -> None:
 
 
 def leave_at_exit() -> None:
-    """`leave` however the process ends, while Python has all of its threads yet, and after the engines made from now on.
+    """`leave` however the process ends, while Python has all of its threads yet, and after engines made from now on.
 
     A colocated vLLM engine destroys its own groups when the process exits, and fails if they are gone. It does so in
     a finalizer; these run in reverse order.

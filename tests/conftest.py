@@ -19,8 +19,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session")
 def policy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the default base policy is made once for all tests; it takes a minute."""
-    return tmp_path_factory.mktemp("policies")
+    """Where the default base policy is made once for all tests, of both workers; it takes a minute."""
+    top = tmp_path_factory.getbasetemp()
+    return (top.parent if "PYTEST_XDIST_WORKER" in os.environ else top) / "policies"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path

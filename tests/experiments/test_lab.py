@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 
 from scripts.lab_page import section
+from tests.recipes.test_grpo import SMALL
 from trl_ext.errors import InputError
 from trl_ext.experiments.lab.questions import (
     GRPO,
@@ -44,6 +45,7 @@ from trl_ext.experiments.lab.report import (
     write_report,
 )
 from trl_ext.experiments.progress import latest
+from trl_ext.mini.policy import make_base_policy
 
 ROOT = Path(__file__).parents[2]
 LABS = sorted(path for path in (ROOT / "recipes" / "lab").iterdir() if path.is_dir())
@@ -373,6 +375,7 @@ def test_a_question_is_answered_with_failed_cells_and_once_only(tmp_path: Path, 
         "micro_train_batch_size": 8, "sampling_max_tokens": 8, "train_problems": 32, "validation_problems": 8,
         "final_validation_problems": 16, "validate_every": 2, "save_strategy": "no", "preset": "grpo_clip",
         "gradient_checkpointing": False, "report_to": "none", "logging_steps": 1, "learning_rate": 1e-4,
+        "model_name_or_path": str(make_base_policy(0, tmp_path / "policies", SMALL, progress=False)),
     }  # fmt: skip
     (folder / "recipe" / "base.yaml").write_text(yaml.safe_dump(tiny))
     (folder / "lab.yaml").write_text("config: recipe/base.yaml\nsettings: {disable_tqdm: true}\n")

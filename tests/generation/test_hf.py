@@ -137,6 +137,12 @@ def test_a_completion_may_end_with_eos_only_after_the_minimum(minimum: int) -> N
     assert completion.index("<eos>") >= minimum if "<eos>" in completion else len(completion) == 6
 
 
+def test_a_stop_string_begun_by_the_prompt_does_not_end_it() -> None:
+    model = chain_model(TOKENIZER, ["0", *CLOSE, "a", "b", "<eos>"])
+    assert generate(model, [["0", *CLOSE[:2]]], STOP) == [[">", "a", "b", "<eos>"]]
+    assert generate(model, [["0"]], STOP, min_new_tokens=4) == [[*CLOSE, "a", "b", "<eos>"]], "prompts do not count"
+
+
 def test_stop_string_within_min_tokens_does_not_end_completion() -> None:
     # vLLM's rule for min_tokens, so that both engines end a completion at the same place
     model = chain_model(TOKENIZER, ["0", "1", *CLOSE, "a", "b", "c", "<eos>"])

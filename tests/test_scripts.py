@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,12 @@ def test_a_script_has_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     """In this process, which has imported torch already: there are two dozen of them."""
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     path = ROOT / "scripts" / f"{name}.py"
+    monkeypatch.syspath_prepend(path.parent)
+    run = (
+        partial(runpy.run_path, str(path)) if path.exists() else partial(runpy.run_module, f"scripts.benchmarks.{name}")
+    )
     with pytest.raises(SystemExit) as ended:
-        if path.exists():
-            monkeypatch.syspath_prepend(path.parent)
-            runpy.run_path(str(path), run_name="__main__")
-        else:
-            runpy.run_module(f"scripts.benchmarks.{name}", run_name="__main__")
+        run(run_name="__main__")
     assert ended.value.code in (0, None)
     assert "usage:" in capsys.readouterr().out
 

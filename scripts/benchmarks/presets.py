@@ -90,11 +90,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="runs whose preset or member contains this")
     parser.add_argument("--ranks", type=int, nargs="+", choices=CONFIGS, default=list(CONFIGS), help="default: 1 2")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--resume", action="store_true", help="run only what that file lacks")
     args = parser.parse_args()
     chosen = [(flags, ranks) for ranks in args.ranks for flags in cases() if args.only in next(iter(flags.values()))]
     if not chosen:
         parser.error(f"no preset or member contains {args.only!r}")
-    runs = []
+    if args.resume and not (args.json and args.json.is_file()):
+        parser.error("--resume needs the file of the runs that are there: --json FILE")
+    runs = json.loads(args.json.read_text(encoding="utf-8"))["runs"] if args.resume else []
+    chosen = [
+        (flags, ranks)
+        for flags, ranks in chosen
+        if not any({**flags, "ranks": ranks}.items() <= run.items() for run in runs)
+    ]
     for flags, ranks in tqdm(chosen, unit="run"):
         run = trained(flags, ranks)
         runs.append(run)

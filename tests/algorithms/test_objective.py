@@ -21,7 +21,7 @@ from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.algorithms.sampler_correction import SAMPLER_WEIGHTS
-from trl_ext.algorithms.types import LossInputs, StepTotals
+from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
 from trl_ext.grpo.config import ExtGRPOConfig
 
 LOSS, MEAN, K3 = POLICY_LOSSES["ppo_clip"], AGGREGATIONS["sequence_mean"], KL_ESTIMATORS["k3"]
@@ -43,6 +43,15 @@ def test_without_extras_it_is_the_aggregated_policy_loss(loss: str, aggregation:
     alone = policy_loss(loss)(x)
     assert_close(value, AGGREGATIONS[aggregation](alone.loss, x.mask, totals), rtol=0, atol=0)
     assert metrics.keys() == alone.metrics.keys()
+    assert not any(metric.requires_grad for metric in metrics.values())
+
+
+def test_a_metric_with_a_gradient_keeps_no_graph() -> None:
+    """As a user's loss returns it; kept until the step is logged, it would hold all of its activations."""
+    x = loss_inputs()
+    objective = Objective(lambda x: TokenLoss(-x.logp, {"mine": x.logp * 2}), MEAN, K3)
+    _, metrics = objective(dataclasses.replace(x, logp=x.logp.detach().requires_grad_()), totals_of(x.mask))
+    assert not metrics["mine"].requires_grad
 
 
 @pytest.mark.parametrize("kl", sorted(KL_ESTIMATORS))

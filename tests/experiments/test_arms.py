@@ -84,10 +84,19 @@ def test_pilots_and_shares_leave_time_for_the_last_stage(first: float, last: flo
 def test_a_pilot_is_the_arms_first_stage_without_its_end() -> None:
     pilots = pilots_of(two_arms())
     assert list(pilots) == ["warm_up", "on_policy"]
-    assert pilots["warm_up"] == Stage("expert_iteration", share=0.15, arm="warm_up")
-    assert pilots["on_policy"] == Stage("grpo", share=0.15, settings={"learning_rate": 2e-4}, arm="on_policy")
+    last = {"restore_best": False}  # also where a stage's config file has it
+    assert pilots["warm_up"] == Stage("expert_iteration", share=0.15, settings=last, arm="warm_up")
+    assert pilots["on_policy"] == Stage("grpo", share=0.15, settings={"learning_rate": 2e-4, **last}, arm="on_policy")
     assert _budget(two_arms(), pilots["on_policy"], {}) == 30.0
     assert pilots_of(Pipeline([Stage("grpo")], "p")) == {}
+
+
+def test_a_pilot_that_was_never_validated_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Processes(monkeypatch, RUNS | {"0_on_policy": []})
+    with pytest.raises(
+        InputError, match="0_on_policy: no validation of arm on_policy; set validate_every"
+    ):
+        run_pipeline(two_arms(output_dir=str(tmp_path)), tmp_path)
 
 
 def test_only_the_chosen_arms_stages_are_left() -> None:

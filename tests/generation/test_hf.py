@@ -137,6 +137,10 @@ def test_a_completion_may_end_with_eos_only_after_the_minimum(minimum: int) -> N
     assert completion.index("<eos>") >= minimum if "<eos>" in completion else len(completion) == 6
 
 
+def test_no_prompt_has_no_completion() -> None:
+    assert generate(chain_model(TOKENIZER, ["0", "1"]), [], STOP) == []
+
+
 def test_a_stop_string_begun_by_the_prompt_does_not_end_it() -> None:
     model = chain_model(TOKENIZER, ["0", *CLOSE, "a", "b", "<eos>"])
     assert generate(model, [["0", *CLOSE[:2]]], STOP) == [[">", "a", "b", "<eos>"]]

@@ -64,7 +64,7 @@ class Objective:
         known = torch.where(sampled.isnan(), x.old_logp, sampled)
         policy_loss = with_inputs(self.policy_loss, sampled_logp=known, ref_logp=ref_logp, entropy=entropy, group=group)
         token_loss = policy_loss(x)
-        loss, metrics = token_loss.loss, dict(token_loss.metrics)
+        loss, metrics = token_loss.loss, {name: metric.detach() for name, metric in token_loss.metrics.items()}
         if self.off_policy_threshold is not None:
             loss = loss.masked_fill(~keeps_on_policy(x, sampled, self.off_policy_threshold), 0.0)
         if policy_mask is not None:

@@ -61,7 +61,7 @@ def max_variance(reward: Tensor, *, keep: int = 4) -> Tensor:
     PODS (arXiv:2504.13818, max-variance down-sampling), whose advantages are of the kept ones as here. None of a group
     of equal rewards.
     """
-    group = _need(reward, keep, "max_variance")
+    group = _need(reward, keep, "max_variance", 2)  # one reward does not vary
     ordered, order = reward.sort(dim=1)  # unscored ones last
     scored, place = (~reward.isnan()).sum(dim=1, keepdim=True), torch.arange(group, device=reward.device)
     sets = torch.stack(
@@ -107,7 +107,7 @@ def _variance(reward: Tensor, inside: Tensor) -> Tensor:
     return torch.where(inside, (reward - mean).square(), 0.0).sum(dim=1) / count[:, 0]
 
 
-def _need(reward: Tensor, keep: int, name: str) -> int:
-    if not 1 <= keep <= reward.shape[1]:
-        raise ValueError(f"{name} needs 1 <= keep <= {reward.shape[1]} completions per prompt, got keep={keep}")
+def _need(reward: Tensor, keep: int, name: str, least: int = 1) -> int:
+    if not least <= keep <= reward.shape[1]:
+        raise ValueError(f"{name} needs {least} <= keep <= {reward.shape[1]} completions per prompt, got keep={keep}")
     return reward.shape[1]

@@ -39,6 +39,8 @@ def hf_generate(
         stop: strings that end a completion; they stay in it.
         logps: records the tokens' log-probabilities.
     """
+    if not prompt_ids:
+        return []
     # What `tokenizer.pad` does, which takes as long as several tokens.
     ids = pad_sequence([torch.tensor(row) for row in prompt_ids], True, tokenizer.pad_token_id or 0, "left")
     mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in prompt_ids], True, 0, "left")

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
 from trl_ext.runs.layout import RunFolder
 from trl_ext.runs.summary import ValidationEntry
@@ -32,7 +33,7 @@ def pilots_of(pipeline: Pipeline) -> dict[str, Stage]:
             assert pipeline.time_budget is not None
             kept = {name: value for name, value in stage.settings.items() if name not in _OF_THE_END}
             share = pipeline.pilot_seconds / pipeline.time_budget
-            found[stage.arm] = dataclasses.replace(stage, settings=kept, share=share)
+            found[stage.arm] = dataclasses.replace(stage, settings=kept | {"restore_best": False}, share=share)
     return found
 
 
@@ -54,7 +55,10 @@ def decision(folder: Path, pipeline: Pipeline, record: Mapping[str, Any]) -> dic
     """The chosen arm, and what it was chosen by; all pilots must have ended."""
     curves = {}
     for arm in pilots_of(pipeline):
-        curves[arm] = RunFolder(folder / record[pilot_name(arm)]["folder"]).summary()["validations"]
+        pilot = folder / record[pilot_name(arm)]["folder"]
+        curves[arm] = RunFolder(pilot).summary()["validations"]
+        if not curves[arm]:
+            raise InputError(f"{pilot}: no validation of arm {arm}; set validate_every in its first stage")
     measured = {
         arm: {
             "accuracy": curve[-1]["accuracy"],

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm.contrib.logging import logging_redirect_tqdm
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import ModelConfig
 
 from trl_ext.compat.on_resume import OnResume, on_resume
+from trl_ext.dashboards.progress import show_progress
 from trl_ext.data.dataset import problems_are
 from trl_ext.errors import Stopped
 from trl_ext.evaluation.yardstick import fingerprint, yardstick
@@ -31,7 +31,7 @@ from trl_ext.runs.recipes import recipe_of
 from trl_ext.runs.report import before_after_table, selection_note, write_curve
 from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
-from trl_ext.training.callbacks import JsonlLog, ProgressBar, Validation
+from trl_ext.training.callbacks import JsonlLog, Validation
 from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget
 
 if TYPE_CHECKING:
@@ -143,8 +143,7 @@ class RecipeRun:
             trainer.add_callback(trainer.budget)
             if config.lr_decay_fraction is not None:
                 trainer.add_callback(TimeBasedLRDecay(trainer.budget, config.lr_decay_fraction))
-        trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
-        trainer.add_callback(PrinterCallback if config.disable_tqdm else ProgressBar)  # last: it changes what it prints
+        show_progress(trainer)
 
     def _report(self, trainer: ReliableTrainer, more: dict[str, Any]) -> Mapping[str, Any]:
         output, history = self.folder, self.run.validations

@@ -1,4 +1,4 @@
-"""Callbacks: validation, the log files of a run, warnings, and a progress bar for people."""
+"""Callbacks: validation, the log files of a run, and warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ProgressCallback
 
 from trl_ext.compat.tracker_names import VALIDATIONS, keep_validation_names
 from trl_ext.evaluation.report import Report, grade_rows
@@ -35,52 +34,6 @@ if TYPE_CHECKING:
     from trl_ext.training.trainer import ReliableTrainer
 
 Log = dict[str, Any] | None
-
-
-class ProgressBar(ProgressCallback):
-    """transformers' progress bar with reward (or loss) and entropy, instead of a dict per step.
-
-    Without a terminal it prints one line per tenth of the steps.
-    """
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Start at the step that the run resumes from, which the estimated time left depends on."""
-        self._tenth = 10 * state.global_step // max(state.max_steps, 1)
-        if not sys.stderr.isatty():
-            return
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.initial = self.training_bar.n = self.current_step = state.global_step
-
-    def on_log(self, args: object, state: TrainerState, control: TrainerControl, logs: Log = None, **_: object) -> None:
-        """Refresh the figures next to the bar."""
-        if not logs or "loss" not in logs or not state.is_world_process_zero:
-            return
-        names = ("reward" if "reward" in logs else "loss", "entropy")
-        figures = {name: f"{logs[name]:.2f}" for name in names if logs.get(name) is not None}
-        if self.training_bar is not None:
-            self.training_bar.set_postfix(figures)
-        elif (tenth := 10 * state.global_step // max(state.max_steps, 1)) > self._tenth:
-            self._tenth = tenth
-            values = ", ".join(f"{name} {value}" for name, value in figures.items())
-            print_line(f"step {state.global_step}/{state.max_steps}: {values}")
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Advance by one. Expert iteration learns the total number of steps only while it runs."""
-        if self.training_bar is not None:
-            self.training_bar.total = state.max_steps
-            super().on_step_end(args, state, control, **kwargs)
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Close the bar, if there is one."""
-        if self.training_bar is not None:
-            super().on_train_end(args, state, control, **kwargs)
 
 
 class JsonlLog(TrainerCallback):

@@ -8,14 +8,23 @@ from typing import Any
 from transformers.integrations import integration_utils
 
 VALIDATIONS = "validation/"  # what the names of their metrics begin with
+SUMMARY = "summary/"  # of the whole run
+
+# Trackers group metrics by what stands before the first slash. Those of TRL stay under `train/`, next to stock runs.
+_OURS = (
+    VALIDATIONS,
+    SUMMARY,
+    *("sampling/", "dynamic_sampling/", "rollout_selection/", "expert_iteration/", "step/", "grader/"),
+)
+_TRLS = ("sampling/sampling_logp_difference/", "sampling/importance_sampling_ratio/")
 
 
-def keep_validation_names() -> None:
-    """Let trackers show the metrics of validations by their own names, where transformers prefixes `train/`."""
+def keep_names_of_ours() -> None:
+    """Let trackers show our metrics in the sections of their own names, where transformers prefixes `train/`."""
     rewrite = integration_utils.rewrite_logs
 
     def renamed(logs: Mapping[str, Any]) -> dict[str, Any]:
-        own = {name: value for name, value in logs.items() if name.startswith(VALIDATIONS)}
+        own = {name: value for name, value in logs.items() if name.startswith(_OURS) and not name.startswith(_TRLS)}
         return own | rewrite({name: value for name, value in logs.items() if name not in own})
 
     integration_utils.rewrite_logs = renamed

@@ -13,6 +13,7 @@ from trl import ModelConfig
 
 from trl_ext.compat.on_resume import OnResume, on_resume
 from trl_ext.dashboards.progress import show_progress
+from trl_ext.dashboards.trackers import send_summary, tracker_runs_ended
 from trl_ext.data.dataset import problems_are
 from trl_ext.errors import Stopped
 from trl_ext.evaluation.yardstick import fingerprint, yardstick
@@ -57,11 +58,13 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
         prepared.say(line)
     known = SettingsKnowledge.of(type(part) for part in (task, model, config))
     resume = config.resume or config.resume_from_checkpoint
-    with runs.open_run(Path(config.output_dir), settings, known, resume, config.resume_changed) as run:
+    opened = runs.open_run(Path(config.output_dir), settings, known, resume, config.resume_changed)
+    with opened as run, tracker_runs_ended():
         if not run.validations:
             run.seconds_to_make_policy = prepared.seconds_to_make_policy
         config.output_dir = str(run.folder)
         write_config(run.folder / CONFIG, task, model, config)
+        config.run_name = config.run_name or run.folder.name  # trackers go on with a run by its name
         model.model_name_or_path = prepared.policy
         config.model_init_kwargs = init_kwargs(model, config.model_init_kwargs)
         if not config.disable_tqdm:
@@ -113,6 +116,7 @@ class RecipeRun:
         if not trainer.is_world_process_zero():
             return {}
         summary = self._report(trainer, more)
+        send_summary(trainer, summary)
         if self.prepared.config.push_to_hub:
             config = trainer.args
             address = push(self.folder, trainer.hub_model_id, config.hub_private_repo, config.hub_merge_adapter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.compat.tracker_names import VALIDATIONS, keep_validation_names
+from trl_ext.compat.tracker_names import VALIDATIONS, keep_names_of_ours
+from trl_ext.dashboards.trackers import give_validations_an_axis
 from trl_ext.evaluation.report import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_within_one_standard_error
 from trl_ext.generation.completion import derive_seed
@@ -25,7 +25,7 @@ from trl_ext.training.reserve import reserve_seconds
 _LOGGED = 4  # responses of a validation
 _FIGURES = ("accuracy", "mean_tokens", "mean_tokens_correct", "mean_tokens_incorrect", "entropy_estimate")
 
-keep_validation_names()
+keep_names_of_ours()
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ class GenerationsLog(TrainerCallback):
             spread = every_row[:: max(1, len(rollout) // self.rows)][: self.rows]
             chosen = sorted({*every_row[: self.group], *spread})
             append_jsonl(self.path, [{"step": state.global_step, **rollout[n], **self.per_token(n)} for n in chosen])
+            self.trainer.log_table("rollouts", [rollout[n] for n in chosen])
 
 
 class Validation(TrainerCallback):
@@ -211,8 +212,11 @@ class Validation(TrainerCallback):
         }
         self.run.validations.append(cast(ValidationEntry, entry))
         trainer.log_now(logged_figures(state.global_step, figures) | {"validation/seconds": round(seconds, 2)})
+        logged = [_logged(state.global_step, row) for row in rows[:_LOGGED]]
         if state.is_world_process_zero and self.log_to is not None:
-            append_jsonl(self.log_to, [_logged(state.global_step, row) for row in rows[:_LOGGED]])
+            append_jsonl(self.log_to, logged)
+        if state.is_world_process_zero:
+            trainer.log_table(f"{VALIDATIONS}responses", logged)
         if state.is_world_process_zero and not trainer.args.disable_tqdm:
             print_line(validation_line(self.run.validations[-1], state.max_steps))
 
@@ -229,14 +233,6 @@ def logged_figures(step: int, figures: Mapping[str, Any]) -> dict[str, float]:
         **{name: figures[name] for name in _FIGURES},
     }
     return {f"{VALIDATIONS}{name}": value for name, value in found.items() if value is not None}
-
-
-def give_validations_an_axis() -> None:
-    """Have wandb draw validations against `validation/step`; other trackers get the step with each value."""
-    wandb = sys.modules.get("wandb")  # transformers has imported it and begun a run, if the run reports to it
-    if wandb is not None and wandb.run is not None:
-        wandb.define_metric(f"{VALIDATIONS}step")
-        wandb.define_metric(f"{VALIDATIONS}*", step_metric=f"{VALIDATIONS}step")
 
 
 def _logged(step: int, row: Mapping[str, Any]) -> dict[str, Any]:

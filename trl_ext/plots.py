@@ -1,4 +1,4 @@
-"""How every plot is made: without a display or pyplot's state, time and steps from 0, written atomically as PNG."""
+"""How every plot is made: without pyplot, time and steps from 0, written atomically as PNG."""
 
 from __future__ import annotations
 

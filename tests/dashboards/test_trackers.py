@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, integration_utils
 
 from tests.support.tiny import ends_early, make_trainer, prompts, tiny_sft
 from tests.support.tiny import tiny_tokenizer as tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.dashboards.trackers import send_summary, send_table, tracker_runs_ended
+from trl_ext.dashboards.trackers import send_summary, send_table, tracker_runs_ended, trackers_last
 from trl_ext.io import read_jsonl
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Run
@@ -95,9 +96,9 @@ def test_tensorboard_has_sections_the_rollouts_and_the_summary(tmp_path: Path, m
     logged = read_jsonl(tmp_path / "generations.jsonl")
     assert (step, len(logged)) == (1, 2)
     head, _, *lines = table.splitlines()
-    assert head.startswith("| prompt | response | ground_truth |")
+    assert head.startswith("| response | ground_truth |")
     assert "rewards/ends_early" in head
-    assert [line.split(" | ")[1] for line in lines] == [f"` {row['response']} `" for row in logged]
+    assert [line.removeprefix("| ").split(" | ")[0] for line in lines] == [f"` {row['response']} `" for row in logged]
     assert [step for step, _ in found["validation/responses"]] == [0, 2, 3]
     summary = {name: found.get(name) for name in scalars + list(found) if name.startswith("summary/")}
     assert summary == {"summary/validation_accuracy_after": None, "summary/ended_early": [(3, "collapse")]}
@@ -126,7 +127,15 @@ def test_a_responses_markup_is_shown_and_not_interpreted(value: object, cell: st
     sent: list[tuple[str, str, int]] = []
     callback = TensorBoardCallback(SimpleNamespace(add_text=lambda *given: sent.append(given), flush=lambda: None))
     send_table([callback], "rollouts", [{"step": 9, "response": value, "per_token": {}, "rewards": {"mine": 1}}], 4)
-    assert sent == [("rollouts", f"| response | rewards/mine |\n|---|---|\n| {cell} | 1 |", 4)]
+    assert sent == [("rollouts", f"| response | rewards/mine | prompt |\n|---|---|---|\n| {cell} | 1 |  |", 4)]
+
+
+def test_trackers_end_their_runs_after_the_final_validation() -> None:
+    tracker, other = TensorBoardCallback(SimpleNamespace()), TrainerCallback()
+    callbacks = [tracker, other]
+    with trackers_last(callbacks):
+        assert callbacks == [other, tracker]
+    assert callbacks == [tracker, other]  # for another training, which they begin first
 
 
 def records_of(folder: Path) -> list[Any]:
@@ -175,9 +184,8 @@ def test_an_offline_run_of_wandb_has_all_of_it(tmp_path: Path, monkeypatch: pyte
     shown = json.loads(file.read_text())
     place = shown["columns"].index("response")
     assert [row[place] for row in shown["data"]] == [r["response"] for r in read_jsonl(tmp_path / "generations.jsonl")]
-    summaries = [by_key(record.summary.update) for record in records if record.HasField("summary")]
-    assert summaries[-1]["summary/validation_accuracy_after"] == 0.25
-    assert summaries[-1]["summary/ended_early"] == "collapse"
+    (last,) = [row for row in history if "summary/ended_early" in row]  # wandb's summary is each name's last value
+    assert (last["summary/ended_early"], last["summary/validation_accuracy_after"]) == ("collapse", 0.25)
 
 
 def test_the_projects_file_of_trackio_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +204,8 @@ def test_the_projects_file_of_trackio_has_all_of_it(tmp_path: Path, monkeypatch:
     assert [row["train/global_step"] for row in logged if "train/reward" in row] == [1, 2, 3]
     (table,) = [row["rollouts"] for row in logged if "rollouts" in row]
     texts = [row["response"] for row in read_jsonl(tmp_path / "generations.jsonl")]
-    assert [row["response"] for row in table["_value"]] == [f"` {text} `" for text in texts]
+    assert [row["response"] for row in table["_value"]] == texts
+    assert {row["step"] for row in logged if "train/loss" in row} == {1, 2, 3}  # and not the number of logs
     assert [
         row["summary/validation_accuracy_after"] for row in logged if "summary/validation_accuracy_after" in row
     ] == [0.25]

@@ -1,1 +1,1 @@
-"""What people watch a run with: its progress in a terminal or a notebook, and wandb, trackio and TensorBoard."""
+"""Progress in a terminal or a notebook, and what wandb, trackio and TensorBoard get."""

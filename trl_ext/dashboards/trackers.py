@@ -28,16 +28,17 @@ def send_table(callbacks: Callbacks, name: str, rows: Sequence[Row], step: int) 
     flat = [_flat(row) for row in rows]
     columns = list(flat[0]) if flat else []
     values = [[row.get(column) for column in columns] for row in flat]
-    texts = [[_code(value) for value in row] for row in values]  # for those that read Markdown
     for callback in callbacks if flat else ():
         if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
-            callback.tb_writer.add_text(name, "\n".join(markdown_table(columns, texts)), step)
+            callback.tb_writer.add_text(
+                name, "\n".join(markdown_table(columns, ([_code(v) for v in row] for row in values))), step
+            )
             callback.tb_writer.flush()
         elif isinstance(callback, WandbCallback) and callback._wandb.run is not None:
             table = callback._wandb.Table(columns=columns, data=values, allow_mixed_types=True)
             callback._wandb.log({name: table, _STEP: step})
         elif isinstance(callback, TrackioCallback) and _trackio_runs(callback._trackio):
-            callback._trackio.log({name: callback._trackio.Table(columns=columns, data=texts), _STEP: step})
+            callback._trackio.log({name: callback._trackio.Table(columns=columns, data=values), _STEP: step}, step=step)
 
 
 def send_summary(trainer: Trainer, summary: Row) -> None:
@@ -93,9 +94,10 @@ def _trackio_runs(trackio: Any) -> bool:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """A logged response without its values per token, with a column per reward."""
+    """A logged response without its values per token, with a column per reward, the long prompt last."""
     rewards = {f"rewards/{name}": value for name, value in row.get("rewards", {}).items()}
-    return {name: value for name, value in row.items() if name not in ("step", "rewards", "per_token")} | rewards
+    others = {name: value for name, value in row.items() if name not in ("step", "rewards", "per_token", "prompt")}
+    return {**others, **rewards, "prompt": row.get("prompt")}
 
 
 def _code(value: object) -> str:

@@ -1,1 +1,1 @@
-"""Progress in a terminal or a notebook, and what wandb, trackio and TensorBoard get."""
+"""What people watch: progress, wandb, trackio and TensorBoard."""

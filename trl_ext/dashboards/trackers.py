@@ -1,4 +1,4 @@
-"""What wandb, trackio and TensorBoard get beside the metrics: tables of responses, an axis for validations, a summary.
+"""What wandb, trackio and TensorBoard get next to the metrics: tables of responses, an axis for validations, a summary.
 
 transformers' callbacks send the metrics. They also begin the tracker's run, which a process may follow with others.
 """

@@ -64,7 +64,7 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
             run.seconds_to_make_policy = prepared.seconds_to_make_policy
         config.output_dir = str(run.folder)
         write_config(run.folder / CONFIG, task, model, config)
-        config.run_name = config.run_name or run.folder.name  # trackers go on with a run by its name
+        config.run_name = config.run_name or run.folder.name  # by which trackers resume a run
         model.model_name_or_path = prepared.policy
         config.model_init_kwargs = init_kwargs(model, config.model_init_kwargs)
         if not config.disable_tqdm:

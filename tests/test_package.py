@@ -23,14 +23,15 @@ MODULES = {
 }
 # A package imports from the rows above its own only, for types and within functions too.
 LAYERS = (
-    "errors registry redaction ranks compat",
+    "errors",
+    "registry redaction ranks compat",
     "io",
     "plots",
     "hosts algorithms prompts rewards generation discovery",
     "functional mini",
     "data evaluation",
     "runs",
-    "hub browse",
+    "hub browse dashboards",
     "training",
     "grpo sft",
     "expert_iteration",

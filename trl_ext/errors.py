@@ -3,6 +3,29 @@
 from __future__ import annotations
 
 import signal
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+_INSTALLED = (_PACKAGE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib")))
+
+
+def is_own(filename: str) -> bool:
+    """Whether a traceback's frame is in a file, or a notebook's cell, of the user's own."""
+    path = Path(filename)
+    if filename.startswith("<") or path == Path(sys.argv[0]).absolute() or "site-packages" in path.parts:
+        return False
+    return not any(path.is_relative_to(folder) for folder in _INSTALLED)
+
+
+def lines_in_notebook(error: BaseException) -> list[str]:
+    """An error of the user's input as a notebook shows it: the user's own lines that led there, and the message."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    places = [frame.filename if Path(frame.filename).is_file() else "cell" for frame in own]
+    where = [f"{place}, line {frame.lineno}: {frame.line}" for place, frame in zip(places, own, strict=True)]
+    return [*where, f"{type(error).__name__}: {error}"]
 
 
 class Stopped(Exception):
@@ -15,6 +38,10 @@ class Stopped(Exception):
 
 class InputError(ValueError):
     """The user's input cannot be used; the message says what, where, and what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return lines_in_notebook(self)
 
 
 class SettingsError(InputError):

@@ -1,4 +1,4 @@
-"""How every plot is made: drawn without a display, time and steps from 0, written atomically as PNG."""
+"""How every plot is made: without pyplot, time and steps from 0, written atomically as PNG."""
 
 from __future__ import annotations
 
@@ -21,30 +21,27 @@ def figure(
 ) -> Iterator[list[Axes]]:
     """The panels of a figure, row by row, to draw into; the PNG is written when the block ends.
 
-    `size` is in inches, `shape` rows and columns of panels, and `kwargs` are for `pyplot.subplots`, such as `sharey`.
+    `size` is in inches, `shape` rows and columns of panels, and `kwargs` are for `Figure.subplots`, such as `sharey`.
     """
-    import matplotlib
+    from matplotlib.figure import (
+        Figure,  # pyplot would choose a backend, which in a notebook shows no plot from then on
+    )
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    made, panels = pyplot.subplots(*shape, figsize=size, layout="constrained", squeeze=False, **kwargs)
-    try:
-        yield list(panels.flat)
-        for panel in panels.flat:
-            if not panel.axison:
-                continue
-            panel.grid(alpha=0.3)
-            if not np.isfinite(panel.dataLim.get_points()).all():  # nothing was drawn, or NaN only
-                panel.set(xticks=[], yticks=[])
-                panel.text(0.5, 0.5, "nothing to show", ha="center", color="gray", transform=panel.transAxes)
-            elif panel.get_xscale() == "linear":
-                panel.set_xlim(left=0)
-        made.suptitle(title or "")
-        with replacing(path) as scratch:
-            made.savefig(scratch, dpi=120)
-    finally:
-        pyplot.close(made)
+    made = Figure(figsize=size, layout="constrained")
+    panels = made.subplots(*shape, squeeze=False, **kwargs)
+    yield list(panels.flat)
+    for panel in panels.flat:
+        if not panel.axison:
+            continue
+        panel.grid(alpha=0.3)
+        if not np.isfinite(panel.dataLim.get_points()).all():  # nothing was drawn, or NaN only
+            panel.set(xticks=[], yticks=[])
+            panel.text(0.5, 0.5, "nothing to show", ha="center", color="gray", transform=panel.transAxes)
+        elif panel.get_xscale() == "linear":
+            panel.set_xlim(left=0)
+    made.suptitle(title or "")
+    with replacing(path) as scratch:
+        made.savefig(scratch, dpi=120)
 
 
 def plot_accuracy(panel: Axes, history: Sequence[Mapping[str, Any]], key: str, **style: Any) -> None:

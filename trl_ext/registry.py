@@ -21,11 +21,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from trl_ext.errors import InputError
+
 F = TypeVar("F", bound=Callable[..., Any])
 _FOLDERS: set[str] = set()  # folders of loaded user files
+_INTERACTIVE = "__main__"  # where a notebook's cells define their functions
 
 
-class UnknownName(ValueError):
+class UnknownName(InputError):
     """A name that is not in a table. The message names the nearest match and lists the choices."""
 
 
@@ -92,7 +95,7 @@ class Registry(dict[str, Callable[..., Any]]):
                 raise unknown(f"property of a {self.kind}", name, self.properties)
 
         def add(function: F) -> F:
-            if function.__name__ in self:
+            if function.__name__ in self and not _is_redefined(function, self[function.__name__]):
                 raise ValueError(f"{self.kind} {function.__name__!r} is registered twice")
             vars(function).update(declared)
             self[function.__name__] = function
@@ -102,6 +105,11 @@ class Registry(dict[str, Callable[..., Any]]):
 
     def get_function(self, name: str) -> Callable[..., Any]:
         """The member called `name`, or the function of an import path `file.py:function` or `module:function`."""
+        if not isinstance(name, str):
+            raise InputError(
+                f"{self.kind}: {name!r} is not a name; register the function with a decorator and give its name, or "
+                "give file.py:function"
+            )
         if name in self:
             return self[name]
         if ":" in name:
@@ -140,7 +148,7 @@ class Registry(dict[str, Callable[..., Any]]):
             if default is inspect.Parameter.empty and option not in options:
                 raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
         bound = functools.update_wrapper(functools.partial(function, **options), function)
-        if name not in self and self.fault:
+        if self.fault and (name not in self or function.__module__ == _INTERACTIVE):
             self.try_on_example(name, bound, example_size)
         return bound
 
@@ -154,6 +162,11 @@ class Registry(dict[str, Callable[..., Any]]):
             raise
         if fault:
             raise ValueError(f"{self.kind} {name!r} {fault}")
+
+
+def _is_redefined(function: Callable[..., Any], member: Callable[..., Any]) -> bool:
+    """Whether a notebook's cell that defines a member was run again."""
+    return function.__module__ == member.__module__ == _INTERACTIVE and function is not member
 
 
 def _keyword_only(function: Callable[..., Any]) -> dict[str, Any]:

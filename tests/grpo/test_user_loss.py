@@ -17,6 +17,7 @@ import yaml
 
 from tests.support.tiny import ends_early, tiny_model, train, weight_difference
 from trl_ext import ADVANTAGES, ExtGRPOConfig, ExtGRPOTrainer, LossInputs
+from trl_ext.grpo.without_effect import without_effect
 from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
 from trl_ext.recipes.cli import parse, start
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -51,6 +52,21 @@ def config(tmp_path: Path, **axes: Any) -> ExtGRPOConfig:
 
 def parse_recipe(*arguments: str) -> ExtGRPOConfig:
     return parse(GRPO_SETTINGS, None, RECIPE.with_suffix(".yaml"), [*arguments, "--use_cpu", "true"])[2]
+
+
+SURER = """
+from trl_ext import TokenLoss
+def focal(x):
+    return TokenLoss(-(1 - x.old_logp.exp()) * (x.logp - x.old_logp).exp() * x.advantage)
+"""
+
+
+def test_a_loss_is_said_to_be_idle_only_where_it_is_reinforce(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SURER)
+    said = {
+        loss: without_effect(config(tmp_path, policy_loss=loss)) for loss in (SOFT_CLIP, f"{tmp_path}/mine.py:focal")
+    }
+    assert [set(settings) for settings in said.values()] == [{"policy_loss"}, set()]
 
 
 def test_the_example_has_the_value_and_gradient_of_its_formula(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from trl_ext.dashboards.progress import ProgressBar
 from trl_ext.evaluation.report import Report
 from trl_ext.generation.completion import Completion
 from trl_ext.io import append_jsonl, replacing, write_text
@@ -21,7 +22,7 @@ from trl_ext.runs.folder import Clock, Run
 from trl_ext.runs.layout import SUMMARY, RunFolder, checkpoint_name, finished
 from trl_ext.runs.report import before_after_table, write_curve, write_steps_plot
 from trl_ext.runs.summary import write_summary
-from trl_ext.training.callbacks import GenerationsLog, JsonlLog, ProgressBar, Validation, validation_line
+from trl_ext.training.callbacks import GenerationsLog, JsonlLog, Validation, validation_line
 
 
 def report(outcomes: list[str], levels: list[int]) -> Report:
@@ -279,6 +280,7 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, l
     )
     trainer.sample = lambda prompts, seed: [Completion("a response", 1, True, entropy_estimate=0.25)] * len(prompts)
     trainer.log_now = lambda logs: None
+    trainer.log_table = lambda name, rows: None
     trainer.seconds_to_save = 0.0
     return Validation(problems, grade, lambda state: state.global_step % 20 == 0, {"seed": 0}, run, trainer, log_to)
 
@@ -343,7 +345,9 @@ def test_responses_are_logged_only_by_first_rank_and_if_asked(tmp_path: Path) ->
 
 def test_generations_are_logged_at_the_first_step_and_when_due(tmp_path: Path) -> None:
     path = tmp_path / "generations.jsonl"
-    trainer: Any = SimpleNamespace(last_rollout=[{"prompt": str(i)} for i in range(10)])
+    trainer: Any = SimpleNamespace(
+        log_table=lambda name, rows: None, last_rollout=[{"prompt": str(i)} for i in range(10)]
+    )
     log = GenerationsLog(path, 4, trainer, rows=3)
     args, control = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"), TrainerControl()
     for step in range(1, 9):
@@ -354,7 +358,9 @@ def test_generations_are_logged_at_the_first_step_and_when_due(tmp_path: Path) -
 
 def test_a_whole_group_is_logged_next_to_rows_from_all_over(tmp_path: Path) -> None:
     path = tmp_path / "generations.jsonl"
-    trainer: Any = SimpleNamespace(last_rollout=[{"prompt": str(i)} for i in range(12)])
+    trainer: Any = SimpleNamespace(
+        log_table=lambda name, rows: None, last_rollout=[{"prompt": str(i)} for i in range(12)]
+    )
     log = GenerationsLog(path, 4, trainer, rows=3, group=3, per_token=lambda row: {"per_token": row} if row else {})
     args, state = (
         TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"),

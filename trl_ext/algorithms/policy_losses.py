@@ -27,7 +27,7 @@ from trl_ext.registry import Registry
 def _fault(loss: Callable[[LossInputs], TokenLoss], rows: int) -> str | None:
     logp = torch.full((rows, 3), -1.0, requires_grad=True)  # (B, T)
     x = LossInputs(logp, logp.detach(), torch.ones(rows, 1), torch.ones(rows, 3, dtype=torch.bool))
-    loss = with_inputs(loss, sampled_logp=x.old_logp, ref_logp=x.old_logp, entropy=-x.old_logp, group=torch.zeros(rows))
+    loss = _on_policy(loss, x)
     found = loss(x)
     if not isinstance(found, TokenLoss):
         return f"must return TokenLoss(loss, metrics) from trl_ext, got {type(found).__name__}"
@@ -37,6 +37,22 @@ def _fault(loss: Callable[[LossInputs], TokenLoss], rows: int) -> str | None:
     if getattr(loss, "zero_advantage_is_noop", False) and not _is_noop_at_zero_advantage(loss, x):
         return "declares zero_advantage_is_noop, and at advantage 0 its loss, its gradient or a metric is not 0"
     return None
+
+
+def _on_policy(loss: Callable[..., TokenLoss], x: LossInputs) -> Callable[[LossInputs], TokenLoss]:
+    rows = torch.zeros(x.logp.shape[0])
+    return with_inputs(loss, sampled_logp=x.old_logp, ref_logp=x.old_logp, entropy=-x.old_logp, group=rows)
+
+
+def is_reinforce_on_policy(loss: Callable[..., TokenLoss]) -> bool:
+    """Whether at pi = pi_old a token's gradient is that of `reinforce`, -A: of a loss of one's own, on an example."""
+    if loss.__module__ == __name__:
+        return True  # as the table's contract has it
+    logp = torch.tensor([[-0.1, -1.0, -3.0], [-2.0, -0.5, -0.2]], requires_grad=True)  # (B, T)
+    x = LossInputs(logp, logp.detach(), torch.tensor([[2.0], [-1.0]]), torch.ones(2, 3, dtype=torch.bool))
+    total = _on_policy(loss, x)(x).loss.sum()
+    (gradient,) = torch.autograd.grad(total, logp, allow_unused=True, materialize_grads=True)
+    return torch.allclose(gradient, -x.advantage.expand_as(gradient))
 
 
 def with_inputs(loss: Callable[..., TokenLoss], **available: Tensor | None) -> Callable[[LossInputs], TokenLoss]:

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from trl_ext.errors import lines_in_notebook
+
 C = TypeVar("C", bound=type)
 RENAMED = {
     "skip_idle_rows": "skip_zero_advantage_rows",
@@ -83,7 +85,11 @@ def accepts_earlier_names(cls: C) -> C:
 
     @functools.wraps(init)
     def accept(self: object, *args: object, **kwargs: object) -> None:
-        init(self, *args, **(current_names(kwargs) if kwargs and earlier & set(kwargs) else kwargs))
+        try:
+            init(self, *args, **(current_names(kwargs) if kwargs and earlier & set(kwargs) else kwargs))
+        except ValueError as error:  # TRL's and transformers' checks too; a notebook shows these in a few lines
+            error._render_traceback_ = functools.partial(lines_in_notebook, error)  # type: ignore[attr-defined]
+            raise
 
     def earlier_attribute(self: object, name: str) -> object:
         if name not in earlier:

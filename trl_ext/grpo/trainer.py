@@ -43,6 +43,7 @@ from trl_ext.algorithms.selection import rewards_differ
 from trl_ext.algorithms.types import LossInputs
 from trl_ext.compat.hf_sampling import generating_with
 from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
+from trl_ext.dashboards.progress import show_rewards_in_notebook
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs
@@ -113,6 +114,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             given["reward_funcs"] = config.with_overlong_penalty(given["reward_funcs"])
         with engine_settings(config):
             super().__init__(**given)
+        show_rewards_in_notebook(self)
         self.served = self.use_vllm and config.vllm_mode == "server"
         if self.use_vllm:
             self.vllm_generation.seed_requests(config.seed, self.place_in_run)

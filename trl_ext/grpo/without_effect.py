@@ -6,6 +6,7 @@ may have them. `explain` prints all of them, a trainer warns of those that were 
 
 from __future__ import annotations
 
+from trl_ext.algorithms.policy_losses import is_reinforce_on_policy
 from trl_ext.algorithms.presets import PRESETS, Preset
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.registry import defaults_of
@@ -23,7 +24,9 @@ def without_effect(config: ExtGRPOConfig) -> dict[str, str]:
     is_on_policy = updates_per_rollout(config) <= 1
     # Its ratio is to the engine, which is another model than the trainer.
     has_engine_ratio = config.use_vllm and "sampled_logp" in config.inputs_of_loss
+    loss = config.objective().policy_loss
     is_plain = is_on_policy and not has_engine_ratio and config.policy_loss != "reinforce"
+    is_plain = is_plain and is_reinforce_on_policy(loss)
     checkpointing = config.gradient_checkpointing and (config.gradient_checkpointing_kwargs or {})
     reentrant = bool(checkpointing and checkpointing.get("use_reentrant"))
     rules: list[tuple[str, bool, str]] = [

@@ -1,1 +1,1 @@
-"""Pushing to the Hugging Face Hub with a model card; `python -m trl_ext.hub` repeats a push."""
+"""Pushing to the Hugging Face Hub with a model card."""

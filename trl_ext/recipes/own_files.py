@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import sysconfig
 import traceback
-from pathlib import Path
 
-_PACKAGE = Path(__file__).parents[1]
-_INSTALLED = (_PACKAGE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib")))
+from trl_ext.errors import is_own
 
 
 def lines_of_own_files(error: BaseException) -> str:
@@ -18,7 +14,7 @@ def lines_of_own_files(error: BaseException) -> str:
         chain.append(cause)
     for link in reversed(chain):
         frames = traceback.extract_tb(link.__traceback__)
-        own = [_is_own(frame.filename) for frame in frames]
+        own = [is_own(frame.filename) for frame in frames]
         if any(own):
             last = len(own) - 1 - own[::-1].index(True)
             first = next((place + 1 for place in range(last, -1, -1) if not own[place]), 0)
@@ -32,10 +28,3 @@ def summary_of(error: BaseException) -> str:
     if not (type(error).__module__.startswith("trl_ext") and message):
         message = f"{type(error).__name__}: {message}"
     return "; ".join([message, *getattr(error, "__notes__", ())])
-
-
-def _is_own(filename: str) -> bool:
-    path = Path(filename)
-    if filename.startswith("<") or path == Path(sys.argv[0]).absolute() or "site-packages" in path.parts:
-        return False
-    return not any(path.is_relative_to(folder) for folder in _INSTALLED)

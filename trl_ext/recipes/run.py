@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm.contrib.logging import logging_redirect_tqdm
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import ModelConfig
 
 from trl_ext.compat.on_resume import OnResume, on_resume
+from trl_ext.dashboards.progress import show_progress
+from trl_ext.dashboards.trackers import send_summary, tracker_runs_ended
 from trl_ext.data.dataset import problems_are
 from trl_ext.errors import Stopped
 from trl_ext.evaluation.yardstick import fingerprint, yardstick
@@ -31,7 +32,7 @@ from trl_ext.runs.recipes import recipe_of
 from trl_ext.runs.report import before_after_table, selection_note, write_curve
 from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
-from trl_ext.training.callbacks import JsonlLog, ProgressBar, Validation
+from trl_ext.training.callbacks import JsonlLog, Validation
 from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget
 
 if TYPE_CHECKING:
@@ -57,11 +58,13 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
         prepared.say(line)
     known = SettingsKnowledge.of(type(part) for part in (task, model, config))
     resume = config.resume or config.resume_from_checkpoint
-    with runs.open_run(Path(config.output_dir), settings, known, resume, config.resume_changed) as run:
+    opened = runs.open_run(Path(config.output_dir), settings, known, resume, config.resume_changed)
+    with opened as run, tracker_runs_ended():
         if not run.validations:
             run.seconds_to_make_policy = prepared.seconds_to_make_policy
         config.output_dir = str(run.folder)
         write_config(run.folder / CONFIG, task, model, config)
+        config.run_name = config.run_name or run.folder.name  # by which trackers resume a run
         model.model_name_or_path = prepared.policy
         config.model_init_kwargs = init_kwargs(model, config.model_init_kwargs)
         if not config.disable_tqdm:
@@ -113,6 +116,7 @@ class RecipeRun:
         if not trainer.is_world_process_zero():
             return {}
         summary = self._report(trainer, more)
+        send_summary(trainer, summary)
         if self.prepared.config.push_to_hub:
             config = trainer.args
             address = push(self.folder, trainer.hub_model_id, config.hub_private_repo, config.hub_merge_adapter)
@@ -143,8 +147,7 @@ class RecipeRun:
             trainer.add_callback(trainer.budget)
             if config.lr_decay_fraction is not None:
                 trainer.add_callback(TimeBasedLRDecay(trainer.budget, config.lr_decay_fraction))
-        trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
-        trainer.add_callback(PrinterCallback if config.disable_tqdm else ProgressBar)  # last: it changes what it prints
+        show_progress(trainer)
 
     def _report(self, trainer: ReliableTrainer, more: dict[str, Any]) -> Mapping[str, Any]:
         output, history = self.folder, self.run.validations

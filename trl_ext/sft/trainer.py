@@ -20,6 +20,7 @@ from trl.distributed import DistributedBackend
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
+from trl_ext.dashboards.progress import show_rewards_in_notebook
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
@@ -141,6 +142,7 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
             check_adapter(given["model"], given.get("peft_config"))
             load_vllm()
         super().__init__(*args, **kwargs)
+        show_rewards_in_notebook(self)
         if config.normalize_constant is not None:
             self.model_accepts_loss_kwargs = True  # the loss is divided once, by what is counted below
         self._dist = DistributedBackend(self.accelerator)

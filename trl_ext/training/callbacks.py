@@ -1,18 +1,17 @@
-"""Callbacks: validation, the log files of a run, warnings, and a progress bar for people."""
+"""Callbacks: validation, the log files of a run, and warnings."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ProgressCallback
 
-from trl_ext.compat.tracker_names import VALIDATIONS, keep_validation_names
+from trl_ext.compat.tracker_names import VALIDATIONS, draw_by_step_in_trackio, keep_names_of_ours
+from trl_ext.dashboards.trackers import give_validations_an_axis
 from trl_ext.evaluation.report import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_within_one_standard_error
 from trl_ext.generation.completion import derive_seed
@@ -26,7 +25,8 @@ from trl_ext.training.reserve import reserve_seconds
 _LOGGED = 4  # responses of a validation
 _FIGURES = ("accuracy", "mean_tokens", "mean_tokens_correct", "mean_tokens_incorrect", "entropy_estimate")
 
-keep_validation_names()
+keep_names_of_ours()
+draw_by_step_in_trackio()
 
 log = logging.getLogger(__name__)
 
@@ -35,52 +35,6 @@ if TYPE_CHECKING:
     from trl_ext.training.trainer import ReliableTrainer
 
 Log = dict[str, Any] | None
-
-
-class ProgressBar(ProgressCallback):
-    """transformers' progress bar with reward (or loss) and entropy, instead of a dict per step.
-
-    Without a terminal it prints one line per tenth of the steps.
-    """
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Start at the step that the run resumes from, which the estimated time left depends on."""
-        self._tenth = 10 * state.global_step // max(state.max_steps, 1)
-        if not sys.stderr.isatty():
-            return
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.initial = self.training_bar.n = self.current_step = state.global_step
-
-    def on_log(self, args: object, state: TrainerState, control: TrainerControl, logs: Log = None, **_: object) -> None:
-        """Refresh the figures next to the bar."""
-        if not logs or "loss" not in logs or not state.is_world_process_zero:
-            return
-        names = ("reward" if "reward" in logs else "loss", "entropy")
-        figures = {name: f"{logs[name]:.2f}" for name in names if logs.get(name) is not None}
-        if self.training_bar is not None:
-            self.training_bar.set_postfix(figures)
-        elif (tenth := 10 * state.global_step // max(state.max_steps, 1)) > self._tenth:
-            self._tenth = tenth
-            values = ", ".join(f"{name} {value}" for name, value in figures.items())
-            print_line(f"step {state.global_step}/{state.max_steps}: {values}")
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Advance by one. Expert iteration learns the total number of steps only while it runs."""
-        if self.training_bar is not None:
-            self.training_bar.total = state.max_steps
-            super().on_step_end(args, state, control, **kwargs)
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Close the bar, if there is one."""
-        if self.training_bar is not None:
-            super().on_train_end(args, state, control, **kwargs)
 
 
 class JsonlLog(TrainerCallback):
@@ -147,6 +101,7 @@ class GenerationsLog(TrainerCallback):
             spread = every_row[:: max(1, len(rollout) // self.rows)][: self.rows]
             chosen = sorted({*every_row[: self.group], *spread})
             append_jsonl(self.path, [{"step": state.global_step, **rollout[n], **self.per_token(n)} for n in chosen])
+            self.trainer.log_table("rollouts", [rollout[n] for n in chosen])
 
 
 class Validation(TrainerCallback):
@@ -258,8 +213,11 @@ class Validation(TrainerCallback):
         }
         self.run.validations.append(cast(ValidationEntry, entry))
         trainer.log_now(logged_figures(state.global_step, figures) | {"validation/seconds": round(seconds, 2)})
+        logged = [_logged(state.global_step, row) for row in rows[:_LOGGED]]
         if state.is_world_process_zero and self.log_to is not None:
-            append_jsonl(self.log_to, [_logged(state.global_step, row) for row in rows[:_LOGGED]])
+            append_jsonl(self.log_to, logged)
+        if state.is_world_process_zero:
+            trainer.log_table(f"{VALIDATIONS}responses", logged)
         if state.is_world_process_zero and not trainer.args.disable_tqdm:
             print_line(validation_line(self.run.validations[-1], state.max_steps))
 
@@ -276,14 +234,6 @@ def logged_figures(step: int, figures: Mapping[str, Any]) -> dict[str, float]:
         **{name: figures[name] for name in _FIGURES},
     }
     return {f"{VALIDATIONS}{name}": value for name, value in found.items() if value is not None}
-
-
-def give_validations_an_axis() -> None:
-    """Have wandb draw validations against `validation/step`; other trackers get the step with each value."""
-    wandb = sys.modules.get("wandb")  # transformers has imported it and begun a run, if the run reports to it
-    if wandb is not None and wandb.run is not None:
-        wandb.define_metric(f"{VALIDATIONS}step")
-        wandb.define_metric(f"{VALIDATIONS}*", step_metric=f"{VALIDATIONS}step")
 
 
 def _logged(step: int, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from trl.models import unwrap_model_for_generation
 
 from trl_ext.compat.torch_devices import load_to_numbered_cpus
+from trl_ext.dashboards.trackers import send_table, trackers_last
 from trl_ext.errors import NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished, samples_whole_distribution
@@ -160,7 +161,8 @@ class ReliableTrainer(Trainer):
         if self._to_restore is not None:  # there was no step left
             self._load_rng_state(self._to_restore)
             self.model.train()  # TRL logs its pending metrics by this mode
-        return super()._finalize_training(*args)
+        with trackers_last(self.callback_handler.callbacks):
+            return super()._finalize_training(*args)
 
     # State of a resumed run that `Trainer` does not save.
 
@@ -361,6 +363,10 @@ class ReliableTrainer(Trainer):
         due = self.control.should_log
         Trainer.log(self, logs)  # past TRL's
         self.control.should_log = due  # Trainer takes any log for the step's own and would leave that one out
+
+    def log_table(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
+        """Show responses as a table in the trackers."""
+        send_table(self.callback_handler.callbacks, name, rows, self.state.global_step)
 
     def sample(
         self,

@@ -1,0 +1,1 @@
+"""What people watch: progress, wandb, trackio and TensorBoard."""

@@ -72,7 +72,7 @@ def band_of(curves: Sequence[Sequence[tuple[float, float]]]) -> Band:
     """The band of curves as (x, y), each linear between its points, over the range that all of them have."""
     start, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
     x = sorted({start, end, *(at for curve in curves for at, _ in curve if start <= at <= end)})
-    rows = [np.interp(x, *zip(*curve, strict=True)) for curve in curves]
+    rows = [np.interp(x, [at for at, _ in curve], [value for _, value in curve]) for curve in curves]
     low, median, high = np.percentile(rows, [QUARTILES[0], 50, QUARTILES[1]], axis=0).tolist()
     return Band(x, median, low, high, len(curves))
 

@@ -5,7 +5,7 @@ true mean is within those of all looks with the probability stated, so whenever 
 last one holds. The error is spent in proportion to the seeds, alpha * n / N, which is Kim and DeMets' power family with
 exponent 1 (1987, Biometrika 74:149-154). Each look has its share as an ordinary t interval. By Bonferroni's inequality
 all of them miss no more often than alpha, with normal differences and any number of seeds; the joint distribution of
-the looks (Jennison and Turnbull 1991, Biometrika 78:133-141), for which one would need tables, would make them narrower.
+the looks (Jennison and Turnbull 1991, Biometrika 78:133-141), which takes tables, would make them narrower.
 """
 
 from __future__ import annotations

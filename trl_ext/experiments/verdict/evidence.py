@@ -49,7 +49,7 @@ def timed(summary: Summary) -> Timed:
     entries = summary["validations"]
     if len({entry["problems"] for entry in entries}) > 1:
         raise InputError(
-            "the validations of a run are of different numbers of problems: no --final_validation_problems"
+            "a run's validations are of different numbers of problems: leave final_validation_problems out"
         )
     steps, seconds, validating = [], [], 0.0
     for entry in entries:
@@ -59,6 +59,11 @@ def timed(summary: Summary) -> Timed:
         at = entry["wall_clock_s"] - entries[0]["wall_clock_s"] - validating
         seconds.append((round(at, 2), float(entry["accuracy"])))
     return Timed(steps, seconds, bool(summary.get("ended_early")))
+
+
+def value_at(x: float, curve: Curve) -> float:
+    """By a line between two points, and the last value after them."""
+    return float(np.interp(x, [at for at, _ in curve], [value for _, value in curve]))
 
 
 def at_equal_samples(pairs: Pairs) -> list[tuple[float, float]]:
@@ -76,8 +81,7 @@ def at_equal_wall_clock(pairs: Pairs) -> list[tuple[float, float]]:
         ours, theirs = map(timed, pair)
         ends = [run.seconds[-1][0] for run in (ours, theirs) if not run.ended_early]
         at = min(ends) if ends else max(run.seconds[-1][0] for run in (ours, theirs))
-        mine, other = (float(np.interp(at, *zip(*run.seconds, strict=True))) for run in (ours, theirs))
-        found.append((mine, other))
+        found.append((value_at(at, ours.seconds), value_at(at, theirs.seconds)))
     return found
 
 
@@ -90,11 +94,9 @@ def curves_of(runs: Sequence[Summary]) -> dict[str, list[Curve]]:
     return {STEPS: [run.steps for run in found], SECONDS: [run.seconds for run in found]}
 
 
-def whole_pairs(
-    runs: Mapping[str, Mapping[int, Summary]], idea: str, against: str
-) -> dict[int, tuple[Summary, Summary]]:
+def whole_pairs(runs: Mapping[str, Mapping[int, Summary]], idea: str, against: str) -> Pairs:
     """Both runs of each seed up to the first one of which one failed: seeds that fail are not left out, they end it."""
-    found = {}
+    found: dict[int, tuple[Summary, Summary]] = {}
     for seed, ours in runs[idea].items():
         pair = (ours, runs[against][seed])
         if any("failed" in run for run in pair):

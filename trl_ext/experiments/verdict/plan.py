@@ -118,7 +118,7 @@ def read_tasks(given: Sequence[str], shipped: Path) -> tuple[Task, ...]:
 
 
 def _read_task(path: Path) -> Task:
-    """With its `config` relative to the working directory; one whose validations differ in their problems is refused."""
+    """With its `config` from the working directory; one whose validations differ in their problems is refused."""
     task = read_as(path, Task, name=path.stem)
     config = Path(os.path.normpath(path.parent / task.config))
     if not config.is_file():

@@ -67,9 +67,7 @@ def page(
     lines += ["## Power, stated beforehand", "", *power_lines(plan), "", *power_after(plan, findings), ""]
     lines += ["## How", "", f"- `{shlex.join(shown_command(command[0], redact_command(list(command[1:]))))}`"]
     lines += [f"- {arm.label}: {_settings(arm.settings)}" for arm in plan.arms]
-    lines += [
-        f"- {task.name}: `{task.config}`, {_settings(task.settings)}. {task.about}".rstrip() for task in plan.tasks
-    ]
+    lines += [f"- {task.name}: `{task.config}`, {_settings(task.settings)}. {task.about}" for task in plan.tasks]
     every = [run for of in pairs.values() for pair in of.values() for run in pair]
     for name, values in {"Commit": [r["commit"] for r in every], "Hardware": [platform_of(r) for r in every]}.items():
         lines += [f"- {name}: {'; '.join(sorted({str(value) for value in values})) or 'no run ended'}"]
@@ -118,8 +116,8 @@ def how_to_read(plan: Plan) -> str:
         f"intervals of the looks after {_listed(design.looks)} seeds hold together with a probability of "
         f"{1 - design.alpha:.0%}, however early it stopped, if the differences are normal; false alarms of others were "
         "simulated. Equal wall-clock is the accuracy at the time at which the faster of two runs was done; the slower "
-        f"one's is read from its curve, by a line between two validations. Runs stop where every interval excludes 0 or "
-        f"lies within {plan.margin:g} of it."
+        "one's is read from its curve, by a line between two validations. Seeds are added until every interval excludes "
+        f"0 or lies within {plan.margin:g} of it."
     )
 
 
@@ -141,17 +139,14 @@ def power_after(plan: Plan, findings: Sequence[Finding]) -> list[str]:
         return []
     widest = max(deviations)
     needed = seeds_needed(plan.margin, widest, plan.design.intervals) or f"more than {MOST_SEARCHED}"
-    return [
-        f"The largest standard deviation found is {widest:.3f}: {needed} seeds would be needed for {plan.margin:g}."
-    ]
+    return [f"The largest standard deviation found is {widest:.3f}: {needed} seeds are needed for {plan.margin:g}."]
 
 
 def cost_table(plan: Plan, pairs: Mapping[str, Pairs]) -> list[str]:
     """Seconds of a step."""
     rows = [[task, *(f"{seconds:.3f}" for seconds in cost(of))] for task, of in pairs.items()]
-    return markdown_table(
-        ["task", f"{plan.idea.label}, s per step", f"{plan.against.label}, s per step", "ratio"], rows
-    )
+    heads = [f"{arm.label}, s per step" for arm in plan.arms]
+    return markdown_table(["task", *heads, "ratio"], rows)
 
 
 def changes_table(plan: Plan, pairs: Mapping[str, Pairs]) -> list[str]:

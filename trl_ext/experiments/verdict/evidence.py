@@ -48,9 +48,7 @@ def timed(summary: Summary) -> Timed:
     """
     entries = summary["validations"]
     if len({entry["problems"] for entry in entries}) > 1:
-        raise InputError(
-            "a run's validations are of different numbers of problems: leave final_validation_problems out"
-        )
+        raise InputError("a run has validations of different sizes: leave final_validation_problems out")
     steps, seconds, validating = [], [], 0.0
     for entry in entries:
         if entry is not entries[0]:

@@ -116,8 +116,8 @@ def how_to_read(plan: Plan) -> str:
         f"intervals of the looks after {_listed(design.looks)} seeds hold together with a probability of "
         f"{1 - design.alpha:.0%}, however early it stopped, if the differences are normal; false alarms of others were "
         "simulated. Equal wall-clock is the accuracy at the time at which the faster of two runs was done; the slower "
-        "one's is read from its curve, by a line between two validations. Seeds are added until every interval excludes "
-        f"0 or lies within {plan.margin:g} of it."
+        "one's is read from its curve, by a line between two validations. Seeds are added until every interval "
+        f"excludes 0 or lies within {plan.margin:g} of it."
     )
 
 

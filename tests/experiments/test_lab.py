@@ -289,6 +289,8 @@ def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None
     for name in ("accuracy.png", "training.png"):
         with Image.open(tmp_path / "q" / name) as image:
             assert image.width > 800
+    curves = (tmp_path / "q" / "accuracy.csv").read_text().splitlines()
+    assert "optimizer steps,a,60,0.91,0.905,0.915,3" in curves  # median and quartiles over seeds
     failed: dict[str, dict[int, dict[str, Any]]] = {"a": {0: {"failed": "x"}}}
     write_report(tmp_path / "none", question, failed, {}, {"a": {}}, ("a", {}))
     assert "No run ended." in (tmp_path / "none" / "report.md").read_text()

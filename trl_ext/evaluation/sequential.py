@@ -10,8 +10,10 @@ the looks (Jennison and Turnbull 1991, Biometrika 78:133-141), which takes table
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +100,10 @@ def power(design: Design, effect: float, deviation: float, draws: int = 4000) ->
 
 def seeds_needed(effect: float, deviation: float, intervals: int, wanted: float = 0.8) -> int | None:
     """The fewest seeds at most with which a difference is found that often; None if `MOST_SEARCHED` are too few."""
-    for most in range(Design.first, MOST_SEARCHED + 1):
+    normal = NormalDist()
+    distance = normal.inv_cdf(1 - Design.alpha / intervals / 2) + normal.inv_cdf(wanted)
+    fewest = math.ceil((distance * deviation / effect) ** 2)  # of a single look with a known deviation
+    for most in range(max(Design.first, fewest), MOST_SEARCHED + 1):
         if power(Design(most, intervals), effect, deviation) >= wanted:
             return most
     return None

@@ -60,8 +60,8 @@ def arguments(given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     parser.add_argument("--output_dir", type=Path, help="(default: runs/try_IDEA_against_IDEA)")
     args, rest = parser.parse_known_args(given)
-    if args.jobs < 1 or args.margin <= 0 or args.max_seeds < Design.first:
-        parser.error(f"--jobs must be at least 1, --max_seeds at least {Design.first}, and --margin above 0")
+    if args.jobs < 1 or args.margin <= 0 or args.max_seeds < 2:
+        parser.error("--jobs must be at least 1, --max_seeds at least 2, and --margin above 0")
     return args, rest
 
 
@@ -69,7 +69,7 @@ def plan_of(args: argparse.Namespace, rest: Sequence[str], recipes: Path) -> Pla
     """What the command line asks for."""
     idea, against = arms_of(args.idea, args.against)
     tasks = read_tasks(args.tasks, recipes / "try")
-    design = Design(args.max_seeds, len(tasks) * VERDICTS)
+    design = Design(args.max_seeds, len(tasks) * VERDICTS, min(Design.first, args.max_seeds))
     return Plan(idea, against, tasks, design, args.margin, tuple(rest))
 
 

@@ -24,7 +24,7 @@ from trl_ext.experiments.verdict.evidence import (
     at_equal_samples,
     at_equal_wall_clock,
     changes,
-    cost,
+    costs,
     resolution,
     timed,
     whole_pairs,
@@ -207,7 +207,7 @@ def test_a_run_that_ended_early_is_not_the_faster_one_for_it() -> None:
 
 def test_cost_and_what_else_changed_are_of_the_same_seeds() -> None:
     pairs = {0: (summary(0.8, seconds=30.0), summary(0.8)), 1: (summary(0.8, seconds=40.0), summary(0.8))}
-    assert cost(pairs) == pytest.approx((1.75, 1.0, 1.75))
+    assert costs(pairs) == [(1.5, 1.0), (2.0, 1.0)]
     assert resolution(pairs) == 1 / 500
     logged = {0: (summary(0.8, mean_tokens=20.0, **{"pass@8": 0.9}), summary(0.8, **{"pass@8": 0.7}))}
     assert changes(logged) == {
@@ -308,8 +308,8 @@ def test_page_has_verdict_interval_curves_cost_and_power(tmp_path: Path) -> None
         "- sums, equal wall-clock: **mine is better (+0.105, +0.091 to +0.119; 4 seeds)**",
         "| sums | equal samples | 0.718 | 0.823 | +0.105 | +0.091 to +0.119 | 0.006 | 4 |",
         "looks after 4 and 6 seeds hold together with a probability of 95%", "![learning curves](curves.png)",
-        "| sums | 1.000 | 1.000 | 1.000 |", "| sums | tokens per response | 17.000 | 17.000 | +0.000 |",
-        "| 0.005 | 4 | ", "The largest standard deviation found is 0.006: ", "- Commit: abc", "- Hardware: a CPU",
+        "| sums | 1.000 (1.000 to 1.000) | 1.000 (1.000 to 1.000) | 1.00 |", "| sums | tokens per response | 17.000 | 17.000 | +0.000 |",
+        "| 0.005 | 4 | ", "- Found at equal wall-clock: at most 0.006, for which it takes 5 seeds.", "- Commit: abc", "- Hardware: a CPU",
         "`python recipes/lab.py try mine",
     ):  # fmt: skip
         assert words in text

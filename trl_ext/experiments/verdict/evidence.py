@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -108,11 +107,9 @@ def resolution(pairs: Pairs) -> float:
     return 1 / min(entry["problems"] for pair in pairs.values() for run in pair for entry in run["validations"])
 
 
-def cost(pairs: Pairs) -> tuple[float, float, float]:
-    """Median seconds of training for a step of both arms, and the median of their ratio at the same seed."""
-    each = [(timed(ours).seconds_per_step, timed(theirs).seconds_per_step) for ours, theirs in pairs.values()]
-    ratios = [ours / theirs for ours, theirs in each if theirs > 0]
-    return median(ours for ours, _ in each), median(theirs for _, theirs in each), median(ratios or [float("nan")])
+def costs(pairs: Pairs) -> list[tuple[float, float]]:
+    """Seconds of training for a step of both runs, by seed."""
+    return [(timed(ours).seconds_per_step, timed(theirs).seconds_per_step) for ours, theirs in pairs.values()]
 
 
 def changes(pairs: Pairs) -> dict[str, list[tuple[float, float]]]:

@@ -39,7 +39,8 @@ def figure(
     from matplotlib import pyplot
 
     with contextlib.ExitStack() as at_end:
-        at_end.enter_context(pyplot.rc_context({"axes.prop_cycle": pyplot.cycler(color=COLORS)}))
+        open_frame = {"axes.spines.top": False, "axes.spines.right": False}  # room for names where curves end
+        at_end.enter_context(pyplot.rc_context({"axes.prop_cycle": pyplot.cycler(color=COLORS), **open_frame}))
         made, panels = pyplot.subplots(*shape, figsize=size, layout="constrained", squeeze=False, **kwargs)
         at_end.callback(pyplot.close, made)
         yield list(panels.flat)

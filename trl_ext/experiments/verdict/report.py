@@ -20,8 +20,8 @@ from trl_ext.runs.recipes import shown_command
 
 PAGE, DATA, CURVES, RUNS = "verdict.md", "verdict.json", "curves", "runs.csv"
 COST = (
-    "Median, least and most over seeds. Where one arm's seeds differ much, the machine had other work; with --jobs 2 both "
-    "runs of a seed share what is left of it."
+    "Median, least and most over seeds. Where one arm's seeds differ much, the machine had other work; with --jobs 2 "
+    "both runs of a seed share what is left of it."
 )
 _DEVIATIONS = (0.005, 0.01, 0.015, 0.02, 0.03)  # of paired differences, for which power is stated beforehand
 

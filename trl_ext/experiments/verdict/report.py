@@ -66,23 +66,15 @@ def page(
     if pairs:
         lines += [f"![learning curves]({CURVES}.png)", ""]
         lines += ["Median and quartiles over seeds; seconds are of training, without the start and validations.", ""]
-    lines += [
-        "## Cost",
-        "",
-        *cost_table(plan, pairs),
-        "",
-        COST,
-        "",
-        "## What else changed",
-        "",
-        *changes_table(plan, pairs),
-        "",
-    ]
+    lines += ["## Cost", "", *cost_table(plan, pairs), "", COST, ""]
+    lines += ["## What else changed", "", *changes_table(plan, pairs), ""]
     lines += ["Means of the last validation, without intervals: nothing was tested here.", ""]
     lines += ["## Power, stated beforehand", "", *power_lines(plan), "", *power_after(plan, findings), ""]
     lines += ["## How", "", f"- `{shlex.join(shown_command(command[0], redact_command(list(command[1:]))))}`"]
     lines += [f"- {arm.label}: {_settings(arm.settings)}" for arm in plan.arms]
-    lines += [f"- {task.name}: `{task.config}`, {_settings(task.settings)}. {task.about}" for task in plan.tasks]
+    lines += [
+        f"- {task.name}: `{task.config}`, {_settings(task.settings)}. {task.about}".strip() for task in plan.tasks
+    ]
     every = [run for of in pairs.values() for pair in of.values() for run in pair]
     for name, values in {"Commit": [r["commit"] for r in every], "Hardware": [platform_of(r) for r in every]}.items():
         lines += [f"- {name}: {'; '.join(sorted({str(value) for value in values})) or 'no run ended'}"]

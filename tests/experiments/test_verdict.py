@@ -335,7 +335,7 @@ def test_data_next_to_the_page_is_what_it_shows(tmp_path: Path) -> None:
         assert next(csv.DictReader(file)) == {"task": "sums", "at": "equal samples", "seed": "0", "mine": "0.8", "theirs": "0.7"}  # fmt: skip
 
 
-def test_page_names_what_failed_and_gives_no_verdict_before_a_look(tmp_path: Path) -> None:
+def test_page_names_what_failed_and_waits_for_the_first_look(tmp_path: Path) -> None:
     found = runs_with([0.10, 0.11, 0.10, 0.11]) | {"sums,mine,seed=3": {"failed": "no memory"}}
     text = written(tmp_path, found, 4)
     assert "**Failed:** sums, mine, seed 3: no memory" in text

@@ -93,9 +93,7 @@ def test_a_pilot_is_the_arms_first_stage_without_its_end() -> None:
 
 def test_a_pilot_that_was_never_validated_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Processes(monkeypatch, RUNS | {"0_on_policy": []})
-    with pytest.raises(
-        InputError, match="0_on_policy: no validation of arm on_policy; set validate_every"
-    ):
+    with pytest.raises(InputError, match="0_on_policy: no validation of arm on_policy; set validate_every"):
         run_pipeline(two_arms(output_dir=str(tmp_path)), tmp_path)
 
 

@@ -10,10 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
+from scripts.benchmarks.false_alarms import (
+    BUDGETS,
+    CASES,
+    INTERVALS,
+    alarms,
+    correlated,
+    naive_alarms,
+    skewed_alone,
+    tables,
+)
+from scripts.verdict_page import section
 from trl_ext.errors import InputError
 from trl_ext.evaluation.sequential import BETTER, EQUAL, OPEN, WORSE, Design
 from trl_ext.experiments.sweep import run_all
@@ -314,6 +326,11 @@ def test_page_has_verdict_interval_curves_cost_and_power(tmp_path: Path) -> None
     ):  # fmt: skip
         assert words in text
     assert "hf_secret" not in text
+    shown = section(text, " So it is. ", "verdict_a")
+    assert shown.startswith("## mine against theirs\n\n**Found.** So it is.\n\n- sums, equal samples: ")
+    assert "](verdict_a.png)" in shown
+    assert "\n### Cost\n" in shown
+    assert "Power" not in shown
     assert "Failed" not in text
     with Image.open(tmp_path / "curves.png") as image:
         assert image.width > 2000
@@ -353,6 +370,23 @@ def test_page_of_nothing_says_so(tmp_path: Path) -> None:
 def test_undecided_and_equal_are_said_in_words(tmp_path: Path) -> None:
     assert "**no difference of 0.02 or more (+0.000, -0.005 to +0.005; 4 seeds)**" in written(tmp_path / "a", runs_with([0.0] * 4), 4)  # fmt: skip
     assert "**undecided (+0.060, " in written(tmp_path / "b", runs_with([0.03, 0.02, 0.09, 0.10]), 4)
+
+
+# How often it is wrong.
+
+
+@pytest.mark.parametrize("name", [name for name, arms in CASES.items() if arms is not skewed_alone])
+def test_arms_that_are_alike_seldom_look_different(name: str) -> None:
+    rows = correlated(CASES[name], np.random.default_rng(3), 4000, 8)
+    assert alarms(rows, Design(8, INTERVALS)) <= 0.05 < 0.15 < naive_alarms(rows)
+
+
+def test_the_page_has_the_simulated_rates() -> None:
+    page = (ROOT / "docs" / "results" / "verdict.md").read_text()
+    found = json.loads((ROOT / "docs" / "results" / "verdict_false_alarms.json").read_text())
+    assert "\n".join(tables(found)) in page
+    kept = [of for name, of in found["alarms"].items() if CASES[name] is not skewed_alone]
+    assert max(of[str(most)] for of in kept for most in BUDGETS) <= 0.05
 
 
 # The real thing.

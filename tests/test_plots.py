@@ -1,4 +1,4 @@
-"""Several seeds as a median and a band, named where they end, with the figures beside the plot."""
+"""Several seeds as a median and a band, named where they end, with the figures next to the plot."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_bands_are_named_at_their_ends_in_colors_all_can_tell(tmp_path: Path, mo
     assert axes.get_xlim()[0] == 0
 
 
-def test_figures_of_the_bands_are_beside_the_plot(tmp_path: Path) -> None:
+def test_figures_of_the_bands_are_next_to_the_plot(tmp_path: Path) -> None:
     write_bands(tmp_path / "a.csv", {"steps": {"one": band_of(CURVES)}})
     lines = (tmp_path / "a.csv").read_text().splitlines()
     assert lines[:2] == ["panel,curve,x,median,low,high,seeds", "steps,one,0.0,0.2,0.1,0.3,3"]

@@ -132,11 +132,11 @@ def test_tasks_are_files_folders_or_names(tasks: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "content", "message"),
     [
-        (["hart"], "", r"--tasks: unknown task 'hart'\. Did you mean 'hard'.*, or a YAML file, or a folder of them"),
+        (["hird"], "", r"--tasks: unknown task 'hird'\. Did you mean 'hard'.*, or a YAML file, or a folder of them"),
         (["own"], "config: none.yaml", r"own.yaml: config: no file '.*none.yaml'"),
         (["own"], "config: ../base.yaml\nsettings: {seed: 3}", r"own.yaml: settings: seed is set by `try`; remove it"),
         (["own"], "config: ../base.yaml\nsettings: 3", r"own.yaml: settings must be a mapping, got 3"),
-        (["own"], "confg: x", r"own.yaml: unknown field 'confg'\. Did you mean 'config'"),
+        (["own"], "configg: x", r"own.yaml: unknown field 'configg'\. Did you mean 'config'"),
         (["own"], "config: ../base.yaml\nsettings: {final_validation_problems: 9}",
          r"own.yaml: final_validation_problems is 9 and validation_problems 64; .*leave final_validation_problems out"),
         (["easy", "easy"], "", "two files have the same name"),
@@ -378,7 +378,7 @@ def test_undecided_and_equal_are_said_in_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name, arms in CASES.items() if arms is not skewed_alone])
 def test_arms_that_are_alike_seldom_look_different(name: str) -> None:
     rows = correlated(CASES[name], np.random.default_rng(3), 4000, 8)
-    assert alarms(rows, Design(8, INTERVALS)) <= 0.05 < 0.15 < naive_alarms(rows)
+    assert alarms(rows, Design(8, INTERVALS)) <= 0.05 < 0.1 < naive_alarms(rows)
 
 
 def test_the_page_has_the_simulated_rates() -> None:

@@ -232,7 +232,7 @@ def noise(runs: Runs) -> str:
 
 
 def write_accuracy_plot(path: Path, runs: Runs, title: str) -> None:
-    """Validation accuracy against optimizer steps and against seconds, a band over seeds for each cell; CSV beside it.
+    """Validation accuracy against optimizer steps and against seconds, a band over seeds for each cell; CSV next to it.
 
     A last validation on other problems than the first is the median over seeds, off the line.
     """

@@ -5,11 +5,13 @@
     python recipes/lab.py baseline length_normalization --jobs 2
     python recipes/lab.py all --lab qwen2.5_math_1.5b --jobs 2
     python recipes/lab.py baseline --lab my_lab --seeds 0 1 --sampling_temperature 0.8
+    python recipes/lab.py try recipes/my_loss.py:soft_clip --against grpo_clip
 
 What this program does not know goes to the recipe, in every cell. All cells are checked before the first one runs. A
 question may start from the best cells of others (`after`), which are then asked before it, or were before. A run that
 several questions need is run once. Interrupted, it resumes when it is started again; what has ended is not run again,
-what failed is. With --jobs each run has one of the GPUs, or its share of the cores.
+what failed is. With --jobs each run has one of the GPUs, or its share of the cores. `try` is a verdict for an idea of
+your own, with as many seeds as it takes: `python recipes/lab.py try --help`.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from trl_ext.experiments.lab.questions import (
 )
 from trl_ext.experiments.lab.report import best_cell, read_winner, table, write_report
 from trl_ext.experiments.sweep import run_all
+from trl_ext.experiments.verdict import command as verdict
 from trl_ext.redaction import redact_text
 from trl_ext.runs.layout import METRICS, RunFolder, finished
 from trl_ext.runs.recipes import RECIPES
@@ -43,6 +46,8 @@ HERE = Path(os.path.relpath(Path(__file__).parent))  # so that pages name no fol
 
 def main() -> None:
     """Read, check, run what is missing, write each question's page."""
+    if sys.argv[1:2] == ["try"]:
+        verdict.main(sys.argv[2:], HERE)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help="names of questions, or all")
     parser.add_argument("--lab", default="mini_math", help="a folder of recipes/lab, or a path (default: mini_math)")

@@ -42,6 +42,7 @@ from trl_ext.experiments.lab.report import (
     steps_table,
     table,
     training_curves,
+    write_accuracy_plot,
     write_report,
 )
 from trl_ext.experiments.progress import latest
@@ -289,9 +290,22 @@ def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None
     for name in ("accuracy.png", "training.png"):
         with Image.open(tmp_path / "q" / name) as image:
             assert image.width > 800
+    curves = (tmp_path / "q" / "accuracy.csv").read_text().splitlines()
+    assert "optimizer steps,a,60,0.91,0.905,0.915,3" in curves  # median and quartiles over seeds
     failed: dict[str, dict[int, dict[str, Any]]] = {"a": {0: {"failed": "x"}}}
     write_report(tmp_path / "none", question, failed, {}, {"a": {}}, ("a", {}))
     assert "No run ended." in (tmp_path / "none" / "report.md").read_text()
+
+
+def test_a_last_validation_on_other_problems_is_off_the_curve(tmp_path: Path) -> None:
+    last = run(0.9)
+    for entry, problems in zip(last["validations"], (512, 512, 2048), strict=True):
+        entry["problems"] = problems
+    write_accuracy_plot(tmp_path / "a.png", {"a": {0: last}, "none": {}}, "title")
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert [line for line in lines if line.startswith("optimizer steps")] == [
+        "optimizer steps,a,0,0.4,0.4,0.4,1", "optimizer steps,a,30,0.5,0.5,0.5,1",
+    ]  # fmt: skip
 
 
 def test_what_was_logged_is_discussed_and_nothing_else(tmp_path: Path) -> None:

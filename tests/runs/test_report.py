@@ -64,7 +64,7 @@ def test_the_curve_is_a_png_with_two_panels(history: list[dict[str, Any]], tmp_p
     with Image.open(tmp_path / "curve.png") as image:
         image.load()
         assert image.format == "PNG"
-        assert image.size == (1200, 480)
+        assert image.size == (2000, 800)
         assert len(image.convert("RGB").getcolors(1 << 20) or []) > 10  # not blank
 
 
@@ -92,7 +92,7 @@ def test_the_plot_of_expert_iteration_is_a_png_with_three_panels(tmp_path: Path)
     with Image.open(tmp_path / "steps.png") as image:
         image.load()
         assert image.format == "PNG"
-        assert image.size == (1560, 480)
+        assert image.size == (2600, 800)
         assert len(image.convert("RGB").getcolors(1 << 20) or []) > 10  # not blank
     assert [path.name for path in tmp_path.iterdir()] == ["steps.png"]
 

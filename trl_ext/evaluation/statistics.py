@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 Z95 = 1.959964  # two-sided 95 % of a normal distribution
 
@@ -50,16 +51,48 @@ def latest_within_one_standard_error(accuracies: Sequence[float], trials: Sequen
     return max(i for i, accuracy in enumerate(accuracies) if accuracy >= least)
 
 
-# 0.975 quantiles of Student's t by degrees of freedom; for more of them the last one, which is wider than theirs.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+def student_t_within(t: float, freedom: int) -> float:
+    """P(-t < T < t) for Student's T with whole degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine, cosine) if odd else (1.0, 1.0)
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= (k - 1) / k * cosine**2
+        total += term
+    if not odd:
+        return sine * total
+    return 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
 
 
-def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of two or more normal differences, such as at the same seeds (Student 1908)."""
+@cache
+def student_t_quantile(outside: float, freedom: int) -> float:
+    """The t outside of -t .. t which a share `outside` of Student's distribution lies."""
+    if not 0 < outside < 1 or freedom < 1:
+        raise ValueError(f"a share between 0 and 1 and one degree of freedom at least, got {outside} and {freedom}")
+    low, high = 0.0, math.pi / 2  # of the angle, in which a bisection has no tail to run into
+    for _ in range(60):
+        middle = (low + high) / 2
+        within = student_t_within(math.sqrt(freedom) * math.tan(middle), freedom)
+        low, high = (middle, high) if within < 1 - outside else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def paired_interval(
+    differences: Sequence[float], outside: float = 0.05, least_deviation: float = 0.0
+) -> tuple[float, float]:
+    """Interval of the mean of two or more normal differences, such as at the same seeds (Student 1908).
+
+    Args:
+        outside: how often it may miss, such as 0.05 for 95 %.
+        least_deviation: taken as their standard deviation where theirs is smaller, such as the step between two
+            accuracies on so many problems: equal differences are no proof that all would be.
+    """
     n = len(differences)
     if n < 2:
         raise ValueError(f"an interval needs two differences at least, got {n}")
-    half = _T95[min(n - 1, len(_T95)) - 1] * statistics.stdev(differences) / math.sqrt(n)
+    deviation = max(statistics.stdev(differences), least_deviation)
+    half = student_t_quantile(outside, n - 1) * deviation / math.sqrt(n)
     center = statistics.mean(differences)
     return center - half, center + half
 

@@ -103,7 +103,7 @@ class Cell:
 
 def read_lab(folder: Path) -> Lab:
     """`lab.yaml` of a folder; an InputError if it cannot be read, or has fields that are not a lab's."""
-    lab = _read(folder / COMMON, Lab)
+    lab = read_as(folder / COMMON, Lab)
     for recipe in (GRPO, *lab.recipes):
         config, _ = lab.of(recipe)
         if not (folder / config).is_file():
@@ -121,10 +121,10 @@ def read_question(folder: Path, name: str) -> Question:
     known = question_names(folder)
     if name not in known:
         raise InputError(f"{folder}: {unknown('question', name, known)}")
-    return _read(folder / f"{name}.yaml", Question, name=name)
+    return read_as(folder / f"{name}.yaml", Question, name=name)
 
 
-def _read(path: Path, of: type[T], **more: str) -> T:
+def read_as(path: Path, of: type[T], **more: str) -> T:
     """What a YAML file describes, and `more` that it need not say."""
     try:
         content = read_yaml(path)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from trl_ext.errors import InputError
 from trl_ext.evaluation.statistics import paired_interval
 from trl_ext.experiments.lab.questions import Question, Settings
 from trl_ext.io import markdown_table, read_json, read_jsonl, write_json, write_text
-from trl_ext.plots import figure, plot_accuracy
+from trl_ext.plots import COLORS, band_of, figure, plot_bands, write_bands
 from trl_ext.redaction import redact, redact_command
 from trl_ext.runs.provenance import platform_of
 from trl_ext.runs.recipes import shown_command
@@ -231,18 +232,31 @@ def noise(runs: Runs) -> str:
 
 
 def write_accuracy_plot(path: Path, runs: Runs, title: str) -> None:
-    """Validation accuracy against optimizer steps and against seconds, a color for each cell, a line for each seed."""
+    """Validation accuracy against optimizer steps and against seconds, a band over seeds for each cell; CSV next to it.
+
+    A last validation on other problems than the first is the median over seeds, off the line.
+    """
+    axes = {"step": "optimizer steps", "wall_clock_s": "wall-clock, s"}
+    logs = {cell: [run["validations"] for run in of.values()] for cell, of in runs.items() if of}
+    bands = {
+        label: {cell: band_of([_on_same_problems(log, key) for log in of]) for cell, of in logs.items()}
+        for key, label in axes.items()
+    }
     with figure(path, (11, 4.5), (1, 2), title, sharey=True) as panels:
-        axes = {"step": "optimizer steps", "wall_clock_s": "wall-clock, s"}
-        for panel, (key, label) in zip(panels, axes.items(), strict=True):
-            for number, (cell, of) in enumerate(runs.items()):
-                for first, run in enumerate(of.values()):
-                    style = {"color": f"C{number}", "alpha": 0.8, "linewidth": 1.2}
-                    plot_accuracy(panel, run["validations"], key, **style, label=None if first else cell)
-            panel.set_xlabel(label)
         panels[0].set(ylabel="validation accuracy", ylim=(0, 1))
-        if any(runs.values()):
-            panels[0].legend(loc="lower right", fontsize="small")
+        for panel, (key, label) in zip(panels, axes.items(), strict=True):
+            plot_bands(panel, bands[label])
+            panel.set_xlabel(label)
+            for color, of in zip(itertools.cycle(COLORS), logs.values()):
+                last = [log[-1] for log in of if log[-1].get("problems") != log[0].get("problems")]
+                if last:
+                    at, accuracy = (median(entry[name] for entry in last) for name in (key, "accuracy"))
+                    panel.plot(at, accuracy, "D", fillstyle="none", color=color)
+    write_bands(path.with_suffix(".csv"), bands)
+
+
+def _on_same_problems(log: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    return [(entry[key], entry["accuracy"]) for entry in log if entry.get("problems") == log[0].get("problems")]
 
 
 def write_training_plot(path: Path, curves: Mapping[Panel, Mapping[str, Mapping[int, float]]], title: str) -> None:

@@ -1,0 +1,55 @@
+r"""Verdicts of `python recipes/lab.py try` -> one result page, with how often they are wrong.
+
+    PYTHONPATH=. python scripts/verdict_page.py runs --findings docs/results/verdict_findings.yaml \
+        --false_alarms docs/results/verdict_false_alarms.json --page docs/results/verdict.md
+
+The findings are a YAML file: `intro`, in which {false_alarms} is replaced by the simulation's tables, and a text for
+each verdict by its folder, in the order of the page. Plots and their figures are copied next to the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from scripts.benchmarks.false_alarms import tables
+from trl_ext.experiments.verdict.report import CURVES, PAGE
+from trl_ext.io import read_json, read_yaml, write_text
+
+
+def section(text: str, finding: str, plots: str) -> str:
+    """A verdict's page with what was found, a heading level lower, without the power that is stated once for all."""
+    title, _, rest = text.partition("\n")
+    rest = re.sub(r"^## Power.*?(?=^## )", "", rest, flags=re.MULTILINE | re.DOTALL)
+    rest = rest.replace(f"({CURVES}.png)", f"({plots}.png)").strip()
+    return re.sub(r"^#", "##", f"{title}\n\n**Found.** {finding.strip()}\n\n{rest}\n", flags=re.MULTILINE)
+
+
+def main() -> None:
+    """Write the page, its plots and their figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="the folder of the verdicts' folders")
+    parser.add_argument("--findings", type=Path, required=True, help="a YAML file: folder -> text, and `intro`")
+    parser.add_argument("--false_alarms", type=Path, required=True, help="of scripts.benchmarks.false_alarms --json")
+    parser.add_argument("--page", type=Path, required=True, help="Markdown file to write")
+    args = parser.parse_args()
+    findings = read_yaml(args.findings)
+    rates = "\n".join(tables(read_json(args.false_alarms)))
+    parts = [findings.pop("intro").replace("{false_alarms}", rates)]
+    for name, finding in findings.items():
+        folder = args.runs / name
+        if not (folder / PAGE).is_file():
+            sys.exit(f"error: {folder / PAGE}: no such file; run `python recipes/lab.py try` first")
+        plots = f"{args.page.stem}_{name.removeprefix('try_')}"
+        for suffix in (".png", ".csv"):
+            shutil.copy(folder / f"{CURVES}{suffix}", args.page.with_name(plots + suffix))
+        parts.append(section((folder / PAGE).read_text(encoding="utf-8"), finding, plots))
+    write_text(args.page, "\n".join(parts))
+    print(f"wrote {args.page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    DeepseekV3Config, Gemma3ForCausalLM, Gemma3nTextConfig, Gemma3TextConfig, Gemma4TextConfig, Llama4TextConfig,
-    Mamba2Config, MistralConfig, PretrainedConfig, Qwen3Config, Qwen3NextConfig, RecurrentGemmaConfig,
+    DeepseekV3Config,
+    Gemma3ForCausalLM,
+    Gemma3nTextConfig,
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    Llama4TextConfig,
+    Mamba2Config,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3NextConfig,
+    RecurrentGemmaConfig,
 )  # fmt: skip
 
 from tests.support.tiny import tiny_tokenizer

@@ -106,7 +106,9 @@ def test_decoding_on_a_gpu_reads_weights_cache_and_logits() -> None:
 
 def test_sliding_layers_read_and_hold_their_window() -> None:
     lengths, free = Lengths(8, 8, 5, 5), Efficiency(compute=1e9, memory=1.0, engine_step_seconds=0.0)
-    sliding = network(sliding_window=2, use_sliding_window=True, layer_types=["full_attention"] + ["sliding_attention"] * 2)
+    sliding = network(
+        sliding_window=2, use_sliding_window=True, layer_types=["full_attention"] + ["sliding_attention"] * 2
+    )
     timing = foreseen(H100, free, engine="vllm", rollout=4, step=4, lengths=lengths, config=sliding)
     weights, logits = 5 * costs().read_parameters * 4, 5 * 4 * 100 * 24
     cache = 4 * 5 * (11 + 2 + 2) / 3 * costs().kv_elements * 4  # 11 tokens on average, of which two layers see 2

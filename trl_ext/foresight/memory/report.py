@@ -36,8 +36,8 @@ def engine_line(memory: Memory) -> list[str]:
     if engine is None:
         return []
     return [
-        f"vLLM: a KV cache of {engine.tokens:,} tokens ({engine.blocks:,} blocks); the sequences of a rollout have about "
-        f"{engine.batch:,}, the longest one {engine.sequence:,}"
+        f"vLLM: a KV cache of {engine.tokens:,} tokens ({engine.blocks:,} blocks); the sequences of a rollout have "
+        f"about {engine.batch:,}, the longest one {engine.sequence:,}"
     ]
 
 

@@ -1,27 +1,34 @@
-"""What four hours on two H100s get: the leaderboard's GRPO stage foreseen, over what nobody knows before the run.
+"""What four hours on two H100s get: each arm of the leaderboard foreseen, over what nobody knows before the run.
 
     python -m scripts.benchmarks.foresight_leaderboard
 
 A prediction with assumed efficiencies, not a measurement. It varies the mean length of a completion, the fraction of
 rows with a gradient, and the assumptions: as they are, and with half of every ceiling and twice the host's seconds.
+Next to the steps that each arm's GRPO has done by then are the marks of a public run of the same task.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
+from trl_ext.errors import InputError
 from trl_ext.experiments.foresee import read_shape
+from trl_ext.experiments.pipeline.settings import read_pipeline
+from trl_ext.foresight.costs.counting import ModelCosts
 from trl_ext.foresight.efficiency import Efficiency
-from trl_ext.foresight.hardware import GPUS, gpu_by_name
+from trl_ext.foresight.hardware import GPUS, Gpu, gpu_by_name
+from trl_ext.foresight.networks import published
+from trl_ext.foresight.plan import seconds_of
 from trl_ext.foresight.roofline import Timing, count_costs, foresee_time
 from trl_ext.foresight.shape import Launch, Lengths, RunShape
-from trl_ext.io import read_yaml
 
 _MEANS = (300.0, 450.0, 600.0)  # tokens of a completion
 _TRAINED = (0.4, 0.7, 1.0)  # fraction of the rows
+_MIDDLE = (450.0, 0.7)
 _AS_IT_IS = Efficiency()
 _HALF = dataclasses.replace(
     _AS_IT_IS,
@@ -40,23 +47,64 @@ _CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def stage_of(config: Path) -> tuple[RunShape, float]:
-    """The GRPO stage of a pipeline: its shape, and the seconds that the stages before leave it."""
-    pipeline = read_yaml(config)
-    *before, stage = pipeline["stages"]
-    budget = pipeline["time_budget"] * (1 - sum(earlier["share"] for earlier in before))
-    changes = [f"{name}={value}" for name, value in {**stage["settings"], "time_budget": budget}.items()]
-    launch = Launch.of_accelerate(Path(pipeline["launch"][1]))
-    return read_shape(Path(stage["config"]), changes, launch), budget
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One of a pipeline, as if it had been chosen, and its GRPO, the last stage."""
+
+    name: str
+    shape: RunShape
+    budget: float  # seconds of the stage, after all pilots and the arm's earlier stages
+    begins: float  # seconds after which GRPO begins on the arm's own clock, which has no other arm's pilot
 
 
-def line(timing: Timing, budget: float, *about: Any) -> str:
-    """A row of the table."""
+def arms_of(config: Path) -> list[Arm]:
+    """The arms of a pipeline, or all of one without any.
+
+    Raises:
+        InputError: an arm does not end with GRPO, or there is no time budget.
+    """
+    pipeline = read_pipeline(config)
+    launch = Launch.of_accelerate(Path(pipeline.launch[1])) if pipeline.launch else Launch()
+    names, pilot = list(dict.fromkeys(stage.arm for stage in pipeline.stages)), pipeline.pilot_seconds or 0.0
+    found = []
+    for name in names:
+        *before, stage = [stage for stage in pipeline.stages if stage.arm == name]
+        if pipeline.time_budget is None or stage.recipe != "grpo" or stage.config is None:
+            raise InputError(f"{config}: it needs a time_budget, and each arm's last stage must be grpo with a config")
+        earlier = pipeline.time_budget * sum(one.share or 0.0 for one in before)
+        budget = pipeline.time_budget - len(names) * pilot - earlier
+        changes = [f"{key}={value}" for key, value in {**stage.settings, "time_budget": budget}.items()]
+        shape = read_shape(Path(stage.config), changes, launch)
+        found.append(Arm(name or "all", shape, budget, pilot + earlier if before else 0.0))
+    return found
+
+
+def steps_by(timing: Timing, seconds: float) -> int:
+    """Optimizer steps that are done so many seconds after the start, without what is kept for the end."""
+    rates, work = timing.rates, timing.workload
+    left = seconds - rates.start - rates.problem * work.problems
+    return max(0, int(left / sum(seconds_of(rates, work, 1).values())))
+
+
+def marks_table(arms: list[Arm], timings: dict[tuple[str, str], Timing], model: str) -> list[str]:
+    """What a public run of the same task had reached, and the steps that each arm has done by then."""
+    known = published()["marks"][model]
+    head = [f"by {hours:g} h (mark: {accuracy:.1%})" for hours, accuracy in known["accuracy"]]
+    rows = [f"marks: {known['source']}", ""]
+    rows += [f"| arm | assumptions | steps in all | {' | '.join(head)} |", "|---" * (3 + len(head)) + "|"]
+    for (name, reached), timing in timings.items():
+        arm = next(arm for arm in arms if arm.name == name)
+        by_then = [steps_by(timing, 3600 * hours - arm.begins) for hours, _ in known["accuracy"]]
+        rows.append(f"| {name} | {reached} | {timing.plan(arm.budget).steps} | {' | '.join(map(str, by_then))} |")
+    return rows
+
+
+def of_plan(timing: Timing, budget: float) -> str:
+    """Steps, the last validation, and what the budget goes to."""
     found = timing.plan(budget)
-    parts = " | ".join(f"{found.seconds[name] / budget:.0%}" for name in ("rollout", "training", "validation"))
-    validations = found.steps // timing.workload.validate_every + 2
+    parts = "/".join(f"{100 * found.seconds[name] / budget:.0f}" for name in ("rollout", "training", "validation"))
     last = next(phase.seconds for phase in timing.phases if phase.name == "validation at the end")
-    return f"| {' | '.join(map(str, about))} | {found.steps} | {validations} | {last:.0f} s | {parts} |"
+    return f"{found.steps} | {last:.0f} s | {parts} %"
 
 
 def main() -> None:
@@ -65,21 +113,32 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=Path("recipes/leaderboard_qwen2.5_math_1.5b.yaml"))
     parser.add_argument("--gpu", default="h100", help=f"one of: {', '.join(GPUS)} (default: h100)")
     args = parser.parse_args()
-    shape, budget = stage_of(args.config)
-    gpu, costs = gpu_by_name(args.gpu), count_costs(shape)
-    print(foresee_time(shape, gpu, costs=costs).table())
-    print("\n| assumptions | mean length | rows trained | steps | validations | last one | rollouts | training |"
-          " validation |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    arms, gpu = arms_of(args.config), gpu_by_name(args.gpu)
+    costs = count_costs(arms[0].shape)
+    for arm in arms:
+        print(f"{arm.name}, {arm.budget:.0f} s\n{foresee_time(arm.shape, gpu, costs=costs).table()}\n")
+    head = " | ".join(f"{arm.name}: steps | last validation | rollouts/training/validation" for arm in arms)
+    print(f"| assumptions | mean length | rows trained | {head} |\n{'|---' * (3 + 3 * len(arms))}|")
+    in_the_middle: dict[tuple[str, str], Timing] = {}
     for name, reached in (("as they are", _AS_IT_IS), ("half as fast", _HALF)):
-        for mean in _MEANS:
-            for trained in _TRAINED:
-                one = with_lengths(shape, mean, trained)
-                print(line(foresee_time(one, gpu, reached, costs), budget, name, f"{mean:.0f}", f"{trained:.0%}"))
-    print("\n| change, else as they are at 450 and 70% | micro-batches | steps |\n|---|---|---|")
+        for mean, trained in itertools.product(_MEANS, _TRAINED):
+            each = {arm.name: foresee_time(with_lengths(arm.shape, mean, trained), gpu, reached, costs) for arm in arms}
+            found = " | ".join(of_plan(each[arm.name], arm.budget) for arm in arms)
+            print(f"| {name} | {mean:.0f} | {trained:.0%} | {found} |")
+            if (mean, trained) == _MIDDLE:
+                in_the_middle |= {(arm, name): timing for arm, timing in each.items()}
+    print("\n" + "\n".join(marks_table(arms, in_the_middle, read_pipeline(args.config).model_name_or_path or "")))
+    head = " | ".join(f"{arm.name}: micro-batches | steps" for arm in arms)
+    print(f"\n| change, else as they are at 450 and 70% | {head} |\n{'|---' * (1 + 2 * len(arms))}|")
     for name, change in _CHANGES.items():
-        timing = foresee_time(dataclasses.replace(with_lengths(shape, 450.0, 0.7), **change), gpu, costs=costs)
-        step = next(phase for phase in timing.phases if phase.name == "micro-batches")
-        print(f"| {name} | {step.seconds:.2f} s, {step.bound} | {timing.plan(budget).steps} |")
+        print(f"| {name} | {' | '.join(of_change(arm, change, gpu, costs) for arm in arms)} |")
+
+
+def of_change(arm: Arm, change: dict[str, Any], gpu: Gpu, costs: ModelCosts) -> str:
+    """The micro-batches of a step and the steps of the budget, with this change."""
+    timing = foresee_time(dataclasses.replace(with_lengths(arm.shape, *_MIDDLE), **change), gpu, costs=costs)
+    step = next(phase for phase in timing.phases if phase.name == "micro-batches")
+    return f"{step.seconds:.2f} s, {step.bound} | {timing.plan(arm.budget).steps}"
 
 
 def with_lengths(shape: RunShape, mean: float, trained: float) -> RunShape:

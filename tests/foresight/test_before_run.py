@@ -10,6 +10,7 @@ import torch
 
 from tests.foresight.memory.test_parts import shape
 from tests.foresight.memory.test_step import LOSS, NETWORK
+from tests.grpo.test_distributed import free_port, on_two_ranks
 from trl_ext.foresight import before_run
 from trl_ext.foresight.before_run import VERDICT, Verdict, foresee_apart, launch_of_process
 from trl_ext.foresight.shape import Launch, Lengths, UnforeseenError
@@ -37,7 +38,9 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def check(task: GRPOTask) -> None:
     """Foresee a run on two prompts."""
-    config = SimpleNamespace(use_vllm=True, world_size=1, max_completion_length=10, trust_remote_code=False)
+    config = SimpleNamespace(
+        use_vllm=True, world_size=1, max_completion_length=10, trust_remote_code=False, ddp_timeout=100
+    )
     model = SimpleNamespace(model_revision="main")
     data = SimpleNamespace(train={"prompt": ["abc", "abcde"]})
     before_run.refuse_what_does_not_fit(task, model, config, data, "policy")
@@ -59,8 +62,9 @@ def test_a_refusal_ends_the_run_with_its_setting(on_a_gpu: list[Any], monkeypatc
     verdict(monkeypatch, Verdict("lower micro_train_batch_size from 4 to 2", "backward", 2000), on_a_gpu)
     with pytest.raises(ValueError, match=r"from 4 to 2. \(foresee: false starts the run as it is\)"):
         check(GRPOTask())
-    given, capacity = on_a_gpu
+    given, capacity, seconds = on_a_gpu
     assert capacity == 1000
+    assert seconds == 50  # the other ranks wait for 100
     assert given[5] == Lengths(4.0, 5, 5.0, 10)
 
 
@@ -175,6 +179,35 @@ def test_the_verdict_is_found_among_a_librarys_lines(monkeypatch: pytest.MonkeyP
     answered(monkeypatch, "")
     with pytest.raises(UnforeseenError, match="without a verdict"):
         foresee_apart(shape(config=NETWORK), 1)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    torchrun = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    return on_two_ranks(torchrun, tmp_path_factory.mktemp("foreseen"), "foresight", seconds=240)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("fits", None),
+        ("does not fit", "GiB would be needed at the peak"),
+        ("too slow", None),
+        ("too slow and asked for", "foresee: true, and memory cannot be foreseen here: it took more than 0.5 s"),
+    ],
+)
+def test_the_first_rank_foresees_and_both_end_alike(
+    case: str, said: str | None, two_ranks: list[dict[str, Any]]
+) -> None:
+    first, second = (found[case] for found in two_ranks)
+    assert (first["processes"], second["processes"]) == (1, 0)
+    assert first["refusal"] == second["refusal"]
+    assert (first["refusal"] is None) == (said is None)
+    assert said is None or said in first["refusal"]
+    line = {"fits": "memory foreseen: ", "too slow": "memory is not foreseen: it took more than 0.5 s"}.get(case, "")
+    assert first["printed"].startswith(line)
+    assert second["printed"] == ""
 
 
 @pytest.mark.slow

@@ -104,6 +104,17 @@ def test_decoding_on_a_gpu_reads_weights_cache_and_logits() -> None:
     assert next(p.bound for p in timing.phases if p.name == "decoding") == "memory bandwidth"
 
 
+def test_sliding_layers_read_and_hold_their_window() -> None:
+    lengths, free = Lengths(8, 8, 5, 5), Efficiency(compute=1e9, memory=1.0, engine_step_seconds=0.0)
+    sliding = network(
+        sliding_window=2, use_sliding_window=True, layer_types=["full_attention"] + ["sliding_attention"] * 2
+    )
+    timing = foreseen(H100, free, engine="vllm", rollout=4, step=4, lengths=lengths, config=sliding)
+    weights, logits = 5 * costs().read_parameters * 4, 5 * 4 * 100 * 24
+    cache = 4 * 5 * (11 + 2 + 2) / 3 * costs().kv_elements * 4  # 11 tokens on average, of which two layers see 2
+    assert seconds(timing, "decoding") == pytest.approx((weights + cache + logits) / H100.bandwidth, rel=1e-6)
+
+
 def test_an_engine_decodes_what_its_cache_holds() -> None:
     small = replace(H100, memory=costs().parameters * 4)  # of which 0.3 are less than the weights
     few, many = (foreseen(gpu, engine="vllm", engine_dtype="float32") for gpu in (small, H100))

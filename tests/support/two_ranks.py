@@ -1,18 +1,22 @@
 """What `test_distributed.py` trains on one rank in its own process and on two, under torchrun or accelerate.
 
-python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, or faults
+python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, faults, or foresight
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import torch
 from datasets import Dataset
@@ -366,7 +370,47 @@ def faults_of_one_rank(path: Path) -> dict[str, Any]:
     return found
 
 
-PARTS = {"axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "faults": faults_of_one_rank}
+def foreseen_runs(path: Path) -> dict[str, Any]:
+    """What either rank meets, prints and starts where a run on a GPU, which is not there, is foreseen."""
+    from tests.generation.test_vllm import save_model
+    from trl_ext.data.references import first_rank
+    from trl_ext.foresight import before_run
+    from trl_ext.recipes.cli import read_settings
+    from trl_ext.recipes.grpo import GRPO_SETTINGS
+
+    policy, settings = save_model(path / os.environ["RANK"], tied=True), path / os.environ["RANK"] / "run.yaml"
+    settings.write_text(f"sampling_max_tokens: 64\nuse_cpu: true\nuse_vllm: false\noutput_dir: {path}\n")
+    task, model, config = read_settings(GRPO_SETTINGS, None, settings, ["--model_name_or_path", str(policy)])
+    data, start, started = SimpleNamespace(train={"prompt": ["1 + 1 ="] * 4}), subprocess.run, []
+
+    def counted(*command: Any, **options: Any) -> Any:
+        started.append(command)
+        return start(*command, **options)
+
+    def meets(gib: float, seconds: float, foresee: str) -> dict[str, Any]:
+        task.foresee, config.ddp_timeout, refusal, said = foresee, seconds, None, io.StringIO()
+        gpu = mock.patch.multiple(torch.cuda, is_available=lambda: True, mem_get_info=lambda: (0, int(gib * 2**30)))
+        started.clear()
+        with gpu, mock.patch.object(before_run.subprocess, "run", counted), contextlib.redirect_stdout(said):
+            try:
+                first_rank(
+                    lambda: before_run.refuse_what_does_not_fit(task, model, config, cast(Any, data), str(policy))
+                )
+            except ValueError as error:
+                refusal = str(error)
+        return {"refusal": refusal, "processes": len(started), "printed": said.getvalue()}
+
+    return {
+        "fits": meets(16, 600, "auto"),
+        "does not fit": meets(0.5, 600, "auto"),
+        "too slow": meets(16, 1, "auto"),
+        "too slow and asked for": meets(16, 1, "true"),
+    }
+
+
+PARTS = {
+    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "faults": faults_of_one_rank, "foresight": foreseen_runs,
+}  # fmt: skip
 
 if __name__ == "__main__":
     output, part = Path(sys.argv[1]), sys.argv[2]

@@ -26,7 +26,7 @@ _OF_A_RANK = (
     "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_",
 )  # fmt: skip
 VERDICT = "verdict of trl_ext.foresight: "  # begins the line that the process answers with, among a library's lines
-_SECONDS = 300
+_SECONDS = 300.0  # for it, and no more than half of what the other ranks wait for the first one
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Verdict:
     slows: str | None = None  # why its engine would preempt, by lengths that are guessed, with the setting to change
 
 
-def foresee_apart(shape: RunShape, capacity: int) -> Verdict:
+def foresee_apart(shape: RunShape, capacity: int, seconds: float = _SECONDS) -> Verdict:
     """What is foreseen of this run on a GPU with so many bytes.
 
     Raises:
-        UnforeseenError: it cannot be foreseen.
+        UnforeseenError: it cannot be foreseen, or not in so many seconds.
     """
     environment = {
         name: value
@@ -56,11 +56,11 @@ def foresee_apart(shape: RunShape, capacity: int) -> Verdict:
             input=pickle.dumps((shape, capacity)),
             capture_output=True,
             env=environment | {"CUDA_VISIBLE_DEVICES": ""},
-            timeout=_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise UnforeseenError(f"it took more than {_SECONDS} s") from error
+        raise UnforeseenError(f"it took more than {seconds:g} s") from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise UnforeseenError(said[-1] if said else f"the process ended with {done.returncode}")
@@ -72,7 +72,7 @@ def foresee_apart(shape: RunShape, capacity: int) -> Verdict:
 
 
 def refuse_what_does_not_fit(task: Any, model: Any, config: TrainingArguments, data: Any, policy: str) -> None:
-    """Foresee the memory of the run that is about to start, where `foresee` says so.
+    """Foresee the memory of the run that is about to start, where `foresee` says so; of several ranks on the first.
 
     Raises:
         ValueError: it would run out of memory, or its engine would not start; the message has the setting to change.
@@ -105,7 +105,7 @@ def _verdict(task: Any, model: Any, config: TrainingArguments, data: Any, policy
         given = {"use_vllm": config.use_vllm, "rollout_batch_size": getattr(config, "generation_batch_size", None)}
         launch, lengths = launch_of_process(config), _of_rows(data, config, tokenizer)
         shape = shape_of(task, model, config, network, launch, lengths, given)
-        return foresee_apart(shape, torch.cuda.mem_get_info()[1])
+        return foresee_apart(shape, torch.cuda.mem_get_info()[1], min(_SECONDS, config.ddp_timeout / 2))
     except UnforeseenError:
         raise
     except Exception as error:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @cache
 def published() -> dict[str, Any]:
-    """`models` and `prompts` by name, each with its source."""
+    """`models`, `prompts` and `marks` by name, each with its source."""
     found: dict[str, Any] = json.loads((files("trl_ext.foresight") / "published.json").read_text(encoding="utf-8"))
     return found
 

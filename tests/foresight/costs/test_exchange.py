@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.foresight.shapes import shape
 from trl_ext.foresight.costs.counting import ModelCosts
@@ -21,15 +22,27 @@ COSTS = ModelCosts(NONE, NONE, NONE, NONE, 1000, 1000, 1000, 10, 1, 100)
     ("stage", "checkpointing", "expected"),
     [
         (0, False, 2 * 3000),  # an all-reduce over four GPUs sends 2 x 3/4 of 4,000 bytes
-        (1, False, 3000),
-        (2, False, 5 * 3000),  # after each of five micro-batches
-        (3, False, 5 * (3000 + 2 * 3000)),  # the weights for both passes as well
+        (1, False, 2 * 3000),
+        (2, False, 5 * 2 * 3000),  # after each of five micro-batches
+        (3, False, 5 * (3000 + 2 * 3000)),  # the sum in parts, and the weights for both passes
         (3, True, 5 * (3000 + 3 * 3000)),
     ],
 )
 def test_gradients_are_exchanged_as_the_stage_says(stage: int, checkpointing: bool, expected: int) -> None:
     one = shape(launch=Launch(4, 1, stage), checkpointing=checkpointing)
     assert gradient_exchange(one, COSTS, micro_batches=5).wire_bytes == expected
+
+
+def test_deepspeed_sends_the_half_precision_and_ddp_the_weights() -> None:
+    for stage, bytes_ in ((0, 4), (1, 2), (2, 2), (3, 2)):
+        mixed = shape(launch=Launch(2, 1, stage), autocast_dtype=torch.bfloat16)
+        whole = replace(mixed, weights_dtype=torch.bfloat16)
+        sent = gradient_exchange(mixed, COSTS, 1).wire_bytes
+        assert sent == bytes_ // 2 * gradient_exchange(whole, COSTS, 1).wire_bytes
+    two = shape(launch=Launch(4, 1, 2), autocast_dtype=torch.bfloat16)
+    assert optimizer_work(two, COSTS).wire_bytes == 1500
+    three = shape(engine="vllm", launch=Launch(4, 1, 3), autocast_dtype=torch.bfloat16)
+    assert sync_work(three, COSTS, 2).wire_bytes == 1500
 
 
 def test_one_gpu_exchanges_nothing() -> None:

@@ -54,7 +54,7 @@ def test_the_engines_bounds_hold_the_batch_and_fit() -> None:
         least = largest(of_length, foresee(of_length), foresee).least_fraction
         enough = foresee(replace(of_length, engine_fraction=least)).engine
         assert enough is not None
-        assert enough.tokens >= max(enough.batch, enough.sequence)
+        assert enough.blocks >= max(enough.to_decode, enough.to_start)
 
 
 def test_a_run_that_fits_is_not_refused() -> None:

@@ -83,11 +83,15 @@ def test_the_engine_takes_its_fraction_and_caches_the_rest() -> None:
     assert engine is not None
     assert engine.total == 5 * GIB
     assert engine.weights == 2 * N  # bfloat16
-    assert engine.per_token == 2 * 2 * 1 * 32 * 2  # keys and values, layers, heads, head size, bytes
+    assert engine.layout.size == 16 * 2 * 2 * 1 * 32 * 2  # tokens, keys and values, layers, heads, head size, bytes
     assert engine.cache == 5 * GIB - 2 * N - ENGINE_REST
-    assert engine.tokens == engine.cache // engine.per_token
+    assert engine.blocks == engine.cache // engine.layout.size
+    assert engine.tokens == 16 * engine.blocks
     assert engine.sequence == 64
-    assert engine.batch == 16 * (10 / 4 + 30)  # a group's prompt is cached once
+    assert engine.to_start == 64 // 16 + 1
+    assert engine.length == 10 / 4 + 30  # a group's prompt is cached once
+    assert engine.to_decode == 16 * 3 + 1
+    assert engine.batch == 16 * 3 * 16
     held = [memory.moments["forward"][name] for name in ("engine weights", "KV cache", "engine rest")]
     assert sum(held) == engine.total
 
@@ -125,10 +129,26 @@ def test_hf_generate_caches_all_of_a_rollouts_sequences() -> None:
 def test_a_model_without_grouped_heads_caches_all(network: PretrainedConfig) -> None:
     engine = foresee_memory(shape(config=network, engine_max_length=None), 10 * GIB, MEASURED).engine
     assert engine is not None
-    assert engine.per_token == 2 * 2 * 2 * 32 * 2
+    assert engine.layout.size == 16 * 2 * 2 * 2 * 32 * 2
     assert engine.sequence == 128
     generated = foresee_memory(shape(config=network, engine="hf"), GIB, MEASURED).moments["rollout"]
     assert generated["KV cache"] == 16 * 60 * (2 * 2 * 2 * 32 * 4)
+
+
+def test_sliding_layers_cache_their_window() -> None:
+    """Of a model like Gemma; vLLM demands more to start, since the tokens in flight are kept for a while."""
+    layers = {"num_hidden_layers": 12, "layer_types": ["sliding_attention"] * 10 + ["full_attention"] * 2}
+    network = Qwen3Config(**NETWORK.to_dict() | layers | {"use_sliding_window": True, "sliding_window": 512})
+    per_layer = 2 * 1 * 32
+    long = {"lengths": Lengths(10, 2000, 6000, 14_000), "engine_max_length": 16_000}
+    engine = foresee_memory(shape(config=network, **long), 10 * GIB, MEASURED).engine
+    assert engine is not None
+    assert engine.layout.size == 2 * 16 * per_layer * 2  # two layers to a group
+    assert engine.to_start == 1000 + 5 * (544 + 1) + 1  # ceil((511 + 2 x 4096) / 16) blocks of each sliding group
+    assert engine.to_decode == 16 * (376 + 5 * (32 + 1)) + 1
+    assert engine.to_start < engine.layout.needed(16_000) + 5 * 512 + 2 < 6 * 1000
+    generated = foresee_memory(shape(config=network, engine="hf", **long), GIB, MEASURED).moments["rollout"]
+    assert generated["KV cache"] == 16 * (2 * 16_000 + 10 * 512) * per_layer * 4
 
 
 def test_a_latent_cache_is_not_counted_by_heads() -> None:

@@ -64,6 +64,11 @@ def test_eager_attention_keeps_the_scores(plain: Measured) -> None:
     assert activations(measure(run(attention="eager"))) > activations(plain) + scores
 
 
+def test_a_step_with_trls_own_loss_is_foreseen_too(plain: Measured) -> None:
+    found = measure(run(dynamic=False, loss={}))
+    assert activations(found) == pytest.approx(activations(plain), rel=0.5)
+
+
 def test_a_wider_micro_batch_keeps_more() -> None:
     assert activations(measure(run(micro_rows=4, group=4))) > 1.8 * activations(measure(run(group=4)))
 

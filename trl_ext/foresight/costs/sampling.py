@@ -12,6 +12,7 @@ from trl_ext.foresight.costs.ceilings import NOTHING, Machine, Spent
 from trl_ext.foresight.costs.counting import ModelCosts
 from trl_ext.foresight.costs.operations import Work
 from trl_ext.foresight.costs.rollouts import Decoding, continuous_batch, shrinking_batch, spread_lengths
+from trl_ext.foresight.kv_cache import layer_tokens, windows_of
 
 if TYPE_CHECKING:
     from trl_ext.foresight.shape import RunShape
@@ -78,8 +79,13 @@ class Sampling:
         shape, costs = self.shape, self.costs
         size = self._dtype.itemsize
         room = shape.engine_fraction * self.machine.gpu.memory * shape.engine_tensor_parallel - costs.parameters * size
-        held = (shape.lengths.prompt + shape.lengths.completion) * costs.kv_elements * size
+        held = self._cached(shape.lengths.prompt + shape.lengths.completion) * size
         return max(1, min(shape.engine_sequences, int(room / held)))
+
+    def _cached(self, tokens: float) -> float:
+        """Elements of a sequence's cache; a layer with a window has no more tokens than that."""
+        layers = len(windows_of(self.shape.config))
+        return self.costs.kv_elements * layer_tokens(self.shape.config, tokens) / layers
 
     def _prefill(self, prompts: np.ndarray, passes: int) -> Spent:
         """Each different prompt once, in so many passes that read the weights."""
@@ -96,7 +102,8 @@ class Sampling:
         """Weights are read once per step, the cache of every row, and the logits; kernels are fused, so no more."""
         rows, size, parts = decoding.rows, self._dtype.itemsize, self.shape.engine_tensor_parallel
         flops = self.costs.decoder(rows, 1, decoding.keys / rows).flops + self.costs.head(rows, 1, 0).flops
-        moved = (self.costs.read_parameters + decoding.keys * self.costs.kv_elements) * size
+        per_key = self._cached(mean := decoding.keys.sum() / rows.sum()) / mean
+        moved = (self.costs.read_parameters + decoding.keys * per_key) * size
         logits = rows * self.costs.vocabulary * _LOGIT_BYTES
         work = Work(flops=flops / parts, product_bytes=moved / parts, other_bytes=logits)
         return self.machine.spend(work, self._dtype, host=self.machine.efficiency.engine_step_seconds)

@@ -67,8 +67,8 @@ def least_fraction(memory: Memory) -> float:
     """The smallest that holds the rollout's batch at its mean length and one sequence of the longest, in hundredths."""
     if memory.engine is None:
         return 0.0
-    tokens = max(memory.engine.batch, memory.engine.sequence)
-    return math.ceil(100 * memory.engine.total_for(tokens) / memory.capacity) / 100
+    blocks = max(memory.engine.to_decode, memory.engine.to_start)
+    return math.ceil(100 * memory.engine.total_for(blocks) / memory.capacity) / 100
 
 
 def refusal(shape: RunShape, memory: Memory, foresee: Foresee) -> str | None:
@@ -82,15 +82,15 @@ def preempting(shape: RunShape, memory: Memory) -> str | None:
     It is no reason to refuse a run: the mean length of completions is a guess until the run is under way.
     """
     engine = memory.engine
-    if engine is None or engine.tokens < engine.sequence or engine.tokens >= engine.batch:
+    if engine is None or engine.blocks < engine.to_start or engine.blocks >= engine.to_decode:
         return None
-    have = f"{shape.engine_sequences} sequences of a rollout have about {engine.batch:,}"
+    have = f"{engine.sequences} sequences of a rollout have about {engine.batch:,}"
     return _small_engine(shape, memory, f"and {have}: it would preempt some")
 
 
 def _not_starting(shape: RunShape, memory: Memory) -> str | None:
     engine = memory.engine
-    if engine is None or engine.tokens >= engine.sequence:
+    if engine is None or engine.blocks >= engine.to_start:
         return None
     may_have = f"one sequence may have {engine.sequence:,} (vllm_max_model_length)"
     return _small_engine(shape, memory, f"and {may_have}: it would not start")
@@ -108,7 +108,7 @@ def _small_engine(shape: RunShape, memory: Memory, why: str) -> str:
     )
     if least <= most:
         return f"{said}; set it to {least:g} (up to {most:g} fits)"
-    fitting = engine.tokens * shape.engine_sequences // max(1, engine.batch)
+    fitting = max(0, engine.blocks - 1) * engine.sequences // (engine.to_decode - 1)
     lower = f"lower vllm_max_num_seqs to {fitting}" if fitting else "lower vllm_max_model_length"
     return f"{said}; {least:g} would do, but only {most:g} fits next to the training: {lower}"
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trl_ext.foresight.shape import UnforeseenError, context_of
+from trl_ext.foresight.kv_cache import IN_FLIGHT, Blocks, layer_tokens, token_bytes
+from trl_ext.foresight.shape import context_of
 
 if TYPE_CHECKING:
     from trl_ext.foresight.memory.step import Measured
@@ -39,9 +40,10 @@ class Engine:
 
     total: int  # bytes that it takes, by its fraction of the GPU
     weights: int  # bytes
-    per_token: int  # bytes of the KV cache
+    layout: Blocks
     sequence: int  # tokens of the longest sequence
-    batch: int  # tokens of the sequences that decode at a time, of mean length
+    sequences: int  # that decode at a time
+    length: float  # tokens of each, on average
 
     @property
     def cache(self) -> int:
@@ -49,13 +51,37 @@ class Engine:
         return self.total - self.weights - ENGINE_REST
 
     @property
-    def tokens(self) -> int:
-        """That the KV cache holds."""
-        return max(0, self.cache) // self.per_token
+    def blocks(self) -> int:
+        """Of the KV cache."""
+        return max(0, self.cache) // self.layout.size
 
-    def total_for(self, tokens: int) -> int:
-        """Bytes that it would have to take to hold so many tokens."""
-        return self.weights + ENGINE_REST + tokens * self.per_token
+    @property
+    def to_start(self) -> int:
+        """Blocks without which vLLM does not start: of the longest sequence, and one that it keeps empty."""
+        return self._longest + 1
+
+    @property
+    def to_decode(self) -> int:
+        """Blocks without which it preempts: of the sequences that decode at a time."""
+        return self.sequences * self.layout.needed(self.length) + 1
+
+    @property
+    def tokens(self) -> int:
+        """That the KV cache holds, as vLLM says it: of sequences as long as they may be."""
+        return self.blocks * self.sequence // self._longest
+
+    @property
+    def batch(self) -> int:
+        """Tokens that the sequences that decode at a time have, in the same measure."""
+        return (self.to_decode - 1) * self.sequence // self._longest
+
+    @property
+    def _longest(self) -> int:
+        return self.layout.needed(self.sequence, IN_FLIGHT)
+
+    def total_for(self, blocks: int) -> int:
+        """Bytes that it would have to take to hold so many blocks."""
+        return self.weights + ENGINE_REST + blocks * self.layout.size
 
 
 @dataclass(frozen=True)
@@ -140,28 +166,15 @@ def _engine(shape: RunShape, capacity: int, measured: Measured) -> Engine:
     itemsize = _engine_dtype(shape).itemsize
     width = _QUANTIZED.get(shape.engine_quantization or "", itemsize)
     parallel = shape.engine_tensor_parallel
-    network: Any = shape.config.get_text_config()
-    head = getattr(network, "head_dim", None) or network.hidden_size // network.num_attention_heads
-    heads = max(1, _cached_heads(network) // parallel)
     lengths = shape.lengths
     return Engine(
         total=int(shape.engine_fraction * capacity),
         weights=round(parameters * width / parallel),
-        per_token=2 * network.num_hidden_layers * heads * head * itemsize,
+        layout=Blocks.of(shape.config, token_bytes(shape.config, itemsize, parallel)),
         sequence=shape.engine_max_length or context_of(shape.config),
-        batch=round(shape.engine_sequences * (lengths.prompt / shape.group + lengths.completion)),
+        sequences=shape.engine_sequences,
+        length=lengths.prompt / shape.group + lengths.completion,
     )
-
-
-def _cached_heads(network: Any) -> int:
-    """Heads whose keys and values are cached; without grouped queries, all.
-
-    Raises:
-        UnforeseenError: it is latent attention (MLA), whose cache has no heads.
-    """
-    if getattr(network, "kv_lora_rank", None):
-        raise UnforeseenError("the KV cache of latent attention (MLA) is not modeled")
-    return int(getattr(network, "num_key_value_heads", None) or network.num_attention_heads)
 
 
 def _engine_dtype(shape: RunShape) -> torch.dtype:
@@ -188,12 +201,11 @@ def _generating(shape: RunShape, engine: Engine | None) -> dict[str, int]:
     if engine is not None or shape.engine == "server":
         return {}
     network: Any = shape.config.get_text_config()
-    head = getattr(network, "head_dim", None) or network.hidden_size // network.num_attention_heads
     tokens = shape.lengths.longest_prompt + shape.lengths.max_completion
     sequences = max(1, shape.rollout // shape.launch.gpus)
     itemsize = (shape.autocast_dtype or shape.weights_dtype).itemsize  # of the cache
-    per_token = 2 * network.num_hidden_layers * _cached_heads(network) * head * itemsize
-    return {"KV cache": sequences * tokens * per_token, "lm head": 2 * sequences * network.vocab_size * 4}
+    cached = round(sequences * layer_tokens(shape.config, tokens) * token_bytes(shape.config, itemsize))
+    return {"KV cache": cached, "lm head": 2 * sequences * network.vocab_size * 4}
 
 
 def _sync_bytes(shape: RunShape, measured: Measured) -> int:

@@ -36,8 +36,8 @@ def engine_line(memory: Memory) -> list[str]:
     if engine is None:
         return []
     return [
-        f"vLLM: a KV cache of {engine.tokens:,} tokens ({engine.per_token:,} bytes each); the sequences of a rollout "
-        f"have about {engine.batch:,}, the longest one {engine.sequence:,}"
+        f"vLLM: a KV cache of {engine.tokens:,} tokens ({engine.blocks:,} blocks); the sequences of a rollout have "
+        f"about {engine.batch:,}, the longest one {engine.sequence:,}"
     ]
 
 
@@ -63,7 +63,7 @@ def figures(memory: Memory, limits: Limits | None) -> dict[str, Any]:
         "totals": {name: memory.total(name) for name in memory.moments},
         "peak": memory.peak,
         "free": memory.free,
-        "engine": {**asdict(engine), "tokens": engine.tokens} if engine else None,
+        "engine": {**asdict(engine), "tokens": engine.tokens, "batch": engine.batch} if engine else None,
         "limits": asdict(limits) if limits else None,
     }
 

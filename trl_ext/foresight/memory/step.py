@@ -59,7 +59,7 @@ def measure(shape: RunShape, on_gpu: bool = True) -> Measured:
         with fake, parameters_replaced():
             trainer = fake_trainer(shape, folder)
         widest = micro_batches(trainer, shape)
-        answered = Answered(lambda mask: mask[0] * min(mask[1], trained_tokens(shape)))
+        answered = Answered(lambda mask: mask[0] * min(*mask[1:], trained_tokens(shape)) if mask[1:] else mask[0])
         head = head_as_on_gpu() if on_gpu else contextlib.nullcontext()
         with fake, answered, ledger, head, head_within(lambda: ledger.during("", "lm head")):
             return _step(trainer, widest, ledger, accumulates=shape.accumulation > 1)

@@ -34,7 +34,7 @@ def figure(
     `size` is in inches, `shape` rows and columns of panels, and `kwargs` are for `Figure.subplots`, such as `sharey`.
     """
     import matplotlib
-    from matplotlib.figure import Figure  # pyplot would choose a backend, which in a notebook shows no plot from then on
+    from matplotlib.figure import Figure  # pyplot would choose a backend, and a notebook show no plot from then on
 
     open_frame = {"axes.spines.top": False, "axes.spines.right": False}  # room for names where curves end
     with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=COLORS), **open_frame}):
@@ -109,7 +109,6 @@ def write_bands(path: Path, panels: Mapping[str, Mapping[str, Band]]) -> None:
             for name, band in bands.items():
                 for row in zip(band.x, band.median, band.low, band.high, strict=True):
                     writer.writerow([panel, name, *(round(value, 6) for value in row), band.curves])
->>>>>>> verdict
 
 
 def plot_accuracy(panel: Axes, history: Sequence[Mapping[str, Any]], key: str, **style: Any) -> None:

@@ -1,7 +1,7 @@
 """What each embedded task is like for its base policy: lengths, accuracy by level, pass@N, and a trained policy's.
 
     python -m scripts.benchmarks.tasks --json docs/results/tasks.json --page docs/results/tasks.md
-    python -m scripts.benchmarks.tasks --trained chain=runs/grpo_chain cups=runs/grpo_cups ...
+    python -m scripts.benchmarks.tasks --trained arithmetic=runs/grpo_arithmetic cups=runs/grpo_cups ...
 
 Each task has the settings of its recipe. `--trained` names runs of five minutes: what the best known recipe makes of
 the same problems is the ceiling that a new one has to beat.
@@ -34,8 +34,8 @@ from trl_ext.runs.provenance import devices_of, provenance
 RECIPES = Path(__file__).parents[2] / "recipes"
 FLAGS = {
     "mini_math": ("grpo_math.yaml",),
-    "chain": ("grpo_chain.yaml",),
-    "cups": ("grpo_chain.yaml", "--dataset", "cups", "--dataset_options", "longest=12"),
+    "arithmetic": ("grpo_arithmetic.yaml",),
+    "cups": ("grpo_arithmetic.yaml", "--dataset", "cups", "--dataset_options", "longest=12"),
 }
 QUANTILES = (10, 50, 90)
 INTRODUCTION = """\

@@ -294,15 +294,17 @@ def test_presets_are_hub_datasets_with_their_held_out_split(monkeypatch: pytest.
 def test_dataset_options_are_those_of_problems_and_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(dataset, "make_base_policy", lambda **given: asked.append(given))
-    settings = DatasetSettings(dataset="chain", dataset_options="longest=5,incorrect=equal")
+    settings = DatasetSettings(dataset="arithmetic", dataset_options="longest=5,incorrect=equal")
     assert max(settings.read("train", 50, 0).rows["level"]) == 5
     assert max(text.count(",") for text in settings.read("train", 50, 0).rows["problem"]) == 4
     settings.base_policy(3)
     DatasetSettings(dataset="countdown").base_policy(1)
     assert asked == [
-        {"seed": 3, "task": "chain", "options": {"longest": 5, "incorrect": "equal"}},
+        {"seed": 3, "task": "arithmetic", "options": {"longest": 5, "incorrect": "equal"}},
         {"seed": 1, "task": "mini_math", "options": None},
     ]
     for options in ("longest=2", "length=9"):
-        with pytest.raises(ValueError, match=r"longest must be at least 5|unknown option of embedded task 'chain'"):
-            DatasetSettings(dataset="chain", dataset_options=options)
+        with pytest.raises(
+            ValueError, match=r"longest must be at least 5|unknown option of embedded task 'arithmetic'"
+        ):
+            DatasetSettings(dataset="arithmetic", dataset_options=options)

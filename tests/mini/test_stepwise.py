@@ -16,7 +16,7 @@ from trl_ext.mini.task import Task, first_rows
 from trl_ext.mini.tasks import TASKS
 from trl_ext.rewards import GRADERS
 
-STEPWISE = ("chain", "cups")
+STEPWISE = ("arithmetic", "cups")
 
 
 def task_of(name: str, **options: Any) -> Task:
@@ -29,7 +29,7 @@ def rows_of(task: Task, n: int = 300, split: str = "train", seed: int = 0) -> li
     return first_rows(task.problems(split, seed), split, n)
 
 
-def chain_by_hand(problem: str) -> str:
+def arithmetic_by_hand(problem: str) -> str:
     """With Python's own arithmetic, on one growing expression."""
     start, operations = re.findall(r"\$([^$]+)\$", problem)[:2]
     expression = start
@@ -49,7 +49,7 @@ def cups_by_hand(problem: str) -> str:
     return "".join(cup for _, cup in sorted(ends))
 
 
-@pytest.mark.parametrize(("name", "by_hand"), [("chain", chain_by_hand), ("cups", cups_by_hand)])
+@pytest.mark.parametrize(("name", "by_hand"), [("arithmetic", arithmetic_by_hand), ("cups", cups_by_hand)])
 def test_the_answer_is_that_of_another_way_to_solve_it(name: str, by_hand: Any) -> None:
     for row in rows_of(task_of(name)):
         assert row["answer"] == by_hand(row["problem"]), row["problem"]
@@ -99,6 +99,7 @@ def test_incorrect_workings_are_as_long_as_chosen(name: str, incorrect: str, sig
     rng, extra = Random(0), {True: [], False: []}  # type: tuple[Random, dict[bool, list[int]]]
     for row in rows_of(task, 1000):
         working, answer = task.work(row, rng)
+        assert re.split("[= ]", working)[-1] == answer, "the answer is the last state that is written"
         extra[answer == row["answer"]].append(len(working) - len(row["solution"]))
     assert len(extra[False]) > 200
     difference = mean(extra[False]) - mean(extra[True])
@@ -115,27 +116,27 @@ def test_workings_without_lapses_are_the_solutions() -> None:
             assert all(step.valid and step.true for step in found)
 
 
-CHAIN = "Start with $12$ and apply $+5, *3, -4$ modulo $100$. What is the result?"
+ARITHMETIC = "Start with $12$ and apply $+5, *3, -4$ modulo $100$. What is the result?"
 CUPS = "Cups stand in the order $123$. Exchange the places $12, 13$ in turn. What is their order?"
 
 
 @pytest.mark.parametrize(
     ("name", "problem", "response", "expected"),
     [
-        ("chain", CHAIN, "+5=17, *3=51, -4=47", "vt vt vt"),
-        ("chain", CHAIN, "+5=18, *3=54, -4=50", ".. v. v."),  # the one error, and what follows from it
-        ("chain", CHAIN, "+5=17, -4=13, -4=9", "vt .. v."),  # an operation that is not the next one
-        ("chain", CHAIN, "+5=17, *3=51, -4=47, -4=43", "vt vt vt .."),  # a step too many
-        ("chain", CHAIN, "+5=18, wait, +5=17, *3=51", ".. vt vt"),
-        ("chain", CHAIN, "+5=17, wait, +5=22, *3=66", "vt .. v."),
-        ("chain", CHAIN, "+5=17, wait, *3=51", "vt .."),  # done again, but another one
-        ("chain", CHAIN, "+5=17, so 47", "vt vt"),
-        ("chain", CHAIN, "+5=17, so 48 </think>", "vt .."),
-        ("chain", CHAIN, "+5=17, so 47, -4=43", "vt vt .."),
-        ("chain", CHAIN, "wait, +5=17", "vt"),
-        ("chain", CHAIN, "+5=170, *3=51, -4=47", ".. .t vt"),  # 170 is no number below 100
-        ("chain", CHAIN, "+05=17, *3=51", ".. vt"),
-        ("chain", CHAIN, "no step at all", ""),
+        ("arithmetic", ARITHMETIC, "+5=17, *3=51, -4=47", "vt vt vt"),
+        ("arithmetic", ARITHMETIC, "+5=18, *3=54, -4=50", ".. v. v."),  # the one error, and what follows from it
+        ("arithmetic", ARITHMETIC, "+5=17, -4=13, -4=9", "vt .. v."),  # an operation that is not the next one
+        ("arithmetic", ARITHMETIC, "+5=17, *3=51, -4=47, -4=43", "vt vt vt .."),  # a step too many
+        ("arithmetic", ARITHMETIC, "+5=18, wait, +5=17, *3=51", ".. vt vt"),
+        ("arithmetic", ARITHMETIC, "+5=17, wait, +5=22, *3=66", "vt .. v."),
+        ("arithmetic", ARITHMETIC, "+5=17, wait, *3=51", "vt .."),  # done again, but another one
+        ("arithmetic", ARITHMETIC, "+5=17, so 47", "vt vt"),
+        ("arithmetic", ARITHMETIC, "+5=17, so 48 </think>", "vt .."),
+        ("arithmetic", ARITHMETIC, "+5=17, so 47, -4=43", "vt vt .."),
+        ("arithmetic", ARITHMETIC, "wait, +5=17", "vt"),
+        ("arithmetic", ARITHMETIC, "+5=170, *3=51, -4=47", ".. .t vt"),  # 170 is no number below 100
+        ("arithmetic", ARITHMETIC, "+05=17, *3=51", ".. vt"),
+        ("arithmetic", ARITHMETIC, "no step at all", ""),
         ("cups", CUPS, "12=213, 13=312", "vt vt"),
         ("cups", CUPS, "12=213, 13=321", "vt .."),
         ("cups", CUPS, "12=132, 13=231", ".. v."),
@@ -157,12 +158,16 @@ def test_equations_of_mini_math_are_checked_on_their_own() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("chain", {"longest": 4}, r"longest must be at least 5, a step for each level, got 4"),
-        ("chain", {"incorrect": "wrong"}, r"incorrect must be one of longer, shorter, equal, got 'wrong'"),
+        ("arithmetic", {"longest": 4}, r"longest must be at least 5, a step for each level, got 4"),
+        ("arithmetic", {"incorrect": "wrong"}, r"incorrect must be one of longer, shorter, equal, got 'wrong'"),
         ("cups", {"lapses": 1.0}, r"lapses must be at least 0 and below 1, got 1.0"),
         ("cups", {"cups": 2}, r"cups must be from 3 to 9, got 2"),
-        ("chain", {"cups": 4}, r"unknown option of embedded task 'chain' 'cups'"),
-        ("countdown", {"cups": 4}, r"dataset_options is for mini_math, chain, cups, and the dataset is 'countdown'"),
+        ("arithmetic", {"cups": 4}, r"unknown option of embedded task 'arithmetic' 'cups'"),
+        (
+            "countdown",
+            {"cups": 4},
+            r"dataset_options is for mini_math, arithmetic, cups, and the dataset is 'countdown'",
+        ),
     ],
 )
 def test_options_that_cannot_be_are_refused(name: str, options: dict[str, Any], message: str) -> None:

@@ -17,7 +17,7 @@ from trl_ext.mini.task import BasePolicyConfig, Row, Step, Task
 INCORRECT = ("longer", "shorter", "equal")  # than correct responses
 AGAIN, JUMP = "wait, ", "so "
 GOES_WRONG = 0.5  # of the steps done again, of which a wrong one stays wrong
-GOES_ON = 0.7  # how often a step done again is done once more
+REPEATS = 0.7  # how often a step done again is done once more
 _STEP = re.compile(rf"({AGAIN})?([^\s,=]+)=(\w+)|\b{JUMP}(\w+)")
 
 
@@ -118,7 +118,7 @@ def work(kind: Kind, incorrect: str, lapses: float, row: Row, rng: Random) -> tu
 def _done_again(kind: Kind, state: str, rng: Random) -> list[str]:
     """The results of doing a step again and again, of which a wrong one stays."""
     found = [state]
-    while len(found) == 1 or rng.random() < GOES_ON:
+    while len(found) == 1 or rng.random() < REPEATS:
         slips = found[-1] == state and rng.random() < GOES_WRONG
         found.append(kind.slip(state, rng) if slips else found[-1])
     return found[1:]

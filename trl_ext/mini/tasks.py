@@ -4,7 +4,7 @@ import re
 from operator import add, mul, sub
 from random import Random
 
-from trl_ext.mini.chain import chain
+from trl_ext.mini.arithmetic import arithmetic
 from trl_ext.mini.cups import cups
 from trl_ext.mini.problems import problems
 from trl_ext.mini.task import Row, Step, Task
@@ -21,7 +21,7 @@ def mini_math() -> Task:
     return Task(problems, _solution, _equations, tuple(map(str, range(10, 100))))
 
 
-TASKS.register(chain)
+TASKS.register(arithmetic)
 TASKS.register(cups)
 
 

@@ -10,10 +10,10 @@ FACTORS = (3, 7, 9)  # without a common divisor with the modulus, so that a prod
 SLIPS = (-10, -2, -1, 1, 2, 10)
 
 
-def chain(*, longest: int = 20, incorrect: str = "longer", lapses: float = 0.05) -> Task:
+def arithmetic(*, longest: int = 20, incorrect: str = "longer", lapses: float = 0.05) -> Task:
     """Arithmetic on numbers below 100."""
     kind = Kind(
-        name="chain",
+        name="arithmetic",
         question=f"Start with ${{start}}$ and apply ${{operations}}$ modulo ${MODULUS}$. What is the result?",
         state=r"\d\d?",
         draw=lambda rng: str(rng.randrange(MODULUS)),

@@ -137,9 +137,16 @@ CUPS = "Cups stand in the order $123$. Exchange the places $12, 13$ in turn. Wha
         ("arithmetic", ARITHMETIC, "+5=170, *3=51, -4=47", ".. .t vt"),  # 170 is no number below 100
         ("arithmetic", ARITHMETIC, "+05=17, *3=51", ".. vt"),
         ("arithmetic", ARITHMETIC, "no step at all", ""),
+        (
+            "arithmetic",
+            ARITHMETIC,
+            "+5=117, *3=51",
+            ".. .t",
+        ),  # nothing follows from what is no state, though modulo 100
         ("cups", CUPS, "12=213, 13=312", "vt vt"),
         ("cups", CUPS, "12=213, 13=321", "vt .."),
         ("cups", CUPS, "12=132, 13=231", ".. v."),
+        ("cups", CUPS, "12=2, 13=312", ".. .t"),
     ],
 )
 def test_steps_of_a_response_are_checked_one_by_one(name: str, problem: str, response: str, expected: str) -> None:

@@ -35,7 +35,15 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 FLAGS = {
     "mini_math": ("grpo_math.yaml",),
     "arithmetic": ("grpo_arithmetic.yaml",),
-    "cups": ("grpo_arithmetic.yaml", "--dataset", "cups", "--dataset_options", "longest=12"),
+    "cups": (
+        "grpo_arithmetic.yaml",
+        "--dataset",
+        "cups",
+        "--dataset_options",
+        "longest=12",
+        "--sampling_max_tokens",
+        "160",
+    ),
 }
 QUANTILES = (10, 50, 90)
 INTRODUCTION = """\

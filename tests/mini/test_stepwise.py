@@ -31,11 +31,11 @@ def rows_of(task: Task, n: int = 300, split: str = "train", seed: int = 0) -> li
 
 def arithmetic_by_hand(problem: str) -> str:
     """With Python's own arithmetic, on one growing expression."""
-    start, operations = re.findall(r"\$([^$]+)\$", problem)[:2]
+    start, operations, modulus = re.findall(r"\$([^$]+)\$", problem)
     expression = start
     for operation in operations.split(", "):
         expression = f"({expression}{operation})"
-    return str(eval(expression) % 100)
+    return str(eval(expression) % int(modulus))
 
 
 def cups_by_hand(problem: str) -> str:
@@ -150,7 +150,7 @@ CUPS = "Cups stand in the order $123$. Exchange the places $12, 13$ in turn. Wha
     ],
 )
 def test_steps_of_a_response_are_checked_one_by_one(name: str, problem: str, response: str, expected: str) -> None:
-    task = task_of(name, **({"cups": 3} if name == "cups" else {}))
+    task = task_of(name, **({"cups": 3} if name == "cups" else {"modulus": 100}))
     found = task.steps(problem, response)
     assert " ".join(f"{'v' if s.valid else '.'}{'t' if s.true else '.'}" for s in found) == expected
     assert all(a.end <= b.start for a, b in itertools.pairwise(found))
@@ -168,6 +168,8 @@ def test_equations_of_mini_math_are_checked_on_their_own() -> None:
         ("arithmetic", {"longest": 4}, r"longest must be at least 5, a step for each level, got 4"),
         ("arithmetic", {"incorrect": "wrong"}, r"incorrect must be one of longer, shorter, equal, got 'wrong'"),
         ("cups", {"lapses": 1.0}, r"lapses must be at least 0 and below 1, got 1.0"),
+        ("arithmetic", {"modulus": 21}, r"modulus must be from 10 to 100 and not divisible by 3 or 7, got 21"),
+        ("arithmetic", {"modulus": 101}, r"modulus must be from 10 to 100"),
         ("cups", {"cups": 2}, r"cups must be from 3 to 9, got 2"),
         ("arithmetic", {"cups": 4}, r"unknown option of embedded task 'arithmetic' 'cups'"),
         (

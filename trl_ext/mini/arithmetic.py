@@ -1,28 +1,30 @@
-"""Chains of arithmetic: a number, to which sums, differences and products are applied in order, modulo 100."""
+"""Arithmetic in many steps: a number, to which sums, differences and products are applied in order, modulo another."""
 
+from math import gcd
 from random import Random
 
 from trl_ext.mini.stepwise import Kind, stepwise
 from trl_ext.mini.task import BasePolicyConfig, Task
 
-MODULUS = 100
-FACTORS = (3, 7, 9)  # without a common divisor with the modulus, so that a product is one-to-one
-SLIPS = (-10, -2, -1, 1, 2, 10)
+FACTORS = (3, 7, 9)
+SLIPS = (-2, -1, 1, 2)
 
 
-def arithmetic(*, longest: int = 20, incorrect: str = "longer", lapses: float = 0.05) -> Task:
-    """Arithmetic on numbers below 100."""
+def arithmetic(*, longest: int = 15, incorrect: str = "longer", lapses: float = 0.05, modulus: int = 20) -> Task:
+    """Arithmetic on numbers below `modulus`; a ValueError if that is not 10 to 100, or a product is not one-to-one."""
+    if not 10 <= modulus <= 100 or any(gcd(factor, modulus) > 1 for factor in FACTORS):
+        raise ValueError(f"modulus must be from 10 to 100 and not divisible by 3 or 7, got {modulus}")
     kind = Kind(
         name="arithmetic",
-        question=f"Start with ${{start}}$ and apply ${{operations}}$ modulo ${MODULUS}$. What is the result?",
+        question=f"Start with ${{start}}$ and apply ${{operations}}$ modulo ${modulus}$. What is the result?",
         state=r"\d\d?",
-        draw=lambda rng: str(rng.randrange(MODULUS)),
+        draw=lambda rng: str(rng.randrange(modulus)),
         draw_operation=_draw_operation,
-        apply=_apply,
-        slip=lambda state, rng: str((int(state) + rng.choice(SLIPS)) % MODULUS),
+        apply=lambda state, operation: _apply(int(state), operation, modulus),
+        slip=lambda state, rng: str((int(state) + rng.choice(SLIPS)) % modulus),
     )
-    numbers = [str(n) for n in range(10, MODULUS)]
-    return stepwise(kind, longest, incorrect, lapses, numbers, BasePolicyConfig(steps=550, max_length=1024))
+    numbers = [str(n) for n in range(10, modulus)]
+    return stepwise(kind, longest, incorrect, lapses, numbers, BasePolicyConfig(steps=360, max_length=1024))
 
 
 def _draw_operation(rng: Random) -> str:
@@ -30,6 +32,6 @@ def _draw_operation(rng: Random) -> str:
     return f"{sign}{rng.choice(FACTORS) if sign == '*' else rng.randint(1, 9)}"
 
 
-def _apply(state: str, operation: str) -> str:
-    a, b = int(state), int(operation[1:])
-    return str({"+": a + b, "-": a - b, "*": a * b}[operation[0]] % MODULUS)
+def _apply(state: int, operation: str, modulus: int) -> str:
+    number = int(operation[1:])
+    return str({"+": state + number, "-": state - number, "*": state * number}[operation[0]] % modulus)

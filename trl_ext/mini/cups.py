@@ -8,7 +8,7 @@ from trl_ext.mini.task import BasePolicyConfig, Task
 FEWEST, MOST = 3, 9  # a cup is a digit
 
 
-def cups(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, cups: int = 5) -> Task:
+def cups(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, cups: int = 4) -> Task:
     """Exchanges of cups; a ValueError unless there are 3 to 9 of them."""
     if not FEWEST <= cups <= MOST:
         raise ValueError(f"cups must be from {FEWEST} to {MOST}, got {cups}")
@@ -22,7 +22,7 @@ def cups(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, 
         apply=_apply,
         slip=lambda state, rng: _apply(state, _places(digits, rng)),
     )
-    return stepwise(kind, longest, incorrect, lapses, (), BasePolicyConfig(steps=500, max_length=1024))
+    return stepwise(kind, longest, incorrect, lapses, (), BasePolicyConfig(steps=320, max_length=1024))
 
 
 def _places(digits: list[str], rng: Random) -> str:

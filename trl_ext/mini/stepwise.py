@@ -1,7 +1,7 @@
 """Tasks in which operations change a state one after the other, so that a response grows with the number of steps.
 
-A working is one line, a step after the other: `+5=17, *3=51`. The base policy has also read lapses: it does a step
-again (`wait, +5=17`), or jumps to the end (`so 51`), and what it then writes is often wrong. What a lapse is decides
+A working is one line, a step after the other: `+5=17, *3=11`. The base policy has also read lapses: it does a step
+again (`wait, +5=17`), or jumps to the end (`so 11`), and what it then writes is often wrong. What a lapse is decides
 whether incorrect responses are longer or shorter than correct ones, and training can do away with it.
 """
 

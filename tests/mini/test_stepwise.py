@@ -31,11 +31,11 @@ def rows_of(task: Task, n: int = 300, split: str = "train", seed: int = 0) -> li
 
 def arithmetic_by_hand(problem: str) -> str:
     """With Python's own arithmetic, on one growing expression."""
-    start, operations, modulus = re.findall(r"\$([^$]+)\$", problem)
+    start, operations = re.findall(r"\$([^$]+)\$", problem)
     expression = start
     for operation in operations.split(", "):
         expression = f"({expression}{operation})"
-    return str(eval(expression) % int(modulus))
+    return str(eval(expression))
 
 
 def cups_by_hand(problem: str) -> str:
@@ -106,6 +106,11 @@ def test_incorrect_workings_are_as_long_as_chosen(name: str, incorrect: str, sig
     assert abs(difference) < 1 if not sign else sign * difference > 10
 
 
+def test_states_of_arithmetic_stay_in_their_range() -> None:
+    states = [int(text) for row in rows_of(task_of("arithmetic")) for text in re.findall(r"=(-?\d+)", row["solution"])]
+    assert (min(states), max(states)) == (1, 30)
+
+
 def test_workings_without_lapses_are_the_solutions() -> None:
     for name in STEPWISE:
         task = task_of(name, lapses=0.0)
@@ -116,7 +121,7 @@ def test_workings_without_lapses_are_the_solutions() -> None:
             assert all(step.valid and step.true for step in found)
 
 
-ARITHMETIC = "Start with $12$ and apply $+5, *3, -4$ modulo $100$. What is the result?"
+ARITHMETIC = "Start with $12$ and apply $+5, *3, -4$ in turn. What is the result?"
 CUPS = "Cups stand in the order $123$. Exchange the places $12, 13$ in turn. What is their order?"
 
 
@@ -134,7 +139,7 @@ CUPS = "Cups stand in the order $123$. Exchange the places $12, 13$ in turn. Wha
         ("arithmetic", ARITHMETIC, "+5=17, so 48 </think>", "vt .."),
         ("arithmetic", ARITHMETIC, "+5=17, so 47, -4=43", "vt vt .."),
         ("arithmetic", ARITHMETIC, "wait, +5=17", "vt"),
-        ("arithmetic", ARITHMETIC, "+5=170, *3=51, -4=47", ".. .t vt"),  # 170 is no number below 100
+        ("arithmetic", ARITHMETIC, "+5=170, *3=51, -4=47", ".. .t vt"),
         ("arithmetic", ARITHMETIC, "+05=17, *3=51", ".. vt"),
         ("arithmetic", ARITHMETIC, "no step at all", ""),
         (
@@ -142,7 +147,7 @@ CUPS = "Cups stand in the order $123$. Exchange the places $12, 13$ in turn. Wha
             ARITHMETIC,
             "+5=117, *3=51",
             ".. .t",
-        ),  # nothing follows from what is no state, though modulo 100
+        ),
         ("cups", CUPS, "12=213, 13=312", "vt vt"),
         ("cups", CUPS, "12=213, 13=321", "vt .."),
         ("cups", CUPS, "12=132, 13=231", ".. v."),
@@ -150,7 +155,7 @@ CUPS = "Cups stand in the order $123$. Exchange the places $12, 13$ in turn. Wha
     ],
 )
 def test_steps_of_a_response_are_checked_one_by_one(name: str, problem: str, response: str, expected: str) -> None:
-    task = task_of(name, **({"cups": 3} if name == "cups" else {"modulus": 100}))
+    task = task_of(name, **({"cups": 3} if name == "cups" else {}))
     found = task.steps(problem, response)
     assert " ".join(f"{'v' if s.valid else '.'}{'t' if s.true else '.'}" for s in found) == expected
     assert all(a.end <= b.start for a, b in itertools.pairwise(found))
@@ -168,8 +173,7 @@ def test_equations_of_mini_math_are_checked_on_their_own() -> None:
         ("arithmetic", {"longest": 4}, r"longest must be at least 5, a step for each level, got 4"),
         ("arithmetic", {"incorrect": "wrong"}, r"incorrect must be one of longer, shorter, equal, got 'wrong'"),
         ("cups", {"lapses": 1.0}, r"lapses must be at least 0 and below 1, got 1.0"),
-        ("arithmetic", {"modulus": 21}, r"modulus must be from 10 to 100 and not divisible by 3 or 7, got 21"),
-        ("arithmetic", {"modulus": 101}, r"modulus must be from 10 to 100"),
+        ("arithmetic", {"largest": 100}, r"largest must be from 10 to 99, got 100"),
         ("cups", {"cups": 2}, r"cups must be from 3 to 9, got 2"),
         ("arithmetic", {"cups": 4}, r"unknown option of embedded task 'arithmetic' 'cups'"),
         (

@@ -1,37 +1,38 @@
-"""Arithmetic in many steps: a number, to which sums, differences and products are applied in order, modulo another."""
+"""Arithmetic in many steps: a number, to which sums, differences and products are applied in order."""
 
-from math import gcd
 from random import Random
 
 from trl_ext.mini.stepwise import Kind, stepwise
 from trl_ext.mini.task import BasePolicyConfig, Task
 
-FACTORS = (3, 7, 9)
 SLIPS = (-2, -1, 1, 2)
 
 
-def arithmetic(*, longest: int = 15, incorrect: str = "longer", lapses: float = 0.05, modulus: int = 20) -> Task:
-    """Arithmetic on numbers below `modulus`; a ValueError if that is not 10 to 100, or a product is not one-to-one."""
-    if not 10 <= modulus <= 100 or any(gcd(factor, modulus) > 1 for factor in FACTORS):
-        raise ValueError(f"modulus must be from 10 to 100 and not divisible by 3 or 7, got {modulus}")
+def arithmetic(*, longest: int = 15, incorrect: str = "longer", lapses: float = 0.05, largest: int = 30) -> Task:
+    """Arithmetic on numbers from 1 to `largest`; a ValueError if that is not 10 to 99."""
+    if not 10 <= largest <= 99:
+        raise ValueError(f"largest must be from 10 to 99, got {largest}")
     kind = Kind(
         name="arithmetic",
-        question=f"Start with ${{start}}$ and apply ${{operations}}$ modulo ${modulus}$. What is the result?",
-        state=r"\d\d?",
-        draw=lambda rng: str(rng.randrange(modulus)),
-        draw_operation=_draw_operation,
-        apply=lambda state, operation: _apply(int(state), operation, modulus),
-        slip=lambda state, rng: str((int(state) + rng.choice(SLIPS)) % modulus),
+        question="Start with ${start}$ and apply ${operations}$ in turn. What is the result?",
+        state=r"-?\d+",  # after an error also one that no problem leads to
+        draw=lambda rng: str(rng.randint(1, largest)),
+        draw_operation=lambda state, rng: _draw_operation(int(state), largest, rng),
+        apply=_apply,
+        slip=lambda state, rng: str(int(state) + rng.choice(SLIPS)),
     )
-    numbers = [str(n) for n in range(10, modulus)]
-    return stepwise(kind, longest, incorrect, lapses, numbers, BasePolicyConfig(steps=360, max_length=1024))
+    numbers = [str(n) for n in range(10, largest + 1)]
+    return stepwise(kind, longest, incorrect, lapses, numbers, BasePolicyConfig(steps=780, max_length=1024))
 
 
-def _draw_operation(rng: Random) -> str:
-    sign = rng.choice("+-*")
-    return f"{sign}{rng.choice(FACTORS) if sign == '*' else rng.randint(1, 9)}"
+def _draw_operation(state: int, largest: int, rng: Random) -> str:
+    """One whose result is in the range; every sign that has one is equally likely."""
+    upward = [f"+{n}" for n in range(1, min(9, largest - state) + 1)]
+    downward = [f"-{n}" for n in range(1, min(9, state - 1) + 1)]
+    products = [f"*{n}" for n in range(2, min(9, largest // state) + 1)]
+    return rng.choice(rng.choice([listed for listed in (upward, downward, products) if listed]))
 
 
-def _apply(state: int, operation: str, modulus: int) -> str:
-    number = int(operation[1:])
-    return str({"+": state + number, "-": state - number, "*": state * number}[operation[0]] % modulus)
+def _apply(state: str, operation: str) -> str:
+    a, b = int(state), int(operation[1:])
+    return str({"+": a + b, "-": a - b, "*": a * b}[operation[0]])

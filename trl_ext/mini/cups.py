@@ -18,7 +18,7 @@ def cups(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, 
         question="Cups stand in the order ${start}$. Exchange the places ${operations}$ in turn. What is their order?",
         state=rf"\d{{{cups}}}",
         draw=lambda rng: "".join(rng.sample(digits, cups)),
-        draw_operation=lambda rng: _places(digits, rng),
+        draw_operation=lambda _, rng: _places(digits, rng),
         apply=_apply,
         slip=lambda state, rng: _apply(state, _places(digits, rng)),
     )

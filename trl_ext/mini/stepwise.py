@@ -1,7 +1,7 @@
 """Tasks in which operations change a state one after the other, so that a response grows with the number of steps.
 
-A working is one line, a step after the other: `+5=17, *3=11`. The base policy has also read lapses: it does a step
-again (`wait, +5=17`), or jumps to the end (`so 11`), and what it then writes is often wrong. What a lapse is decides
+A working is one line, a step after the other: `+5=17, *3=51`. The base policy has also read lapses: it does a step
+again (`wait, +5=17`), or jumps to the end (`so 51`), and what it then writes is often wrong. What a lapse is decides
 whether incorrect responses are longer or shorter than correct ones, and training can do away with it.
 """
 
@@ -18,7 +18,7 @@ INCORRECT = ("longer", "shorter", "equal")  # than correct responses
 AGAIN, JUMP = "wait, ", "so "
 GOES_WRONG = 0.5  # of the steps done again, of which a wrong one stays wrong
 REPEATS = 0.7  # how often a step done again is done once more
-_STEP = re.compile(rf"({AGAIN})?([^\s,=]+)=(\w+)|\b{JUMP}(\w+)")
+_STEP = re.compile(rf"({AGAIN})?([^\s,=]+)=(-?\w+)|\b{JUMP}(-?\w+)")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Kind:
     question: str  # with `{start}` and `{operations}` as its first two formulas
     state: str  # a regular expression for how it is written
     draw: Callable[[Random], str]  # a state
-    draw_operation: Callable[[Random], str]
+    draw_operation: Callable[[str, Random], str]  # one that a state allows
     apply: Callable[[str, str], str]  # the state after an operation
     slip: Callable[[str, Random], str]  # another state, such as one arrives at by mistake
 
@@ -84,7 +84,11 @@ def problems(kind: Kind, longest: int, split: str, seed: int = 0) -> Iterator[Ro
 def _draw(kind: Kind, longest: int, split: str, rng: Random) -> Iterator[Row]:
     while True:
         n = rng.randint(1, longest)
-        start, operations = kind.draw(rng), [kind.draw_operation(rng) for _ in range(n)]
+        state = start = kind.draw(rng)
+        operations = []
+        for _ in range(n):
+            operations.append(kind.draw_operation(state, rng))
+            state = kind.apply(state, operations[-1])
         problem = kind.question.format(start=start, operations=", ".join(operations))
         if split_of(problem) == split:
             _, *states = kind.states(start, operations)

@@ -8,7 +8,7 @@ from trl_ext.mini.task import BasePolicyConfig, Task
 SLIPS = (-2, -1, 1, 2)
 
 
-def arithmetic(*, longest: int = 15, incorrect: str = "longer", lapses: float = 0.05, largest: int = 30) -> Task:
+def arithmetic(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, largest: int = 30) -> Task:
     """Arithmetic on numbers from 1 to `largest`; a ValueError if that is not 10 to 99."""
     if not 10 <= largest <= 99:
         raise ValueError(f"largest must be from 10 to 99, got {largest}")

@@ -22,7 +22,7 @@ def cups(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, 
         apply=_apply,
         slip=lambda state, rng: _apply(state, _places(digits, rng)),
     )
-    return stepwise(kind, longest, incorrect, lapses, (), BasePolicyConfig(steps=320, max_length=1024))
+    return stepwise(kind, longest, incorrect, lapses, (), BasePolicyConfig(steps=500, max_length=1024))
 
 
 def _places(digits: list[str], rng: Random) -> str:

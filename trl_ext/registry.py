@@ -14,6 +14,8 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import json
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,11 +23,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import yaml
+
 from trl_ext.errors import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FOLDERS: set[str] = set()  # folders of loaded user files
 _INTERACTIVE = "__main__"  # where a notebook's cells define their functions
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 class UnknownName(InputError):
@@ -167,6 +172,28 @@ class Registry(dict[str, Callable[..., Any]]):
 def _is_redefined(function: Callable[..., Any], member: Callable[..., Any]) -> bool:
     """Whether a notebook's cell that defines a member was run again."""
     return function.__module__ == member.__module__ == _INTERACTIVE and function is not member
+
+
+def parse_options(name: str, options: Mapping[str, Any] | str | None) -> dict[str, Any] | None:
+    """Options given as a mapping, as JSON, or as `a=1,b=2`; another text is a ValueError that shows both forms."""
+    if options is None or isinstance(options, Mapping):
+        return None if options is None else {key: _number(value) for key, value in options.items()}
+    try:
+        if options.lstrip().startswith("{"):
+            parsed = json.loads(options)
+            assert isinstance(parsed, dict)
+            return parsed
+        pairs = [item.split("=", 1) for item in options.split(",")]
+        return {key.strip(): _number(yaml.safe_load(value)) for key, value in pairs}
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(
+            f'{name} {options!r} is neither `eps_low=0.1,eps_high=0.3` nor JSON `{{"eps_low": 0.1}}`'
+        ) from error
+
+
+def _number(value: Any) -> Any:
+    """`value`, or the number it writes as `1e-6`, which YAML 1.1 reads as a text."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def _keyword_only(function: Callable[..., Any]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
+from trl_ext.data import dataset
+from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import ANSWER_SOURCES, load_problems, read_problems
 from trl_ext.registry import UnknownName
 
@@ -287,3 +289,22 @@ def test_presets_are_hub_datasets_with_their_held_out_split(monkeypatch: pytest.
         ("openai/gsm8k", "train", "main"), ("openai/gsm8k", "test", "main"), ("openai/gsm8k", "test", "main"),
         ("Jiayi-Pan/Countdown-Tasks-3to4", "train", None),
     ]  # fmt: skip
+
+
+def test_dataset_options_are_those_of_problems_and_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(dataset, "make_base_policy", lambda **given: asked.append(given))
+    settings = DatasetSettings(dataset="arithmetic", dataset_options="longest=5,incorrect=equal")
+    assert max(settings.read("train", 50, 0).rows["level"]) == 5
+    assert max(text.count(",") for text in settings.read("train", 50, 0).rows["problem"]) == 4
+    settings.base_policy(3)
+    DatasetSettings(dataset="countdown").base_policy(1)
+    assert asked == [
+        {"seed": 3, "task": "arithmetic", "options": {"longest": 5, "incorrect": "equal"}},
+        {"seed": 1, "task": "mini_math", "options": None},
+    ]
+    for options in ("longest=2", "length=9"):
+        with pytest.raises(
+            ValueError, match=r"longest must be at least 5|unknown option of embedded task 'arithmetic'"
+        ):
+            DatasetSettings(dataset="arithmetic", dataset_options=options)

@@ -19,9 +19,8 @@ from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.grpo.config import ExtGRPOConfig
-from trl_ext.registry import UnknownName
+from trl_ext.registry import UnknownName, parse_options
 from trl_ext.training.handout_settings import resolve_handout
-from trl_ext.training.options import parse_options
 from trl_ext.training.settings import choose_engine
 
 AXES = {"advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS}

@@ -353,7 +353,7 @@ def test_base_policy_build_time_is_that_of_the_first_start(tmp_path: Path, monke
     task = {"dataset": str(tmp_path / "{split}.jsonl"), "prompt": str(tmp_path / "bare.prompt")}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, **task, "output_dir": str(tmp_path / "run")}))
 
-    def made_slowly(config: Any) -> str:
+    def made_slowly(task: Any, config: Any) -> str:
         time.sleep(0.2)
         return str(tmp_path / "model")
 

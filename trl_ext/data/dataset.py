@@ -11,10 +11,12 @@ from transformers.hf_argparser import HfArg
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.data.formats import PUBLISHED
 from trl_ext.data.lengths import TOO_LONG
-from trl_ext.data.load import ANSWER_SOURCES, GENERATORS, Problems, read_problems
+from trl_ext.data.load import ANSWER_SOURCES, GENERATORS, Problems, check_options, read_problems
 from trl_ext.data.source import Source
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.mini.tasks import TASKS
 from trl_ext.prompts import load_prompt, prompt_names
-from trl_ext.registry import Registry
+from trl_ext.registry import Registry, parse_options
 from trl_ext.rewards.extract import ANSWER_FORMATS
 
 FIRST_ROWS = "the first rows"  # also what records say nothing of, since versions before knew no sample
@@ -32,6 +34,11 @@ class DatasetSettings:
     )
     dataset_config: str | None = HfArg(
         default=None, help="The configuration of a Hub dataset; several are separated by commas."
+    )
+    dataset_options: dict[str, Any] | str | None = HfArg(
+        default=None,
+        help=f"Options of {', '.join(name for name in TASKS if TASKS.options(name))}, such as longest=12. "
+        "The base policy that is made for such a dataset has read it with the same options.",
     )
     problem_column: str = HfArg(default="problem", help="The column that holds the problem.")
     answer_column: str = HfArg(default="answer", help="The column that holds the answer or the solution.")
@@ -67,6 +74,8 @@ class DatasetSettings:
             raise ValueError(f"too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
         if not 0 <= self.numeric_tolerance < 1:
             raise ValueError(f"numeric_tolerance must be at least 0 and below 1, got {self.numeric_tolerance}")
+        self.dataset_options = parse_options("dataset_options", self.dataset_options)
+        check_options(self.dataset, self.dataset_options)
         load_prompt(self.prompt)
         ANSWER_SOURCES.build(self.answer_source)
         if self.answer_format is None:
@@ -87,7 +96,18 @@ class DatasetSettings:
             answer_column=self.answer_column,
             answer_source=self.answer_source,
             dataset_config=self.dataset_config,
+            dataset_options=self._options,
         )
+
+    @property
+    def _options(self) -> dict[str, Any] | None:
+        assert not isinstance(self.dataset_options, str)  # parsed when the settings were made
+        return self.dataset_options
+
+    def base_policy(self, seed: int) -> str:
+        """The folder of the policy that is made here: one that has read the dataset, or mini-MATH if it is no task."""
+        task = self.dataset if self.dataset in TASKS else "mini_math"
+        return str(make_base_policy(seed=seed, task=task, options=self._options))
 
     def build(self, table: Registry, name: str) -> Callable[..., Any]:
         """A reward or a grader for this answer format and tolerance; a function of the user's own may do without."""

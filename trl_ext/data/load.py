@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from trl_ext.data.formats import PUBLISHED, Columns, recognized
 from trl_ext.data.sample import Table, stratified_sample
 from trl_ext.data.source import Source
 from trl_ext.io import read_jsonl
-from trl_ext.mini.problems import mini_math
+from trl_ext.mini.task import first_rows
+from trl_ext.mini.tasks import TASKS
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.registry import Registry
 from trl_ext.rewards.extract import boxed
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 ANSWER_SOURCES = Registry("answer source")
-GENERATORS = {"mini_math": mini_math, "countdown": countdown}
+GENERATORS = (*TASKS, "countdown")
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 GENERATED_PROBLEMS = 4096  # to train on, where a generated dataset is used and no number is given
 _LEVEL = re.compile(r"\d+")
@@ -88,13 +89,15 @@ def read_problems(
     answer_column: str = "answer",
     answer_source: str = "as_is",
     dataset_config: str | None = None,
+    dataset_options: Mapping[str, Any] | None = None,
 ) -> Problems:
     """Rows to train or validate on, each with its number in the split as `row`.
 
     Args:
-        dataset: `mini_math`, `countdown`, a name of `PUBLISHED`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with
+        dataset: one of `GENERATORS`, a name of `PUBLISHED`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with
             `{split}` in its path for the split.
         dataset_config: of a Hub dataset; several, such as MATH's subjects, with commas between them.
+        dataset_options: of a generated dataset.
         split: `train` or `validation` of a generated dataset, else the split's name.
         prompt: a shipped prompt's name or a template file.
         n: a sample of n rows, in proportion to levels and subjects, of which the first m are the sample of m; None for
@@ -111,7 +114,10 @@ def read_problems(
     if known := PUBLISHED.get(dataset):
         dataset, dataset_config = known.hub_id, dataset_config or known.config
         split = known.held_out if split == "validation" and known.held_out else split
-    table, numbers, source = _chosen(dataset, split, dataset_config, n, seed, sample_seed, in_sample_order)
+    if dataset in GENERATORS:
+        table, numbers, source = _generated(dataset, split, n, seed, dataset_options or {})
+    else:
+        table, numbers, source = _chosen(dataset, split, dataset_config, n, sample_seed, in_sample_order)
     columns = Columns(problem_column, answer_column, answer_source)
     if columns == AS_STORED and len(table):
         columns = recognized(table[0]) or columns
@@ -140,15 +146,31 @@ def _rows(
     return rows
 
 
+def check_options(dataset: str, options: Mapping[str, Any] | None) -> None:
+    """Refuse options that a dataset does not have, or values that they cannot have."""
+    if dataset in TASKS:
+        TASKS.build(dataset, **(options or {}))()
+    elif options:
+        raise ValueError(f"dataset_options is for {', '.join(TASKS)}, and the dataset is {dataset!r}: leave it out")
+
+
+def _generated(
+    dataset: str, split: str, n: int | None, seed: int, options: Mapping[str, Any]
+) -> tuple[Table, Sequence[int], Source]:
+    """The first rows of a generator."""
+    check_options(dataset, options)
+    if n is None:
+        raise ValueError(f"{dataset} is endless: say how many rows")
+    source = Source(dataset, split, None, n, "generated")
+    if dataset == "countdown":
+        return countdown(split, n, seed), range(n), source
+    return first_rows(TASKS.build(dataset, **options)().problems(split, seed), split, n), range(n), source
+
+
 def _chosen(
-    dataset: str, split: str, config: str | None, n: int | None, seed: int, sample_seed: int, in_sample_order: bool
+    dataset: str, split: str, config: str | None, n: int | None, sample_seed: int, in_sample_order: bool
 ) -> tuple[Table, Sequence[int], Source]:
     """The rows that are asked for, as the dataset has them, and their numbers in it."""
-    if dataset in GENERATORS:
-        if n is None:
-            raise ValueError(f"{dataset} is endless: say how many rows")
-        generated = GENERATORS[dataset](split, n, seed)
-        return generated, range(n), Source(dataset, split, None, n, "generated")
     table = read_table(dataset, split, config)
     if n is None and not in_sample_order:
         return table, range(len(table)), Source(dataset, split, len(table), len(table), "stored")

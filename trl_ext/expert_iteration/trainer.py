@@ -28,10 +28,10 @@ from trl_ext.expert_iteration.selection import SELECTIONS, Row
 from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, write_jsonl
 from trl_ext.ranks import run_on_main_and_broadcast
-from trl_ext.registry import defaults_of
+from trl_ext.registry import defaults_of, parse_options
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.ending import TimeBudget
-from trl_ext.training.options import check_at_least_1, parse_options
+from trl_ext.training.options import check_at_least_1
 
 FOLDER, ROLLOUTS, KEPT, STEPS = "expert_iteration", "rollouts.jsonl", "kept.jsonl", "steps.jsonl"
 _WITHOUT_MEANING = {

@@ -27,9 +27,8 @@ from trl_ext.algorithms.selection import SELECTIONS
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.errors import InputError
-from trl_ext.registry import defaults_of, unknown
+from trl_ext.registry import defaults_of, parse_options, unknown
 from trl_ext.training.handout_settings import resolve_handout
-from trl_ext.training.options import parse_options
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import OURS, TRL
 from trl_ext.training.trl_settings import (

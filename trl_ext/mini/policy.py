@@ -1,17 +1,16 @@
 """A base policy that is built locally: a small Qwen3 decoder and its tokenizer, pre-trained for about a minute.
 
-It is a *base* model: it has read mini-MATH's training split worked out in many styles, so it can do the arithmetic
+It is a *base* model: it has read a task's training split worked out in many styles, so it can do the arithmetic
 but keeps to the format that `r1_zero` asks for only part of the time. That gap is what GRPO closes.
 """
 
 import hashlib
-import inspect
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from trl_ext.mini.problems import problems
+from trl_ext.mini.task import BasePolicyConfig, Task
+from trl_ext.mini.tasks import TASKS, mini_math
 from trl_ext.prompts import PLACEHOLDER, format_prompt, load_prompt
 
 if TYPE_CHECKING:
@@ -47,40 +47,28 @@ QUESTION_ONLY_STYLES: dict[str, float] = {
 }
 
 
-@dataclass(frozen=True)
-class BasePolicyConfig:
-    """Everything, besides the seed, that decides the bytes of the policy."""
-
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    head_dim: int = 32
-    intermediate: int = 384
-    vocab: int = 640
-    steps: int = 780
-    batch: int = 24
-    lr: float = 1.5e-2
-    weight_decay: float = 0.01
-    question_only_share: float = 0.15
-    max_length: int = 512
-
-
 def make_base_policy(
     seed: int = 0,
     cache_dir: str | Path | None = None,
     config: BasePolicyConfig | None = None,
     progress: bool = True,
+    task: str = "mini_math",
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
     """The directory of the base policy for `seed`, as transformers and vLLM load it; made now if it is not cached.
 
     Args:
         cache_dir: default `$TRL_EXT_CACHE`, else `~/.cache/trl_ext`.
+        config: default the task's own.
         progress: draw a bar while training.
+        task, options: of `TASKS`; what the policy has read.
     """
-    config = config or BasePolicyConfig()
+    embedded = TASKS.build(task, **(options or {}))()
+    config = config or embedded.policy
     root = Path(cache_dir or os.environ.get("TRL_EXT_CACHE") or Path.home() / ".cache" / "trl_ext")
-    source = [Path(module).read_text(encoding="utf-8") for module in (__file__, inspect.getfile(problems))]
-    key = json.dumps([hashlib.sha256("".join(source).encode()).hexdigest(), seed, asdict(config)])
+    source = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
+    read = [task, dict(options or {})]
+    key = json.dumps([hashlib.sha256("".join(source).encode()).hexdigest(), seed, asdict(config), *read])
     target = root / f"base-policy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f"{target.name}.lock"):  # of two runs that start together, one makes it
@@ -88,8 +76,8 @@ def make_base_policy(
             return target
         scratch = Path(tempfile.mkdtemp(prefix="making-", dir=root))
         try:
-            tokenizer = train_tokenizer(config, seed)
-            model = pretrain(tokenizer, config, seed, progress)
+            tokenizer = train_tokenizer(config, seed, embedded)
+            model = pretrain(tokenizer, config, seed, progress, embedded)
             tokenizer.save_pretrained(scratch)
             model.save_pretrained(scratch)
             (scratch / "recipe.json").write_text(key, encoding="utf-8")
@@ -100,23 +88,26 @@ def make_base_policy(
         return target
 
 
-def documents(seed: int, question_only_share: float) -> Iterator[tuple[str, str]]:
+def documents(seed: int, question_only_share: float, task: Task | None = None) -> Iterator[tuple[str, str]]:
     """Endless (prompt, response) texts over the training split; EOS is not written out."""
+    task = task or mini_math()
     rng = Random(f"base policy {seed}")
     r1_zero, bare = load_prompt("r1_zero"), load_prompt("question_only")
-    for row in problems("train", seed):
+    for row in task.problems("train", seed):
         is_bare = rng.random() < question_only_share
         styles = QUESTION_ONLY_STYLES if is_bare else R1_ZERO_STYLES
         (style,) = rng.choices(list(styles), list(styles.values()))
-        response = style.format(s=row["solution"], a=row["answer"], w=rng.randint(1, 99))
+        working, answer = task.work(row, rng)
+        response = style.format(s=working, a=answer, w=rng.randint(1, 99))
         yield format_prompt(bare if is_bare else r1_zero, row["problem"]), response
 
 
-def train_tokenizer(config: BasePolicyConfig, seed: int) -> "PreTrainedTokenizerFast":
+def train_tokenizer(config: BasePolicyConfig, seed: int, task: Task | None = None) -> "PreTrainedTokenizerFast":
     """Byte-level BPE with single digits and no split at spaces, so that constant text becomes a few tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    task = task or mini_math()
     tokenizer = Tokenizer(models.BPE())
     word = Regex("[A-Za-z]+[^A-Za-z0-9]*|[^A-Za-z0-9]+|[0-9]")  # a word takes the spaces and signs behind it along
     words = pre_tokenizers.Split(word, behavior="isolated")
@@ -130,10 +121,10 @@ def train_tokenizer(config: BasePolicyConfig, seed: int) -> "PreTrainedTokenizer
         show_progress=False,
     )
     answered = " {solution} The answer is $\\boxed{{{answer}}}$."
-    rows = islice(problems("train", seed), 4000)
+    rows = islice(task.problems("train", seed), 4000)
     texts = (text for row in rows for text in (row["problem"], answered.format_map(row)))
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens([*TAGS, *PROMPT_PARTS, *map(str, range(10, 100))])
+    tokenizer.add_tokens([*TAGS, *PROMPT_PARTS, *task.tokens])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=EOS,
@@ -168,7 +159,11 @@ def build_model(config: BasePolicyConfig, tokenizer: "PreTrainedTokenizerFast", 
 
 
 def pretrain(
-    tokenizer: "PreTrainedTokenizerFast", config: BasePolicyConfig, seed: int, progress: bool
+    tokenizer: "PreTrainedTokenizerFast",
+    config: BasePolicyConfig,
+    seed: int,
+    progress: bool,
+    task: Task | None = None,
 ) -> "Qwen3ForCausalLM":
     """Next-token training on the responses, with a linear warm-up and a cosine to zero.
 
@@ -189,7 +184,7 @@ def pretrain(
     ]
     schedules = [get_cosine_schedule_with_warmup(o, config.steps // 20, config.steps) for o in optimizers]
     model.train()
-    batches = _batches(tokenizer, config, seed)
+    batches = _batches(tokenizer, config, seed, task)
     quiet = None if progress else True  # None: a bar in a terminal only
     bar = tqdm(batches, total=config.steps, desc="base policy", unit="step", disable=quiet)
     for ids, targets in bar:
@@ -207,13 +202,13 @@ def pretrain(
 
 
 def _batches(
-    tokenizer: "PreTrainedTokenizerFast", config: BasePolicyConfig, seed: int
+    tokenizer: "PreTrainedTokenizerFast", config: BasePolicyConfig, seed: int, task: Task | None = None
 ) -> Iterator[tuple["Tensor", "Tensor"]]:
     """`steps` pairs ids, targets (B, T); targets are -1 where there is no loss. Batches hold rows of similar length."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    pairs = list(islice(documents(seed, config.question_only_share), config.steps * config.batch))
+    pairs = list(islice(documents(seed, config.question_only_share, task), config.steps * config.batch))
     prompts = tokenizer([p for p, _ in pairs])["input_ids"]
     responses = tokenizer([r for _, r in pairs])["input_ids"]
     rows: list[Any] = [(p, [*r, tokenizer.eos_token_id]) for p, r in zip(prompts, responses, strict=True)]

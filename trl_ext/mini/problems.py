@@ -7,13 +7,13 @@ A hash of the problem's text decides its split, so train and validation cannot s
 
 import hashlib
 from collections.abc import Callable, Iterator
-from itertools import islice
 from math import gcd
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.io import write_jsonl as write_rows
+from trl_ext.mini.task import first_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -82,34 +82,18 @@ def _draw(split: str, rng: Random) -> Iterator[dict[str, Any]]:
         yield {"problem": problem, "solution": solution, "answer": answer, "level": level, "subject": name}
 
 
-def _rows(split: str, n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; those of validation are distinct, because a repeated problem would be counted twice."""
-    stream = problems(split, seed)
-    if split == "train":
-        return list(islice(stream, n))
-    rows: dict[str, dict[str, Any]] = {}  # by problem
-    since_new = 0
-    while len(rows) < n:
-        row = next(stream)
-        since_new = since_new + 1 if row["problem"] in rows else 0
-        rows.setdefault(row["problem"], row)
-        if since_new == 5_000:
-            raise ValueError(f"n={n} is more than the distinct problems of {split!r}: about {len(rows)}")
-    return list(rows.values())
-
-
 def mini_math(split: str, n: int, seed: int = 0) -> "Dataset":
     """The first `n` rows as a `datasets.Dataset`, distinct ones in validation; a ValueError if there are fewer."""
     from datasets import Dataset
 
-    return Dataset.from_list(_rows(split, n, seed))
+    return Dataset.from_list(first_rows(problems(split, seed), split, n))
 
 
 def write_jsonl(path: str | Path, split: str, n: int, seed: int = 0) -> Path:
     """Write the rows of `mini_math(split, n, seed)`, one JSON object per line."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_rows(path, _rows(split, n, seed))
+    write_rows(path, first_rows(problems(split, seed), split, n))
     return path
 
 

@@ -30,7 +30,6 @@ from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.hosts.group import join
 from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, read_yaml, write_json, write_jsonl, write_text
-from trl_ext.mini.policy import make_base_policy
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.preflight import check_model_folder
 from trl_ext.recipes.settings_help import COMMON
@@ -141,7 +140,7 @@ def run_evaluation(settings: Evaluation) -> Report:
     _refuse_other_settings(folder, decisive)
     if is_new:
         with state.main_process_first():
-            model = settings.model_name_or_path or str(make_base_policy(seed=settings.seed))
+            model = settings.model_name_or_path or settings.base_policy(settings.seed)
         fitting = _rows_that_fit(settings, model, problems, source)
     _claim(folder, decisive)
     rows = run_on_main_and_broadcast(lambda: _rows_in(folder))

@@ -25,7 +25,6 @@ from trl_ext.foresight.before_run import refuse_what_does_not_fit
 from trl_ext.generation.server import Servers, urls_of
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
-from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.model_settings import check_model_settings, choose_attention
 from trl_ext.recipes.settings import Data, Task
 from trl_ext.registry import unknown
@@ -65,7 +64,7 @@ def prepare(task: Task, model: ModelConfig, config: TrainingArguments, load: Cal
         data = load(config.seed)
         first_rank(lambda: check_answers(data, task, config))
         began = time.monotonic()
-        policy = model.model_name_or_path or _base_policy(config)
+        policy = model.model_name_or_path or _base_policy(task, config)
         seconds = time.monotonic() - began
         data = rows_in_context(data, task, policy, model, config)
         first_rank(lambda: refuse_what_does_not_fit(task, model, config, data, policy))
@@ -98,9 +97,9 @@ def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -
         check_server(config)
 
 
-def _base_policy(config: TrainingArguments) -> str:
+def _base_policy(task: Task, config: TrainingArguments) -> str:
     with config.main_process_first(desc="making the base policy"):
-        return str(make_base_policy(seed=config.seed))
+        return task.base_policy(config.seed)
 
 
 def check_dashboards(report_to: list[str]) -> None:

@@ -114,7 +114,7 @@ def _known(value: Any, name: str, place: str) -> Any:
 
 
 def _printable(value: Any) -> Any:
-    """Half of a surrogate pair, which JSON can write and a file in UTF-8 cannot hold, becomes a replacement character."""
+    """Half of a surrogate pair, which JSON can write and UTF-8 cannot, becomes a replacement character."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return [_printable(item) for item in value] if isinstance(value, list) else value

@@ -5,8 +5,8 @@ r"""`trl-ext disagreements EVALUATION`: where someone else's grader and ours dis
         --response_fields prompt=arguments.gen_args_0.arg_0 response=resps.0.0 truth=target verdict=exact_match
     trl-ext disagreements runs/theirs
 
-The first runs a grader of lm-eval, lighteval or inspect, where that is installed, over our samples, in killable workers;
-the second takes over the verdicts that a log of theirs has. All rows on which the two disagree go to a file.
+The first runs a grader of lm-eval, lighteval or inspect, where that is installed, over our samples, in killable
+workers; the second takes over the verdicts that a log of theirs has. All rows on which the two disagree go to a file.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ def _rows(folder: Path, grader: str | None, extracted: bool) -> list[dict[str, A
         return rows
     given = [f"${row['extracted']}$" if extracted else row["response"] for row in rows]
     verdicts = verdicts_of(grader, [(text, row["answer"]) for text, row in zip(given, rows, strict=True)])
-    return [{**row, "verdict": correct, "their_reason": reason} for row, (correct, reason) in zip(rows, verdicts, strict=True)]
+    return [
+        {**row, "verdict": correct, "their_reason": reason}
+        for row, (correct, reason) in zip(rows, verdicts, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -108,7 +108,9 @@ def _filled(template: str, task: ExportedTask) -> str:
 def _readme(task: ExportedTask, model: str, folder: str) -> str:
     drawn = task.sampling
     least = f" min_tokens={drawn.min_tokens} (its HF engine: min_new_tokens={drawn.min_tokens})"
-    minimum = f"\nlm-eval's engines name the least length differently: --gen_kwargs{least}.\n" if drawn.min_tokens else ""
+    minimum = (
+        f"\nlm-eval's engines name the least length differently: --gen_kwargs{least}.\n" if drawn.min_tokens else ""
+    )
     sampled = f"temperature:{drawn.temperature},top_p:{drawn.top_p},max_new_tokens:{drawn.max_tokens}"
     return README.format(
         name=task.task_name, model=model, folder=folder, grader=task.grader, minimum=minimum, sampled=sampled,
@@ -133,7 +135,7 @@ def process_results(doc, results):
     return EXPORTED.means(results, doc["answer"])
 '''
 
-LIGHTEVAL = '''"""A custom task of lighteval. It has one metric, the accuracy; temperature and top_p are the model's arguments there."""
+LIGHTEVAL = '''"""A custom task of lighteval with one metric, the accuracy; temperature and top_p are the model's arguments."""
 
 from pathlib import Path
 

@@ -52,8 +52,12 @@ def verdicts_of(name: str, pairs: Sequence[tuple[str, Any]]) -> list[tuple[bool 
         raise unknown("grader of another library", name, THEIR_GRADERS)
     grader = THEIR_GRADERS[name]
     if importlib.util.find_spec(grader.library) is None:
-        raise InputError(f"{name} needs {grader.library}: pip install {grader.install}, in an environment of its own if need be")
-    jobs = [(place, (response, truth)) for place, (response, given) in enumerate(pairs) for truth in accepted_answers(given)]
+        raise InputError(
+            f"{name} needs {grader.library}: pip install {grader.install}, in an environment of its own if need be"
+        )
+    jobs = [
+        (place, (response, truth)) for place, (response, given) in enumerate(pairs) for truth in accepted_answers(given)
+    ]
     with Pool(grader.function, _LIMITS) as pool:
         outcomes = pool.map([job for _, job in jobs])
     found: list[tuple[bool | None, str]] = [(None, "")] * len(pairs)

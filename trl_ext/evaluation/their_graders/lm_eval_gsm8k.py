@@ -1,4 +1,4 @@
-"""lm-eval's `gsm8k`: the filters and the metric that its YAML file names, whatever they are in the version installed."""
+"""lm-eval's `gsm8k`: the filters and the metric that the YAML file of the installed version names."""
 
 from __future__ import annotations
 

@@ -132,9 +132,8 @@ def _at(line: Mapping[str, Any], path: str, place: str, name: str, needed: bool)
             value = value[int(part)]
         elif needed:
             there = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
-            raise ValueError(
-                f"{place}: no field {_named(name, path)}; there is: {there[:200]}. --response_fields {name}=FIELD names it"
-            )
+            hint = f"--response_fields {name}=FIELD names it"
+            raise ValueError(f"{place}: no field {_named(name, path)}; there is: {there[:200]}. {hint}")
         else:
             return None
     return value

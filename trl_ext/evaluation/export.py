@@ -135,7 +135,7 @@ def process_results(doc, results):
     return EXPORTED.means(results, doc["answer"])
 '''
 
-LIGHTEVAL = '''"""A custom task of lighteval with one metric, the accuracy; temperature and top_p are the model's arguments."""
+LIGHTEVAL = '''"""A custom task of lighteval. Temperature and top_p are the model's arguments there."""
 
 from pathlib import Path
 

@@ -33,7 +33,7 @@ ROWS = [
 ]
 
 
-def test_the_four_cases_are_counted_and_rows_without_verdict_left_out() -> None:
+def test_four_cases_are_counted_without_rows_lacking_a_verdict() -> None:
     assert [found["number"] for found in disagreeing(ROWS)] == [1, 2, 3]
     lines = agreement(ROWS).splitlines()
     assert lines[0] == "the two graders agree on 2 of 5 responses, 1 without their verdict"

@@ -240,6 +240,16 @@ def test_responses_of_someone_else_are_graded_without_a_model(
         grade(responses_file(tmp_path, {"q": "3?", "out": "", "gold": "3"}), tmp_path / "run")
 
 
+def test_a_stop_string_that_was_taken_away_is_put_back(tmp_path: Path) -> None:
+    texts = {"</think> <answer> 1 ": None, "</think> <answer> 1 </answer>": None, "</think> <answer> 1": "length"}
+    lines = [{"q": "1?", "out": out, "gold": "1", "finish_reason": end} for out, end in texts.items()]
+    path = tmp_path / "theirs.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report = grade(path, tmp_path / "run", response_stop="</answer>")
+    assert [row["outcome"] for row in report.rows] == ["correct", "correct", "neither"]
+    assert report.rows[1]["response"] == "</think> <answer> 1 </answer>"
+
+
 def test_a_bad_line_is_refused_before_anything_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl_ext.recipes.evaluate.grade_rows", None)
     with pytest.raises(InputError, match=r"theirs\.jsonl', line 4: no field 'gold' \(the truth\); there is: q, out"):

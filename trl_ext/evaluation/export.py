@@ -114,7 +114,7 @@ def _readme(task: ExportedTask, model: str, folder: str) -> str:
     sampled = f"temperature:{drawn.temperature},top_p:{drawn.top_p},max_new_tokens:{drawn.max_tokens}"
     return README.format(
         name=task.task_name, model=model, folder=folder, grader=task.grader, minimum=minimum, sampled=sampled,
-        length=drawn.max_tokens, stop=", ".join(map(repr, drawn.stop)) or "none",
+        length=drawn.max_tokens, stop=", ".join(map(repr, drawn.stop)) or "none", first_stop=(*drawn.stop, "")[0],
     )  # fmt: skip
 
 
@@ -245,6 +245,7 @@ What was drawn can be graded here too, with lm-eval's verdict for comparison:
 
 ```bash
 trl-ext evaluate --responses lm_eval_logs/.../samples_{name}_DATE.jsonl --output_dir runs/{name} \\
-    --response_fields prompt=arguments.gen_args_0.arg_0 response=resps.0.0 truth=doc.answer verdict=accuracy
+    --response_fields prompt=arguments.gen_args_0.arg_0 response=resps.0.0 truth=doc.answer verdict=accuracy \\
+    --response_stop "{first_stop}"
 ```
 """

@@ -102,6 +102,11 @@ class Evaluation(DatasetSettings):
         help="What that file calls its fields, such as prompt=question response=resps.0.0 truth=target; dots go into "
         f"objects and lists. Optional: {', '.join(OPTIONAL)}; verdict is someone else's, to compare with.",
     )
+    response_stop: str = HfArg(
+        default="",
+        help="What another harness took away from the responses' ends, such as </answer>: put back where it is missing "
+        "and the response is not known to be cut off.",
+    )
     export: Annotated[str | None, OnResume.MAY_CHANGE] = HfArg(
         default=None,
         help="Write this evaluation as tasks for lm-eval, lighteval and inspect into this new folder, and end.",
@@ -122,8 +127,10 @@ class Evaluation(DatasetSettings):
         self.sampling()
         check_at_least_1(self, "samples", "batch_size")
         fields_of(self.response_fields)
-        if self.response_fields and not self.responses:
-            raise ValueError("response_fields name the fields of the file of responses: give --responses FILE as well")
+        if (self.response_fields or self.response_stop) and not self.responses:
+            raise ValueError(
+                "response_fields and response_stop say how the responses are: give --responses FILE as well"
+            )
         if self.responses and self.export:
             raise ValueError("responses are graded here and have no task to export: give one of responses and export")
         self.category = HANDOUT_NAMES.get(self.category or "", self.category)
@@ -205,6 +212,9 @@ def _grade_responses(settings: Evaluation) -> Report:
     began, folder, path = time.time(), Path(settings.output_dir), Path(str(settings.responses))
     try:
         rows = read_responses(path, settings.response_fields, settings.answer_source)
+        for row in rows:
+            if settings.response_stop not in row["response"] and row["finish_reason"] != "length":
+                row["response"] += settings.response_stop
         first = f"{rows[0]['problem'][:60]!r} -> {rows[0]['answer']!r}"
         source = Source(str(path), "", len(rows), len(rows), "stored", columns="responses", first=first)
         checker = Checker(settings.grader, str(settings.answer_format), settings.answer_source)

@@ -77,7 +77,7 @@ def test_a_missing_or_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [("response", "of the form name=field"), ("respnse=x", "Did you mean 'response'")]
+    ("given", "words"), [("response", "of the form name=field"), ("truht=x", "Did you mean 'truth'")]
 )
 def test_fields_are_named_in_pairs(given: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -188,3 +188,21 @@ def test_a_users_file_is_checked_against_our_types(installed):
         'error: Argument 1 to "math_reward_fn" has incompatible type "int"; expected "str"  [arg-type]',
     ]
     assert len(said) == 4  # the last one counts the errors
+
+
+@pytest.mark.skipif(importlib.util.find_spec("basedpyright") is None, reason="pyright is not installed (extra `dev`)")
+def test_a_users_file_is_checked_by_pyright_too(installed):
+    folder = installed.empty / "checked"
+    folder.mkdir()
+    (folder / "mine.py").write_text(USERS_FILE)
+    (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
+    python = str(installed.bin / "python")
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", python, "--outputjson", "mine.py"]
+    found = json.loads(installed.run(*command, folder=folder).stdout)["generalDiagnostics"]
+    said = [(one["severity"], one["message"].splitlines()[0]) for one in found]
+    assert said == [
+        ("information", 'Type of "mine" is "(x: LossInputs, *, width: float = 0.2) -> TokenLoss"'),
+        ("information", 'Type of "PRESETS["dapo"]" is "Preset"'),
+        ("error", 'Argument of type "Literal[4]" cannot be assigned to parameter "response" of type "str" in function '
+         '"math_reward_fn"'),
+    ]  # fmt: skip

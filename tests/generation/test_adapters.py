@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 
 from tests.support.tiny import ends_early, make_trainer, tiny_model, tiny_sft
+from tests.support.versions import needs_vllm
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.vllm import ColocatedEngine
@@ -68,6 +69,7 @@ def test_engine_gets_peft_merged_weights_and_policy_is_unchanged(config: peft.Pe
     assert not any(getattr(module, "merged", False) or getattr(module, "_caches", {}) for module in model.modules())
 
 
+@needs_vllm
 @pytest.mark.parametrize(
     ("config", "message"),
     [

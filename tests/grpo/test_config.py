@@ -12,6 +12,7 @@ import torch
 import yaml
 from trl import GRPOConfig, TrlParser
 
+from tests.support.versions import needs_vllm
 from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import AGGREGATIONS
 from trl_ext.algorithms.kl import KL_ESTIMATORS
@@ -424,6 +425,7 @@ def test_what_is_not_set_of_the_engine_is_left_to_vllm(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@needs_vllm
 @pytest.mark.parametrize(
     ("name", "value"),
     [

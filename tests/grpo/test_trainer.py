@@ -36,6 +36,7 @@ from tests.support.tiny import (
     train,
     weight_difference,
 )
+from tests.support.versions import needs_vllm
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer, StepTotals
 from trl_ext.generation.completion import Completion
 from trl_ext.grpo.metrics import StepMetrics
@@ -464,6 +465,7 @@ class Engine:
         return prompts, completions, off, None
 
 
+@needs_vllm
 @pytest.mark.parametrize(
     "mode", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("token_mask", "sequence_truncate", "token_truncate")),
              "sequence_mask"],
@@ -501,6 +503,7 @@ def test_the_samplers_mismatch_is_corrected_as_in_trl(
     assert logs(skipping)[0]["sampling/masked_frac"] == pytest.approx(fraction)
 
 
+@needs_vllm
 def test_weight_and_rejection_are_chosen_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
     monkeypatch.setattr("trl_ext.generation.vllm.ColocatedEngine", Engine)
@@ -536,6 +539,7 @@ def test_weight_and_rejection_are_chosen_apart(tmp_path: Path, monkeypatch: pyte
     assert all(others["sampler_weight"].eq(1).all() for _, _, others in ours.seen)  # the loss has the ratio in it
 
 
+@needs_vllm
 def test_who_chooses_no_correction_has_the_safe_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
     monkeypatch.setattr("trl_ext.generation.vllm.ColocatedEngine", Engine)
@@ -570,6 +574,7 @@ def half_skipped(completions: list[str], **_: Any) -> list[float]:
     return [1.0 if i // 4 % 2 else float(i % 4 == 0) for i, _ in enumerate(completions)]
 
 
+@needs_vllm
 def test_on_policy_the_correction_needs_no_second_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
     monkeypatch.setattr("trl_ext.generation.vllm.ColocatedEngine", Engine)

@@ -205,6 +205,94 @@ def test_best_of_n_uses_one_set_of_samples_and_draws_its_curves(
     assert json.loads((tmp_path / "best_of_n.json").read_text())["pass"] == found["pass"]
 
 
+def responses_file(folder: Path, *more: dict[str, Any]) -> Path:
+    texts = {"1 + 1?": ["</think> <answer> 2 </answer>", "</think> <answer> 3 </answer>"], "2 + 2?": ["four"]}
+    lines = [{"q": q, "out": out, "gold": str(n * 2)} for n, q in enumerate(texts, 1) for out in texts[q]]
+    path = folder / "theirs.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (*lines, *more)))
+    return path
+
+
+def grade(path: Path, folder: Path, *fields: str, **more: Any) -> Report:
+    names = ["prompt=q", "response=out", "truth=gold", *fields]
+    return run_evaluation(Evaluation(responses=str(path), response_fields=names, output_dir=str(folder), **more))
+
+
+def test_responses_of_someone_else_are_graded_without_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Evaluation, "sampler")
+    monkeypatch.setattr("trl_ext.recipes.evaluate.make_base_policy", None)
+    grade(responses_file(tmp_path), tmp_path / "run", show=1)
+    printed, rows = capsys.readouterr().out, samples(tmp_path / "run")
+    assert [(row["problem_id"], row["sample"], row["outcome"]) for row in rows] == [
+        (0, 0, "correct"), (0, 1, "format_only"), (1, 0, "neither"),
+    ]  # fmt: skip
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["problems"], summary["samples"], summary["accuracy"]) == (2, 3, pytest.approx(1 / 3))
+    assert (summary["mean_tokens"], summary["truncated"], summary["engine"]) == (None, None, "drawn by someone else")
+    assert "2 problems, 3 samples\n" in printed
+    assert "the first problem and answer: '1 + 1?' -> '2'" in printed
+    before = (tmp_path / "run" / "summary.json").read_bytes()
+    grade(responses_file(tmp_path), tmp_path / "run")  # shown again
+    assert (tmp_path / "run" / "summary.json").read_bytes() == before
+    with pytest.raises(InputError, match=r"of other settings .*responses_are"):
+        grade(responses_file(tmp_path, {"q": "3?", "out": "", "gold": "3"}), tmp_path / "run")
+
+
+def test_a_stop_string_that_was_taken_away_is_put_back(tmp_path: Path) -> None:
+    texts = {"</think> <answer> 1 ": None, "</think> <answer> 1 </answer>": None, "</think> <answer> 1": "length"}
+    lines = [{"q": "1?", "out": out, "gold": "1", "finish_reason": end} for out, end in texts.items()]
+    path = tmp_path / "theirs.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report = grade(path, tmp_path / "run", response_stop="</answer>")
+    assert [row["outcome"] for row in report.rows] == ["correct", "correct", "neither"]
+    assert report.rows[1]["response"] == "</think> <answer> 1 </answer>"
+
+
+def test_a_bad_line_is_refused_before_anything_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl_ext.recipes.evaluate.grade_rows", None)
+    with pytest.raises(InputError, match=r"theirs\.jsonl', line 4: no field 'gold' \(the truth\); there is: q, out"):
+        grade(responses_file(tmp_path, {"q": "3?", "out": "3"}), tmp_path / "run")
+    solutions = [{"q": f"{n}?", "out": "", "gold": f"So it is\n#### {n}"} for n in range(9)]
+    with pytest.raises(
+        InputError, match=r"responses: 9 of 12 reference answers .*answer_source after_hashes 9 of them"
+    ):
+        grade(responses_file(tmp_path, *solutions), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_graders_file_and_their_verdicts_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def ends(response, reference):\n"
+        "    return {'format_reward': 1.0, 'answer_reward': float(response.endswith(reference))}\n"
+    )
+    lines = [{"q": "1?", "out": out, "gold": "1", "ok": ok} for out, ok in (("is 1", 1), ("1 it is", True), ("2", 0.0))]
+    path = tmp_path / "theirs.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report = grade(path, tmp_path / "run", "verdict=ok", grader=f"{tmp_path / 'mine.py'}:ends")
+    assert [row["outcome"] for row in report.rows] == ["correct", "format_only", "format_only"]
+    assert [row["verdict"] for row in report.rows] == [True, True, False]
+    assert "the two graders agree on 2 of 3 responses" in capsys.readouterr().out
+
+
+def test_an_evaluation_is_exported_without_a_model(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Evaluation, "sampler")
+    given = {"dataset": str(rows_file(tmp_path)), "export": str(tmp_path / "tasks"), "grader": "strict"}
+    run_evaluation(settings(policy, tmp_path / "run", **given, samples=3))
+    assert f"pretrained={policy}" in capsys.readouterr().out
+    task = json.loads((tmp_path / "tasks" / "task.json").read_text())
+    assert (task["name"], task["grader"], task["samples"]) == ("twelve", "strict", 3)
+    assert task["options"] == {"answer_format": "r1_zero"}
+    assert task["sampling"]["max_tokens"] == 40
+    rows = read_jsonl(tmp_path / "tasks" / "data" / "test.jsonl")
+    assert sorted(int(row["answer"]) for row in rows) == list(range(1, 13))
+    assert f"{int(rows[0]['answer']) - 1} + 1 = ?" in rows[0]["prompt"] != rows[0]["problem"]
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -213,11 +301,20 @@ def test_best_of_n_uses_one_set_of_samples_and_draws_its_curves(
         ({"top_p": 0.0}, "0 < top_p <= 1"),
         ({"grader": "lenient"}, "unknown grader 'lenient'"),
         ({"use_vllm": "maybe"}, "auto, true or false"),
+        ({"response_fields": ["truth=x"]}, "give --responses FILE as well"),
+        ({"response_fields": ["x"], "responses": "a"}, "not of the form name=field"),
+        ({"responses": "a", "export": "b"}, "give one of responses and export"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_loads(wrong: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         settings("nothing", tmp_path, **wrong)
+
+
+def test_best_of_n_draws_its_samples_itself(tmp_path: Path) -> None:
+    for given in ({"responses": "theirs.jsonl"}, {"export": "tasks"}):
+        with pytest.raises(ValueError, match=r"are of evaluate\.py: best_of_n draws its samples itself"):
+            settings("nothing", tmp_path, BestOfN, **given)
 
 
 def test_every_n_must_be_among_the_samples(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny import ends_early, make_trainer, tiny_model, train, weight_difference
+from tests.support.versions import needs_vllm
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import InputError
 from trl_ext.recipes.explain import LOSS_TYPES, explain, main, read
@@ -58,6 +59,7 @@ def test_a_run_is_explained_by_its_folder(tmp_path: Path) -> None:
         read(None, ["--presett", "rloo"])
 
 
+@needs_vllm
 def test_what_has_no_effect_is_named_with_the_reason() -> None:
     reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
     idle = said(preset="grpo_clip", share_prompt_prefix=True, off_policy_mask_threshold=0.1, **reentrant)
@@ -85,6 +87,7 @@ def test_a_trainer_warns_of_what_was_chosen_in_vain(tmp_path: Path, caplog: pyte
     assert "has no effect here" not in warned(policy_loss="gmpo", num_iterations=2)
 
 
+@needs_vllm
 def test_penalties_and_corrections_stand_in_the_formula() -> None:
     engine = {"use_vllm": True, "vllm_mode": "colocate"}
     assert "constant(token weight * sequence_mean_k3 * ppo_clip(A = group_mean(rewards)))" in said(

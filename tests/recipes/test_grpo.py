@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from recipes import grpo_math
 from tests.support.recipe import run_recipe
 from tests.support.tiny import tiny_model, tiny_tokenizer
+from tests.support.versions import needs_vllm
 from trl_ext import ADVANTAGES, PRESETS
 from trl_ext.errors import InputError
 from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
@@ -250,6 +251,7 @@ def test_a_reward_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
     assert GRPOTask(reward=f"{tmp_path / 'mine.py'}:short").reward_function()(["abc"]) == [-3.0]
 
 
+@needs_vllm
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [

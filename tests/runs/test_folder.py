@@ -16,6 +16,7 @@ from trl import GRPOConfig
 
 from tests.recipes.test_grpo import DEFAULT, ON_A_CPU
 from tests.runs.test_checkpoints import save
+from tests.support.versions import needs_vllm
 from trl_ext import ExtGRPOConfig
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.errors import InputError
@@ -234,6 +235,7 @@ def test_setting_added_later_does_not_refuse_a_checkpoint(recipe: tuple[type, ..
             assert found[:3] == (name, default, "another")
 
 
+@needs_vllm
 @pytest.mark.parametrize("version", ["with TRL's mode alone", "with the axes and TRL's mode"])
 def test_earlier_record_of_the_samplers_correction_is_read(version: str) -> None:
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "preset": "dapo", "output_dir": "unused", "use_cpu": True}

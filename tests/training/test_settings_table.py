@@ -20,6 +20,7 @@ from trl.generation import vllm_generation
 
 from scripts.docs_pages import HEADLINES, RULES, effects_of
 from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, tiny_tokenizer
+from tests.support.versions import needs_vllm
 from trl_ext.algorithms.objective import keeps_on_policy
 from trl_ext.algorithms.types import LossInputs
 from trl_ext.compat.lazy_vllm import load_vllm
@@ -37,6 +38,7 @@ from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.settings_table import MODEL, TRL
 from trl_ext.training.trl_settings import check_needs
 
+IN_SOME_VERSIONS = {"activation_checkpointing", "activation_checkpointing_kwargs"}  # of transformers, newer ones
 TESTS = Path(__file__).parents[1]
 EFFECTS_OF = {name: effects_of(name) for name in HEADLINES}
 OF_SFT = [
@@ -83,6 +85,7 @@ def test_every_field_has_an_entry_and_no_entry_is_left_over() -> None:
         "Evaluation": names(Evaluation) - task,
         "BestOfN": names(BestOfN) - names(Evaluation),
     }
+    fields["TrainingArguments"] |= IN_SOME_VERSIONS
     assert {name: set(effects) for name, effects in EFFECTS_OF.items()} == fields
     assert names(ExpertIterationTask) <= task
 
@@ -136,6 +139,7 @@ def test_settings_refused_by_table_are_refused_with_axes(name: str) -> None:
 VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
 
 
+@needs_vllm
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -430,6 +434,7 @@ def started_with(monkeypatch: pytest.MonkeyPatch, start: Callable[[], Any]) -> d
     return found
 
 
+@needs_vllm
 @pytest.mark.parametrize("kind", ["grpo", "sft"])
 def test_the_engine_is_started_with_the_settings(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(**settings: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
-from trl_ext.data.formats import PUBLISHED, Columns, recognized
+from trl_ext.data.formats import PUBLISHED, Columns, Row, recognized
 from trl_ext.data.sample import Table, stratified_sample
 from trl_ext.data.source import Source
 from trl_ext.io import read_jsonl
@@ -224,18 +224,17 @@ def _row(
     if not isinstance(problem, str) or not problem.strip():
         raise ValueError(f"{place}: {columns.problem!r} is {problem!r}, not a text")
     try:
-        truth = _truth(answer, extract)
+        truth = truth_of(answer, extract)
     except (TypeError, ValueError) as error:
         detail = f"{_found_by(answer)} ({error})" if str(error) else _found_by(answer)
         raise ValueError(f"{place}: no answer in {columns.answer!r}: {str(answer)[:80]!r}{detail}") from error
+    return {"prompt": format_prompt(template, problem), "answer": truth, "problem": problem, **strata_of(row)}
+
+
+def strata_of(row: Row) -> dict[str, int | str]:
+    """The row's level, 0 where it has none, and its subject."""
     level = _LEVEL.search(str(row.get("level", "")))
-    return {
-        "prompt": format_prompt(template, problem),
-        "answer": truth,
-        "problem": problem,
-        "level": int(level[0]) if level else 0,  # 0: the dataset has no levels
-        "subject": str(row.get("subject") or row.get("type") or ""),
-    }
+    return {"level": int(level[0]) if level else 0, "subject": str(row.get("subject") or row.get("type") or "")}
 
 
 def _shortened(text: str, most: int = 60) -> str:
@@ -250,7 +249,7 @@ def _found_by(answer: object) -> str:
     return f" (--answer_source {' or '.join(found)} finds one)" if found else ""
 
 
-def _truth(answer: Any, extract: Callable[[str], str | None]) -> str | list[str]:
+def truth_of(answer: Any, extract: Callable[[str], str | None]) -> str | list[str]:
     """The answer as a text, or as a list where the column holds lists; a TypeError or ValueError without one."""
     if isinstance(answer, float) and not math.isfinite(answer):  # such as what a table has for a missing number
         raise ValueError

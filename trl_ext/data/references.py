@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,9 @@ class Checker:
         }
 
 
-def check_references(rows: Dataset, role: str, source: Source, checker: Checker, quiet: bool) -> None:
+def check_references(
+    rows: Dataset | Mapping[str, Sequence[Any]], role: str, source: Source, checker: Checker, quiet: bool
+) -> None:
     """Refuse rows, with columns `answer` and `row`, most of whose answers match nothing; note a few in `source`.
 
     Raises:

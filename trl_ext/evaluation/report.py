@@ -52,11 +52,11 @@ class Report:
             "outcomes": self.outcomes(),
             "by_level": {str(k): v for k, v in self.by("level").items()},
             "by_subject": self.by("subject"),
-            "mean_tokens": mean(row["tokens"] for row in self.rows),
+            "mean_tokens": mean_known(row["tokens"] for row in self.rows),
             "mean_tokens_correct": mean_length(filter(is_correct, self.rows)),
             "mean_tokens_incorrect": mean_length(filterfalse(is_correct, self.rows)),
             "entropy_estimate": mean_over_tokens(self.rows),
-            "truncated": mean(row["finish_reason"] == "length" for row in self.rows),
+            "truncated": mean_known(row["finish_reason"] and row["finish_reason"] == "length" for row in self.rows),
         }
 
 
@@ -102,9 +102,16 @@ def is_correct(row: Mapping[str, Any]) -> bool:
 
 
 def mean_length(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """Mean length in tokens; None of no rows."""
-    lengths = [row["tokens"] for row in rows]
+    """Mean length in tokens; None of no rows, and where it is not known."""
+    lengths = [row["tokens"] for row in rows if row["tokens"] is not None]
     return mean(lengths) if lengths else None
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known; None if none of them is, 0 of nothing."""
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return mean(known) if known or not listed else None
 
 
 def mean(values: Iterable[float]) -> float:

@@ -41,6 +41,8 @@ class BestOfN(Evaluation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.responses or self.export:
+            raise ValueError("responses and export are of evaluate.py: best_of_n draws its samples itself")
         if not self.at or min(self.at) < 1 or max(self.at) > self.samples:
             raise ValueError(f"at={self.at}: every n must be between 1 and samples ({self.samples})")
 

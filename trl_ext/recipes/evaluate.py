@@ -23,8 +23,11 @@ from transformers.utils import logging
 from trl_ext.data.dataset import DatasetSettings, problems_are
 from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
+from trl_ext.data.responses import OPTIONAL, completion_of, fields_of, fingerprint_of_file, read_responses
 from trl_ext.data.source import Source
 from trl_ext.errors import InputError
+from trl_ext.evaluation.disagreements import agreement
+from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, Report, grade_rows, is_correct
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
@@ -35,6 +38,7 @@ from trl_ext.recipes.preflight import check_model_folder
 from trl_ext.recipes.settings_help import COMMON
 from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
+from trl_ext.rewards.workers.pool import PoolError
 from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
@@ -87,6 +91,25 @@ class Evaluation(DatasetSettings):
     ddp_timeout: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
         default=1800, help="Seconds after which a rank gives up waiting for the others."
     )
+    responses: str | None = HfArg(
+        default=None,
+        help="Grade the responses of this JSONL file, which someone else drew: a line has prompt, response and truth. "
+        "No model is loaded.",
+    )
+    response_fields: list[str] = HfArg(
+        default_factory=list,
+        help="What that file calls its fields, such as prompt=question response=resps.0.0 truth=target; dots go into "
+        f"objects and lists. Optional: {', '.join(OPTIONAL)}; verdict is someone else's, to compare with.",
+    )
+    response_stop: str = HfArg(
+        default="",
+        help="What another harness took away from the responses' ends, such as </answer>: put back where it is missing "
+        "and the response is not known to be cut off.",
+    )
+    export: Annotated[str | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None,
+        help="Write this evaluation as tasks for lm-eval, lighteval and inspect into this new folder, and end.",
+    )
     show: Annotated[int, OnResume.MAY_CHANGE] = HfArg(default=0, help="Print this many examples at the end.")
     category: Annotated[str | None, OnResume.MAY_CHANGE] = HfArg(
         default=None, help=f"Print only examples of one category: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}."
@@ -102,6 +125,13 @@ class Evaluation(DatasetSettings):
         choose_engine(self.use_vllm)
         self.sampling()
         check_at_least_1(self, "samples", "batch_size")
+        fields_of(self.response_fields)
+        if (self.response_fields or self.response_stop) and not self.responses:
+            raise ValueError(
+                "response_fields and response_stop say how the responses are: give --responses FILE as well"
+            )
+        if self.responses and self.export:
+            raise ValueError("responses are graded here and have no task to export: give one of responses and export")
         self.category = HANDOUT_NAMES.get(self.category or "", self.category)
         if self.category is not None and self.category not in OUTCOMES:
             raise ValueError(f"unknown category {self.category!r}. Known: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}")
@@ -133,6 +163,10 @@ def run_evaluation(settings: Evaluation) -> Report:
     use_all_cores()
     logging.disable_progress_bar()  # of transformers: a bar of half a second before the evaluation's own
     state = join(settings.ddp_timeout)
+    if settings.responses:
+        return Report(run_on_main_and_broadcast(lambda: _grade_responses(settings).rows, InputError))
+    if settings.export:
+        return _export(settings, state.is_main_process)
     began, folder = time.time(), Path(settings.output_dir)
     is_new = not (folder / SUMMARY).exists()
     problems, source = _load(settings, is_new)
@@ -154,12 +188,64 @@ def run_evaluation(settings: Evaluation) -> Report:
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
         if is_new:
-            _write(folder, report, settings, source, time.time() - began)
-        print(evaluation_table(report))
-        print("\n".join(examples(report, settings.show, settings.category)))
-        print(f"everything is in {folder}: {SAMPLES}, {SUMMARY}")
+            drawn = {
+                "model": settings.model_name_or_path or "the base policy",
+                "engine": "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate",
+            }
+            _write(folder, report, drawn, source, time.time() - began)
+        _show(folder, report, settings)
     state.wait_for_everyone()
     return report
+
+
+def _show(folder: Path, report: Report, settings: Evaluation) -> None:
+    print(evaluation_table(report))
+    if any(row.get("verdict") is not None for row in report.rows):
+        print(agreement(report.rows))
+    print("\n".join(examples(report, settings.show, settings.category)))
+    print(f"everything is in {folder}: {SAMPLES}, {SUMMARY}")
+
+
+def _grade_responses(settings: Evaluation) -> Report:
+    """Grade the responses of a file, all of which is checked before; no model is loaded."""
+    began, folder, path = time.time(), Path(settings.output_dir), Path(str(settings.responses))
+    try:
+        rows = read_responses(path, settings.response_fields, settings.answer_source)
+        for row in rows:
+            if settings.response_stop not in row["response"] and row["finish_reason"] != "length":
+                row["response"] += settings.response_stop
+        first = f"{rows[0]['problem'][:60]!r} -> {rows[0]['answer']!r}"
+        source = Source(str(path), "", len(rows), len(rows), "stored", columns="responses", first=first)
+        checker = Checker(settings.grader, str(settings.answer_format), settings.answer_source)
+        answers = {"answer": [row["answer"] for row in rows], "row": range(len(rows))}
+        check_references(answers, "responses", source, checker, quiet=False)
+        decisive = _decisive(settings, source) | {"responses_are": fingerprint_of_file(path)}
+    except (ValueError, OSError, PoolError) as error:
+        raise InputError(str(error)) from error
+    _refuse_other_settings(folder, decisive)
+    if not (folder / SUMMARY).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / SETTINGS, as_yaml(decisive))
+        print(f"{len(rows)} responses of {path}; the first problem and answer: {first}")
+        graded = grade_rows(rows, list(map(completion_of, rows)), settings.build(GRADERS, settings.grader))
+        known = [{name: row[name] for name in ("tokens", "finish_reason")} for row in rows]  # None where not known
+        report = Report([{**row, **more} for row, more in zip(graded, known, strict=True)])
+        drawn = {"model": settings.model_name_or_path or "not known", "engine": "drawn by someone else"}
+        _write(folder, report, drawn, source, time.time() - began)
+    report = Report(read_jsonl(folder / SAMPLES))
+    _show(folder, report, settings)
+    return report
+
+
+def _export(settings: Evaluation, is_main: bool) -> Report:
+    """Write the evaluation as tasks of other harnesses; nothing is sampled."""
+    problems, _ = _load(settings, is_new=True)
+    options: dict[str, Any] = settings.build(GRADERS, settings.grader).keywords  # type: ignore[attr-defined]
+    name = Path(settings.dataset.replace("{split}", settings.split)).stem
+    task = ExportedTask(name, settings.grader, options, settings.samples, settings.sampling())
+    if is_main:
+        print(write_tasks(Path(str(settings.export)), task, problems.to_list(), settings.model_name_or_path))
+    return Report([])
 
 
 def _load(settings: Evaluation, is_new: bool) -> tuple[Dataset, Source]:
@@ -258,16 +344,10 @@ def _sample(
             bar.update(len(numbers))
 
 
-def _write(folder: Path, report: Report, settings: Evaluation, source: Source, seconds: float) -> None:
-    """All ranks' samples in one file, in order, and the summary."""
+def _write(folder: Path, report: Report, drawn: Mapping[str, str], source: Source, seconds: float) -> None:
+    """All ranks' samples in one file, in order, and the summary; `drawn` says by what."""
     write_jsonl(folder / SAMPLES, report.rows)
     for part in folder.glob("samples.rank*.jsonl"):
         part.unlink()
-    more = {
-        "model": settings.model_name_or_path or "the base policy",
-        "engine": "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate",
-        "data": source.summary(),
-        "wall_clock_s": round(seconds, 1),
-        **provenance(),
-    }
+    more = {**drawn, "data": source.summary(), "wall_clock_s": round(seconds, 1), **provenance()}
     write_json(folder / SUMMARY, redact({**evaluation_summary(report), **more}), indent=2)

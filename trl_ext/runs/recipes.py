@@ -77,6 +77,7 @@ PROGRAMS = {
     "evaluate": "evaluate.py",
     "best-of-n": "best_of_n.py",
     "compare": "compare.py",
+    "disagreements": "trl_ext.evaluation.disagreements",
     "pipeline": "pipeline.py",
     "lab": "lab.py",
     "leaderboard": "leaderboard.py",

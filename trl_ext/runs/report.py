@@ -86,8 +86,9 @@ def evaluation_table(report: Report) -> str:
         ),
         "",
         f"accuracy {figures['accuracy']:.3f}, 95 % interval {figures['accuracy_low']:.3f} to "
-        f"{figures['accuracy_high']:.3f}; {figures['problems']} problems, {figures['samples']} samples, "
-        f"{figures['mean_tokens']:.0f} tokens on average, {figures['truncated']:.3f} cut off",
+        f"{figures['accuracy_high']:.3f}; {figures['problems']} problems, {figures['samples']} samples"
+        + ("" if figures["mean_tokens"] is None else f", {figures['mean_tokens']:.0f} tokens on average")
+        + ("" if figures["truncated"] is None else f", {figures['truncated']:.3f} cut off"),
     ]
     for kind, values in (("level", figures["by_level"]), ("subject", figures["by_subject"])):
         known = {name: accuracy for name, accuracy in values.items() if name not in ("", "0")}

@@ -185,6 +185,7 @@ class ReliableTrainer(Trainer):
             return
         self._tr_loss = state["tr_loss"].to(self._tr_loss.device)
         self._total_loss_scalar = state["total_loss_scalar"]
+        self._initial_global_step = 0  # newer transformers: the loss of all steps is divided by all steps, as before
         self._globalstep_last_logged = state["globalstep_last_logged"]
         self.seconds_to_save = max(self.seconds_to_save, state.get("seconds_to_save", 0.0))
         self._metrics = from_plain(self._metrics, state.get("_metrics", self._metrics))

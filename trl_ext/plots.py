@@ -37,7 +37,7 @@ def figure(
     from matplotlib.figure import Figure  # pyplot would choose a backend, and a notebook show no plot from then on
 
     open_frame = {"axes.spines.top": False, "axes.spines.right": False}  # room for names where curves end
-    with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=COLORS), **open_frame}):
+    with matplotlib.rc_context({"axes.prop_cycle": f"cycler(color={COLORS})", **open_frame}):
         made = Figure(figsize=size, layout="constrained")
         panels = made.subplots(*shape, squeeze=False, **kwargs)
         yield list(panels.flat)

@@ -76,6 +76,19 @@ def test_an_engine_that_cannot_start_is_not_one_that_preempts() -> None:
     assert "set it to" in preempted
 
 
+def test_vllm_keeps_a_block_empty() -> None:
+    """An engine with the blocks of one longest sequence and none more does not start."""
+    whole = shape(engine_fraction=1.0)
+    engine = foresee(whole).engine
+    assert engine is not None
+    for blocks, starts in ((engine.to_start - 1, False), (engine.to_start, True)):
+        memory = foresee_memory(whole, engine.total_for(blocks), MEASURED)
+        assert memory.engine is not None
+        assert memory.engine.blocks == blocks
+        assert memory.engine.tokens >= memory.engine.sequence
+        assert ("would not start" not in str(refusal(whole, memory, foresee))) is starts
+
+
 def test_an_engine_that_preempts_by_a_guess_is_not_refused() -> None:
     made = shape(engine_fraction=0.16, engine_sequences=300_000)
     assert refusal(made, foresee(made), foresee) is None

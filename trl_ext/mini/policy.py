@@ -67,7 +67,7 @@ def make_base_policy(
     config = config or embedded.policy
     root = Path(cache_dir or os.environ.get("TRL_EXT_CACHE") or Path.home() / ".cache" / "trl_ext")
     source = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
-    read = [task, dict(options or {})]
+    read = [task, sorted({**TASKS.options(task), **(options or {})}.items())]
     key = json.dumps([hashlib.sha256("".join(source).encode()).hexdigest(), seed, asdict(config), *read])
     target = root / f"base-policy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     root.mkdir(parents=True, exist_ok=True)

@@ -138,7 +138,7 @@ def an_evaluation(kind: type[Evaluation], folder: Path) -> None:
     planted(settings).use_vllm = "false"
     row = {"outcome": "neither", "problem_id": 0, "level": 1, "subject": "", "tokens": 3, "finish_reason": "stop"}
     write_text(folder / "settings.yaml", as_yaml(settings_of_evaluation(settings, source)))
-    write_evaluation(folder, Report([row]), settings, source, 1.0)
+    write_evaluation(folder, Report([row]), {"model": str(settings.model_name_or_path)}, source, 1.0)
     (folder / "printed").write_text(source.line(IN_TEXT))
 
 

@@ -222,7 +222,7 @@ def test_responses_of_someone_else_are_graded_without_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(Evaluation, "sampler")
-    monkeypatch.setattr("trl_ext.recipes.evaluate.make_base_policy", None)
+    monkeypatch.setattr("trl_ext.data.dataset.make_base_policy", None)
     grade(responses_file(tmp_path), tmp_path / "run", show=1)
     printed, rows = capsys.readouterr().out, samples(tmp_path / "run")
     assert [(row["problem_id"], row["sample"], row["outcome"]) for row in rows] == [

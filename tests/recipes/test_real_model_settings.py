@@ -44,8 +44,11 @@ class Run(NamedTuple):
 
 
 def runs_of(path: Path) -> dict[str, Run]:
-    """Every run that a YAML file starts, by name: itself, a pipeline's stages, or a question's cells."""
+    """Every run that a YAML file starts, by name: itself, an idea's, a pipeline's stages, or a question's cells."""
     content = yaml.safe_load(path.read_text())
+    if path.parent.name == "try":
+        config = (path.parent / content["config"]).resolve()
+        return {f"try/{path.stem}": Run("grpo", config, tuple(as_flags(content["settings"])))}
     default = {recipe: (ROOT / "recipes" / of.script).with_suffix(".yaml") for recipe, of in RECIPES.items()}
     if "cells" in content:
         lab, question = read_lab(path.parent), read_question(path.parent, path.stem)

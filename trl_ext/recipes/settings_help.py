@@ -47,6 +47,7 @@ GROUPS = {
     "validation_temperature validation_max_tokens validation_batch_size restore_best",
     "Limits and early stopping": "time_budget collapse_threshold stop_after_zero_variance_steps max_nonfinite_steps "
     "ddp_timeout foresee",
+    "Responses of others, harnesses of others": "responses response_fields response_stop export",
     "Output, checkpoints and the Hub": "output_dir resume resume_changed save_steps "
     "log_generations_every show category report_to push_to_hub hub_model_id hub_merge_adapter",
 }
@@ -143,7 +144,7 @@ def help_on(topic: str, settings: Sequence[Setting]) -> str:
 def page_of(doc: str | None, script: str, settings: Sequence[Setting]) -> str:
     """What `--help` prints."""
     return (
-        f"usage: {script} [--config FILE] [--NAME VALUE ...]\n\n{(doc or '').strip()}\n\n"
+        f"usage: {script} [--config FILE] [--NAME VALUE ...]\n\n{(doc or '').strip()}\n"
         "--config FILE reads these from YAML. In brackets: what holds unless set. --help NAME: one; --help all: all."
         f"\n\n{short_help(settings)}"
     )

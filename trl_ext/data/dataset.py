@@ -28,7 +28,7 @@ class DatasetSettings:
 
     dataset: str = HfArg(
         default="mini_math",
-        help=f"The problems: {', '.join(GENERATORS)}, gsm8k, ..., a Hub id or a file. Published "
+        help=f"The problems: {', '.join(GENERATORS)}, gsm8k, a Hub id or a file. Published "
         f"sets are {', '.join(PUBLISHED)}; a file is .jsonl, .json, .csv or .parquet, with {{split}} in its path. "
         "GSM8K, MATH, Countdown and chats are read as they are published.",
     )

@@ -35,6 +35,7 @@ from trl_ext.experiments.pipeline.record import RECORD, elapsed_seconds, load_or
 from trl_ext.experiments.pipeline.run import _END
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage, read_pipeline
 from trl_ext.experiments.rules import _PLAIN, RULES, violations
+from trl_ext.mini.policy import make_base_policy
 from trl_ext.runs.checkpoints import link_model
 from trl_ext.runs.folder import Clock
 
@@ -421,7 +422,11 @@ TINY = {
 
 
 @pytest.mark.slow  # three processes that train the machine's base policy, and 5,000 problems
-def test_run_killed_at_random_has_a_result_and_resumes_in_budget(tmp_path: Path) -> None:
+def test_run_killed_at_random_has_a_result_and_resumes_in_budget(
+    tmp_path: Path, policy_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRL_EXT_CACHE", str(policy_cache))
+    make_base_policy(0, policy_cache, progress=False)  # which a budget as short as this has no time for
     plan = {"rules": "mini", "time_budget": 150, "stages": [{"recipe": "grpo", "settings": TINY}]}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(plan))
     out = tmp_path / "p"

@@ -97,11 +97,10 @@ def test_each_saving_alone_changes_nothing(policy: dict[str, Any], tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_all_savings_together_change_nothing(preset: str, tmp_path: Path) -> None:
-    # a sum over tokens has the tenfold gradient of a mean: at the same rate it diverges, and rounding with it
-    # (0.03 has differences of 3e-9 where 0.3 has 2e-7); a penalty of every incorrect response diverges at that rate too
-    rates = {"max_rl": 0.03, "gdpo": 0.03, "dapo_full": 0.03, "w_reinforce": 0.003}
-    rate = {"learning_rate": rates[preset]} if preset in rates else {}
-    assert_same(tmp_path, ALL, preset=preset, **TWO_EPOCHS, **rate)
+    # at 0.3 weights diverge on some machines, and rounding with them (2e-7 where 0.03 has 3e-9); dr_grpo's gradient is
+    # divided by a constant, so that it moves nothing at less; w_reinforce's penalty of every response diverges at more
+    rates = {"dr_grpo": 0.3, "w_reinforce": 0.003}
+    assert_same(tmp_path, ALL, preset=preset, **TWO_EPOCHS, learning_rate=rates.get(preset, 0.03))
 
 
 @pytest.mark.slow

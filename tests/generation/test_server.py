@@ -18,11 +18,11 @@ from tests.expert_iteration.test_trainer import made as expert_iteration
 from tests.expert_iteration.test_trainer import steps_of
 from tests.generation.test_vllm import disagreement, save_model, shake
 from tests.grpo.test_distributed import by_accelerate, on_two_ranks
-from tests.recipes.test_grpo import TINY_RUN
-from tests.recipes.test_launch import launched, wait_for
+from tests.recipes.test_grpo import TINY_RUN, rows
+from tests.recipes.test_launch import launched, steps, wait_for
 from tests.sft.test_trainer import ADAM, LEARNED, fraction_learned
 from tests.sft.test_trainer import ours as fine_tuning
-from tests.support.hosts import last_line
+from tests.support.hosts import error_lines
 from tests.support.recipe import run_recipe
 from tests.support.tiny import WORDS, fraction_of_ones, make_trainer, tiny_tokenizer, weight_difference
 from tests.support.vllm_server import VllmServer, serving
@@ -95,12 +95,12 @@ def test_lora_is_merged_for_the_server_and_policy_is_unchanged(servers: dict[str
     assert all(parameter.equal(before[name]) for name, parameter in trainer.model.named_parameters())
 
 
-@pytest.mark.parametrize("config", ["ddp", "zero3"])
 def test_two_ranks_and_the_server_agree_after_a_push(
-    config: str, servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Under ZeRO-3; the test of a killed server has two ranks under DDP."""
     monkeypatch.setenv("TRL_EXT_TEST_SERVER", servers["tied"].url)
-    for found in on_two_ranks(by_accelerate(f"two_cpu_ranks_{config}"), tmp_path, "sync"):
+    for found in on_two_ranks(by_accelerate("two_cpu_ranks_zero3"), tmp_path, "sync"):
         for apart in found.values():
             assert min(apart["unsynced"], apart["shaken"]) > APART
             assert max(apart["after_training"], apart["synced"]) < AGREE
@@ -155,21 +155,26 @@ def run(path: Path, server: VllmServer, resume: Path | None = None, **settings: 
     return sees
 
 
-def test_resumed_run_is_the_uninterrupted_run(servers: dict[str, VllmServer], tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", servers["tied"])
+@pytest.fixture(scope="module")
+def whole(servers: dict[str, VllmServer], tmp_path_factory: pytest.TempPathFactory) -> Sees:
+    """Three steps without interruption, with a checkpoint after each."""
+    return run(tmp_path_factory.mktemp("whole"), servers["tied"])
+
+
+def test_resumed_run_is_the_uninterrupted_run(whole: Sees, servers: dict[str, VllmServer], tmp_path: Path) -> None:
     assert all(len(set(rollout)) > 4 for rollout in whole.rollouts.values())
     trainer = whole.trainer
     trainer.vllm_generation.generate([[3]] * 3, None, 3)  # whatever the server was asked since
-    resumed = run(tmp_path / "whole", servers["tied"], resume=tmp_path / "whole" / "run" / "checkpoint-1")
+    checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
+    resumed = run(tmp_path, servers["tied"], resume=checkpoint)
     assert resumed.rollouts == {step: whole.rollouts[step] for step in (2, 3)}
     assert weight_difference(resumed.trainer.model, trainer.model) < 1e-4  # batches of the server differ
 
 
 @pytest.mark.parametrize("lost", ["push", "generate"])
 def test_step_before_a_server_is_lost_is_saved(
-    lost: str, servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lost: str, whole: Sees, servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(tmp_path / "whole", servers["tied"], save_steps=100)
     call = getattr(client.Servers, lost)
     calls: list[int] = []
 
@@ -255,20 +260,20 @@ def test_push_that_a_trainer_left_half_done_is_no_obstacle(servers: dict[str, Vl
         server.post("update_weights", {"update_info": first})  # none has begun
 
 
-def has_step_two(figures: Path) -> bool:
-    return figures.exists() and '"step": 2,' in figures.read_text()
-
-
 def test_killed_server_ends_the_run_in_a_line_with_a_checkpoint(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    """On two ranks, which agreed with both servers until then."""
     other = servers["other"]
     saving = {"max_steps": 1000, "save_strategy": "steps", "save_steps": 1000, "validate_every": 1000}
     settings = recipe_settings(tmp_path, servers["tied"].model, servers["tied"].url, other.url, **saving)
-    with launched(tmp_path, "one_cpu", "--config", str(settings)) as trained:
-        figures = tmp_path / "run" / "metrics.jsonl"
-        wait_for(lambda: trained.process.poll() is not None or has_step_two(figures))
+    with launched(tmp_path, "two_cpu_ranks_ddp", "--config", str(settings)) as trained:
+        wait_for(lambda: trained.process.poll() is not None or len(steps(tmp_path)) > 2)
         other.kill()
         assert trained.wait(100) == 1, trained.printed()[-3000:]
-    line = last_line(trained.printed())
+    name = "sampling/sampling_logp_difference/max"
+    apart = [row[name] for row in rows(tmp_path / "run" / "metrics.jsonl") if name in row]
+    assert len(apart) > 2
+    assert max(apart) < AGREE
+    line = error_lines(trained.printed())[0]
     address = other.url.removeprefix("http://")
     assert line.startswith(f"error: the vLLM server at {address} does not answer any more"), trained.printed()[-3000:]
     last = checkpoints(tmp_path / "run")[0]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,16 +35,19 @@ def test_deepspeed_starts_on_every_host_by_torchrun(path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "asked"),
     [
-        ("--num_machines 3 --num_processes 24 train.py --num_machines 9", (3, 24)),
-        ("--config_file two.yaml train.py", (1, 2)),
-        ("--config_file two.yaml --num_machines 2 --num_processes=4 train.py", (2, 4)),
+        ("--num_machines 3 --num_processes 24 train.py --num_machines 9", (3, 24, None)),
+        ("--config_file two.yaml train.py", (1, 2, None)),
+        ("--config_file two.yaml --num_machines 2 --num_processes=4 train.py", (2, 4, None)),
+        ("--config_file nodes.yaml --num_processes 4 train.py", (2, 4, "FIRST_HOST")),
+        ("--config_file nodes.yaml --main_process_ip n07 train.py", (2, 16, "n07")),
     ],
 )
 def test_asked_for_are_flags_before_the_configuration(
-    command: str, asked: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, asked: tuple[int, int, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "two.yaml").write_text((ROOT / "accelerate_configs" / "two_cpu_ranks_ddp.yaml").read_text())
+    for name, config in (("two", "two_cpu_ranks_ddp"), ("nodes", "nodes_ddp")):
+        (tmp_path / f"{name}.yaml").write_text((ROOT / "accelerate_configs" / f"{config}.yaml").read_text())
     assert asked_for(command.split()) == asked
 
 
@@ -75,6 +80,35 @@ def test_restarts_are_refused_where_dead_ranks_addresses_stay() -> None:
         {**elastic, "TORCHELASTIC_USE_AGENT_STORE": "False"},
     ):
         refuse_restarts_on_a_shared_store(fine)
+
+
+@pytest.mark.parametrize(
+    ("own", "first_host", "given", "used"),
+    [
+        ("127.0.1.1", "10.77.0.1", None, "eth7"),
+        (None, "10.77.0.1", None, "eth7"),
+        ("10.77.0.2", "10.77.0.1", None, None),
+        ("127.0.1.1", "10.77.0.1", "ib0", "ib0"),
+        ("127.0.1.1", "127.0.0.1", None, None),  # all on this machine
+        ("127.0.1.1", "nowhere.invalid", None, None),  # which torch will say
+    ],
+)
+def test_interface_replaces_a_name_that_leads_to_the_loopback(
+    own: str | None, first_host: str, given: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolved(name: str) -> str:
+        if own is None:
+            raise socket.gaierror
+        return own
+
+    way = {"10.77.0.1": "10.77.0.2", "127.0.0.1": "127.0.0.1"}
+    monkeypatch.setattr(group, "address_towards", way.get)
+    monkeypatch.setattr(group.socket, "gethostbyname", resolved)
+    cards = {name: [SimpleNamespace(address=at)] for name, at in (("lo", "127.0.0.1"), ("eth7", "10.77.0.2"))}
+    monkeypatch.setattr(group.psutil, "net_if_addrs", lambda: cards)
+    environment = {} if given is None else {"GLOO_SOCKET_IFNAME": given}
+    group.use_reachable_interface(first_host, environment)
+    assert environment.get("GLOO_SOCKET_IFNAME") == used
 
 
 def test_lock_of_a_killed_compilation_is_named(tmp_path: Path) -> None:
@@ -115,6 +149,9 @@ SILENT = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 60000ms fo
 ALONE = "Gloo connectFullMesh failed with SO_ERROR: Connection refused, remote=[127.0.1.1]:4242"
 
 
+MISSING = "[enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: nope"
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -122,6 +159,11 @@ ALONE = "Gloo connectFullMesh failed with SO_ERROR: Connection refused, remote=[
         (RuntimeError(SILENT), ["lost hostB", "did not answer within ddp_timeout"]),
         (torch.distributed.DistStoreError("wait timeout after 1800000ms"), ["lost hostB", "did not answer"]),
         (RuntimeError(ALONE), ["at 127.0.1.1", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]),
+        (RuntimeError(MISSING), ["no interface 'nope'", "GLOO_SOCKET_IFNAME"]),
+        (
+            torch.distributed.DistBackendError("NCCL error: Bootstrap : no socket interface found"),
+            ["NCCL_SOCKET_IFNAME"],
+        ),
         (torch.distributed.DistNetworkError("port: 1, code: -98, name: EADDRINUSE"), ["--main_process_port"]),
         (RuntimeError("my reward: Connection closed by peer"), []),
         (ConnectionError(CLOSED), []),
@@ -135,6 +177,12 @@ def test_lost_host_is_a_line_and_other_errors_are_none(
     said = explain(error)
     assert (said is None) is not bool(words)
     assert all(word in (said or "") for word in words), said
+
+
+def test_torch_says_of_a_missing_interface_what_is_read() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.distributed.ProcessGroupGloo.create_device(interface="nope")
+    assert "has no interface 'nope'" in (explain(error.value) or "")
 
 
 ENDED = """

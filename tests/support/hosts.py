@@ -26,17 +26,21 @@ def is_listening(port: int) -> bool:
 
 
 class Network:
-    """Two network namespaces with a host name each, joined by a link. Needs root and the command `ip`."""
+    """Two network namespaces with a host name each, joined by a link. Needs root and the command `ip`.
+
+    Args:
+        own: address of the second host's name in its own /etc/hosts.
+    """
 
     LINK, ADDRESSES, NAMES = "link0", ("10.77.0.1", "10.77.0.2"), ("hostA", "hostB")
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, own: str = ADDRESSES[1]) -> None:
         self.spaces = [f"trl_ext_{uuid.uuid4().hex[:8]}" for _ in self.ADDRESSES]
         self.files = [folder / f"hosts_{name}" for name in self.NAMES]
         names = [f"{address} {name}" for address, name in zip(self.ADDRESSES, self.NAMES, strict=True)]
-        for file in self.files:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, second in zip(self.files, (names[1], f"{own} {self.NAMES[1]}"), strict=True):
+            file.write_text("\n".join(["127.0.0.1 localhost", names[0], second, ""]))
 
     def __enter__(self) -> Network:
         first, second = self.spaces
@@ -131,6 +135,6 @@ def two_hosts(
         yield hosts
 
 
-def last_line(text: str) -> str:
-    """What ends a run in one line: the last that begins with `error:`."""
-    return next((line for line in reversed(text.splitlines()) if line.startswith("error:")), "")
+def error_lines(text: str) -> list[str]:
+    """What ranks end with in one line each: those that begin with `error:`."""
+    return [line for line in text.splitlines() if line.startswith("error:")]

@@ -71,7 +71,7 @@ def processes_of(launch: list[str]) -> int:
     """How many processes options of `accelerate launch` ask for; without a number it takes one per GPU."""
     if not launch:
         return 1
-    _, processes = asked_for([*launch, "recipe"])
+    processes = asked_for([*launch, "recipe"]).processes
     return processes or (1 if "--cpu" in launch else max(1, torch.cuda.device_count()))
 
 

@@ -18,7 +18,7 @@ from accelerate import PartialState
 
 from trl_ext.errors import InputError
 from trl_ext.hosts.group import join, leave
-from trl_ext.hosts.launch import refuse_partial_launch
+from trl_ext.hosts.launch import check_launch
 from trl_ext.hosts.lost import explain
 from trl_ext.hosts.preflight import check_hosts
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=60, help="seconds to wait for the other hosts")
     asked = parser.parse_args()
     try:
-        refuse_partial_launch()
+        check_launch()
         join(asked.timeout)
         lines, problems = check_hosts(asked.output_dir, asked.model, asked.megabytes)
     except InputError as error:

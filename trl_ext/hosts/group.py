@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
+import psutil
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
@@ -57,7 +59,8 @@ def join(seconds: float) -> PartialState:
 def learn_hosts() -> None:
     """Note the ranks' hosts by the addresses from which they reach the first one. A collective operation."""
     if PartialState().num_processes > 1:
-        _hosts.update(gather_object([_address(os.environ)]))
+        address = address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+        _hosts.update(gather_object([(address or "unknown address", socket.gethostname())]))
 
 
 def host_at(address: str) -> str:
@@ -71,11 +74,35 @@ def other_hosts() -> list[str]:
     return sorted({name for name in _hosts.values() if name != socket.gethostname()})
 
 
-def _address(environment: Mapping[str, str]) -> tuple[str, str]:
-    """This host's address on the way to the first rank, and its name."""
+def address_towards(host: str, port: int = 29500) -> str | None:
+    """This machine's IPv4 address on the way to another host; None if there is no way. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((environment.get("MASTER_ADDR", "127.0.0.1"), int(environment.get("MASTER_PORT", 29500))))
-            return probe.getsockname()[0], socket.gethostname()
+            probe.connect((host, port))
         except OSError:
-            return "unknown address", socket.gethostname()
+            return None
+        return str(probe.getsockname()[0])
+
+
+def use_reachable_interface(first_host: str, environment: MutableMapping[str, str]) -> None:
+    """Have gloo use the interface on the way to the first host if this host's own name leads nowhere else.
+
+    gloo gives the address of the host's own name to the other hosts. Debian's is 127.0.1.1, which they would try to
+    reach until the group's time limit.
+
+    Args:
+        first_host: name or address at which the launchers meet.
+        environment: of this process; a user's GLOO_SOCKET_IFNAME stays.
+    """
+    way = address_towards(first_host)
+    if "GLOO_SOCKET_IFNAME" in environment or way is None or way.startswith("127."):
+        return
+    name = socket.gethostname()
+    try:
+        own = socket.gethostbyname(name)
+    except OSError:
+        own = "no address"
+    cards = [card for card, known in psutil.net_if_addrs().items() if way in {entry.address for entry in known}]
+    if cards and (own == "no address" or own.startswith("127.")):
+        print(f"host {name} uses the interface {cards[0]}, since its own name leads to {own}", file=sys.stderr)
+        environment["GLOO_SOCKET_IFNAME"] = cards[0]

@@ -5,25 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 from accelerate.utils import get_int_from_env
 
 from trl_ext.errors import InputError
+from trl_ext.hosts.group import use_reachable_interface
 
 # What torchrun, MPI's launchers and Accelerate call the number of processes.
 _WORLD = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
-def refuse_partial_launch() -> None:
+def check_launch() -> None:
     """Compare the processes of this training with those that the launcher was asked for, and with Slurm's step.
+
+    On several machines it sees to it as well that they reach this one.
 
     Raises:
         InputError: there are fewer.
     """
     world = int(get_int_from_env(_WORLD, 1))
     command = _launcher()
-    machines, processes = asked_for(command) if command else (1, 1)
+    machines, processes, first_host = asked_for(command) if command else Asked(1, 1, None)
     if world < max(machines, processes or 1):
         raise InputError(
             f"the launch asked for {processes or machines} processes on {machines} machines, and this training has "
@@ -33,6 +37,8 @@ def refuse_partial_launch() -> None:
         )
     refuse_part_of_a_slurm_step(os.environ)
     refuse_restarts_on_a_shared_store(os.environ)
+    if machines > 1 and first_host is not None:
+        use_reachable_interface(first_host, os.environ)
 
 
 def refuse_restarts_on_a_shared_store(environment: Mapping[str, str]) -> None:
@@ -68,20 +74,34 @@ def refuse_part_of_a_slurm_step(environment: Mapping[str, str]) -> None:
         )
 
 
-def asked_for(command: Sequence[str]) -> tuple[int, int | None]:
-    """Machines and processes in all that the arguments of `accelerate launch` and its configuration file ask for.
+class Asked(NamedTuple):
+    """What a launch was asked for.
 
-    Without a number of processes (None), Accelerate starts one per GPU.
+    Attributes:
+        machines: of the launch.
+        processes: on all machines together; None for one per GPU.
+        first_host: name or address at which the launchers meet; None on one machine.
     """
+
+    machines: int
+    processes: int | None
+    first_host: str | None
+
+
+def asked_for(command: Sequence[str]) -> Asked:
+    """What the arguments of `accelerate launch` and its configuration file ask for."""
     from accelerate.commands.config.config_args import default_config_file, load_config_from_file
     from accelerate.commands.launch import launch_command_parser
 
     given, _ = launch_command_parser().parse_known_args(list(command))
     path = Path(given.config_file or default_config_file)
     config = load_config_from_file(str(path)) if path.is_file() else None
-    machines = given.num_machines or getattr(config, "num_machines", None) or 1
-    processes = given.num_processes or getattr(config, "num_processes", None)
-    return int(machines), int(processes) if processes else None
+
+    def asked(name: str) -> Any:
+        return getattr(given, name) or getattr(config, name, None)
+
+    processes = asked("num_processes")
+    return Asked(int(asked("num_machines") or 1), int(processes) if processes else None, asked("main_process_ip"))
 
 
 def _launcher() -> list[str] | None:

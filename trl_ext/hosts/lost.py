@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 
 import torch
 
@@ -14,6 +15,7 @@ _LOST = re.compile(
     r"NCCL error|Socket Timeout|wait timeout after|Connection was likely closed|failed to recv",
 )
 _UNREACHABLE = re.compile(r"connectFullMesh failed|Gloo connectFullMesh|SO_ERROR: Connection refused")
+_NO_INTERFACE = re.compile(r"Unable to find address for: (\S+)|[Nn]o socket interface found")
 _PEER = re.compile(r"peer \[([^\]]+)\]")
 _REMOTE = re.compile(r"remote=\[([^\]]+)\]")
 
@@ -32,6 +34,12 @@ def explain(error: BaseException) -> str | None:
     if "EADDRINUSE" in text:
         return (
             "the port at which the processes meet is in use on this host; give accelerate launch a --main_process_port"
+        )
+    if missing := _NO_INTERFACE.search(text):
+        which = f"interface {missing[1]!r}" if missing[1] else "such interface"
+        return (
+            f"host {socket.gethostname()} has no {which}: correct GLOO_SOCKET_IFNAME (CPUs) or "
+            "NCCL_SOCKET_IFNAME (GPUs) there (`ip -brief address` lists the interfaces)"
         )
     if _UNREACHABLE.search(text):
         remote = _REMOTE.search(text)

@@ -29,7 +29,7 @@ from trl_ext.errors import InputError, NotSavedError, PushError, ServerError, Se
 from trl_ext.hosts.compilation import warning_of_locks
 from trl_ext.hosts.folder import refuse_different, refuse_unshared
 from trl_ext.hosts.group import join, learn_hosts, leave_at_exit
-from trl_ext.hosts.launch import refuse_partial_launch
+from trl_ext.hosts.launch import check_launch
 from trl_ext.hosts.lost import explain
 from trl_ext.io import read_json, read_yaml, write_json
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
@@ -152,7 +152,7 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         if warning := warning_of_locks():  # before DeepSpeed is initialized, which compiles
             print(warning, file=sys.stderr)
     try:
-        refuse_partial_launch()
+        check_launch()
     except InputError as error:
         sys.exit(f"error: {error}")
     parsed = parse(settings, description, default_config)  # joins the group of processes

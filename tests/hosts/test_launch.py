@@ -18,7 +18,7 @@ from torch.utils.file_baton import FileBaton
 from tests.grpo.test_distributed import environment_of_ranks, free_port
 from tests.recipes.test_grpo import ROOT
 from trl_ext.errors import InputError
-from trl_ext.hosts import group
+from trl_ext.hosts import group, launch
 from trl_ext.hosts.compilation import warning_of_locks
 from trl_ext.hosts.launch import asked_for, refuse_part_of_a_slurm_step, refuse_restarts_on_a_shared_store
 from trl_ext.hosts.lost import explain
@@ -109,6 +109,19 @@ def test_interface_replaces_a_name_that_leads_to_the_loopback(
     environment = {} if given is None else {"GLOO_SOCKET_IFNAME": given}
     group.use_reachable_interface(first_host, environment)
     assert environment.get("GLOO_SOCKET_IFNAME") == used
+
+
+@pytest.mark.parametrize(("machines", "seen"), [("2", ["10.77.0.1"]), ("1", [])])
+def test_interface_is_looked_for_on_several_machines(
+    machines: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = f"--num_machines {machines} --num_processes 2 --main_process_ip 10.77.0.1 train.py"
+    found: list[str] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(launch, "_launcher", command.split)
+    monkeypatch.setattr(launch, "use_reachable_interface", lambda first_host, _: found.append(first_host))
+    launch.check_launch()
+    assert found == seen
 
 
 def test_lock_of_a_killed_compilation_is_named(tmp_path: Path) -> None:

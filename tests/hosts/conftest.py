@@ -10,20 +10,29 @@ import yaml
 from tests.recipes.test_grpo import SMALL, TINY_RUN
 from trl_ext.mini.policy import make_base_policy
 
-# The reward differs within every group. With FAULTS="KILL STOP" the second rank kills itself in its fourth rollout
-# and, once its launcher has started it again, stops in the fourth, which is what a dead link is to the other hosts.
+# The reward differs within every group. In its fourth rollout the second rank takes the first of the faults away that
+# are left in a folder, if one is named, and sends itself that signal.
 REWARD = """
 import os, signal
+from pathlib import Path
 rollouts = []
-faults = dict(enumerate(os.environ.get("FAULTS", "").split()))
 
 def length(completions, **_):
     rollouts.append(1)
-    fault = faults.get(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
-    if fault and len(rollouts) == 4 and os.environ["RANK"] == "1":
-        os.kill(os.getpid(), getattr(signal, f"SIG{fault}"))
+    if "FAULTS" in os.environ and len(rollouts) == 4 and os.environ["RANK"] == "1":
+        for fault in sorted(Path(os.environ["FAULTS"]).iterdir())[:1]:
+            fault.unlink()
+            os.kill(os.getpid(), getattr(signal, fault.suffix[1:]))
     return [len(set(c)) / 9 for c in completions]
 """
+
+
+def faults(folder: Path, *names: str) -> dict[str, str]:
+    """Environment of a launch whose second rank gets these signals, one after the other."""
+    folder.mkdir(parents=True)
+    for i, name in enumerate(names):
+        (folder / f"{i}.{name}").touch()
+    return {"FAULTS": str(folder)}
 
 
 @pytest.fixture(scope="module")

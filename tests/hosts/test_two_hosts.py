@@ -13,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from tests.hosts.conftest import faults
 from tests.recipes.test_grpo import rows
 from tests.recipes.test_launch import launched
 from tests.support.hosts import error_lines, two_hosts
@@ -59,21 +60,24 @@ def test_two_hosts_train_as_one(config: str, trained: Callable[[str], Path], set
     assert max((apart[k] - together[k]).abs().max() for k in start) < 1e-6
 
 
-@pytest.mark.parametrize("config", ["two_cpu_ranks_ddp", "two_cpu_ranks_zero2"])
+LOST = {"SIGKILL": "closed the connection", "SIGSTOP": "did not answer within ddp_timeout"}  # as a dead link does
+
+
+@pytest.mark.parametrize(
+    ("config", "signals"), [("two_cpu_ranks_ddp", ["SIGKILL"]), ("two_cpu_ranks_zero2", ["SIGKILL", "SIGSTOP"])]
+)
 def test_killed_and_silent_ranks_restart_and_end_the_same(
-    config: str, trained: Callable[[str], Path], settings: Path, tmp_path: Path
+    config: str, signals: list[str], trained: Callable[[str], Path], settings: Path, tmp_path: Path
 ) -> None:
     shared = tmp_path / "shared"
     arguments = ["--config", settings, "--output_dir", shared, "--resume", "auto", "--ddp_timeout", 20]
     elastic = ["--rdzv_backend", "c10d", "--max_restarts", "2", "--monitor_interval", "1", "--rdzv_conf", "timeout=120"]
-    environment = {
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3", "FAULTS": "KILL STOP",
-    }  # fmt: skip
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **faults(tmp_path / "faults", *signals)}
     with two_hosts(tmp_path, config, *arguments, launch=elastic, **environment) as hosts:
         assert hosts.wait(240) == [0, 0], hosts.printed(0)[-3000:] + hosts.printed(1)[-3000:]
         said = hosts.printed(0) + hosts.printed(1)
-    for how, step in (("closed the connection", 2), ("did not answer within ddp_timeout", 4)):
-        line = next((line for line in error_lines(said) if how in line), said[-3000:])
+    for signal, step in zip(signals, (2, 4), strict=False):
+        line = next((line for line in error_lines(said) if LOST[signal] in line), said[-3000:])
         assert re.match(rf"error: lost .*; the run is in {shared} up to checkpoint-{step}; .* --resume auto$", line)
         assert f"resumed from {shared}/checkpoint-{step}" in said
     assert steps_of(shared) == list(range(1, 9))
@@ -84,7 +88,7 @@ def test_killed_and_silent_ranks_restart_and_end_the_same(
 def test_lost_host_ends_the_run_everywhere_in_a_line(settings: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     arguments = ["--config", settings, "--output_dir", shared]
-    with two_hosts(tmp_path, "two_cpu_ranks_zero3", *arguments, FAULTS="KILL") as hosts:
+    with two_hosts(tmp_path, "two_cpu_ranks_zero3", *arguments, **faults(tmp_path / "faults", "SIGKILL")) as hosts:
         assert all(hosts.wait())
         line = error_lines(hosts.printed(0))[-1]
     last = checkpoints(shared)[0]

@@ -315,16 +315,22 @@ def test_what_was_logged_is_discussed_and_nothing_else(tmp_path: Path) -> None:
              "clip_ratio/region_mean": clipped}
             for s in range(20)
         ]  # fmt: skip
+        rows += [{"step": 0, "validation/mean_tokens": 16}, {"step": 19, "validation/mean_tokens": 17}]
+        rows += [{"step": 19, "completions/mean_length": 17.25}] * (cell == "a")
         (tmp_path / cell).write_text("".join(json.dumps(row) + "\n" for row in rows))
     curves = training_curves({cell: {0: tmp_path / cell} for cell in "ab"})
     assert [panel.metric for panel in curves] == [
         "sampling/entropy_estimate",
         "entropy",
+        "completions/mean_length",
+        "validation/mean_tokens",
         "clip_ratio/region_mean",
     ]  # no empty panel
     assert discussion(curves) == [
         "Entropy of all sampled tokens went from 0.95 to 0.05, the same in every cell.",
         "Entropy of the trained tokens went from 0.49 to 0.13, the same in every cell.",
+        "The response length went from 17.2 to 17.2 in a, the only cell that logs it.",
+        "The response length in validation went from 16.0 to 17.0, the same in every cell.",
         "The clip fraction went from 0.0200 to 0.0200 on average, least in a (0.0100 at the end), most in b (0.0300).",
     ]
     assert training_curves({"a": {}}) == {}

@@ -41,6 +41,7 @@ PANELS = (
     Panel("entropy", "entropy of trained tokens, nats", "Entropy of the trained tokens", 2),
     Panel("validation/entropy_estimate", "entropy in validation, nats", "Entropy in validation", 2),
     Panel("completions/mean_length", "tokens per response", "The response length", 1),
+    Panel("validation/mean_tokens", "tokens per response in validation", "The response length in validation", 1),
     Panel("grad_norm", "gradient norm", "The gradient norm", 2, "log"),
     Panel("clip_ratio/region_mean", "fraction of tokens clipped", "The clip fraction", 4),
 )
@@ -154,6 +155,8 @@ def _sentence(panel: Panel, cells: Mapping[str, Sequence[float]]) -> str:
     end = {cell: mean(values[-part[cell] :]) for cell, values in cells.items()}
     low, high = min(end, key=end.__getitem__), max(end, key=end.__getitem__)
     went = f"{panel.name} went from {written(mean(start.values()))} to {written(mean(end.values()))}"
+    if len(cells) == 1:
+        return f"{went} in {low}, the only cell that logs it."
     if written(end[low]) == written(end[high]):
         return f"{went}, the same in every cell."
     return f"{went} on average, least in {low} ({written(end[low])} at the end), most in {high} ({written(end[high])})."

@@ -115,9 +115,10 @@ def read_winner(output: Path, question: str) -> dict[str, Any]:
 
 
 def steps_table(runs: Runs) -> list[str]:
-    """Accuracy at every step that was validated, a column for each cell, in Markdown."""
+    """Accuracy at every step that was validated, a column for each cell, in Markdown; of several there the last."""
     logs = {cell: _aligned([run["validations"] for run in of.values()]) for cell, of in runs.items() if of}
-    means = {cell: mean_by_step(of, "accuracy") for cell, of in logs.items()}
+    last = {cell: [list({entry["step"]: entry for entry in log}.values()) for log in of] for cell, of in logs.items()}
+    means = {cell: mean_by_step(of, "accuracy") for cell, of in last.items()}
     steps = sorted({step for curve in means.values() for step in curve})
     rows = [[str(step), *(f"{c[step]:.3f}" if step in c else "–" for c in means.values())] for step in steps]
     return markdown_table(["step", *means], rows) if rows else []

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from scripts.lab_page import section
+from scripts.lab_page import kept_section, section
 from tests.recipes.test_grpo import SMALL
 from trl_ext.errors import InputError
 from trl_ext.experiments.lab.questions import (
@@ -287,6 +287,9 @@ def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None
     assert shown.startswith("## Which?\n\n**Found.** It does.\n\n| cell |")
     assert "\n\n![validation accuracy](lab_q_accuracy.png)\n\n![training](lab_q_training.png)\n\n<details>" in shown
     assert shown.endswith("torch 2.\n\n</details>\n")
+    (tmp_path / "page.md").write_text("\n".join(["# A page\n", shown.replace("lab_q_", "lab_r_"), shown]))
+    assert kept_section(tmp_path / "page.md", "q") == shown
+    assert kept_section(tmp_path / "page.md", "s") is None
     for name in ("accuracy.png", "training.png"):
         with Image.open(tmp_path / "q" / name) as image:
             assert image.width > 800

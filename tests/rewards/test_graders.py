@@ -299,6 +299,9 @@ def test_the_courses_grader_is_plugged_in_as_it_is(tmp_path: Path, monkeypatch: 
         {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0},
     ]
     assert [grade.failure for grade in grades] == [None, None, "timeout"]
+    grader = GRADERS.build("theirs.py:r1_zero_reward_fn")
+    told = grader(["</think> <answer> 4 </answer>", r"so \boxed{5}", "4"], ["4"] * 3)  # for majorities
+    assert [grade.answer for grade in told] == [" 4 ", "5", None]
     assert GRADERS.build(f"{file}:mine")(["4"], ["5"])[0].correct
     reward = REWARDS.build("theirs.py:r1_zero_reward_fn")
     assert reward(prompts=["2 + 2 ="] * 2, completions=["4", "5"], answer=["4", "4"], trainer_state=None) == [1.0, 0.0]

@@ -50,11 +50,16 @@ def each_response(function: Callable[..., Any], path: str) -> Callable[..., Any]
         return [
             Grade(False, None, False, reward.kind, reward.kind)
             if isinstance(reward, Failure)
-            else Grade(bool(reward["format_reward"]), None, bool(reward["answer_reward"]), "")
-            for reward in outcomes
+            else Grade(bool(reward["format_reward"]), _read(response), bool(reward["answer_reward"]), "")
+            for response, reward in zip(responses, outcomes, strict=True)
         ]
 
     return grader
+
+
+def _read(response: str) -> str | None:
+    """The answer as we extract it, for logs and majorities, since a function of one response does not say."""
+    return COMPATIBLE_FORMATS["r1_zero" if "<answer>" in response else "boxed"](response).answer
 
 
 @cache

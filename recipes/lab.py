@@ -9,9 +9,10 @@
 
 What this program does not know goes to the recipe, in every cell. All cells are checked before the first one runs. A
 question may start from the best cells of others (`after`), which are then asked before it, or were before. A run that
-several questions need is run once. Interrupted, it resumes when it is started again; what has ended is not run again,
-what failed is. With --jobs each run has one of the GPUs, or its share of the cores. `try` is a verdict for an idea of
-your own, with as many seeds as it takes: `python recipes/lab.py try --help`.
+several questions need is run once, and a page is written as soon as its runs have ended. Interrupted, it resumes when
+it is started again; what has ended is not run again, what failed is. With --jobs each run has one of the GPUs, or its
+share of the cores. `try` is a verdict for an idea of your own, with as many seeds as it takes: `python recipes/lab.py
+try --help`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
 
 from trl_ext.compat.renamed import current_name
 from trl_ext.errors import InputError
@@ -112,30 +117,49 @@ def answer(folder: Path, args: argparse.Namespace, rest: list[str]) -> None:
 def _run(
     planned: list[tuple[Question, dict[str, Cell]]], output: Path, args: argparse.Namespace, rest: list[str]
 ) -> dict[str, Settings]:
-    """Run what is missing of some questions, write their pages and return the settings of their best cells."""
+    """Run what is missing of some questions, each page written as its runs have ended; the best cells' settings."""
     commands = {
         cell.run_name(seed): [str(HERE / RECIPES[cell.recipe].script), *cell.arguments, *rest, "--seed", str(seed)]
         for _, cells in planned
         for cell in cells.values()
         for seed in args.seeds
     }
-    found = run_all(commands, output / "runs", args.jobs, keep_going=True)
-    winners = {}
-    for question, cells in planned:
-        named = {label: {seed: cell.run_name(seed) for seed in args.seeds} for label, cell in cells.items()}
-        runs = {label: {seed: found[name] for seed, name in of.items()} for label, of in named.items()}
-        best = best_cell(runs, question.reference)
-        winners[question.name] = cells[best].own
-        page = write_report(
-            output / question.name,
-            question,
-            runs,
-            {label: commands[of[args.seeds[0]]] for label, of in named.items()},
-            {label: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for label, of in named.items()},
-            (best, cells[best].own),
-        )
-        print(f"\n{question.question}\n", *table(runs, question.reference), f"\n{page}", sep="\n")
+    winners: dict[str, Settings] = {}
+    waiting = list(planned)
+
+    def write_pages(found: Mapping[str, dict[str, Any]]) -> None:
+        """Of the questions all of whose runs have ended by now."""
+        for question, cells in list(waiting):
+            named = {label: {seed: cell.run_name(seed) for seed in args.seeds} for label, cell in cells.items()}
+            if all(name in found for of in named.values() for name in of.values()):
+                waiting.remove((question, cells))
+                winners[question.name] = _page(question, cells, named, found, commands, output)
+
+    run_all(commands, output / "runs", args.jobs, keep_going=True, on_end=write_pages)
     return winners
+
+
+def _page(
+    question: Question,
+    cells: Mapping[str, Cell],
+    named: Mapping[str, Mapping[int, str]],
+    found: Mapping[str, dict[str, Any]],
+    commands: Mapping[str, list[str]],
+    output: Path,
+) -> Settings:
+    """Write a question's page and print its table; returns the settings of its best cell. `named`: its runs."""
+    runs = {label: {seed: found[name] for seed, name in of.items()} for label, of in named.items()}
+    best = best_cell(runs, question.reference)
+    page = write_report(
+        output / question.name,
+        question,
+        runs,
+        {label: commands[next(iter(of.values()))] for label, of in named.items()},
+        {label: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for label, of in named.items()},
+        (best, cells[best].own),
+    )
+    tqdm.write("\n".join(["", question.question, "", *table(runs, question.reference), "", str(page)]))
+    return cells[best].own
 
 
 def log_of(run: Path) -> Path:

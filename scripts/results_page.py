@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from trl_ext.io import markdown_table
-from trl_ext.runs.layout import RunFolder
+from trl_ext.io import fenced, markdown_table, read_jsonl
+from trl_ext.runs.layout import GENERATIONS, RunFolder
 from trl_ext.runs.provenance import platform_of
 from trl_ext.runs.report import write_curve
 
@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--title", required=True, help="headline of the page and of the plot")
     parser.add_argument("--page", required=True, type=Path, help="Markdown file; the plot gets its name, _curve.png")
     parser.add_argument("--note", default="", help="a paragraph below the headline")
+    parser.add_argument("--rollouts", type=int, default=4, help="rollouts of the first run to show, over time (4)")
     args = parser.parse_args()
     for run in args.runs:
         if not RunFolder(run).is_finished:
@@ -31,11 +32,12 @@ def main() -> None:
     plot = args.page.with_name(f"{args.page.stem}_curve.png")
     args.page.parent.mkdir(parents=True, exist_ok=True)
     write_curve(plot, {f"seed {s['seed']}": s["validations"] for s in summaries}, args.title)
-    args.page.write_text(page(args.title, args.note, summaries, plot.name), encoding="utf-8")
+    rollouts = rollouts_over_time(read_jsonl(args.runs[0] / GENERATIONS), args.rollouts)
+    args.page.write_text(page(args.title, args.note, summaries, plot.name, rollouts), encoding="utf-8")
     print(f"wrote {args.page} and {plot}")
 
 
-def page(title: str, note: str, summaries: list[dict[str, Any]], plot: str) -> str:
+def page(title: str, note: str, summaries: list[dict[str, Any]], plot: str, rollouts: str) -> str:
     """The Markdown of the page."""
     parts = [
         f"# {title}",
@@ -43,8 +45,9 @@ def page(title: str, note: str, summaries: list[dict[str, Any]], plot: str) -> s
         runs_table(summaries),
         f"![validation accuracy]({plot})",
         level_table(summaries),
+        rollouts,
         "Hardware and versions: " + "; ".join(sorted({platform_of(s) for s in summaries})) + ".",
-        "Made from the runs' `summary.json` by `scripts/results_page.py`.",
+        f"Made from the runs' `summary.json` and `{GENERATIONS}` by `scripts/results_page.py`.",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -78,6 +81,19 @@ def level_table(summaries: list[dict[str, Any]]) -> str:
         for outcome in first[0]["outcomes"]
     ]
     return "\n".join(markdown_table((f"mean of {len(summaries)} runs", "before", "after"), rows))
+
+
+def rollouts_over_time(rows: list[dict[str, Any]], count: int) -> str:
+    """The first rollout that was logged at each of `count` steps, from the first to the last; "" of no rows."""
+    first = {row["step"]: row for row in reversed(rows)}  # the first row of a step is written last
+    steps = sorted(first)
+    chosen = sorted({steps[round(n * (len(steps) - 1) / max(count - 1, 1))] for n in range(count)} if steps else set())
+    lines = ["## Rollouts over time", ""] if chosen else []
+    for row in (first[step] for step in chosen):
+        question = str(row["prompt"]).partition("User: ")[2].partition("\n")[0]
+        lines += [f"Step {row['step']}: reward {row['reward']:g}, reference answer `{row['ground_truth']}`", ""]
+        lines += [*fenced(question or row["prompt"]), *fenced(row["response"])]
+    return "\n".join(lines).rstrip()
 
 
 def averaged(validations: list[dict[str, Any]], group: str, key: str) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from scripts.benchmarks import compare_leaderboard as compare
 from scripts.benchmarks import length_trap, presets
+from scripts.results_page import rollouts_over_time
 from trl_ext import PRESETS, ExtGRPOTrainer
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +67,18 @@ def test_length_normalization_page_has_the_handout_numbers() -> None:
     ):
         assert row in said
     assert (ROOT / "docs" / "results" / "length_normalization.md").read_text() == said
+
+
+def test_rollouts_are_shown_from_the_first_step_to_the_last() -> None:
+    rows = [
+        {"step": s, "prompt": f"Say it.\nUser: {n}?\nA:", "response": f"r{s}{n}", "ground_truth": "4", "reward": n}
+        for s in (1, 20, 40, 60) for n in (0, 1)
+    ]  # fmt: skip
+    shown = rollouts_over_time(rows, 3)
+    assert re.findall("Step ([0-9]+): reward ([0-9])", shown) == [("1", "0"), ("40", "0"), ("60", "0")]
+    assert "```text\n0?\n```\n\n```text\nr400\n```" in shown
+    assert rollouts_over_time(rows[:2], 1).count("Step ") == 1
+    assert rollouts_over_time([], 3) == ""
 
 
 def test_no_script_changes_where_python_looks() -> None:

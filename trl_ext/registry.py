@@ -72,7 +72,7 @@ class Registry(dict[str, Callable[..., Any]]):
         properties: properties that a member may declare when it is registered; False if undeclared.
         inputs: names of keyword-only parameters that the caller fills in, not the configuration: a member that has
             one asks for it, and what no member asks for need not be computed.
-        adapt: a user's own function -> one with the signature of the members.
+        adapt: a user's own function and its import path -> one with the signature of the members.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Registry(dict[str, Callable[..., Any]]):
         fault: Callable[[Callable[..., Any], int], str | None] | None = None,
         properties: Iterable[str] = (),
         inputs: Iterable[str] = (),
-        adapt: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
+        adapt: Callable[[Callable[..., Any], str], Callable[..., Any]] = lambda function, _: function,
     ) -> None:
         super().__init__()
         self.kind, self.fault, self.adapt = kind, fault, adapt
@@ -118,7 +118,7 @@ class Registry(dict[str, Callable[..., Any]]):
         if name in self:
             return self[name]
         if ":" in name:
-            return self.adapt(import_function(name, self.kind))
+            return self.adapt(import_function(name, self.kind), name)
         raise unknown(self.kind, name, self)
 
     def options(self, name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from scripts.lab_page import section
+from scripts.lab_page import kept_section, section
 from tests.recipes.test_grpo import SMALL
 from trl_ext.errors import InputError
 from trl_ext.experiments.lab.questions import (
@@ -287,6 +287,9 @@ def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None
     assert shown.startswith("## Which?\n\n**Found.** It does.\n\n| cell |")
     assert "\n\n![validation accuracy](lab_q_accuracy.png)\n\n![training](lab_q_training.png)\n\n<details>" in shown
     assert shown.endswith("torch 2.\n\n</details>\n")
+    (tmp_path / "page.md").write_text("\n".join(["# A page\n", shown.replace("lab_q_", "lab_r_"), shown]))
+    assert kept_section(tmp_path / "page.md", "q") == shown
+    assert kept_section(tmp_path / "page.md", "s") is None
     for name in ("accuracy.png", "training.png"):
         with Image.open(tmp_path / "q" / name) as image:
             assert image.width > 800
@@ -315,23 +318,30 @@ def test_what_was_logged_is_discussed_and_nothing_else(tmp_path: Path) -> None:
              "clip_ratio/region_mean": clipped}
             for s in range(20)
         ]  # fmt: skip
+        rows += [{"step": 0, "validation/mean_tokens": 16}, {"step": 19, "validation/mean_tokens": 17}]
+        rows += [{"step": 19, "completions/mean_length": 17.25}] * (cell == "a")
         (tmp_path / cell).write_text("".join(json.dumps(row) + "\n" for row in rows))
     curves = training_curves({cell: {0: tmp_path / cell} for cell in "ab"})
     assert [panel.metric for panel in curves] == [
         "sampling/entropy_estimate",
         "entropy",
+        "completions/mean_length",
+        "validation/mean_tokens",
         "clip_ratio/region_mean",
     ]  # no empty panel
     assert discussion(curves) == [
         "Entropy of all sampled tokens went from 0.95 to 0.05, the same in every cell.",
         "Entropy of the trained tokens went from 0.49 to 0.13, the same in every cell.",
+        "The response length went from 17.2 to 17.2 in a, the only cell that logs it.",
+        "The response length in validation went from 16.0 to 17.0, the same in every cell.",
         "The clip fraction went from 0.0200 to 0.0200 on average, least in a (0.0100 at the end), most in b (0.0300).",
     ]
     assert training_curves({"a": {}}) == {}
 
 
 def test_accuracy_by_step_has_the_steps_of_all_cells() -> None:
-    other = {0: {"validations": [{"step": 5, "accuracy": 0.1}, {"step": 60, "accuracy": 0.2}]}}
+    steps = [(5, 0.1), (60, 0.4), (60, 0.2)]  # the last one is the final validation, on more problems
+    other = {0: {"validations": [{"step": step, "accuracy": accuracy} for step, accuracy in steps]}}
     assert steps_table({"a": RUNS["a"], "d": other, "none": {}})[2:] == [
         "| 0 | 0.400 | – |", "| 5 | – | 0.100 |", "| 30 | 0.500 | – |", "| 60 | 0.910 | 0.200 |",
     ]  # fmt: skip

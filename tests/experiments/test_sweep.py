@@ -32,7 +32,9 @@ def test_every_run_is_done_once_and_returns_its_summary_by_name(tmp_path: Path, 
     first = run_all(commands, tmp_path / "runs", jobs=2)
     assert {name: summary["value"] for name, summary in first.items()} == {"a": "1", "b": "2"}
     assert first["a"]["threads"] is not None
-    again = run_all({**commands, "c": [script, "3"]}, tmp_path / "runs")
+    known: list[list[str]] = []
+    again = run_all({**commands, "c": [script, "3"]}, tmp_path / "runs", on_end=lambda found: known.append([*found]))
+    assert known == [["a", "b"], ["a", "b", "c"]]
     assert (again["a"], again["b"]) == (first["a"], first["b"])
     assert again["c"]["value"] == "3"
     assert "$ " in (tmp_path / "runs" / "c.log").read_text()

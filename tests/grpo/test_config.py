@@ -174,7 +174,7 @@ def test_train_batch_is_split_across_ranks(monkeypatch: pytest.MonkeyPatch) -> N
         ({"n_grpo_steps": 3, "train_batch_size": 8}, "n_grpo_steps needs rollout_batch_size and train_batch_size"),
         (
             {"n_grpo_steps": 3, "train_batch_size": 8, "rollout_batch_size": 16, "max_steps": 5},
-            "n_grpo_steps=3 is 6 optimizer steps, but max_steps=5",
+            "n_grpo_steps=3 is 6 optimizer steps, but max_steps=5; set max_steps to -1 as well",
         ),
         ({"group_size": 4, "num_generations": 2}, "group_size=4 and num_generations=2 contradict each other"),
         ({"sampling_temperature": 0.5, "temperature": 0.7}, "sampling_temperature=0.5 and temperature=0.7 contradict"),

@@ -322,13 +322,13 @@ def test_every_n_must_be_among_the_samples(tmp_path: Path) -> None:
         settings("nothing", tmp_path, BestOfN, samples=4, at=[1, 8])
 
 
-@pytest.mark.parametrize("name", ["evaluate", "evaluate_math", "best_of_n"])
+@pytest.mark.parametrize("name", ["evaluate", "evaluate_math", "evaluate_gsm8k", "best_of_n", "best_of_n_gsm8k"])
 def test_the_yamls_that_ship_resolve(name: str) -> None:
     (parsed,) = parse((Evaluation if "evaluate" in name else BestOfN,), "about", ROOT / "recipes" / f"{name}.yaml", [])
     assert parsed.output_dir == f"runs/{name}"
     assert parsed.grader == "compatible"
-    if name == "evaluate_math":  # the handout's settings
-        assert parsed.sampling() == Sampling(1.0, 1.0, 1024, 4, ("</answer>",), 0)
+    if parsed.model_name_or_path:  # the handout's settings
+        assert parsed.sampling() == Sampling(1.0, 1.0, 1024, 0, ("</answer>",), 0)
 
 
 def test_a_dataset_that_cannot_be_used_is_reported_with_its_row(policy: str, tmp_path: Path) -> None:

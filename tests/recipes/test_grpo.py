@@ -43,6 +43,8 @@ from trl_ext.recipes.run import write_config
 from trl_ext.recipes.settings import Data
 from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.runs.folder import Run
+from trl_ext.runs.recipes import RECIPES
+from trl_ext.training.handout_settings import ELSEWHERE
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "grpo_math.py"
@@ -152,6 +154,7 @@ def test_command_line_overrides_yaml_and_trainer_flags_work(tmp_path: Path) -> N
         (["--too_long", "cut"], ["too_long must be one of refuse, drop, got 'cut'"]),
         (["--max_stps", "3"], ["--max_stps", "Did you mean --max_steps?"]),
         (["--G", "8"], ["unknown setting --G. Did you mean --group_size?"]),
+        (["--constant_normalizer", "7"], ["Did you mean --aggregation?"]),  # --normalize_constant is of fine-tuning
         (["--max_steps", "three"], ["--max_steps", "three"]),
         (["--max_steps", "0"], ["max_steps is 0, which trains nothing", "recipes/evaluate.py"]),
         (["--learning_rate", "-1"], ["learning_rate must be finite and at least 0, got -1.0"]),
@@ -172,6 +175,14 @@ def test_a_mistake_ends_the_run_while_arguments_are_parsed(
     assert all(word in said for word in words), said
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+
+
+def test_the_handouts_words_are_answered_with_settings() -> None:
+    fields = [{f.name for part in of.settings() for f in dataclasses.fields(part)} for of in RECIPES.values()]
+    assert {"gpu_memory_utilization", "n_train_steps_per_rollout_batch", "D_b", "normalize_by_std"} <= ELSEWHERE.keys()
+    for word, flags in ELSEWHERE.items():
+        assert not all(word in of for of in fields), f"{word} is a setting"
+        assert all(any(flag[2:] in of for of in fields) for flag in flags), f"{word}: {flags}"
 
 
 def test_a_field_that_a_yaml_misspells_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -275,20 +276,32 @@ def test_the_text_nan_of_a_table_earns_no_reward() -> None:
     assert math_reward_fn("</think> <answer> NaN </answer>", "nan")["reward"] == 0
 
 
-def test_the_courses_grader_is_plugged_in_as_it_is(tmp_path: Path) -> None:
-    """A function of one response that returns the reward dict; one of all responses stays what it is."""
+def test_the_courses_grader_is_plugged_in_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of one response that returns the reward dict runs in a worker; one of all responses stays as it is."""
     file = tmp_path / "theirs.py"
     file.write_text(
+        "import os\n"
         "from trl_ext.rewards import Grade\n"
         "def r1_zero_reward_fn(response, ground_truth, fast=True):\n"
-        "    good = response == ground_truth\n"
-        "    return {'format_reward': 1.0, 'answer_reward': float(good), 'reward': float(good)}\n"
+        "    while response == 'endless':\n"
+        "        pass\n"
+        f"    good, elsewhere = response == ground_truth, os.getpid() != {os.getpid()}\n"
+        "    return {'format_reward': float(elsewhere), 'answer_reward': float(good), 'reward': float(good)}\n"
         "def mine(responses, truths):\n"
         "    return [Grade(True, r, True, '') for r in responses]\n"
     )
-    grades = GRADERS.build(f"{file}:r1_zero_reward_fn")(["4", "5"], ["4", "4"])
+    monkeypatch.setattr("trl_ext.rewards.graders.ONE_RESPONSE", WorkerLimits(seconds=1, workers=1))
+    monkeypatch.chdir(tmp_path)
+    grades = GRADERS.build("theirs.py:r1_zero_reward_fn")(["4", "5", "endless"], ["4", "4", "4"])
     assert [grade.rewards() for grade in grades] == [
         {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0},
         {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0},
+        {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0},
     ]
+    assert [grade.failure for grade in grades] == [None, None, "timeout"]
+    grader = GRADERS.build("theirs.py:r1_zero_reward_fn")
+    told = grader(["</think> <answer> 4 </answer>", r"so \boxed{5}", "4"], ["4"] * 3)  # for majorities
+    assert [grade.answer for grade in told] == [" 4 ", "5", None]
     assert GRADERS.build(f"{file}:mine")(["4"], ["5"])[0].correct
+    reward = REWARDS.build("theirs.py:r1_zero_reward_fn")
+    assert reward(prompts=["2 + 2 ="] * 2, completions=["4", "5"], answer=["4", "4"], trainer_state=None) == [1.0, 0.0]

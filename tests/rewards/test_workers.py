@@ -240,7 +240,7 @@ def test_a_closed_pool_starts_again() -> None:
 def test_a_worker_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PoolError, match=r"(?s)no_such.module:f did not start: it exited with status 1.*No module"):
         Pool("no_such.module:f").map([[1]])
-    with pytest.raises(PoolError, match="has no attribute 'no_such_function'"):
+    with pytest.raises(PoolError, match="has no function 'no_such_function'"):
         Pool("tests.support.hostile:no_such_function").map([[1]])
     (tmp_path / "slow_module.py").write_text("import sys, time; sys.stderr.write('x' * 10**6 + 'still'); time.sleep(9)")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,11 @@ _RESUME_BY_THEMSELVES = ("pipeline.py", "leaderboard.py")
 
 
 def run_all(
-    commands: Mapping[str, Sequence[str]], folder: Path, jobs: int = 1, keep_going: bool = False
+    commands: Mapping[str, Sequence[str]],
+    folder: Path,
+    jobs: int = 1,
+    keep_going: bool = False,
+    on_end: Callable[[Mapping[str, dict[str, Any]]], None] = lambda found: None,
 ) -> dict[str, dict[str, Any]]:
     """Run a Python command for each name, in `folder/name`, unless it is done; returns the runs' summaries by name.
 
@@ -38,6 +42,7 @@ def run_all(
         commands: script and arguments; `--output_dir` is added, and `--resume auto` for a run that has begun.
         jobs: at a time; with several, each computes with its share of the machine's threads. A run has one of its GPUs.
         keep_going: a run that fails does not end the others; its summary says what its log ends with, as `failed`.
+        on_end: called with the summaries that there are by now: those from before, and again as each run ends.
 
     Raises:
         InputError: a run failed, or was done before with other arguments; names its log or the arguments. The runs that
@@ -47,7 +52,8 @@ def run_all(
     _refuse_other_commands(commands, folder)
     todo = [name for name in commands if not finished(folder / name)]
     slots = list(range(jobs))  # one for each thread
-    failed: dict[str, dict[str, Any]] = {}
+    found = {name: _summary(folder / name) for name in commands if name not in todo}
+    on_end(found)
     with (
         contextlib.closing(ProgressDisplay(folder, len(commands), len(commands) - len(todo), jobs)) as overview,
         concurrent.futures.ThreadPoolExecutor(jobs) as pool,
@@ -57,13 +63,13 @@ def run_all(
             for name, status in _as_they_end(running, overview):
                 if status and not keep_going:
                     raise InputError(f"a run failed: see the end of {folder / name}.log")
-                if status:
-                    failed[name] = {"failed": _last_line(folder / f"{name}.log")}
-                overview.ended(name, failed.get(name, {}).get("failed"))
+                found[name] = {"failed": _last_line(folder / f"{name}.log")} if status else _summary(folder / name)
+                overview.ended(name, found[name].get("failed"))
+                on_end(found)
         except BaseException:  # Ctrl-C as well: do not start the runs that wait
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {name: failed.get(name) or _summary(folder / name) for name in commands}
+    return {name: found[name] for name in commands}
 
 
 def _as_they_end(

@@ -61,7 +61,8 @@ class _Parser(TrlParser):
         fields = [f"--{current_name(name, warn=False)}" for name in fields if name != "env"]
         for name, where in [*((flag, "") for flag in flags), *((field, f" in {config}") for field in fields)]:
             if name not in known:
-                nearest = ELSEWHERE.get(name[2:]) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+                words = [flag for flag in ELSEWHERE.get(name[2:], ()) if flag in known]
+                nearest = next(iter(words or difflib.get_close_matches(name, known, n=1)), None)
                 hint = f" Did you mean {nearest}?" if nearest else ""
                 raise ValueError(f"unknown setting {name}{where}.{hint} --help all lists every one")
 

@@ -13,32 +13,62 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any
 
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.registry import Registry, unknown
 from trl_ext.rewards.extract import ANSWER_FORMATS, COMPATIBLE_FORMATS, Extraction
 from trl_ext.rewards.ground_truth import accepted_answers
-from trl_ext.rewards.workers.pool import Failure, Pool
+from trl_ext.rewards.workers.pool import Failure, Pool, WorkerLimits
 
 
-def each_response(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A grader from a function of one response, as the course hands out: `(response, reference) -> reward dict`.
+def takes_one_response(function: Callable[..., Any]) -> bool:
+    """Whether a function is `(response, reference) -> reward dict`, as the course hands out.
 
-    A function whose first parameter is in the plural takes all responses at once, as ours do, and is left as it is.
+    Its first parameter is in the singular, and it has no `**columns`, which TRL passes to every reward.
     """
-    if next(iter(inspect.signature(function).parameters), "s").endswith("s"):
+    parameters = list(inspect.signature(function).parameters.values())
+    has_columns = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return bool(parameters) and not has_columns and not parameters[0].name.endswith("s")
+
+
+def each_response(function: Callable[..., Any], path: str) -> Callable[..., Any]:
+    """A grader from a function of one response at an import path; one of all responses, as ours are, is left as it is.
+
+    It runs in workers, since it reads what a model wrote: a call that hangs or dies costs that response only.
+    """
+    if not takes_one_response(function):
         return function
+
+    where, _, name = path.rpartition(":")
+    pool = _pool_of(f"{Path(where).resolve() if where.endswith('.py') else where}:{name}")
 
     @wraps(function)
     def grader(responses: Sequence[str], references: Sequence[object]) -> list[Grade]:
-        rewards = [function(*pair) for pair in zip(responses, references, strict=True)]
-        return [Grade(bool(r["format_reward"]), None, bool(r["answer_reward"]), "") for r in rewards]
+        outcomes = pool.map(list(zip(responses, references, strict=True)))
+        return [
+            Grade(False, None, False, reward.kind, reward.kind)
+            if isinstance(reward, Failure)
+            else Grade(bool(reward["format_reward"]), _read(response), bool(reward["answer_reward"]), "")
+            for response, reward in zip(responses, outcomes, strict=True)
+        ]
 
     return grader
 
 
+def _read(response: str) -> str | None:
+    """The answer as we extract it, for logs and majorities, since a function of one response does not say."""
+    return COMPATIBLE_FORMATS["r1_zero" if "<answer>" in response else "boxed"](response).answer
+
+
+@cache
+def _pool_of(path: str) -> Pool:
+    return Pool(path, ONE_RESPONSE)
+
+
 GRADERS = Registry("grader", adapt=each_response)
+ONE_RESPONSE = WorkerLimits(seconds=10)  # for a function of one response, which may be slower than ours
 CACHED_PAIRS = 100_000  # per comparison
 
 # Two integers of at most 15 digits, which are exact as doubles too, are compared in this process.

@@ -1,6 +1,7 @@
 """Rewards in TRL's signature, `(completions, answer, **kwargs) -> list[float | None]`.
 
-`REWARDS` has one for every grader, under the grader's name. Any other function with that signature is a reward too.
+`REWARDS` has one for every grader, under the grader's name. Any other function with that signature is a reward
+too, and so is the course's, of one response.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_ext.registry import Registry
-from trl_ext.rewards.graders import GRADERS, Grade
+from trl_ext.rewards.graders import GRADERS, Grade, each_response, takes_one_response
 
 Grader = Callable[..., Sequence[Grade]]
 Reward = Callable[..., list[float]]
 LogExtra = Callable[[str, list[Any]], None]
 LogMetric = Callable[[str, float], None]
-REWARDS = Registry("reward")
 
 
 def as_reward(grader: Grader) -> Reward:
@@ -47,6 +47,12 @@ def as_reward(grader: Grader) -> Reward:
     return reward
 
 
+def adapted(function: Callable[..., Any], path: str) -> Callable[..., Any]:
+    """A reward in TRL's signature from a function of one response, which runs in workers; any other stays as it is."""
+    return as_reward(each_response(function, path)) if takes_one_response(function) else function
+
+
+REWARDS = Registry("reward", adapt=adapted)
 for _grader in GRADERS.values():
     REWARDS.register(as_reward(_grader))
 

@@ -17,15 +17,27 @@ _RENAMED = {
     "sampling_temperature": "temperature",
     "sampling_max_tokens": "max_completion_length",
 }
-ELSEWHERE = {  # words of the handout that are no settings here, and what is
-    "gpu_memory_utilization": "--vllm_gpu_memory_utilization",
-    "n_train_steps": "--max_steps",
-    "G": "--group_size",
-    "D_b": "--questions_per_step",
-    "reward_fn": "--reward",
-    "model_id": "--model_name_or_path",
-    "constant_normalizer": "--normalize_constant",
-    "normalized_by_std": "--use_std_normalization",
+ELSEWHERE = {  # words of the handout that are no settings here, and what is, by recipe the first that it has
+    "gpu_memory_utilization": ("--vllm_gpu_memory_utilization",),
+    "n_train_steps_per_rollout_batch": ("--epochs_per_rollout_batch",),
+    "n_prompts_per_rollout_batch": ("--rollout_batch_size", "--questions_per_step"),
+    "n_microbatches_per_rollout_batch": ("--micro_train_batch_size",),
+    "n_train_steps": ("--max_steps",),
+    "n_sft_steps": ("--max_steps", "--epochs_per_step"),
+    "eval_interval": ("--validate_every",),
+    "eval_step": ("--validate_every",),
+    "G": ("--group_size",),
+    "D_b": ("--questions_per_step", "--rollout_batch_size"),
+    "reward_fn": ("--reward", "--validation_grader"),
+    "model_id": ("--model_name_or_path",),
+    "lr": ("--learning_rate",),
+    "betas": ("--adam_beta1",),
+    "max_tokens": ("--sampling_max_tokens",),
+    "min_tokens": ("--sampling_min_tokens",),
+    "normalize_constant": ("--aggregation",),
+    "constant_normalizer": ("--normalize_constant", "--aggregation"),
+    "normalize_by_std": ("--use_std_normalization",),
+    "normalized_by_std": ("--use_std_normalization",),
 }
 
 
@@ -129,7 +141,10 @@ def _resolve_steps(args: HandoutConfig) -> None:
     per_rollout = args.num_iterations * (args.rollout_batch_size // args.train_batch_size)
     steps = args.n_grpo_steps * per_rollout
     if args.max_steps not in (-1, steps):
-        raise ValueError(f"n_grpo_steps={args.n_grpo_steps} is {steps} optimizer steps, but max_steps={args.max_steps}")
+        raise ValueError(
+            f"n_grpo_steps={args.n_grpo_steps} is {steps} optimizer steps, but max_steps={args.max_steps}; set "
+            "max_steps to -1 as well, or max_steps alone"
+        )
     args.max_steps = steps
 
 

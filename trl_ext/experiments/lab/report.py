@@ -41,6 +41,7 @@ PANELS = (
     Panel("entropy", "entropy of trained tokens, nats", "Entropy of the trained tokens", 2),
     Panel("validation/entropy_estimate", "entropy in validation, nats", "Entropy in validation", 2),
     Panel("completions/mean_length", "tokens per response", "The response length", 1),
+    Panel("validation/mean_tokens", "tokens per response in validation", "The response length in validation", 1),
     Panel("grad_norm", "gradient norm", "The gradient norm", 2, "log"),
     Panel("clip_ratio/region_mean", "fraction of tokens clipped", "The clip fraction", 4),
 )
@@ -114,9 +115,10 @@ def read_winner(output: Path, question: str) -> dict[str, Any]:
 
 
 def steps_table(runs: Runs) -> list[str]:
-    """Accuracy at every step that was validated, a column for each cell, in Markdown."""
+    """Accuracy at every step that was validated, a column for each cell, in Markdown; of several there the last."""
     logs = {cell: _aligned([run["validations"] for run in of.values()]) for cell, of in runs.items() if of}
-    means = {cell: mean_by_step(of, "accuracy") for cell, of in logs.items()}
+    last = {cell: [list({entry["step"]: entry for entry in log}.values()) for log in of] for cell, of in logs.items()}
+    means = {cell: mean_by_step(of, "accuracy") for cell, of in last.items()}
     steps = sorted({step for curve in means.values() for step in curve})
     rows = [[str(step), *(f"{c[step]:.3f}" if step in c else "–" for c in means.values())] for step in steps]
     return markdown_table(["step", *means], rows) if rows else []
@@ -154,6 +156,8 @@ def _sentence(panel: Panel, cells: Mapping[str, Sequence[float]]) -> str:
     end = {cell: mean(values[-part[cell] :]) for cell, values in cells.items()}
     low, high = min(end, key=end.__getitem__), max(end, key=end.__getitem__)
     went = f"{panel.name} went from {written(mean(start.values()))} to {written(mean(end.values()))}"
+    if len(cells) == 1:
+        return f"{went} in {low}, the only cell that logs it."
     if written(end[low]) == written(end[high]):
         return f"{went}, the same in every cell."
     return f"{went} on average, least in {low} ({written(end[low])} at the end), most in {high} ({written(end[high])})."

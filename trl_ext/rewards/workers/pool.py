@@ -27,7 +27,8 @@ class Pool:
     """Workers for one function. They start with `start` or the first `map`, and live until `close` or the end.
 
     Args:
-        function: "module:name" of a function of JSON-able arguments with a JSON-able result, imported in the workers.
+        function: "module:name" or "file.py:name" of a function of JSON-able arguments with a JSON-able result, imported
+            in the workers.
     """
 
     def __init__(self, function: str, limits: WorkerLimits = _DEFAULT) -> None:

@@ -9,13 +9,14 @@ import contextlib
 import fcntl
 import json
 import os
-import pkgutil
 import resource
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from trl_ext.registry import import_function
 
 _MAX_DETAIL = 500  # characters of an exception's message
 
@@ -25,7 +26,7 @@ def main() -> None:
     function_path, memory_mb, lifeline = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     jobs, answers = _take_pipes()
     _die_with_parent(lifeline)
-    function = pkgutil.resolve_name(function_path)
+    function = import_function(function_path, "worker")
     _set_limits(memory_mb)
     _send(answers, b'["ready", null]\n')
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the pool shows what was written before; nobody reads more

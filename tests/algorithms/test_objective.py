@@ -21,7 +21,7 @@ from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.algorithms.sampler_correction import SAMPLER_WEIGHTS
-from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
+from trl_ext.algorithms.types import LossInputs, StepTokens, StepTotals, TokenLoss
 from trl_ext.grpo.config import ExtGRPOConfig
 
 LOSS, MEAN, K3 = POLICY_LOSSES["ppo_clip"], AGGREGATIONS["sequence_mean"], KL_ESTIMATORS["k3"]
@@ -39,7 +39,7 @@ def reference(x: LossInputs) -> Tensor:
 def test_without_extras_it_is_the_aggregated_policy_loss(loss: str, aggregation: str) -> None:
     x = loss_inputs()
     totals = totals_of(x.mask)
-    value, metrics = Objective(POLICY_LOSSES[loss], AGGREGATIONS[aggregation], K3)(x, totals)
+    value, metrics = Objective(POLICY_LOSSES[loss], AGGREGATIONS[aggregation], K3)(x, totals, step=StepTokens.of(x))
     alone = policy_loss(loss)(x)
     assert_close(value, AGGREGATIONS[aggregation](alone.loss, x.mask, totals), rtol=0, atol=0)
     assert metrics.keys() == alone.metrics.keys()
@@ -103,9 +103,10 @@ def test_masked_token_affects_neither_value_nor_gradient(loss: str, poison: floa
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x).detach()
     objective = Objective(POLICY_LOSSES[loss], MEAN, K3, beta=0.1, kl_bias_correction=True)
-    wanted, _ = objective(x, totals, ref_logp=ref)
+    wanted, _ = objective(x, totals, ref_logp=ref, step=StepTokens.of(x))
     logp = x.logp.detach().masked_fill(~x.mask, poison).requires_grad_()
-    value, _ = objective(dataclasses.replace(x, logp=logp), totals, ref_logp=ref)
+    y = dataclasses.replace(x, logp=logp)
+    value, _ = objective(y, totals, ref_logp=ref, step=StepTokens.of(y))
     assert_close(value, wanted, rtol=0, atol=0)
     assert_close(torch.autograd.grad(value, logp), torch.autograd.grad(wanted, x.logp), rtol=0, atol=0)
 
@@ -164,6 +165,7 @@ def test_micro_batches_and_padding_change_nothing_with_all_on(preset: str) -> No
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x)
     weight = SAMPLER_WEIGHTS["token"](x.logp.detach(), x.old_logp, x.mask)
+    step = StepTokens.of(x)
     whole = Objective(POLICY_LOSSES[preset], MEAN, K3, 0.1) if preset in IN_NO_PRESET else objective_of(preset, 0.1)
 
     def value(rows: slice, pad: int) -> Tensor:
@@ -171,7 +173,8 @@ def test_micro_batches_and_padding_change_nothing_with_all_on(preset: str) -> No
             return torch.nn.functional.pad(t[rows], (0, pad))
 
         part = LossInputs(cut(x.logp), cut(x.old_logp), x.advantage[rows], cut(x.mask))
-        return whole(part, totals, ref_logp=cut(ref), sampler_weight=cut(weight))[0]
+        tokens = dataclasses.replace(step, place=torch.nn.functional.pad(step.place[rows], (0, pad), value=-1))
+        return whole(part, totals, ref_logp=cut(ref), sampler_weight=cut(weight), step=tokens)[0]
 
     wanted = value(slice(None), 0)
     parts = sum((value(slice(i, i + 2), i) for i in range(0, ROWS, 2)), start=torch.zeros(()))

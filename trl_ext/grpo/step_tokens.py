@@ -1,0 +1,44 @@
+"""The tokens of a whole optimizer step, for a policy loss that asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trl_ext.algorithms.types import StepTokens
+from trl_ext.grpo.batching import Batch, loss_mask
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@torch.no_grad()
+def tokens_of_step(
+    batches: Sequence[Batch], log_probs: Callable[[Batch], Tensor], accelerator: Accelerator
+) -> list[StepTokens]:
+    """The step as each of this rank's micro-batches sees it, in their order. A collective operation.
+
+    Args:
+        batches: this rank's micro-batches of the step, as many as on any rank.
+        log_probs: computes a micro-batch's (B, T) log-probabilities under the current policy.
+    """
+    masks, parts = [loss_mask(batch) for batch in batches], []
+    for batch, mask in zip(batches, masks, strict=True):
+        logp = log_probs(batch)
+        advantage = batch["advantages"].view(len(mask), -1).expand_as(mask)
+        values = (logp, batch.get("old_per_token_logps", logp), advantage)
+        parts.append(torch.stack([value[mask].to(logp.dtype) for value in values], dim=1))
+    own = torch.cat(parts)  # (tokens of this rank, 3)
+    counts = accelerator.gather(torch.tensor([len(own)], device=own.device)).tolist()
+    padded = accelerator.gather(torch.nn.functional.pad(own, (0, 0, 0, max(counts) - len(own))))
+    every = torch.cat([rows[:n] for rows, n in zip(padded.split(max(*counts, 1)), counts, strict=False)])
+    first, found = sum(counts[: accelerator.process_index]), []
+    for mask in masks:
+        place = torch.full(mask.shape, -1, device=mask.device)
+        place[mask] = torch.arange(first, first + int(mask.sum()), device=mask.device)
+        first += int(mask.sum())
+        found.append(StepTokens(*every.unbind(dim=1), place))
+    return found

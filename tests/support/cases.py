@@ -45,8 +45,7 @@ def policy_loss(name: str, **options: float) -> Callable[[LossInputs], TokenLoss
     @functools.wraps(member)
     def loss(x: LossInputs) -> TokenLoss:
         old = x.old_logp
-        rows = torch.arange(len(old))
-        given = {"sampled_logp": old, "ref_logp": old, "entropy": -old, "group": rows, "step": StepTokens.of(x)}
-        return with_inputs(member, **given)(x)
+        rows, step = torch.arange(len(old)), StepTokens.of(x)
+        return with_inputs(member, sampled_logp=old, ref_logp=old, entropy=-old, group=rows, step=step)(x)
 
     return loss

@@ -43,8 +43,8 @@ def _fault(loss: Callable[[LossInputs], TokenLoss], rows: int) -> str | None:
 
 def _on_policy(loss: Callable[..., TokenLoss], x: LossInputs) -> Callable[[LossInputs], TokenLoss]:
     old, rows = x.old_logp, torch.zeros(x.logp.shape[0])
-    given = {"sampled_logp": old, "ref_logp": old, "entropy": -old, "group": rows, "step": StepTokens.of(x)}
-    return with_inputs(loss, **given)
+    step = StepTokens.of(x)
+    return with_inputs(loss, sampled_logp=old, ref_logp=old, entropy=-old, group=rows, step=step)
 
 
 def is_reinforce_on_policy(loss: Callable[..., TokenLoss]) -> bool:

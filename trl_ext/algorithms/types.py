@@ -62,8 +62,8 @@ class StepTokens:
         """Of a step that has one micro-batch, on one rank."""
         place = torch.full(x.mask.shape, -1, device=x.mask.device)
         place[x.mask] = torch.arange(int(x.mask.sum()), device=place.device)
-        values = (x.logp.detach(), x.old_logp, x.advantage.expand_as(x.logp))
-        return cls(*(value[x.mask] for value in values), place)
+        advantage = x.advantage.expand_as(x.logp)
+        return cls(x.logp.detach()[x.mask], x.old_logp[x.mask], advantage[x.mask], place)
 
 
 @dataclass(frozen=True)

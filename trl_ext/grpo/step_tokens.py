@@ -28,17 +28,17 @@ def tokens_of_step(
     masks, parts = [loss_mask(batch) for batch in batches], []
     for batch, mask in zip(batches, masks, strict=True):
         logp = log_probs(batch)
-        advantage = batch["advantages"].view(len(mask), -1).expand_as(mask)
-        values = (logp, batch.get("old_per_token_logps", logp), advantage)
+        values = (logp, batch.get("old_per_token_logps", logp), batch["advantages"].view(len(mask), -1).expand_as(mask))
         parts.append(torch.stack([value[mask].to(logp.dtype) for value in values], dim=1))
     own = torch.cat(parts)  # (tokens of this rank, 3)
     counts = accelerator.gather(torch.tensor([len(own)], device=own.device)).tolist()
     padded = accelerator.gather(torch.nn.functional.pad(own, (0, 0, 0, max(counts) - len(own))))
     every = torch.cat([rows[:n] for rows, n in zip(padded.split(max(*counts, 1)), counts, strict=False)])
+    logp, old_logp, advantage = every.unbind(dim=1)
     first, found = sum(counts[: accelerator.process_index]), []
     for mask in masks:
         place = torch.full(mask.shape, -1, device=mask.device)
         place[mask] = torch.arange(first, first + int(mask.sum()), device=mask.device)
         first += int(mask.sum())
-        found.append(StepTokens(*every.unbind(dim=1), place))
+        found.append(StepTokens(logp, old_logp, advantage, place))
     return found

@@ -352,6 +352,11 @@ def test_bapo_widens_its_bounds_for_the_good_tokens(options: dict[str, float], l
     assert metrics["bapo/high"].unique().tolist() == pytest.approx([high])
 
 
+def test_bapo_refuses_a_step_that_widens_nothing() -> None:
+    with pytest.raises(ValueError, match="bapo needs delta > 0 to widen its bounds, got 0"):
+        policy_loss("bapo", delta=0.0)(four_tokens())
+
+
 # What a loss may be given.
 
 

@@ -297,6 +297,8 @@ def bapo(
     one up to low_max, until tokens with A > 0 are `positive` of the sum over the step of |min(r A, clip(r) A)|. Bounds
     and share of its authors' repository, whose code raises the lower bound first and has a dual clip.
     """
+    if delta <= 0:
+        raise ValueError(f"bapo needs delta > 0 to widen its bounds, got {delta:g}")
     ratio, c_low, c_high = torch.exp(step.logp - step.old_logp), low, high
 
     def is_short() -> bool:

@@ -142,18 +142,21 @@ def kl_cov(sequences: Sequences) -> list[Tensor]:
 
 
 def clip_cov(sequences: Sequences) -> list[Tensor]:
-    """PPO's objective without the tokens taken from those of a covariance in 0.1 .. 2: a fifth of all tokens."""
+    """PPO's objective without those drawn from the tokens of a covariance in 0.1 .. 2: a tenth of all."""
     found = covariances(sequences)
 
     def is_clipped(i: int, t: int) -> bool:
         p, q, a = sequences[i]
         return bool(p[t] / q[t] > 1.2) if a > 0 else bool(p[t] / q[t] < 0.8)
 
+    lots = torch.rand(len(found), generator=torch.Generator().manual_seed(len(found))).tolist()
     inside = [
-        place for place in sorted(found, key=found.__getitem__) if 0.1 < found[place] < 2 and not is_clipped(*place)
+        (lot, place)
+        for lot, place in zip(lots, found, strict=True)
+        if 0.1 < found[place] < 2 and not is_clipped(*place)
     ]
-    wanted = min(len(found) // 5, len(inside))
-    dropped = {inside[math.floor((n + 0.5) / wanted * len(inside))] for n in range(wanted)}
+    dropped = {place for _, place in sorted(inside, reverse=True)[: len(found) // 10]}
+    assert 0 < len(dropped) < len(inside)
     return [
         torch.stack(
             [surrogate(p[t] / q[t], a, 0.8, 1.2) * (0 if (i, t) in dropped else 1) for t in range(len(p))]
@@ -175,7 +178,7 @@ def bapo(sequences: Sequences) -> list[Tensor]:
 
 OF_STEP: dict[str, tuple[dict[str, float], Callable[[Sequences], list[Tensor]]]] = {
     "kl_cov": ({"fraction": 0.2}, kl_cov),
-    "clip_cov": ({"fraction": 0.2, "low": 0.1, "high": 2.0}, clip_cov),
+    "clip_cov": ({"fraction": 0.1, "low": 0.1, "high": 2.0}, clip_cov),
     "bapo": ({}, bapo),
 }
 

@@ -271,16 +271,15 @@ def clip_cov(
 ) -> TokenLoss:  # fmt: skip
     """`ppo_clip`, 0 on a `fraction` of the step's tokens, at least one, whose covariance (`kl_cov`) is in low .. high.
 
-    Clip-Cov (arXiv:2505.22617, section 4.2). Its authors draw the tokens at random from those in the range that PPO
-    does not clip; here they are taken at equal distances in the order of covariance, so that a step does not depend on
-    how it is divided. verl takes the tokens of a micro-batch instead.
+    Clip-Cov (arXiv:2505.22617, section 4.2), which draws the tokens at random from those in the range that PPO does not
+    clip; here by a generator seeded with N, so that a step can be repeated. verl takes the tokens of a micro-batch.
     """
     covariance, ratio = _covariance(step), torch.exp(step.logp - step.old_logp)
     is_clipped = torch.where(step.advantage > 0, ratio > 1 + eps_high, ratio < 1 - eps_low) & (step.advantage != 0)
     places = ((covariance > low) & (covariance < high) & ~is_clipped).nonzero()[:, 0]
-    places = places[covariance[places].argsort()]
+    drawn = torch.rand(len(covariance), generator=torch.Generator().manual_seed(len(covariance)))  # on any device
     count = min(len(places), max(int(fraction * len(covariance)), 1))
-    chosen = places[(2 * torch.arange(count, device=places.device) + 1) * len(places) // (2 * max(count, 1))]
+    chosen = places[drawn.to(places.device)[places].topk(count).indices]
     kept = 1 - step.of_micro_batch(torch.zeros_like(covariance).index_fill(0, chosen, 1.0))
     loss, metrics = _clipped(torch.exp(x.logp - x.old_logp), x.advantage, eps_low, eps_high, None)
     return TokenLoss(loss * kept, {**metrics, "clip_cov/clipped": 1 - kept})

@@ -46,7 +46,10 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class StepTokens:
-    """The N tokens that an optimizer step trains on, of all micro-batches and ranks, before it changes the policy."""
+    """The N tokens that an optimizer step trains on, of all micro-batches and ranks, before it changes the policy.
+
+    In the order of the rollout's rows, however the step is divided.
+    """
 
     logp: Tensor  # (N,) under the current policy, like the others without a gradient
     old_logp: Tensor  # (N,)

@@ -44,13 +44,16 @@ INTRODUCTION = """\
 
 An algorithm is one member of each axis, by its flag. Options stand with their defaults, and are set as
 `--policy_loss_options eps_high=0.28`. A member's docstring, in the [package](../packages/algorithms.md), says more;
-`tests/algorithms/test_papers*.py` hold each against its paper in float64. All since 0.1.
+`tests/algorithms/test_papers*.py` hold each against its paper in float64. All since 0.1. PODS, GFPO, KL-Cov, Clip-Cov,
+BAPO and Kimi's length reward were transcribed from abstracts, their authors' or TRL's code and others' accounts, so
+there the numbers of sections and equations are unchecked.
 
 | letter | |
 |---|---|
 | $r$, $\\bar r$, $s$ | rewards, their mean and standard deviation over the group; with $B$ over the batch |
 | $l$ | length of a response in tokens |
 | $A$ | advantage |
+| $N$, $\\bar A$ | tokens of the optimizer step, mean over them |
 | $\\pi$, $\\pi_{old}$, $\\mu$ | probability of a sampled token, under the old policy, under the engine that sampled |
 | $\\rho$, $w$ | ratios $\\pi / \\pi_{old}$ and $\\pi_{old} / \\mu$ |
 | $\\text{sg}$ | without gradient |
@@ -80,6 +83,7 @@ Methods that are an option of a member, or settings.
 | token-level truncated importance sampling (TIS) | `--sampler_weight token`; of the sequence, `sequence` |
 | IcePop's two-sided mask | `--sampler_rejection token_ratio` |
 | PODS ([2504.13818](https://arxiv.org/abs/2504.13818)) | `--rollout_selection max_variance` |
+| Kimi k1.5's length reward ([2501.12599](https://arxiv.org/abs/2501.12599)) | `--advantage length_reward`; DAPO's penalty of overlong responses is `--overlong_buffer` |
 | DAPO's dynamic sampling and overlong reward shaping ([2503.14476](https://arxiv.org/abs/2503.14476)) | `--preset dapo_full`, or `--dynamic_sampling_tries 4` and `--overlong_buffer 0.2` |
 
 ## Next to the axes
@@ -99,11 +103,10 @@ REFUSED = """\
 
 | method | why |
 |---|---|
-| BAPO ([2510.18927](https://arxiv.org/abs/2510.18927)), Clip-Cov and KL-Cov ([2505.22617](https://arxiv.org/abs/2505.22617)) | their bounds, or the tokens that they pick, follow from all tokens of a step, of which a micro-batch sees its own; a loss here does not depend on how a step is divided |
 | DPPO's top-K divergence | vLLM would have to return the log-probabilities of K tokens at each place; the paper's two-outcome forms are there |
 | BNPO's normalizer of TRL (`loss_type: bnpo`) | it divides by the tokens of the micro-batch; `token_mean` divides by those of the step |
-| replay of prompts that were solved once | a prompt whose group had both correct and incorrect completions is revisited anyway; `--uninformative_keep_prob` below 1 spends fewer rollouts on the others, `--dynamic_sampling_tries` samples them again at once |
-| length rewards other than DAPO's (`--overlong_buffer`) | a reward of one's own, as `recipes/my_reward.py`: `concise`; what a completion's `completion_ids` has in tokens, `completions` has in characters |
+| replay of prompts that were solved once | `Curriculum` (`trl_ext/grpo/curriculum.py`) keeps whether a problem's last group had a gradient, not how many of it were correct: it would have to keep that number, and draw a part of a rollout's problems from those with one. `--uninformative_keep_prob` below 1 spends rollouts on problems with a gradient instead, `--dynamic_sampling_tries` fills a rollout with them |
+| L1's length reward ([2503.04697](https://arxiv.org/abs/2503.04697)) | its target length is in the prompt and differs by problem, so it belongs to a dataset: a reward of your own, as in `recipes/my_reward.py`, gets the dataset's columns and `completion_ids`. `length_reward` and `--overlong_buffer` need no target |
 | a critic | every advantage here is computed from rewards |
 """  # noqa: E501
 

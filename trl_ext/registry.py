@@ -146,7 +146,7 @@ class Registry(dict[str, Callable[..., Any]]):
         for option, value in options.items():
             if option not in known:
                 raise unknown(f"option of {self.kind} {name!r}", option, known)
-            if not _fits(value, hints.get(option, object)):
+            if not fits(value, hints.get(option, object)):
                 expected = getattr(hints[option], "__name__", hints[option])
                 raise ValueError(f"option {option!r} of {self.kind} {name!r} must be {expected}, got {value!r}")
         for option, default in known.items():
@@ -208,7 +208,8 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _fits(value: object, hint: type) -> bool:
+def fits(value: object, hint: Any) -> bool:
+    """Whether a value is of an annotated type, or an integer where a float is meant; True of a type that has parts."""
     try:
         return isinstance(value, hint) or (isinstance(value, int) and isinstance(float(value), hint))
     except TypeError:  # a type that cannot be checked, such as list[str]

@@ -1,28 +1,30 @@
-"""Every preset, and every member of an axis that is in none, trains for a few steps as a user would start it: with
-`accelerate launch` and colocated vLLM, on one rank and on two, on the embedded task.
+"""Every preset, and every member of an axis that is in none, trains for a few steps: `recipes/grpo_math.py` under
+`accelerate launch` with colocated vLLM, on one rank and on two, on the embedded task.
 
-A row says whether the run ended well with finite losses, whether the weights moved, and what it took. The exit status
-is 0 only if all of them did.
+A launch makes several runs, one after the other, each with an engine of its own: starting takes most of the time. A row
+says whether the run ended well with finite losses, whether the weights moved, and what it took. The exit status is 0
+only if all of them did.
 
-    python -m scripts.benchmarks.presets                      all of them: about an hour on two CPU cores
-    python -m scripts.benchmarks.presets --only gspo --ranks 2
-    python -m scripts.benchmarks.presets --json docs/results/presets.json
+    python -m scripts.benchmarks.presets                      all of them: half an hour on two CPU cores
+    python -m scripts.benchmarks.presets --only gspo --ranks 2 --per_launch 1
+    python -m scripts.benchmarks.presets --json docs/results/presets.json --resume --minutes 8
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
+import runpy
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from trl_ext import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, POLICY_LOSSES, PRESETS
 from trl_ext.algorithms.sampler_correction import SAMPLER_REJECTIONS, SAMPLER_WEIGHTS
@@ -54,29 +56,57 @@ def cases() -> Iterator[dict[str, str]]:
                 yield {axis: name, **({"beta": "0.05"} if axis == "kl_estimator" else {})}
 
 
-def trained(flags: dict[str, str], ranks: int) -> dict[str, Any]:
-    """What one run came to."""
+def launched(chosen: Sequence[dict[str, str]], ranks: int) -> list[dict[str, Any]]:
+    """What the runs of one launch came to, in order; up to the one in which it ended, if it did so early."""
     with tempfile.TemporaryDirectory() as scratch:
-        given = SETTINGS | flags | {"output_dir": str(Path(scratch) / "run")}
         config = ROOT / "accelerate_configs" / f"{CONFIGS[ranks]}.yaml"
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
-        recipe = [str(ROOT / "recipes" / "grpo_math.py"), "--config", str(ROOT / "recipes" / "grpo_math.yaml")]
-        command = [*launch, *recipe, *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
-        began = time.perf_counter()
-        done = subprocess.run(
-            command, env=patient_environment(), capture_output=True, text=True, check=False, cwd=scratch
-        )
-        seconds = round(time.perf_counter() - began, 1)
-        metrics = Path(scratch) / "run" / "metrics.jsonl"
-        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    steps = [row for row in map(json.loads, lines) if "loss" in row]
-    error = (done.stderr.strip().splitlines() or ["no output"])[-1][:300] if done.returncode else None
+        command = [*launch, str(Path(__file__)), "--in_launch", json.dumps(chosen)]
+        environment = {**patient_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=scratch)
+        ended = list(map(json.loads, _lines(Path(scratch) / "ended.jsonl")))
+        if len(ended) < len(chosen):
+            error = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
+            ended.append({"status": done.returncode or 1, "seconds": 0.0, "error": error})
+        rows = enumerate(zip(chosen, ended, strict=False))
+        commit = {"commit": provenance()["commit"]}
+        return [
+            {**flags, "ranks": ranks, **end, **_logged(Path(scratch) / str(n)), **commit} for n, (flags, end) in rows
+        ]
+
+
+def run_in_launch(chosen: Sequence[dict[str, str]]) -> None:
+    """The recipe once with each of these flags, in a folder by number; how it ended goes into a line of a file."""
+    recipe = ROOT / "recipes" / "grpo_math.py"
+    for number, flags in enumerate(chosen):
+        began, status, error = time.perf_counter(), 0, None
+        given = SETTINGS | flags | {"config": str(recipe.with_suffix(".yaml")), "output_dir": str(number)}
+        sys.argv = [str(recipe), *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
+        try:
+            runpy.run_path(str(recipe), run_name="__main__")
+        except SystemExit as ending:
+            status = int(ending.code or 0)
+        except Exception as raised:
+            status, error = 1, repr(raised)[:300]
+        row = {"status": status, "seconds": round(time.perf_counter() - began, 1), "error": error}
+        if os.environ.get("RANK", "0") == "0":
+            with Path("ended.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def _logged(folder: Path) -> dict[str, Any]:
+    steps = [row for row in map(json.loads, _lines(folder / "metrics.jsonl")) if "loss" in row]
     return {
-        **flags, "ranks": ranks, "status": done.returncode, "error": error, "steps": len(steps),
-        "finite": all(math.isfinite(row["loss"]) for row in steps), "seconds": seconds,
+        "steps": len(steps), "finite": all(math.isfinite(row["loss"]) for row in steps),
         "grad_norm": max((row["grad_norm"] for row in steps), default=0.0),
         "sampling": {name: value for row in steps[:1] for name, value in row.items() if name.startswith("sampling/")},
     }  # fmt: skip
+
+
+def _lines(file: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return file.read_text(encoding="utf-8").splitlines()
+    return []
 
 
 def is_well(run: dict[str, Any]) -> bool:
@@ -91,28 +121,37 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", choices=CONFIGS, default=list(CONFIGS), help="default: 1 2")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--resume", action="store_true", help="run only what that file lacks")
+    parser.add_argument("--per_launch", type=int, default=10, help="runs of one launch, default: 10")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no launch after these")
+    parser.add_argument("--in_launch", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    chosen = [(flags, ranks) for ranks in args.ranks for flags in cases() if args.only in next(iter(flags.values()))]
-    if not chosen:
-        parser.error(f"no preset or member contains {args.only!r}")
+    if args.in_launch:
+        return run_in_launch(args.in_launch)
     if args.resume and not (args.json and args.json.is_file()):
         parser.error("--resume needs the file of the runs that are there: --json FILE")
+    named = [flags for flags in cases() if args.only in next(iter(flags.values()))]
+    if not named:
+        parser.error(f"no preset or member contains {args.only!r}")
     runs = json.loads(args.json.read_text(encoding="utf-8"))["runs"] if args.resume else []
-    chosen = [
+    left = [
         (flags, ranks)
-        for flags, ranks in chosen
+        for ranks in args.ranks
+        for flags in named
         if not any({**flags, "ranks": ranks}.items() <= run.items() for run in runs)
     ]
-    for flags, ranks in tqdm(chosen, unit="run"):
-        run = trained(flags, ranks)
-        runs.append(run)
-        name = " ".join(f"{key} {value}" for key, value in flags.items())
-        result = "well" if is_well(run) else f"NOT WELL: {run['error'] or run}"
-        tqdm.write(f"{name:<45} {ranks} rank{'s' * (ranks > 1):<2} {run['seconds']:6.1f} s  {result}", file=sys.stdout)
+    began = time.monotonic()
+    while left and time.monotonic() - began < 60 * args.minutes:
+        ranks = left[0][1]
+        found = launched([flags for flags, n in left if n == ranks][: args.per_launch], ranks)
+        runs, left = runs + found, left[len(found) :]
+        for run in found:
+            name = " ".join(f"{key} {run[key]}" for key in AXES | {"preset": None} if key in run)
+            result = "well" if is_well(run) else f"NOT WELL: {run['error'] or run}"
+            print(f"{name:<45} {ranks} rank{'s' * (ranks > 1):<2} {run['seconds']:6.1f} s  {result}", flush=True)
         if args.json:
-            result_so_far = {"settings": SETTINGS, "runs": runs, **provenance()}
-            args.json.write_text(json.dumps(result_so_far, indent=1) + "\n", encoding="utf-8")
-    sys.exit(any(not is_well(run) for run in runs))
+            so_far = {"settings": SETTINGS, "runs": runs, **provenance()}
+            args.json.write_text(json.dumps(so_far, indent=1) + "\n", encoding="utf-8")
+    sys.exit(bool(left) or any(not is_well(run) for run in runs))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ NO_BASELINE = {"raw", "w_reinforce"}
 NO_GROUP_BASELINE = {*NO_BASELINE, "reinforce_plus_plus"}
 # scaled by the standard deviation of the whole batch
 ACROSS_GROUPS = {"batch_std", "gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"}
-# Two ask only which rewards exceed a threshold; max_rl divides by the mean, so a constant dilutes it.
-NOT_SHIFTABLE = {"raw", "max_rl", "pass_at_k", "w_reinforce"}
+# Three ask which rewards exceed a threshold; max_rl divides by the mean, so a constant dilutes it.
+NOT_SHIFTABLE = {"raw", "max_rl", "pass_at_k", "w_reinforce", "length_reward"}
 SCALE_FREE = {"group_std", "max_rl", *ACROSS_GROUPS}
-BY_THRESHOLD = {"pass_at_k", "w_reinforce"}
+BY_THRESHOLD = {"pass_at_k", "w_reinforce", "length_reward"}  # the last by what is correct, here above 0.5
 # opo's baseline is not the mean; pkpo's advantages are never negative
 CENTERED = set(EVERY) - {*NO_GROUP_BASELINE, "opo", "pkpo"}
 
@@ -39,8 +39,9 @@ def member(name: str, **options: float) -> Callable[[Tensor], Tensor]:
 
     def advantage(reward: Tensor) -> Tensor:
         # Of a group's rewards in order, so that moving completions moves their lengths, and a constant changes none.
-        lengths = 3.0 + reward.argsort(dim=1).argsort(dim=1) if reward.ndim == 2 else torch.ones_like(reward)
-        inputs = {"rewards": reward[..., None], "weights": reward.new_ones(1), "lengths": lengths}
+        below = reward[:, :, None] > reward[:, None, :] if reward.ndim == 2 else reward[:, None] > reward
+        inputs = {"rewards": reward[..., None], "weights": reward.new_ones(1), "lengths": 3.0 + below.sum(dim=-1)}
+        inputs["correct"] = (reward > 0.5).to(reward.dtype)
         return function(reward, **{name: inputs[name] for name in ADVANTAGES.inputs_of(function)})
 
     return advantage
@@ -207,6 +208,9 @@ HALF = math.sqrt(2 / 3)  # std of 0 1 1 2 with Bessel's correction: sqrt((1 + 0 
         ("w_reinforce", {"positive_weight": 1.0, "threshold": 0.9}, [[0, 1, 0.6, NAN]], [[-1, 1, -1, NAN]]),
         # lengths 3, 4, 5 in the order of the rewards: (0 * 3 + 1 * 4 + 3 * 5) / 12
         ("opo", {}, [[0, 1, 3]], [[-19 / 12, 1 - 19 / 12, 3 - 19 / 12]]),
+        # lengths 3, 4, 5: 1/2, 0, -1/2, the first of which is incorrect: rewards 0, 1, 5/2
+        ("length_reward", {}, [[0, 1, 3]], [[-7 / 6, 1 - 7 / 6, 2.5 - 7 / 6]]),
+        ("length_reward", {"weight": 0.5}, [[1, NAN, 3]], [[-0.75, NAN, 0.75]]),  # 1 + 1/4 and 3 - 1/4
         # pairs of 0, 1, 3: only the better one of each counts, by how much it is better: 1 - 0; 3 - 0 and 3 - 1
         ("pkpo", {"k": 2}, [[1, 0, 3]], [[1 / 3, 0, 5 / 3]]),
         ("pkpo", {"k": 3}, [[1, 0, 3, NAN]], [[0, 0, 2, NAN]]),
@@ -324,6 +328,16 @@ def test_opo_weighs_the_baseline_by_length() -> None:
     reward, lengths = float64([[1, 0, 0], [1, NAN, 0]]), float64([[10, 20, 30], [5, 100, 15]])
     found = ADVANTAGES.build("opo")(reward, lengths=lengths)
     assert_close(found, float64([[5 / 6, -1 / 6, -1 / 6], [3 / 4, NAN, -1 / 4]]), rtol=0, atol=1e-12, equal_nan=True)
+
+
+def test_length_reward_is_for_correct_completions_only() -> None:
+    """Lengths 10, 20, 30: 1/2, 0, -1/2; at most 0 where incorrect or unknown. All of one length: none."""
+    lengths = float64([[10, 20, 30], [10, 20, 30], [10, 20, 30], [7, 7, 7], [10, 20, 90]])
+    correct = float64([[1, 1, 1], [0, 0, 1], [NAN, 1, 0], [1, 0, 0], [1, 0, NAN]])
+    reward = float64([[1, 1, 1], [0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 0, NAN]])
+    found = ADVANTAGES.build("length_reward")(reward, lengths=lengths, correct=correct)
+    shaped = float64([[1.5, 1, 0.5], [0, 0, 0.5], [0, 1, -0.5], [1, 0, 0], [1.5, -0.5, NAN]])
+    assert_close(found, shaped - shaped.nanmean(dim=1, keepdim=True), rtol=0, atol=1e-12, equal_nan=True)
 
 
 def test_discounted_gives_the_last_token_the_most() -> None:

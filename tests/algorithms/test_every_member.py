@@ -31,7 +31,9 @@ from trl_ext.registry import Registry
 # axis -> its members, the test of their values by hand, and the transcriptions by name
 AXES: dict[str, tuple[Registry, Callable[..., None], Mapping[str, object]]] = {
     "advantage": (ADVANTAGES, test_advantages.test_values_by_hand, test_papers_advantages.PAPERS),
-    "policy_loss": (POLICY_LOSSES, test_policy_losses.test_values_by_hand, test_papers.PAPERS),
+    "policy_loss": (
+        POLICY_LOSSES, test_policy_losses.test_values_by_hand, {**test_papers.PAPERS, **test_papers.OF_STEP},
+    ),
     "aggregation": (AGGREGATIONS, test_aggregation.test_values_by_hand, test_papers_other_axes.AGGREGATED),
     "kl_estimator": (KL_ESTIMATORS, test_kl.test_values_by_hand, test_papers_other_axes.PENALTIES),
     "sampler_weight": (SAMPLER_WEIGHTS, test_sampler_correction.test_weights_by_hand, test_papers_other_axes.WEIGHTS),

@@ -16,12 +16,13 @@ from torch.testing import assert_close
 from tests.support.cases import ROWS, loss_inputs, policy_loss, totals_of
 from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import AGGREGATIONS
+from trl_ext.algorithms.entropy import EntropyController
 from trl_ext.algorithms.kl import KL_ESTIMATORS
-from trl_ext.algorithms.objective import Objective
+from trl_ext.algorithms.objective import Objective, keeps_on_policy
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.algorithms.sampler_correction import SAMPLER_WEIGHTS
-from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
+from trl_ext.algorithms.types import LossInputs, StepTokens, StepTotals, TokenLoss
 from trl_ext.grpo.config import ExtGRPOConfig
 
 LOSS, MEAN, K3 = POLICY_LOSSES["ppo_clip"], AGGREGATIONS["sequence_mean"], KL_ESTIMATORS["k3"]
@@ -39,7 +40,7 @@ def reference(x: LossInputs) -> Tensor:
 def test_without_extras_it_is_the_aggregated_policy_loss(loss: str, aggregation: str) -> None:
     x = loss_inputs()
     totals = totals_of(x.mask)
-    value, metrics = Objective(POLICY_LOSSES[loss], AGGREGATIONS[aggregation], K3)(x, totals)
+    value, metrics = Objective(POLICY_LOSSES[loss], AGGREGATIONS[aggregation], K3)(x, totals, step=StepTokens.of(x))
     alone = policy_loss(loss)(x)
     assert_close(value, AGGREGATIONS[aggregation](alone.loss, x.mask, totals), rtol=0, atol=0)
     assert metrics.keys() == alone.metrics.keys()
@@ -103,11 +104,46 @@ def test_masked_token_affects_neither_value_nor_gradient(loss: str, poison: floa
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x).detach()
     objective = Objective(POLICY_LOSSES[loss], MEAN, K3, beta=0.1, kl_bias_correction=True)
-    wanted, _ = objective(x, totals, ref_logp=ref)
+    wanted, _ = objective(x, totals, ref_logp=ref, step=StepTokens.of(x))
     logp = x.logp.detach().masked_fill(~x.mask, poison).requires_grad_()
-    value, _ = objective(dataclasses.replace(x, logp=logp), totals, ref_logp=ref)
+    y = dataclasses.replace(x, logp=logp)
+    value, _ = objective(y, totals, ref_logp=ref, step=StepTokens.of(y))
     assert_close(value, wanted, rtol=0, atol=0)
     assert_close(torch.autograd.grad(value, logp), torch.autograd.grad(wanted, x.logp), rtol=0, atol=0)
+
+
+def test_the_off_policy_mask_by_hand() -> None:
+    """Means of log(pi_sampled / pi) 0.3, 0.3 and 0.1, where a masked 9 and an unknown token count as nothing and 0."""
+    logp = torch.tensor([[-1.0, -1.0, -9.0], [-1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]], dtype=torch.float64)
+    sampled = torch.tensor([[-0.8, -0.6, 0.0], [-0.8, -0.6, -0.7], [-0.7, math.nan, -1.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, False], [True] * 3, [True] * 3])
+    for advantage, kept in (([-1, 1, -1], [False, True, True]), ([0, -1, -1], [True, False, True])):
+        x = LossInputs(logp, logp, torch.tensor(advantage, dtype=torch.float64)[:, None], mask)
+        assert keeps_on_policy(x, sampled, 0.2)[:, 0].tolist() == kept
+
+
+def test_the_entropy_controller_by_hand() -> None:
+    """Three trained tokens of 1, 2 and 6 nats over two micro-batches: 3 in the mean; a masked NaN is left out."""
+    controller = EntropyController(target=3.0, delta=0.1, lowest=0.0, highest=0.25)
+    ranks: list[list[float]] = []
+
+    def add() -> None:
+        entropy = torch.tensor([[1.0, math.nan]])
+        controller.add(entropy, entropy.isfinite())
+        controller.add(torch.tensor([[2.0, 6.0]]), torch.ones(1, 2, dtype=torch.bool))
+
+    def summed(sums: Tensor) -> Tensor:
+        ranks.append(sums.tolist())
+        return 2 * sums  # of another rank as well
+
+    for before, after in ((0.1, 0.2), (0.2, 0.25)):  # at the target raised, up to the highest
+        add()
+        assert controller.finish(before, summed) == (pytest.approx(after), 3.0)
+    assert ranks == [[9.0, 3.0]] * 2  # and from 0 in each step
+    controller.target = 2.9
+    for before, after in ((0.25, 0.15), (0.05, 0.0)):
+        add()
+        assert controller.finish(before, summed)[0] == pytest.approx(after)
 
 
 def test_a_penalty_without_reference_is_refused() -> None:
@@ -164,6 +200,7 @@ def test_micro_batches_and_padding_change_nothing_with_all_on(preset: str) -> No
     x = loss_inputs()
     totals, ref = totals_of(x.mask), reference(x)
     weight = SAMPLER_WEIGHTS["token"](x.logp.detach(), x.old_logp, x.mask)
+    step = StepTokens.of(x)
     whole = Objective(POLICY_LOSSES[preset], MEAN, K3, 0.1) if preset in IN_NO_PRESET else objective_of(preset, 0.1)
 
     def value(rows: slice, pad: int) -> Tensor:
@@ -171,7 +208,8 @@ def test_micro_batches_and_padding_change_nothing_with_all_on(preset: str) -> No
             return torch.nn.functional.pad(t[rows], (0, pad))
 
         part = LossInputs(cut(x.logp), cut(x.old_logp), x.advantage[rows], cut(x.mask))
-        return whole(part, totals, ref_logp=cut(ref), sampler_weight=cut(weight))[0]
+        tokens = dataclasses.replace(step, place=torch.nn.functional.pad(step.place[rows], (0, pad), value=-1))
+        return whole(part, totals, ref_logp=cut(ref), sampler_weight=cut(weight), step=tokens)[0]
 
     wanted = value(slice(None), 0)
     parts = sum((value(slice(i, i + 2), i) for i in range(0, ROWS, 2)), start=torch.zeros(()))

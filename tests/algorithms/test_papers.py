@@ -19,6 +19,7 @@ from trl_ext.algorithms.aggregation import AGGREGATIONS
 from trl_ext.algorithms.kl import KL_ESTIMATORS
 from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+from trl_ext.algorithms.types import StepTokens
 
 Objective_ = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
@@ -115,6 +116,73 @@ PAPERS: dict[str, Objective_] = {
 }
 
 
+# Objectives that choose by all tokens of the step, from its sequences as (p, q, a).
+Sequences = list[tuple[Tensor, Tensor, float]]
+
+
+def covariances(sequences: Sequences) -> dict[tuple[int, int], float]:
+    """arXiv:2505.22617, section 4.2, of each token by its sequence and place."""
+    tokens = {(i, t): (math.log(p[t]), a) for i, (p, _, a) in enumerate(sequences) for t in range(len(p))}
+    mean_logp, mean_a = (math.fsum(values) / len(tokens) for values in zip(*tokens.values(), strict=True))
+    return {place: (logp - mean_logp) * (a - mean_a) for place, (logp, a) in tokens.items()}
+
+
+def kl_cov(sequences: Sequences) -> list[Tensor]:
+    """r A less |log(old / pi)| for the fifth of the tokens that ranks highest by covariance."""
+    by_rank = sorted((found := covariances(sequences)), key=lambda place: -found[place])
+    penalized = set(by_rank[: len(by_rank) // 5])
+    return [
+        sum(
+            (p[t] / q[t] * a - ((q[t] / p[t]).log().abs() if (i, t) in penalized else 0) for t in range(len(p))),
+            start=torch.zeros(()),
+        )
+        / len(p)
+        for i, (p, q, a) in enumerate(sequences)
+    ]
+
+
+def clip_cov(sequences: Sequences) -> list[Tensor]:
+    """PPO's objective without those drawn from the tokens of a covariance in 0.1 .. 2: a tenth of all."""
+    found = covariances(sequences)
+
+    def is_clipped(i: int, t: int) -> bool:
+        p, q, a = sequences[i]
+        return bool(p[t] / q[t] > 1.2) if a > 0 else bool(p[t] / q[t] < 0.8)
+
+    lots = torch.rand(len(found), generator=torch.Generator().manual_seed(len(found))).tolist()
+    inside = [
+        (lot, place)
+        for lot, place in zip(lots, found, strict=True)
+        if 0.1 < found[place] < 2 and not is_clipped(*place)
+    ]
+    dropped = {place for _, place in sorted(inside, reverse=True)[: len(found) // 10]}
+    assert 0 < len(dropped) < len(inside)
+    return [
+        torch.stack(
+            [surrogate(p[t] / q[t], a, 0.8, 1.2) * (0 if (i, t) in dropped else 1) for t in range(len(p))]
+        ).mean()
+        for i, (p, q, a) in enumerate(sequences)
+    ]
+
+
+def bapo(sequences: Sequences) -> list[Tensor]:
+    """arXiv:2510.18927: clip(r, c_low, c_high), widened until good tokens have half of the sum of |surrogate|."""
+    bounds = [(0.6, 1.2 + 0.05 * n) for n in range(37)] + [(0.6 + 0.05 * n, 3.0) for n in range(1, 7)]
+    for low, high in bounds:
+        values = [surrogate(p / q, a, low, high) for p, q, a in sequences]
+        good = math.fsum(value.clip(min=0).sum().item() for value in values)
+        if good >= 0.5 * math.fsum(value.abs().sum().item() for value in values):
+            break
+    return [value.mean() for value in values]
+
+
+OF_STEP: dict[str, tuple[dict[str, float], Callable[[Sequences], list[Tensor]]]] = {
+    "kl_cov": ({"fraction": 0.2}, kl_cov),
+    "clip_cov": ({"fraction": 0.1, "low": 0.1, "high": 2.0}, clip_cov),
+    "bapo": ({}, bapo),
+}
+
+
 @pytest.mark.parametrize("off_policy", [0.0, 0.1, 0.8])
 @pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
 def test_a_loss_has_the_gradient_of_its_paper(name: str, off_policy: float) -> None:
@@ -123,15 +191,17 @@ def test_a_loss_has_the_gradient_of_its_paper(name: str, off_policy: float) -> N
     old, sampled = x.old_logp - shift, x.old_logp - shift + 0.1 * torch.sin(torch.arange(36.0).view(6, 6).double())
     logp = (x.logp.detach() - shift).requires_grad_()
     x = type(x)(logp, old, x.advantage, x.mask)
-    ours, _ = Objective(POLICY_LOSSES.build(name), AGGREGATIONS["sequence_mean"], KL_ESTIMATORS["k3"])(
-        x, totals_of(x.mask), sampled_logp=sampled
+    options, of_step = OF_STEP.get(name, ({}, None))
+    ours, _ = Objective(POLICY_LOSSES.build(name, **options), AGGREGATIONS["sequence_mean"], KL_ESTIMATORS["k3"])(
+        x, totals_of(x.mask), sampled_logp=sampled, step=StepTokens.of(x)
     )
     found = torch.autograd.grad(ours, logp)[0]
-    sequences = [
-        PAPERS[name](logp[i][row].exp(), old[i][row].exp(), sampled[i][row].exp(), x.advantage[i].item())
+    rows = [
+        (logp[i][row].exp(), old[i][row].exp(), sampled[i][row].exp(), x.advantage[i].item())
         for i, row in enumerate(x.mask)
         if row.any()
     ]
+    sequences = of_step([(p, q, a) for p, q, _, a in rows]) if of_step else [PAPERS[name](*row) for row in rows]
     wanted = -torch.autograd.grad(torch.stack(sequences).sum() / len(x.mask), logp)[0]
     assert_close(found, wanted, rtol=0, atol=1e-12)
     assert found.abs().max() > 1e-3

@@ -55,6 +55,15 @@ def gdpo(rewards: Groups, lengths: Groups, functions: list[Groups]) -> Groups:
     return over(stdev(flat(total)), [[value - mean(flat(total)) for value in group] for group in total])
 
 
+def length_reward(rewards: list[float], lengths: list[float]) -> list[float]:
+    """arXiv:2501.12599, section 2.3.3: lambda if correct, min(0, lambda) if not, added to the reward."""
+    total = []
+    for r, n in zip(rewards, lengths, strict=True):
+        bonus = 0.5 - (n - min(lengths)) / (max(lengths) - min(lengths))
+        total.append(r + (bonus if r > 0.5 else min(0.0, bonus)))
+    return centered(total)
+
+
 def discounted(rewards: list[float], lengths: list[float]) -> Groups:
     """The return G_t of a reward at the last token l, gamma^(l - t) R, of the centered reward; here until t = 7."""
     return [
@@ -76,6 +85,7 @@ PAPERS: dict[str, Transcription] = {
         stdev(flat([centered(group) for group in rewards])), [centered(group) for group in rewards]
     ),
     "opo": by_group(lambda r, n: [x - sum(map(operator.mul, n, r)) / sum(n) for x in r]),
+    "length_reward": by_group(length_reward),
     "w_reinforce": by_group(lambda r, n: [0.1 if x > 0.5 else -1.0 for x in r]),
     "discounted": by_group(discounted),
     "leave_one_out": by_group(lambda r, n: [x - mean(r[:i] + r[i + 1 :]) for i, x in enumerate(r)]),
@@ -93,6 +103,7 @@ def test_an_advantage_has_the_value_of_its_paper(name: str) -> None:
     lengths = torch.randint(2, 8, (4, 6), generator=generator).double()
     total, lengths[0, 0] = (rewards * torch.tensor(WEIGHTS)).sum(dim=2), 7
     inputs = {"rewards": rewards, "weights": torch.tensor(WEIGHTS).double(), "lengths": lengths}
+    inputs["correct"] = (total > 0.5).double()
     function = ADVANTAGES.build(name)
     found = function(total, **{asked: inputs[asked] for asked in ADVANTAGES.inputs_of(function)})
     wanted = PAPERS[name](total.tolist(), lengths.tolist(), [rewards[:, :, f].tolist() for f in range(2)])

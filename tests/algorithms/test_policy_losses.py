@@ -16,9 +16,10 @@ from trl_ext.algorithms.types import LossInputs, TokenLoss
 
 EVERY = sorted(POLICY_LOSSES)
 PER_SEQUENCE = {"gspo", "gmpo"}  # one ratio per sequence, which has to have one advantage too
-SEES_OTHERS = {*PER_SEQUENCE, "gspo_token", "vespo"}  # a token's loss depends on the others of its sequence
+OF_STEP = {"kl_cov", "clip_cov", "bapo"}  # they choose tokens or bounds from all tokens of the step
+SEES_OTHERS = {*PER_SEQUENCE, *OF_STEP, "gspo_token", "vespo"}  # a token's loss depends on others
 IGNORES_OLD = {"reinforce"}
-UNBOUNDED = {"reinforce", "importance_ratio"}  # never clipped
+UNBOUNDED = {"reinforce", "importance_ratio", "kl_cov"}  # never clipped
 BOUNDED_BY = {"cispo": 5.0, "ce_gppo": 1.2}  # these keep a gradient outside the clip range, at most this
 # Their derivative treats a factor as a constant, so finite differences are not their gradient.
 STOPS_GRADIENT = {"cispo", "gspo_token", "ce_gppo", "aspo", "vespo"}
@@ -53,7 +54,8 @@ def test_loss_and_metrics_are_per_token_and_only_loss_has_grad(name: str, per_to
 
 # A sequence ratio divides a sequence's advantages among its tokens, so there it is one advantage per sequence only.
 @pytest.mark.parametrize(
-    ("name", "per_token"), [(n, t) for n in EVERY for t in (False, True) if not (t and n in PER_SEQUENCE)]
+    ("name", "per_token"),
+    [(n, t) for n in EVERY for t in (False, True) if not (t and n in PER_SEQUENCE) and n != "clip_cov"],
 )
 def test_on_policy_the_gradient_is_that_of_reinforce(name: str, per_token: bool) -> None:
     x = loss_inputs(off_policy=0.0, per_token=per_token)
@@ -81,7 +83,7 @@ def test_the_gradient_is_the_derivative(name: str, off_policy: float) -> None:
     assert torch.autograd.gradcheck(total, (x.logp,))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", sorted(set(EVERY) - OF_STEP))
 def test_a_zero_advantage_has_neither_loss_nor_gradient(name: str) -> None:
     x = loss_inputs(0.5)
     x = dataclasses.replace(x, advantage=torch.zeros_like(x.advantage))
@@ -91,6 +93,16 @@ def test_a_zero_advantage_has_neither_loss_nor_gradient(name: str) -> None:
     assert loss.loss.abs().max() == 0
     assert gradient(loss, x).abs().max() == 0
     assert all(value.abs().max() == 0 for value in loss.metrics.values())
+
+
+@pytest.mark.parametrize("name", sorted(OF_STEP))
+def test_a_row_of_zero_advantage_matters_to_the_others(name: str) -> None:
+    """Its tokens are in the means, or its loss has a gradient, so a step must not leave it out."""
+    x = loss_inputs(0.5)
+    function = policy_loss(name)
+    assert not getattr(function, "zero_advantage_is_noop", False)
+    zero = dataclasses.replace(x, advantage=torch.zeros_like(x.advantage))
+    assert gradient(function(zero), zero).abs().max().item() == (1.0 if name == "kl_cov" else 0.0)
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - UNBOUNDED))
@@ -120,6 +132,8 @@ def test_padding_and_the_order_of_rows_change_nothing(name: str) -> None:
     wider = LossInputs(pad(x.logp, (0, 3)), pad(x.old_logp, (0, 3)), x.advantage, pad(x.mask, (0, 3)))
     # a sum over more zeros may be taken in another order
     assert_close((loss(wider).loss * wider.mask)[:, : x.mask.shape[1]], wanted, rtol=0, atol=1e-14)
+    if name == "clip_cov":
+        return  # it draws by the order of the step's tokens, which is the rollout's, see tests/grpo/test_step_tokens.py
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     moved = LossInputs(x.logp[order], x.old_logp[order], x.advantage[order], x.mask[order])
     assert_close(loss(moved).loss * moved.mask, wanted[order], rtol=0, atol=0)
@@ -193,6 +207,18 @@ def test_a_token_does_not_see_the_others(name: str) -> None:
         ("dppo_kl", {}, 0.96, -1.0, 0.96, 0.96),
         ("dppo_kl", {}, 0.94, -1.0, 0.0, 0.0),
         ("dppo_kl", {}, 0.5, 1.0, -0.5, -0.5),
+        # KL-Cov: the only token of a step is the one with the greatest covariance, so |log r| is added
+        ("kl_cov", {}, 2.0, 3.0, -6 + math.log(2), -5.0),
+        ("kl_cov", {"kl_coef": 0.5}, 0.5, -3.0, 1.5 + 0.5 * math.log(2), 1.0),
+        # Clip-Cov: its covariance is 0, outside of 1 .. 5
+        ("clip_cov", {}, 1.1, 2.0, -2.2, -2.2),
+        ("clip_cov", {}, 1.5, 2.0, -2.4, 0.0),
+        ("clip_cov", {"low": -1.0}, 1.1, 2.0, 0.0, 0.0),
+        # BAPO: of a good token the share is 1, so the bounds are 0.6 and 1.2; of a bad one 0, so they are 0.9 and 3
+        ("bapo", {}, 1.5, 2.0, -2.4, 0.0),
+        ("bapo", {}, 0.8, -1.0, 0.9, 0.0),
+        ("bapo", {}, 2.0, -1.0, 2.0, 2.0),
+        ("bapo", {"low_max": 0.6, "high_max": 1.2}, 0.8, -1.0, 0.8, 0.8),
         ("cispo", {}, 2.0, 3.0, -6 * math.log(2), -6.0),
         ("cispo", {}, 8.0, 3.0, -15 * math.log(8), -15.0),
         ("cispo", {"ratio_max": 2.0}, 8.0, -3.0, 6 * math.log(8), 6.0),
@@ -263,6 +289,75 @@ def test_gspo_ratio_is_the_geometric_mean_over_unmasked_tokens() -> None:
         [pytest.approx(-2 * math.exp(0.2)), 0.0, pytest.approx(-2 * math.exp(0.2))],
         [0.0] * 3,
     ]
+
+
+# Clip-Cov's draws of four tokens are 0.5596, 0.5591, 0.0915 and 0.2100.
+# Log-probabilities less their mean of -2.5: 1.5, 0.5, -0.5, -1.5. Advantages less their mean of 0: 2, 2, -1, -3.
+COVARIANCES = [3.0, 1.0, 0.5, 4.5]
+
+
+def four_tokens(log_ratio: float = 0.0) -> LossInputs:
+    """Two rows of two tokens."""
+    logp = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], dtype=torch.float64, requires_grad=True)
+    advantage = torch.tensor([[2.0, 2.0], [-1.0, -3.0]], dtype=torch.float64)
+    return LossInputs(logp, logp.detach() - log_ratio, advantage, torch.ones(2, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "chosen"),
+    [
+        ("kl_cov", {}, [0, 0, 0, 1]),  # 0.002 of four tokens: at least one
+        ("kl_cov", {"fraction": 0.5}, [1, 0, 0, 1]),
+        ("kl_cov", {"fraction": 0.8}, [1, 1, 0, 1]),
+        ("clip_cov", {}, [1, 0, 0, 0]),  # of 3 and 4.5, which are between 1 and 5, the one that draws more
+        ("clip_cov", {"low": 3.5}, [0, 0, 0, 1]),
+        ("clip_cov", {"low": 0.4, "fraction": 0.5}, [1, 1, 0, 0]),
+        ("clip_cov", {"high": 4.0, "fraction": 0.5}, [1, 0, 0, 0]),
+        ("clip_cov", {"low": 5.0, "high": 9.0}, [0, 0, 0, 0]),
+    ],
+)
+def test_tokens_are_chosen_by_the_covariances_of_the_step(
+    name: str, options: dict[str, float], chosen: list[float]
+) -> None:
+    x = four_tokens()
+    (metric,) = (v for k, v in policy_loss(name, **options)(x).metrics.items() if k.startswith(name))
+    assert metric.flatten().tolist() == chosen
+    found = gradient(policy_loss(name, **options)(x), x).flatten()
+    left_out = torch.tensor(chosen) == 1 if name == "clip_cov" else torch.zeros(4, dtype=torch.bool)
+    assert_close(found, (-x.advantage.flatten()).masked_fill(left_out, 0.0), rtol=0, atol=0)
+
+
+def test_clip_cov_chooses_no_token_that_is_clipped_anyway() -> None:
+    """Ratios of 2 clip the first row: the tokens between 0.4 and 5 are of the second."""
+    chosen = policy_loss("clip_cov", low=0.4, fraction=1.0)(four_tokens(math.log(2))).metrics["clip_cov/clipped"]
+    assert chosen.tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "low", "high"),
+    [
+        ({"positive": 0.45}, 0.6, 1.2),  # 2 * 2 * 1.2 = 4.8 of the good and 2 + 3.4 of the bad: 4.8 / 10.2 = 0.47
+        # 5 / 10.4 = 0.481, 5.2 / 10.6 = 0.491, 5.4 / 10.8 = 0.5
+        ({"positive": 0.499}, 0.6, 1.35),
+        ({"positive": 0.549}, 0.6, 1.65),  # 6.6 / 12 = 0.55
+        ({"positive": 0.55, "delta": 0.3}, 0.6, 1.8),
+        ({"positive": 0.55, "high_max": 1.6}, 0.9, 1.6),  # 6.4 / 11.8 = 0.54, and raising the lower bound does not help
+        ({"positive": 1.0}, 0.9, 3.0),
+    ],
+)
+def test_bapo_widens_its_bounds_for_the_good_tokens(options: dict[str, float], low: float, high: float) -> None:
+    """Good tokens of advantage 2 at ratio 2; bad ones of -1 at ratio 2 and of -3.4 at 1."""
+    ratio = torch.tensor([[2.0, 2.0], [2.0, 1.0]], dtype=torch.float64)
+    advantage = torch.tensor([[2.0, 2.0], [-1.0, -3.4]], dtype=torch.float64)
+    x = LossInputs(ratio.log().requires_grad_(), torch.zeros_like(ratio), advantage, ratio > 0)
+    metrics = policy_loss("bapo", **options)(x).metrics
+    assert metrics["bapo/low"].unique().tolist() == pytest.approx([low])
+    assert metrics["bapo/high"].unique().tolist() == pytest.approx([high])
+
+
+def test_bapo_refuses_a_step_that_widens_nothing() -> None:
+    with pytest.raises(ValueError, match="bapo needs delta > 0 to widen its bounds, got 0"):
+        policy_loss("bapo", delta=0.0)(four_tokens())
 
 
 # What a loss may be given.

@@ -59,6 +59,40 @@ def test_a_run_is_explained_by_its_folder(tmp_path: Path) -> None:
         read(None, ["--presett", "rloo"])
 
 
+def test_a_file_for_trls_own_command_is_read(tmp_path: Path) -> None:
+    (tmp_path / "trl.yaml").write_text(
+        "dataset_name: a/b\nreward_funcs: [accuracy_reward]\nlearning_rate: 1e-6\nbeta: 0\n"
+    )
+    assert read(tmp_path / "trl.yaml", ["--max_grad_norm", "1"]) == {
+        "learning_rate": 1e-6,
+        "beta": 0,
+        "max_grad_norm": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "message"),
+    [
+        ("loss_type: [", [], r"a\.yaml is no YAML: while parsing a flow node .* line 1"),
+        ("- a", [], r"a\.yaml has no settings, but a list; a line is `name: value`"),
+        ("", ["--beta", "abc"], "beta must be float, got 'abc'"),
+        ("", ["--beta"], "beta must be float, got True"),
+        ("num_iterations: 1.5", [], "num_iterations must be int, got 1.5"),
+    ],
+)
+def test_input_that_is_no_setting_is_refused(content: str, flags: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(content)
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / "a.yaml", flags)
+
+
+def test_a_loss_type_that_trl_does_not_have_is_refused() -> None:
+    with pytest.raises(
+        UnknownName, match=r"unknown loss_type of TRL 'grppo'. Did you mean 'grpo'\? Known: bnpo, cispo"
+    ):
+        said(loss_type="grppo")
+
+
 @needs_vllm
 def test_what_has_no_effect_is_named_with_the_reason() -> None:
     reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
@@ -110,6 +144,7 @@ def test_penalties_and_corrections_stand_in_the_formula() -> None:
 def test_the_nearest_preset_is_named_with_what_differs() -> None:
     assert said(preset="dapo").endswith("nearest preset\n    dapo")
     assert said(preset="dapo", advantage="group_mean").endswith("dapo, but advantage=group_mean")
+    assert "nearest preset\n    dapo, but advantage_options=" in said(loss_type="dapo")  # whose members all are
 
 
 @pytest.mark.slow

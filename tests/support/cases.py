@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES, with_inputs
-from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
+from trl_ext.algorithms.types import LossInputs, StepTokens, StepTotals, TokenLoss
 
 LENGTHS = (5, 2, 6, 1, 0, 3)  # one row has no token that trains
 ROWS, TOKENS = len(LENGTHS), max(LENGTHS)
@@ -45,7 +45,7 @@ def policy_loss(name: str, **options: float) -> Callable[[LossInputs], TokenLoss
     @functools.wraps(member)
     def loss(x: LossInputs) -> TokenLoss:
         old = x.old_logp
-        given = with_inputs(member, sampled_logp=old, ref_logp=old, entropy=-old, group=torch.arange(len(old)))
-        return given(x)
+        rows, step = torch.arange(len(old)), StepTokens.of(x)
+        return with_inputs(member, sampled_logp=old, ref_logp=old, entropy=-old, group=rows, step=step)(x)
 
     return loss

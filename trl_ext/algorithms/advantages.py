@@ -181,6 +181,21 @@ def opo(reward: Tensor, *, lengths: Tensor) -> Tensor:
 
 
 @ADVANTAGES.register
+def length_reward(reward: Tensor, *, lengths: Tensor, correct: Tensor, weight: float = 1.0) -> Tensor:
+    """A_i = R_i - mean(R), R_i = r_i + weight L_i with L_i = 1/2 - (l_i - min l) / (max l - min l), l in tokens.
+
+    The length reward of Kimi k1.5 (arXiv:2501.12599, section 2.3.3): L_i is at most 0 unless the completion is correct,
+    and 0 where all of a group are equally long. Groups that are solved by all completions have advantages too.
+    """
+    _need_group(reward, "length_reward")
+    unscored = reward.isnan()
+    least = lengths.masked_fill(unscored, torch.inf).amin(dim=1, keepdim=True)
+    span = lengths.masked_fill(unscored, -torch.inf).amax(dim=1, keepdim=True) - least
+    bonus = torch.where(span > 0, 0.5 - (lengths - least) / span, 0.0).to(reward.dtype)
+    return group_mean(reward + weight * torch.where(correct == 1, bonus, bonus.clamp(max=0)))
+
+
+@ADVANTAGES.register
 def w_reinforce(reward: Tensor, *, positive_weight: float = 0.1, threshold: float = 0.5) -> Tensor:
     """A_i = positive_weight for a correct completion, -1 for an incorrect one: mostly negative reinforcement.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trl_ext.algorithms.policy_losses import with_inputs
-from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
+from trl_ext.algorithms.types import LossInputs, StepTokens, StepTotals, TokenLoss
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Objective:
         sampled_logp: Tensor | None = None,
         entropy: Tensor | None = None,
         group: Tensor | None = None,
+        step: StepTokens | None = None,
         policy_mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's part of the step's loss, and (B, T) quantities to average over unmasked tokens.
@@ -52,7 +53,7 @@ class Objective:
             ref_logp: (B, T) under the reference model; needed when beta is not 0.
             sampler_weight: (B, 1) or (B, T) from `sampler_correction`, or None for no correction.
             sampled_logp: (B, T) under the engine that sampled, NaN if unknown; None if that is `x.old_logp`.
-            entropy, group: for a policy loss that asks for them.
+            entropy, group, step: for a policy loss that asks for them.
             policy_mask: (B, T) bool, tokens with a policy loss (the KL penalty is on all), or None for all.
 
         Raises:
@@ -62,8 +63,8 @@ class Objective:
         x = dataclasses.replace(x, logp=torch.where(x.mask, x.logp, x.logp.detach()))
         sampled = x.old_logp if sampled_logp is None else sampled_logp
         known = torch.where(sampled.isnan(), x.old_logp, sampled)
-        policy_loss = with_inputs(self.policy_loss, sampled_logp=known, ref_logp=ref_logp, entropy=entropy, group=group)
-        token_loss = policy_loss(x)
+        given = {"sampled_logp": known, "ref_logp": ref_logp, "entropy": entropy, "group": group, "step": step}
+        token_loss = with_inputs(self.policy_loss, **given)(x)
         loss, metrics = token_loss.loss, {name: metric.detach() for name, metric in token_loss.metrics.items()}
         if self.off_policy_threshold is not None:
             loss = loss.masked_fill(~keeps_on_policy(x, sampled, self.off_policy_threshold), 0.0)

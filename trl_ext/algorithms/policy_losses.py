@@ -1,14 +1,16 @@
 """Policy losses: `LossInputs` -> one loss per token, unreduced, with per-token metrics.
 
 r is the ratio pi / pi_old of the sampled token, A its advantage, sg() stops the gradient. Every loss here has the
-gradient -A grad(logp) at r = 1 (summed over the tokens of a sequence), so on-policy they all agree.
+gradient -A grad(logp) at r = 1 (summed over the tokens of a sequence), so on-policy they all agree; only `clip_cov`
+leaves tokens out there too.
 
 A loss that needs more than `LossInputs` has one of these as a keyword-only parameter without default, and gets it:
 `sampled_logp` (B, T), the log-probabilities under the engine that sampled, where these are not known `old_logp`;
-`ref_logp` (B, T) under the reference model; `entropy` (B, T) of the policy; `group` (B,), equal for rows of one prompt.
-None has a gradient. A loss with `sampled_logp` corrects for the engine itself, so no sampler weight multiplies it.
+`ref_logp` (B, T) under the reference model; `entropy` (B, T) of the policy; `group` (B,), equal for rows of one prompt;
+`step`, the `StepTokens` of the whole optimizer step, which cost a forward pass more. None has a gradient. A loss with
+`sampled_logp` corrects for the engine itself, so no sampler weight multiplies it.
 
-Letters: B rows of a micro-batch, T completion tokens.
+Letters: B rows of a micro-batch, T completion tokens, N tokens of the optimizer step.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trl_ext.algorithms.types import LossInputs, TokenLoss
+from trl_ext.algorithms.types import LossInputs, StepTokens, TokenLoss
 from trl_ext.registry import Registry
 
 
@@ -40,14 +42,13 @@ def _fault(loss: Callable[[LossInputs], TokenLoss], rows: int) -> str | None:
 
 
 def _on_policy(loss: Callable[..., TokenLoss], x: LossInputs) -> Callable[[LossInputs], TokenLoss]:
-    rows = torch.zeros(x.logp.shape[0])
-    return with_inputs(loss, sampled_logp=x.old_logp, ref_logp=x.old_logp, entropy=-x.old_logp, group=rows)
+    old, rows = x.old_logp, torch.zeros(x.logp.shape[0])
+    step = StepTokens.of(x)
+    return with_inputs(loss, sampled_logp=old, ref_logp=old, entropy=-old, group=rows, step=step)
 
 
 def is_reinforce_on_policy(loss: Callable[..., TokenLoss]) -> bool:
-    """Whether at pi = pi_old a token's gradient is that of `reinforce`, -A: of a loss of one's own, on an example."""
-    if loss.__module__ == __name__:
-        return True  # as the table's contract has it
+    """Whether at pi = pi_old a token's gradient is that of `reinforce`, -A, on an example."""
     logp = torch.tensor([[-0.1, -1.0, -3.0], [-2.0, -0.5, -0.2]], requires_grad=True)  # (B, T)
     x = LossInputs(logp, logp.detach(), torch.tensor([[2.0], [-1.0]]), torch.ones(2, 3, dtype=torch.bool))
     total = _on_policy(loss, x)(x).loss.sum()
@@ -55,7 +56,9 @@ def is_reinforce_on_policy(loss: Callable[..., TokenLoss]) -> bool:
     return torch.allclose(gradient, -x.advantage.expand_as(gradient))
 
 
-def with_inputs(loss: Callable[..., TokenLoss], **available: Tensor | None) -> Callable[[LossInputs], TokenLoss]:
+def with_inputs(
+    loss: Callable[..., TokenLoss], **available: Tensor | StepTokens | None
+) -> Callable[[LossInputs], TokenLoss]:
     """The loss with the inputs bound that it asks for.
 
     Raises:
@@ -83,7 +86,7 @@ POLICY_LOSSES = Registry(
     "policy loss",
     _fault,
     properties=["zero_advantage_is_noop"],
-    inputs=["sampled_logp", "ref_logp", "entropy", "group"],
+    inputs=["sampled_logp", "ref_logp", "entropy", "group", "step"],
 )
 
 
@@ -244,6 +247,76 @@ def dppo_kl(x: LossInputs, *, sampled_logp: Tensor, delta: float = 0.05) -> Toke
     sampled, policy = sampled_logp.exp(), x.logp.detach().exp()
     other = torch.xlogy(1 - sampled, (1 - sampled) / (1 - policy).clamp(min=torch.finfo(policy.dtype).tiny))
     return _within(sampled * (sampled_logp - x.logp.detach()) + other <= delta, x, sampled_logp)
+
+
+@POLICY_LOSSES.register
+def kl_cov(x: LossInputs, *, step: StepTokens, fraction: float = 0.002, kl_coef: float = 1.0) -> TokenLoss:
+    """-r A, and kl_coef |log r| on the `fraction` of the step's tokens with the greatest covariance, at least one.
+
+    KL-Cov (arXiv:2505.22617, section 4.2; fraction and kl_coef for 7B). A token's covariance is (log pi - mean log pi)
+    (A - mean A), the means over the tokens of the step; |log r| is its authors' estimate of KL(pi_old || pi), whose
+    gradient at r = 1 is 0. verl takes the tokens of a micro-batch instead.
+    """
+    covariance, log_ratio = _covariance(step), x.logp - x.old_logp
+    places = covariance.topk(min(len(covariance), max(int(fraction * len(covariance)), 1))).indices
+    chosen = step.of_micro_batch(torch.zeros_like(covariance).index_fill(0, places, 1.0))
+    loss = -torch.exp(log_ratio) * x.advantage + kl_coef * chosen * log_ratio.abs()
+    return TokenLoss(loss, {"kl_cov/penalized": chosen})
+
+
+@POLICY_LOSSES.register
+def clip_cov(
+    x: LossInputs, *, step: StepTokens, fraction: float = 2e-4, low: float = 1.0, high: float = 5.0,
+    eps_low: float = 0.2, eps_high: float = 0.2,
+) -> TokenLoss:  # fmt: skip
+    """`ppo_clip`, 0 on a `fraction` of the step's tokens, at least one, whose covariance (`kl_cov`) is in low .. high.
+
+    Clip-Cov (arXiv:2505.22617, section 4.2), which draws the tokens at random from those in the range that PPO does not
+    clip; here by a generator seeded with N, so that a step can be repeated. verl takes the tokens of a micro-batch.
+    """
+    covariance, ratio = _covariance(step), torch.exp(step.logp - step.old_logp)
+    is_clipped = torch.where(step.advantage > 0, ratio > 1 + eps_high, ratio < 1 - eps_low) & (step.advantage != 0)
+    places = ((covariance > low) & (covariance < high) & ~is_clipped).nonzero()[:, 0]
+    drawn = torch.rand(len(covariance), generator=torch.Generator().manual_seed(len(covariance)))  # on any device
+    count = min(len(places), max(int(fraction * len(covariance)), 1))
+    chosen = places[drawn.to(places.device)[places].topk(count).indices]
+    kept = 1 - step.of_micro_batch(torch.zeros_like(covariance).index_fill(0, chosen, 1.0))
+    loss, metrics = _clipped(torch.exp(x.logp - x.old_logp), x.advantage, eps_low, eps_high, None)
+    return TokenLoss(loss * kept, {**metrics, "clip_cov/clipped": 1 - kept})
+
+
+@POLICY_LOSSES.register
+def bapo(
+    x: LossInputs, *, step: StepTokens, positive: float = 0.5, low: float = 0.6, low_max: float = 0.9,
+    high: float = 1.2, high_max: float = 3.0, delta: float = 0.05,
+) -> TokenLoss:  # fmt: skip
+    """-min(r A, clip(r, c_low, c_high) A), the bounds as wide as the tokens with A > 0 need for their share.
+
+    BAPO (arXiv:2510.18927): from `low` and `high`, the upper bound is raised by `delta` up to high_max, then the lower
+    one up to low_max, until tokens with A > 0 are `positive` of the sum over the step of |min(r A, clip(r) A)|. Bounds
+    and share of its authors' repository, whose code raises the lower bound first and has a dual clip.
+    """
+    if delta <= 0:
+        raise ValueError(f"bapo needs delta > 0 to widen its bounds, got {delta:g}")
+    ratio, c_low, c_high = torch.exp(step.logp - step.old_logp), low, high
+
+    def is_short() -> bool:
+        gain = torch.where(step.advantage > 0, ratio.clamp(max=c_high), ratio.clamp(min=c_low)) * step.advantage
+        return bool(gain.clamp(min=0).sum() < positive * gain.abs().sum())
+
+    while is_short() and (c_high < high_max or c_low < low_max):
+        if c_high < high_max:
+            c_high = min(round(c_high + delta, 9), high_max)
+        else:
+            c_low = min(round(c_low + delta, 9), low_max)
+    loss, metrics = _clipped(torch.exp(x.logp - x.old_logp), x.advantage, 1 - c_low, c_high - 1, None)
+    bounds = {name: torch.full_like(x.old_logp, value) for name, value in {"low": c_low, "high": c_high}.items()}
+    return TokenLoss(loss, {**metrics, **{f"bapo/{name}": value for name, value in bounds.items()}})
+
+
+def _covariance(step: StepTokens) -> Tensor:
+    """(N,) products of a token's log-probability and its advantage, each less its mean over the step."""
+    return (step.logp - step.logp.mean()) * (step.advantage - step.advantage.mean())
 
 
 def _within(close: Tensor, x: LossInputs, sampled_logp: Tensor) -> TokenLoss:

@@ -45,6 +45,31 @@ class LossInputs:
 
 
 @dataclass(frozen=True)
+class StepTokens:
+    """The N tokens that an optimizer step trains on, of all micro-batches and ranks, before it changes the policy.
+
+    In the order of the rollout's rows, however the step is divided.
+    """
+
+    logp: Tensor  # (N,) under the current policy, like the others without a gradient
+    old_logp: Tensor  # (N,)
+    advantage: Tensor  # (N,)
+    place: Tensor  # (B, T) which of the N a token of this micro-batch is; -1 where it is masked
+
+    def of_micro_batch(self, values: Tensor) -> Tensor:
+        """(N,) values of the step's tokens -> (B, T), those of this micro-batch; 0 where masked."""
+        return torch.cat([values, values.new_zeros(1)])[self.place]
+
+    @classmethod
+    def of(cls, x: LossInputs) -> StepTokens:
+        """Of a step that has one micro-batch, on one rank."""
+        place = torch.full(x.mask.shape, -1, device=x.mask.device)
+        place[x.mask] = torch.arange(int(x.mask.sum()), device=place.device)
+        advantage = x.advantage.expand_as(x.logp)
+        return cls(x.logp.detach()[x.mask], x.old_logp[x.mask], advantage[x.mask], place)
+
+
+@dataclass(frozen=True)
 class TokenLoss:
     """An unreduced policy loss: one value per token, and per-token quantities to log under their own names."""
 

@@ -185,6 +185,13 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         resolve_handout(self)
         self._resolve_axes()
         super().__post_init__()
+        spans = self.steps_per_generation % self.gradient_accumulation_steps
+        if spans and self.uses_axes and "step" in self.inputs_of_loss:
+            raise ValueError(
+                f"policy_loss {self.policy_loss!r} sees all tokens of an optimizer step, so a step has to lie in one "
+                f"rollout: steps_per_generation={self.steps_per_generation} is no multiple of "
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps}"
+            )
         if self.overlong_buffer is not None:
             self.overlong_tokens  # noqa: B018, refuses a number that does not fit
         # Trainer reads this name as rows per forward pass; the handout's meaning has been resolved by now.

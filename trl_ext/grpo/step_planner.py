@@ -61,6 +61,7 @@ def savings(
         reentrant = bool((config.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
         refusal = refusal or unsupported_checkpointing(model, reentrant)
     gradient = "every row has a KL penalty" if config.beta else "the loss has a gradient at advantage 0"
+    gradient = "the loss sees every row of a step" if "step" in config.inputs_of_loss else gradient
     off = {
         "share_prompt_prefix": refusal,
         "dynamic_micro_batches": None if has_rotary_positions(model) else "its positions are not rotary",

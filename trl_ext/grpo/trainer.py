@@ -40,7 +40,7 @@ from trl_ext.algorithms.advantages import total_reward
 from trl_ext.algorithms.entropy import EntropyController
 from trl_ext.algorithms.masking import masked_mean, masked_sum
 from trl_ext.algorithms.selection import rewards_differ
-from trl_ext.algorithms.types import LossInputs
+from trl_ext.algorithms.types import LossInputs, StepTokens
 from trl_ext.compat.hf_sampling import generating_with
 from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
 from trl_ext.dashboards.progress import show_rewards_in_notebook
@@ -57,6 +57,7 @@ from trl_ext.grpo.metrics import StepCounts, StepMetrics
 from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
 from trl_ext.grpo.rollout import Rollout, log_rows, sample_metrics
 from trl_ext.grpo.step_planner import StepPlanner, planned_log_probs, restored_rollout, savings
+from trl_ext.grpo.step_tokens import tokens_of_step
 from trl_ext.grpo.without_effect import chosen_without_effect
 from trl_ext.rewards.guard import Guard, RewardError, guarded
 from trl_ext.runs.token_log import TokenLog
@@ -135,6 +136,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._entropy_controller = EntropyController(
             config.entropy_target, config.entropy_coef_delta, config.entropy_coef_min, config.entropy_coef_max
         )
+        self._step_tokens: tuple[int, list[StepTokens]] = (-1, [])  # of the latest step, by its number
         self._token_log: TokenLog | None = None
         self._curriculum: Curriculum | None = None
         if config.uninformative_keep_prob < 1 or config.dynamic_sampling_tries > 1:
@@ -405,6 +407,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             sampled_logp=inputs.get("sampling_per_token_logps"),
             entropy=entropy.detach(),
             group=inputs.get("group"),
+            step=self._tokens_of_step(model, inputs),
             policy_mask=high_entropy,
         )
         if self.model.training and "row" in inputs:
@@ -433,6 +436,24 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             compute_aux_loss=self.aux_loss_enabled,
             **{name: inputs[name] for name in _IMAGE_FIELDS if name in inputs},
         )
+
+    def _tokens_of_step(self, model: nn.Module, inputs: Batch) -> StepTokens | None:
+        """The tokens of the optimizer step if the policy loss asks for them, from a forward pass at its start."""
+        if "step" not in self.args.inputs_of_loss:
+            return None
+        if not self.model.training:
+            return tokens_of_step([inputs], lambda batch: self._log_probs(model, batch)[0], self.accelerator)[0]
+        accumulation = self.args.gradient_accumulation_steps
+        step, call = divmod(self._step, accumulation)
+        if self._step_tokens[0] != step:
+            first = step * accumulation % self.args.steps_per_generation
+            batches = self._buffered_inputs[first : first + accumulation]
+            if self._planner is not None:
+                batches = self._planner.plans[first // accumulation]
+            with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+                found = tokens_of_step(batches, lambda batch: self._log_probs(model, batch)[0], self.accelerator)
+            self._step_tokens = step, found
+        return self._step_tokens[1][call - accumulation]  # a plan's micro-batches are the last of its calls
 
     def _terms_of_a_micro_batch(self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor) -> Tensor | float:
         """The routers' auxiliary loss and the entropy bonus, which TRL averages over its micro-batch."""

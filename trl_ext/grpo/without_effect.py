@@ -35,6 +35,7 @@ def without_effect(config: ExtGRPOConfig) -> dict[str, str]:
         ("off_policy_mask_threshold", is_on_policy and not config.use_vllm, _ON_POLICY),
         ("share_prompt_prefix", reentrant, "reentrant gradient checkpointing has no gradient for the prompts"),
         ("skip_zero_advantage_rows", bool(config.beta), "every row has a KL penalty"),
+        ("skip_zero_advantage_rows", "step" in config.inputs_of_loss, "the loss sees every row of a step"),
     ]
     return {name: why for name, applies, why in rules if applies and getattr(config, name)}
 

@@ -5,8 +5,8 @@
     python -m trl_ext.recipes.explain runs/my_run
     python -m trl_ext.recipes.explain my_trl_config.yaml --loss_type dr_grpo
 
-Takes a YAML file or the folder of a run, and settings as flags, which win. Of a configuration of stock TRL, without a
-preset or an axis, it names the axes that train the same way.
+Takes a YAML file or the folder of a run, and settings as flags, which win. Of a configuration of stock TRL, such as one
+for `trl grpo`, without a preset or an axis, it names the axes that train the same way.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import dataclasses
 import inspect
 import os
 import sys
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from trl.scripts.grpo import GRPOScriptArguments
 
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.errors import InputError
@@ -28,7 +30,7 @@ from trl_ext.grpo.config import AXES, ExtGRPOConfig
 from trl_ext.grpo.without_effect import updates_per_rollout, without_effect
 from trl_ext.io import read_yaml
 from trl_ext.recipes.grpo import GRPO_SETTINGS
-from trl_ext.registry import unknown
+from trl_ext.registry import UnknownName, fits, parse_options, unknown
 
 # TRL's loss types: policy loss, aggregation and its options, and how ours differs.
 LOSS_TYPES: dict[str, tuple[str, str, dict[str, Any], str]] = {
@@ -73,27 +75,43 @@ def read(config: Path | None, flags: Sequence[str]) -> dict[str, Any]:
     """The settings of `ExtGRPOConfig` in a file, a run's folder and flags; those of the task and the model left out.
 
     Raises:
-        InputError: there is no such file.
-        UnknownName: a name is no setting of `recipes/grpo_math.py`.
+        InputError: there is no such file, it has no settings, or a value is not of its setting's type.
+        UnknownName: a name is no setting of `recipes/grpo_math.py`, nor an argument of `trl grpo`.
     """
-    given: dict[str, Any] = {}
-    if config is not None:
-        file = config / "config.yaml" if config.is_dir() else config
-        if not file.is_file():
-            raise InputError(f"no file {str(file)!r}; give a YAML file or the folder of a run")
-        given = dict(read_yaml(file) or {})
+    given = {} if config is None else _in_file(config / "config.yaml" if config.is_dir() else config)
     pairs = [flag.partition("=")[::2] if "=" in flag else (flag, None) for flag in flags]
     while pairs:
         name, value = pairs.pop(0)
         if value is None:
             value = pairs.pop(0)[0] if pairs and not pairs[0][0].startswith("--") else "true"
         given[name.removeprefix("--")] = yaml.safe_load(value)
-    known = {field.name for settings in GRPO_SETTINGS for field in dataclasses.fields(settings)}
+    known = {field.name for settings in (*GRPO_SETTINGS, GRPOScriptArguments) for field in dataclasses.fields(settings)}
     for name in given:
         if name not in known:
-            raise unknown("setting of recipes/grpo_math.py", name, known)
-    ours = {field.name for field in dataclasses.fields(ExtGRPOConfig)}
-    return {name: value for name, value in given.items() if name in ours}
+            said = str(unknown("setting of recipes/grpo_math.py", name, known)).partition(" Known: ")[0]
+            raise UnknownName(f"{said} Its --help all lists every one")
+    types, ours = typing.get_type_hints(ExtGRPOConfig), {field.name for field in dataclasses.fields(ExtGRPOConfig)}
+    return {name: _value_of(name, value, types[name]) for name, value in given.items() if name in ours}
+
+
+def _in_file(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise InputError(f"no file {str(file)!r}; give a YAML file or the folder of a run")
+    try:
+        content = read_yaml(file) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is no YAML: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file} has no settings, but a {type(content).__name__}; a line is `name: value`")
+    return {str(name): value for name, value in content.items()}
+
+
+def _value_of(name: str, value: Any, wanted: Any) -> Any:
+    """The value, or the number that it writes as `1e-6`, which YAML reads as a text."""
+    value = (parse_options(name, {name: value}) or {})[name]
+    if not fits(value, wanted) or (isinstance(value, bool) and wanted in (float, float | None)):
+        raise InputError(f"{name} must be {getattr(wanted, '__name__', wanted)}, got {value!r}")
+    return value
 
 
 def explain(settings: Mapping[str, Any]) -> list[str]:
@@ -123,6 +141,8 @@ def _config(settings: Mapping[str, Any]) -> ExtGRPOConfig:
 
 def _of_trl(config: ExtGRPOConfig, settings: Mapping[str, Any]) -> tuple[ExtGRPOConfig, list[str]]:
     """The axes that train as stock TRL does, and what to say of them."""
+    if config.loss_type not in LOSS_TYPES:
+        raise unknown("loss_type of TRL", config.loss_type, LOSS_TYPES)
     loss, aggregation, options, remark = LOSS_TYPES[config.loss_type]
     group = {"advantage": "group_std", "advantage_options": {"eps": 1e-4}}
     is_default = config.scale_rewards in ("group", True) and config.multi_objective_aggregation == "sum_then_normalize"
@@ -179,23 +199,31 @@ def _batches(config: ExtGRPOConfig) -> list[str]:
     updates = updates_per_rollout(config)
     on = "on-policy: every rollout is used in one step" if updates <= 1 else "off-policy from the second step on"
     return [
-        f"rollout: {rollout} completions, {rollout // group} problems of {group}"
+        f"rollout: {rollout} completions, {_counted(rollout // group, 'problem')} of {group}"
         + (f", tried up to {config.dynamic_sampling_tries} times" if config.dynamic_sampling_tries > 1 else ""),
-        f"step: {step} completions in {config.gradient_accumulation_steps} micro-batches of "
-        f"{config.per_device_train_batch_size} on each of {ranks} process{'es' * (ranks > 1)}",
-        f"{updates:g} optimizer step{'s' * (updates != 1)} per rollout, {on}",
+        f"step: {step} completions in {_counted(config.gradient_accumulation_steps, 'micro-batch', 'es')} of "
+        f"{config.per_device_train_batch_size} on each of {_counted(ranks, 'process', 'es')}",
+        f"{_counted(updates, 'optimizer step')} per rollout, {on}",
     ]
 
 
+def _counted(number: float, of: str, more: str = "s") -> str:
+    return f"{number:g} {of}{more * (number != 1)}"
+
+
 def _nearest(config: ExtGRPOConfig) -> str:
-    """The preset with the most axes in common, and what differs."""
+    """The preset with the most members in common, then options and settings, and what differs."""
 
     def differing(name: str) -> list[str]:
         preset = PRESETS[name]
         parts = {part: getattr(preset, part) for axis in _AXES for part in (axis, f"{axis}_options")} | preset.settings
         return [part for part, value in parts.items() if (getattr(config, part) or {}) != (value or {})]
 
-    nearest = min(PRESETS, key=lambda name: (len(differing(name)), name != config.preset))
+    def distance(name: str) -> tuple[int, int, bool]:
+        found = differing(name)
+        return len(set(found) & set(_AXES)), len(found), name != config.preset
+
+    nearest = min(PRESETS, key=distance)
     different = [f"{part}={getattr(config, part)}" for part in differing(nearest)]
     return nearest + (f", but {', '.join(different)}" if different else "")
 

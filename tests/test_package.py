@@ -8,9 +8,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import trl_ext
 from trl_ext.io import read_yaml
@@ -51,6 +54,7 @@ PURE = [
 HEAVY = ("trl", "transformers", "vllm", "deepspeed", "datasets", "accelerate", "peft", "matplotlib", "openai", "scipy")
 
 
+@cache
 def imports(module: str, everywhere: bool = True, types: bool = False) -> set[str]:
     """Modules imported by `module`: anywhere in it, or only when it is itself imported; for type checks if asked for."""
     nodes = list(ast.walk(ast.parse(MODULES[module].read_text())))
@@ -90,6 +94,15 @@ def test_every_package_and_both_folders_go_into_the_wheel() -> None:
     data = {"trl_ext._data.accelerate_configs": "accelerate_configs", "trl_ext._data.recipes": "recipes"}
     assert settings["package-dir"] == data
     assert sorted(settings["packages"]) == sorted(packages | set(data))
+
+
+def test_what_a_module_imports_is_declared() -> None:
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    others = {module for module in MODULES if module.startswith("trl_ext.evaluation.their_graders.")}  # run by theirs
+    imported = {name.partition(".")[0] for module in set(MODULES) - others for name in imports(module, everywhere=False)}
+    foreign = imported - {"trl_ext", *sys.stdlib_module_names}
+    assert {canonicalize_name({"yaml": "pyyaml"}.get(name, name)) for name in foreign} - declared == set()
 
 
 def test_the_version_is_the_changelogs_newest_release() -> None:

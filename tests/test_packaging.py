@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 pytestmark = pytest.mark.slow  # most tests start a shell script
 
@@ -51,6 +52,23 @@ def test_tested_versions_are_within_the_package_ranges():
     checked = [r for r in requirements if canonicalize_name(r.name) in pinned]
     assert len(checked) > 20
     assert [str(r) for r in checked if pinned[canonicalize_name(r.name)] not in r.specifier] == []
+
+
+def test_upper_bounds_are_just_above_what_a_lane_has_seen():
+    """The lane of the newest versions, or CI with the constraints for the engines, which the other leaves out."""
+    seen = constraints("constraints-cpu.txt") | constraints("constraints.txt") | constraints("newest.txt")
+    extras = project()["optional-dependencies"]
+    bounded = [
+        (requirement, bound)
+        for requirement in map(Requirement, [*project()["dependencies"], *chain(*extras.values())])
+        for bound in requirement.specifier
+        if bound.operator.startswith("<")
+    ]
+    assert len(bounded) > 15
+    for requirement, bound in bounded:
+        newest, above = Version(seen[canonicalize_name(requirement.name)]), Version(bound.version).release
+        just_above = (*newest.release[: len(above) - 1], newest.release[len(above) - 1] + (bound.operator == "<"))
+        assert above == just_above, f"{requirement}: the newest that was seen is {newest}"
 
 
 def test_no_version_is_pinned_twice_or_has_a_local_part():

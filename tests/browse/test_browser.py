@@ -238,3 +238,12 @@ def test_arrows_bring_tokens_into_view(tab: Page, tmp_path: Path) -> None:
     tab.value("byId('problem').value = '9'; refilter(null)")
     settle(tab)
     assert tab.value(active) is None
+
+
+@pytest.mark.parametrize("width", [360, 800])
+def test_a_narrow_window_holds_everything_in_its_width(tab: Page, tmp_path: Path, width: int) -> None:
+    tab.open(page_of(tmp_path / "a.html", problem_rows()), "row=4&view=group&color=advantage")
+    tab.screenshot(tmp_path / "narrow.png", width, 700, "light")
+    beyond = f"[...document.querySelectorAll('header *, main > *, footer, .row > :last-child, .prompt')].filter((e) => e.getBoundingClientRect().right > {width})"
+    assert tab.value(f"{beyond}.map((e) => e.id || e.className || e.tagName)") == []
+    assert tab.value("document.querySelector('.row > :last-child').getBoundingClientRect().width") > 40

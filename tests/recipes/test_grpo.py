@@ -38,7 +38,7 @@ from trl_ext.recipes import run as recipe
 from trl_ext.recipes.cli import parse, start
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
-from trl_ext.recipes.preflight import Prepared, check_model_folder, check_server
+from trl_ext.recipes.preflight import Prepared, check_model_folder, check_server, tokenizer_and_shape
 from trl_ext.recipes.run import write_config
 from trl_ext.recipes.settings import Data
 from trl_ext.recipes.sft import SFT_SETTINGS
@@ -125,10 +125,10 @@ def test_qwen_on_math_has_the_handouts_hyperparameters() -> None:
 
 
 def test_command_line_overrides_yaml_and_trainer_flags_work(tmp_path: Path) -> None:
-    flags = {"output_dir": str(tmp_path), "seed": 7, "max_steps": 3, "report_to": "tensorboard", "learning_rate": 0.5}
+    flags = {"output_dir": str(tmp_path), "seed": 7, "max_steps": 3, "report_to": "tensorboard,wandb", "learning_rate": 0.5}
     arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     _, _, config = parse(GRPO_SETTINGS, "about", DEFAULT, [*arguments, "--aggregation", "constant", "--push_to_hub"])
-    assert {name: getattr(config, name) for name in flags} == flags | {"report_to": ["tensorboard"]}
+    assert {name: getattr(config, name) for name in flags} == flags | {"report_to": ["tensorboard", "wandb"]}
     assert config.push_to_hub
     assert (config.preset, config.policy_loss, config.aggregation) == ("grpo_clip", "ppo_clip", "constant")
 
@@ -163,7 +163,7 @@ def test_command_line_overrides_yaml_and_trainer_flags_work(tmp_path: Path) -> N
         (["--learning_rate", "nan"], ["learning_rate must be finite", "got nan"]),
         (["--learning_rate", "fast"], ["--learning_rate", "fast"]),
         (["--config=recipes/none.yaml"], ["recipes/none.yaml"]),
-        (["--config", "recipes/none.yaml"], ["recipes/none.yaml"]),
+        (["--config", "recipes/none.yaml"], ["--config recipes/none.yaml: there is no such file"]),
         (["--policy_loss", "recipes/none.py:loss"], ["recipes/none.py"]),
     ],
     ids=lambda value: "_".join(value).strip("-") if isinstance(value, list) and value[0].startswith("--") else "",
@@ -448,6 +448,8 @@ def test_a_hub_id_is_no_missing_folder(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "runs").mkdir()
     with pytest.raises(ValueError, match=r"unknown model folder 'runs/grpo'\. Known: \(none\)"):
         check_model_folder("runs/grpo")
+    with pytest.raises(ValueError, match=r"model 'no/such', which is no folder here and was looked for on the Hub: "):
+        tokenizer_and_shape("no/such", "no/such", local_files_only=True)
 
 
 @pytest.mark.slow  # loads vLLM

@@ -1,6 +1,7 @@
 // The chosen rollout, alone, with its group, or next to another step of its problem.
 
 const WIDEST = 16; // rollouts side by side
+const NO_VALUES = "Not logged for this rollout: only one that the logged optimizer step was trained on has values per token.";
 let drawing = 0;
 
 function fact(list, name, value, names) {
@@ -36,7 +37,7 @@ function cardOf(n, row, color, scale) {
   card.append(make("p", `verdict ${row.verdict}`, VERDICTS[row.verdict] + (row.cut ? ", truncated" : "")));
   card.append(responseElement(row, color, scale), factsOf(row));
   if (color !== "none" && tokensOf(row).every((token) => COLORS[color].of(token) === null)) {
-    card.append(make("p", "muted", "No such values were logged for this rollout."));
+    card.append(make("p", "muted", NO_VALUES));
   }
   return card;
 }

@@ -36,7 +36,7 @@ In this folder:
 
 ```bash
 python train.py                      # mini-MATH and a tiny policy built locally, in minutes on two CPU cores
-pytest                               # seconds
+pip install pytest && pytest         # seconds
 trl-ext explain train.yaml           # what is optimized, before anything is trained
 trl-ext browse runs/train            # its rollouts as one HTML file
 ```
@@ -59,7 +59,7 @@ def write_project(folder: Path) -> str:
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror}") from error
-    return f"{folder} is ready:\n\n    cd {folder}\n    python train.py\n    pytest\n"
+    return f"{folder} is ready:\n\n    cd {folder}\n    python train.py\n    pip install pytest && pytest\n"
 
 
 def project_files(name: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""transformers: decoder layers keep the KV cache that they get under gradient checkpointing.
+"""transformers: what a forward pass calls its KV cache, which layers under gradient checkpointing keep here.
 
 `GradientCheckpointingLayer` drops it while training, because a cache that grows would grow again when the layer is
 recomputed. Layers of a cache that stays as it is may say so, with a flag that transformers has for its own models.
@@ -6,13 +6,17 @@ recomputed. Layers of a cache that stays as it is may say so, with a flag that t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
 _FLAG = "_can_checkpoint_with_cache"
+# transformers has renamed it in all models at once, and drops the earlier name in 5.40.
+CACHE = "cache" if "cache" in inspect.signature(Qwen3Model.forward).parameters else "past_key_values"
 
 
 @contextmanager

@@ -146,7 +146,6 @@ class Client:
         raise RequestFailed(f"no answer after {number} tries: {reason}", spent, number)
 
     def _try(self, messages: Sequence[Message]) -> Reply:
-        import httpx
         import openai
 
         endpoint = self.endpoint
@@ -166,7 +165,7 @@ class Client:
         except UnicodeEncodeError as error:
             raise RequestFailed(f"the request cannot be sent: {self._said(error)}") from None
         except (openai.OpenAIError, ValueError) as error:  # no connection, or an answer that is not JSON
-            has_sent = not isinstance(error.__cause__, httpx.ConnectError)
+            has_sent = type(error.__cause__).__name__ != "ConnectError"  # of httpx or httpx2, by openai's version
             raise _Retryable(self._said(error), may_have_cost=has_sent) from None
         return _reply_of(completion, messages)
 

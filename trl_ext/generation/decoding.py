@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation import GenerationMixin, GenerationMode
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from trl_ext.compat.checkpointing import CACHE
 from trl_ext.generation.kv_sharing import unsupported_reason
 
 if TYPE_CHECKING:
@@ -158,9 +159,9 @@ def _forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, cache: Cache) ->
         input_ids=ids,
         attention_mask=mask,
         position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :],  # as `generate` counts them
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **{CACHE: cache},
     )
     logits: Tensor = output.logits[:, -1]
     return logits

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from trl_ext.compat.checkpointing import caches_kept
+from trl_ext.compat.checkpointing import CACHE, caches_kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,8 +62,8 @@ class SharedPrompts:
             decoder(
                 input_ids=self.ids[:, :-1],
                 attention_mask=self.mask[:, :-1],
-                past_key_values=Cache(layers=layers),
                 use_cache=False,  # the layers use it all the same
+                **{CACHE: Cache(layers=layers)},
             )
         recorded = [layer.recorded for layer in layers if layer.recorded]
         if len(recorded) < len(layers):
@@ -184,8 +184,8 @@ def completion_log_probs(
         outputs = model(
             input_ids=torch.cat([prompt_ids[:, -1:], completion_ids[:, :-1]], dim=1),
             attention_mask=torch.cat([prompt_mask, completion_mask[:, :-1]], dim=1),
-            past_key_values=cache,
             shift_labels=completion_ids.masked_fill(completion_mask == 0, -100),
             fused_lm_head=True,
+            **{CACHE: cache},
         )
     return outputs.log_probs, outputs.entropy

@@ -129,6 +129,8 @@ def _config_file(args: list[str], default: Path) -> tuple[Path, list[str]]:
     parser = _Parser(add_help=False)
     parser.add_argument("--config", type=Path, default=default)
     known, rest = parser.parse_known_args(args)
+    if not known.config.is_file():
+        raise SettingsError(f"--config {known.config}: there is no such file (working directory: {Path.cwd().name!r})")
     return known.config, rest
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from accelerate import PartialState
 from peft import PeftConfig
 from tqdm import tqdm
-from transformers import AutoConfig, AutoTokenizer
 from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
@@ -34,7 +33,7 @@ from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.hosts.group import join
 from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, read_yaml, write_json, write_jsonl, write_text
 from trl_ext.ranks import run_on_main_and_broadcast
-from trl_ext.recipes.preflight import check_model_folder
+from trl_ext.recipes.preflight import check_model_folder, tokenizer_and_shape
 from trl_ext.recipes.settings_help import COMMON
 from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
@@ -265,7 +264,7 @@ def _load(settings: Evaluation, is_new: bool) -> tuple[Dataset, Source]:
 def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: Source) -> set[int]:
     """The problems whose prompts leave room for the longest response, by their place; before the engine loads."""
     try:
-        tokenizer, shape = AutoTokenizer.from_pretrained(model), AutoConfig.from_pretrained(_base_of(model))
+        tokenizer, shape = tokenizer_and_shape(model, _base_of(model))
         context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
         if context is None:
             return set(range(len(problems)))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from datasets import disable_progress_bars
 from transformers import AutoConfig, AutoTokenizer
@@ -134,8 +134,7 @@ def check_server(config: TrainingArguments) -> Servers:
 def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: TrainingArguments) -> Data:
     """The rows whose prompts leave room for the longest response; a tokenizer that is not the model's is refused."""
     known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(policy, **known)
-    shape = AutoConfig.from_pretrained(policy, **known)
+    tokenizer, shape = tokenizer_and_shape(policy, policy, **known)
     check_tokenizer(tokenizer, shape, policy, config.stop)
     context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
     if config.use_vllm and config.vllm_mode == "server":
@@ -152,6 +151,19 @@ def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, con
         for role, source in data.sources.items()
     }
     return replace(data, **fitting)
+
+
+def tokenizer_and_shape(model: str, base: str, **known: Any) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:
+    """A model's tokenizer, and the configuration of the model itself or of the one that it is an adapter of.
+
+    Raises:
+        ValueError: the folder or the Hub has no such model, or cannot be reached; says which model.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(model, **known), AutoConfig.from_pretrained(base, **known)
+    except OSError as error:
+        sought = "" if Path(model).is_dir() else ", which is no folder here and was looked for on the Hub"
+        raise ValueError(f"model {model!r}{sought}: {error}") from error
 
 
 def check_answers(data: Data, task: Task, config: TrainingArguments) -> None:

@@ -66,7 +66,7 @@ COMMON = {
     "vllm_max_model_length": "The maximum length of prompt and response together, in tokens.",
     "output_dir": "The run's folder. The default is runs/ and the name of the YAML file.",
     "save_steps": "Save a checkpoint every N optimizer steps.",
-    "report_to": "Dashboards to log to, such as tensorboard or wandb.",
+    "report_to": "Dashboards, separated by commas: tensorboard, wandb, trackio.",
     "push_to_hub": "Push the model, its card and its figures at the end; needs hub_model_id.",
     "hub_model_id": "The Hub repository: NAME or OWNER/NAME.",
 }

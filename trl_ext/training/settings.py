@@ -123,6 +123,8 @@ class RunSettings:
     def resolve_run_settings(self) -> None:
         """Check the limits, choose the engine and the precision; call it before TRL's `__post_init__`."""
         config: Any = self
+        if isinstance(config.report_to, str):
+            config.report_to = config.report_to.split(",")  # several in a flag
         check_at_least_1(self, "max_nonfinite_steps")
         if self.time_budget is not None and self.time_budget <= 0:
             raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")

@@ -104,9 +104,11 @@ def _caches(model: PreTrainedModel, tokens: int) -> list[tuple[Tensor, Tensor]]:
     """Keys and values of each layer for a row of so many tokens."""
     from transformers import DynamicCache
 
+    from trl_ext.compat.checkpointing import CACHE
+
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        _decoder(model)(input_ids=torch.zeros(1, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
+        _decoder(model)(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=True, **{CACHE: cache})
     return [(layer.keys, layer.values) for layer in cache.layers if layer.keys is not None]
 
 
@@ -114,13 +116,15 @@ def _inputs(model: PreTrainedModel, queries: int, past: int, trained: bool) -> d
     """A row's tokens after a cache of others, which in training has a gradient, as shared prompts have."""
     from transformers import DynamicCache
 
+    from trl_ext.compat.checkpointing import CACHE
+
     cache = DynamicCache(config=model.config)
     for layer, pair in enumerate(_caches(model, past)):
         cache.update(*(part.detach().requires_grad_(trained) for part in pair), layer)
     return {
         "input_ids": torch.zeros(1, queries, dtype=torch.long),
         "attention_mask": torch.ones(1, past + queries, dtype=torch.long),
-        "past_key_values": cache,
+        CACHE: cache,
     }
 
 

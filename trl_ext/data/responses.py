@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,11 +69,6 @@ def read_responses(path: Path, given: Sequence[str], answer_source: str) -> list
 def completion_of(row: Mapping[str, Any]) -> Completion:
     """What is known of a row's response."""
     return Completion(row["response"], row["tokens"] or 0, row["finish_reason"] != "length")
-
-
-def fingerprint_of_file(path: Path) -> str:
-    """A hash of the file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _row(

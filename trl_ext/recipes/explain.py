@@ -29,6 +29,7 @@ from trl_ext.grpo.without_effect import updates_per_rollout, without_effect
 from trl_ext.io import read_yaml
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.registry import unknown
+from trl_ext.runs.layout import CONFIG
 
 # TRL's loss types: policy loss, aggregation and its options, and how ours differs.
 LOSS_TYPES: dict[str, tuple[str, str, dict[str, Any], str]] = {
@@ -78,7 +79,7 @@ def read(config: Path | None, flags: Sequence[str]) -> dict[str, Any]:
     """
     given: dict[str, Any] = {}
     if config is not None:
-        file = config / "config.yaml" if config.is_dir() else config
+        file = config / CONFIG if config.is_dir() else config
         if not file.is_file():
             raise InputError(f"no file {str(file)!r}; give a YAML file or the folder of a run")
         given = dict(read_yaml(file) or {})

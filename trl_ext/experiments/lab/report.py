@@ -16,7 +16,7 @@ from trl_ext.experiments.lab.questions import Question, Settings
 from trl_ext.io import markdown_table, read_json, read_jsonl, write_json, write_text
 from trl_ext.plots import COLORS, band_of, figure, plot_bands, write_bands
 from trl_ext.redaction import redact, redact_command
-from trl_ext.runs.provenance import platform_of
+from trl_ext.runs.provenance import origins
 from trl_ext.runs.recipes import shown_command
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # cell -> seed -> the run's summary
@@ -78,9 +78,7 @@ def write_report(
     words = {cell: shown_command(script, redact_command(given)) for cell, (script, *given) in commands.items()}
     how += [f"- {cell}: `{shlex.join(command)}`" for cell, command in words.items()]
     every = [run for of in ended.values() for run in of.values()]
-    facts = {"Commit": [run["commit"] for run in every], "Hardware": [platform_of(run) for run in every]}
-    for name, values in facts.items():
-        how += ["", f"{name}: {'; '.join(sorted({str(value) for value in values})) or 'no run ended'}."]
+    how += [line for origin in origins(every) for line in ("", f"{origin}.")]
     best = {"cell": winner[0], "settings": redact(dict(winner[1]))}
     parts = {"title": question.question, "results": lines, "plots": plots, "how": how, "winner": best}
     write_json(folder / PARTS, parts)

@@ -198,10 +198,8 @@ def run_evaluation(settings: Evaluation) -> Report:
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
         if is_new:
-            drawn = {
-                "model": settings.model_name_or_path or "the base policy",
-                "engine": "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate",
-            }
+            engine = "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate"
+            drawn = {"model": settings.model_name_or_path or "the base policy", "engine": engine}
             _write(folder, report, drawn, source, time.time() - began)
         _show(folder, report, settings)
     state.wait_for_everyone()

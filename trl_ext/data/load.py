@@ -184,11 +184,11 @@ def _row(
     if not isinstance(problem, str) or not problem.strip():
         raise ValueError(f"{place}: {columns.problem!r} is {problem!r}, not a text")
     try:
-        truth = truth_of(answer, extract)
+        reference = reference_answer(answer, extract)
     except (TypeError, ValueError) as error:
         detail = f"{_found_by(answer)} ({error})" if str(error) else _found_by(answer)
         raise ValueError(f"{place}: no answer in {columns.answer!r}: {str(answer)[:80]!r}{detail}") from error
-    return {"prompt": format_prompt(template, problem), "answer": truth, "problem": problem, **strata_of(row)}
+    return {"prompt": format_prompt(template, problem), "answer": reference, "problem": problem, **strata_of(row)}
 
 
 def strata_of(row: Row) -> dict[str, int | str]:
@@ -209,12 +209,12 @@ def _found_by(answer: object) -> str:
     return f" (--answer_source {' or '.join(found)} finds one)" if found else ""
 
 
-def truth_of(answer: Any, extract: Callable[[str], str | None]) -> str | list[str]:
+def reference_answer(answer: Any, extract: Callable[[str], str | None]) -> str | list[str]:
     """The answer as a text, or as a list where the column holds lists; a TypeError or ValueError without one."""
     if isinstance(answer, float) and not math.isfinite(answer):  # such as what a table has for a missing number
         raise ValueError
-    truths = [extract(text) for text in accepted_answers(answer)]
-    found = [truth for truth in truths if truth is not None]
-    if not found or len(found) < len(truths):
+    answers = [extract(text) for text in accepted_answers(answer)]
+    found = [text for text in answers if text is not None]
+    if not found or len(found) < len(answers):
         raise ValueError
     return found if isinstance(answer, (list, tuple)) else found[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.data.load import ANSWER_SOURCES, strata_of, truth_of
+from trl_ext.data.load import ANSWER_SOURCES, reference_answer, strata_of
 from trl_ext.generation.completion import Completion
 from trl_ext.io import read_jsonl
 from trl_ext.registry import unknown
@@ -93,7 +93,7 @@ def _row(
 
 def _answer(truth: Any, answer_source: str, place: str) -> str | list[str]:
     try:
-        return truth_of(truth, ANSWER_SOURCES.build(answer_source))
+        return reference_answer(truth, ANSWER_SOURCES.build(answer_source))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{place} is {str(truth)[:80]!r}, in which answer_source {answer_source} finds no answer"

@@ -1,4 +1,4 @@
-"""What came out of a lab's question: a table with the spread over seeds, plots, and a page that holds both."""
+"""The answer to a question of a lab: a table with standard deviations over seeds, plots, and a page with both."""
 
 from __future__ import annotations
 
@@ -167,7 +167,10 @@ def table(runs: Runs, reference: str) -> list[str]:
         ended = {seed: run for seed, run in of.items() if "failed" not in run}
         last, why = accuracies(of), {s: run.get("failed") or run.get("ended_early") for s, run in of.items()}
         cells = [cell, *(f"{last[seed]:.3f}" if seed in last else "–" for seed in seeds)]
-        cells += [spread(list(last.values())), "" if cell == reference else difference(runs, cell, reference)]
+        cells += [
+            mean_and_deviation(list(last.values())),
+            "" if cell == reference else difference(runs, cell, reference),
+        ]
         cells += [f"{mean(over_the_run(run) for run in ended.values()):.3f}" if ended else "–"]
         cells += [span([run["validations"][-1]["step"] for run in ended.values()])]
         cells += [span([round(run["wall_clock_s"]) for run in ended.values()])]
@@ -181,7 +184,7 @@ def over_the_run(run: Mapping[str, Any]) -> float:
     return mean(entry["accuracy"] for entry in run["validations"][1:])
 
 
-def spread(values: Sequence[float]) -> str:
+def mean_and_deviation(values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds."""
     if not values:
         return "–"

@@ -15,10 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.report import Report
+from trl_ext.evaluation.report import SAMPLES, Report
 from trl_ext.evaluation.statistics import compare_paired
 from trl_ext.io import read_jsonl
-from trl_ext.recipes.evaluate import SAMPLES
 
 
 def scores_of(folder: Path) -> dict[Any, float]:

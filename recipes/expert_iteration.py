@@ -30,6 +30,7 @@ from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS, EndOfSte
 from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.recipes.preflight import prepare
 from trl_ext.recipes.run import open_run
+from trl_ext.runs.layout import GENERATIONS
 
 
 def main(task: ExpertIterationTask, model: ModelConfig, config: ExpertIterationConfig) -> Mapping[str, Any]:
@@ -49,7 +50,7 @@ def main(task: ExpertIterationTask, model: ModelConfig, config: ExpertIterationC
         run.train(
             trainer,
             validate_when=lambda state: trainer.is_step_over(),
-            log_responses_to=run.folder / "generations.jsonl",
+            log_responses_to=run.folder / GENERATIONS,
         )
         names = ("n_ei_steps", "questions_per_step", "group_size", "epochs_per_step", "selection")
         steps = steps_so_far(run.folder) if trainer.is_world_process_zero() else []

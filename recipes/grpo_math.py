@@ -27,6 +27,7 @@ from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
 from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.recipes.preflight import prepare
 from trl_ext.recipes.run import open_run
+from trl_ext.runs.layout import GENERATIONS
 from trl_ext.training.callbacks import GenerationsLog, ZeroVarianceWarning
 
 
@@ -40,7 +41,7 @@ def main(task: GRPOTask, model: ModelConfig, config: ExtGRPOConfig) -> Mapping[s
             train_dataset=run.data.train,
             **loaded_as(model),
         )
-        log_to, every = run.folder / "generations.jsonl", task.log_generations_every
+        log_to, every = run.folder / GENERATIONS, task.log_generations_every
         whole = {"group": config.num_generations, "per_token": trainer.log_tokens()}
         trainer.add_callback(GenerationsLog(log_to, every, trainer, **whole))
         trainer.add_callback(ZeroVarianceWarning())

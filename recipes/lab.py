@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from trl_ext.compat.renamed import current_name
 from trl_ext.errors import InputError
+from trl_ext.experiments.ending import ending_in_a_line
 from trl_ext.experiments.lab.questions import (
     Cell,
     Question,
@@ -42,7 +43,6 @@ from trl_ext.experiments.lab.questions import (
 from trl_ext.experiments.lab.report import best_cell, read_winner, table, write_report
 from trl_ext.experiments.sweep import run_all
 from trl_ext.experiments.verdict import command as verdict
-from trl_ext.redaction import redact_text
 from trl_ext.runs.layout import METRICS, RunFolder, finished
 from trl_ext.runs.recipes import RECIPES
 
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     parser.add_argument("--output_dir", type=Path, help="(default: runs/lab_ and the lab's name)")
     args, rest = parser.parse_known_args()
-    try:
+    with ending_in_a_line():
         folder = next((place for place in (HERE / "lab" / args.lab, Path(args.lab)) if place.is_dir()), None)
         if folder is None:
             known = sorted(path.name for path in (HERE / "lab").iterdir())
@@ -74,10 +74,6 @@ def main() -> None:
             parser.error(f"--jobs must be at least 1, got {args.jobs}")
         else:
             answer(folder, args, rest)
-    except InputError as error:
-        sys.exit(f"error: {redact_text(str(error))}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the same command resumes it")
 
 
 def show(folder: Path) -> None:

@@ -17,11 +17,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from trl_ext.errors import InputError, Stopped
+from trl_ext.experiments.ending import ending_in_a_line
 from trl_ext.experiments.leaderboard import RESULT, run_leaderboard
 from trl_ext.experiments.pipeline.settings import read_pipeline
 from trl_ext.experiments.rules import RULES
-from trl_ext.redaction import redact_text
 
 
 def main() -> None:
@@ -35,16 +34,9 @@ def main() -> None:
     parser.add_argument("--time_budget", type=float, metavar="S", help="seconds, at most those of the rules")
     parser.add_argument("--seed", type=int, help="of every stage (default: 0)")
     given = vars(parser.parse_args())
-    try:
+    with ending_in_a_line("the same command resumes with the time that is left"):
         pipeline = read_pipeline(given.pop("config"), **given)
         result = run_leaderboard(pipeline, here)
-    except InputError as error:
-        sys.exit(f"error: {redact_text(str(error))}")
-    except Stopped as stopped:
-        sys.exit(128 + stopped.signal)
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command resumes with the time that is left", file=sys.stderr)
-        sys.exit(130)
     print(
         f"{result['status']}: accuracy {result['accuracy']} on {result['problems']} problems after "
         f"{result['seconds']:.0f} of {pipeline.time_budget:.0f} s; {Path(pipeline.output_dir) / RESULT}"

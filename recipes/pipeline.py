@@ -11,13 +11,11 @@ All of them are checked before the first one runs. Interrupted, it resumes where
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from trl_ext.errors import InputError, Stopped
+from trl_ext.experiments.ending import ending_in_a_line
 from trl_ext.experiments.pipeline.run import run_pipeline
 from trl_ext.experiments.pipeline.settings import read_pipeline
-from trl_ext.redaction import redact_text
 
 
 def main() -> None:
@@ -31,15 +29,8 @@ def main() -> None:
     parser.add_argument("--time_budget", type=float, metavar="S", help="seconds of wall-clock for all stages")
     parser.add_argument("--seed", type=int, help="of every stage (default: 0)")
     given = vars(parser.parse_args())
-    try:
+    with ending_in_a_line():
         summary = run_pipeline(read_pipeline(given.pop("config"), **given), here)
-    except InputError as error:
-        sys.exit(f"error: {redact_text(str(error))}")
-    except Stopped as stopped:
-        sys.exit(128 + stopped.signal)
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command resumes it", file=sys.stderr)
-        sys.exit(130)
     before, after = summary["validation_accuracy_before"], summary["validation_accuracy_after"]
     print(f"accuracy {before:.3f} before, {after:.3f} after all stages, {summary['wall_clock_s']:.0f} s in all")
 

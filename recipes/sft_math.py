@@ -28,6 +28,7 @@ from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.recipes.preflight import prepare
 from trl_ext.recipes.run import open_run
 from trl_ext.recipes.sft import SFT_SETTINGS, SFTTask, tokenized_traces
+from trl_ext.runs.layout import GENERATIONS
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 
 
@@ -39,7 +40,7 @@ def main(task: SFTTask, model: ModelConfig, config: ExtSFTConfig) -> Mapping[str
             train_dataset=tokenized_traces(run.data, model, config),
             **loaded_as(model),
         )
-        run.train(trainer, log_responses_to=run.folder / "generations.jsonl")
+        run.train(trainer, log_responses_to=run.folder / GENERATIONS)
         which = {name: getattr(task, name) for name in ("traces", "num_unique_examples", "filter_correct")}
         return run.finish(trainer, **which, trace_counts=run.data.counts, normalize_constant=config.normalize_constant)
 

@@ -10,17 +10,14 @@ What this program does not know goes to recipes/sft_math.py. Interrupted, it res
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.errors import InputError
+from trl_ext.experiments.ending import ending_in_a_line
 from trl_ext.experiments.sweep import run_all
-from trl_ext.io import write_text
+from trl_ext.io import write_json
 from trl_ext.plots import figure
-from trl_ext.redaction import redact_text
 
 FILTERS = {"no": [False], "yes": [True], "both": [False, True]}
 LABELS = {False: "all traces", True: "only traces with the correct answer"}
@@ -42,17 +39,13 @@ def main() -> None:
                 name = f"{size}{'_correct' if correct else ''}_seed_{seed}"
                 flags = ["--num_unique_examples", size, "--seed", str(seed), *(["--filter_correct"] if correct else [])]
                 commands[name] = [str(Path(__file__).with_name("sft_math.py")), *rest, *flags]
-    try:
+    with ending_in_a_line():
         found = run_all(commands, args.output_dir, args.jobs)
-    except InputError as error:
-        sys.exit(f"error: {redact_text(str(error))}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the same command resumes it")
     rows = list(found.values())
     keys = ("num_unique_examples", "filter_correct", "seed", "trace_counts", "validation_accuracy_before",
             "validation_accuracy_after", "wall_clock_s", "command", "commit", "hardware")  # fmt: skip
     kept = [{key: row[key] for key in keys} for row in rows]
-    write_text(args.output_dir / "sizes.json", json.dumps(kept, indent=1) + "\n")
+    write_json(args.output_dir / "sizes.json", kept)
     curves = {LABELS[c]: accuracy_by_size(kept, c) for c in FILTERS[args.filter_correct]}
     write_sizes_plot(args.output_dir / "sizes.png", curves, rows[0]["validation_accuracy_before"])
     for label, points in curves.items():

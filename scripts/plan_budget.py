@@ -25,7 +25,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from trl_ext.foresight.pilot import read_run
-from trl_ext.foresight.plan import Rates, Workload, levers, plan, seconds_of
+from trl_ext.foresight.plan import Rates, Workload, plan, seconds_of
 from trl_ext.io import write_json
 from trl_ext.registry import unknown
 from trl_ext.runs.layout import RunFolder
@@ -52,6 +52,25 @@ def changed(rates: Rates, work: Workload, changes: list[str]) -> tuple[Rates, Wo
             whole = not isinstance(getattr(work, name), float)
             work = replace(work, **{name: int(number) if whole else number})
     return rates, work
+
+
+def levers(rates: Rates, work: Workload, budget: float) -> list[tuple[str, int]]:
+    """Changes, and the optimizer steps that each would add; what buys most comes first."""
+    before = plan(rates, work, budget).steps
+    faster = {
+        "rollouts twice as fast": (replace(rates, completion_token=rates.completion_token / 2), work),
+        "training twice as fast": (replace(rates, trained_token=rates.trained_token / 2), work),
+        "weight sync twice as fast": (replace(rates, sync=rates.sync / 2), work),
+        "completions a quarter shorter": (rates, replace(work, tokens=0.75 * work.tokens)),
+        "validation half as often": (rates, replace(work, validate_every=2 * work.validate_every)),
+        "half the problems on the way": (rates, replace(work, problems=work.problems // 2)),
+        "half the problems at the end": (rates, replace(work, final_problems=work.final_problems // 2)),
+        "half the start-up": (replace(rates, start=rates.start / 2), work),
+        "checkpoints half as often": (rates, replace(work, save_every=work.save_every and 2 * work.save_every)),
+        "twice the updates per rollout": (rates, replace(work, updates=2 * work.updates)),
+    }
+    found = [(name, plan(*changed, budget).steps - before) for name, changed in faster.items()]
+    return sorted(found, key=lambda lever: -lever[1])
 
 
 def show(rates: Rates, work: Workload, budget: float) -> None:

@@ -252,15 +252,19 @@ def log_generations(
         {"prompt": p, "response": r, "ground_truth": t, **reward_fn(r, t), "token_entropy": e, "length": n}
         for p, r, t, e, n in zip(prompts, responses, ground_truths, entropy, lengths, strict=True)
     ]
-    is_correct = [row["answer_reward"] > 0 for row in rows]
-    averages = {
-        "length": _mean(lengths),
-        "length_correct": _mean([n for n, correct in zip(lengths, is_correct, strict=True) if correct]),
-        "length_incorrect": _mean([n for n, correct in zip(lengths, is_correct, strict=True) if not correct]),
-        "accuracy": _mean(is_correct),
-    }
-    return rows, averages | {
-        key: _mean([row[key] for row in rows]) for key in ("reward", "format_reward", "answer_reward")
+    return rows, _averages(rows)
+
+
+def _averages(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    correct = [row for row in rows if row["answer_reward"] > 0]
+    incorrect = [row for row in rows if not row["answer_reward"] > 0]
+    rewards = ("reward", "format_reward", "answer_reward")
+    return {
+        "length": _mean([row["length"] for row in rows]),
+        "length_correct": _mean([row["length"] for row in correct]),
+        "length_incorrect": _mean([row["length"] for row in incorrect]),
+        "accuracy": _mean([row["answer_reward"] > 0 for row in rows]),
+        **{name: _mean([row[name] for row in rows]) for name in rewards},
     }
 
 

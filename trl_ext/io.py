@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
+import hashlib
 import json
 import os
 import re
@@ -21,6 +23,7 @@ _DISK_FAULTS = {
     errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENODEV, errno.ENOSPC, errno.ENXIO, errno.EPERM,
     errno.EROFS, errno.ESTALE, errno.ETIMEDOUT,
 }  # fmt: skip
+_SHOWN = 1500  # characters of a text in a page
 
 
 @contextlib.contextmanager
@@ -93,6 +96,17 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, _lines(rows))
 
 
+def write_csv(path: Path, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a CSV file atomically."""
+    with replacing(path) as scratch, scratch.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([heads, *rows])
+
+
+def digest_of(path: Path) -> str:
+    """A hash of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
@@ -154,7 +168,7 @@ def fence_of(text: str, shortest: int = 3) -> str:
     return "`" * max([shortest, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
-def fenced(text: str, most: int = 1500) -> list[str]:
+def fenced(text: str) -> list[str]:
     """A Markdown code block that nothing in the text can end; of a long text its beginning."""
-    shown = text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} characters more)"
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ... ({len(text) - _SHOWN} characters more)"
     return [f"{fence_of(text)}text", *shown.strip().splitlines(), fence_of(text), ""]

@@ -6,7 +6,6 @@ Several seeds are a median and a band, named where they end; their figures go in
 from __future__ import annotations
 
 import contextlib
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trl_ext.io import replacing
+from trl_ext.io import replacing, write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,13 +101,13 @@ def spread_out(places: Mapping[str, float], gap: float) -> dict[str, float]:
 
 def write_bands(path: Path, panels: Mapping[str, Mapping[str, Band]]) -> None:
     """The bands' figures as CSV, a row for each point."""
-    with replacing(path) as scratch, scratch.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["panel", "curve", "x", "median", "low", "high", "seeds"])
-        for panel, bands in panels.items():
-            for name, band in bands.items():
-                for row in zip(band.x, band.median, band.low, band.high, strict=True):
-                    writer.writerow([panel, name, *(round(value, 6) for value in row), band.curves])
+    rows = (
+        [panel, name, *(round(value, 6) for value in point), band.curves]
+        for panel, bands in panels.items()
+        for name, band in bands.items()
+        for point in zip(band.x, band.median, band.low, band.high, strict=True)
+    )
+    write_csv(path, ["panel", "curve", "x", "median", "low", "high", "seeds"], rows)
 
 
 def plot_accuracy(panel: Axes, history: Sequence[Mapping[str, Any]], key: str, **style: Any) -> None:

@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_ext import REWARDS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.compat.startup import use_all_cores
-from trl_ext.data.load import load_problems
+from trl_ext.data.dataset import DatasetSettings
 from trl_ext.evaluation.report import evaluate
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler
@@ -81,7 +81,7 @@ def train(kind: str, policy: str, seed: int, steps: int, folder: Path) -> dict[s
     spent["micro-batches"] = spent.pop("all") - spent["rollout"] - spent["reward"]
     spent["optimizer and the rest"] = seconds - sum(spent.values())
     trainer.save_model(str(folder / "model"))
-    held_out = load_problems("mini_math", "validation", task.prompt, n=task.validation_problems, seed=seed)
+    held_out = DatasetSettings(prompt=task.prompt).read("validation", task.validation_problems, seed).rows
     sampler = HFSampler(str(folder / "model"), Sampling(max_tokens=config.max_completion_length), 256)
     grader = GRADERS.build("compatible", answer_format="r1_zero")
     report = evaluate(held_out, lambda prompts: sampler(prompts, range(len(prompts))), grader)

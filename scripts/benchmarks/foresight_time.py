@@ -48,10 +48,10 @@ def shape_of_replay(network: Any, work: Workload, lengths: Lengths, shares_promp
         config=network, recipe="grpo", launch=Launch(), peft=None, weights_dtype=torch.float32, autocast_dtype=None,
         attention="sdpa", checkpointing=False, lengths=lengths, rollout=work.rollouts, group=work.group,
         step=work.rollouts, epochs=1, micro_rows=work.micro, micro_tokens=None, shares_prompts=shares_prompts,
-        dynamic=True, skips=True, trained_fraction=1 - work.idle, corrects_sampler=False, beta=0.0,
+        dynamic=True, skips=True, trained_fraction=1 - work.idle, beta=0.0,
         optimizer="adamw_torch_fused", engine="hf", engine_fraction=0.0, engine_max_length=None, engine_sequences=1,
         engine_sleeps=False, engine_dtype="auto", engine_quantization=None, engine_tensor_parallel=1,
-        engine_eager=True, validate_every=1, validation_problems=1, final_problems=1, save_every=None, max_steps=1,
+        validate_every=1, validation_problems=1, final_problems=1, save_every=None,
         time_budget=None,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trl_ext.data.load import load_problems
+from trl_ext.data.dataset import DatasetSettings
 from trl_ext.grpo.trainer import ExtGRPOTrainer
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -55,7 +55,7 @@ def now() -> float:
 def measure(arguments: Sequence[str], result: Path) -> None:
     """One rank: train, and let the first write what all of them measured."""
     _, model, config = parse(GRPO_SETTINGS, None, RECIPE, arguments)
-    rows = load_problems("mini_math", "train", "r1_zero", n=config.generation_batch_size)
+    rows = DatasetSettings().read("train", config.generation_batch_size, seed=0).rows
     config.model_init_kwargs = {"dtype": "float32"}
     began = now()
     trainer = ExtGRPOTrainer(str(model.model_name_or_path), length_matters, config, rows)

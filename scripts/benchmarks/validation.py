@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_ext import REWARDS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.compat.startup import use_all_cores
-from trl_ext.data.load import load_problems
+from trl_ext.data.dataset import DatasetSettings
 from trl_ext.evaluation.report import evaluate
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.rewards.graders import GRADERS
@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, int]] = {
 
 def ways_of(args: argparse.Namespace, model: str, folder: Path) -> dict[str, Callable[[], Any]]:
     """Each way of validating, ready to be called."""
-    problems = load_problems("mini_math", "validation", "r1_zero", n=args.problems)
+    problems = DatasetSettings().read("validation", args.problems, seed=0).rows
     reward = REWARDS.build("compatible", answer_format="r1_zero")
     grader = GRADERS.build("compatible", answer_format="r1_zero")
     common: dict[str, Any] = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.problems import load_problems
 from trl_ext.data.countdown import problems, split_of
-from trl_ext.data.load import load_problems
 from trl_ext.rewards import GRADERS, REWARDS
 from trl_ext.rewards.countdown import solves
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
+from tests.support.problems import load_problems, read_problems
 from trl_ext.data import dataset
 from trl_ext.data.dataset import DatasetSettings
-from trl_ext.data.load import ANSWER_SOURCES, load_problems, read_problems
+from trl_ext.data.load import ANSWER_SOURCES
 from trl_ext.registry import UnknownName
 
 COLUMNS = ["prompt", "answer", "problem", "level", "subject", "row"]

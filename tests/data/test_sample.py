@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
+from tests.support.problems import load_problems, read_problems
 from tests.support.tiny import tiny_tokenizer
 from trl_ext.data.lengths import Room, rows_that_fit, too_long
-from trl_ext.data.load import load_problems, read_problems
 from trl_ext.data.sample import stratified_order
 from trl_ext.data.source import Source
 from trl_ext.data.traces import load_traces

@@ -75,7 +75,7 @@ REFUSED: list[tuple[Sequence[str], type[Exception], str]] = [
     (["--strategy", "refne"], UnknownName, "unknown strategy 'refne'. Did you mean 'refine'?"),
     (["--strategy_options", "turn=3"], UnknownName, "Did you mean 'turns'?"),
     (["--strategy_options", "turns=x"], ValueError, "option 'turns' of strategy 'refine' must be int, got 'x'"),
-    (["--strategy_options", "turns"], ValueError, "'turns' is not NAME=VALUE"),
+    (["--strategy_options", "turns"], ValueError, "strategy_options 'turns' is neither"),
     (["--strategy_options", "turns=0"], ValueError, "chains and turns of at least 1"),
     (["--concurrency", "0"], ValueError, "must be at least 1"),
     (["--max_calls", "0"], ValueError, "max_calls must be positive, got 0"),

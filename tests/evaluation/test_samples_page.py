@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trl_ext.evaluation.samples_page import CUT_OFF, MODEL, PARSER, at_fault, readings, samples_page
+from scripts.samples_page import CUT_OFF, MODEL, PARSER, at_fault, readings, samples_page
 
 
 def row(response: str, answer: str = "12", outcome: str = "neither", **more: Any) -> dict[str, Any]:

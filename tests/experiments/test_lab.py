@@ -33,12 +33,12 @@ from trl_ext.experiments.lab.report import (
     difference,
     differences,
     discussion,
+    mean_and_deviation,
     mean_by_step,
     noise,
     over_the_run,
     read_winner,
     span,
-    spread,
     steps_table,
     table,
     training_curves,
@@ -246,7 +246,7 @@ def test_table_has_a_row_per_cell_with_early_ends_and_failures() -> None:
 def test_figures_in_words() -> None:
     assert over_the_run(run(0.9, between=0.7)) == pytest.approx(0.8)  # without the one before training
     assert [span(values) for values in ([], [3], [3, 3], [5, 3])] == ["–", "3", "3", "3 to 5"]
-    assert [spread(values) for values in ([], [0.5], [0.4, 0.6])] == ["–", "0.500", "0.500 ± 0.141"]
+    assert [mean_and_deviation(values) for values in ([], [0.5], [0.4, 0.6])] == ["–", "0.500", "0.500 ± 0.141"]
     ended = {cell: {s: r for s, r in of.items() if "failed" not in r} for cell, of in RUNS.items()}
     assert noise(ended).startswith(
         "Noise: sampled once on 2048 problems, an accuracy of 0.87 has a standard error of 0.007; over seeds the "

@@ -24,10 +24,10 @@ def shape(**changes: Any) -> RunShape:
         "config": network(), "recipe": "grpo", "launch": Launch(), "peft": None, "weights_dtype": torch.float32,
         "autocast_dtype": None, "attention": "sdpa", "checkpointing": False, "lengths": Lengths(8, 8, 10, 20),
         "rollout": 16, "group": 4, "step": 8, "epochs": 1, "micro_rows": 2, "micro_tokens": None,
-        "shares_prompts": False, "dynamic": True, "skips": True, "trained_fraction": 1.0, "corrects_sampler": False,
+        "shares_prompts": False, "dynamic": True, "skips": True, "trained_fraction": 1.0,
         "beta": 0.0, "optimizer": "adamw_torch_fused", "engine": "hf", "engine_fraction": 0.3,
         "engine_max_length": None, "engine_sequences": 256, "engine_sleeps": False, "engine_dtype": "auto",
-        "engine_quantization": None, "engine_tensor_parallel": 1, "engine_eager": False, "validate_every": 10,
-        "validation_problems": 20, "final_problems": 50, "save_every": 20, "max_steps": -1, "time_budget": None,
+        "engine_quantization": None, "engine_tensor_parallel": 1, "validate_every": 10,
+        "validation_problems": 20, "final_problems": 50, "save_every": 20, "time_budget": None,
     }  # fmt: skip
     return RunShape(**values | changes)

@@ -10,20 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from trl_ext.foresight.pilot import resolved
+from scripts.plan_budget import levers
+from trl_ext.foresight.pilot import read_run
 from trl_ext.foresight.plan import (
     Rates,
     Workload,
     fraction_trained,
-    levers,
     measured,
     plan,
     seconds_of,
     workload,
 )
-from trl_ext.runs.layout import RESOLVED
 
 ROOT = Path(__file__).parents[2]
 RATES = Rates(
@@ -226,17 +224,16 @@ def folder(tmp_path: Path) -> Path:
     metrics, summary = run(60)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in metrics))
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    written = {k: v for k, v in SETTINGS.items() if k != "validate_every"}
-    text = yaml.safe_dump(written) + "\n# Defaults, and what follows from the settings above:\n# validate_every: 10\n"
-    (tmp_path / "config.yaml").write_text(text + "# long: Some(a=1,\n#   b=2)\n")
+    (tmp_path / "config.yaml").write_text("# validate_every: 7\n")
+    (tmp_path / "resolved.json").write_text(json.dumps(SETTINGS))
     return tmp_path
 
 
-def test_settings_are_read_as_data_or_from_an_earlier_config(folder: Path) -> None:
-    earlier = resolved(folder)
-    assert {name: earlier[name] for name in SETTINGS} == SETTINGS
-    (folder / RESOLVED).write_text(json.dumps(SETTINGS | {"validate_every": 7}))
-    assert resolved(folder) == SETTINGS | {"validate_every": 7}
+def test_settings_are_read_as_data_and_not_from_comments(folder: Path) -> None:
+    assert read_run(folder)[1].validate_every == 10
+    (folder / "resolved.json").unlink()
+    with pytest.raises(ValueError, match=r"no resolved\.json; a finished run of recipes/grpo_math\.py has them"):
+        read_run(folder)
 
 
 def planned(*arguments: object) -> subprocess.CompletedProcess[str]:

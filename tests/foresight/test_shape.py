@@ -30,7 +30,7 @@ def test_the_real_recipe_is_read_as_on_two_gpus() -> None:
     assert (shape.engine, shape.engine_sequences, shape.engine_fraction) == ("vllm", 128, 0.3)
     assert (shape.autocast_dtype, shape.weights_dtype, shape.checkpointing) == (torch.bfloat16, torch.float32, True)
     assert (shape.lengths.longest_prompt, shape.lengths.max_completion) == (1750, 1024)
-    assert (shape.validate_every, shape.save_every, shape.max_steps) == (10, 20, 200)
+    assert (shape.validate_every, shape.save_every) == (10, 20)
     assert shape.loss["policy_loss"] == "reinforce"
 
 

@@ -342,7 +342,7 @@ def test_a_stop_string_that_never_comes_changes_nothing(
 ) -> None:
     # as many random numbers as the loop of transformers draws
     monkeypatch.setattr("trl_ext.generation.decoding.draw", lambda scores: torch.multinomial(scores.softmax(-1), 1))
-    monkeypatch.setattr("trl_ext.generation.decoding._MIN_ROWS_TO_SHRINK", 1000)
+    monkeypatch.setattr("trl_ext.generation.decoding.MIN_ROWS_TO_SHRINK", 1000)
     stock = train(GRPOTrainer, GRPOConfig, tmp_path / "a", ends_early, **settings)
     ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", ends_early, stop=["8 " * 13], **settings)
     assert weight_difference(stock.model, tiny_model()) > 1e-2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trl_ext.data.load import load_problems
+from tests.support.problems import load_problems
 from trl_ext.mini.problems import LEVELS, SPLITS
 from trl_ext.mini.task import Task, first_rows
 from trl_ext.mini.tasks import TASKS

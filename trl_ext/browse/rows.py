@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.report import OUTCOMES
+from trl_ext.evaluation.report import OUTCOMES, SAMPLES
 from trl_ext.io import read_json, read_jsonl, read_yaml
 from trl_ext.runs.layout import GENERATIONS, RESOLVED
 
-SAMPLES = "samples.jsonl"  # an evaluation's
 ROLLOUTS, KEPT = "expert_iteration/step_*/rollouts.jsonl", "kept.jsonl"
 _SETTINGS: tuple[tuple[str, Callable[[Path], Any]], ...] = ((RESOLVED, read_json), ("settings.yaml", read_yaml))
 _USED = set(

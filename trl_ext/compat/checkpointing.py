@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -22,12 +23,8 @@ CACHE = "cache" if "cache" in inspect.signature(Qwen3Model.forward).parameters e
 @contextmanager
 def caches_kept() -> Iterator[None]:
     """Within, a checkpointed layer gets the cache. The cache must be the same before and after a forward pass."""
-    before = getattr(GradientCheckpointingLayer, _FLAG)
-    setattr(GradientCheckpointingLayer, _FLAG, True)
-    try:
+    with patch.object(GradientCheckpointingLayer, _FLAG, True):
         yield
-    finally:
-        setattr(GradientCheckpointingLayer, _FLAG, before)
 
 
 def can_keep_caches(model: nn.Module) -> bool:

@@ -9,9 +9,17 @@ from typing import Annotated, Any
 from transformers.hf_argparser import HfArg
 
 from trl_ext.compat.on_resume import OnResume
-from trl_ext.data.formats import PUBLISHED
+from trl_ext.data.formats import PUBLISHED, Columns
 from trl_ext.data.lengths import TOO_LONG
-from trl_ext.data.load import ANSWER_SOURCES, GENERATORS, Problems, check_options, read_problems
+from trl_ext.data.load import (
+    ANSWER_SOURCES,
+    GENERATORS,
+    Problems,
+    check_options,
+    generated_table,
+    problems_of,
+    stored_table,
+)
 from trl_ext.data.source import Source
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.mini.tasks import TASKS
@@ -83,21 +91,28 @@ class DatasetSettings:
         ANSWER_FORMATS.get_function(self.answer_format)
 
     def read(self, split: str, n: int | None, seed: int, in_sample_order: bool = False) -> Problems:
-        """The rows of a split and their source, see `read_problems`."""
-        return read_problems(
-            self.dataset,
-            split,
-            self.prompt,
-            n=n,
-            seed=seed,
-            sample_seed=self.sample_seed,
-            in_sample_order=in_sample_order,
-            problem_column=self.problem_column,
-            answer_column=self.answer_column,
-            answer_source=self.answer_source,
-            dataset_config=self.dataset_config,
-            dataset_options=self._options,
-        )
+        """The rows of a split and their source.
+
+        Args:
+            split: `train` or `validation` of a generated dataset, else the split's name.
+            n: a sample of n rows, in proportion to levels and subjects, of which the first m are the sample of m; None
+                for all rows. A generated dataset is endless, so it needs n, and gives its first n.
+            seed: of a generator.
+            in_sample_order: all rows in the order in which a sample takes them, also without n.
+
+        Raises:
+            ValueError: there is no such file, split or column, or a row has no answer.
+        """
+        dataset, config = self.dataset, self.dataset_config
+        if known := PUBLISHED.get(dataset):
+            dataset, config = known.hub_id, config or known.config
+            split = known.held_out if split == "validation" and known.held_out else split
+        if dataset in GENERATORS:
+            chosen = generated_table(dataset, split, n, seed, self._options)
+        else:
+            chosen = stored_table(dataset, split, config, n, self.sample_seed, in_sample_order)
+        columns = Columns(self.problem_column, self.answer_column, self.answer_source)
+        return problems_of(*chosen, columns, load_prompt(self.prompt))
 
     @property
     def _options(self) -> dict[str, Any] | None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
-from trl_ext.data.formats import PUBLISHED, Columns, Row, recognized
+from trl_ext.data.formats import Columns, Row, recognized
 from trl_ext.data.sample import Table, stratified_sample
 from trl_ext.data.source import Source
 from trl_ext.io import read_jsonl
 from trl_ext.mini.task import first_rows
 from trl_ext.mini.tasks import TASKS
-from trl_ext.prompts import format_prompt, load_prompt
+from trl_ext.prompts import format_prompt
 from trl_ext.registry import Registry
 from trl_ext.rewards.extract import boxed
 from trl_ext.rewards.ground_truth import accepted_answers
@@ -29,6 +29,7 @@ ANSWER_SOURCES = Registry("answer source")
 GENERATORS = (*TASKS, "countdown")
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 GENERATED_PROBLEMS = 4096  # to train on, where a generated dataset is used and no number is given
+_SHOWN = 60  # characters of a problem in a message
 _LEVEL = re.compile(r"\d+")
 _FINAL = re.compile(r"final answer is:?\s*(.+?)\.?(?:\s*I hope it is correct\.?)?\s*$", re.IGNORECASE | re.MULTILINE)
 AS_STORED = Columns("problem", "answer", "as_is")  # what is not asked for may be recognized by its columns
@@ -71,60 +72,19 @@ class Problems:
     source: Source
 
 
-def load_problems(dataset: str, split: str, prompt: str, **options: Any) -> Dataset:
-    """The rows of `read_problems`."""
-    return read_problems(dataset, split, prompt, **options).rows
-
-
-def read_problems(
-    dataset: str,
-    split: str,
-    prompt: str,
-    *,
-    n: int | None = None,
-    seed: int = 0,
-    sample_seed: int = 0,
-    in_sample_order: bool = False,
-    problem_column: str = "problem",
-    answer_column: str = "answer",
-    answer_source: str = "as_is",
-    dataset_config: str | None = None,
-    dataset_options: Mapping[str, Any] | None = None,
-) -> Problems:
-    """Rows to train or validate on, each with its number in the split as `row`.
-
-    Args:
-        dataset: one of `GENERATORS`, a name of `PUBLISHED`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with
-            `{split}` in its path for the split.
-        dataset_config: of a Hub dataset; several, such as MATH's subjects, with commas between them.
-        dataset_options: of a generated dataset.
-        split: `train` or `validation` of a generated dataset, else the split's name.
-        prompt: a shipped prompt's name or a template file.
-        n: a sample of n rows, in proportion to levels and subjects, of which the first m are the sample of m; None for
-            all rows. A generated dataset is endless, so it needs n, and gives its first n.
-        seed, sample_seed: of a generator; of the sample.
-        in_sample_order: all rows in the order in which a sample takes them, also without n.
+def problems_of(table: Table, numbers: Sequence[int], source: Source, columns: Columns, template: str) -> Problems:
+    """The chosen rows of a table, with prompts and answers, each with its number in the split as `row`.
 
     Raises:
-        ValueError: a name or a column is missing, or a row has no answer; the message has the file's line, or the
-            row's number from 0, and the field.
+        ValueError: a column is missing, or a row has no answer; the message has the file's line, or the row's number
+            from 0, and the field.
     """
-    template = load_prompt(prompt)
-    ANSWER_SOURCES.get_function(answer_source)
-    if known := PUBLISHED.get(dataset):
-        dataset, dataset_config = known.hub_id, dataset_config or known.config
-        split = known.held_out if split == "validation" and known.held_out else split
-    if dataset in GENERATORS:
-        table, numbers, source = _generated(dataset, split, n, seed, dataset_options or {})
-    else:
-        table, numbers, source = _chosen(dataset, split, dataset_config, n, sample_seed, in_sample_order)
-    columns = Columns(problem_column, answer_column, answer_source)
     if columns == AS_STORED and len(table):
         columns = recognized(table[0]) or columns
-    refuse_missing_columns(dataset, table, columns.needed or (problem_column, answer_column))
+    refuse_missing_columns(source.dataset, table, columns.needed or (columns.problem, columns.answer))
     rows = _rows(table, numbers, columns, template, source)
     if rows and source.available is not None:
-        source.columns, source.first = str(columns), f"{_shortened(rows[0]['problem'])} -> {rows[0]['answer']!r}"
+        source.columns, source.first = str(columns), f"{_begin(rows[0]['problem'])!r} -> {rows[0]['answer']!r}"
     if any(isinstance(row["answer"], list) for row in rows):  # a column has one type
         rows = [row if isinstance(row["answer"], list) else {**row, "answer": [row["answer"]]} for row in rows]
     from datasets import Dataset
@@ -154,8 +114,8 @@ def check_options(dataset: str, options: Mapping[str, Any] | None) -> None:
         raise ValueError(f"dataset_options is for {', '.join(TASKS)}, and the dataset is {dataset!r}: leave it out")
 
 
-def _generated(
-    dataset: str, split: str, n: int | None, seed: int, options: Mapping[str, Any]
+def generated_table(
+    dataset: str, split: str, n: int | None, seed: int, options: Mapping[str, Any] | None
 ) -> tuple[Table, Sequence[int], Source]:
     """The first rows of a generator."""
     check_options(dataset, options)
@@ -164,10 +124,10 @@ def _generated(
     source = Source(dataset, split, None, n, "generated")
     if dataset == "countdown":
         return countdown(split, n, seed), range(n), source
-    return first_rows(TASKS.build(dataset, **options)().problems(split, seed), split, n), range(n), source
+    return first_rows(TASKS.build(dataset, **(options or {}))().problems(split, seed), split, n), range(n), source
 
 
-def _chosen(
+def stored_table(
     dataset: str, split: str, config: str | None, n: int | None, sample_seed: int, in_sample_order: bool
 ) -> tuple[Table, Sequence[int], Source]:
     """The rows that are asked for, as the dataset has them, and their numbers in it."""
@@ -224,11 +184,11 @@ def _row(
     if not isinstance(problem, str) or not problem.strip():
         raise ValueError(f"{place}: {columns.problem!r} is {problem!r}, not a text")
     try:
-        truth = truth_of(answer, extract)
+        reference = reference_answer(answer, extract)
     except (TypeError, ValueError) as error:
         detail = f"{_found_by(answer)} ({error})" if str(error) else _found_by(answer)
         raise ValueError(f"{place}: no answer in {columns.answer!r}: {str(answer)[:80]!r}{detail}") from error
-    return {"prompt": format_prompt(template, problem), "answer": truth, "problem": problem, **strata_of(row)}
+    return {"prompt": format_prompt(template, problem), "answer": reference, "problem": problem, **strata_of(row)}
 
 
 def strata_of(row: Row) -> dict[str, int | str]:
@@ -237,8 +197,8 @@ def strata_of(row: Row) -> dict[str, int | str]:
     return {"level": int(level[0]) if level else 0, "subject": str(row.get("subject") or row.get("type") or "")}
 
 
-def _shortened(text: str, most: int = 60) -> str:
-    return repr(text if len(text) <= most else f"{text[:most]}...")
+def _begin(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _found_by(answer: object) -> str:
@@ -249,12 +209,12 @@ def _found_by(answer: object) -> str:
     return f" (--answer_source {' or '.join(found)} finds one)" if found else ""
 
 
-def truth_of(answer: Any, extract: Callable[[str], str | None]) -> str | list[str]:
+def reference_answer(answer: Any, extract: Callable[[str], str | None]) -> str | list[str]:
     """The answer as a text, or as a list where the column holds lists; a TypeError or ValueError without one."""
     if isinstance(answer, float) and not math.isfinite(answer):  # such as what a table has for a missing number
         raise ValueError
-    truths = [extract(text) for text in accepted_answers(answer)]
-    found = [truth for truth in truths if truth is not None]
-    if not found or len(found) < len(truths):
+    answers = [extract(text) for text in accepted_answers(answer)]
+    found = [text for text in answers if text is not None]
+    if not found or len(found) < len(answers):
         raise ValueError
     return found if isinstance(answer, (list, tuple)) else found[0]

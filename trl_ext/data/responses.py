@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.data.load import ANSWER_SOURCES, strata_of, truth_of
+from trl_ext.data.load import ANSWER_SOURCES, reference_answer, strata_of
 from trl_ext.generation.completion import Completion
 from trl_ext.io import read_jsonl
 from trl_ext.registry import unknown
@@ -72,11 +71,6 @@ def completion_of(row: Mapping[str, Any]) -> Completion:
     return Completion(row["response"], row["tokens"] or 0, row["finish_reason"] != "length")
 
 
-def fingerprint_of_file(path: Path) -> str:
-    """A hash of the file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
 def _row(
     line: Mapping[str, Any], place: str, paths: Mapping[str, str], asked: set[str], answer_source: str
 ) -> dict[str, Any]:
@@ -99,7 +93,7 @@ def _row(
 
 def _answer(truth: Any, answer_source: str, place: str) -> str | list[str]:
     try:
-        return truth_of(truth, ANSWER_SOURCES.build(answer_source))
+        return reference_answer(truth, ANSWER_SOURCES.build(answer_source))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{place} is {str(truth)[:80]!r}, in which answer_source {answer_source} finds no answer"

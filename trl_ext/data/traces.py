@@ -32,7 +32,7 @@ def mini_math_traces(n: int, seed: int = 0, incorrect_fraction: float = INCORREC
     for problem in mini_math("train", n, seed):
         solution, answer = problem["solution"], problem["answer"]
         if rng.random() < incorrect_fraction:
-            incorrect = _with_wrong_number(answer, rng)
+            incorrect = _with_incorrect_number(answer, rng)
             solution, answer = f"{solution.removesuffix(answer)}{incorrect}", incorrect
         response = f" {solution} </think> <answer> {answer} </answer>"
         prompt = format_prompt(template, problem["problem"])
@@ -40,7 +40,7 @@ def mini_math_traces(n: int, seed: int = 0, incorrect_fraction: float = INCORREC
     return rows
 
 
-def _with_wrong_number(answer: str, rng: Random) -> str:
+def _with_incorrect_number(answer: str, rng: Random) -> str:
     """The answer with its last number changed by 1 to 9."""
     number = list(_NUMBER.finditer(answer))[-1]
     other = int(number[0]) + rng.choice([d for d in range(-9, 10) if d and int(number[0]) + d >= 2])
@@ -63,7 +63,7 @@ def load_traces(
 
     Args:
         dataset: `mini_math`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with `{split}` in its path for the split.
-        answer_column: the truths; rows of a dataset without it have no `answer`.
+        answer_column: of the reference answers; rows of a dataset without it have no `answer`.
         n: a sample of n rows, of mini-MATH its first n; None for all, of mini-MATH 4,096.
         seed: of mini-MATH.
         sample_seed: of the sample.
@@ -95,20 +95,20 @@ def unique(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def with_answers(rows: Sequence[dict[str, Any]], truths: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def with_answers(rows: Sequence[dict[str, Any]], answers: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Rows with an `answer` each, taken from the problem with the same prompt where they have none.
 
     Args:
-        truths: prompt -> answer.
-        where: what `truths` are from, for the ValueError if a row's prompt is not among them.
+        answers: the reference answer by prompt.
+        where: what they are from, for the ValueError if a row's prompt is not among them.
     """
-    lacking = [row for row in rows if "answer" not in row and row["prompt"] not in truths]
+    lacking = [row for row in rows if "answer" not in row and row["prompt"] not in answers]
     if lacking:
         raise ValueError(
             f"{len(lacking)} of {len(rows)} traces have no answer to be graded by: no column with it (--trace_answer) "
             f"and no problem with the same prompt in {where}. The first begins {lacking[0]['prompt'][-80:]!r}"
         )
-    return [row if "answer" in row else {**row, "answer": truths[row["prompt"]]} for row in rows]
+    return [row if "answer" in row else {**row, "answer": answers[row["prompt"]]} for row in rows]
 
 
 def only_correct(rows: Sequence[dict[str, Any]], grader: Grader) -> list[dict[str, Any]]:

@@ -7,9 +7,6 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from trl_ext.discovery.strategies import STRATEGIES
 
@@ -25,7 +22,7 @@ def discover_parser(problems: Mapping[str, object], description: str | None, fol
     add = parser.add_argument
     add("--task", choices=list(problems), default=next(iter(problems)), help="what the model writes")
     add("--strategy", default="refine", help=f"one of {', '.join(STRATEGIES)} (refine)")
-    add("--strategy_options", default="", metavar="NAME=VALUE,...", help="see below")
+    add("--strategy_options", metavar="NAME=VALUE,...", help="see below")
     add("--output_dir", default=folder, help=f"the run's folder ({folder})")
     add("--resume", action="store_true", help="resume the run in --output_dir")
     add("--seed", type=int, default=0)
@@ -72,12 +69,3 @@ def _strategies() -> str:
         options = ", ".join(f"{key}={value}" for key, value in STRATEGIES.options(name).items())
         lines += [f"  {name:<13} {about}", *([f"{'':<16}{options}"] if options else [])]
     return "\n".join(lines)
-
-
-def strategy_options(text: str) -> dict[str, Any]:
-    """Options from NAME=VALUE,...; values as YAML reads them. Raises ValueError for any other form."""
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    for name, sign, _ in pairs:
-        if not sign:
-            raise ValueError(f"--strategy_options: {name!r} is not NAME=VALUE")
-    return {name.strip(): yaml.safe_load(value) for name, _, value in pairs}

@@ -16,7 +16,7 @@ from random import Random
 from filelock import FileLock, Timeout
 
 from trl_ext.discovery.archive import Attempt
-from trl_ext.discovery.arguments import discover_parser, strategy_options
+from trl_ext.discovery.arguments import discover_parser
 from trl_ext.discovery.budget import Budget
 from trl_ext.discovery.client import Client, Endpoint, EndpointError
 from trl_ext.discovery.log import Entry, Log, LogError, attempts_of, read_log
@@ -28,6 +28,7 @@ from trl_ext.discovery.sandbox import run_program
 from trl_ext.discovery.sandbox.isolation import set_nondumpable
 from trl_ext.discovery.sandbox.limits import ISOLATION, SandboxError, describe_isolation
 from trl_ext.discovery.strategies import STRATEGIES
+from trl_ext.registry import parse_options
 
 LOG = "conversation_log.json"
 
@@ -58,7 +59,7 @@ def run(problem: Problem, arguments: argparse.Namespace) -> int:
         ValueError: the arguments do not fit together, or the log does not fit them.
         EndpointError: the endpoint answers nothing.
     """
-    options = strategy_options(arguments.strategy_options)
+    options = parse_options("strategy_options", arguments.strategy_options) or {}
     propose = STRATEGIES.build(arguments.strategy, **options)
     if arguments.show_prompt:
         print(problem.hybrid_task if arguments.strategy == "hybrid" else problem.task)

@@ -72,11 +72,6 @@ def write_report(
     """Write `report.md` and `score.png` into the run's folder."""
     _write_plot(folder / "score.png", problem, attempts)
     counts = Counter(outcome(attempt) for attempt in attempts)
-    spent = [
-        ("calls", f"{budget.used_calls}", f"{budget.calls or 'none'}"),
-        ("tokens", f"{budget.used_tokens}", f"{budget.tokens or 'none'}"),
-        ("seconds", f"{budget.used_seconds():.0f}", f"{budget.seconds or 'none'}"),
-    ]
     columns = ("attempt", "second", "score", "valid", "made by", "shown to the model", "verdict")
     lines = [
         f"# Discovery: {problem.name}",
@@ -87,7 +82,7 @@ def write_report(
         "",
         _best_line(problem, attempts),
         "",
-        *markdown_table(("spent", "used", "limit"), spent),
+        *markdown_table(("spent", "used", "limit"), _spent(budget)),
         "",
         *markdown_table(("outcome", "attempts"), [(label, f"{counts[name]}") for name, label in _OUTCOMES.items()]),
         "",
@@ -107,6 +102,14 @@ def write_report(
         "",
     ]
     write_text(folder / "report.md", "\n".join(lines))
+
+
+def _spent(budget: Budget) -> list[tuple[str, str, str]]:
+    return [
+        ("calls", f"{budget.used_calls}", f"{budget.calls or 'none'}"),
+        ("tokens", f"{budget.used_tokens}", f"{budget.tokens or 'none'}"),
+        ("seconds", f"{budget.used_seconds():.0f}", f"{budget.seconds or 'none'}"),
+    ]
 
 
 def _process(attempts: Sequence[Attempt]) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
-from trl_ext.evaluation.report import is_correct
+from trl_ext.evaluation.report import SAMPLES, is_correct
 from trl_ext.evaluation.their_graders import THEIR_GRADERS, verdicts_of
 from trl_ext.io import read_jsonl, write_jsonl
 from trl_ext.rewards.workers.pool import PoolError
@@ -82,7 +82,7 @@ def main() -> None:
 
 def _rows(folder: Path, grader: str | None, extracted: bool) -> list[dict[str, Any]]:
     """The evaluation's rows with `verdict`, theirs, and of a grader that was asked here `their_reason`."""
-    path = folder / "samples.jsonl"
+    path = folder / SAMPLES
     if not path.is_file():
         raise InputError(f"{str(folder)!r} has no samples.jsonl: run recipes/evaluate.py with --output_dir first")
     rows = read_jsonl(path)

@@ -12,6 +12,7 @@ from trl_ext.generation.completion import Completion, mean_over_tokens
 from trl_ext.rewards.hooks import Grader
 
 # The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.
+SAMPLES = "samples.jsonl"  # in an evaluation's folder
 OUTCOMES = {"correct": "format and answer correct", "format_only": "format only", "neither": "neither"}
 HANDOUT_NAMES = {"format1_answer1": "correct", "format1_answer0": "format_only", "format0": "neither"}
 

@@ -24,6 +24,8 @@ Draws = NDArray[np.float64]
 BETTER, WORSE, EQUAL, OPEN = "better", "worse", "equal", "open"
 _LOOKS, _BETWEEN = 4, 2  # looks at most, and seeds between two of them at least: each look widens all others
 MOST_SEARCHED = 60  # seeds
+_DRAWS = 4000  # of a simulation
+_WANTED = 0.8  # power
 
 
 @dataclass(frozen=True)
@@ -92,18 +94,18 @@ def first_alarms(draws: Draws, design: Design, least_deviation: float = 0.0) -> 
     return found
 
 
-def power(design: Design, effect: float, deviation: float, draws: int = 4000) -> float:
+def power(design: Design, effect: float, deviation: float) -> float:
     """How often a true mean difference is found, in its direction, if the differences are normal; by simulation."""
-    rows = np.random.default_rng(0).normal(effect, deviation, (draws, design.most))
+    rows = np.random.default_rng(0).normal(effect, deviation, (_DRAWS, design.most))
     return float((first_alarms(rows, design) * np.sign(effect) > 0).mean())
 
 
-def seeds_needed(effect: float, deviation: float, intervals: int, wanted: float = 0.8) -> int | None:
+def seeds_needed(effect: float, deviation: float, intervals: int) -> int | None:
     """The fewest seeds at most with which a difference is found that often; None if `MOST_SEARCHED` are too few."""
     normal = NormalDist()
-    distance = normal.inv_cdf(1 - Design.alpha / intervals / 2) + normal.inv_cdf(wanted)
+    distance = normal.inv_cdf(1 - Design.alpha / intervals / 2) + normal.inv_cdf(_WANTED)
     fewest = math.ceil((distance * deviation / effect) ** 2)  # of a single look with a known deviation
     for most in range(max(Design.first, fewest), MOST_SEARCHED + 1):
-        if power(Design(most, intervals), effect, deviation) >= wanted:
+        if power(Design(most, intervals), effect, deviation) >= _WANTED:
             return most
     return None

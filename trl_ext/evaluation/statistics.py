@@ -21,15 +21,15 @@ def wilson_interval(successes: int, trials: int, z: float = Z95) -> tuple[float,
     return max(0.0, center - half), min(1.0, center + half)
 
 
-def mean_interval(values: Sequence[float], z: float = Z95) -> tuple[float, float]:
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Interval of the mean of independent values in 0..1, such as a problem's fraction of correct samples.
 
     Where all values are 0 or 1 this is Wilson's, else the mean and its standard error.
     """
     if all(value in (0, 1) for value in values):
-        return wilson_interval(round(sum(values)), len(values), z)
+        return wilson_interval(round(sum(values)), len(values))
     mean, error = _mean_and_error(values)
-    return max(0.0, mean - z * error), min(1.0, mean + z * error)
+    return max(0.0, mean - Z95 * error), min(1.0, mean + Z95 * error)
 
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -27,19 +27,11 @@ from trl_ext.compat.startup import use_all_cores
 from trl_ext.errors import InputError
 from trl_ext.foresight.hardware import GPUS, Gpu, gpu_by_name
 from trl_ext.foresight.memory.limits import largest, preempting, refusal
-from trl_ext.foresight.memory.parts import Memory, foresee_memory
 from trl_ext.foresight.memory.report import engine_line, figures, limit_lines, table
 from trl_ext.foresight.pilot import read_run
 from trl_ext.foresight.roofline import Timing, foresee_time
 from trl_ext.foresight.shape import Launch, RunShape
 from trl_ext.io import write_json
-
-
-def foresee(shape: RunShape, capacity: int) -> Memory:
-    """Measure and shard."""
-    from trl_ext.foresight.memory.step import measure
-
-    return foresee_memory(shape, capacity, measure(shape))
 
 
 def timing_of(shape: RunShape, gpu: Gpu, args: argparse.Namespace) -> Timing:
@@ -85,6 +77,7 @@ def run(args: argparse.Namespace) -> str | None:
     from datasets import disable_progress_bars
 
     from trl_ext.experiments.foresee import read_shape
+    from trl_ext.foresight.memory.step import foresee
 
     disable_progress_bars()
     gpu = gpu_by_name(args.gpu)

@@ -11,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from trl_ext.io import read_jsonl
+from trl_ext.runs.layout import METRICS
 
 _SHOWN = {"step": "step {:.0f}", "reward": "reward {:.2f}", "loss": "loss {:.2f}", "grad_norm": "gradient {:.2g}",
           "validation/accuracy": "accuracy {:.3f}", "wall_clock_s": "{:.0f} s"}  # fmt: skip
@@ -52,13 +53,13 @@ class ProgressDisplay:
         running = list(self._running)
         for i, line in enumerate(self._lines):
             name = running[i] if i < len(running) else None
-            line.set_description_str("" if name is None else f"{name}: {latest(self.folder / name / 'metrics.jsonl')}")
+            line.set_description_str("" if name is None else f"{name}: {latest(self.folder / name / METRICS)}")
 
     def ended(self, name: str, failed: str | None) -> None:
         """Count a run, and say how it ended where there is no terminal to rewrite, or if it failed."""
         self._bar.update()
         if failed is not None or not self._lines:
-            said = f"failed: {failed}" if failed else latest(self.folder / name / "metrics.jsonl")
+            said = f"failed: {failed}" if failed else latest(self.folder / name / METRICS)
             self._bar.write(f"{name}: {said}", file=sys.stderr)
 
 

@@ -55,16 +55,16 @@ def run_all(
     found = {name: _summary(folder / name) for name in commands if name not in todo}
     on_end(found)
     with (
-        contextlib.closing(ProgressDisplay(folder, len(commands), len(commands) - len(todo), jobs)) as overview,
+        contextlib.closing(ProgressDisplay(folder, len(commands), len(commands) - len(todo), jobs)) as display,
         concurrent.futures.ThreadPoolExecutor(jobs) as pool,
     ):
-        running = {pool.submit(_run, commands[name], folder, name, jobs, slots, overview): name for name in todo}
+        running = {pool.submit(_run, commands[name], folder, name, jobs, slots, display): name for name in todo}
         try:
-            for name, status in _as_they_end(running, overview):
+            for name, status in _as_they_end(running, display):
                 if status and not keep_going:
                     raise InputError(f"a run failed: see the end of {folder / name}.log")
                 found[name] = {"failed": _last_line(folder / f"{name}.log")} if status else _summary(folder / name)
-                overview.ended(name, found[name].get("failed"))
+                display.ended(name, found[name].get("failed"))
                 on_end(found)
         except BaseException:  # Ctrl-C as well: do not start the runs that wait
             pool.shutdown(wait=False, cancel_futures=True)
@@ -73,25 +73,23 @@ def run_all(
 
 
 def _as_they_end(
-    running: dict[concurrent.futures.Future[int], str], overview: ProgressDisplay
+    running: dict[concurrent.futures.Future[int], str], display: ProgressDisplay
 ) -> Iterator[tuple[str, int]]:
-    """Names and exit statuses of runs in the order in which they end; the overview is refreshed meanwhile."""
+    """Names and exit statuses of runs in the order in which they end; the display is refreshed meanwhile."""
     while running:
         done, _ = concurrent.futures.wait(running, _REFRESH, concurrent.futures.FIRST_COMPLETED)
-        overview.refresh()
+        display.refresh()
         for future in done:
             yield running.pop(future), future.result()
 
 
-def _run(
-    command: Sequence[str], folder: Path, name: str, jobs: int, slots: list[int], overview: ProgressDisplay
-) -> int:
+def _run(command: Sequence[str], folder: Path, name: str, jobs: int, slots: list[int], display: ProgressDisplay) -> int:
     """Run a command in the next free slot and return its exit status."""
     output, slot = folder / name, slots.pop(0)
     more = ["--resume", "auto"] if output.exists() and Path(command[0]).name not in _RESUME_BY_THEMSELVES else []
     whole = [sys.executable, *command, "--output_dir", str(output), *more]
     try:
-        with overview.running(name), (folder / f"{name}.log").open("a", encoding="utf-8") as log:
+        with display.running(name), (folder / f"{name}.log").open("a", encoding="utf-8") as log:
             log.write(f"$ {shlex.join(redact_command(whole[1:]))}\n")
             log.flush()
             environment = _environment(command[0], slot, jobs)

@@ -15,26 +15,17 @@ from datasets import disable_progress_bars
 
 from trl_ext.foresight.before_run import VERDICT
 from trl_ext.foresight.memory.limits import preempting, refusal
-from trl_ext.foresight.memory.parts import Memory, foresee_memory
-from trl_ext.foresight.memory.step import measure
-from trl_ext.foresight.shape import RunShape, UnforeseenError
-
-
-def _foresee(shape: RunShape, capacity: int) -> Memory:
-    return foresee_memory(shape, capacity, measure(shape))
-
+from trl_ext.foresight.memory.step import foresee
+from trl_ext.foresight.shape import UnforeseenError
 
 if __name__ == "__main__":
     disable_progress_bars()
     asked, of_gpu = pickle.load(sys.stdin.buffer)
     try:
-        found = _foresee(asked, of_gpu)
-        reason = refusal(asked, found, partial(_foresee, capacity=of_gpu))
+        found = foresee(asked, of_gpu)
+        reason = refusal(asked, found, partial(foresee, capacity=of_gpu))
         slows = preempting(asked, found)
     except UnforeseenError as error:
         sys.exit(str(error))
-    print(
-        "\n"
-        + VERDICT
-        + json.dumps({"refusal": reason, "peak": found.peak, "bytes": found.total(found.peak), "slows": slows})
-    )
+    verdict = {"refusal": reason, "peak": found.peak, "bytes": found.total(found.peak), "slows": slows}
+    print(f"\n{VERDICT}{json.dumps(verdict)}")

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 @cache
 def published() -> dict[str, Any]:
     """`models`, `prompts` and `marks` by name, each with its source."""
-    found: dict[str, Any] = json.loads((files("trl_ext.foresight") / "published.json").read_text(encoding="utf-8"))
-    return found
+    return dict(json.loads((files("trl_ext.foresight") / "published.json").read_text(encoding="utf-8")))
 
 
-def network_of(name: str, revision: str = "main", trust_remote_code: bool = False) -> PretrainedConfig:
+def network_of(name: str, revision: str = "main") -> PretrainedConfig:
     """The configuration of a model; nothing is downloaded.
 
     Raises:
@@ -29,8 +28,7 @@ def network_of(name: str, revision: str = "main", trust_remote_code: bool = Fals
     from transformers import AutoConfig
 
     try:
-        known = {"revision": revision, "trust_remote_code": trust_remote_code}
-        return AutoConfig.from_pretrained(name, local_files_only=True, **known)
+        return AutoConfig.from_pretrained(name, local_files_only=True, revision=revision)
     except (OSError, ValueError):
         table = published()["models"]
     if name in table:

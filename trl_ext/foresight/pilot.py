@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from trl_ext.foresight.plan import Rates, Workload, measured, workload
 from trl_ext.io import read_json, read_jsonl
@@ -21,10 +18,11 @@ def read_run(folder: Path, first: int | None = None) -> tuple[Rates, Workload]:
     Raises:
         ValueError: it is no run of recipes/grpo_math.py, or too short.
     """
-    missing = [name for name in (CONFIG, METRICS, SUMMARY) if not (folder / name).is_file()]
+    missing = [name for name in (CONFIG, RESOLVED, METRICS, SUMMARY) if not (folder / name).is_file()]
     if missing:
         raise ValueError(f"{folder}: no {', '.join(missing)}; a finished run of recipes/grpo_math.py has them")
-    settings, metrics, summary = resolved(folder), read_jsonl(folder / METRICS), RunFolder(folder).summary()
+    settings, metrics = read_json(folder / RESOLVED), read_jsonl(folder / METRICS)
+    summary = RunFolder(folder).summary()
     if first is not None:
         metrics = [entry for entry in metrics if entry["step"] <= first]
         summary["validations"] = [entry for entry in summary["validations"] if entry["step"] <= first]
@@ -32,14 +30,3 @@ def read_run(folder: Path, first: int | None = None) -> tuple[Rates, Workload]:
         return measured(metrics, summary, settings), workload(metrics, settings)
     except (ValueError, KeyError) as error:
         raise ValueError(f"{folder}: {error}") from error
-
-
-def resolved(folder: Path) -> dict[str, Any]:
-    """All settings of a run, those at their defaults as well; earlier versions wrote these as comments only."""
-    if (folder / RESOLVED).is_file():
-        return dict(read_json(folder / RESOLVED))
-    text = (folder / CONFIG).read_text(encoding="utf-8")
-    defaults = "\n".join(line[2:] for line in text.splitlines() if line.startswith("# ") and ":" in line)
-    found: dict[str, Any] = yaml.safe_load(text) or {}
-    known = yaml.safe_load(defaults.partition("settings above:")[2]) or {}
-    return {**known, **found}

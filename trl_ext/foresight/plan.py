@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -91,25 +91,6 @@ def plan(rates: Rates, work: Workload, budget: float) -> Plan:
     seconds = seconds_of(rates, work, steps)
     seconds["validation"] += first
     return Plan(steps, {"start": start, **seconds, "end": final})
-
-
-def levers(rates: Rates, work: Workload, budget: float) -> list[tuple[str, int]]:
-    """Changes, and the optimizer steps that each would add; what buys most comes first."""
-    before = plan(rates, work, budget).steps
-    faster = {
-        "rollouts twice as fast": (replace(rates, completion_token=rates.completion_token / 2), work),
-        "training twice as fast": (replace(rates, trained_token=rates.trained_token / 2), work),
-        "weight sync twice as fast": (replace(rates, sync=rates.sync / 2), work),
-        "completions a quarter shorter": (rates, replace(work, tokens=0.75 * work.tokens)),
-        "validation half as often": (rates, replace(work, validate_every=2 * work.validate_every)),
-        "half the problems on the way": (rates, replace(work, problems=work.problems // 2)),
-        "half the problems at the end": (rates, replace(work, final_problems=work.final_problems // 2)),
-        "half the start-up": (replace(rates, start=rates.start / 2), work),
-        "checkpoints half as often": (rates, replace(work, save_every=work.save_every and 2 * work.save_every)),
-        "twice the updates per rollout": (rates, replace(work, updates=2 * work.updates)),
-    }
-    found = [(name, plan(*changed, budget).steps - before) for name, changed in faster.items()]
-    return sorted(found, key=lambda lever: -lever[1])
 
 
 def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], settings: Mapping[str, Any]) -> Rates:

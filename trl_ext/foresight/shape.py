@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, TrainingArguments
     from trl import ModelConfig
 
-ENGINES = ("vllm", "hf", "server")  # colocated vLLM, HF generate, vLLM servers elsewhere
 # What a loss is made of, and how it is computed; resolved settings of a config.
 OF_LOSS = (
     "advantage", "advantage_options", "policy_loss", "policy_loss_options", "aggregation", "aggregation_options",
@@ -116,11 +115,9 @@ class RunShape:
     shares_prompts: bool  # asked for; the model and the launch may refuse it
     dynamic: bool  # micro-batches are packed by tokens and trimmed
     skips: bool  # rows without gradient are left out
-    trained_fraction: float  # of a rollout's rows that a step trains on
-    corrects_sampler: bool
     beta: float  # of the KL penalty; above 0 there is a reference model
     optimizer: str  # transformers' name, such as adamw_torch_fused
-    engine: str  # one of `ENGINES`
+    engine: str  # vllm (colocated), hf (HF generate), or server (vLLM servers elsewhere)
     engine_fraction: float  # of a GPU's memory, for colocated vLLM
     engine_max_length: int | None  # tokens of prompt and completion; None: the model's context
     engine_sequences: int  # that vLLM decodes at a time, on a GPU
@@ -128,13 +125,12 @@ class RunShape:
     engine_dtype: str  # as vLLM knows it; auto is the weights'
     engine_quantization: str | None
     engine_tensor_parallel: int
-    engine_eager: bool  # no CUDA graphs
     validate_every: int  # optimizer steps
     validation_problems: int | None  # None: all
     final_problems: int | None
     save_every: int | None  # optimizer steps; None: never
-    max_steps: int  # -1: as many as the epochs have
     time_budget: float | None  # seconds
+    trained_fraction: float = 1.0  # of a rollout's rows that a step trains on
     loss: Mapping[str, Any] = field(default_factory=dict)  # settings of the objective, see `OF_LOSS`
     settings: Mapping[str, Any] = field(default_factory=dict)  # as given
     longest_row: int | None = None  # tokens of a row of SFT and expert iteration; None: prompt and completion
@@ -171,7 +167,6 @@ def shape_of(
     launch: Launch,
     lengths: Lengths,
     given: Mapping[str, Any],
-    trained_fraction: float = 1.0,
 ) -> RunShape:
     """The shape of a run, from its settings as a process on any machine has parsed them.
 
@@ -184,61 +179,83 @@ def shape_of(
     Raises:
         UnforeseenError: the weights are quantized, which a step on fake tensors would count in full.
     """
-    from trl import get_peft_config
-
     if model.load_in_4bit or model.load_in_8bit or getattr(network, "quantization_config", None):
         raise UnforeseenError("quantized weights are not modeled")
     recipe = recipe_of(task)
-    per_gpu = config.per_device_train_batch_size
-    step = int(given.get("train_batch_size") or per_gpu * config.gradient_accumulation_steps * launch.gpus)
+    gpus = launch.gpus
+    of_all = config.per_device_train_batch_size * config.gradient_accumulation_steps * gpus
+    step = int(given.get("train_batch_size") or of_all)
     rollout, group, epochs = _rollout(recipe, config, given, step)
-    final = getattr(task, "final_validation_problems", None)
-    is_on = config.gradient_checkpointing
-    engine = _engine(config, given)
     return RunShape(
         config=network,
         recipe=recipe,
         launch=launch,
-        peft=get_peft_config(model),
-        weights_dtype=_dtype(model.dtype, network),
-        autocast_dtype=torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else None,
-        attention=model.attn_implementation or "sdpa",
-        checkpointing=bool(is_on),
         lengths=lengths,
         longest_row=None if recipe == "grpo" else config.max_length or lengths.longest_prompt + lengths.max_completion,
         rollout=rollout,
         group=group,
         step=step,
         epochs=epochs,
-        micro_rows=min(per_gpu, max(1, step // launch.gpus)),
-        micro_tokens=getattr(config, "micro_batch_tokens", None),
-        shares_prompts=bool(getattr(config, "share_prompt_prefix", False)),
-        dynamic=bool(getattr(config, "dynamic_micro_batches", False) and config.uses_axes),
-        skips=bool(getattr(config, "skip_zero_advantage_rows", False)),
-        trained_fraction=trained_fraction,
-        corrects_sampler=engine != "hf" and bool(getattr(config, "vllm_importance_sampling_correction", False)),
-        beta=float(getattr(config, "beta", 0.0)),
-        optimizer=str(getattr(config.optim, "value", config.optim)),
-        engine=engine,
-        engine_fraction=config.vllm_gpu_memory_utilization,
-        engine_max_length=config.vllm_max_model_length,
-        engine_sequences=config.vllm_max_num_seqs
-        or (max(1, rollout // launch.gpus) if recipe == "grpo" else _MAX_NUM_SEQS),
-        engine_sleeps=config.vllm_enable_sleep_mode,
-        engine_dtype=config.vllm_dtype or "auto",
-        engine_quantization=config.vllm_quantization,
-        engine_tensor_parallel=getattr(config, "vllm_tensor_parallel_size", 1),
-        engine_eager=bool(config.vllm_enforce_eager),
-        validate_every=task.validate_every,
-        validation_problems=task.validation_problems,
-        final_problems=final or task.validation_problems,
-        save_every=None if str(getattr(config.save_strategy, "value", config.save_strategy)) == "no"
-        else int(config.save_steps),
-        max_steps=config.max_steps,
-        time_budget=config.time_budget,
-        settings=dict(given),
         loss={name: getattr(config, name) for name in OF_LOSS if getattr(config, name, None) is not None},
-    )  # fmt: skip
+        settings=dict(given),
+        **_of_weights(model, config, network),
+        **_of_micro_batches(config, max(1, step // gpus)),
+        **_of_engine(config, given, max(1, rollout // gpus) if recipe == "grpo" else _MAX_NUM_SEQS),
+        **_of_run(task, config),
+    )
+
+
+def _of_weights(model: ModelConfig, config: Any, network: PretrainedConfig) -> dict[str, Any]:
+    """How the model is loaded and computed, and what changes its weights."""
+    from trl import get_peft_config
+
+    return {
+        "peft": get_peft_config(model),
+        "weights_dtype": _dtype(model.dtype, network),
+        "autocast_dtype": torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else None,
+        "attention": model.attn_implementation or "sdpa",
+        "checkpointing": bool(config.gradient_checkpointing),
+        "optimizer": str(getattr(config.optim, "value", config.optim)),
+    }
+
+
+def _of_micro_batches(config: Any, rows: int) -> dict[str, Any]:
+    """How the rows of a step on one GPU are divided, as far as the recipe's settings say."""
+    return {
+        "micro_rows": min(config.per_device_train_batch_size, rows),
+        "micro_tokens": getattr(config, "micro_batch_tokens", None),
+        "shares_prompts": bool(getattr(config, "share_prompt_prefix", False)),
+        "dynamic": bool(getattr(config, "dynamic_micro_batches", False) and config.uses_axes),
+        "skips": bool(getattr(config, "skip_zero_advantage_rows", False)),
+        "beta": float(getattr(config, "beta", 0.0)),
+    }
+
+
+def _of_engine(config: Any, given: Mapping[str, Any], sequences: int) -> dict[str, Any]:
+    """What generates on GPUs; a machine without one resolves `use_vllm: auto` to HF generate."""
+    is_hf = str(given.get("use_vllm", "auto")).lower() == "false"
+    return {
+        "engine": "hf" if is_hf else "server" if config.vllm_mode == "server" else "vllm",
+        "engine_fraction": config.vllm_gpu_memory_utilization,
+        "engine_max_length": config.vllm_max_model_length,
+        "engine_sequences": config.vllm_max_num_seqs or sequences,
+        "engine_sleeps": config.vllm_enable_sleep_mode,
+        "engine_dtype": config.vllm_dtype or "auto",
+        "engine_quantization": config.vllm_quantization,
+        "engine_tensor_parallel": getattr(config, "vllm_tensor_parallel_size", 1),
+    }
+
+
+def _of_run(task: Any, config: Any) -> dict[str, Any]:
+    """Validations, checkpoints and the end."""
+    never_saves = str(getattr(config.save_strategy, "value", config.save_strategy)) == "no"
+    return {
+        "validate_every": task.validate_every,
+        "validation_problems": task.validation_problems,
+        "final_problems": task.final_validation_problems or task.validation_problems,
+        "save_every": None if never_saves else int(config.save_steps),
+        "time_budget": config.time_budget,
+    }
 
 
 def _rollout(recipe: str, config: Any, given: Mapping[str, Any], step: int) -> tuple[int, int, int]:
@@ -249,13 +266,6 @@ def _rollout(recipe: str, config: Any, given: Mapping[str, Any], step: int) -> t
     if recipe == "expert_iteration":
         return config.questions_per_step * config.group_size, config.group_size, config.epochs_per_step
     return step, 1, 1
-
-
-def _engine(config: Any, given: Mapping[str, Any]) -> str:
-    """What generates on GPUs; a machine without one resolves `use_vllm: auto` to HF generate."""
-    if str(given.get("use_vllm", "auto")).lower() == "false":
-        return "hf"
-    return "server" if config.vllm_mode == "server" else "vllm"
 
 
 def _dtype(name: str | None, network: PretrainedConfig) -> torch.dtype:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from trl_ext.generation.hf import TokenLogProbs
 
-_MIN_ROWS_TO_SHRINK = 8
+MIN_ROWS_TO_SHRINK = 8
 _ROOM = 32  # tokens, at least
 _MODES = (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
 # Their logits processors keep something of all rows.
@@ -74,7 +74,7 @@ class Decoding:
                 raise FloatingPointError(_NOT_FINITE.format(undrawn, len(rows)))
             idle += len(rows) - remaining
             # Copying the keys and values of the rows that stay costs about as much as computing those once.
-            if remaining == 0 or (len(rows) >= _MIN_ROWS_TO_SHRINK and idle >= remaining):
+            if remaining == 0 or (len(rows) >= MIN_ROWS_TO_SHRINK and idle >= remaining):
                 found = zip(rows[ended].tolist(), ids[ended, width:].tolist(), lengths[ended].tolist(), strict=True)
                 for row, completion, length in found:
                     completions[row] = completion[:length]

@@ -41,9 +41,7 @@ def hf_generate(
     """
     if not prompt_ids:
         return []
-    # What `tokenizer.pad` does, which takes as long as several tokens.
-    ids = pad_sequence([torch.tensor(row) for row in prompt_ids], True, tokenizer.pad_token_id or 0, "left")
-    mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in prompt_ids], True, 0, "left")
+    ids, mask = _padded(prompt_ids, tokenizer.pad_token_id or 0)
     width, minimum = ids.shape[1], generation_config.min_new_tokens or 0
     config = copy.copy(generation_config)
     config.return_dict_in_generate = False
@@ -65,6 +63,12 @@ def hf_generate(
         logps.record(found)
     eos_ids = set(eos_ids_of(generation_config))
     return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in found[:, width:].tolist()]
+
+
+def _padded(rows: Sequence[Sequence[int]], pad_token: int) -> tuple[Tensor, Tensor]:
+    """What `tokenizer.pad` does, which takes as long as several tokens."""
+    ids = pad_sequence([torch.tensor(row) for row in rows], True, pad_token, "left")
+    return ids, pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], True, 0, "left")
 
 
 @functools.cache

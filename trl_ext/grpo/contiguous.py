@@ -69,20 +69,24 @@ def log_probs(
     predicted = torch.roll(ids.masked_fill(~scored, -100), -1, dims=1)  # column 0 has a prompt's first token: -100
     if packed:
         lengths = prompt_mask.sum(dim=1, keepdim=True) + completion_mask.sum(dim=1, keepdim=True)
-        positions = torch.arange(columns, device=ids.device).expand_as(ids)
-        real = positions < lengths
-        outputs = model(
-            input_ids=ids[real][None],
-            position_ids=positions[real][None],
-            attention_mask=None,
-            shift_labels=predicted[real][None],
-            fused_lm_head=True,
-        )
-        logp, entropy = (
-            values.new_zeros(ids.shape).masked_scatter(real, values) for values in (outputs.log_probs, outputs.entropy)
-        )
+        logp, entropy = _packed_log_probs(model, ids, predicted, lengths)
     else:
         outputs = model(input_ids=ids, attention_mask=None, shift_labels=predicted, fused_lm_head=True)
         logp, entropy = outputs.log_probs, outputs.entropy
     logp, entropy = (x.gather(1, places - 1).masked_fill(completion_mask == 0, 0) for x in (logp, entropy))
+    return logp, entropy
+
+
+def _packed_log_probs(model: nn.Module, ids: Tensor, predicted: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, columns) log-probabilities and entropies of the predicted tokens, 0 behind a row's (B, 1) length."""
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    real = positions < lengths
+    outputs = model(
+        input_ids=ids[real][None],
+        position_ids=positions[real][None],
+        attention_mask=None,
+        shift_labels=predicted[real][None],
+        fused_lm_head=True,
+    )
+    logp, entropy = (x.new_zeros(ids.shape).masked_scatter(real, x) for x in (outputs.log_probs, outputs.entropy))
     return logp, entropy

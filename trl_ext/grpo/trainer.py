@@ -125,13 +125,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         ]
         self.model.generation_config.stop_strings = None  # the saved model's; ours are `config.stop`
         self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
+        self._planner: StepPlanner | None = None  # of micro-batches; without one TRL's are taken as they are
         if config.uses_axes:
-            self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
-            self._select = config.selection_fn()
-            self._sampler_correction = config.sampler_correction()
-            self.vllm_importance_sampling_mode = GRPOConfig.vllm_importance_sampling_mode  # of ratios that nobody reads
-            self._warn(chosen_without_effect(config))
-        self._planner = self._make_planner() if config.uses_axes else None
+            self._set_up_axes(config)
         self._step_metrics, self._counts = StepMetrics(), StepCounts(config)
         self._entropy_controller = EntropyController(
             config.entropy_target, config.entropy_coef_delta, config.entropy_coef_min, config.entropy_coef_max
@@ -495,13 +491,18 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     # How this run trains.
 
-    def _make_planner(self) -> StepPlanner | None:
-        """The planner of micro-batches, or None to take TRL's as they are."""
+    def _set_up_axes(self, config: ExtGRPOConfig) -> None:
+        self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
+        self._select = config.selection_fn()
+        self._sampler_correction = config.sampler_correction()
+        self.vllm_importance_sampling_mode = GRPOConfig.vllm_importance_sampling_mode  # of ratios that nobody reads
+        self._warn(chosen_without_effect(config))
         model, keeps_rows = self.accelerator.unwrap_model(self.model), not self._ignores_zero_advantage_rows()
         facts = {"aux_loss": self.aux_loss_enabled, "images": self._is_vlm, "fsdp": self.is_fsdp_enabled}
-        batching, off = savings(self.args, model, keeps_rows, **facts)
+        batching, off = savings(config, model, keeps_rows, **facts)
         self._warn(off)
-        return None if batching is None else StepPlanner(batching, self.args, self.accelerator)
+        if batching is not None:
+            self._planner = StepPlanner(batching, config, self.accelerator)
 
     def _warn(self, lines: list[str]) -> None:
         for line in lines if self.accelerator.is_main_process else ():

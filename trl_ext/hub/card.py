@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, StrictUndefined
 
 from trl_ext.io import fence_of, read_jsonl, read_yaml, write_text
-from trl_ext.runs.layout import CONFIG, RunFolder
+from trl_ext.runs.layout import CONFIG, CURVE, GENERATIONS, RunFolder
 from trl_ext.runs.provenance import devices_of, versions_of
 from trl_ext.runs.recipes import RECIPES
 from trl_ext.runs.report import selection_note
@@ -72,7 +72,7 @@ def is_hub_id(name: object) -> TypeGuard[str]:
 def _values(run: Path, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What `card.md` and a recipe's story have a place for."""
     first, last = summary["validations"][0], summary["validations"][-1]
-    generations, is_adapter = run / "generations.jsonl", (run / "adapter_config.json").exists()
+    generations, is_adapter = run / GENERATIONS, (run / "adapter_config.json").exists()
     return {
         "name": (repo_id or run.name).rpartition("/")[2],
         "address": repo_id or run.name,
@@ -87,7 +87,7 @@ def _values(run: Path, repo_id: str | None, summary: Mapping[str, Any], settings
         "last": last,
         "note": selection_note(last.get("selection"), last["problems"]),
         "devices": devices_of(summary),
-        "has_curve": (run / "curve.png").exists(),
+        "has_curve": (run / CURVE).exists(),
         "library": "peft" if is_adapter else "transformers",
         "loader": "AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM",
         "samples": read_jsonl(generations)[-_SAMPLES:] if generations.exists() else [],
@@ -122,10 +122,10 @@ def one_line(value: object) -> str:
     return " ".join(str(value).split())
 
 
-def fenced(text: str, language: str = "text") -> str:
+def fenced(text: str) -> str:
     """A code block whose fence is longer than any in the text, which may be what a model wrote."""
     fence = fence_of(text)
-    return f"{fence}{language}\n{text}\n{fence}"
+    return f"{fence}text\n{text}\n{fence}"
 
 
 def without_paths(value: object) -> Any:

@@ -13,11 +13,11 @@ from transformers.hf_argparser import HfArg
 
 from trl_ext.errors import InputError
 from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
-from trl_ext.evaluation.report import Report, is_correct
+from trl_ext.evaluation.report import SAMPLES, Report, is_correct
 from trl_ext.evaluation.statistics import mean_interval
 from trl_ext.io import read_jsonl, read_yaml, write_json, write_jsonl
 from trl_ext.plots import figure
-from trl_ext.recipes.evaluate import SAMPLES, SETTINGS, Evaluation, differing, run_evaluation
+from trl_ext.recipes.evaluate import SETTINGS, Evaluation, differing, run_evaluation
 from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 

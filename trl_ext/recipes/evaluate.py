@@ -22,16 +22,26 @@ from transformers.utils import logging
 from trl_ext.data.dataset import DatasetSettings, problems_are
 from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
-from trl_ext.data.responses import OPTIONAL, completion_of, fields_of, fingerprint_of_file, read_responses
+from trl_ext.data.responses import OPTIONAL, completion_of, fields_of, read_responses
 from trl_ext.data.source import Source
 from trl_ext.errors import InputError
 from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.export import ExportedTask, write_tasks
-from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, Report, grade_rows, is_correct
+from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, SAMPLES, Report, grade_rows, is_correct
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.hosts.group import join
-from trl_ext.io import append_jsonl, as_yaml, drop_torn_line, read_jsonl, read_yaml, write_json, write_jsonl, write_text
+from trl_ext.io import (
+    append_jsonl,
+    as_yaml,
+    digest_of,
+    drop_torn_line,
+    read_jsonl,
+    read_yaml,
+    write_json,
+    write_jsonl,
+    write_text,
+)
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.preflight import check_model_folder, tokenizer_and_shape
 from trl_ext.recipes.settings_help import COMMON
@@ -48,7 +58,7 @@ from trl_ext.training.settings import choose_engine
 if TYPE_CHECKING:
     from datasets import Dataset
 
-SAMPLES, SETTINGS = "samples.jsonl", "settings.yaml"
+SETTINGS = "settings.yaml"
 
 
 @dataclass
@@ -187,10 +197,8 @@ def run_evaluation(settings: Evaluation) -> Report:
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
         if is_new:
-            drawn = {
-                "model": settings.model_name_or_path or "the base policy",
-                "engine": "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate",
-            }
+            engine = "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate"
+            drawn = {"model": settings.model_name_or_path or "the base policy", "engine": engine}
             _write(folder, report, drawn, source, time.time() - began)
         _show(folder, report, settings)
     state.wait_for_everyone()
@@ -218,7 +226,7 @@ def _grade_responses(settings: Evaluation) -> Report:
         checker = Checker(settings.grader, str(settings.answer_format), settings.answer_source)
         answers = {"answer": [row["answer"] for row in rows], "row": range(len(rows))}
         check_references(answers, "responses", source, checker, quiet=False)
-        decisive = _decisive(settings, source) | {"responses_are": fingerprint_of_file(path)}
+        decisive = _decisive(settings, source) | {"responses_are": digest_of(path)}
     except (ValueError, OSError, PoolError) as error:
         raise InputError(str(error)) from error
     _refuse_other_settings(folder, decisive)

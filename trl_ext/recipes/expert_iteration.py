@@ -14,6 +14,7 @@ from trl_ext.expert_iteration.trainer import FOLDER, STEPS, ExpertIterationConfi
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.settings import Task
 from trl_ext.registry import defaults_of
+from trl_ext.runs.layout import METRICS
 from trl_ext.runs.report import write_steps_plot
 
 
@@ -51,7 +52,7 @@ def steps_so_far(folder: Path) -> list[dict[str, Any]]:
     """The expert-iteration steps of a run in figures, and their plot in its folder."""
     path = folder / FOLDER / STEPS
     steps = read_jsonl(path) if path.exists() else []
-    of_kept = [(row["step"], row["entropy"]) for row in read_jsonl(folder / "metrics.jsonl") if "entropy" in row]
+    of_kept = [(row["step"], row["entropy"]) for row in read_jsonl(folder / METRICS) if "entropy" in row]
     write_steps_plot(folder / "expert_iteration.png", steps, of_kept, folder.name)
     return steps
 

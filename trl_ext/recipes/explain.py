@@ -31,6 +31,7 @@ from trl_ext.grpo.without_effect import updates_per_rollout, without_effect
 from trl_ext.io import read_yaml
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.registry import UnknownName, fits, parse_options, unknown
+from trl_ext.runs.layout import CONFIG
 
 # TRL's loss types: policy loss, aggregation and its options, and how ours differs.
 LOSS_TYPES: dict[str, tuple[str, str, dict[str, Any], str]] = {
@@ -78,7 +79,7 @@ def read(config: Path | None, flags: Sequence[str]) -> dict[str, Any]:
         InputError: there is no such file, it has no settings, or a value is not of its setting's type.
         UnknownName: a name is no setting of `recipes/grpo_math.py`, nor an argument of `trl grpo`.
     """
-    given = {} if config is None else _in_file(config / "config.yaml" if config.is_dir() else config)
+    given = {} if config is None else _in_file(config / CONFIG if config.is_dir() else config)
     pairs = [flag.partition("=")[::2] if "=" in flag else (flag, None) for flag in flags]
     while pairs:
         name, value = pairs.pop(0)

@@ -25,7 +25,7 @@ class Data:
     train: Any  # rows with `prompt` and with `answer`, or with `response` where they are traces
     validation: Any  # rows with `prompt` and `answer`
     sources: dict[str, Source] = field(default_factory=dict)  # by role; rows of one's own may have none
-    counts: dict[str, int] = field(default_factory=dict)  # what became of traces, by what was done with them
+    counts: dict[str, int] = field(default_factory=dict)  # numbers of traces after each filter
 
     def lines(self) -> list[str]:
         """What is to be known of the rows, as a person reads it."""

@@ -82,7 +82,7 @@ class Guard:
             task = asyncio.ensure_future(self.reward_fn(*args, **kwargs))
             if not (await asyncio.wait({task}, timeout=self.timeout))[0]:
                 task.cancel()
-                raise self._late(kwargs)
+                raise self._late(kwargs, None)
             rewards = self._as_list(task.result(), kwargs)
         except RewardError:
             raise
@@ -130,7 +130,7 @@ class Guard:
             place = f"{self._code.co_filename}:{self._code.co_firstlineno}"
         return RewardError(f"reward {self.name!r} {what}" + (f" ({place})" if place else ""))
 
-    def _late(self, kwargs: Mapping[str, Sequence[Any]], frame: FrameType | None = None) -> RewardError:
+    def _late(self, kwargs: Mapping[str, Sequence[Any]], frame: FrameType | None) -> RewardError:
         count = len(kwargs.get("completions", ()))
         while frame is not None and self._code is not None and frame.f_code.co_filename != self._code.co_filename:
             frame = frame.f_back

@@ -42,7 +42,7 @@ class RunFolder:
 
 
 def record_in(checkpoint: Path) -> dict[str, Any] | None:
-    """What the run has put down next to the trainer's state; None in a checkpoint of a stock trainer."""
+    """What the run has put down next to the trainer's state; None in a checkpoint of stock TRL."""
     path = checkpoint / RUN_RECORD
     return read_json(path) if path.exists() else None
 

@@ -8,7 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,13 @@ def provenance() -> dict[str, Any]:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     hardware = {"cpu": _cpu_name(), "cpu_threads": torch.get_num_threads(), "gpus": gpus, "processes": ranks}
     return {"command": _command(), "commit": _commit(), "versions": _versions(), "hardware": hardware}
+
+
+def origins(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The commits and the hardware of several runs, a line each."""
+    runs = list(summaries)
+    found = {"Commit": {str(run["commit"]) for run in runs}, "Hardware": {platform_of(run) for run in runs}}
+    return [f"{name}: {'; '.join(sorted(values)) or 'no run ended'}" for name, values in found.items()]
 
 
 def platform_of(summary: Mapping[str, Any]) -> str:

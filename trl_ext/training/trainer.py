@@ -392,25 +392,30 @@ class ReliableTrainer(Trainer):
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         mine = list(prompts[rank::ranks])
         mine += prompts[:1] * (-(-len(prompts) // ranks) - len(mine))  # equal on all ranks, or collectives would hang
-        order = sorted(range(len(mine)), key=lambda i: len(mine[i]))  # batches of similar lengths need little padding
-        completions: list[Completion | None] = [None] * len(mine)
         batch_size = len(mine) if self.use_vllm else batch_size
         is_greedy = (self.args.temperature if temperature is None else temperature) == 0
         seeded = self.vllm_generation.fixed_seed(seed) if self.use_vllm else contextlib.nullcontext()
         with torch.random.fork_rng(enabled=True), torch.no_grad(), self._sampling(temperature, max_tokens), seeded:
             torch.manual_seed(seed + rank)
-            for start in range(0, len(mine), max(batch_size, 1)):
-                chosen = order[start : start + batch_size]
-                with without_dropout(self.model):
-                    ids_of_rows = self.completion_ids([mine[i] for i in chosen])
-                finished = self._is_finished(ids_of_rows)
-                texts = self.processing_class.batch_decode(ids_of_rows, skip_special_tokens=True)
-                entropies = entropy_estimates(ids_of_rows, None if is_greedy else self.sampled_logps)
-                found = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, strict=True)
-                for i, text, ids, end, entropy in found:
-                    completions[i] = Completion(text, len(ids), end, entropy_estimate=entropy)
+            completions = self._sample_in_batches(mine, max(batch_size, 1), is_greedy)
         gathered = gather_on_main([completions])  # one list per rank
         return [gathered[i % ranks][i // ranks] for i in range(len(prompts))] if gathered else []
+
+    def _sample_in_batches(self, prompts: Sequence[str], size: int, is_greedy: bool) -> list[Completion]:
+        """This rank's completions, in the order of the prompts."""
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # similar lengths need little padding
+        completions: dict[int, Completion] = {}
+        for start in range(0, len(prompts), size):
+            chosen = order[start : start + size]
+            with without_dropout(self.model):
+                ids_of_rows = self.completion_ids([prompts[i] for i in chosen])
+            finished = self._is_finished(ids_of_rows)
+            texts = self.processing_class.batch_decode(ids_of_rows, skip_special_tokens=True)
+            entropies = entropy_estimates(ids_of_rows, None if is_greedy else self.sampled_logps)
+            found = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, strict=True)
+            for i, text, ids, end, entropy in found:
+                completions[i] = Completion(text, len(ids), end, entropy_estimate=entropy)
+        return [completions[i] for i in range(len(prompts))]
 
     def place_in_run(self) -> Place:
         """Whether the next completions are for training or an evaluation, and the optimizer steps before them."""

@@ -33,11 +33,11 @@ def shape(**changes: Any) -> RunShape:
         "config": NETWORK, "recipe": "grpo", "launch": Launch(), "peft": None, "weights_dtype": torch.float32,
         "autocast_dtype": None, "attention": "sdpa", "checkpointing": False, "lengths": Lengths(10, 20, 30, 40),
         "rollout": 16, "group": 4, "step": 16, "epochs": 1, "micro_rows": 2, "micro_tokens": None,
-        "shares_prompts": False, "dynamic": True, "skips": True, "trained_fraction": 1.0, "corrects_sampler": False,
+        "shares_prompts": False, "dynamic": True, "skips": True, "trained_fraction": 1.0,
         "beta": 0.0, "optimizer": "adamw_torch_fused", "engine": "vllm", "engine_fraction": 0.5,
         "engine_max_length": 64, "engine_sequences": 16, "engine_sleeps": False, "engine_dtype": "auto",
-        "engine_quantization": None, "engine_tensor_parallel": 1, "engine_eager": False, "validate_every": 10,
-        "validation_problems": 100, "final_problems": 100, "save_every": 10, "max_steps": 10, "time_budget": None,
+        "engine_quantization": None, "engine_tensor_parallel": 1, "validate_every": 10,
+        "validation_problems": 100, "final_problems": 100, "save_every": 10, "time_budget": None,
     }  # fmt: skip
     return RunShape(**given | changes)
 

@@ -1,4 +1,4 @@
-"""What came out of a lab's question: a table with the spread over seeds, plots, and a page that holds both."""
+"""The answer to a question of a lab: a table with standard deviations over seeds, plots, and a page with both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trl_ext.experiments.lab.questions import Question, Settings
 from trl_ext.io import markdown_table, read_json, read_jsonl, write_json, write_text
 from trl_ext.plots import COLORS, band_of, figure, plot_bands, write_bands
 from trl_ext.redaction import redact, redact_command
-from trl_ext.runs.provenance import platform_of
+from trl_ext.runs.provenance import origins
 from trl_ext.runs.recipes import shown_command
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # cell -> seed -> the run's summary
@@ -79,9 +79,7 @@ def write_report(
     words = {cell: shown_command(script, redact_command(given)) for cell, (script, *given) in commands.items()}
     how += [f"- {cell}: `{shlex.join(command)}`" for cell, command in words.items()]
     every = [run for of in ended.values() for run in of.values()]
-    facts = {"Commit": [run["commit"] for run in every], "Hardware": [platform_of(run) for run in every]}
-    for name, values in facts.items():
-        how += ["", f"{name}: {'; '.join(sorted({str(value) for value in values})) or 'no run ended'}."]
+    how += [line for origin in origins(every) for line in ("", f"{origin}.")]
     best = {"cell": winner[0], "settings": redact(dict(winner[1]))}
     parts = {"title": question.question, "results": lines, "plots": plots, "how": how, "winner": best}
     write_json(folder / PARTS, parts)
@@ -173,7 +171,10 @@ def table(runs: Runs, reference: str) -> list[str]:
         ended = {seed: run for seed, run in of.items() if "failed" not in run}
         last, why = accuracies(of), {s: run.get("failed") or run.get("ended_early") for s, run in of.items()}
         cells = [cell, *(f"{last[seed]:.3f}" if seed in last else "–" for seed in seeds)]
-        cells += [spread(list(last.values())), "" if cell == reference else difference(runs, cell, reference)]
+        cells += [
+            mean_and_deviation(list(last.values())),
+            "" if cell == reference else difference(runs, cell, reference),
+        ]
         cells += [f"{mean(over_the_run(run) for run in ended.values()):.3f}" if ended else "–"]
         cells += [span([run["validations"][-1]["step"] for run in ended.values()])]
         cells += [span([round(run["wall_clock_s"]) for run in ended.values()])]
@@ -187,7 +188,7 @@ def over_the_run(run: Mapping[str, Any]) -> float:
     return mean(entry["accuracy"] for entry in run["validations"][1:])
 
 
-def spread(values: Sequence[float]) -> str:
+def mean_and_deviation(values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds."""
     if not values:
         return "–"

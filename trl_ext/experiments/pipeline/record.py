@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from trl_ext.compat.renamed import current_names
 from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
-from trl_ext.io import read_json, write_json
+from trl_ext.io import digest_of, read_json, write_json
 from trl_ext.redaction import redact
 from trl_ext.runs.checkpoints import checkpoints
 from trl_ext.runs.layout import attempts, finished, record_in
@@ -33,9 +32,10 @@ def load_or_create(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
 
     It is an error if a stage of the other pipeline is done, which could be lost.
     """
+    contents = [digest_of(Path(s.config)) if s.config and Path(s.config).is_file() else None for s in pipeline.stages]
     stages = [
-        [s.recipe, s.config, _content_of(s.config), s.share, dict(s.settings), *([s.arm] if s.arm else [])]
-        for s in pipeline.stages
+        [s.recipe, s.config, content, s.share, dict(s.settings), *([s.arm] if s.arm else [])]
+        for s, content in zip(pipeline.stages, contents, strict=True)
     ]
     of_all = [pipeline.seed, pipeline.model_name_or_path, pipeline.time_budget]
     pilots = [pipeline.pilot_seconds] if pipeline.pilot_seconds else []
@@ -83,13 +83,6 @@ def entry_seconds(entry: Mapping[str, float]) -> float:
 def _by_current_names(stages: Sequence[Any]) -> Any:
     """What makes a pipeline, as it is recorded, with its stages' settings by their names in this version."""
     return json.loads(json.dumps(stages), object_hook=lambda settings: current_names(settings, warn=False))
-
-
-def _content_of(config: str | None) -> str | None:
-    """A hash of a YAML file's text, where there is one."""
-    if config is None or not Path(config).is_file():
-        return None
-    return hashlib.sha256(Path(config).read_bytes()).hexdigest()[:16]
 
 
 def resume_point(wanted: Path) -> tuple[Path, float]:

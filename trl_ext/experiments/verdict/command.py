@@ -20,13 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trl_ext.errors import InputError
 from trl_ext.evaluation.sequential import Design
+from trl_ext.experiments.ending import ending_in_a_line
 from trl_ext.experiments.sweep import run_all
 from trl_ext.experiments.verdict.findings import Finding, Runs, decide, failures
 from trl_ext.experiments.verdict.plan import VERDICTS, Plan, arms_of, check, fix, read_tasks
 from trl_ext.experiments.verdict.report import PAGE, headline, power_lines, write_report
-from trl_ext.redaction import redact_text
 
 
 def main(given: Sequence[str], recipes: Path) -> None:
@@ -37,12 +36,8 @@ def main(given: Sequence[str], recipes: Path) -> None:
         recipes: the folder of the recipes, with `try` in it.
     """
     args, rest = arguments(given)
-    try:
+    with ending_in_a_line():
         sys.exit(0 if answer(args, rest, recipes, given) else 1)
-    except InputError as error:
-        sys.exit(f"error: {redact_text(str(error))}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the same command resumes it")
 
 
 def arguments(given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from trl_ext.errors import InputError
 from trl_ext.evaluation.sequential import Design
 from trl_ext.experiments.lab.questions import GRPO, read_as
 from trl_ext.experiments.preflight import Planned, refusal_of
-from trl_ext.io import as_flags, plain, read_json, read_yaml, write_json
+from trl_ext.io import as_flags, digest_of, plain, read_json, read_yaml, write_json
 from trl_ext.redaction import redact
 from trl_ext.registry import unknown
 from trl_ext.runs.recipes import RECIPES
@@ -73,7 +72,7 @@ class Plan:
         return f"{self.idea.label} against {self.against.label}"
 
 
-def arm_of(text: str, label: str | None = None) -> Arm:
+def arm_of(text: str) -> Arm:
     """The arm that a preset, a loss, a loss of one's own or `NAME=VALUE[,NAME=VALUE]` describes.
 
     Raises:
@@ -87,7 +86,7 @@ def arm_of(text: str, label: str | None = None) -> Arm:
         settings = {"policy_loss": text}
     else:
         raise InputError(f"{unknown('preset or policy loss', text, {*PRESETS, *POLICY_LOSSES})}, or file.py:function")
-    return Arm(label or re.sub(r"[^\w=.+-]", "_", text.rpartition(":")[2]), settings)
+    return Arm(re.sub(r"[^\w=.+-]", "_", text.rpartition(":")[2]), settings)
 
 
 def arms_of(idea: str, against: str) -> tuple[Arm, Arm]:
@@ -192,4 +191,4 @@ def _digests(plan: Plan) -> dict[str, str]:
     for arm in plan.arms:
         places = (str(value).rpartition(":")[0] for value in arm.settings.values())
         paths |= {place for place in places if place.endswith(".py")}
-    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path in sorted(paths)}
+    return {path: digest_of(Path(path)) for path in sorted(paths)}

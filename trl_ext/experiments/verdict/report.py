@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,10 @@ from trl_ext.evaluation.sequential import BETTER, EQUAL, MOST_SEARCHED, OPEN, WO
 from trl_ext.experiments.verdict.evidence import ACCURACIES, Pairs, changes, costs, curves_of
 from trl_ext.experiments.verdict.findings import Finding, Runs, failures, findings_of, pairs_of
 from trl_ext.experiments.verdict.plan import Plan
-from trl_ext.io import markdown_table, replacing, write_json, write_text
+from trl_ext.io import markdown_table, write_csv, write_json, write_text
 from trl_ext.plots import Band, band_of, figure, plot_bands, write_bands
 from trl_ext.redaction import redact_command
-from trl_ext.runs.provenance import platform_of
+from trl_ext.runs.provenance import origins
 from trl_ext.runs.recipes import shown_command
 
 PAGE, DATA, CURVES, RUNS = "verdict.md", "verdict.json", "curves", "runs.csv"
@@ -76,9 +75,7 @@ def page(
         f"- {task.name}: `{task.config}`, {_settings(task.settings)}. {task.about}".strip() for task in plan.tasks
     ]
     every = [run for of in pairs.values() for pair in of.values() for run in pair]
-    for name, values in {"Commit": [r["commit"] for r in every], "Hardware": [platform_of(r) for r in every]}.items():
-        lines += [f"- {name}: {'; '.join(sorted({str(value) for value in values})) or 'no run ended'}"]
-    return lines
+    return [*lines, *(f"- {origin}" for origin in origins(every))]
 
 
 def headline(plan: Plan, findings: Sequence[Finding]) -> list[str]:
@@ -194,12 +191,12 @@ def write_plot(path: Path, bands: Mapping[str, Mapping[str, Band]], title: str) 
 
 def write_runs(path: Path, plan: Plan, findings: Sequence[Finding]) -> None:
     """Both accuracies of every seed, as CSV."""
-    with replacing(path) as scratch, scratch.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["task", "at", "seed", plan.idea.label, plan.against.label])
-        for finding in findings:
-            for seed, (ours, theirs) in enumerate(zip(finding.idea, finding.against, strict=True)):
-                writer.writerow([finding.task, finding.axis, seed, round(ours, 6), round(theirs, 6)])
+    rows = (
+        [finding.task, finding.axis, seed, round(ours, 6), round(theirs, 6)]
+        for finding in findings
+        for seed, (ours, theirs) in enumerate(zip(finding.idea, finding.against, strict=True))
+    )
+    write_csv(path, ["task", "at", "seed", plan.idea.label, plan.against.label], rows)
 
 
 def _settings(settings: Mapping[str, object]) -> str:

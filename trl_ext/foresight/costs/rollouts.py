@@ -12,8 +12,9 @@ from statistics import NormalDist
 
 import numpy as np
 
+from trl_ext.generation.decoding import MIN_ROWS_TO_SHRINK
+
 _SPREAD = 0.6  # sigma of the log-normal that lengths are drawn from, as in scripts/benchmarks/step.py
-_FEWEST_TO_SHRINK = 8  # rows, as trl_ext/generation/hf.py has it
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,6 @@ def shrinking_batch(lengths: Sequence[int], prompts: Sequence[int], size: int) -
             while ended < len(waiting) and waiting[ended] <= step:
                 ended += 1
             left = len(waiting) - ended
-            if computed >= _FEWEST_TO_SHRINK and left <= computed / 2:
+            if computed >= MIN_ROWS_TO_SHRINK and left <= computed / 2:
                 computed = left
     return Decoding(np.array(rows, dtype=float), np.array(keys, dtype=float), len(starts))

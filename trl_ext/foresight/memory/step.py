@@ -23,6 +23,7 @@ from transformers import Trainer
 from trl_ext.compat.fake_modules import parameters_replaced
 from trl_ext.compat.trl_head import head_as_on_gpu, head_within
 from trl_ext.foresight.memory.ledger import ALLOCATION, Answered, Ledger
+from trl_ext.foresight.memory.parts import Memory, foresee_memory
 from trl_ext.foresight.shape import RunShape
 from trl_ext.grpo.batching import Batch
 
@@ -43,6 +44,11 @@ class Measured:
     def total(self, moment: str) -> int:
         """Bytes at a moment's peak."""
         return sum(self.peaks.get(moment, {}).values())
+
+
+def foresee(shape: RunShape, capacity: int) -> Memory:
+    """The memory of a run on a GPU with so many bytes: measured, and sharded as its launch says."""
+    return foresee_memory(shape, capacity, measure(shape))
 
 
 def measure(shape: RunShape, on_gpu: bool = True) -> Measured:

@@ -100,7 +100,9 @@ def test_what_a_module_imports_is_declared() -> None:
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
     others = {module for module in MODULES if module.startswith("trl_ext.evaluation.their_graders.")}  # run by theirs
-    imported = {name.partition(".")[0] for module in set(MODULES) - others for name in imports(module, everywhere=False)}
+    imported = {
+        name.partition(".")[0] for module in set(MODULES) - others for name in imports(module, everywhere=False)
+    }
     foreign = imported - {"trl_ext", *sys.stdlib_module_names}
     assert {canonicalize_name({"yaml": "pyyaml"}.get(name, name)) for name in foreign} - declared == set()
 

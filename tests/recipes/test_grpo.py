@@ -125,7 +125,13 @@ def test_qwen_on_math_has_the_handouts_hyperparameters() -> None:
 
 
 def test_command_line_overrides_yaml_and_trainer_flags_work(tmp_path: Path) -> None:
-    flags = {"output_dir": str(tmp_path), "seed": 7, "max_steps": 3, "report_to": "tensorboard,wandb", "learning_rate": 0.5}
+    flags = {
+        "output_dir": str(tmp_path),
+        "seed": 7,
+        "max_steps": 3,
+        "report_to": "tensorboard,wandb",
+        "learning_rate": 0.5,
+    }
     arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     _, _, config = parse(GRPO_SETTINGS, "about", DEFAULT, [*arguments, "--aggregation", "constant", "--push_to_hub"])
     assert {name: getattr(config, name) for name in flags} == flags | {"report_to": ["tensorboard", "wandb"]}

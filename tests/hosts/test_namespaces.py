@@ -57,6 +57,5 @@ def test_link_down_for_30_s_is_survived_and_for_good_is_a_line(settings: Path, t
     last = checkpoints(shared)[0]
     assert find_corruption(last) is None
     for line, other in zip(lines, ("hostB", "hostA"), strict=True):
-        assert f"lost {other} (10.77.0." in line, lines
-        assert "did not answer within ddp_timeout" in line
+        assert f"lost {other}: it did not answer within ddp_timeout" in line, lines
         assert f"up to {last.name}" in line

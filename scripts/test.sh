@@ -61,7 +61,7 @@ else
         alone="(distributed or vllm) and not (gpu or hosts)"
         [ "$DEVICE" = cpu ] || alone="(distributed or vllm or gpu) and not hosts"
         tier "tests with ranks or an engine: $alone" -m "$alone"
-        # Beside each other, since some of them wait for a time limit most of the time.
+        # At the same time, since some of them wait for a time limit most of the time.
         tier "tests with several hosts, two files at a time" -n 2 --dist loadfile -m hosts
     fi
 fi

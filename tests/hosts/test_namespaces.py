@@ -29,14 +29,14 @@ pytestmark = [
 ]
 
 
-DEBIANS = "127.0.1.1"  # the address of a host's own name
+DEBIAN_ADDRESS = "127.0.1.1"  # of a host's own name
 
 
 def test_link_down_for_30_s_is_survived_and_for_good_is_a_line(settings: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     arguments = ["--config", settings, "--output_dir", shared, "--max_steps", 100_000, "--ddp_timeout", 60]
     with (
-        Network(tmp_path, DEBIANS) as network,
+        Network(tmp_path, DEBIAN_ADDRESS) as network,
         two_hosts(tmp_path, "two_cpu_ranks_ddp", *arguments, network=network) as hosts,
     ):
         wait_for(lambda: len(steps_of(shared)) > 4)
@@ -57,6 +57,5 @@ def test_link_down_for_30_s_is_survived_and_for_good_is_a_line(settings: Path, t
     last = checkpoints(shared)[0]
     assert find_corruption(last) is None
     for line, other in zip(lines, ("hostB", "hostA"), strict=True):
-        assert f"lost {other} (10.77.0." in line, lines
-        assert "did not answer within ddp_timeout" in line
+        assert f"lost {other}: it did not answer within ddp_timeout" in line, lines
         assert f"up to {last.name}" in line

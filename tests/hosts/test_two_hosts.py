@@ -17,7 +17,6 @@ from tests.hosts.conftest import faults
 from tests.recipes.test_grpo import rows
 from tests.recipes.test_launch import launched
 from tests.support.hosts import error_lines, two_hosts
-from trl_ext.runs.checkpoints import checkpoints, find_corruption, step_of
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(280)]
 
@@ -83,15 +82,3 @@ def test_killed_and_silent_ranks_restart_and_end_the_same(
     assert steps_of(shared) == list(range(1, 9))
     before, after = weights(trained(config) / "shared"), weights(shared)
     assert all(torch.equal(before[k], after[k]) for k in before)
-
-
-def test_lost_host_ends_the_run_everywhere_in_a_line(settings: Path, tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    arguments = ["--config", settings, "--output_dir", shared]
-    with two_hosts(tmp_path, "two_cpu_ranks_zero3", *arguments, **faults(tmp_path / "faults", "SIGKILL")) as hosts:
-        assert all(hosts.wait())
-        line = error_lines(hosts.printed(0))[-1]
-    last = checkpoints(shared)[0]
-    assert step_of(last) == 2
-    assert find_corruption(last) is None
-    assert re.match(rf"error: lost .*closed the connection; .*in {shared} up to checkpoint-2; .*--resume auto$", line)

@@ -55,12 +55,15 @@ else
     # Two at a time, one thread each; `-n 0` among the arguments is the last word, which --pdb needs.
     OMP_NUM_THREADS=1 tier "fast tests, two at a time" -n 2
     if [ "$fast_only" = 0 ]; then
-        # What has ranks or an engine of its own wants the machine.
+        # By files, whose tests share launches and engines; each start is a wait in which the other file's tests work.
         OMP_NUM_THREADS=1 tier "slower tests, two at a time" -n 2 --dist loadfile \
             -m "slow and not (distributed or vllm or hosts or gpu)"
-        alone="(distributed or vllm) and not (gpu or hosts)"
-        [ "$DEVICE" = cpu ] || alone="(distributed or vllm or gpu) and not hosts"
-        tier "tests with ranks or an engine: $alone" -m "$alone"
+        if [ "$DEVICE" = cpu ]; then
+            OMP_NUM_THREADS=1 tier "tests with ranks or an engine, two files at a time" -n 2 --dist loadfile \
+                -m "(distributed or vllm) and not (gpu or hosts)"
+        else
+            tier "tests with ranks, an engine or a GPU" -m "(distributed or vllm or gpu) and not hosts"
+        fi
         # At the same time, since some of them wait for a time limit most of the time.
         tier "tests with several hosts, two files at a time" -n 2 --dist loadfile -m hosts
     fi

@@ -85,6 +85,7 @@ def test_the_other_tasks_name_the_same_settings(tmp_path: Path) -> None:
     readme = (folder / "README.md").read_text()
     assert "pretrained=runs/my_model --include_path tasks/lm_eval --tasks trl_ext_gsm8k_mine" in readme
     assert "min_tokens=4" in readme
+    assert """--model hf/runs/my_model -M "chat_template='{{ messages[0].content }}'"\n""" in readme
 
 
 def test_what_is_written_grades_as_the_evaluation_does(tmp_path: Path) -> None:

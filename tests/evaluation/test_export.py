@@ -6,12 +6,17 @@ import ast
 import importlib.util
 import json
 import runpy
+from functools import partial
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from transformers import GenerationMixin
 
+from tests.support.tiny import tiny_model
 from trl_ext.errors import InputError
 from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.evaluation.exported import Exported
@@ -80,6 +85,7 @@ def test_the_other_tasks_name_the_same_settings(tmp_path: Path) -> None:
     readme = (folder / "README.md").read_text()
     assert "pretrained=runs/my_model --include_path tasks/lm_eval --tasks trl_ext_gsm8k_mine" in readme
     assert "min_tokens=4" in readme
+    assert """--model hf/runs/my_model -M "chat_template='{{ messages[0].content }}'"\n""" in readme
 
 
 def test_what_is_written_grades_as_the_evaluation_does(tmp_path: Path) -> None:
@@ -125,6 +131,19 @@ def test_lm_eval_loads_and_scores_the_task(tmp_path: Path) -> None:
     assert [task.doc_to_text(doc) for doc in docs] == ["P1 {{x}}", "P2"]
     scores = task.process_results(docs[0], [["</think> <answer> one ", "x"]])
     assert scores == {"accuracy": 0.5, "format": 0.5}
+
+
+def test_a_harness_samples_from_a_model_saved_with_stop_strings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GenerationMixin, "_get_stopping_criteria", unwrap(GenerationMixin._get_stopping_criteria))
+    model = tiny_model()
+    model.generation_config.stop_strings = ["</answer>"]
+    sample = partial(model.generate, torch.tensor([[3, 4]]), max_new_tokens=2, min_new_tokens=2, do_sample=False)
+    with pytest.raises(ValueError, match="tokenizer"):
+        sample()
+    Exported.read(written(tmp_path))
+    assert sample().shape == (1, 4)
 
 
 @pytest.mark.slow

@@ -152,6 +152,8 @@ def read_table(dataset: str, split: str, config: str | None) -> Table:
             if "Unknown split" not in str(error):
                 raise
             raise ValueError(f"{dataset!r}: {' '.join(str(error).split())}") from error
+        except ConnectionError as error:
+            raise ValueError(f"{error}; a local copy works as well: --dataset 'FOLDER/{{split}}.jsonl'") from error
     if not path.is_file():
         raise ValueError(f"no file {str(path)!r} (working directory: {Path.cwd().name!r}){_splits_there(dataset)}")
     if path.suffix == ".jsonl":

@@ -233,13 +233,13 @@ lm_eval run --model hf --model_args pretrained={model} --include_path {folder}/l
     --output_path lm_eval_logs
 lighteval accelerate "model_name={model},generation_parameters={{{sampled}}}" "{name}|0" \\
     --custom-tasks {folder}/lighteval_task.py
-inspect eval {folder}/inspect_task.py --model hf/{model}
+inspect eval {folder}/inspect_task.py --model hf/{model} -M "chat_template='{{{{ messages[0].content }}}}'"
 ```
 {minimum}
 Generation stops at {stop}, or after {length} tokens. lm-eval and lighteval take the stop string away from the response,
 so the task puts it back; they do not say whether a response was cut off, so one that ends by itself or by its length
-within the answer is graded as if the answer were closed. A base model has to be given the prompts as they are: lm-eval
-and lighteval do so by default, inspect where the tokenizer has no chat template.
+within the answer is graded as if the answer were closed. All three give the prompts as they are, inspect by the chat
+template of its command, without which it begins them with "user: ".
 
 What was drawn can be graded here too, with lm-eval's verdict for comparison:
 

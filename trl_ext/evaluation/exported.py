@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_ext.compat.hf_sampling import no_stop_strings_without_tokenizer
 from trl_ext.evaluation.export import DATA, TASK
 from trl_ext.io import read_json, read_jsonl
 from trl_ext.rewards.graders import GRADERS, Grade
@@ -27,6 +28,7 @@ class Exported:
     @classmethod
     def read(cls, folder: Path) -> Exported:
         """From the folder's `task.json`; a grader of the user's own is a file in the folder."""
+        no_stop_strings_without_tokenizer()  # in the harness's process
         folder = folder.resolve()
         task = read_json(folder / TASK)
         name = task["grader"]

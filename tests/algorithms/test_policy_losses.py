@@ -310,6 +310,7 @@ def four_tokens(log_ratio: float = 0.0) -> LossInputs:
         ("kl_cov", {"fraction": 0.5}, [1, 0, 0, 1]),
         ("kl_cov", {"fraction": 0.8}, [1, 1, 0, 1]),
         ("clip_cov", {}, [1, 0, 0, 0]),  # of 3 and 4.5, which are between 1 and 5, the one that draws more
+        ("clip_cov", {"low": 0.4}, [1, 0, 0, 0]),
         ("clip_cov", {"low": 3.5}, [0, 0, 0, 1]),
         ("clip_cov", {"low": 0.4, "fraction": 0.5}, [1, 1, 0, 0]),
         ("clip_cov", {"high": 4.0, "fraction": 0.5}, [1, 0, 0, 0]),

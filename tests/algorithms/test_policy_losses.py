@@ -344,6 +344,7 @@ def test_clip_cov_chooses_no_token_that_is_clipped_anyway() -> None:
         ({"positive": 0.55, "delta": 0.3}, 0.6, 1.8),
         ({"positive": 0.55, "high_max": 1.6}, 0.9, 1.6),  # 6.4 / 11.8 = 0.54, and raising the lower bound does not help
         ({"positive": 1.0}, 0.9, 3.0),
+        ({"positive": 1.0, "delta": 0.7}, 0.9, 3.0),
     ],
 )
 def test_bapo_widens_its_bounds_for_the_good_tokens(options: dict[str, float], low: float, high: float) -> None:

@@ -332,11 +332,11 @@ def test_opo_weighs_the_baseline_by_length() -> None:
 
 def test_length_reward_is_for_correct_completions_only() -> None:
     """Lengths 10, 20, 30: 1/2, 0, -1/2; at most 0 where incorrect or unknown. All of one length: none."""
-    lengths = float64([[10, 20, 30], [10, 20, 30], [10, 20, 30], [7, 7, 7], [10, 20, 90]])
-    correct = float64([[1, 1, 1], [0, 0, 1], [NAN, 1, 0], [1, 0, 0], [1, 0, NAN]])
-    reward = float64([[1, 1, 1], [0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 0, NAN]])
+    lengths = float64([[10, 20, 30], [10, 20, 30], [10, 20, 30], [7, 7, 7], [10, 20, 90], [10, 20, 2]])
+    correct = float64([[1, 1, 1], [0, 0, 1], [NAN, 1, 0], [1, 0, 0], *[[1, 0, NAN]] * 2])
+    reward = float64([[1, 1, 1], [0, 0, 1], [0, 1, 0], [1, 0, 0], *[[1, 0, NAN]] * 2])
     found = ADVANTAGES.build("length_reward")(reward, lengths=lengths, correct=correct)
-    shaped = float64([[1.5, 1, 0.5], [0, 0, 0.5], [0, 1, -0.5], [1, 0, 0], [1.5, -0.5, NAN]])
+    shaped = float64([[1.5, 1, 0.5], [0, 0, 0.5], [0, 1, -0.5], [1, 0, 0], *[[1.5, -0.5, NAN]] * 2])
     assert_close(found, shaped - shaped.nanmean(dim=1, keepdim=True), rtol=0, atol=1e-12, equal_nan=True)
 
 

@@ -310,6 +310,7 @@ def four_tokens(log_ratio: float = 0.0) -> LossInputs:
         ("kl_cov", {"fraction": 0.5}, [1, 0, 0, 1]),
         ("kl_cov", {"fraction": 0.8}, [1, 1, 0, 1]),
         ("clip_cov", {}, [1, 0, 0, 0]),  # of 3 and 4.5, which are between 1 and 5, the one that draws more
+        ("clip_cov", {"low": 0.4}, [1, 0, 0, 0]),
         ("clip_cov", {"low": 3.5}, [0, 0, 0, 1]),
         ("clip_cov", {"low": 0.4, "fraction": 0.5}, [1, 1, 0, 0]),
         ("clip_cov", {"high": 4.0, "fraction": 0.5}, [1, 0, 0, 0]),
@@ -343,6 +344,7 @@ def test_clip_cov_chooses_no_token_that_is_clipped_anyway() -> None:
         ({"positive": 0.55, "delta": 0.3}, 0.6, 1.8),
         ({"positive": 0.55, "high_max": 1.6}, 0.9, 1.6),  # 6.4 / 11.8 = 0.54, and raising the lower bound does not help
         ({"positive": 1.0}, 0.9, 3.0),
+        ({"positive": 1.0, "delta": 0.7}, 0.9, 3.0),
     ],
 )
 def test_bapo_widens_its_bounds_for_the_good_tokens(options: dict[str, float], low: float, high: float) -> None:

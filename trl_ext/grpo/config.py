@@ -45,7 +45,7 @@ AXES = {
 }  # fmt: skip
 _OPTIONS = [f"{axis}_options" for axis in AXES]
 _OPTIONS_HELP = "Options of that axis."
-_SAMPLER_OPTIONS_HELP = "As a mapping in YAML, as `name=value,...` or JSON in a flag."
+_FORMS_HELP = "A mapping, JSON or name=value,..."
 
 
 def _help(axis: str, purpose: str) -> str:
@@ -82,8 +82,8 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     sampler_rejection: str | None = HfArg(
         default=None, help=_help("sampler_rejection", "Left out for vLLM's mismatch.")
     )
-    sampler_weight_options: dict[str, Any] | str | None = HfArg(default=None, help=_SAMPLER_OPTIONS_HELP)
-    sampler_rejection_options: dict[str, Any] | str | None = HfArg(default=None, help=_SAMPLER_OPTIONS_HELP)
+    sampler_weight_options: dict[str, Any] | str | None = HfArg(default=None, help=_FORMS_HELP)
+    sampler_rejection_options: dict[str, Any] | str | None = HfArg(default=None, help=_FORMS_HELP)
     vllm_importance_sampling_mode: str | None = HfArg(
         default=None,
         help="TRL's name for a weight with a rejection, such as sequence_mask. It also has sequence_truncate, "
@@ -125,7 +125,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         help="Which completions are trained on, such as mixed_groups; if unset, all. The choices: "
         f"{', '.join(sorted(SELECTIONS))}, or file.py:function.",
     )
-    rollout_selection_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
+    rollout_selection_options: dict[str, Any] | str | None = HfArg(default=None, help=_FORMS_HELP)
     dynamic_sampling_tries: int = HfArg(
         default=1,
         help="Try a rollout up to N times, until rollout_selection keeps some of each group. Unset, it is mixed_groups "

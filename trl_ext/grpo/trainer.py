@@ -53,11 +53,10 @@ from trl_ext.grpo.batching import Batch, as_wide_as, groups_of_prompts, has_grad
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.curriculum import Curriculum
 from trl_ext.grpo.dynamic_sampling import Try, sample_until_full
-from trl_ext.grpo.metrics import StepCounts, StepMetrics
+from trl_ext.grpo.metrics import StepCounts, StepMetrics, tokens_of_step
 from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
 from trl_ext.grpo.rollout import Rollout, log_rows, sample_metrics
 from trl_ext.grpo.step_planner import StepPlanner, planned_log_probs, restored_rollout, savings
-from trl_ext.grpo.step_tokens import tokens_of_step
 from trl_ext.grpo.without_effect import chosen_without_effect
 from trl_ext.rewards.guard import Guard, RewardError, guarded
 from trl_ext.runs.token_log import TokenLog

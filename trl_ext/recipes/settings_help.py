@@ -26,7 +26,7 @@ GROUPS = {
     "filter_correct",
     "Model": "model_name_or_path dtype use_peft",
     "Algorithm": "preset advantage policy_loss aggregation kl_estimator advantage_options policy_loss_options "
-    "aggregation_options kl_estimator_options rollout_selection_options sampler_weight sampler_rejection "
+    "aggregation_options kl_estimator_options sampler_weight sampler_rejection rollout_selection_options "
     "sampler_weight_options sampler_rejection_options vllm_importance_sampling_mode beta cliprange "
     "use_std_normalization advantage_eps "
     "rollout_selection uninformative_keep_prob dynamic_sampling_tries overlong_buffer "
@@ -119,7 +119,8 @@ def short_help(settings: Sequence[Setting]) -> str:
         lines += [f"{group}:"] if members else []
         for text, same in groupby(members, key=Setting.first_sentence):
             flags = "  " + ", ".join(s.flag() for s in same)
-            begin = f"{flags} ".ljust(_NAMES) if len(flags) < _NAMES + 20 else " " * _NAMES
+            in_line = len(flags) < _NAMES + 20 or len(flags) + len(text) < _WIDTH
+            begin = f"{flags} ".ljust(_NAMES) if in_line else " " * _NAMES
             lines += [flags] if not begin.strip() else []
             lines += textwrap.wrap(text, _WIDTH, initial_indent=begin, subsequent_indent=" " * _NAMES)
     return "\n".join(lines)

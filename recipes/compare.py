@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from trl_ext.evaluation.report import SAMPLES, Report
 from trl_ext.evaluation.statistics import compare_paired
-from trl_ext.io import read_jsonl
+from trl_ext.io import read_jsonl, write_json
 
 
 def scores_of(folder: Path) -> dict[Any, float]:
@@ -46,7 +45,7 @@ def main() -> None:
     print(f"difference {found.difference:+.3f}, 95 % interval {found.low:+.3f} to {found.high:+.3f}")
     print(f"better on {found.better} problems, worse on {found.worse}; p = {found.p_value:.2g} (sign test)")
     if args.json:
-        args.json.write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n", encoding="utf-8")
+        write_json(args.json, dataclasses.asdict(found), indent=2)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Problems with answers: rows of `problem`, `solution`, `answer`, `level`, `subject`."""
+"""Problems with answers: rows of `prompt`, `answer`, `level`, `subject`, `problem`."""
 
 from trl_ext.mini.problems import SUBJECTS, mini_math, problems, subject, write_jsonl
 

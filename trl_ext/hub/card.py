@@ -122,10 +122,10 @@ def one_line(value: object) -> str:
     return " ".join(str(value).split())
 
 
-def fenced(text: str) -> str:
+def fenced(text: str, language: str = "text") -> str:
     """A code block whose fence is longer than any in the text, which may be what a model wrote."""
     fence = fence_of(text)
-    return f"{fence}text\n{text}\n{fence}"
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def without_paths(value: object) -> Any:

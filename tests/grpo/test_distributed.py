@@ -35,17 +35,17 @@ def environment_of_ranks() -> dict[str, str]:
 
 def on_two_ranks(launcher: list[str], output: Path, part: str, seconds: float = 280) -> list[dict[str, Any]]:
     """What each of two ranks found in that part of `two_ranks.py`."""
-    done = subprocess.run(
-        [sys.executable, "-m", *launcher, "--module", "tests.support.two_ranks", str(output), part],
-        cwd=ROOT,
-        env=environment_of_ranks(),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    tracebacks = done.stderr.partition("Traceback")
-    assert done.returncode == 0, "".join(tracebacks[1:])[:4000]
+    command = [sys.executable, "-m", *launcher, "--module", "tests.support.two_ranks", str(output), part]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment_of_ranks(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as launched:
+        try:
+            _, said = launched.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            launched.terminate()  # a launcher that is killed would leave its ranks behind
+            raise
+    tracebacks = said.partition("Traceback")
+    assert launched.returncode == 0, "".join(tracebacks[1:])[:4000]
     return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 

@@ -97,14 +97,18 @@ def test_every_package_and_both_folders_go_into_the_wheel() -> None:
 
 
 def test_what_a_module_imports_is_declared() -> None:
+    """On its own import by the package itself, within functions by an extra at least."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
-    declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
-    others = {module for module in MODULES if module.startswith("trl_ext.evaluation.their_graders.")}  # run by theirs
-    imported = {
-        name.partition(".")[0] for module in set(MODULES) - others for name in imports(module, everywhere=False)
-    }
-    foreign = imported - {"trl_ext", *sys.stdlib_module_names}
-    assert {canonicalize_name({"yaml": "pyyaml"}.get(name, name)) for name in foreign} - declared == set()
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    own, with_extras = (
+        {canonicalize_name(Requirement(line).name) for line in lines}
+        for lines in (project["dependencies"], project["dependencies"] + extras)
+    )
+    theirs = {module for module in MODULES if module.startswith("trl_ext.evaluation.their_graders.")}  # run by theirs
+    for everywhere, declared in ((False, own), (True, with_extras)):
+        imported = {name.partition(".")[0] for module in set(MODULES) - theirs for name in imports(module, everywhere)}
+        foreign = imported - {"trl_ext", *sys.stdlib_module_names}
+        assert {canonicalize_name({"yaml": "pyyaml"}.get(name, name)) for name in foreign} - declared == set()
 
 
 def test_the_version_is_the_changelogs_newest_release() -> None:

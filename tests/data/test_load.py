@@ -209,6 +209,13 @@ def test_a_dataset_repository_with_subjects_as_configurations(fields: dict[str, 
         load_problems(str(tmp_path / "math"), "tset", "question_only", **where)
 
 
+def test_a_dataset_that_the_hub_does_not_give_has_a_local_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"no/such.*; a local copy works as well: --dataset 'FOLDER/\{split\}.jsonl'"):
+        load_problems("no/such", "test", "question_only")
+
+
 def test_what_cannot_be_found_is_named() -> None:
     with pytest.raises(ValueError, match=r"no file 'absent_train\.jsonl' \(working directory: "):
         load_problems("absent_{split}.jsonl", "train", "question_only")

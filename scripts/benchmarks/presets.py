@@ -62,7 +62,8 @@ def launched(chosen: Sequence[dict[str, str]], ranks: int) -> list[dict[str, Any
         config = ROOT / "accelerate_configs" / f"{CONFIGS[ranks]}.yaml"
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
         command = [*launch, str(Path(__file__)), "--in_launch", json.dumps(chosen)]
-        environment = {**patient_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**patient_environment(), "PYTHONPATH": paths}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=scratch)
         ended = list(map(json.loads, _lines(Path(scratch) / "ended.jsonl")))
         if len(ended) < len(chosen):

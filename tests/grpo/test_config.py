@@ -271,7 +271,7 @@ def test_the_objective_gets_kl_beta_and_bias_correction(estimator: str) -> None:
         ({"advantage": "group_men"}, "unknown advantage 'group_men'. Did you mean 'group_mean'? Known: "),
         (
             {"policy_loss": "ppoclip"},
-            "unknown policy loss 'ppoclip'. Did you mean 'ppo_clip'? Known: aspo, ce_gppo, cispo, dppo_kl",
+            "unknown policy loss 'ppoclip'. Did you mean 'ppo_clip'? Known: aspo, bapo, ce_gppo, cispo, clip_cov, dppo_kl",
         ),
         ({"aggregation": "tokens_mean"}, "unknown aggregation 'tokens_mean'. Did you mean 'token_mean'? Known: "),
         ({"kl_estimator": "k4", "preset": "dapo"}, "unknown KL estimator 'k4'"),

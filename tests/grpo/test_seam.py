@@ -272,7 +272,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl")
         or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "trl" for a in node.names))
     }
-    recipes = {"cli.py", "expert_iteration.py", "grpo.py", "model_settings.py", "preflight.py"}
+    recipes = {"cli.py", "expert_iteration.py", "explain.py", "grpo.py", "model_settings.py", "preflight.py"}
     assert importers == {f"recipes/{name}" for name in (*recipes, "run.py", "sft.py")} | {
         "compat/fake_modules.py",
         "compat/lazy_vllm.py",

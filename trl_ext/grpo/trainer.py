@@ -495,13 +495,16 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._select = config.selection_fn()
         self._sampler_correction = config.sampler_correction()
         self.vllm_importance_sampling_mode = GRPOConfig.vllm_importance_sampling_mode  # of ratios that nobody reads
-        self._warn(chosen_without_effect(config))
+        self._warn_of_settings(config)
         model, keeps_rows = self.accelerator.unwrap_model(self.model), not self._ignores_zero_advantage_rows()
         facts = {"aux_loss": self.aux_loss_enabled, "images": self._is_vlm, "fsdp": self.is_fsdp_enabled}
         batching, off = savings(config, model, keeps_rows, **facts)
         self._warn(off)
         if batching is not None:
             self._planner = StepPlanner(batching, config, self.accelerator)
+
+    def _warn_of_settings(self, config: ExtGRPOConfig) -> None:
+        self._warn(chosen_without_effect(config))
 
     def _warn(self, lines: list[str]) -> None:
         for line in lines if self.accelerator.is_main_process else ():

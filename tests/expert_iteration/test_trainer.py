@@ -240,6 +240,7 @@ def test_resumed_at_any_optimizer_step_it_is_bit_identical(tmp_path: Path) -> No
         assert files_of(tmp_path / f"from_{step}") == files_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_run_interrupted_in_rollouts_resamples_only_missing_ones(tmp_path: Path) -> None:
     calls: list[int] = []
 

@@ -41,6 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     foresee.main()
 
 
+@pytest.mark.slow
 def test_a_recipe_is_foreseen_with_a_table_and_a_file(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_recipe_is_foreseen_with_a_table_and_a_file(
     assert found["free"] == found["capacity"] - found["totals"][found["peak"]]
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_ends_with_its_setting(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = ["--set", "vllm_gpu_memory_utilization=0.999"]
     with pytest.raises(SystemExit, match=r"does not fit: .*lower vllm_gpu_memory_utilization from 0\.999 to 0\.9"):

@@ -34,6 +34,7 @@ def seconds(timing: Timing, name: str) -> float:
     return next(phase.seconds for phase in timing.phases if phase.name == name)
 
 
+@pytest.mark.slow
 def test_rates_and_phases_say_the_same() -> None:
     """A rollout of 16 completions of 10 tokens, of which half are trained on, in two steps."""
     timing = foreseen(trained_fraction=0.5)

@@ -335,6 +335,7 @@ def test_tokens_are_drawn_as_often_as_their_softmax_says() -> None:
     assert (shares - scores.softmax(-1)).abs().max() < 0.0125  # 3.5 standard errors of one share
 
 
+@pytest.mark.slow
 def test_rare_tokens_are_drawn_from_a_large_vocabulary() -> None:
     torch.manual_seed(1)
     scores = torch.full((1000, 150_000), -24.0)  # 4e-11 each, less than float32 tells apart near 1

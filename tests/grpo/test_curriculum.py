@@ -98,6 +98,7 @@ def test_selects_a_problem_where_all_are_uninformative() -> None:
     assert curriculum.choose(1, (0, 0)) in (0, 1, 2)
 
 
+@pytest.mark.slow
 def test_rollout_avoids_uninformative_problems(tmp_path: Path) -> None:
     """Eight problems, of which the reward tells only one apart: in the end nearly all groups are of that one."""
 
@@ -136,6 +137,7 @@ def test_unscored_problem_is_uninformative_and_group_chosen_once(tmp_path: Path)
     assert sorted(asked) == [(rollout, group) for rollout in (0, 1) for group in range(4)]  # on any number of ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "uninformative"),
     [

@@ -70,6 +70,7 @@ def logs(trainer: Any, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
+@pytest.mark.slow
 def test_a_step_trains_on_informative_groups_only(tmp_path: Path) -> None:
     plain = trainer_of(tmp_path / "a")
     plain.train()

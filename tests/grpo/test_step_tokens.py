@@ -29,6 +29,7 @@ def axes(loss: str) -> dict[str, Any]:
 TRLS_MICRO_BATCHES = {"entropy_coef": 0.1}  # which are planned by nobody
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [PLAIN, ALL, TRLS_MICRO_BATCHES], ids=["plain", "savings", "unplanned"])
 def test_a_loss_sees_every_token_of_its_step_once(cut: dict[str, Any], tmp_path: Path) -> None:
     trainer = trained(tmp_path, **{**TWO_EPOCHS, **axes("bapo"), **cut})
@@ -49,6 +50,7 @@ def test_a_loss_sees_every_token_of_its_step_once(cut: dict[str, Any], tmp_path:
     assert has_changed == [False, *[True] * 3, False, *[True] * 3]  # the first step of each rollout is on-policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", OF_STEP)
 def test_how_a_step_is_divided_changes_nothing_of_it(loss: str, tmp_path: Path) -> None:
     ends = {

@@ -251,6 +251,7 @@ def moe_of(config: dict[str, Any]) -> Qwen3MoeForCausalLM:
 # One optimizer step, however it is cut into micro-batches.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
 def test_the_size_of_the_micro_batch_does_not_change_the_weights(aggregation: str, tmp_path: Path) -> None:
     trained = [
@@ -384,6 +385,7 @@ def test_completions_have_at_least_the_minimum_of_tokens(minimum: int | None, tm
     assert all(p.isfinite().all() for p in trainer.model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_a_rollout_of_empty_completions_trains_without_nan(preset: str, tmp_path: Path) -> None:
     trainer = record(tmp_path, preset=preset, rollout_func=scripted(lambda row, step: [EOS]), max_steps=1)
@@ -421,6 +423,7 @@ def test_completion_without_reward_is_ignored_and_advantage_zero(tmp_path: Path)
     assert all(p.isfinite().all() for p in trainer.model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"dapo_full"}))
 def test_without_any_reward_there_is_a_warning_and_no_update(
     preset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -539,6 +542,7 @@ def test_weight_and_rejection_are_chosen_apart(tmp_path: Path, monkeypatch: pyte
     assert all(others["sampler_weight"].eq(1).all() for _, _, others in ours.seen)  # the loss has the ratio in it
 
 
+@pytest.mark.slow
 @needs_vllm
 def test_who_chooses_no_correction_has_the_safe_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
@@ -688,6 +692,7 @@ def test_entropy_estimate_is_of_all_sampled_tokens_and_all_rows(stop: list[str] 
     assert any(row["reward"] == 0 for row in trainer.last_rollout)
 
 
+@pytest.mark.slow
 def test_entropy_estimate_has_the_exact_entropy_as_its_mean(tmp_path: Path) -> None:
     trainer = record(tmp_path, learning_rate=0.0, max_steps=20, per_device_train_batch_size=16,
                      gradient_accumulation_steps=1)  # fmt: skip
@@ -717,6 +722,7 @@ def test_groups_of_equal_reward_are_counted(tmp_path: Path) -> None:
     assert logs(record(tmp_path, reward, max_steps=1))[0]["frac_reward_zero_std"] == 0.75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("corrected", [True, False])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_logged_reference_kl_is_that_of_the_estimator(estimator: str, corrected: bool, tmp_path: Path) -> None:

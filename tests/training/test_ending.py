@@ -141,6 +141,7 @@ def test_budget_spent_before_the_first_step_allows_no_step(tmp_path: Path) -> No
 # A learning rate that falls on the clock.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [None, 0.25, 2.0])  # of another rank's clock
 def test_learning_rate_decays_to_zero_at_the_end_of_the_budget(other: float | None, tmp_path: Path) -> None:
     """100 s, the last 40 of which decay; 10 s are for the end."""

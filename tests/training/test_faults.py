@@ -65,6 +65,7 @@ def hangs(completions: list[str], **_: Any) -> list[float]:
     return []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "words"),
     [

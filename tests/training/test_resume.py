@@ -109,6 +109,7 @@ def test_run_resumed_within_a_rollout_is_bit_identical(tmp_path: Path) -> None:
     assert_same_end(whole, again)
 
 
+@pytest.mark.slow
 def test_resumed_run_has_uninterrupted_choices_and_rates(tmp_path: Path) -> None:
     class Tick(TrainerCallback):
         """10 s a step; resumed, a run's clock continues."""
@@ -257,6 +258,7 @@ def test_trainers_own_best_model_is_found_at_the_end(tmp_path: Path) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in saved.items())
 
 
+@pytest.mark.slow
 def test_unwritable_checkpoint_costs_neither_run_nor_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -298,6 +300,7 @@ def test_no_checkpoint_is_started_without_disk_space_for_it(
     assert "1e-06 GB free" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "is_warning"),
     [

@@ -39,6 +39,7 @@ def really_counted(backward: bool) -> int:
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
 def test_forward_flops_are_those_of_a_real_pass() -> None:
     found = counted().decoder(ROWS, TOKENS, TOKENS).flops
     assert found == pytest.approx(really_counted(backward=False) + ANGLES, rel=1e-9)
@@ -72,6 +73,7 @@ def test_sizes_are_those_of_the_model() -> None:
     assert untied.parameters - untied.read_parameters == 100 * 32
 
 
+@pytest.mark.slow
 def test_layers_of_one_kind_are_counted_once() -> None:
     deep = network(num_hidden_layers=4)
     alternating = network(num_hidden_layers=4, use_sliding_window=True, sliding_window=64, max_window_layers=2)
@@ -82,6 +84,7 @@ def test_layers_of_one_kind_are_counted_once() -> None:
         assert ours.flops == pytest.approx(theirs.flops)
 
 
+@pytest.mark.slow
 def test_an_adapter_trains_its_own_parameters_only() -> None:
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
     found = count_model(network(), adapt=lambda model: get_peft_model(model, lora))

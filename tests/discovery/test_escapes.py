@@ -192,6 +192,7 @@ def test_outside_of_a_sandbox_the_probe_finds_nothing(tmp_path: Path) -> None:
     assert probe.verified(str(tmp_path)) == []
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize(
     ("broken", "lost"),

@@ -143,6 +143,7 @@ def gfpo(reward: torch.Tensor, *, lengths: torch.Tensor) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 def test_a_selection_leaves_rows_out_of_step_and_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights are those of the same method written as an advantage."""
     monkeypatch.setitem(ADVANTAGES, "gfpo", gfpo)

@@ -80,11 +80,12 @@ def assert_same(tmp_path: Path, savings: dict[str, bool], plain: Any = None, **s
     return plain, ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [
         pytest.param(ON_POLICY, id="on_policy"),
-        pytest.param(OFF_POLICY, id="off_policy", marks=pytest.mark.slow),
+        pytest.param(OFF_POLICY, id="off_policy"),
         pytest.param(TWO_EPOCHS, id="two_epochs"),
     ],
 )
@@ -163,7 +164,8 @@ def test_learned_positions_keep_the_padding_as_in_trl(tmp_path: Path) -> None:
     assert weight_difference(plain.model, ours.model) < 1e-7
 
 
-@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_kl_penalty_keeps_all_rows(checkpointing: bool, tmp_path: Path) -> None:
     model = str(save_tiny(tmp_path / "model"))
     init = {"model": model, "model_init_kwargs": {"dtype": torch.float64}, "beta": 0.1}
@@ -198,10 +200,10 @@ def test_momentum_decay_and_clipping_apply_without_useful_rows(tmp_path: Path) -
     assert [sum(step == s for s, _, _ in ours.seen) for step in range(3)][1:] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["lora", "truncated", "own_prompts", "checkpointing",
-             *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("multiple_of", "tools", "checkpointed_lora",
-                                                                       "checkpointed_last_tokens", "reentrant"))],
+    "kind", ["lora", "truncated", "own_prompts", "checkpointing", "multiple_of", "tools", "checkpointed_lora",
+             "checkpointed_last_tokens", "reentrant"],
 )  # fmt: skip
 def test_other_settings_do_not_either(kind: str, tmp_path: Path) -> None:
     def with_tools(prompts: list[str], trainer: Any) -> dict[str, Any]:

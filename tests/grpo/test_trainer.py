@@ -468,11 +468,9 @@ class Engine:
         return prompts, completions, off, None
 
 
+@pytest.mark.slow
 @needs_vllm
-@pytest.mark.parametrize(
-    "mode", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("token_mask", "sequence_truncate", "token_truncate")),
-             "sequence_mask"],
-)  # fmt: skip
+@pytest.mark.parametrize("mode", ["token_mask", "sequence_truncate", "token_truncate", "sequence_mask"])
 def test_the_samplers_mismatch_is_corrected_as_in_trl(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_rows_are_skipped_only_if_the_loss_declares_it_allowed(tmp_path: Path) -
     assert not config(tmp_path, policy_loss=SOFT_CLIP, beta=0.1).objective().ignores_zero_advantage_rows()
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_logs_its_own_metric(tmp_path: Path) -> None:
     off_policy = {"preset": "grpo_clip", "num_iterations": 2, "learning_rate": 1.0, "max_steps": 4}
     mine = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, **off_policy, policy_loss=SOFT_CLIP)

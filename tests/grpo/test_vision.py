@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
@@ -59,6 +60,7 @@ class Seeing:
         )
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_trains_with_its_images_as_in_trl(tmp_path: Path) -> None:
     def length(completions: list[Any], **_: Any) -> list[float]:
         return [float(len(c[0]["content"])) for c in completions]

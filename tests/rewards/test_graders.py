@@ -214,6 +214,7 @@ def test_hanging_comparison_fails_only_its_answer_and_is_counted(monkeypatch: py
     assert extra["reason"][4] == "timeout"
 
 
+@pytest.mark.slow
 def test_a_grader_that_fails_on_everything_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_verdicts()
     with Pool("tests.support.hostile:compare", WorkerLimits(seconds=0.2)) as pool:

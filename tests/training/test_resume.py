@@ -99,6 +99,7 @@ def test_resumed_after_any_step_a_run_is_bit_identical(name: str, tmp_path: Path
         assert_same_end(whole, again)
 
 
+@pytest.mark.slow
 def test_run_resumed_within_a_rollout_is_bit_identical(tmp_path: Path) -> None:
     settings = {**RUNS["between_two_logs"], "max_steps": 4}
     whole = made(tmp_path / "whole", **settings)
@@ -392,6 +393,7 @@ class CountingEngine:
         return None, [[9, 1] for _ in prompts], [[[0.0], [0.0]] for _ in prompts], None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "sft"])
 def test_engine_gets_best_weights_before_the_last_validation(method: str, tmp_path: Path) -> None:
     rows = [{"input_ids": [9, 7, 10, 8, 3, 1], "completion_mask": [0, 0, 0, 0, 1, 1]}] * 8

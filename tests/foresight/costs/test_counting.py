@@ -63,6 +63,7 @@ def test_every_pass_reads_the_weights() -> None:
     assert counted().decoder(1, 0, 0).product_bytes == pytest.approx(4 * (weights + FREQUENCIES))
 
 
+@pytest.mark.slow
 def test_sizes_are_those_of_the_model() -> None:
     model = AutoModelForCausalLM.from_config(network())
     costs = counted()

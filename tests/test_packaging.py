@@ -507,8 +507,8 @@ def test_the_outcome_of_both_tiers_decides_the_status(machine, fast, slow, statu
     assert tiers[0] == "pytest: -m pytest -n 2 -x"
     beyond = [
         "pytest: -m pytest -n 2 --dist loadfile -m slow and not (distributed or vllm or hosts or gpu) -x",
-        "pytest: -m pytest -m (distributed or vllm) and not (gpu or hosts) -x",
-        "pytest: -m pytest -m hosts -x",
+        "pytest: -m pytest -n 2 --dist loadfile -m (distributed or vllm) and not (gpu or hosts) -x",
+        "pytest: -m pytest -n 2 --dist loadfile -m hosts -x",
     ]
     assert tiers[1:] == ([] if fast == 2 else beyond[:1] if slow == 3 else beyond)
 

@@ -614,7 +614,7 @@ def test_every_recipe_can_be_checked_with_a_stages_arguments() -> None:
         ("sft", ["--num_unique_examples", "0"], "num_unique_examples must be a positive number or full, got '0'"),
         ("expert_iteration", ["--selection", "shortst"], "unknown selection 'shortst'"),
         ("expert_iteration", ["--max_steps", "three"], "invalid int value: 'three'"),
-        ("sft", ["--config", "none.yaml"], "No such file or directory: 'none.yaml'"),
+        ("sft", ["--config", "none.yaml"], "--config none.yaml: there is no such file"),
         ("sft", ["--config", "torn.yaml"], "while parsing a flow sequence"),
     ],
 )

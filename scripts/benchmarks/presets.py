@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", choices=CONFIGS, default=list(CONFIGS), help="default: 1 2")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--resume", action="store_true", help="run only what that file lacks")
-    parser.add_argument("--per_launch", type=int, default=10, help="runs of one launch, default: 10")
+    parser.add_argument("--per_launch", type=int, default=5, help="default: 5, of whose engines each keeps 1.2 GB")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no launch after these")
     parser.add_argument("--in_launch", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -90,6 +90,7 @@ SAME_ON_ONE_RANK = [
     "gdpo",
     "dynamic_sampling",
     "selected",
+    "step_tokens",
     *FINE_TUNED,
 ]
 RUNS = [

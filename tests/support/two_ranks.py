@@ -126,8 +126,9 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
     sampled_again = {"dynamic_sampling_tries": 3, "train_dataset": of_kinds(), "reward": by_problem, "max_steps": 4}
     found["dynamic_sampling"] = found_by(scripted_run(path / "dynamic_sampling", **sampled_again))
     selected = {"rollout_selection": "shortest", "rollout_selection_options": {"keep": 2}, "num_iterations": 2}
-    selected |= {"policy_loss": "clip_cov", "policy_loss_options": {"fraction": 0.2, "low": 0.01}}  # of both ranks
     found["selected"] = found_by(scripted_run(path / "selected", reward=graded, max_steps=4, **selected))
+    of_step = {"policy_loss": "clip_cov", "policy_loss_options": {"fraction": 0.2, "low": 0.01}, "num_iterations": 2}
+    found["step_tokens"] = found_by(scripted_run(path / "step_tokens", reward=graded, max_steps=4, **of_step))
     for name, more in {"sft": {}, "sft_constant": {"normalize_constant": 7.0}}.items():
         found[name] = found_by(fine_tuned(path / name, **more))
     found["expert_iteration"] = found_by(expert_iteration(path / "expert_iteration"))

@@ -122,7 +122,7 @@ def candidates(folder: Path) -> Iterator[dict[str, Any]]:
     for stage in sorted(path for path in folder.glob("[0-9]*_*") if path.is_dir()):
         for checkpoint in checkpoints(stage):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                for entry in (record_in(checkpoint) or {"validations": []})["validations"]:  # a stock trainer has none
+                for entry in (record_in(checkpoint) or {"validations": []})["validations"]:  # TRL's own has none
                     if checkpoint.name == checkpoint_name(entry["step"]):
                         yield _candidate(folder, checkpoint, entry)
         if RunFolder(stage).is_finished:

@@ -98,7 +98,7 @@ def open_run(
 def _resumable(
     output_dir: Path, settings: dict[str, Any], known: SettingsKnowledge, resume: str | None, changed: bool
 ) -> tuple[Path | None, dict[str, Any] | None]:
-    """The checkpoint to resume from, if any, and its record, if its settings allow it; a stock trainer's has none."""
+    """The checkpoint to resume from, if any, and its record, if its settings allow it; TRL's own has none."""
     checkpoint, lines = find_checkpoint(resume, output_dir) if resume else (None, [])
     record = record_in(checkpoint) if checkpoint else None
     if resume and checkpoint is None:

@@ -180,7 +180,7 @@ class ReliableTrainer(Trainer):
         }
 
     def load_resume_state(self, state: dict[str, Any] | None) -> None:
-        """Restore `resume_state`; None where the checkpoint has none, as a stock trainer's."""
+        """Restore `resume_state`; None where the checkpoint has none, as TRL's own."""
         if state is None:
             return
         self._tr_loss = state["tr_loss"].to(self._tr_loss.device)

@@ -71,7 +71,7 @@ def fake_trainer(shape: RunShape, folder: str) -> FakeGRPO | FakeSFT:
     }
     trainer = _grpo(shape, common) if shape.recipe == "grpo" else _sft(shape, common)
     trainer.model.train()
-    if shape.checkpointing:
+    if trainer.args.gradient_checkpointing:
         trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
     trainer.accelerator.prepare_model(trainer.model, device_placement=False)  # autocast around its forward pass
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps

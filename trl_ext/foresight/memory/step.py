@@ -8,7 +8,14 @@ Letters: B rows of a micro-batch, L prompt tokens, T completion tokens.
 
 from __future__ import annotations
 
-from trl_ext.foresight.memory.trainers import FakeGRPO, FakeSFT, fake_trainer, micro_batches, trained_tokens
+from trl_ext.foresight.memory.trainers import (
+    FakeGRPO,
+    FakeSFT,
+    fake_trainer,
+    micro_batches,
+    tensors_of_rows,
+    trained_tokens,
+)
 
 # isort: split
 import contextlib
@@ -40,6 +47,7 @@ class Measured:
     trainable: int  # in number
     largest_parameter: int  # in number
     largest_layer: int  # parameters of the largest module that has some of its own, in number
+    rows: int  # rows that the bytes of the kind "batches" are of: a rollout's, and micro-batches planned of them
 
     def total(self, moment: str) -> int:
         """Bytes at a moment's peak."""
@@ -65,6 +73,8 @@ def measure(shape: RunShape, on_gpu: bool = True) -> Measured:
         with fake, parameters_replaced():
             trainer = fake_trainer(shape, folder)
         widest = micro_batches(trainer, shape)
+        for tensor in tensors_of_rows(trainer, widest):
+            ledger.file(tensor, "batches")
         answered = Answered(lambda mask: mask[0] * min(*mask[1:], trained_tokens(shape)) if mask[1:] else mask[0])
         head = head_as_on_gpu() if on_gpu else contextlib.nullcontext()
         with fake, answered, ledger, head, head_within(lambda: ledger.during("", "lm head")):
@@ -103,6 +113,7 @@ def _step(trainer: FakeGRPO | FakeSFT, widest: list[Batch], ledger: Ledger, accu
         trainable=sum(parameter.numel() for parameter in trained),
         largest_parameter=max(sizes.values()),
         largest_layer=max(own),
+        rows=trainer.args.gradient_accumulation_steps * trainer.args.per_device_train_batch_size,
     )
 
 

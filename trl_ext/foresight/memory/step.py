@@ -21,7 +21,7 @@ from trl_ext.foresight.memory.trainers import (
 import contextlib
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -47,7 +47,7 @@ class Measured:
     trainable: int  # in number
     largest_parameter: int  # in number
     largest_layer: int  # parameters of the largest module that has some of its own, in number
-    rows: int  # rows that the bytes of the kind "batches" are of: a rollout's, and micro-batches planned of them
+    rows: int = 1  # whose "batches" are counted: the rollout, and micro-batches that are copied from it
 
     def total(self, moment: str) -> int:
         """Bytes at a moment's peak."""
@@ -73,12 +73,13 @@ def measure(shape: RunShape, on_gpu: bool = True) -> Measured:
         with fake, parameters_replaced():
             trainer = fake_trainer(shape, folder)
         widest = micro_batches(trainer, shape)
-        for tensor in tensors_of_rows(trainer, widest):
+        batches, rows = tensors_of_rows(trainer, widest)
+        for tensor in batches:
             ledger.file(tensor, "batches")
         answered = Answered(lambda mask: mask[0] * min(*mask[1:], trained_tokens(shape)) if mask[1:] else mask[0])
         head = head_as_on_gpu() if on_gpu else contextlib.nullcontext()
         with fake, answered, ledger, head, head_within(lambda: ledger.during("", "lm head")):
-            return _step(trainer, widest, ledger, accumulates=shape.accumulation > 1)
+            return replace(_step(trainer, widest, ledger, accumulates=shape.accumulation > 1), rows=rows)
 
 
 def _step(trainer: FakeGRPO | FakeSFT, widest: list[Batch], ledger: Ledger, accumulates: bool) -> Measured:
@@ -113,7 +114,6 @@ def _step(trainer: FakeGRPO | FakeSFT, widest: list[Batch], ledger: Ledger, accu
         trainable=sum(parameter.numel() for parameter in trained),
         largest_parameter=max(sizes.values()),
         largest_layer=max(own),
-        rows=trainer.args.gradient_accumulation_steps * trainer.args.per_device_train_batch_size,
     )
 
 

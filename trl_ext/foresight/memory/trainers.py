@@ -169,12 +169,15 @@ def _of_grpo(trainer: FakeGRPO, shape: RunShape) -> list[Batch]:
     return _distinct(trainer._planner.plans[0])
 
 
-def tensors_of_rows(trainer: FakeGRPO | FakeSFT, widest: list[Batch]) -> list[torch.Tensor]:
-    """What a trainer keeps of the rows of a step: the rollout, and copies in the micro-batches that are planned."""
-    kept: list[Any] = [widest]
+def tensors_of_rows(trainer: FakeGRPO | FakeSFT, widest: list[Batch]) -> tuple[list[torch.Tensor], int]:
+    """What a trainer keeps of rows, the rollout and the micro-batches that are copied from it; and how many rows."""
+    kept: list[Any] = widest
     if isinstance(trainer, FakeGRPO):
         kept = [trainer._buffered_inputs, trainer._planner.plans if trainer._planner else []]
-    return [tensor for tensor in tree_leaves(kept) if isinstance(tensor, torch.Tensor)]
+        rows = sum(len(part["completion_ids"]) for part in trainer._buffered_inputs)
+    else:
+        rows = sum(len(part["input_ids"]) for part in widest)
+    return [tensor for tensor in tree_leaves(kept) if isinstance(tensor, torch.Tensor)], rows
 
 
 def _distinct(plan: list[Batch]) -> list[Batch]:

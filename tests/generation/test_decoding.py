@@ -20,7 +20,7 @@ from trl_ext.generation.decoding import (
     own_loop_unsupported,
 )
 from trl_ext.generation.hf import TokenLogProbs, hf_generate
-from trl_ext.generation.sequences import BufferedLayer, Sequences, _select_rows_of
+from trl_ext.generation.kv_sharing import BufferedLayer, Sequences, _select_rows_of
 
 TOKENIZER = piece_tokenizer()
 

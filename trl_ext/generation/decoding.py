@@ -16,8 +16,7 @@ from transformers.generation import GenerationMixin, GenerationMode
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from trl_ext.compat.checkpointing import CACHE
-from trl_ext.generation.kv_sharing import unsupported_reason
-from trl_ext.generation.sequences import Sequences
+from trl_ext.generation.kv_sharing import Sequences, unsupported_reason
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel

@@ -1,6 +1,7 @@
 """The embedded default's whole training, TRL's own `GRPOTrainer` against ours: seconds, breakdown, accuracy.
 
     python -m scripts.benchmarks.default --json docs/results/default_speed.json --plot docs/results/default_speed.png
+    python -m scripts.benchmarks.default --cpu_time   # where other programs run: CPU seconds of one thread
 
 Both start from the same base policy and have the settings of recipes/grpo_math.yaml, the same problems and the same
 reward; neither validates during training. The held-out accuracy at the end is measured with one sampler for both.
@@ -12,6 +13,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -38,7 +40,7 @@ SAME = ("num_generations", "per_device_train_batch_size", "gradient_accumulation
         "num_iterations", "epsilon")  # fmt: skip
 
 
-def timed(trainer: Any, names: dict[str, str]) -> dict[str, float]:
+def timed(trainer: Any, names: dict[str, str], clock: Callable[[], float]) -> dict[str, float]:
     """Wrap methods of the trainer so that their seconds add up under the names given; returns the sums, live."""
     spent = dict.fromkeys(names.values(), 0.0)
 
@@ -46,11 +48,11 @@ def timed(trainer: Any, names: dict[str, str]) -> dict[str, float]:
         inner = getattr(trainer, method)
 
         def outer(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
+            began = clock()
             try:
                 return inner(*args, **kwargs)
             finally:
-                spent[label] += time.perf_counter() - began
+                spent[label] += clock() - began
 
         setattr(trainer, method, outer)
 
@@ -59,7 +61,7 @@ def timed(trainer: Any, names: dict[str, str]) -> dict[str, float]:
     return spent
 
 
-def train(kind: str, policy: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
+def train(kind: str, policy: str, seed: int, steps: int, folder: Path, clock: Callable[[], float]) -> dict[str, Any]:
     """One training run: seconds in all and by part, reward per step, accuracy on held-out problems."""
     task, _, config = parse(GRPO_SETTINGS, None, YAML, ["--seed", str(seed), "--max_steps", str(steps)])
     common = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1,
@@ -74,10 +76,10 @@ def train(kind: str, policy: str, seed: int, steps: int, folder: Path) -> dict[s
     problems = task.data(seed).train
     torch.manual_seed(seed)
     trainer: Any = trainer_class(policy, task.build(REWARDS, task.reward), settings, problems)
-    spent = timed(trainer, {"_generate": "rollout", "_calculate_rewards": "reward", "training_step": "all"})
-    began = time.perf_counter()
+    spent = timed(trainer, {"_generate": "rollout", "_calculate_rewards": "reward", "training_step": "all"}, clock)
+    began = clock()
     trainer.train()
-    seconds = time.perf_counter() - began
+    seconds = clock() - began
     spent["micro-batches"] = spent.pop("all") - spent["rollout"] - spent["reward"]
     spent["optimizer and the rest"] = seconds - sum(spent.values())
     trainer.save_model(str(folder / "model"))
@@ -119,14 +121,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120, help="optimizer steps of a run (default: 120)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--plot", type=Path, help="also draw the rewards into this PNG")
+    parser.add_argument("--cpu_time", action="store_true", help="CPU seconds of one thread")
     args = parser.parse_args()
-    use_all_cores()
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    if args.cpu_time:
+        torch.set_num_threads(1)
+    else:
+        use_all_cores()
     runs: dict[str, list[dict[str, Any]]] = {"TRL": [], "trl_ext": []}
     for seed in args.seeds:
         policy = str(make_base_policy(seed=seed))
         for kind, found in runs.items():
             with tempfile.TemporaryDirectory() as scratch:
-                found.append(train(kind, policy, seed, args.steps, Path(scratch)))
+                found.append(train(kind, policy, seed, args.steps, Path(scratch), clock))
             run = found[-1]
             print(f"seed {seed} {kind:<8} {run['seconds']:6.1f} s  accuracy {run['accuracy']:.3f}", flush=True)
     print(f"\n{'':<24}" + "".join(f"{kind:>10}" for kind in runs) + f"{'ratio':>9}")

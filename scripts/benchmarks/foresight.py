@@ -169,7 +169,7 @@ def run(shape: str, case: str, work: Work, folder: Path) -> tuple[dict[str, int]
     )
     network, watch = policy.config, _Watch()
     lengths = Lengths(work.prompt, work.longest_prompt, work.completion, work.completion)
-    foreseen = shape_of(GRPOTask(), model, config, network, Launch(), lengths, {"use_vllm": False})
+    foreseen = shape_of(GRPOTask(), model, config, network, Launch(), lengths, {})
     rewards = [float(i % 2) for i in range(work.rows)]
     with replaying(_Replay(work, len(tokenizer))):
         trainer = ExtGRPOTrainer(

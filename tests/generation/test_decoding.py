@@ -14,19 +14,20 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GenerationConfig, 
 from tests.support.tiny import WORDS, chain_model, piece_tokenizer, tiny_model, tiny_tokenizer
 from trl_ext.generation.decoding import (
     Decoding,
-    _select_rows_of,
     draw,
     gathers_weights,
     is_partitioned,
     own_loop_unsupported,
 )
 from trl_ext.generation.hf import TokenLogProbs, hf_generate
+from trl_ext.generation.kv_sharing import BufferedLayer, Sequences, _select_rows_of
 
 TOKENIZER = piece_tokenizer()
 
 
 def draw_as_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trl_ext.generation.decoding.draw", lambda scores: torch.multinomial(scores.softmax(-1), 1))
+    multinomial = lambda scores, of_row: torch.multinomial(scores.softmax(-1)[of_row], 1)  # noqa: E731
+    monkeypatch.setattr("trl_ext.generation.decoding.draw", multinomial)
 
 
 def ids(pieces: list[str]) -> list[int]:
@@ -71,14 +72,16 @@ def test_mask_that_generate_leaves_out_is_one_of_ones(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("settings", [{"do_sample": True}, {"do_sample": False}], ids=["sampled", "greedy"])
-def test_shared_prompt_is_computed_once_for_the_same_completions(
+def test_what_rows_share_is_computed_once_for_the_same_tokens(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model().double()
     logps, plain_logps = TokenLogProbs(len(PROMPTS)), TokenLogProbs(len(PROMPTS))
     draw_as_transformers(monkeypatch)
     found, sizes = sample(model, PROMPTS, logps, **settings)
-    assert sizes[:2] == [3 * 30, 6]  # three prompts, then the first tokens of all rows
+    so_far = [{(*prompt, -1, *row[:n]) for prompt, row in zip(PROMPTS, found, strict=True)} for n in range(1, 12)]
+    assert sizes == [3 * 30, *map(len, so_far)]  # three prompts, then what differs after each token
+    assert sizes[-1] == (6 if settings["do_sample"] else 3)
     use_transformers(monkeypatch)
     plain, every_prompt = sample(model, PROMPTS, plain_logps, **settings)
     assert every_prompt[0] == 6 * 30
@@ -86,6 +89,32 @@ def test_shared_prompt_is_computed_once_for_the_same_completions(
     assert {len(row) for row in logps.rows()} == {max(map(len, found))}  # the last token's as well
     assert_same_logps(logps, plain_logps, found)
     assert len({tuple(row) for row in found}) > 2
+
+
+def test_rows_part_where_they_draw_different_tokens() -> None:
+    ids = torch.tensor([[0, 7], [8, 9], [0, 7], [8, 9], [8, 9]])
+    penalty = SimpleNamespace(prompt_ignore_length=torch.tensor([1, 2, 1, 2, 2]))
+    processors: Any = [penalty]
+    batch = Sequences(ids, (ids > 0).long(), processors)
+    layer = BufferedLayer()
+    batch.cache.layers.append(layer)
+    prompts = torch.arange(8.0).view(2, 1, 2, 2)  # (sequences, heads, tokens, size)
+    layer.update(prompts, -prompts)
+    assert batch.ids.tolist() == [[0, 7], [8, 9]]
+    batch.append(torch.tensor([5, 6, 5, 4, 6]))
+    assert batch.ids[batch.of_row].tolist() == [[0, 7, 5], [8, 9, 6], [0, 7, 5], [8, 9, 4], [8, 9, 6]]
+    assert batch.mask[batch.of_row].tolist() == [[0, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1], [1, 1, 1]]
+    assert len(batch.ids) == 3
+    torch.testing.assert_close(layer.keys[batch.of_row], prompts[[0, 1, 0, 1, 1]])
+    torch.testing.assert_close(layer.values[batch.of_row], -prompts[[0, 1, 0, 1, 1]])
+    assert penalty.prompt_ignore_length[batch.of_row].tolist() == [1, 2, 1, 2, 2]
+    batch.ended[batch.of_row[0]] = True
+    batch.append(torch.tensor([3, 3, 4, 3, 3]))  # what rows draw that have ended does not matter
+    assert len(batch.ids) == 3
+    assert list(batch.completions(batch.ended[batch.of_row], 2)) == [(0, [5]), (2, [5])]
+    batch.keep(torch.tensor([4, 3]))
+    assert batch.ids[batch.of_row].tolist() == [[8, 9, 6, 3], [8, 9, 4, 3]]
+    assert layer.keys.tolist() == prompts[[1, 1]].tolist()
 
 
 def test_rows_generate_on_their_own_unless_weights_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,13 +353,13 @@ def test_a_token_is_drawn_where_the_uniform_number_falls(
 ) -> None:
     scores = torch.tensor([[0.0, 0.25, 0.0, 0.25, 0.5, 0.0]]).log()  # three of probability 0
     monkeypatch.setattr(torch, "rand_like", lambda like: torch.full_like(like, uniform))
-    assert draw(scores).tolist() == [[token]]
+    assert draw(scores, torch.tensor([0])).tolist() == [[token]]
 
 
 def test_tokens_are_drawn_as_often_as_their_softmax_says() -> None:
     torch.manual_seed(1)
     scores = torch.tensor([[0.0, 1.0, -2.0, 3.0], [2.0, 2.0, -torch.inf, 0.0]])
-    drawn = torch.cat([draw(scores) for _ in range(20_000)], dim=1)
+    drawn = torch.cat([draw(scores, torch.arange(2)) for _ in range(20_000)], dim=1)
     shares = torch.stack([(drawn == token).float().mean(dim=1) for token in range(4)], dim=1)
     assert (shares - scores.softmax(-1)).abs().max() < 0.0125  # 3.5 standard errors of one share
 
@@ -340,7 +369,7 @@ def test_rare_tokens_are_drawn_from_a_large_vocabulary() -> None:
     torch.manual_seed(1)
     scores = torch.full((1000, 150_000), -24.0)  # 4e-11 each, less than float32 tells apart near 1
     scores[:, 0] = 13 - 24.0
-    drawn = draw(scores)[:, 0]
+    drawn = draw(scores, torch.arange(1000))[:, 0]
     rare = (drawn > 0).float().mean()
     expected = scores[0].double().softmax(-1)[1:].sum()
     assert abs(rare - expected) < 4 * (expected * (1 - expected) / 1000) ** 0.5

@@ -342,7 +342,9 @@ def test_a_stop_string_that_never_comes_changes_nothing(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # as many random numbers as the loop of transformers draws
-    monkeypatch.setattr("trl_ext.generation.decoding.draw", lambda scores: torch.multinomial(scores.softmax(-1), 1))
+    monkeypatch.setattr(
+        "trl_ext.generation.decoding.draw", lambda scores, of_row: torch.multinomial(scores.softmax(-1)[of_row], 1)
+    )
     monkeypatch.setattr("trl_ext.generation.decoding.MIN_ROWS_TO_SHRINK", 1000)
     stock = train(GRPOTrainer, GRPOConfig, tmp_path / "a", ends_early, **settings)
     ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", ends_early, stop=["8 " * 13], **settings)

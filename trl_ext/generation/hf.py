@@ -125,7 +125,7 @@ class TokenLogProbs(LogitsProcessor):
         self.temperature = temperature
         self._rows: list[list[float]] = [[] for _ in range(n)]
         self._which = list(range(n))  # rows still in the batch
-        self._previous: tuple[Tensor, Tensor] | None = None  # logits (rows, V) whose token is not known yet, their sum
+        self._previous: tuple[Tensor, Tensor] | None = None  # logits (U, V) whose token is not known yet, their sum
         self._taken: list[Tensor] = []  # (rows,) each
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -135,11 +135,17 @@ class TokenLogProbs(LogitsProcessor):
         self._previous = logits, logits.logsumexp(dim=-1)
         return scores
 
-    def record(self, input_ids: Tensor) -> None:
-        """Record the last token's log-probability."""
+    def record(self, input_ids: Tensor, of_row: Tensor | None = None) -> None:
+        """Record the last token's log-probability.
+
+        Args:
+            input_ids: (rows, tokens)
+            of_row: (rows,) which of the logits each row's are; None where each row has its own.
+        """
         if self._previous is not None:
             logits, normalizer = self._previous
-            self._taken.append(logits.gather(1, input_ids[:, -1:])[:, 0] - normalizer)
+            each = torch.arange(len(input_ids), device=logits.device) if of_row is None else of_row
+            self._taken.append(logits[each, input_ids[:, -1]] - normalizer[each])
             self._previous = None
 
     def select_rows(self, kept: Tensor) -> None:

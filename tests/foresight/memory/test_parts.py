@@ -15,11 +15,11 @@ from trl_ext.foresight.shape import Launch, Lengths, RunShape, UnforeseenError
 
 N = 1000  # parameters
 KINDS = dict.fromkeys(("weight casts", "activations", "lm head", "backward"), 0)
-RESIDENT = {**KINDS, "parameters": 4 * N, "gradients": 0, "optimizer": 8 * N}
+RESIDENT = {**KINDS, "batches": 160, "parameters": 4 * N, "gradients": 0, "optimizer": 8 * N}
 STEP = {**RESIDENT, "gradients": 4 * N, "activations": 500}
 MEASURED = Measured(
     peaks={"forward": STEP, "backward": {**STEP, "backward": 300}, "optimizer step": STEP},
-    resident=RESIDENT, parameters=N, trainable=N, largest_parameter=400, largest_layer=400,
+    resident=RESIDENT, parameters=N, trainable=N, largest_parameter=400, largest_layer=400, rows=16,
 )  # fmt: skip
 NETWORK = Qwen3Config(
     hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32, vocab_size=512,
@@ -50,6 +50,11 @@ def test_one_process_keeps_what_was_measured() -> None:
     assert memory.total("backward") == measured + CONTEXT + round(MARGIN * measured)
     assert memory.peak == "backward"
     assert memory.free == GIB - memory.total("backward")
+
+
+def test_each_gpu_has_its_part_of_the_rollout() -> None:
+    parts = foresee_memory(shape(rollout=64, launch=Launch(2)), GIB, MEASURED).moments["forward"]
+    assert parts["batches"] == RESIDENT["batches"] * 64 // (2 * MEASURED.rows)
 
 
 def test_copies_on_several_gpus_have_buckets_of_gradients() -> None:

@@ -19,7 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-KINDS = ("parameters", "reference", "gradients", "optimizer", "weight casts", "activations", "lm head", "backward")
+KINDS = (
+    "parameters", "reference", "batches", "gradients", "optimizer", "weight casts", "activations", "lm head",
+    "backward",
+)  # fmt: skip
 ALLOCATION = 512  # bytes, to which torch's CUDA allocator rounds (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 
 

@@ -134,7 +134,8 @@ def foresee_memory(shape: RunShape, capacity: int, measured: Measured) -> Memory
 def _sharded(parts: Parts, measured: Measured, shape: RunShape) -> dict[str, int]:
     """One process's bytes by component, as DeepSpeed partitions them over the GPUs."""
     stage, gpus = shape.launch.zero_stage, shape.launch.gpus
-    found = dict(parts)
+    rows = shape.rollout if shape.recipe == "grpo" else shape.step
+    found = {**parts, "batches": -(-parts["batches"] * rows // (gpus * measured.rows))}
     if not stage:
         if gpus > 1:  # DDP's buckets are copies of all gradients
             found["gradient buckets"] = measured.trainable * shape.weights_dtype.itemsize

@@ -9,8 +9,8 @@ from trl_ext.foresight.memory.limits import Limits
 from trl_ext.foresight.memory.parts import Memory
 
 COMPONENTS = (
-    "parameters", "reference", "gathered weights", "weight casts", "gradients", "gradient buckets", "optimizer",
-    "activations", "lm head", "backward", "engine weights", "KV cache", "engine rest", "sync buffers",
+    "parameters", "reference", "gathered weights", "weight casts", "batches", "gradients", "gradient buckets",
+    "optimizer", "activations", "lm head", "backward", "engine weights", "KV cache", "engine rest", "sync buffers",
     "context", "margin",
 )  # fmt: skip
 

@@ -8,13 +8,20 @@ Letters: B rows of a micro-batch, L prompt tokens, T completion tokens.
 
 from __future__ import annotations
 
-from trl_ext.foresight.memory.trainers import FakeGRPO, FakeSFT, fake_trainer, micro_batches, trained_tokens
+from trl_ext.foresight.memory.trainers import (
+    FakeGRPO,
+    FakeSFT,
+    fake_trainer,
+    micro_batches,
+    tensors_of_rows,
+    trained_tokens,
+)
 
 # isort: split
 import contextlib
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -40,6 +47,7 @@ class Measured:
     trainable: int  # in number
     largest_parameter: int  # in number
     largest_layer: int  # parameters of the largest module that has some of its own, in number
+    rows: int = 1  # whose "batches" are counted: the rollout, and micro-batches that are copied from it
 
     def total(self, moment: str) -> int:
         """Bytes at a moment's peak."""
@@ -65,10 +73,13 @@ def measure(shape: RunShape, on_gpu: bool = True) -> Measured:
         with fake, parameters_replaced():
             trainer = fake_trainer(shape, folder)
         widest = micro_batches(trainer, shape)
+        batches, rows = tensors_of_rows(trainer, widest)
+        for tensor in batches:
+            ledger.file(tensor, "batches")
         answered = Answered(lambda mask: mask[0] * min(*mask[1:], trained_tokens(shape)) if mask[1:] else mask[0])
         head = head_as_on_gpu() if on_gpu else contextlib.nullcontext()
         with fake, answered, ledger, head, head_within(lambda: ledger.during("", "lm head")):
-            return _step(trainer, widest, ledger, accumulates=shape.accumulation > 1)
+            return replace(_step(trainer, widest, ledger, accumulates=shape.accumulation > 1), rows=rows)
 
 
 def _step(trainer: FakeGRPO | FakeSFT, widest: list[Batch], ledger: Ledger, accumulates: bool) -> Measured:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from trl_ext.compat.fake_modules import reference_made_by
@@ -136,7 +137,7 @@ def trained_tokens(shape: RunShape) -> int:
 def _of_sft(shape: RunShape) -> Batch:
     assert shape.longest_row is not None
     ids = torch.ones(shape.micro_rows, shape.longest_row, dtype=torch.long)
-    return {"input_ids": ids, "attention_mask": ids, "labels": ids}
+    return {"input_ids": ids, "attention_mask": ids.clone(), "labels": ids.clone()}
 
 
 def _of_grpo(trainer: FakeGRPO, shape: RunShape) -> list[Batch]:
@@ -148,10 +149,13 @@ def _of_grpo(trainer: FakeGRPO, shape: RunShape) -> list[Batch]:
         "prompt_ids": torch.ones(rows, lengths.longest_prompt, dtype=torch.long),
         "prompt_mask": (places >= lengths.longest_prompt - prompts[:, None]).long(),
         "completion_ids": completion,
-        "completion_mask": completion,
+        "completion_mask": completion.clone(),
         "advantages": torch.ones(rows),
         "num_items_in_batch": completion.sum(),
     }
+    batch["group"] = torch.arange(rows) // shape.group
+    if shape.engine != "hf":
+        batch["sampling_per_token_logps"] = torch.zeros(completion.shape)
     if shape.beta:
         batch["ref_per_token_logps"] = torch.zeros(completion.shape)
     slices = [
@@ -161,8 +165,19 @@ def _of_grpo(trainer: FakeGRPO, shape: RunShape) -> list[Batch]:
     trainer._buffered_inputs = slices
     if trainer._planner is None:
         return slices[:1]
-    batch["group"] = torch.arange(rows) // shape.group
-    return _distinct(trainer._planner.batching.plan(batch))
+    trainer._planner.plan(slices)
+    return _distinct(trainer._planner.plans[0])
+
+
+def tensors_of_rows(trainer: FakeGRPO | FakeSFT, widest: list[Batch]) -> tuple[list[torch.Tensor], int]:
+    """What a trainer keeps of rows, the rollout and the micro-batches that are copied from it; and how many rows."""
+    kept: list[Any] = widest
+    if isinstance(trainer, FakeGRPO):
+        kept = [trainer._buffered_inputs, trainer._planner.plans if trainer._planner else []]
+        rows = sum(len(part["completion_ids"]) for part in trainer._buffered_inputs)
+    else:
+        rows = sum(len(part["input_ids"]) for part in widest)
+    return [tensor for tensor in tree_leaves(kept) if isinstance(tensor, torch.Tensor)], rows
 
 
 def _distinct(plan: list[Batch]) -> list[Batch]:

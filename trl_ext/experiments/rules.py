@@ -42,7 +42,7 @@ class Rules:
 
 _SAMPLING = {
     "prompt": "r1_zero", "answer_format": "r1_zero", "temperature": 1.0, "validation_grader": "compatible",
-    "train_split": "train", "too_long": "refuse",
+    "train_split": "train", "too_long": "refuse", "validation_samples": 1,
 }  # fmt: skip
 _PLAIN = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "generation_kwargs": {}}  # nothing cut off
 RULES = {

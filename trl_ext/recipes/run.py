@@ -138,6 +138,7 @@ class RecipeRun:
             log_to,
             final=problems[: task.final_validation_problems or task.validation_problems],
             restore_best=task.restore_best,
+            samples=task.validation_samples,
         )
         trainer.add_callback(validation)
         trainer.add_callback(JsonlLog(run.folder / METRICS, run.clock))

@@ -65,6 +65,9 @@ class Task(DatasetSettings):
     validation_max_tokens: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = HfArg(
         default=None, help="The maximum response length in validations, in tokens. The default is that of training."
     )
+    validation_samples: Annotated[int, OnResume.YARDSTICK] = HfArg(
+        default=1, help="Sample each problem of a validation N times, and measure pass@k for k = 2, 4, ... up to N."
+    )
     final_validation_problems: Annotated[int | None, OnResume.MAY_CHANGE] = HfArg(
         default=None,
         help="The number of problems in the final validation. They include those of the other "
@@ -95,6 +98,7 @@ class Task(DatasetSettings):
             self.train_problems = GENERATED_PROBLEMS
         self._refuse_to_validate_on_what_is_trained_on()
         check_at_least_1(self, "validate_every", "validation_batch_size", "final_validation_problems")
+        check_at_least_1(self, "validation_samples")
         check_at_least_1(self, "stop_after_zero_variance_steps")
         self.foresees()  # refuses an unknown choice
         if self.collapse_threshold is not None and not 0 < self.collapse_threshold < 1:

@@ -19,7 +19,8 @@ class Selection(TypedDict):
 
 
 class ValidationEntry(TypedDict):
-    """One measurement of the policy: when, on how many problems, and `Report.summary()`."""
+    """One measurement of the policy: when, on how many problems, and `Report.summary()`, with `pass@k` of several
+    samples."""
 
     step: int
     wall_clock_s: float

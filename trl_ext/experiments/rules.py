@@ -64,6 +64,20 @@ RULES = {
         seconds=300,
         processes=2,
     ),
+    # seconds to an accuracy on a task with headroom: trl_ext/experiments/speedrun.py
+    "speedrun": Rules(
+        model=None,
+        settings=_SAMPLING
+        | {
+            "dataset": "arithmetic",
+            "dataset_options": {"incorrect": "longer", "longest": 12},
+            "validation_split": "validation",
+            "max_tokens": 80,
+        },
+        problems=2560,
+        seconds=1800,
+        processes=1,
+    ),
 }
 
 

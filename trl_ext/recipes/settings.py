@@ -40,8 +40,10 @@ class Data:
 class Task(DatasetSettings):
     """What to learn and how it is measured; every recipe has its own."""
 
-    train_split: str = HfArg(default="train", help="The split to train on.")
-    validation_split: Annotated[str, OnResume.YARDSTICK] = HfArg(default="validation", help="The split to validate on.")
+    train_split: str = HfArg(default="train", help="The splits to train on and to validate on.")
+    validation_split: Annotated[str, OnResume.YARDSTICK] = HfArg(
+        default="validation", help="The splits to train on and to validate on."
+    )
     train_problems: int | None = HfArg(
         default=None,
         help="Train on a sample of this many problems. The default is all, and "
@@ -86,6 +88,9 @@ class Task(DatasetSettings):
     collapse_threshold: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
         default=None, help="End the run when two validations in a row are below this fraction of the best."
     )
+    target_accuracy: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None, help="End the run when a validation has this accuracy."
+    )
     stop_after_zero_variance_steps: Annotated[int | None, OnResume.MAY_CHANGE] = HfArg(
         default=None, help="End the run after N logged steps in a row without reward variance in any group."
     )
@@ -103,6 +108,8 @@ class Task(DatasetSettings):
         self.foresees()  # refuses an unknown choice
         if self.collapse_threshold is not None and not 0 < self.collapse_threshold < 1:
             raise ValueError(f"collapse_threshold must be between 0 and 1, got {self.collapse_threshold}")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise ValueError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
 
     def foresees(self) -> bool:
         """Whether memory is foreseen before the model loads."""

@@ -44,6 +44,7 @@ seconds = (50.0 if given["--target_accuracy"] == "0.7" else 100.0) + seed
 last = {"accuracy": 0.9, "wall_clock_s": seconds + 30.0, "selection": {"accuracy_on_others": 0.65}}
 os.makedirs(output)
 json.dump({"validations": [last], "seconds_to_make_policy": 30.0,
+           "commit": os.environ.get("COMMIT", "abc"), "versions": {},
            "hardware": {"cpu_threads": 2, "processes": 1, "gpus": []}}, open(f"{output}/summary.json", "w"))
 """
 
@@ -109,7 +110,7 @@ def test_an_entry_against_the_rules_does_not_run(settings: dict[str, Any], messa
         race(Entry(settings=settings), 2, recipes, recipes / "out")
 
 
-def test_a_race_leaves_a_record_that_can_be_repeated(recipes: Path) -> None:
+def test_a_race_leaves_a_record_that_can_be_repeated(recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = Entry(settings={"target_accuracy": 0.7})
     record = race(entry, 3, recipes, recipes / "out")
     assert record == json.loads((recipes / "out" / RECORD).read_text())
@@ -118,13 +119,20 @@ def test_a_race_leaves_a_record_that_can_be_repeated(recipes: Path) -> None:
     assert (record["seconds"], record["reference_seconds"]) == (51.0, 101.0)  # without making the base policy
     assert (record["accuracy"], record["why_not"]) == (0.65, None)
     assert [of["seed"] for of in record["seeds"]] == [0, 1, 2]
-    assert {"commit", "hardware", "versions", "command", "config_digest"} <= set(record)
+    assert {"hardware", "versions", "command", "config_digest"} <= set(record)
+    assert record["commit"] == "abc"  # of the runs
     logged = list(read_json(recipes / "out" / "runs" / "commands.json"))
     assert logged == ["reference_0", "entry_0", "entry_1", "reference_1", "reference_2", "entry_2"]  # neither is first
     assert verify(recipes / "out" / RECORD, recipes, recipes / "again")[0]
+    with pytest.raises(InputError, match=r"again.record\.json: what was run before repeats nothing"):
+        verify(recipes / "out" / RECORD, recipes, recipes / "again")
+    monkeypatch.setenv("COMMIT", "def")
+    assert race(entry, 4, recipes, recipes / "out")["why_not"] == (
+        "the runs are of several commits (abc, def): choose another --output_dir"
+    )
     (recipes / "grpo_arithmetic.yaml").write_text("max_steps: 3\n")
     with pytest.raises(InputError, match=r"record\.json: grpo_arithmetic\.yaml is not what it was at commit"):
-        verify(recipes / "out" / RECORD, recipes, recipes / "again")
+        verify(recipes / "out" / RECORD, recipes, recipes / "later")
 
 
 def test_runs_that_break_a_rule_are_no_record() -> None:

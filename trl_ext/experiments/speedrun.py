@@ -131,8 +131,13 @@ def race(entry: Entry, seeds: int, recipes: Path, folder: Path) -> dict[str, Any
     found = run_all(commands, folder / "runs")
     ends = {name: _end_of(folder / "runs" / name) for name in commands}
     pairs = [pair_of(seed, found, ends) for seed in range(seeds)]
-    config = digest_of(recipes / entry.config)
-    record = {"entry": redact(asdict(entry)), "config_digest": config, **score(pairs), **provenance()}
+    commits = sorted({str(run["commit"]) for run in found.values()})
+    record = {
+        "entry": redact(asdict(entry)), "config_digest": digest_of(recipes / entry.config), **score(pairs),
+        **provenance(), **{name: found["entry_0"][name] for name in ("commit", "versions", "hardware")},
+    }  # fmt: skip
+    if len(commits) > 1:
+        record["why_not"] = f"the runs are of several commits ({', '.join(commits)}): choose another --output_dir"
     write_json(folder / RECORD, record, indent=2)
     return record
 
@@ -227,9 +232,12 @@ def verify(path: Path, recipes: Path, folder: Path) -> tuple[bool, str]:
     """Repeat a record from its file; whether it holds here, and a sentence.
 
     Raises:
-        InputError: the file is no record, its recipe's YAML file has changed since, or a run failed.
+        InputError: the file is no record, its recipe's YAML file has changed since, the folder has a record already,
+            or a run failed.
     """
     record = read_record(path)
+    if (folder / RECORD).exists():
+        raise InputError(f"{folder / RECORD}: what was run before repeats nothing: choose another --output_dir")
     try:
         entry = entry_of(record["entry"], recipes)
     except (ValueError, TypeError) as error:

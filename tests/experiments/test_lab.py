@@ -389,7 +389,7 @@ def test_questions_are_listed_and_unknown_ones_are_refused() -> None:
     assert "RenamedWarning: length_normalisation is now called length_normalization" in renamed.stderr
     assert "unknown question 'basline'" in renamed.stderr
     elsewhere = lab("baseline", "--lab", "none")
-    assert "--lab 'none': no such folder. Known: mini_math, qwen2.5_math_1.5b" in elsewhere.stderr
+    assert "--lab 'none': no such folder. Known: effects, mini_math, qwen2.5_math_1.5b" in elsewhere.stderr
 
 
 @pytest.mark.slow  # four runs of the recipe

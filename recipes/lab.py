@@ -3,6 +3,7 @@
     python recipes/lab.py --list
     python recipes/lab.py learning_rate
     python recipes/lab.py baseline length_normalization --jobs 2
+    python recipes/lab.py all --lab effects --jobs 2
     python recipes/lab.py all --lab qwen2.5_math_1.5b --jobs 2
     python recipes/lab.py baseline --lab my_lab --seeds 0 1 --sampling_temperature 0.8
     python recipes/lab.py try recipes/my_loss.py:soft_clip --against grpo_clip
@@ -29,6 +30,7 @@ from tqdm import tqdm
 from trl_ext.compat.renamed import current_name
 from trl_ext.errors import InputError
 from trl_ext.experiments.ending import ending_in_a_line
+from trl_ext.experiments.lab.preregistration import effect_of, sentence
 from trl_ext.experiments.lab.questions import (
     Cell,
     Question,
@@ -57,7 +59,7 @@ def main() -> None:
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help="names of questions, or all")
     parser.add_argument("--lab", default="mini_math", help="a folder of recipes/lab, or a path (default: mini_math)")
     parser.add_argument("--list", action="store_true", help="show the questions and their cells, and stop")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="(default: 0 1 2)")
+    parser.add_argument("--seeds", nargs="+", type=int, help="(default: the question's, or 0 1 2)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     parser.add_argument("--output_dir", type=Path, help="(default: runs/lab_ and the lab's name)")
     args, rest = parser.parse_known_args()
@@ -116,9 +118,9 @@ def _run(
     """Run what is missing of some questions, each page written as its runs have ended; the best cells' settings."""
     commands = {
         cell.run_name(seed): [str(HERE / RECIPES[cell.recipe].script), *cell.arguments, *rest, "--seed", str(seed)]
-        for _, cells in planned
+        for question, cells in planned
         for cell in cells.values()
-        for seed in args.seeds
+        for seed in args.seeds or question.seeds
     }
     winners: dict[str, Settings] = {}
     waiting = list(planned)
@@ -126,7 +128,8 @@ def _run(
     def write_pages(found: Mapping[str, dict[str, Any]]) -> None:
         """Of the questions all of whose runs have ended by now."""
         for question, cells in list(waiting):
-            named = {label: {seed: cell.run_name(seed) for seed in args.seeds} for label, cell in cells.items()}
+            seeds = args.seeds or question.seeds
+            named = {label: {seed: cell.run_name(seed) for seed in seeds} for label, cell in cells.items()}
             if all(name in found for of in named.values() for name in of.values()):
                 waiting.remove((question, cells))
                 winners[question.name] = _page(question, cells, named, found, commands, output)
@@ -154,7 +157,8 @@ def _page(
         {label: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for label, of in named.items()},
         (best, cells[best].own),
     )
-    tqdm.write("\n".join(["", question.question, "", *table(runs, question.reference), "", str(page)]))
+    verdict = [] if (of := question.hypothesis) is None else [sentence(of, effect_of(of, runs)), ""]
+    tqdm.write("\n".join(["", question.question, "", *verdict, *table(runs, question.reference), "", str(page)]))
     return cells[best].own
 
 

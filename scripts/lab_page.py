@@ -2,22 +2,34 @@ r"""The reports of a lab's questions -> one result page with their tables, plots
 
     python scripts/lab_page.py runs/lab_mini_math --findings docs/results/lab_findings.yaml \
         --page docs/results/lab.md
+    python scripts/lab_page.py runs/lab_effects --findings docs/results/effects_findings.yaml \
+        --page docs/results/effects.md --plots effects --preregistered recipes/lab/effects
 
 The findings are a YAML file: `intro`, and a text for each question, in the order of the page. Plots are copied
 next to the page. A question that has no report there keeps the section that the page has of it, with its commit.
+With `--preregistered`, {effects} in the intro becomes a table of that lab's hypotheses, run or not, with a plot; what
+was found is kept in a JSON file next to the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import yaml
 from PIL import Image
 
+from trl_ext.experiments.lab.preregistration import BEFORE, HIGHER, Hypothesis
+from trl_ext.experiments.lab.questions import question_names, read_question
 from trl_ext.experiments.lab.report import PARTS
-from trl_ext.io import read_json
+from trl_ext.io import markdown_table, read_json, write_json
+from trl_ext.plots import COLORS, figure
+
+Effects = Mapping[str, Mapping[str, Any]]  # a question's `effect` in its report
 
 
 def section(parts: Path, finding: str, plot: str) -> str:
@@ -29,10 +41,60 @@ def section(parts: Path, finding: str, plot: str) -> str:
     return f"## {report['title']}\n\n**Found.** {finding.strip()}\n\n{shown}\n\n{folded}\n"
 
 
-def kept_section(page: Path, question: str) -> str | None:
+def kept_section(page: Path, plot: str) -> str | None:
     """What the page has of a question now, from its headline to the next; None if it has nothing."""
     sections = page.read_text(encoding="utf-8").split("\n## ")[1:] if page.is_file() else []
-    return next((f"## {text.rstrip()}\n" for text in sections if f"(lab_{question}_accuracy.png)" in text), None)
+    return next((f"## {text.rstrip()}\n" for text in sections if f"({plot}_accuracy.png)" in text), None)
+
+
+def hypotheses_of(lab: Path) -> dict[str, Hypothesis]:
+    """What a lab has preregistered, by question."""
+    found = {name: read_question(lab, name).hypothesis for name in question_names(lab)}
+    return {name: hypothesis for name, hypothesis in found.items() if hypothesis is not None}
+
+
+def effects_table(hypotheses: Mapping[str, Hypothesis], effects: Effects) -> list[str]:
+    """A row for each hypothesis, with what was found or that it was not run yet."""
+    rows = []
+    for name, of in hypotheses.items():
+        found = effects.get(name, {"shown": "–", "verdict": "not run yet", "minutes": "–"})
+        against = of.against if of.against == BEFORE else f"in {of.against}"
+        expected = f"{of.measured}: {of.direction} in {of.cell} than {against}"
+        published = f"{of.published.strip()} ({of.source})"
+        cells = (name, of.hypothesis.strip(), published, expected, found["shown"], found["verdict"], found["minutes"])
+        rows.append([str(cell).replace("|", "/") for cell in cells])
+    heads = ["question", "hypothesis", "published", "expected", "found (95 % interval)", "verdict", "core-minutes"]
+    return markdown_table(heads, rows)
+
+
+def write_effects_plot(path: Path, hypotheses: Mapping[str, Hypothesis], effects: Effects) -> None:
+    """Each effect that has an interval, as a multiple of the interval's half-width, positive where as published."""
+    known = [name for name in hypotheses if effects.get(name, {}).get("interval")]
+    with figure(path, (max(5.0, 0.9 * len(known)), 4.5), title="Known effects, with 95 % intervals") as (panel,):
+        panel.axhline(0, color="0.4", linewidth=1)
+        for place, name in enumerate(known, start=1):
+            low, high = effects[name]["interval"]
+            sign = 1 if hypotheses[name].direction == HIGHER else -1
+            at = sign * mean((low, high)) / max((high - low) / 2, 1e-9)
+            panel.errorbar(place, at, yerr=1, fmt="o", capsize=3, color=COLORS[0 if at > 1 else 1])
+        names = [name.replace("_", " ") for name in known]
+        panel.set_xticks(range(1, len(known) + 1), names, rotation=30, ha="right")
+        panel.set(ylabel="effect / half-width of its interval,\npositive in the published direction")
+
+
+def effects_of(args: argparse.Namespace) -> str:
+    """The table and the plot, from the reports that are there and what the page knew before."""
+    path, hypotheses = args.page.with_suffix(".json"), hypotheses_of(args.preregistered)
+    effects = read_json(path) if path.is_file() else {}
+    for name in hypotheses:
+        if (report := args.lab / name / PARTS).is_file():
+            effects[name] = read_json(report)["effect"]
+    write_json(path, effects, indent=2)
+    lines = effects_table(hypotheses, effects)
+    if any(found["interval"] for found in effects.values()):
+        write_effects_plot(args.page.with_suffix(".png"), hypotheses, effects)
+        lines += ["", f"![effects with intervals]({args.page.with_suffix('.png').name})"]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -41,18 +103,20 @@ def main() -> None:
     parser.add_argument("lab", type=Path, help="where recipes/lab.py has left its reports")
     parser.add_argument("--findings", type=Path, required=True, help="a YAML file: question -> text, and `intro`")
     parser.add_argument("--page", type=Path, required=True, help="Markdown file to write")
+    parser.add_argument("--plots", default="lab", help="what the plots' names begin with (default: lab)")
+    parser.add_argument("--preregistered", type=Path, metavar="LAB", help="a folder of questions with hypotheses")
     args = parser.parse_args()
     findings = yaml.safe_load(args.findings.read_text(encoding="utf-8"))
-    parts = [findings.pop("intro").strip() + "\n"]
+    effects = effects_of(args) if args.preregistered else ""
+    parts = [findings.pop("intro").strip().replace("{effects}", effects) + "\n"]
     for question, finding in findings.items():
-        report = args.lab / question / PARTS
+        report, plot = args.lab / question / PARTS, f"{args.plots}_{question}"
         if not report.is_file():
-            if (kept := kept_section(args.page, question)) is None:
+            if (kept := kept_section(args.page, plot)) is None:
                 sys.exit(f"error: {report}: no such file; run `python recipes/lab.py {question}` first")
             print(f"{question}: no report there, so its section stays as it is")
             parts.append(kept)
             continue
-        plot = f"lab_{question}"
         for name in ("accuracy", "training"):
             with Image.open(report.parent / f"{name}.png") as image:
                 smaller = image.convert("RGB").reduce(2).quantize(64)  # dots and colors: an eighth of the bytes

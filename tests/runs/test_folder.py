@@ -276,7 +276,7 @@ def test_what_may_change_when_a_run_is_resumed() -> None:
     assert ours == {
         "collapse_threshold", "final_validation_problems", "foresee", "hub_merge_adapter", "log_generations_every",
         "max_nonfinite_steps", "restore_best", "resume", "resume_changed", "reward_timeout",
-        "stop_after_zero_variance_steps", "time_budget", "validate_every", "validation_batch_size",
+        "stop_after_zero_variance_steps", "target_accuracy", "time_budget", "validate_every", "validation_batch_size",
     }  # fmt: skip
     assert free - ours > {"output_dir", "save_steps", "report_to", "vllm_gpu_memory_utilization", "hub_model_id"}
     assert not free & {"beta", "learning_rate", "seed", "max_steps", "skip_zero_advantage_rows"}
@@ -287,7 +287,7 @@ def test_what_may_change_when_a_run_is_resumed() -> None:
     assert yardstick == {
         "answer_format", "generation_kwargs", "min_p", "prompt", "repetition_penalty", "sampling_min_tokens", "stop",
         "top_k", "top_p", "validation_grader", "validation_max_tokens", "validation_problems", "validation_split",
-        "validation_temperature",
+        "validation_samples", "validation_temperature",
     }  # fmt: skip
 
 

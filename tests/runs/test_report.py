@@ -285,6 +285,25 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, l
     return Validation(problems, grade, lambda state: state.global_step % 20 == 0, {"seed": 0}, run, trainer, log_to)
 
 
+def test_several_samples_of_a_problem_give_pass_at_k(tmp_path: Path) -> None:
+    validation, logged = validating(tmp_path, [], 0.5), []
+    validation.samples = 4
+    validation.trainer.log_now = logged.append
+
+    def first_of_four(responses: Any, truths: Any) -> list[Grade]:
+        return [Grade(True, truth, n % 4 == 0 and float(truth) < 5, "") for n, truth in enumerate(truths)]
+
+    validation.grader = first_of_four  # one of the four samples of half of the ten problems
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    validation.on_train_begin(args, TrainerState(), TrainerControl())
+    (entry,) = validation.run.validations
+    # pass@2: 1 - C(3, 2) / C(4, 2) = 1/2 of half of the problems
+    wanted = {"problems": 10, "accuracy": 0.125, "pass@2": 0.25, "pass@4": 0.5}
+    assert {name: entry[name] for name in wanted} == wanted
+    assert (logged[0]["validation/pass@2"], logged[0]["validation/pass@4"]) == (0.25, 0.5)
+    assert "pass@1" not in entry
+
+
 @pytest.mark.parametrize(("accuracy", "saves"), [(0.9, True), (0.5, False)])
 def test_best_validation_is_checkpointed_even_after_resume(accuracy: float, saves: bool, tmp_path: Path) -> None:
     validation = validating(tmp_path, list(HISTORY), accuracy)

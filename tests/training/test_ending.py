@@ -374,6 +374,14 @@ def test_a_run_that_has_collapsed_ends_and_says_why(tmp_path: Path) -> None:
         assert run.ended_early == ("collapsed: accuracy 0.200, 0.100 after 0.800, at step 40" if stops else None)
 
 
+def test_a_run_ends_when_a_validation_has_the_target(tmp_path: Path) -> None:
+    for accuracy, target, stops in ((0.6, 0.6, True), (0.59, 0.6, False), (0.9, None, False)):
+        run, control = Run(tmp_path, {}, validations=[past(0, 0.7), past(20, accuracy)]), TrainerControl()
+        EarlyStop(run, None, None, target).on_step_end(None, TrainerState(global_step=20), control)
+        assert control.should_training_stop is stops
+        assert run.ended_early == ("reached an accuracy of 0.6: 0.600, at step 20" if stops else None)
+
+
 def test_run_with_only_zero_variance_steps_for_a_while_ends(tmp_path: Path) -> None:
     run = Run(tmp_path, {})
     rule, control = EarlyStop(run, None, 3), TrainerControl()

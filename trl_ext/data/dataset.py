@@ -48,8 +48,8 @@ class DatasetSettings:
         help=f"Options of {', '.join(name for name in TASKS if TASKS.options(name))}, such as longest=12. "
         "The base policy that is made for such a dataset has read it with the same options.",
     )
-    problem_column: str = HfArg(default="problem", help="The column that holds the problem.")
-    answer_column: str = HfArg(default="answer", help="The column that holds the answer or the solution.")
+    problem_column: str = HfArg(default="problem", help="The columns that hold the problem and its answer or solution.")
+    answer_column: str = HfArg(default="answer", help="The columns that hold the problem and its answer or solution.")
     answer_source: str = HfArg(
         default="as_is", help=f"How it is found there. One of: {', '.join(sorted(ANSWER_SOURCES))}."
     )

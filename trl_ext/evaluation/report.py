@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from itertools import filterfalse
 from typing import Any
 
+import numpy as np
+
+from trl_ext.evaluation.pass_at_n import pass_at_n
 from trl_ext.generation.completion import Completion, mean_over_tokens
 from trl_ext.rewards.hooks import Grader
 
@@ -22,6 +25,7 @@ class Report:
     """Graded responses, one row each: the problem's fields, `response`, rewards, `tokens`, `logp`, `outcome`, ..."""
 
     rows: list[dict[str, Any]]
+    samples: int = 1  # of each problem, one row after the other
 
     @property
     def accuracy(self) -> float:
@@ -45,11 +49,18 @@ class Report:
         values = sorted({row[field] for row in self.rows if field in row})
         return {v: mean(is_correct(r) for r in self.rows if r.get(field) == v) for v in values}
 
+    def pass_at(self) -> dict[str, float]:
+        """`pass@k` for k = 2, 4, 8, ... up to the samples of a problem; of a single sample nothing but the accuracy."""
+        correct = np.array([is_correct(row) for row in self.rows], np.bool_).reshape(-1, self.samples)
+        powers = [2**i for i in range(1, self.samples.bit_length())]
+        return {f"pass@{k}": float(pass_at_n(correct, k).mean()) for k in powers}
+
     def summary(self) -> dict[str, Any]:
         """Figures for a log or a JSON file."""
         return {
-            "problems": len(self.rows),
+            "problems": len(self.rows) // self.samples,
             "accuracy": self.accuracy,
+            **self.pass_at(),
             "outcomes": self.outcomes(),
             "by_level": {str(k): v for k, v in self.by("level").items()},
             "by_subject": self.by("subject"),

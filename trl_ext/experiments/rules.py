@@ -42,7 +42,7 @@ class Rules:
 
 _SAMPLING = {
     "prompt": "r1_zero", "answer_format": "r1_zero", "temperature": 1.0, "validation_grader": "compatible",
-    "train_split": "train", "too_long": "refuse",
+    "train_split": "train", "too_long": "refuse", "validation_samples": 1,
 }  # fmt: skip
 _PLAIN = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "generation_kwargs": {}}  # nothing cut off
 RULES = {
@@ -63,6 +63,20 @@ RULES = {
         problems=5000,
         seconds=300,
         processes=2,
+    ),
+    # seconds to an accuracy on a task with headroom: trl_ext/experiments/speedrun.py
+    "speedrun": Rules(
+        model=None,
+        settings=_SAMPLING
+        | {
+            "dataset": "arithmetic",
+            "dataset_options": {"incorrect": "longer", "longest": 12},
+            "validation_split": "validation",
+            "max_tokens": 80,
+        },
+        problems=2560,
+        seconds=1800,
+        processes=1,
     ),
 }
 

@@ -22,7 +22,7 @@ def arithmetic(*, longest: int = 12, incorrect: str = "longer", lapses: float = 
         slip=lambda state, rng: str(int(state) + rng.choice(SLIPS)),
     )
     numbers = [str(n) for n in range(10, largest + 1)]
-    return stepwise(kind, longest, incorrect, lapses, numbers, BasePolicyConfig(steps=780, max_length=1024))
+    return stepwise(kind, longest, incorrect, lapses, numbers, BasePolicyConfig(steps=560, max_length=1024))
 
 
 def _draw_operation(state: int, largest: int, rng: Random) -> str:

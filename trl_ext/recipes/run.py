@@ -138,10 +138,12 @@ class RecipeRun:
             log_to,
             final=problems[: task.final_validation_problems or task.validation_problems],
             restore_best=task.restore_best,
+            samples=task.validation_samples,
         )
         trainer.add_callback(validation)
         trainer.add_callback(JsonlLog(run.folder / METRICS, run.clock))
-        trainer.add_callback(EarlyStop(run, task.collapse_threshold, task.stop_after_zero_variance_steps))
+        rules = (task.collapse_threshold, task.stop_after_zero_variance_steps, task.target_accuracy)
+        trainer.add_callback(EarlyStop(run, *rules))
         if config.time_budget is not None:
             trainer.budget = TimeBudget(trainer, run.clock, config.time_budget, validation.seconds_to_end)
             trainer.add_callback(trainer.budget)

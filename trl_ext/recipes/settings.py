@@ -40,8 +40,10 @@ class Data:
 class Task(DatasetSettings):
     """What to learn and how it is measured; every recipe has its own."""
 
-    train_split: str = HfArg(default="train", help="The split to train on.")
-    validation_split: Annotated[str, OnResume.YARDSTICK] = HfArg(default="validation", help="The split to validate on.")
+    train_split: str = HfArg(default="train", help="The splits to train on and to validate on.")
+    validation_split: Annotated[str, OnResume.YARDSTICK] = HfArg(
+        default="validation", help="The splits to train on and to validate on."
+    )
     train_problems: int | None = HfArg(
         default=None,
         help="Train on a sample of this many problems. The default is all, and "
@@ -65,6 +67,9 @@ class Task(DatasetSettings):
     validation_max_tokens: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = HfArg(
         default=None, help="The maximum response length in validations, in tokens. The default is that of training."
     )
+    validation_samples: Annotated[int, OnResume.YARDSTICK] = HfArg(
+        default=1, help="Sample each problem of a validation N times, and measure pass@k for k = 2, 4, ... up to N."
+    )
     final_validation_problems: Annotated[int | None, OnResume.MAY_CHANGE] = HfArg(
         default=None,
         help="The number of problems in the final validation. They include those of the other "
@@ -83,6 +88,9 @@ class Task(DatasetSettings):
     collapse_threshold: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
         default=None, help="End the run when two validations in a row are below this fraction of the best."
     )
+    target_accuracy: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None, help="End the run when a validation has this accuracy."
+    )
     stop_after_zero_variance_steps: Annotated[int | None, OnResume.MAY_CHANGE] = HfArg(
         default=None, help="End the run after N logged steps in a row without reward variance in any group."
     )
@@ -95,10 +103,13 @@ class Task(DatasetSettings):
             self.train_problems = GENERATED_PROBLEMS
         self._refuse_to_validate_on_what_is_trained_on()
         check_at_least_1(self, "validate_every", "validation_batch_size", "final_validation_problems")
+        check_at_least_1(self, "validation_samples")
         check_at_least_1(self, "stop_after_zero_variance_steps")
         self.foresees()  # refuses an unknown choice
         if self.collapse_threshold is not None and not 0 < self.collapse_threshold < 1:
             raise ValueError(f"collapse_threshold must be between 0 and 1, got {self.collapse_threshold}")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise ValueError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
 
     def foresees(self) -> bool:
         """Whether memory is foreseen before the model loads."""

@@ -81,6 +81,7 @@ PROGRAMS = {
     "pipeline": "pipeline.py",
     "lab": "lab.py",
     "leaderboard": "leaderboard.py",
+    "speedrun": "speedrun.py",
     "sft-sizes": "sft_sizes.py",
     "plot-runs": "plot_runs.py",
     "golomb-ruler": "golomb_ruler/discover.py",

@@ -19,7 +19,7 @@ class Selection(TypedDict):
 
 
 class ValidationEntry(TypedDict):
-    """One measurement of the policy: when, on how many problems, and `Report.summary()`."""
+    """One measurement of the policy: when, on how many problems, and `Report.summary()`, its `pass@k` left out."""
 
     step: int
     wall_clock_s: float

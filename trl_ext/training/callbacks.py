@@ -110,6 +110,7 @@ class Validation(TrainerCallback):
     Args:
         log_to: a JSONL file for a few responses of each validation.
         final: the problems of the final validation; None for the same.
+        samples: of each problem; of several, `Report.pass_at` is measured too.
         restore_best: before the final validation, restore the weights of the best step: the latest one within a
             standard error of the highest accuracy. The maximum of several accuracies is biased upwards, so the final
             validation draws fresh samples, and its `selection` says how many of its problems made the choice.
@@ -126,10 +127,12 @@ class Validation(TrainerCallback):
         log_to: Path | None = None,
         final: Sequence[dict[str, Any]] | None = None,
         restore_best: bool = False,
+        samples: int = 1,
     ) -> None:
         self.problems, self.grader, self.is_due = problems, grader, is_due
         self.sampling, self.run, self.trainer, self.log_to = dict(sampling), run, trainer, log_to
         self.final, self.restore_best = problems if final is None else final, restore_best
+        self.samples = samples
 
     def on_train_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Validate before the first step, unless the run did so before it was interrupted."""
@@ -182,9 +185,9 @@ class Validation(TrainerCallback):
         """What the final validation has in common with those that chose its weights, and its accuracy on the rest."""
         temperature = self.sampling.get("temperature")
         greedy = (self.trainer.args.temperature if temperature is None else temperature) == 0
-        others = [row["answer_reward"] for row in report.rows[len(self.problems) :]]
+        others = [row["answer_reward"] for row in report.rows[len(self.problems) * self.samples :]]
         accuracy = round(sum(others) / len(others), 4) if others else None
-        shared = min(len(self.problems), len(report.rows))
+        shared = min(len(self.problems), len(report.rows) // self.samples)
         return {"fresh_samples": not greedy, "problems_that_chose": shared, "accuracy_on_others": accuracy}
 
     def _measure(self, state: TrainerState, problems: Sequence[dict[str, Any]], restored: int | None = None) -> None:
@@ -193,12 +196,13 @@ class Validation(TrainerCallback):
         trainer = self.trainer
         is_chosen = self.restore_best and restored is not None
         sampling = self.sampling | ({"seed": derive_seed(1, self.sampling["seed"])} if is_chosen else {})
-        completions = trainer.sample([problem["prompt"] for problem in problems], **sampling)
+        asked = [problem for problem in problems for _ in range(self.samples)]
+        completions = trainer.sample([problem["prompt"] for problem in asked], **sampling)
         rows: list[dict[str, Any]] = []  # of the main process, which logs them
 
         def grade() -> dict[str, Any]:
-            rows.extend(grade_rows(problems, completions, self.grader))
-            report = Report(rows)
+            rows.extend(grade_rows(asked, completions, self.grader))
+            report = Report(rows, self.samples)
             return {**report.summary(), **({"selection": self._selection(report)} if is_chosen else {})}
 
         # a grader may time out on one rank only, and all ranks act on the accuracy together
@@ -231,7 +235,7 @@ def logged_figures(step: int, figures: Mapping[str, Any]) -> dict[str, float]:
     found = {
         "step": step,
         "format_rate": 1 - figures["outcomes"]["neither"],
-        **{name: figures[name] for name in _FIGURES},
+        **{name: value for name, value in figures.items() if name in _FIGURES or name.startswith("pass@")},
     }
     return {f"{VALIDATIONS}{name}": value for name, value in found.items() if value is not None}
 

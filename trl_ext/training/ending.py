@@ -116,16 +116,20 @@ class TimeBasedLRDecay(TrainerCallback):
 
 
 class EarlyStop(TrainerCallback):
-    """Ends a run that has collapsed or no longer learns, and records the reason in `run.ended_early`.
+    """Ends a run that has collapsed, no longer learns or is good enough; the reason is in `run.ended_early`.
 
     Args:
         below_best: the threshold of `collapsed`; None disables the rule.
         zero_variance_steps: stop after this many logged steps in a row in which every group has zero reward variance;
             None disables the rule.
+        target: stop when a validation has this accuracy; None disables the rule.
     """
 
-    def __init__(self, run: Run, below_best: float | None, zero_variance_steps: int | None) -> None:
+    def __init__(
+        self, run: Run, below_best: float | None, zero_variance_steps: int | None, target: float | None = None
+    ) -> None:
         self.run, self.below_best, self.zero_variance_steps = run, below_best, zero_variance_steps
+        self.target = target
 
     def on_log(self, args: object, state: TrainerState, control: TrainerControl, logs: Log = None, **_: object) -> None:
         """Count logged steps in a row without reward variance."""
@@ -139,6 +143,9 @@ class EarlyStop(TrainerCallback):
             reason = collapsed([entry["accuracy"] for entry in self.run.validations], self.below_best)
         if self.zero_variance_steps is not None and self.run.zero_variance_steps >= self.zero_variance_steps:
             reason = f"dead: {self.run.zero_variance_steps} logged steps in a row without a group of different rewards"
+        accuracy = self.run.validations[-1]["accuracy"] if self.run.validations else 0.0
+        if self.target is not None and accuracy >= self.target:
+            reason = f"reached an accuracy of {self.target:g}: {accuracy:.3f}"
         if reason is not None:
             self.run.ended_early = f"{reason}, at step {state.global_step}"
             control.should_training_stop = True

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import yaml
 
 from trl_ext.errors import InputError
+from trl_ext.experiments.lab.preregistration import Hypothesis, read_hypothesis, unmeasured
 from trl_ext.experiments.preflight import Planned, refusal_of
 from trl_ext.io import as_flags, read_yaml
 from trl_ext.redaction import redact
@@ -24,6 +25,7 @@ from trl_ext.runs.recipes import RECIPES
 
 COMMON = "lab.yaml"
 GRPO = "grpo"  # the recipe of a cell that names none
+SEEDS = (0, 1, 2)  # of a question without a hypothesis
 _OURS = ("config", "output_dir", "resume", "seed")  # which the lab gives a run
 
 Settings = Mapping[str, Any]
@@ -64,6 +66,7 @@ class Question:
     settings: Settings = field(default_factory=dict)  # of all cells, over the lab's
     after: Sequence[str] = ()  # questions whose best cells' settings this one starts from, under its own
     published: str = ""  # what is known of the real model, in words
+    preregistered: Settings | None = None  # the fields of a `Hypothesis`
 
     def __post_init__(self) -> None:
         if len(self.cells) < 2:
@@ -78,6 +81,17 @@ class Question:
                 raise ValueError(f"{label}: {', '.join(taken)} is set by the lab; remove it")
         if isinstance(self.after, str):
             raise ValueError(f"after must be a list of questions, got {self.after!r}")
+        self.hypothesis  # noqa: B018, refuses one that cannot be read
+
+    @property
+    def hypothesis(self) -> Hypothesis | None:
+        """What is preregistered; None where nothing is."""
+        return None if self.preregistered is None else read_hypothesis(self.preregistered, self.cells)
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Those of the hypothesis."""
+        return SEEDS if (hypothesis := self.hypothesis) is None else hypothesis.seeds
 
 
 @dataclass(frozen=True)
@@ -180,7 +194,11 @@ def check(planned: Sequence[tuple[Question, Mapping[str, Cell]]], more: Sequence
     Raises:
         InputError: with the question, the cell and what does not fit.
     """
+    for question, cells in planned:
+        for label, cell in cells.items():
+            if (of := question.hypothesis) and (why := unmeasured(of, {**cell.common, **cell.own})):
+                raise InputError(f"question {question.name!r}, cell {label!r}: {why}")
     each = [(question.name, label, cell) for question, cells in planned for label, cell in cells.items()]
     if refusal := refusal_of([Planned(cell.recipe, cell.config, [*cell.arguments, *more]) for _, _, cell in each]):
-        question, label, _ = each[refusal.stage - 1]
-        raise InputError(f"question {question!r}, cell {label!r}: {refusal.message}")
+        name, label, _ = each[refusal.stage - 1]
+        raise InputError(f"question {name!r}, cell {label!r}: {refusal.message}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
 from trl_ext.errors import InputError
 from trl_ext.evaluation.statistics import paired_interval
+from trl_ext.experiments.lab.preregistration import effect_of, in_figures, sentence
 from trl_ext.experiments.lab.questions import Question, Settings
 from trl_ext.io import markdown_table, read_json, read_jsonl, write_json, write_text
 from trl_ext.plots import COLORS, band_of, figure, plot_bands, write_bands
@@ -20,7 +21,7 @@ from trl_ext.runs.provenance import origins
 from trl_ext.runs.recipes import shown_command
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # cell -> seed -> the run's summary
-PARTS = "report.json"  # lists of lines: title, results, plots (`{plots}` before the files' names), how; and the winner
+PARTS = "report.json"  # lists of lines: title, results, plots (`{plots}` before the files' names), how; winner; effect
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,10 @@ def write_report(
     curves = training_curves(metrics)
     write_accuracy_plot(folder / "accuracy.png", ended, question.question)
     write_training_plot(folder / "training.png", curves, question.question)
-    lines = [*table(runs, question.reference), "", noise(ended), ""]
+    of = question.hypothesis
+    effect = None if of is None else effect_of(of, runs)
+    lines = [] if of is None or effect is None else [sentence(of, effect), ""]
+    lines += [*table(runs, question.reference), "", noise(ended), ""]
     lines += [f"Published for the real model: {question.published.strip()}", ""] if question.published else []
     lines += [*discussion(curves), ""]
     lines += ["Validation accuracy by optimizer step, mean over seeds:", "", *steps_table(ended), ""]
@@ -82,6 +86,9 @@ def write_report(
     how += [line for origin in origins(every) for line in ("", f"{origin}.")]
     best = {"cell": winner[0], "settings": redact(dict(winner[1]))}
     parts = {"title": question.question, "results": lines, "plots": plots, "how": how, "winner": best}
+    if effect is not None:
+        minutes = sum(run["wall_clock_s"] for run in every) / 60
+        parts["effect"] = {**asdict(effect), "shown": in_figures(effect), "minutes": round(minutes, 1)}
     write_json(folder / PARTS, parts)
     shown = [f"# {question.question}", "", *lines, *(line.format(plots="") for line in plots), *how]
     write_text(folder / "report.md", "\n".join(shown) + "\n")

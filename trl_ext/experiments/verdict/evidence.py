@@ -12,7 +12,7 @@ from trl_ext.errors import InputError
 
 SAMPLES, CLOCK = "equal samples", "equal wall-clock"
 STEPS, SECONDS = "optimizer steps", "seconds of training"  # what curves go over
-# Of the last validation: name and words. What else a version of the package logs as pass@k is shown too.
+# Of the last validation: name and words. Where `validation_samples` measured pass@k, that is shown too.
 CHANGED = {
     "entropy_estimate": "entropy, nats per token",
     "mean_tokens": "tokens per response",

@@ -18,6 +18,7 @@ from trl_ext.data.load import READERS, read_table
 from trl_ext.data.source import Source
 from trl_ext.experiments.lab.questions import COMMON, cells_of, read_lab, read_question
 from trl_ext.experiments.pipeline.settings import read_pipeline
+from trl_ext.experiments.speedrun import read_entry
 from trl_ext.io import as_flags
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.recipes.best_of_n import BestOfN
@@ -61,6 +62,9 @@ def runs_of(path: Path) -> dict[str, Run]:
         stages = {f"{path.stem}-{number}": stage for number, stage in enumerate(read_pipeline(path).stages, start=1)}
         given = as_flags({k: content[k] for k in ("model_name_or_path", "time_budget") if k in content})
         return {n: Run(s.recipe, default[s.recipe], (*s.arguments(), *given)) for n, s in stages.items()}
+    if "recipe" in content:  # an entry of the speedrun
+        entry = read_entry(path, ROOT / "recipes")
+        return {path.stem: Run(entry.recipe, default[entry.recipe], (*entry.arguments(ROOT / "recipes"),))}
     recipe = next(name for name in (*RECIPES, "evaluate", "best_of_n", "lab") if path.name.startswith(name))
     return {} if path.name == COMMON else {path.stem: Run(recipe, path)}
 

@@ -20,7 +20,7 @@ from trl_ext.io import append_jsonl, replacing, write_text
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Clock, Run
 from trl_ext.runs.layout import SUMMARY, RunFolder, checkpoint_name, finished
-from trl_ext.runs.report import before_after_table, write_curve, write_steps_plot
+from trl_ext.runs.report import before_after_table, examples, write_curve, write_steps_plot
 from trl_ext.runs.summary import write_summary
 from trl_ext.training.callbacks import GenerationsLog, JsonlLog, Validation, validation_line
 
@@ -51,6 +51,15 @@ def test_before_and_after_table_has_level_accuracy_and_outcomes() -> None:
         "format only                  0.250   0.250",
         "neither                      0.500   0.000",
     ]
+
+
+def test_examples_are_the_first_of_their_category() -> None:
+    more = {"sample": 0, "reason": "", "problem": "1 + 1", "response": "2", "extracted": "2", "answer": "2"}
+    outcomes = ["correct", "neither", "neither", "correct", "neither"]
+    graded = Report([{**more, "problem_id": number, "outcome": found} for number, found in enumerate(outcomes)])
+    for category, numbers in {"neither": [1, 2], "correct": [0, 3], "format_only": [], None: [0, 1]}.items():
+        shown = [text.strip().partition(",")[0] for text in examples(graded, 2, category)]
+        assert shown == [f"--- problem {number}" for number in numbers]
 
 
 def test_a_dataset_without_levels_has_no_level_lines() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from trl_ext.grpo.batching import Batching, concatenate, groups_of_prompts, has_gradient, rows_of, select_rows
+from trl_ext.grpo.batching import Batching, concatenate, has_gradient, numbers_of_sequences, rows_of, select_rows
 from trl_ext.grpo.packing import (
     Row,
     as_on_every_rank,
@@ -18,6 +19,7 @@ from trl_ext.grpo.packing import (
     pack_by_tokens,
     pack_on_shared_prompts,
     split_into,
+    unite,
 )
 
 PROMPTS, COMPLETIONS = [2, 2, 1, 3], [4, 1, 2, 3]
@@ -69,7 +71,7 @@ def test_row_without_advantage_or_unmasked_token_changes_nothing() -> None:
 def test_rows_are_grouped_by_group_and_unpadded_prompt() -> None:
     ids = torch.tensor([[9, 5, 7], [0, 5, 7], [0, 5, 7], [8, 5, 7], [4, 5, 7]])
     mask = torch.tensor([[0, 1, 1], [0, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]])
-    found = groups_of_prompts(ids, mask, torch.tensor([6, 6, 6, 7, 7])).tolist()
+    found = numbers_of_sequences(ids, mask, torch.tensor([6, 6, 6, 7, 7])).tolist()
     assert found == [0, 0, 1, 2, 3]
 
 
@@ -171,6 +173,16 @@ def test_plan_skips_zero_advantage_rows_and_trims() -> None:
     assert sizes(Batching(rows=2, dynamic=False).plan(batch())) == [(2, 3, 4), (1, 3, 4)]
     kept = Batching(rows=2, dynamic=False, skip_zero_advantage=False).plan(batch())
     assert [b["row"].tolist() for b in kept] == [[0, 1], [2, 3]]
+
+
+def test_of_equal_rows_one_is_computed() -> None:
+    rows = {**batch(), "sequence": torch.tensor([4, 4, 5, 4]), "advantages": torch.tensor([0.0, 1.0, -1.0, 2.0])}
+    assert unite(rows_of(rows)[1:], [4, 4, 5, 4]) == [replace(rows_of(rows)[1], copies=(3,)), rows_of(rows)[2]]
+    (whole,) = Batching(rows=2, tokens=100).plan(rows)
+    assert whole["row"].tolist() == [1, 2, 3]
+    assert whole["advantages"].tolist() == [1.0, -1.0, 2.0]
+    assert (whole["computed"], whole["copy_of"].tolist()) == (2, [0, 1, 0])
+    assert "copy_of" not in Batching(rows=2, dynamic=False).plan(rows)[0]
 
 
 def test_a_budget_too_small_for_the_steps_turns_is_raised() -> None:

@@ -30,6 +30,11 @@ def words_of_row(row: int, step: int) -> list[int]:
     return [3 + (row * 5 + i * (i + row // 4)) % 14 for i in range(1 + (row * 7 + step) % 11)] + [EOS]
 
 
+def words_of_some(row: int, step: int) -> list[int]:
+    """Of every four rows, the last three are equal."""
+    return words_of_row(row // 4 * 4 + min(row % 4, 1), step)
+
+
 def every_other_group(completions: list[str], **_: Any) -> list[float]:
     """Groups of 4; every second one has zero variance."""
     return [1.0 if i // 4 % 2 else share for i, share in enumerate(fraction_of_ones(completions))]
@@ -78,6 +83,12 @@ def assert_same(tmp_path: Path, savings: dict[str, bool], plain: Any = None, **s
     assert weight_difference(plain.model, tiny_model().double()) > 1e-3
     assert weight_difference(plain.model, ours.model) < 1e-7
     return plain, ours
+
+
+@pytest.mark.parametrize("sharing", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_equal_rows_of_other_advantages_change_nothing(sharing: bool, tmp_path: Path) -> None:
+    savings = {**ALL, "share_prompt_prefix": sharing}
+    assert_same(tmp_path, savings, rollout_func=scripted(words_of_some), reward=sometimes_right, **TWO_EPOCHS)
 
 
 @pytest.mark.slow
@@ -255,23 +266,29 @@ def test_metrics_cover_all_rows_or_state_their_number(tmp_path: Path) -> None:
     assert max(entry["clip_ratio/region_mean"] for entry in logs(plain)) > 0.01
 
 
+def shapes_computed(path: Path, **settings: Any) -> tuple[list[tuple[int, int]], Any]:
+    """Rows and tokens of each pass through the first layer in one rollout's training, and the trainer."""
+    trainer, shapes = trainer_of(path, **settings, n_grpo_steps=1), []
+    trainer.model.model.layers[0].register_forward_hook(lambda _, args, out: shapes.append(args[0].shape[:2]))
+    trainer.train()
+    return [tuple(shape) for shape in shapes], trainer
+
+
 def test_fewer_tokens_are_computed(tmp_path: Path) -> None:
     tokens = []
     for savings in (PLAIN, {**PLAIN, "skip_zero_advantage_rows": True}, {**ALL, "share_prompt_prefix": False}, ALL):
-        trainer = trainer_of(tmp_path, **savings, n_grpo_steps=1)
-        counted = [0]
-        for layer in trainer.model.model.layers[:1]:
-            layer.register_forward_hook(
-                lambda _, args, out, counted=counted: counted.__setitem__(
-                    0, counted[0] + args[0].shape[0] * args[0].shape[1]
-                )
-            )
-        trainer.train()
-        tokens.append(counted[0])
+        shapes, trainer = shapes_computed(tmp_path, **savings)
+        tokens.append(sum(rows * width for rows, width in shapes))
     assert tokens == sorted(tokens, reverse=True)
     assert len(set(tokens)) == 4
     assert tokens[2:] == [124, 80]  # each group's prompt once
     assert tokens[1] / tokens[0] == logs(trainer)[0]["step/rows_trained"] < 0.5
+
+
+def test_of_equal_rows_one_is_computed(tmp_path: Path) -> None:
+    settings = {**ALL, "share_prompt_prefix": False, "reward": sometimes_right, "rollout_func": scripted(words_of_some)}
+    shapes, trainer = shapes_computed(tmp_path, **settings)
+    assert sum(rows for rows, _ in shapes) == 32 * logs(trainer)[0]["step/rows_trained"] / 2 > 0
 
 
 def test_model_without_attention_heads_still_drops_rows(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A rollout's rows -> micro-batches with less padding, for the same gradient.
 
-Zero-advantage rows are skipped; the others are sorted by length and packed into micro-batches of a limited number of
-tokens, each trimmed to its own longest prompt and completion.
+Zero-advantage rows are skipped, and of equal rows one is computed; the others are sorted by length and packed into
+micro-batches of a limited number of tokens, each trimmed to its own longest prompt and completion.
 
 Letters: B rows, L prompt tokens, T completion tokens.
 """
@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trl_ext.grpo.packing import Row, as_on_every_rank, pack_by_tokens, pack_on_shared_prompts, sharing_pays, shortest
+from trl_ext.grpo.packing import (
+    Row,
+    as_on_every_rank,
+    pack_by_tokens,
+    pack_on_shared_prompts,
+    sharing_pays,
+    shortest,
+    unite,
+)
 from trl_ext.grpo.prompt_sharing import SharedPrompts
 
 PROMPT_FIELDS = ("prompt_ids", "prompt_mask")  # (B, L), padded on the left
@@ -32,13 +40,13 @@ def rows_of(batch: Batch) -> list[Row]:
     return [Row(i, *sizes) for i, sizes in enumerate(zip(prompts, completions, groups, strict=True))]
 
 
-def groups_of_prompts(ids: Tensor, mask: Tensor, group: Tensor) -> Tensor:
-    """(B,) numbers, equal for rows with the same group and the same prompt, in the order of the groups.
+def numbers_of_sequences(ids: Tensor, mask: Tensor, group: Tensor) -> Tensor:
+    """(B,) numbers, equal for rows with the same group and the same tokens, in the order of the groups.
 
-    The prompts of a group may differ, because a `rollout_func` or an environment may rewrite them.
+    Of prompts too: a `rollout_func` or an environment may rewrite those of a group.
 
     Args:
-        ids, mask: (B, L), padded on the left.
+        ids, mask: (B, tokens), all padded on the same side.
         group: (B,)
     """
     return torch.unique(torch.cat([group[:, None], mask, ids * mask], dim=1), dim=0, return_inverse=True)[1]
@@ -74,6 +82,7 @@ def select_rows(batch: Batch, rows: Sequence[Row], multiple_of: int | None = Non
     """These rows of the batch, without the padding that all of them have.
 
     Without a `width`, the number `columns` says how many a row needs whose completion begins right after its prompt.
+    With copies, which come after the `computed` rows, `copy_of` (B,) says which of these each row equals.
 
     Args:
         rows: if empty, the result is the batch's shortest row, fully masked: every rank needs a forward pass.
@@ -82,7 +91,9 @@ def select_rows(batch: Batch, rows: Sequence[Row], multiple_of: int | None = Non
     """
     if not rows:
         return masked(select_rows(batch, [shortest(rows_of(batch))], multiple_of, width))
-    index = torch.tensor([row.index for row in rows], device=batch["prompt_ids"].device)
+    device = batch["prompt_ids"].device
+    copy_of = [place for place, row in enumerate(rows) for _ in row.copies]
+    index = torch.tensor([*(row.index for row in rows), *(copy for row in rows for copy in row.copies)], device=device)
     measured = [width] if width else rows
     prompt = _rounded_up(max(1, *(row.prompt for row in measured)), multiple_of)
     completion = _rounded_up(max(1, *(row.completion for row in measured)), multiple_of)
@@ -100,6 +111,8 @@ def select_rows(batch: Batch, rows: Sequence[Row], multiple_of: int | None = Non
     if width is None:
         longest = max(2, *(row.prompt + row.completion for row in rows))
         found["columns"] = _rounded_up(longest, multiple_of)
+    if copy_of:
+        found |= {"computed": len(rows), "copy_of": torch.tensor([*range(len(rows)), *copy_of], device=device)}
     return found
 
 
@@ -128,7 +141,7 @@ class Batching:
 
     rows: int  # per micro-batch, as configured
     tokens: int | None = None  # the maximum per micro-batch, padding included; None: that of `rows` untrimmed rows
-    dynamic: bool = True  # sort by length, pack by tokens and trim; else keep order, padding and `rows` at a time
+    dynamic: bool = True  # unite equal rows, sort by length, pack by tokens, trim; else keep order, padding and `rows`
     skip_zero_advantage: bool = True  # skip rows without gradient
     share_prompts: bool = False  # compute a group's prompt once, where it pays; needs `dynamic`
     attention: float = 0.0  # `attention_cost` of the model
@@ -145,6 +158,8 @@ class Batching:
         kept = [
             row for row, is_trained in zip(rows, trained, strict=True) if is_trained or not self.skip_zero_advantage
         ]
+        if self.dynamic and "sequence" in batch:
+            kept = unite(kept, batch["sequence"].tolist())
         sets = self._pack(kept, batch, -(-len(rows) // self.rows), max_over_ranks)
         width = None
         if not self.dynamic:

@@ -99,7 +99,8 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         default=True, help="Skip rows without gradient: zero advantage and no KL penalty."
     )
     dynamic_micro_batches: bool = HfArg(
-        default=True, help="Pack rows of similar length into micro-batches by tokens, and trim the padding."
+        default=True,
+        help="Pack rows of similar length into micro-batches by tokens, trim the padding, and compute equal rows once.",
     )
     micro_batch_tokens: int | None = HfArg(
         default=None,

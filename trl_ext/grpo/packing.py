@@ -9,7 +9,7 @@ products, which grow with its length, and adds comparisons, which grow with the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel
 
@@ -22,6 +22,19 @@ class Row:
     prompt: int
     completion: int
     group: int  # rows of one group have the same prompt
+    copies: tuple[int, ...] = ()  # other rows with the same prompt and completion, which are not computed
+
+
+def unite(rows: Iterable[Row], sequence: Sequence[int]) -> list[Row]:
+    """The first of equal rows, with the others as its copies.
+
+    Args:
+        sequence: of a row of the batch, by its index, a number that equal rows have in common.
+    """
+    equal: dict[int, list[Row]] = {}
+    for row in rows:
+        equal.setdefault(sequence[row.index], []).append(row)
+    return [replace(first, copies=tuple(row.index for row in others)) for first, *others in equal.values()]
 
 
 def shortest(rows: Iterable[Row]) -> Row:

@@ -157,11 +157,18 @@ def planned_log_probs(model: nn.Module, unwrapped: PreTrainedModel, batch: Batch
     Args:
         model: with TRL's fused head, wrapped by the distributed backend.
     """
-    rows = batch["prompt_ids"], batch["prompt_mask"], batch["completion_ids"], batch["completion_mask"]
+    computed = batch.get("computed", len(batch["prompt_ids"]))
+    names = "prompt_ids", "prompt_mask", "completion_ids", "completion_mask"
+    prompts, prompt_mask, completions, completion_mask = (batch[name][:computed] for name in names)
+    rows = prompts, prompt_mask, completions, completion_mask
     if "prompts" in batch:
         decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).base_model
-        return completion_log_probs(model, batch["prompts"].cache(decoder, batch["group"]), *rows)
-    return contiguous.log_probs(model, *rows, batch["columns"], contiguous.can_pack(unwrapped))
+        logp, entropy = completion_log_probs(model, batch["prompts"].cache(decoder, batch["group"][:computed]), *rows)
+    else:
+        logp, entropy = contiguous.log_probs(model, *rows, batch["columns"], contiguous.can_pack(unwrapped))
+    if "copy_of" in batch:  # by `embedding`, whose backward pass adds gradients in the same order every time
+        logp, entropy = (nn.functional.embedding(batch["copy_of"], values) for values in (logp, entropy))
+    return logp, entropy
 
 
 def restored_rollout(stored: Sequence[Batch], rows: int, slices: int, device: torch.device) -> list[Batch]:

@@ -49,7 +49,7 @@ from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
-from trl_ext.grpo.batching import Batch, as_wide_as, groups_of_prompts, has_gradient, loss_mask
+from trl_ext.grpo.batching import Batch, as_wide_as, has_gradient, loss_mask, numbers_of_sequences
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.curriculum import Curriculum
 from trl_ext.grpo.dynamic_sampling import Try, sample_until_full
@@ -213,10 +213,13 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             self._metrics["train"]["sync_time"].append(syncing)  # read by scripts/plan_budget.py, with the next
             self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
             group = (rollout.offset + batch["row"]) // self.num_generations
-            batch["group"] = groups_of_prompts(batch["prompt_ids"], batch["prompt_mask"], group)
+            batch["group"] = numbers_of_sequences(batch["prompt_ids"], batch["prompt_mask"], group)
         if self._mask_truncated:
             batch["completion_mask"] = batch["completion_mask"] * rollout.finished[:, None]
             batch["num_items_in_batch"] = self.accelerator.gather(loss_mask(batch).sum()).sum()
+        if self.model.training:
+            completions = batch["completion_ids"], batch["completion_mask"]
+            batch["sequence"] = numbers_of_sequences(*completions, batch["group"])
         if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
             batch["advantages"] = as_wide_as(batch["completion_ids"], rollout.own(self._advantages(rollout)))
         elif self.model.training and rollout.reward.isinf().any() and self.accelerator.is_main_process:

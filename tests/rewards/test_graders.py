@@ -161,6 +161,12 @@ def test_the_two_rewards_are_those_of_the_two_graders() -> None:
     assert REWARDS["compatible"](responses, references) == [0.0, 1.0]
 
 
+def test_a_reward_pays_for_the_format_too() -> None:
+    responses = [R1.format(4, "4"), R1.format(4, "5"), "4"]
+    assert REWARDS["strict_and_format"](responses, ["4"] * 3) == [2.0, 1.0, 0.0]
+    assert REWARDS.options("strict_and_format") == REWARDS.options("strict")
+
+
 @pytest.mark.parametrize("grader", COMPARE)
 @pytest.mark.parametrize("reference", [None, {"value": 4}, b"4", ["4", None]])
 def test_reference_of_wrong_type_is_refused_even_without_answer(grader: str, reference: Any) -> None:

@@ -1,6 +1,6 @@
 """Rewards in TRL's signature, `(completions, answer, **kwargs) -> list[float | None]`.
 
-`REWARDS` has one for every grader, under the grader's name. Any other function with that signature is a reward
+`REWARDS` has one for every grader, under the grader's name, and one that pays for the format too. Any other function with that signature is a reward
 too, and so is the course's, of one response.
 """
 
@@ -20,9 +20,10 @@ LogExtra = Callable[[str, list[Any]], None]
 LogMetric = Callable[[str, float], None]
 
 
-def as_reward(grader: Grader) -> Reward:
+def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
     """The reward of a grader, with its name and options: 1 for a well-formed and correct response, else 0.
 
+    If it pays for the format, one more for a well-formed response (DeepSeek-R1, arXiv:2501.12948, section 2.2.2).
     The extracted answers, the verdicts and their reasons go to TRL's `log_extra`, the means to its `log_metric`.
     """
     signature = inspect.signature(grader)
@@ -38,9 +39,11 @@ def as_reward(grader: Grader) -> Reward:
         texts = [completion_text(completion, place) for place, completion in enumerate(completions)]
         grades = grader(texts, answer, **{p.name: columns[p.name] for p in options if p.name in columns})
         _log(grades, log_extra, log_metric)
-        return [grade.rewards()["reward"] for grade in grades]
+        paid = ("reward", "format_reward") if pays_format else ("reward",)
+        return [sum(grade.rewards()[name] for name in paid) for grade in grades]
 
     functools.update_wrapper(reward, grader, ("__module__", "__name__", "__qualname__", "__doc__"))
+    reward.__name__ += "_and_format" if pays_format else ""
     *kept, columns = inspect.signature(reward, follow_wrapped=False).parameters.values()
     reward.__signature__ = signature.replace(parameters=[*kept, *options, columns])  # type: ignore[attr-defined]
     reward.__annotations__ = {p.name: grader.__annotations__[p.name] for p in options}
@@ -55,6 +58,7 @@ def adapted(function: Callable[..., Any], path: str) -> Callable[..., Any]:
 REWARDS = Registry("reward", adapt=adapted)
 for _grader in GRADERS.values():
     REWARDS.register(as_reward(_grader))
+REWARDS.register(as_reward(GRADERS["strict"], pays_format=True))
 
 
 def _log(grades: Sequence[Grade], log_extra: LogExtra | None, log_metric: LogMetric | None) -> None:

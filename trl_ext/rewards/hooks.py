@@ -1,7 +1,7 @@
 """Rewards in TRL's signature, `(completions, answer, **kwargs) -> list[float | None]`.
 
-`REWARDS` has one for every grader, under the grader's name, and one that pays for the format too. Any other function with that signature is a reward
-too, and so is the course's, of one response.
+`REWARDS` has one for every grader, under the grader's name, and one that pays for the format too. Any other function
+with that signature is a reward too, and so is the course's, of one response.
 """
 
 from __future__ import annotations

@@ -70,16 +70,21 @@ def effects_table(hypotheses: Mapping[str, Hypothesis], effects: Effects) -> lis
 def write_effects_plot(path: Path, hypotheses: Mapping[str, Hypothesis], effects: Effects) -> None:
     """Each effect that has an interval, as a multiple of the interval's half-width, positive where as published."""
     known = [name for name in hypotheses if effects.get(name, {}).get("interval")]
-    with figure(path, (max(5.0, 0.9 * len(known)), 4.5), title="Known effects, with 95 % intervals") as (panel,):
-        panel.axhline(0, color="0.4", linewidth=1)
-        for place, name in enumerate(known, start=1):
-            low, high = effects[name]["interval"]
-            sign = 1 if hypotheses[name].direction == HIGHER else -1
+    with figure(path, (8, 1.3 + 0.3 * len(known))) as (panel,):
+        panel.axvspan(-1, 1, color="0.9")
+        panel.axvline(0, color="0.4", linewidth=1)
+        panel.set_xscale("symlog", linthresh=2)
+        for place, name in enumerate(reversed(known)):
+            of, (low, high) = hypotheses[name], effects[name]["interval"]
+            sign = 1 if of.direction == HIGHER else -1
             at = sign * mean((low, high)) / max((high - low) / 2, 1e-9)
-            panel.errorbar(place, at, yerr=1, fmt="o", capsize=3, color=COLORS[0 if at > 1 else 1])
-        names = [name.replace("_", " ") for name in known]
-        panel.set_xticks(range(1, len(known) + 1), names, rotation=30, ha="right")
-        panel.set(ylabel="effect / half-width of its interval,\npositive in the published direction")
+            panel.errorbar(at, place, xerr=1, fmt="o", capsize=3, color=COLORS[0 if at > 1 else 1])
+            words = f"{of.measured.split(',')[0]} {mean((low, high)):+.3f}"
+            panel.text(1.01, place, words, va="center", size=8, transform=panel.get_yaxis_transform())
+        panel.set_yticks(range(len(known)), [name.replace("_", " ") for name in reversed(known)])
+        ticks = [-2, -1, 0, 1, 2, 5, 10, 20]
+        panel.set_xticks(ticks, [str(tick) for tick in ticks])
+        panel.set_xlabel("effect in half-widths of its 95 % interval, to the right as published; gray: not seen")
 
 
 def effects_of(args: argparse.Namespace) -> str:

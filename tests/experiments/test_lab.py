@@ -151,6 +151,14 @@ def test_a_run_is_named_by_what_sets_it_apart() -> None:
     assert Cell(GRPO, "base.yaml", {}, settings).run_name(0) == name
 
 
+def test_a_long_name_is_one_that_a_file_system_takes() -> None:
+    long = {f"setting_{number}": "x" * 20 for number in range(10)}
+    names = [Cell(GRPO, "base.yaml", {}, {**long, "the_last": last}).run_name(12) for last in "ab"]
+    assert all(name.startswith("setting_0=xxx") and name.endswith(",seed=12") for name in names)
+    assert all(len(f"{name}.log") < 255 for name in names)
+    assert names[0] != names[1]
+
+
 def test_run_shared_by_questions_is_run_once(folder: Path) -> None:
     lab = read_lab(folder)
     same = Question("other", "?", {"x": {"learning_rate": 3e-4}, "y": {"beta": 0.1}}, "x", {"preset": "dapo"})

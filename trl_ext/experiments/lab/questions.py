@@ -5,6 +5,7 @@ A lab is a folder of YAML files: `lab.yaml` says what all its runs have in commo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from trl_ext.runs.recipes import RECIPES
 COMMON = "lab.yaml"
 GRPO = "grpo"  # the recipe of a cell that names none
 SEEDS = (0, 1, 2)  # of a question without a hypothesis
+_LONGEST = 200  # characters of a run's name, without its seed
 _OURS = ("config", "output_dir", "resume", "seed")  # which the lab gives a run
 
 Settings = Mapping[str, Any]
@@ -109,10 +111,16 @@ class Cell:
         return ["--config", self.config, *as_flags({**self.common, **self.own})]
 
     def run_name(self, seed: int) -> str:
-        """A folder's name that says what sets the run apart, the same for every question that needs it."""
+        """A folder's name that says what sets the run apart, the same for every question that needs it.
+
+        Settings beyond `_LONGEST` characters, of the 255 that file systems allow a name, end in a digest of them all.
+        """
         recipe = {} if self.recipe == GRPO else {"recipe": self.recipe}
         words = [f"{name}={_short(value)}" for name, value in sorted({**recipe, **redact(dict(self.own))}.items())]
-        return re.sub(r"[^\w=.,+-]", "_", ",".join([*words, f"seed={seed}"]))
+        settings = re.sub(r"[^\w=.,+-]", "_", "".join(f"{word}," for word in words))
+        if len(settings) > _LONGEST:
+            settings = f"{settings[:_LONGEST]}-{hashlib.sha256(settings.encode()).hexdigest()[:12]},"
+        return f"{settings}seed={seed}"
 
 
 def read_lab(folder: Path) -> Lab:

@@ -71,7 +71,6 @@ def write_effects_plot(path: Path, hypotheses: Mapping[str, Hypothesis], effects
     """Each effect that has an interval, as a multiple of the interval's half-width, positive where as published."""
     known = [name for name in hypotheses if effects.get(name, {}).get("interval")]
     with figure(path, (8, 1.3 + 0.3 * len(known))) as (panel,):
-        panel.axvspan(-1, 1, color="0.9")
         panel.axvline(0, color="0.4", linewidth=1)
         panel.set_xscale("symlog", linthresh=2)
         for place, name in enumerate(reversed(known)):
@@ -84,7 +83,7 @@ def write_effects_plot(path: Path, hypotheses: Mapping[str, Hypothesis], effects
         panel.set_yticks(range(len(known)), [name.replace("_", " ") for name in reversed(known)])
         ticks = [-2, -1, 0, 1, 2, 5, 10, 20]
         panel.set_xticks(ticks, [str(tick) for tick in ticks])
-        panel.set_xlabel("effect in half-widths of its 95 % interval, to the right as published; gray: not seen")
+        panel.set_xlabel("effect in half-widths of its 95 % interval, to the right as published")
 
 
 def effects_of(args: argparse.Namespace) -> str:

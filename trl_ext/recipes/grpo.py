@@ -22,9 +22,7 @@ from trl_ext.training.options import check_at_least_1
 class GRPOTask(Task):
     """Problems, a reward for the rollouts, and how the policy is measured."""
 
-    reward: str = HfArg(
-        default="strict", help=f"The reward function. One of: {', '.join(sorted(REWARDS))}, or file.py:function."
-    )
+    reward: str = HfArg(default="strict", help=f"The reward: {', '.join(sorted(REWARDS))}, or file.py:function.")
     log_generations_every: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
         default=20, help="Log a few generations every N optimizer steps."
     )

@@ -99,7 +99,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         default=True, help="Skip rows without gradient: zero advantage and no KL penalty."
     )
     dynamic_micro_batches: bool = HfArg(
-        default=True, help="Pack rows of similar length into micro-batches, without padding and equal rows."
+        default=True, help="Pack rows by tokens into micro-batches without padding; compute equal rows once."
     )
     micro_batch_tokens: int | None = HfArg(
         default=None,

@@ -217,7 +217,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self._mask_truncated:
             batch["completion_mask"] = batch["completion_mask"] * rollout.finished[:, None]
             batch["num_items_in_batch"] = self.accelerator.gather(loss_mask(batch).sum()).sum()
-        if self.model.training:
+        if self.model.training and self._planner is not None:
             completions = batch["completion_ids"], batch["completion_mask"]
             batch["sequence"] = numbers_of_sequences(*completions, batch["group"])
         if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0

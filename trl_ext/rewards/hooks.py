@@ -23,7 +23,7 @@ LogMetric = Callable[[str, float], None]
 def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
     """The reward of a grader, with its name and options: 1 for a well-formed and correct response, else 0.
 
-    If it pays for the format, one more for a well-formed response (DeepSeek-R1, arXiv:2501.12948, section 2.2.2).
+    If it pays for the format, one more for a well-formed response (as in DeepSeek-R1, arXiv:2501.12948).
     The extracted answers, the verdicts and their reasons go to TRL's `log_extra`, the means to its `log_metric`.
     """
     signature = inspect.signature(grader)

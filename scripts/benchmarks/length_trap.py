@@ -18,12 +18,11 @@ import multiprocessing
 import os
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
-from unittest import mock
 
 import torch
 from datasets import Dataset
@@ -32,8 +31,8 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PrinterCallback
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.generation import vllm
 from trl_ext.generation.hf import hf_generate
+from trl_ext.generation.vllm import SIMULATED
 from trl_ext.plots import figure
 from trl_ext.runs.provenance import provenance
 
@@ -70,24 +69,9 @@ def copied(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[
     return [float(completion.strip() == text) for completion, text in zip(completions, answer, strict=True)]
 
 
-def inexact(weight: Tensor, how: str) -> Tensor:
-    """A matrix rounded to 8-bit floats (e4m3) or to integers of 4 bits, with one scale for all of it, or with noise."""
-    if how == "noise":
-        return weight + NOISE * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    scale = weight.abs().max() / {"fp8": torch.finfo(torch.float8_e4m3fn).max, "int4": 7.0}[how]
-    steps = weight / scale
-    return scale * (steps.to(torch.float8_e4m3fn).to(steps.dtype) if how == "fp8" else steps.round())
-
-
-class InexactEngine(vllm.ColocatedEngine):
-    """The colocated vLLM engine, which gets the matrices of the policy's layers inexact."""
-
-    how: str | None = None
-
-    def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
-        for name, weight in super()._iter_named_params():
-            of_a_layer = ".layers." in name and weight.ndim == 2
-            yield name, inexact(weight, self.how) if self.how and of_a_layer else weight
+def with_noise(weight: Tensor) -> Tensor:
+    """A matrix with the same noise at every sync."""
+    return weight + NOISE * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
 
 
 class Trainer(ExtGRPOTrainer):
@@ -166,15 +150,16 @@ def by_length(correct: Sequence[tuple[int, float, bool]]) -> dict[int, dict[str,
 def train(model: Path, correction: str, how: str, seed: int, steps: int) -> dict[str, Any]:
     """One run's correct completions by length, its metrics, and the accuracy in the end."""
     settings = CORRECTIONS[correction]
-    InexactEngine.how = None if settings is None else how
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(vllm, "ColocatedEngine", InexactEngine):
+    SIMULATED["simulated_noise"] = with_noise
+    with tempfile.TemporaryDirectory() as folder:
         config = ExtGRPOConfig(
             output_dir=folder, preset="dr_grpo", use_vllm=True, vllm_mode="colocate", vllm_dtype="float32",
             vllm_max_model_length=2 * LONGEST + 8, max_completion_length=LONGEST, num_generations=8,
             rollout_batch_size=128, train_batch_size=128, per_device_train_batch_size=64, learning_rate=3e-4,
             max_steps=steps, seed=seed, report_to="none", bf16=False, logging_steps=1, save_strategy="no",
             lr_scheduler_type="constant_with_warmup", warmup_steps=5, disable_tqdm=True,
-            model_init_kwargs={"dtype": "float32"}, gradient_checkpointing=False, **(settings or {}),
+            model_init_kwargs={"dtype": "float32"}, gradient_checkpointing=False,
+            vllm_quantization=None if settings is None else f"simulated_{how}", **(settings or {}),
         )  # fmt: skip
         trainer = Trainer(str(model), copied, config, Dataset.from_list(problems(16 * steps, seed + 1)))
         trainer.remove_callback(PrinterCallback)

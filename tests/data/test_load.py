@@ -299,7 +299,7 @@ def test_presets_are_hub_datasets_with_their_held_out_split(monkeypatch: pytest.
     ]  # fmt: skip
 
 
-def test_dataset_options_are_those_of_problems_and_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_options_and_seed_are_those_of_problems_and_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(dataset, "make_base_policy", lambda **given: asked.append(given))
     settings = DatasetSettings(dataset="arithmetic", dataset_options="longest=5,incorrect=equal")
@@ -307,9 +307,11 @@ def test_dataset_options_are_those_of_problems_and_policy(monkeypatch: pytest.Mo
     assert max(text.count(",") for text in settings.read("train", 50, 0).rows["problem"]) == 4
     settings.base_policy(3)
     DatasetSettings(dataset="countdown").base_policy(1)
+    DatasetSettings(base_policy_seed=0).base_policy(1)
     assert asked == [
         {"seed": 3, "task": "arithmetic", "options": {"longest": 5, "incorrect": "equal"}},
         {"seed": 1, "task": "mini_math", "options": None},
+        {"seed": 0, "task": "mini_math", "options": None},
     ]
     for options in ("longest=2", "length=9"):
         with pytest.raises(

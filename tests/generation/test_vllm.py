@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.support.tiny import fraction_of_ones, make_trainer, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.generation.vllm import BUCKET_BYTES, _buckets
+from trl_ext.generation.vllm import BUCKET_BYTES, SIMULATED, _buckets
 from trl_ext.generation.vllm_start import starting_vllm
 
 AGREE = 2e-5  # float32 on both sides, in different kernels; a sync that is skipped gives 0.1 and more
@@ -121,6 +121,33 @@ def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
     assert disagreement(trainer) > 100 * AGREE
     trainer.vllm_generation.sync_weights()
     assert disagreement(trainer) < AGREE
+
+
+@pytest.mark.vllm
+def test_simulated_quantization_rounds_the_matrices_of_the_engines_layers(tmp_path: Path) -> None:
+    settings = SETTINGS | {"vllm_quantization": "simulated_int4"}
+    model = str(save_model(tmp_path, True))
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, model=model, **settings)
+    trainer.vllm_generation.sync_weights()
+    with trainer.vllm_generation.measuring(seed=0):
+        assert disagreement(trainer) < AGREE
+    assert disagreement(trainer) > 100 * AGREE
+    with torch.no_grad():
+        for name, weight in trainer.model.named_parameters():
+            if name.endswith("proj.weight"):
+                weight.copy_(SIMULATED["simulated_int4"](weight))
+    assert disagreement(trainer) < AGREE
+
+
+@pytest.mark.parametrize(("how", "error"), [("simulated_int4", 1 / 14), ("simulated_fp8", 2**-4)])
+def test_a_rounded_matrix_has_the_values_of_its_precision(how: str, error: float) -> None:
+    weight = torch.linspace(-1.0, 0.7, 400).reshape(20, 20)
+    rounded = SIMULATED[how](weight)
+    assert 0 < (rounded - weight).abs().max() <= error + 1e-6  # half a seventh; half of fp8's last bit at 1
+    assert torch.allclose(SIMULATED[how](rounded), rounded, atol=1e-6)
+    assert not SIMULATED[how](torch.zeros(2, 2)).any()
+    if how == "simulated_int4":
+        assert len(rounded.unique()) == 8 + 5  # sevenths from -1 to 5/7, the end by rounding
 
 
 @pytest.mark.vllm

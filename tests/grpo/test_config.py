@@ -425,6 +425,12 @@ def test_what_is_not_set_of_the_engine_is_left_to_vllm(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_simulated_quantization_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"unknown vllm_quantization 'simulated_int2'.*simulated_fp8, simulated_int3"):
+        config(vllm_quantization="simulated_int2")
+    assert config(vllm_quantization="simulated_fp8").vllm_quantization == "simulated_fp8"
+
+
 @needs_vllm
 @pytest.mark.parametrize(
     ("name", "value"),

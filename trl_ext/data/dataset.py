@@ -77,6 +77,12 @@ class DatasetSettings:
         "on the same problems.",
     )
 
+    base_policy_seed: int | None = HfArg(
+        default=None,
+        help="The seed of the base policy that is made without --model_name_or_path. The default is --seed; with one "
+        "number for all seeds, runs differ in what they train and not in where they begin.",
+    )
+
     def __post_init__(self) -> None:
         if self.too_long not in TOO_LONG:
             raise ValueError(f"too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
@@ -120,9 +126,14 @@ class DatasetSettings:
         return self.dataset_options
 
     def base_policy(self, seed: int) -> str:
-        """The folder of the policy that is made here: one that has read the dataset, or mini-MATH if it is no task."""
+        """The folder of the policy that is made here: one that has read the dataset, or mini-MATH if it is no task.
+
+        Args:
+            seed: of the run, which is the policy's unless the settings have another.
+        """
         task = self.dataset if self.dataset in TASKS else "mini_math"
-        return str(make_base_policy(seed=seed, task=task, options=self._options))
+        own = seed if self.base_policy_seed is None else self.base_policy_seed
+        return str(make_base_policy(seed=own, task=task, options=self._options))
 
     def build(self, table: Registry, name: str) -> Callable[..., Any]:
         """A reward or a grader for this answer format and tolerance; a function of the user's own may do without."""

@@ -39,7 +39,7 @@ TOLERANCE = 1.1  # a repeated ratio may be larger than the record's by this fact
 # What the program gives every run; `time_budget` bounds one that never ends.
 FIXED = {
     "validation_problems": 512, "final_validation_problems": RULES[SPEEDRUN].problems, "restore_best": True,
-    "time_budget": RULES[SPEEDRUN].seconds, "save_total_limit": 1, "disable_tqdm": True,
+    "time_budget": RULES[SPEEDRUN].seconds, "save_total_limit": 1, "disable_tqdm": True, "base_policy_seed": 0,
 }  # fmt: skip
 _TAKEN = (*FIXED, "config", "model_name_or_path", "output_dir", "resume", "seed")
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
@@ -29,6 +30,31 @@ from trl_ext.generation.weight_transfer import BACKEND, process_output_heads
 from trl_ext.ranks import raise_everywhere
 
 BUCKET_BYTES = 512 * 2**20  # of parameters that ZeRO-3 gathers at a time
+
+
+def round_to_fp8(weight: Tensor) -> Tensor:
+    """The nearest 8-bit floats (e4m3), with one scale for the whole matrix."""
+    scale = _scale(weight, torch.finfo(torch.float8_e4m3fn).max)
+    return (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype) * scale
+
+
+def round_to_integers(weight: Tensor, largest: int) -> Tensor:
+    """The nearest of the levels from -largest to largest, with one scale for the whole matrix."""
+    scale = _scale(weight, largest)
+    return (weight / scale).round() * scale
+
+
+def _scale(weight: Tensor, largest: float) -> Tensor:
+    return (weight.abs().max() / largest).clamp(min=torch.finfo(weight.dtype).tiny)  # a matrix of zeros stays one
+
+
+# Values of `vllm_quantization` with which rollouts are of rounded matrices of the layers, in vLLM's own dtype: what a
+# quantized engine does to a training, on hardware that has none. Validations are of the policy as it is.
+SIMULATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "simulated_fp8": round_to_fp8,
+    "simulated_int4": functools.partial(round_to_integers, largest=7),
+    "simulated_int3": functools.partial(round_to_integers, largest=3),
+}
 
 
 class EngineConfig(Protocol):
@@ -53,7 +79,10 @@ class ColocatedEngine(VLLMGeneration):
     """TRL's vLLM backend, with seeds of its own and another way for the weights."""
 
     def __init__(self, *args: Any, engine_settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        self.engine_settings = engine_settings or {}
+        self.engine_settings = dict(engine_settings or {})
+        self.rounding = SIMULATED.get(self.engine_settings.get("quantization", ""))
+        if self.rounding:
+            del self.engine_settings["quantization"]
         self.seconds_syncing = 0.0  # in all
         super().__init__(*args, **kwargs)
 
@@ -61,9 +90,19 @@ class ColocatedEngine(VLLMGeneration):
         """Give every request a seed of its own, see `RequestSeeds`; to be called before any is made."""
         self.seeds = RequestSeeds(seed, self.accelerator.process_index // self.tensor_parallel_size, place)
 
-    def fixed_seed(self, seed: int) -> contextlib.AbstractContextManager[None]:
-        """In the block what is sampled follows from `seed`, and later samples are what they would be without it."""
-        return self.seeds.fixed(seed)
+    @contextlib.contextmanager
+    def measuring(self, seed: int) -> Iterator[None]:
+        """In the block samples follow from `seed`, and none are of rounded weights; later ones are as without it."""
+        rounding, self.rounding = self.rounding, None
+        try:
+            if rounding:
+                self.sync_weights()
+            with self.seeds.fixed(seed):
+                yield
+        finally:
+            self.rounding = rounding
+            if rounding:
+                self.sync_weights()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As TRL's, which makes one `SamplingParams` for all prompts."""
@@ -86,9 +125,14 @@ class ColocatedEngine(VLLMGeneration):
             self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        runner.reload_weights(weights_iterator=self._iter_named_params())
+        runner.reload_weights(weights_iterator=self._engine_weights())
         process_output_heads(runner.model)
         self.llm.reset_prefix_cache()
+
+    def _engine_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in self._iter_named_params():
+            of_a_layer = ".layers." in name and weight.ndim == 2
+            yield name, self.rounding(weight) if self.rounding and of_a_layer else weight
 
     def _iter_named_params(self) -> Iterator[tuple[str, Tensor]]:
         if self._dist.is_fsdp:

@@ -24,7 +24,7 @@ GROUPS = {
     "answer_column answer_source prompt answer_format train_problems problems sample_seed too_long",
     "Traces": "traces traces_split traces_config trace_prompt trace_response trace_answer num_unique_examples "
     "filter_correct",
-    "Model": "model_name_or_path dtype use_peft",
+    "Model": "model_name_or_path base_policy_seed dtype use_peft",
     "Algorithm": "preset advantage policy_loss aggregation kl_estimator advantage_options policy_loss_options "
     "aggregation_options kl_estimator_options sampler_weight sampler_rejection rollout_selection_options "
     "sampler_weight_options sampler_rejection_options vllm_importance_sampling_mode beta cliprange "
@@ -33,9 +33,9 @@ GROUPS = {
     "selection selection_options "
     "normalize_constant completion_only_loss",
     "Reward and grading": "reward reward_timeout grader numeric_tolerance",
-    "Steps and batches": "max_steps n_grpo_steps n_ei_steps questions_per_step rollout_batch_size group_size "
-    "train_batch_size micro_train_batch_size epochs_per_rollout_batch epochs_per_step rollout_chunk num_train_epochs",
-    "Optimizer": "learning_rate lr_scheduler_type lr_decay_fraction bf16 gradient_checkpointing seed",
+    "Steps, batches and the optimizer": "max_steps n_grpo_steps n_ei_steps questions_per_step rollout_batch_size "
+    "group_size train_batch_size micro_train_batch_size epochs_per_rollout_batch epochs_per_step rollout_chunk "
+    "num_train_epochs learning_rate lr_scheduler_type lr_decay_fraction bf16 gradient_checkpointing seed",
     "Sampling": "sampling_temperature sampling_max_tokens sampling_min_tokens stop samples at first_from temperature "
     "top_p max_tokens min_tokens batch_size",
     "Generation engine": "use_vllm vllm_gpu_memory_utilization vllm_max_model_length vllm_max_num_seqs "

@@ -16,6 +16,7 @@ from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.hosts.group import join_on_cpu
 from trl_ext.redaction import redact
+from trl_ext.registry import unknown
 from trl_ext.training.options import check_at_least_1
 
 # What a colocated engine is made with, and a server is not: TRL's settings; ours are those that `RunSettings` adds.
@@ -88,7 +89,10 @@ class RunSettings:
     )
     vllm_dtype: str | None = HfArg(default=None, help="The engine's dtype: bfloat16, float16, float32 or auto.")
     vllm_quantization: str | None = HfArg(
-        default=None, help="Quantize the engine's weights, such as to fp8. The policy that is trained is not quantized."
+        default=None,
+        help="Quantize the engine's weights, such as to fp8. The policy that is trained is not quantized. "
+        "simulated_fp8, simulated_int4 and simulated_int3 round them instead, for rollouts and not for validations, to "
+        "see on any hardware what that does to a run.",
     )
     vllm_enable_prefix_caching: bool | None = HfArg(
         default=None, help="Cache the KV states of prompts that a group shares. vLLM's own default is on."
@@ -161,6 +165,11 @@ class RunSettings:
                     f"{', '.join(ignored)} with vllm_mode: server: the server's own command line sets this; give it "
                     "there, or set vllm_mode: colocate"
                 )
+        if (quantization := str(self.vllm_quantization)).startswith("simulated"):
+            from trl_ext.generation.vllm import SIMULATED
+
+            if quantization not in SIMULATED:
+                raise unknown("vllm_quantization", quantization, SIMULATED)
         batching = "use_transformers_continuous_batching"
         if not config.use_vllm and self.stop and getattr(config, batching, False):
             raise ValueError(f"{batching} with stop: generate_batch has no stop strings; leave one of them out")

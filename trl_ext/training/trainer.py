@@ -394,7 +394,7 @@ class ReliableTrainer(Trainer):
         mine += prompts[:1] * (-(-len(prompts) // ranks) - len(mine))  # equal on all ranks, or collectives would hang
         batch_size = len(mine) if self.use_vllm else batch_size
         is_greedy = (self.args.temperature if temperature is None else temperature) == 0
-        seeded = self.vllm_generation.fixed_seed(seed) if self.use_vllm else contextlib.nullcontext()
+        seeded = self.vllm_generation.measuring(seed) if self.use_vllm else contextlib.nullcontext()
         with torch.random.fork_rng(enabled=True), torch.no_grad(), self._sampling(temperature, max_tokens), seeded:
             torch.manual_seed(seed + rank)
             completions = self._sample_in_batches(mine, max(batch_size, 1), is_greedy)

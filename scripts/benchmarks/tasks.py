@@ -2,6 +2,7 @@
 
     python -m scripts.benchmarks.tasks --json docs/results/tasks.json --page docs/results/tasks.md
     python -m scripts.benchmarks.tasks --trained arithmetic=runs/grpo_arithmetic cups=runs/grpo_cups ...
+    python -m scripts.benchmarks.tasks --tasks arithmetic cups --incorrect shorter
 
 Each task has the settings of its recipe. `--trained` names runs of five minutes: what the best known recipe makes of
 the same problems is the ceiling that a new one has to beat.
@@ -25,6 +26,7 @@ from trl_ext.evaluation.report import Report, grade_rows, is_correct, mean
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler
 from trl_ext.io import markdown_table
+from trl_ext.mini.stepwise import INCORRECT
 from trl_ext.mini.tasks import TASKS
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -35,15 +37,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 FLAGS = {
     "mini_math": ("grpo_math.yaml",),
     "arithmetic": ("grpo_arithmetic.yaml",),
-    "cups": (
-        "grpo_arithmetic.yaml",
-        "--dataset",
-        "cups",
-        "--dataset_options",
-        "longest=12",
-        "--sampling_max_tokens",
-        "160",
-    ),
+    "cups": ("grpo_arithmetic.yaml", "--dataset", "cups", "--sampling_max_tokens", "160"),
 }
 QUANTILES = (10, 50, 90)
 INTRODUCTION = """\
@@ -55,9 +49,13 @@ what is written before them.
 """
 
 
-def sampled(name: str, policy: str | None, problems: int, samples: int, seed: int) -> tuple[Report, dict[str, Any]]:
+def sampled(
+    name: str, incorrect: str, policy: str | None, problems: int, samples: int, seed: int
+) -> tuple[Report, dict[str, Any]]:
     """Graded samples of a policy, by default the base policy, and the task's options."""
     config, *flags = FLAGS[name]
+    if "incorrect" in TASKS.options(name):
+        flags += ["--dataset_options", f"longest=12,incorrect={incorrect}"]
     task, _, args = parse(GRPO_SETTINGS, None, RECIPES / config, [*flags, "--bf16", "false"])
     rows = list(task.read("validation", problems, seed).rows)
     limit = Sampling(max_tokens=args.max_completion_length, stop=tuple(args.stop), seed=seed)
@@ -131,6 +129,7 @@ def main() -> None:
     """Measure, print, and write the files asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(FLAGS), choices=FLAGS, help="(default: all)")
+    parser.add_argument("--incorrect", default=INCORRECT[0], choices=INCORRECT, help=f"than correct ({INCORRECT[0]})")
     parser.add_argument("--problems", type=int, default=100, help="of each task (default: 100)")
     parser.add_argument("--samples", type=int, default=64, help="of each problem (default: 64)")
     parser.add_argument("--seed", type=int, default=0, help="of policy, problems and samples (default: 0)")
@@ -143,7 +142,7 @@ def main() -> None:
     tasks: dict[str, Any] = {}
     for name in tqdm(args.tasks, desc="tasks"):
         for kind, policy in {"base": None, **({"trained": trained[name]} if name in trained else {})}.items():
-            report, options = sampled(name, policy, args.problems, args.samples, args.seed)
+            report, options = sampled(name, args.incorrect, policy, args.problems, args.samples, args.seed)
             tasks.setdefault(name, {"options": options})[kind] = described(report, name, options, args.samples)
     found = {"tasks": tasks, "problems": args.problems, "samples": args.samples, "seed": args.seed, **provenance()}
     print(page(found))

@@ -166,6 +166,7 @@ def trainers(
         "gradient_accumulation_steps": work.rollouts // work.micro, "max_completion_length": work.max_length,
         "learning_rate": 0.0, "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "bf16": args.bf16,
         "use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": args.correction,
+        "vllm_importance_sampling_mode": "sequence_mask",  # TRL's default, which is not ours
         "gradient_checkpointing": checkpointing, "logging_steps": 1000, "loss_type": "grpo", "max_grad_norm": 0.0,
     }  # fmt: skip
     found: dict[str, tuple[Any, Watch]] = {}

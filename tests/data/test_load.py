@@ -299,7 +299,7 @@ def test_presets_are_hub_datasets_with_their_held_out_split(monkeypatch: pytest.
     ]  # fmt: skip
 
 
-def test_dataset_options_and_seed_are_those_of_problems_and_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_and_seed_are_those_of_problems_and_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(dataset, "make_base_policy", lambda **given: asked.append(given))
     settings = DatasetSettings(dataset="arithmetic", dataset_options="longest=5,incorrect=equal")

@@ -124,7 +124,7 @@ def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
-def test_simulated_quantization_rounds_the_matrices_of_the_engines_layers(tmp_path: Path) -> None:
+def test_simulated_quantization_rounds_the_engines_matrices(tmp_path: Path) -> None:
     settings = SETTINGS | {"vllm_quantization": "simulated_int4"}
     model = str(save_model(tmp_path, True))
     trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, model=model, **settings)

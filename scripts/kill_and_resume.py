@@ -5,9 +5,10 @@
     python scripts/kill_and_resume.py --cases zero2 --json kills.json
 
 The run is recipes/grpo_math.py on a policy of a few thousand parameters. It is killed after a random number of steps
-since it was last resumed and a random part of a second, so in the middle of rollouts, optimizer steps and checkpoints,
-or while it starts. Metrics, generations, validations and weights must then be bit-identical to those of the other
-run; seconds are not compared. The exit status is 0 only if they are.
+since it was last resumed and a random part of a step's time, so in the middle of rollouts, optimizer steps and
+checkpoints, or while it starts; when it reaches its end before all kills are done, another one begins. Metrics,
+generations, validations and weights must then be bit-identical to those of the uninterrupted run; seconds are not
+compared. The exit status is 0 only if they are.
 """
 
 from __future__ import annotations
@@ -137,29 +138,40 @@ def last_step(run: Path) -> int:
     return int(json.loads(lines[-1])["step"]) if lines else -1
 
 
+def seconds_per_step(run: Path) -> float:
+    """A run's seconds from its first line of metrics to its last, for each step, with rollouts and checkpoints."""
+    first, *_, last = (json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return float((last["wall_clock_s"] - first["wall_clock_s"]) / (last["step"] - first["step"]))
+
+
 def newest_step(run: Path) -> int:
     """Step of the newest checkpoint; 0 without any."""
     return max((int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*[0-9]")), default=0)
 
 
-def kill_once(folder: Path, launcher: str | None, rng: random.Random) -> str:
-    """Resume the run, kill it at a random moment, and return what it was doing."""
-    run = folder / "killed"
-    attempt = Attempt(folder, "killed", launcher)
-    if rng.random() < 0.1:
+def kill_once(run: Path, launcher: str | None, step_seconds: float, rng: random.Random) -> str | None:
+    """Resume the run, kill it at a random moment, and return what it was doing; None if it had reached its end.
+
+    Of ten kills one comes while the run starts, and six outside of a checkpoint, however long checkpoints take here.
+    """
+    is_saving = (run / "_saving").exists
+    attempt = Attempt(run.parent, run.name, launcher)
+    when = rng.choices(["starting", "any time", "no checkpoint"], [1, 3, 6])[0]
+    if when == "starting":
         time.sleep(rng.random() * 2)
     elif wait_until(attempt.has_started, attempt):
         target = newest_step(run) + rng.choice([0, 1, 2, 3, 4])
         wait_until(lambda: last_step(run) >= min(target, STEPS), attempt)
-        time.sleep(rng.random() * 0.2)
+        time.sleep(rng.random() * step_seconds)
+        wait_until(lambda: when == "any time" or not is_saving(), attempt)
     if attempt.status() is not None:
         if attempt.status():
             raise RuntimeError(attempt.log.read_text(errors="replace")[-3000:])
-        return "already at its end"
+        return None
     attempt.kill()
     if not attempt.has_started():
         return "starting"
-    return "saving" if (run / "_saving").exists() else "training"
+    return "saving" if is_saving() else "training"
 
 
 def outcome(run: Path) -> dict[str, list[str]]:
@@ -195,21 +207,33 @@ def try_case(name: str, kills: int, seed: int, folder: Path, policy: str) -> dic
             raise RuntimeError(attempt.log.read_text(errors="replace")[-3000:])
 
     to_its_end("uninterrupted")
-    found = Counter(
-        kill_once(folder, launcher, rng) for _ in tqdm(range(kills), desc=name, unit="kill", file=sys.stderr)
-    )
-    to_its_end("killed")
-    uninterrupted, killed = outcome(folder / "uninterrupted"), outcome(folder / "killed")
-    for key, lines in uninterrupted.items():
-        pairs = itertools.zip_longest(lines, killed[key])
-        first = next(((a, b) for a, b in pairs if a != b), None)
-        if first:
-            print(f"{name}: first difference in the {key}:\n  {first[0]}\n  {first[1]}")
-    return {
-        "case": name,
-        "kills": dict(found),
-        "same": {key: uninterrupted[key] == killed[key] for key in uninterrupted},
-    }
+    uninterrupted = outcome(folder / "uninterrupted")
+    step_seconds = seconds_per_step(folder / "uninterrupted")
+    same = dict.fromkeys(uninterrupted, True)
+
+    def compare(run: str) -> None:
+        to_its_end(run)
+        killed = outcome(folder / run)
+        for key, lines in uninterrupted.items():
+            pairs = itertools.zip_longest(lines, killed[key])
+            first = next(((a, b) for a, b in pairs if a != b), None)
+            if first:
+                same[key] = False
+                print(f"{name}: first difference in the {key} of {run}:\n  {first[0]}\n  {first[1]}")
+
+    found: Counter[str] = Counter()
+    run = "killed_1"
+    with tqdm(total=kills, desc=name, unit="kill", file=sys.stderr) as bar:
+        while found.total() < kills:
+            moment = kill_once(folder / run, launcher, step_seconds, rng)
+            if moment is None:
+                compare(run)
+                run = f"killed_{int(run.rpartition('_')[2]) + 1}"
+                continue
+            found[moment] += 1
+            bar.update()
+    compare(run)
+    return {"case": name, "kills": dict(found), "runs": int(run.rpartition("_")[2]), "same": same}
 
 
 def tiny_policy(folder: Path) -> str:
@@ -240,6 +264,7 @@ def main() -> int:
             results.append(found)
             kills = ", ".join(f"{n} {moment}" for moment, n in found["kills"].items())
             differing = [key for key, same in found["same"].items() if not same]
+            kills += f", in {found['runs']} runs" if found["runs"] > 1 else ""
             print(f"{name:<12} {kills}: {'identical' if not differing else 'DIFFERENT ' + ', '.join(differing)}")
     if args.json:
         from trl_ext.runs.provenance import provenance

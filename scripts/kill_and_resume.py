@@ -6,7 +6,7 @@
 
 The run is recipes/grpo_math.py on a policy of a few thousand parameters. It is killed after a random number of steps
 since it was last resumed and a random part of a step's time, so in the middle of rollouts, optimizer steps and
-checkpoints, or while it starts; when it reaches its end before all kills are done, another one begins. Metrics,
+checkpoints, or while it starts; after its end, or without a checkpoint to resume, another one begins. Metrics,
 generations, validations and weights must then be bit-identical to those of the uninterrupted run; seconds are not
 compared. The exit status is 0 only if they are.
 """
@@ -222,18 +222,20 @@ def try_case(name: str, kills: int, seed: int, folder: Path, policy: str) -> dic
                 print(f"{name}: first difference in the {key} of {run}:\n  {first[0]}\n  {first[1]}")
 
     found: Counter[str] = Counter()
-    run = "killed_1"
+    names = (f"killed_{n}" for n in itertools.count(1))
+    runs = [next(names)]
     with tqdm(total=kills, desc=name, unit="kill", file=sys.stderr) as bar:
         while found.total() < kills:
-            moment = kill_once(folder / run, launcher, step_seconds, rng)
+            moment = kill_once(folder / runs[-1], launcher, step_seconds, rng)
+            if moment is not None:
+                found[moment] += 1
+                bar.update()
             if moment is None:
-                compare(run)
-                run = f"killed_{int(run.rpartition('_')[2]) + 1}"
-                continue
-            found[moment] += 1
-            bar.update()
-    compare(run)
-    return {"case": name, "kills": dict(found), "runs": int(run.rpartition("_")[2]), "same": same}
+                compare(runs[-1])
+            if moment is None or not newest_step(folder / runs[-1]):  # without a checkpoint there is nothing to resume
+                runs.append(next(names))
+    compare(runs[-1])
+    return {"case": name, "kills": dict(found), "runs": len(runs), "same": same}
 
 
 def tiny_policy(folder: Path) -> str:

@@ -152,18 +152,21 @@ def newest_step(run: Path) -> int:
 def kill_once(run: Path, launcher: str | None, step_seconds: float, rng: random.Random) -> str | None:
     """Resume the run, kill it at a random moment, and return what it was doing; None if it had reached its end.
 
-    Of ten kills one comes while the run starts, and six outside of a checkpoint, however long checkpoints take here.
+    Of ten kills one comes while the run starts, three in the middle of a checkpoint and six outside of one, however long
+    checkpoints take here.
     """
     is_saving = (run / "_saving").exists
     attempt = Attempt(run.parent, run.name, launcher)
-    when = rng.choices(["starting", "any time", "no checkpoint"], [1, 3, 6])[0]
+    when = rng.choices(["starting", "saving", "training"], [1, 3, 6])[0]
     if when == "starting":
         time.sleep(rng.random() * 2)
     elif wait_until(attempt.has_started, attempt):
         target = newest_step(run) + rng.choice([0, 1, 2, 3, 4])
         wait_until(lambda: last_step(run) >= min(target, STEPS), attempt)
         time.sleep(rng.random() * step_seconds)
-        wait_until(lambda: when == "any time" or not is_saving(), attempt)
+        wait_until(lambda: is_saving() == (when == "saving"), attempt)
+        if when == "saving":
+            time.sleep(rng.random() * 0.02)
     if attempt.status() is not None:
         if attempt.status():
             raise RuntimeError(attempt.log.read_text(errors="replace")[-3000:])

@@ -152,8 +152,8 @@ def newest_step(run: Path) -> int:
 def kill_once(run: Path, launcher: str | None, step_seconds: float, rng: random.Random) -> str | None:
     """Resume the run, kill it at a random moment, and return what it was doing; None if it had reached its end.
 
-    Of ten kills one comes while the run starts, three in the middle of a checkpoint and six outside of one, however long
-    checkpoints take here.
+    Of ten kills one comes while the run starts, three in the middle of a checkpoint and six outside of one, however
+    long checkpoints take here.
     """
     is_saving = (run / "_saving").exists
     attempt = Attempt(run.parent, run.name, launcher)

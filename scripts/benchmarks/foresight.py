@@ -11,6 +11,7 @@ of parameters, gradients and optimizer state are those of the real tensors.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -92,6 +93,7 @@ class _Watch(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start."""
         if state.global_step == 1:
+            gc.collect()  # the profiler takes off what an earlier one saw allocated, and only now is released
             self.profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self.profiler.__enter__()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import Qwen3Config
+from torch.profiler import ProfilerActivity, profile, record_function
+from transformers import Qwen3Config, TrainerState
 
 from scripts.benchmarks import foresight
 from tests.foresight.memory.test_parts import shape
@@ -121,6 +123,24 @@ def test_a_single_micro_batch_has_no_earlier_gradients(plain: Measured) -> None:
 def test_the_fake_step_has_whole_groups() -> None:
     assert rows_of_step(run(micro_rows=4, group=6)) == 24
     assert rows_of_step(replace(run(micro_rows=4, group=6), recipe="sft")) == 8
+
+
+def test_garbage_of_an_earlier_profile_is_not_of_this_one() -> None:
+    gc.disable()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
+            garbage: list[Any] = [torch.zeros(4096)]
+            garbage.append(garbage)
+            del garbage
+        watch = foresight._Watch()
+        watch.on_step_begin(None, TrainerState(global_step=1), None)
+        gc.collect()
+        with record_function("moment:forward"):
+            kept = torch.zeros(1024)
+        watch.profiler.__exit__(None, None, None)
+    finally:
+        gc.enable()
+    assert foresight.peaks(watch.profiler, at_start=100)["forward"] == 100 + kept.nbytes
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@
 * `trl_scoring.old_log_probs_left_out`: TRL scores a rollout without old log-probabilities.
 * `trl_scoring.texts_left_on_ranks`: TRL gathers a rollout's texts only for a table that is printed.
 * `checkpointing.caches_kept`: layers get the KV cache under gradient checkpointing.
+* `trl_head.tiles_in_cache`: on a CPU, tiles of the LM head's logits fit into the caches.
 * `trl_head.head_as_on_gpu`: TRL's LM head on fake tensors computes as its GPU kernels would have it.
 * `trl_head.head_within`: the head's passes run within a block, which counts them apart.
 * `fake_modules.parameters_replaced`: a module of fake tensors can be moved and converted.

@@ -1,4 +1,4 @@
-"""TRL's fused LM head, as it computes on a GPU, for tensors of another device."""
+"""TRL's fused LM head on a device that is not a GPU: in tiles that fit it, or computing as on a GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from trl.kernels import chunked_logprob
 from trl.trainer import utils
 
+TILE = 1024  # columns; of 256 to 4,096 the fastest for 256 to 2,048 tokens, docs/results/step.md
 _Function: Any = chunked_logprob.ChunkedLogProbFunction
 
 
@@ -24,6 +26,24 @@ def head_as_on_gpu() -> Iterator[None]:
     # In place of kernels that write into their arguments and allocate nothing.
     folds: dict[str, Any] = dict.fromkeys(("_forward_tile", "_backward_tile", "_addmm_fp32"), lambda *_, **__: None)
     with patch.multiple(chunked_logprob, **folds), patch.object(utils, "_use_triton", lambda device: True):
+        yield
+
+
+@contextlib.contextmanager
+def tiles_in_cache(vocabulary: int, device: torch.device) -> Iterator[None]:
+    """In the block, on a CPU, a tile of the head's logits has at most 1,024 of the vocabulary's columns.
+
+    TRL's has 32,768, for a GPU's matrix products. On a CPU such a tile and the temporary tensors of its folding do not
+    fit into the caches, and rows lie 128 KiB apart, however small the vocabulary is.
+
+    Args:
+        vocabulary: number of tokens.
+        device: of the model.
+    """
+    if device.type != "cpu":
+        yield
+        return
+    with patch.object(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", min(vocabulary, TILE)):
         yield
 
 

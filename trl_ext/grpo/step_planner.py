@@ -15,6 +15,7 @@ import torch
 from accelerate.utils import is_peft_model, send_to_device
 from torch import Tensor, nn
 
+from trl_ext.compat.trl_head import tiles_in_cache
 from trl_ext.generation.kv_sharing import has_rotary_positions, unsupported_checkpointing, unsupported_reason
 from trl_ext.grpo import contiguous
 from trl_ext.grpo.batching import Batch, Batching, concatenate
@@ -161,11 +162,13 @@ def planned_log_probs(model: nn.Module, unwrapped: PreTrainedModel, batch: Batch
     names = "prompt_ids", "prompt_mask", "completion_ids", "completion_mask"
     prompts, prompt_mask, completions, completion_mask = (batch[name][:computed] for name in names)
     rows = prompts, prompt_mask, completions, completion_mask
-    if "prompts" in batch:
-        decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).base_model
-        logp, entropy = completion_log_probs(model, batch["prompts"].cache(decoder, batch["group"][:computed]), *rows)
-    else:
-        logp, entropy = contiguous.log_probs(model, *rows, batch["columns"], contiguous.can_pack(unwrapped))
+    with tiles_in_cache(unwrapped.config.get_text_config().vocab_size, prompts.device):
+        if "prompts" in batch:
+            decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).base_model
+            cache = batch["prompts"].cache(decoder, batch["group"][:computed])
+            logp, entropy = completion_log_probs(model, cache, *rows)
+        else:
+            logp, entropy = contiguous.log_probs(model, *rows, batch["columns"], contiguous.can_pack(unwrapped))
     if "copy_of" in batch:  # by `embedding`, whose backward pass adds gradients in the same order every time
         logp, entropy = (nn.functional.embedding(batch["copy_of"], values) for values in (logp, entropy))
     return logp, entropy

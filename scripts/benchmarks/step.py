@@ -10,7 +10,8 @@ All get the same completions, rewards and sampler log-probabilities; rounds alte
 that slows down slows all of them down. The learning rate is 0: every gradient is of the same weights. The ideal counts
 the tokens that must be computed: no padding, no zero-advantage row, each prompt once per group where prompts are
 shared; a forward pass counts 1, a backward pass 2, and with gradient checkpointing another forward pass, 1. Both sides
-run without gradient checkpointing and then both with it.
+run without gradient checkpointing and then both with it. Memory is that of a round of its own, which is not timed: for
+it everything that the process has kept is given back first, which a step then takes again.
 """
 
 from __future__ import annotations
@@ -121,24 +122,29 @@ class Replay:
 
 
 class Watch(TrainerCallback):
-    """Seconds and memory of a step, and its gradient."""
+    """Seconds of a step, or its memory, and its gradient."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.seconds: list[float] = []
-        self.extra_mib: list[float] = []
+        self.weighs = False  # the next step's memory, instead of timing it
+        self.extra_mib = 0.0
         self.gradient: torch.Tensor | None = None
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Start."""
-        self.before, self.began = start_peak(), self.clock()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.before, self.began = start_peak() if self.weighs else 0, self.clock()
 
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
         """Keep the gradient, before the optimizer."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.seconds.append(self.clock() - self.began)
-        self.extra_mib.append((peak() - self.before) / 2**20)
+        if self.weighs:
+            self.extra_mib = (peak() - self.before) / 2**20
+        else:
+            self.seconds.append(self.clock() - self.began)
         self.gradient = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters()])
 
 
@@ -192,8 +198,9 @@ def measure(args: argparse.Namespace, work: Workload, checkpointing: bool = Fals
     """Per way: median seconds, ratios to TRL's in the same round, ideal ratio, memory, difference of the gradient."""
     with tempfile.TemporaryDirectory() as scratch:
         made = trainers(args, work, checkpointing, Path(scratch))
-        for _ in tqdm(range(args.repeats + 1), desc="rounds", leave=False):  # the first warms up
-            for trainer, _watch in made.values():
+        for place in tqdm(range(args.repeats + 2), desc="rounds", leave=False):  # the first warms up, the last is weighed
+            for trainer, watch in made.values():
+                watch.weighs = place > args.repeats
                 trainer.train()
         watches = {name: watch for name, (_, watch) in made.items()}
     stock, units = watches[STOCK], work.units(args.correction, checkpointing)
@@ -207,7 +214,7 @@ def measure(args: argparse.Namespace, work: Workload, checkpointing: bool = Fals
         difference = (watch.gradient - stock.gradient).abs().max() / stock.gradient.abs().max()
         found[name] = {"seconds": median(watch.seconds[1:]), "ratio": ratio, "lowest": min(ratios),
                        "highest": max(ratios), "ideal": ideal,
-                       "of_ideal": ratio / ideal, "extra_mib": median(watch.extra_mib[1:]),
+                       "of_ideal": ratio / ideal, "extra_mib": watch.extra_mib,
                        "gradient_difference": difference.item()}  # fmt: skip
     return found
 

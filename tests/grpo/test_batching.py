@@ -225,6 +225,17 @@ def test_sets_of_other_ranks_have_prompts_here_without_training() -> None:
     assert filler["prompts"].groups.tolist() == filler["group"].tolist() == [0]
 
 
+def test_waiting_prompts_count_half_with_checkpointing() -> None:
+    rows = [Row(i, 4, 4, 0) for i in range(3)]
+    assert [len(run) for run in pack_on_shared_prompts(rows, 12)[0]] == [2, 1]
+    assert [len(run) for run in pack_on_shared_prompts(rows, 12, waiting=0.5)[0]] == [2, 1]
+    assert [len(run) for run in pack_on_shared_prompts(rows, 14, waiting=0.5)[0]] == [3]
+    ones = {name: torch.ones(3, 4).long() for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+    alike = {**ones, "advantages": torch.ones(3), "group": torch.zeros(3).long()}
+    for on, micro_batches in ((False, 2), (True, 1)):
+        assert len(Batching(rows=1, tokens=14, share_prompts=True, checkpointing=on).plan(alike)) == micro_batches
+
+
 def test_prompts_of_one_token_are_padded_where_they_are_shared() -> None:
     rows = {**batch(), "prompt_ids": torch.tensor([[7], [7], [8], [9]]), "prompt_mask": torch.ones(4, 1).long()}
     rows["group"] = torch.arange(4)

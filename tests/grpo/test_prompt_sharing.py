@@ -56,9 +56,9 @@ def gradient_of_whole_sequences(model: Any) -> dict[str, Tensor]:
     return taken_from(model)
 
 
-def gradient_on_shared_prompts(model: Any) -> dict[str, Tensor]:
+def gradient_on_shared_prompts(model: Any, apart: bool = False) -> dict[str, Tensor]:
     """The same rows on one set of prompts."""
-    shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, len(MICRO_BATCHES))
+    shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, len(MICRO_BATCHES), apart)
     decoder = (model.get_base_model() if isinstance(model, peft.PeftModel) else model).base_model
     for number, groups in enumerate(MICRO_BATCHES):
         group = torch.tensor(groups)
@@ -66,6 +66,7 @@ def gradient_on_shared_prompts(model: Any) -> dict[str, Tensor]:
         cache = shared.cache(decoder, group)
         logp, _ = completion_log_probs(model, cache, prompts, (prompts != 0).long(), *completions(len(groups), number))
         loss_of(logp).backward()
+        shared.backward()
     return taken_from(model)
 
 
@@ -88,16 +89,33 @@ def assert_same(ours: dict[str, Tensor], plain: dict[str, Tensor]) -> None:
         assert (ours[name] - plain[name]).abs().max() < 1e-6 * largest, name
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradient_is_that_of_whole_sequences(family: str, checkpointed: bool) -> None:
+def test_gradient_is_that_of_whole_sequences(family: str, checkpointed: bool, apart: bool) -> None:
     model = model_of(family)
     plain = gradient_of_whole_sequences(model)
     if checkpointed:
         model.gradient_checkpointing_enable()
     assert unsupported_reason(model) is None
     assert unsupported_checkpointing(model, reentrant=False) is None
-    assert_same(gradient_on_shared_prompts(model), plain)
+    assert_same(gradient_on_shared_prompts(model, apart), plain)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_gradients_are_kept_twice_only_where_the_passes_are_one(apart: bool) -> None:
+    """The prompts' embeddings get a gradient in the backward pass that the completions' have theirs in, or after it."""
+    model = model_of("qwen3")
+    shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 1, apart)
+    cache = shared.cache(model.base_model, GROUPS)
+    logp, _ = completion_log_probs(model, cache, PROMPTS, (PROMPTS != 0).long(), *completions(3, 0))
+    loss_of(logp).backward()
+    weight = model.model.layers[0].self_attn.k_proj.weight
+    of_completions = weight.grad.clone()
+    shared.backward()
+    assert torch.equal(weight.grad, of_completions) != apart
+    shared.backward()  # does nothing more
+    assert shared._parts == []
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -127,7 +145,7 @@ def test_log_probabilities_do_not_depend_on_the_order_of_rows() -> None:
     found = []
     with torch.no_grad():
         for _ in range(2):  # a set that is used up is computed again
-            shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 2)
+            shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 2, apart=True)
             for rows in ([3, 9], [9, 3]):
                 group = torch.tensor(rows)
                 ids, mask = torch.full((2, 2), 7), torch.ones(2, 2, dtype=torch.long)
@@ -135,6 +153,7 @@ def test_log_probabilities_do_not_depend_on_the_order_of_rows() -> None:
                 cache = shared.cache(model.base_model, group)
                 logp, _ = completion_log_probs(model, cache, prompts, (prompts != 0).long(), ids, mask)
                 found.append(logp if rows[0] == 3 else logp.flip(0))
+            assert shared._parts == []
     assert all(torch.allclose(found[0], other, atol=1e-7) for other in found[1:])
     assert not torch.allclose(found[0][0], found[0][1])
 

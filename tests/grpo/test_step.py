@@ -294,7 +294,8 @@ def test_of_equal_rows_one_is_computed(tmp_path: Path) -> None:
 def test_model_without_attention_heads_still_drops_rows(tmp_path: Path) -> None:
     model = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4))
     config = ExtGRPOConfig(output_dir=str(tmp_path), preset="grpo_clip", report_to="none", use_cpu=True)
-    batching, lines = step_planner.savings(config, model, keeps_rows=False, aux_loss=False, images=False, fsdp=False)
+    facts = dict.fromkeys(("aux_loss", "images", "fsdp", "one_process"), False)
+    batching, lines = step_planner.savings(config, model, keeps_rows=False, **facts)
     assert batching is not None
     assert (batching.skip_zero_advantage, batching.share_prompts, batching.dynamic) == (True, False, False)
     assert len(lines) == 2

@@ -146,6 +146,8 @@ class Batching:
     share_prompts: bool = False  # compute a group's prompt once, where it pays; needs `dynamic`
     attention: float = 0.0  # `attention_cost` of the model
     multiple_of: int | None = None  # round trimmed widths up to a multiple
+    checkpointing: bool = False  # a prompt that waits for its completions keeps its layers' inputs, keys and values only
+    prompts_apart: bool = False  # as `SharedPrompts.apart`
 
     def plan(self, batch: Batch, max_over_ranks: Callable[[list[int]], list[int]] = list) -> list[Batch]:
         """The micro-batches of one optimizer step, at least one and at most len(batch) / `rows`.
@@ -178,8 +180,9 @@ class Batching:
             return as_on_every_rank([in_order], max_over_ranks)
         budget = self.tokens or self.rows * (batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1])
         alone, together = self._by_sharing(rows)
+        waiting = 0.5 if self.checkpointing else 1.0
         while True:
-            sets = [pack_by_tokens(alone, budget), *pack_on_shared_prompts(together, budget)]
+            sets = [pack_by_tokens(alone, budget), *pack_on_shared_prompts(together, budget, waiting)]
             sets = as_on_every_rank(sets, max_over_ranks)
             if sum(map(len, sets)) <= most:
                 return sets
@@ -206,7 +209,7 @@ class Batching:
         width = Row(0, max(2, *(row.prompt for row in rows)), 1, 0)  # there is a prompt to compute, as on other ranks
         part = select_rows(batch, [first[group] for group in sorted(first)], self.multiple_of, width)
         groups = torch.tensor(sorted(first), device=part["prompt_ids"].device)
-        shared = SharedPrompts(part["prompt_ids"], part["prompt_mask"], groups, len(runs))
+        shared = SharedPrompts(part["prompt_ids"], part["prompt_mask"], groups, len(runs), self.prompts_apart)
         found = []
         for run in runs:
             chosen = run or [shortest(rows)]

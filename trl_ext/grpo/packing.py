@@ -72,14 +72,18 @@ def group_by_prompt(rows: Iterable[Row], budget: int) -> list[list[Row]]:
     return [[row for group in chosen for row in group] for chosen in sets]
 
 
-def pack_on_shared_prompts(rows: Iterable[Row], budget: int) -> list[list[list[Row]]]:
-    """All rows, in sets of micro-batches; the prompts of a set and any one of its micro-batches fit into the budget."""
+def pack_on_shared_prompts(rows: Iterable[Row], budget: int, waiting: float = 1.0) -> list[list[list[Row]]]:
+    """All rows, in sets of micro-batches; the prompts of a set and any one of its micro-batches fit into the budget.
+
+    Args:
+        waiting: what a prompt's token counts while a micro-batch is computed.
+    """
     sets = []
     for chosen in group_by_prompt(rows, budget // 2):
         prompts = {row.group: Row(0, row.prompt, 0, 0) for row in chosen}
         place = {row.index: row for row in chosen}
         completions = [Row(row.index, 0, row.completion, row.group) for row in chosen]
-        runs = pack_by_tokens(completions, budget - cost(list(prompts.values())))
+        runs = pack_by_tokens(completions, budget - int(waiting * cost(list(prompts.values()))))
         sets.append([[place[row.index] for row in run] for run in runs])
     return sets
 

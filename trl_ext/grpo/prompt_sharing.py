@@ -2,8 +2,12 @@
 
 The prompts, except their last tokens, go through the decoder, and every layer's keys and values are recorded. Each
 micro-batch of their completions attends to these, selected by row. In the backward pass, their gradients are summed up
-until the last of these micro-batches propagates the sum through the prompts. Completions attend to their prompts as in
-a single pass, so the result is the same up to rounding.
+until the last of these micro-batches has added its own; then the sum is propagated through the prompts. Completions
+attend to their prompts as in a single pass, so the result is the same up to rounding.
+
+Where a backend reduces gradients, it is told of a parameter's once per micro-batch, so the last one's backward pass
+continues through the prompts. Until it gets there, autograd keeps the completions' gradients of all parameters apart:
+another copy of the gradients. In a single process the prompts have a backward pass of their own, without that copy.
 
 Both passes give the decoder a cache that no forward pass changes, so gradient checkpointing can recompute any layer:
 a prompt's once per set of groups, a completion's once.
@@ -32,10 +36,11 @@ class SharedPrompts:
         ids, mask: (U, L), at least two wide, padded on the left.
         groups: (U,) each prompt's group, ascending.
         micro_batches: the number of micro-batches that use these prompts.
+        apart: the prompts' backward pass is `backward`, not a part of the last micro-batch's.
     """
 
-    def __init__(self, ids: Tensor, mask: Tensor, groups: Tensor, micro_batches: int) -> None:
-        self.ids, self.mask, self.groups, self.micro_batches = ids, mask, groups, micro_batches
+    def __init__(self, ids: Tensor, mask: Tensor, groups: Tensor, micro_batches: int, apart: bool = False) -> None:
+        self.ids, self.mask, self.groups, self.micro_batches, self.apart = ids, mask, groups, micro_batches, apart
         self._remaining = 0
         self._parts: list[tuple[_Shared, _Shared]] = []  # keys and values of each layer
 
@@ -51,10 +56,18 @@ class SharedPrompts:
         self._remaining -= 1
         last = not self._remaining
         which = torch.searchsorted(self.groups, group)
-        cache = Cache(layers=[_AfterPrompts(keys, values, which, last) for keys, values in self._parts])
-        if last:
+        joined = last and not self.apart
+        cache = Cache(layers=[_AfterPrompts(keys, values, which, joined) for keys, values in self._parts])
+        if joined or (last and not torch.is_grad_enabled()):
             self._parts = []
         return cache
+
+    def backward(self) -> None:
+        """Call after each micro-batch's backward pass; after the last one, if `apart`, the prompts have theirs."""
+        if self._parts and not self._remaining:
+            parts = [part for layer in self._parts for part in layer if part.gradient is not None]
+            self._parts = []
+            torch.autograd.backward([part.live for part in parts], [part.of_live() for part in parts])
 
     def _compute(self, decoder: PreTrainedModel) -> None:
         layers = [_Recorder() for _ in range(decoder.config.get_text_config().num_hidden_layers)]
@@ -71,6 +84,9 @@ class SharedPrompts:
                 f"share_prompt_prefix=True: {len(layers) - len(recorded)} of {len(layers)} layers of "
                 f"{type(decoder).__name__} do not use the cache that they get; set share_prompt_prefix: false"
             )
+        # Autograd runs later operations first: casts that the completions took over from here would all be differentiated
+        # at the end of their backward pass, and until then another copy of the gradients would be kept.
+        torch.clear_autocast_cache()
         self._parts = [(_Shared(keys), _Shared(values)) for keys, values in recorded]
         self._remaining = self.micro_batches
 
@@ -86,8 +102,13 @@ class _Shared:
         self.live = live
         self.gradient: Tensor | None = None
 
-    def add(self, which: Tensor, gradient: Tensor) -> Tensor:
-        """The sum so far, in float32 or float64, with the gradient of the rows of a micro-batch added to it.
+    def of_live(self) -> Tensor:
+        """The sum so far, in the dtype of `live`."""
+        assert self.gradient is not None
+        return self.gradient.to(self.live.dtype)
+
+    def add(self, which: Tensor, gradient: Tensor) -> None:
+        """Add the gradient of the rows of a micro-batch to the sum, in float32 or float64.
 
         Args:
             which: (B,) each row's prompt.
@@ -100,7 +121,6 @@ class _Shared:
             self.gradient.index_add_(0, which, gradient.to(dtype))
         else:
             self.gradient.index_put_((which,), gradient.to(dtype), accumulate=True)
-        return self.gradient
 
 
 class _Recorder(DynamicLayer):
@@ -119,14 +139,14 @@ class _Recorder(DynamicLayer):
 class _AfterPrompts(DynamicLayer):
     """A layer's cache that puts the rows' prompts before what it is given, and stays as it is."""
 
-    def __init__(self, keys: _Shared, values: _Shared, which: Tensor, last: bool) -> None:
+    def __init__(self, keys: _Shared, values: _Shared, which: Tensor, joined: bool) -> None:
         super().__init__()
-        self._shared, self._which, self._last = (keys, values), which, last
+        self._shared, self._which, self._joined = (keys, values), which, joined
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """(B, heads, L - 1 + T, head size) keys and values."""
         keys, values = (
-            _Concatenated.apply(own, shared.live if self._last else shared.live.detach(), self._which, shared)
+            _Concatenated.apply(own, shared.live if self._joined else shared.live.detach(), self._which, shared)
             for own, shared in zip((key_states, value_states), self._shared, strict=True)
         )
         return keys, values
@@ -160,8 +180,8 @@ class _Concatenated(torch.autograd.Function):
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (gradient,), (which,), shared = gradients, ctx.saved_tensors, ctx.shared
         length = shared.live.shape[-2]
-        total = shared.add(which, gradient[..., :length, :])
-        return gradient[..., length:, :], total.to(gradient.dtype) if ctx.needs_input_grad[1] else None, None, None
+        shared.add(which, gradient[..., :length, :])
+        return gradient[..., length:, :], shared.of_live() if ctx.needs_input_grad[1] else None, None, None
 
 
 def completion_log_probs(

@@ -37,7 +37,8 @@ def steps_lie_in_one_rollout(config: ExtGRPOConfig) -> bool:
 
 
 def savings(
-    config: ExtGRPOConfig, model: PreTrainedModel, keeps_rows: bool, *, aux_loss: bool, images: bool, fsdp: bool
+    config: ExtGRPOConfig, model: PreTrainedModel, keeps_rows: bool, *, aux_loss: bool, images: bool, fsdp: bool,
+    one_process: bool,
 ) -> tuple[Batching | None, list[str]]:
     """How the rows of a step are computed, None for TRL's micro-batches; and a line for each saving that is off.
 
@@ -47,6 +48,7 @@ def savings(
         aux_loss: the model is a mixture of experts, trained with its routers' loss.
         images: rows have images.
         fsdp: the model is sharded by FSDP.
+        one_process: no backend reduces gradients.
     """
     of_micro_batches = config.entropy_coef or config.use_adaptive_entropy or config.top_entropy_quantile < 1
     inexact = {
@@ -73,6 +75,7 @@ def savings(
         config.per_device_train_batch_size, config.micro_batch_tokens, on["dynamic_micro_batches"],
         on["skip_zero_advantage_rows"], on["share_prompt_prefix"] and config.dynamic_micro_batches,
         attention_cost(model) if on["share_prompt_prefix"] else 0.0, config.pad_to_multiple_of,
+        config.gradient_checkpointing, one_process,
     )  # fmt: skip
     saves = batching.dynamic or batching.skip_zero_advantage or batching.share_prompts
     lines = [f"{name} is off: {why}" for name, why in off.items() if why and getattr(config, name)]

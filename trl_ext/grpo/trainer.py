@@ -31,7 +31,7 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather_object
 from torch import Tensor, nn
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -167,7 +167,10 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if micro_batch is None:
             self._step += 1
             return torch.zeros((), device=self.accelerator.device)
-        return super().training_step(model, micro_batch, num_items_in_batch)
+        loss = super().training_step(model, micro_batch, num_items_in_batch)
+        if "prompts" in micro_batch:
+            micro_batch["prompts"].backward()
+        return loss
 
     def _next_micro_batch(self, planner: StepPlanner, inputs: Inputs) -> Batch | None:
         before = self._buffered_inputs
@@ -501,6 +504,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._warn_of_settings(config)
         model, keeps_rows = self.accelerator.unwrap_model(self.model), not self._ignores_zero_advantage_rows()
         facts = {"aux_loss": self.aux_loss_enabled, "images": self._is_vlm, "fsdp": self.is_fsdp_enabled}
+        facts["one_process"] = self.accelerator.distributed_type == DistributedType.NO
         batching, off = savings(config, model, keeps_rows, **facts)
         self._warn(off)
         if batching is not None:

@@ -17,7 +17,7 @@ from transformers import Qwen3Config, TrainerState
 from scripts.benchmarks import foresight
 from tests.foresight.memory.test_parts import shape
 from trl_ext.foresight.memory.ledger import ALLOCATION
-from trl_ext.foresight.memory.step import Measured, measure
+from trl_ext.foresight.memory.step import MOMENTS, Measured, measure
 from trl_ext.foresight.memory.trainers import rows_of_step
 from trl_ext.foresight.shape import Lengths, RunShape
 
@@ -68,6 +68,20 @@ def test_checkpointing_keeps_less_of_the_forward_pass() -> None:
     kept = activations(measure(run(shares_prompts=False)))
     recomputed = activations(measure(run(checkpointing=True)))
     assert recomputed < kept / 2
+
+
+@pytest.mark.parametrize(
+    ("autocast", "checkpointing"), [(None, False), (None, True), (torch.bfloat16, True)], ids=str
+)
+def test_shared_prompts_take_no_more_than_trls_step(autocast: torch.dtype | None, checkpointing: bool) -> None:
+    """Of a network whose gradients are larger than a micro-batch's activations: they are not kept twice."""
+    size = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
+    network = Qwen3Config(**size, num_attention_heads=8, num_key_value_heads=2, head_dim=64, vocab_size=VOCABULARY)
+    settings = {"config": network, "group": 8, "autocast_dtype": autocast, "checkpointing": checkpointing}
+    ours = measure(run(**settings, shares_prompts=True))
+    trls = measure(run(**settings, dynamic=False, skips=False))
+    assert ours.peaks["forward"]["activations"] > 0
+    assert max(map(ours.total, MOMENTS)) <= max(map(trls.total, MOMENTS))
 
 
 def test_eager_attention_keeps_the_scores(plain: Measured) -> None:

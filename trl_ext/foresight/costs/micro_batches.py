@@ -51,6 +51,7 @@ def plan_step(shape: RunShape) -> MicroBatches:
         dynamic=shape.dynamic,
         skip_zero_advantage=shape.skips,
         share_prompts=shares_prompts(shape),
+        checkpointing=shape.checkpointing,
     )
     planned = batching.plan(_rows(shape))
     sets = {id(batch["prompts"]): batch["prompts"].ids.shape for batch in planned if "prompts" in batch}

@@ -102,6 +102,8 @@ def _step(trainer: FakeGRPO | FakeSFT, widest: list[Batch], ledger: Ledger, accu
     for micro_batch in widest:
         with ledger.during("forward"):
             Trainer.training_step(trainer, model, micro_batch, None)
+            if "prompts" in micro_batch:
+                micro_batch["prompts"].backward()
     with ledger.during("optimizer step", "optimizer"):
         trainer.accelerator.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm or 1.0)
         optimizer.step()

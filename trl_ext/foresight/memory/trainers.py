@@ -10,7 +10,7 @@ from trl_ext.grpo.trainer import ExtGRPOTrainer  # first: it imports vLLM's stan
 # isort: split
 import copy
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -165,6 +165,8 @@ def _of_grpo(trainer: FakeGRPO, shape: RunShape) -> list[Batch]:
     trainer._buffered_inputs = slices
     if trainer._planner is None:
         return slices[:1]
+    one_process = shape.launch.gpus == 1 and not shape.launch.zero_stage
+    trainer._planner.batching = replace(trainer._planner.batching, prompts_apart=one_process)
     trainer._planner.plan(slices)
     return _distinct(trainer._planner.plans[0])
 

@@ -20,7 +20,7 @@ GROUPS = torch.tensor([3, 4, 9])
 MICRO_BATCHES = ([4, 3, 3], [9, 4], [9, 9, 3])  # the rows' groups
 
 
-def model_of(family: str, lora: bool = False) -> Any:
+def model_of(family: str, lora: str | None = None) -> Any:
     """Two layers of random weights, in float64, that train with dropout 0."""
     torch.manual_seed(0)
     size = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -31,7 +31,7 @@ def model_of(family: str, lora: bool = False) -> Any:
     model: Any = AutoModelForCausalLM.from_config(config, **experts_in_float64).double()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if lora:
-        adapter = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights="gaussian", task_type="CAUSAL_LM")
+        adapter = peft.LoraConfig(r=2, target_modules=lora, init_lora_weights="gaussian", task_type="CAUSAL_LM")
         model = peft.get_peft_model(model, adapter).double()
     return model.train()
 
@@ -118,14 +118,17 @@ def test_gradients_are_kept_twice_only_where_the_passes_are_one(apart: bool) -> 
     assert shared._parts == []
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("layers", ["all-linear", r".*(q|o)_proj", r".*1\.mlp\.up_proj"])
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_gradient_of_an_adapter_is_that_of_whole_sequences(checkpointed: bool) -> None:
-    model = model_of("qwen2", lora=True)
+def test_gradient_of_an_adapter_is_that_of_whole_sequences(checkpointed: bool, layers: str, apart: bool) -> None:
+    """Where it has no part in a layer's keys and values, or in none of them, these have no gradient."""
+    model = model_of("qwen2", lora=layers)
     plain = gradient_of_whole_sequences(model)
     if checkpointed:
         model.gradient_checkpointing_enable()  # which has the embeddings require a gradient
         assert model.get_input_embeddings()(PROMPTS).requires_grad
-    ours = gradient_on_shared_prompts(model)
+    ours = gradient_on_shared_prompts(model, apart)
     assert all("lora" in name for name in ours)
     assert_same(ours, plain)
 

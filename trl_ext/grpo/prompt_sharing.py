@@ -65,9 +65,10 @@ class SharedPrompts:
     def backward(self) -> None:
         """Call after each micro-batch's backward pass; after the last one, if `apart`, the prompts have theirs."""
         if self._parts and not self._remaining:
-            parts = [part for layer in self._parts for part in layer if part.gradient is not None]
+            parts = [part for layer in self._parts for part in layer if part.live.requires_grad]  # not below an adapter
             self._parts = []
-            torch.autograd.backward([part.live for part in parts], [part.of_live() for part in parts])
+            if parts:
+                torch.autograd.backward([part.live for part in parts], [part.of_live() for part in parts])
 
     def _compute(self, decoder: PreTrainedModel) -> None:
         layers = [_Recorder() for _ in range(decoder.config.get_text_config().num_hidden_layers)]

@@ -35,9 +35,7 @@ def seconds(tokens: int, vocabulary: int, hidden: int, width: int) -> float:
     weight = (torch.randn(vocabulary, hidden) / hidden).requires_grad_()
     targets = torch.randint(0, vocabulary, (tokens,))
     began = time.perf_counter()
-    found = ChunkedLogProbFunction.apply(
-        states, weight, None, targets, 1.0, width, None, 1.0, ("log_probs", "entropy")
-    )
+    found = ChunkedLogProbFunction.apply(states, weight, None, targets, 1.0, width, None, 1.0, ("log_probs", "entropy"))
     found[0].sum().backward()
     return time.perf_counter() - began
 
@@ -63,7 +61,9 @@ def main() -> None:
         print(f"{tokens} tokens, TRL's {median(taken[TRLS][1:]):.3f} s; {shown}", flush=True)
     if args.json:
         settings = {"vocabulary": args.vocabulary, "hidden": args.hidden, "threads": torch.get_num_threads()}
-        args.json.write_text(json.dumps({**settings, "found": found, **provenance()}, indent=2) + "\n", encoding="utf-8")
+        args.json.write_text(
+            json.dumps({**settings, "found": found, **provenance()}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -198,7 +198,8 @@ def measure(args: argparse.Namespace, work: Workload, checkpointing: bool = Fals
     """Per way: median seconds, ratios to TRL's in the same round, ideal ratio, memory, difference of the gradient."""
     with tempfile.TemporaryDirectory() as scratch:
         made = trainers(args, work, checkpointing, Path(scratch))
-        for place in tqdm(range(args.repeats + 2), desc="rounds", leave=False):  # the first warms up, the last is weighed
+        # The first round warms up, the last one weighs.
+        for place in tqdm(range(args.repeats + 2), desc="rounds", leave=False):
             for trainer, watch in made.values():
                 watch.weighs = place > args.repeats
                 trainer.train()

@@ -230,7 +230,9 @@ def test_waiting_prompts_count_half_with_checkpointing() -> None:
     assert [len(run) for run in pack_on_shared_prompts(rows, 12)[0]] == [2, 1]
     assert [len(run) for run in pack_on_shared_prompts(rows, 12, waiting=0.5)[0]] == [2, 1]
     assert [len(run) for run in pack_on_shared_prompts(rows, 14, waiting=0.5)[0]] == [3]
-    ones = {name: torch.ones(3, 4).long() for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+    ones = {
+        name: torch.ones(3, 4).long() for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    }
     alike = {**ones, "advantages": torch.ones(3), "group": torch.zeros(3).long()}
     for on, micro_batches in ((False, 2), (True, 1)):
         assert len(Batching(rows=1, tokens=14, share_prompts=True, checkpointing=on).plan(alike)) == micro_batches

@@ -12,7 +12,7 @@ import torch
 from trl.kernels import chunked_logprob
 from trl.trainer import utils
 
-TILE = 1024  # columns; of 256 to 4,096 the fastest for 256 to 2,048 tokens, docs/results/step.md
+TILE = 1024  # columns; others are in docs/results/step.md
 _Function: Any = chunked_logprob.ChunkedLogProbFunction
 
 

@@ -146,7 +146,7 @@ class Batching:
     share_prompts: bool = False  # compute a group's prompt once, where it pays; needs `dynamic`
     attention: float = 0.0  # `attention_cost` of the model
     multiple_of: int | None = None  # round trimmed widths up to a multiple
-    checkpointing: bool = False  # a prompt that waits for its completions keeps its layers' inputs, keys and values only
+    checkpointing: bool = False  # of gradients: a prompt that waits for its completions then keeps less
     prompts_apart: bool = False  # as `SharedPrompts.apart`
 
     def plan(self, batch: Batch, max_over_ranks: Callable[[list[int]], list[int]] = list) -> list[Batch]:

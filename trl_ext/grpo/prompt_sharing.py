@@ -85,8 +85,8 @@ class SharedPrompts:
                 f"share_prompt_prefix=True: {len(layers) - len(recorded)} of {len(layers)} layers of "
                 f"{type(decoder).__name__} do not use the cache that they get; set share_prompt_prefix: false"
             )
-        # Autograd runs later operations first: casts that the completions took over from here would all be differentiated
-        # at the end of their backward pass, and until then another copy of the gradients would be kept.
+        # Autograd runs later operations first: casts that completions took over from here would be differentiated at
+        # the end of their backward pass, and until then another copy of the gradients would be kept.
         torch.clear_autocast_cache()
         self._parts = [(_Shared(keys), _Shared(values)) for keys, values in recorded]
         self._remaining = self.micro_batches

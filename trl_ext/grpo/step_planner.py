@@ -37,7 +37,13 @@ def steps_lie_in_one_rollout(config: ExtGRPOConfig) -> bool:
 
 
 def savings(
-    config: ExtGRPOConfig, model: PreTrainedModel, keeps_rows: bool, *, aux_loss: bool, images: bool, fsdp: bool,
+    config: ExtGRPOConfig,
+    model: PreTrainedModel,
+    keeps_rows: bool,
+    *,
+    aux_loss: bool,
+    images: bool,
+    fsdp: bool,
     one_process: bool,
 ) -> tuple[Batching | None, list[str]]:
     """How the rows of a step are computed, None for TRL's micro-batches; and a line for each saving that is off.

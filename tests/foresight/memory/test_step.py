@@ -70,9 +70,7 @@ def test_checkpointing_keeps_less_of_the_forward_pass() -> None:
     assert recomputed < kept / 2
 
 
-@pytest.mark.parametrize(
-    ("autocast", "checkpointing"), [(None, False), (None, True), (torch.bfloat16, True)], ids=str
-)
+@pytest.mark.parametrize(("autocast", "checkpointing"), [(None, False), (None, True), (torch.bfloat16, True)], ids=str)
 def test_shared_prompts_take_no_more_than_trls_step(autocast: torch.dtype | None, checkpointing: bool) -> None:
     """Of a network whose gradients are larger than a micro-batch's activations: they are not kept twice."""
     size = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
@@ -161,7 +159,7 @@ def test_garbage_of_an_earlier_profile_is_not_of_this_one() -> None:
 @pytest.mark.parametrize("case", ["plain", "checkpointing", "eager attention", "lora"])
 def test_a_real_step_has_the_memory_foreseen(case: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        parts = foresight.compare(*foresight.run("tiny", case, foresight.Work(), Path(folder)))
+        parts = foresight.compare(*foresight.run("1m", case, foresight.Work(), Path(folder)))
     assert {"parameters", "gradients", "optimizer", "peak, forward", "peak, backward"} <= parts.keys()
-    off = {name: round(part["error"], 3) for name, part in parts.items() if abs(part["error"]) >= 0.05}
+    off = {name: round(part["error"], 3) for name, part in parts.items() if abs(part["error"]) >= 0.01}
     assert not off

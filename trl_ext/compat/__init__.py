@@ -14,6 +14,7 @@
 * `trl_head.head_within`: the head's passes run within a block, which counts them apart.
 * `fake_modules.parameters_replaced`: a module of fake tensors can be moved and converted.
 * `fake_modules.reference_made_by`: `GRPOTrainer` gets its reference model instead of loading it.
+* `muon.muon_without_emulation`: torch's Muon multiplies in float32 on a CPU without bfloat16.
 * `hf_sampling.generating_with`: HF `generate` has one more logits processor where TRL calls it.
 * `tracker_names.draw_by_step_in_trackio`: trackio draws by the optimizer step, not by the number of logs.
 * `tracker_names.keep_names_of_ours`: trackers show `validation/...`, `sampling/...` and others without `train/`.

@@ -174,6 +174,8 @@ def pretrain(
     from tqdm import tqdm
     from transformers import get_cosine_schedule_with_warmup
 
+    from trl_ext.compat.muon import muon_without_emulation
+
     model = build_model(config, tokenizer, seed)
     matrices = [w for w in model.model.layers.parameters() if w.ndim == 2]
     ours = {id(w) for w in matrices}
@@ -193,8 +195,9 @@ def pretrain(
         loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[kept]), targets[kept])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for step in (*optimizers, *schedules):
-            step.step()
+        with muon_without_emulation():
+            for step in (*optimizers, *schedules):
+                step.step()
         model.zero_grad()
         if bar.n % 20 == 0:
             bar.set_postfix(loss=f"{loss.item():.3f}")

@@ -35,8 +35,8 @@ def orthogonalized(grad: Tensor, ns_coefficients: tuple[float, float, float], ns
 def muon_without_emulation() -> Iterator[None]:
     """In the block `torch.optim.Muon` on CPU tensors multiplies in float32 where bfloat16 would be emulated.
 
-    Emulated, a product of the embedded policy's size takes about 40 times as long. Where bfloat16 is had, nothing
-    changes, to the bit.
+    Emulated, a product of the embedded policy's size takes about 40 times as long. Where bfloat16 is had, the
+    steps are bit-identical to torch's.
     """
     if has_bfloat16_matmul():
         yield

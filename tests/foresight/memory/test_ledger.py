@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+from itertools import accumulate
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from scripts.benchmarks import foresight
 from trl_ext.foresight.memory.ledger import Answered, Ledger
 
 KIB = 1024
@@ -92,14 +93,9 @@ def test_a_step_peaks_where_the_allocators_events_say() -> None:
         model(torch.ones(rows, 128)).square().sum().backward()
 
     step(1)  # the gradients are there
-    gc.collect()  # what an earlier profile saw allocated would be taken off when it is released
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step(300)
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    live = highest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        highest = max(highest, live)
+    highest = max(accumulate(size for _, size in foresight.allocations(profiler)))
     with Ledger() as ledger:
         ledger.file_model(model)
         for parameter in model.parameters():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from torch.profiler import ProfilerActivity, profile, record_function
-from transformers import Qwen3Config, TrainerState
+from transformers import Qwen3Config
 
 from scripts.benchmarks import foresight
 from tests.foresight.memory.test_parts import shape
@@ -137,22 +136,16 @@ def test_the_fake_step_has_whole_groups() -> None:
     assert rows_of_step(replace(run(micro_rows=4, group=6), recipe="sft")) == 8
 
 
-def test_garbage_of_an_earlier_profile_is_not_of_this_one() -> None:
-    gc.disable()
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
-            garbage: list[Any] = [torch.zeros(4096)]
-            garbage.append(garbage)
-            del garbage
-        watch = foresight._Watch()
-        watch.on_step_begin(None, TrainerState(global_step=1), None)
-        gc.collect()
+def test_what_an_earlier_profile_saw_is_not_of_this_one() -> None:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
+        earlier = torch.zeros(4096)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        passing = torch.zeros(8)
+        del passing
         with record_function("moment:forward"):
+            del earlier
             kept = torch.zeros(1024)
-        watch.profiler.__exit__(None, None, None)
-    finally:
-        gc.enable()
-    assert foresight.peaks(watch.profiler, at_start=100)["forward"] == 100 + kept.nbytes
+    assert foresight.peaks(profiler, at_start=100)["forward"] == 100 + kept.nbytes
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import is_peft_model, send_to_device
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from trl_ext.compat.trl_head import tiles_in_cache
@@ -161,23 +161,23 @@ def _has_any(old_log_probs: Sequence[Sequence[Tensor | None]]) -> bool:
     return any(old is not None for olds in old_log_probs for old in olds)
 
 
-def planned_log_probs(model: nn.Module, unwrapped: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+def planned_log_probs(model: nn.Module, bare: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """(B, T) log-probabilities and entropies of the completions in a micro-batch with `prompts` or `columns`.
 
     Args:
         model: with TRL's fused head, wrapped by the distributed backend.
+        bare: without that wrapper, and without an adapter's.
     """
     computed = batch.get("computed", len(batch["prompt_ids"]))
     names = "prompt_ids", "prompt_mask", "completion_ids", "completion_mask"
     prompts, prompt_mask, completions, completion_mask = (batch[name][:computed] for name in names)
     rows = prompts, prompt_mask, completions, completion_mask
-    with tiles_in_cache(unwrapped.config.get_text_config().vocab_size, prompts.device):
+    with tiles_in_cache(bare.config.get_text_config().vocab_size, prompts.device):
         if "prompts" in batch:
-            decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).base_model
-            cache = batch["prompts"].cache(decoder, batch["group"][:computed])
+            cache = batch["prompts"].cache(bare.base_model, batch["group"][:computed])
             logp, entropy = completion_log_probs(model, cache, *rows)
         else:
-            logp, entropy = contiguous.log_probs(model, *rows, batch["columns"], contiguous.can_pack(unwrapped))
+            logp, entropy = contiguous.log_probs(model, *rows, batch["columns"], contiguous.can_pack(bare))
     if "copy_of" in batch:  # by `embedding`, whose backward pass adds gradients in the same order every time
         logp, entropy = (nn.functional.embedding(batch["copy_of"], values) for values in (logp, entropy))
     return logp, entropy

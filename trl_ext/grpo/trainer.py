@@ -31,7 +31,7 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import DistributedType, gather_object, is_peft_model
 from torch import Tensor, nn
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -65,6 +65,7 @@ from trl_ext.training.state import from_plain, to_plain
 from trl_ext.training.trainer import ReliableTrainer
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
     from transformers.trainer_utils import TrainOutput
 
 Inputs = Batch | list[dict[str, Any]]  # a batch of TRL's, or rows of the dataset
@@ -97,6 +98,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     _logs: dict[str, Any]
     _buffered_inputs: list[Batch]
     _last_world_entropy: float
+    _bare_model: PreTrainedModel
     entropy_coef: float
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -161,7 +163,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self._planner is None:
             return super().training_step(model, inputs, num_items_in_batch)
         began = time.perf_counter()
-        model.train()  # as Trainer does, before the rollout
+        if not self.model.training:  # Trainer does it after the rollout, and each time, through all modules
+            model.train()
         micro_batch = self._next_micro_batch(self._planner, inputs)
         self._current_train_step_time += time.perf_counter() - began
         if micro_batch is None:
@@ -427,7 +430,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         """(B, T) log-probabilities and entropies of the completions, and the auxiliary loss of a mixture of experts."""
         if "prompts" in inputs or "columns" in inputs:
             with self.accelerator.autocast():
-                return *planned_log_probs(model, self.accelerator.unwrap_model(model), inputs), None
+                return *planned_log_probs(model, self._bare_model, inputs), None
         return self._get_per_token_logps_and_entropies(
             model,
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
@@ -509,6 +512,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._warn(off)
         if batching is not None:
             self._planner = StepPlanner(batching, config, self.accelerator)
+            # Kept, since accelerate looks for installed packages, in files, whenever it is asked.
+            self._bare_model = model.get_base_model() if is_peft_model(model) else model
 
     def _warn_of_settings(self, config: ExtGRPOConfig) -> None:
         self._warn(chosen_without_effect(config))

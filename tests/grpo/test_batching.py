@@ -18,9 +18,11 @@ from trl_ext.grpo.packing import (
     group_by_prompt,
     pack_by_tokens,
     pack_on_shared_prompts,
+    pack_without_padding,
     split_into,
     unite,
 )
+from trl_ext.grpo.prompt_sharing import Rows
 
 PROMPTS, COMPLETIONS = [2, 2, 1, 3], [4, 1, 2, 3]
 GROUPS, ADVANTAGES = [0, 0, 1, 1], [1.0, -1.0, 0.0, 0.5]
@@ -97,11 +99,16 @@ def test_groups_of_similar_length_share_a_batch_if_prompts_fit() -> None:
 def test_prompts_and_completions_of_a_micro_batch_fit_the_budget() -> None:
     rows = [Row(i, 4, n, i % 3) for i, n in enumerate([1, 9, 5, 2, 1, 6])]
     sets = pack_on_shared_prompts(rows, budget=20)
-    assert [indices(runs) for runs in sets] == [[[1], [5, 2], [4]], [[3, 0]]]
+    assert [indices(runs) for runs in sets] == [[[1, 4], [5, 2]], [[3, 0]]]
     assert {row.prompt for runs in sets for run in runs for row in run} == {4}
     for runs in sets:
         prompts = 4 * len({row.group for run in runs for row in run})
-        assert all(prompts + len(run) * max(row.completion for row in run) <= 20 for run in runs)
+        assert all(prompts + sum(row.completion for row in run) <= 20 for run in runs)
+
+
+def test_rows_without_padding_go_where_there_is_room() -> None:
+    rows = [Row(i, 4, n, 0) for i, n in enumerate([3, 9, 2, 8, 5, 12])]
+    assert indices(pack_without_padding(rows, 10)) == [[5], [1], [3, 2], [4, 0]]
 
 
 def test_ranks_get_the_number_of_micro_batches_they_agreed_on() -> None:
@@ -200,10 +207,12 @@ def test_micro_batches_of_one_set_share_prompts_and_their_width() -> None:
     shared = Batching(rows=2, tokens=1000, skip_zero_advantage=False, share_prompts=True)
     rows = {**batch(), "group": torch.tensor([0, 0, 1, 2])}
     (whole,) = shared.plan(rows)
-    assert whole["prompts"].groups.tolist() == [0, 1, 2]
+    assert whole["prompts"].groups == [0, 1, 2]
     assert whole["prompts"].mask.tolist() == [[0, 1, 1], [0, 0, 1], [1, 1, 1]]
     assert whole["prompts"].ids[1:].tolist() == [[0, 0, 122], [130, 131, 132]]
     assert whole["prompts"].micro_batches == 1
+    assert whole["rows"] == Rows([0, 2, 1, 0], [4, 3, 2, 1])
+    assert whole["rows"].groups == whole["group"].tolist()
     two = shared.plan(rows, max_over_ranks=other_rank(0, 2))
     assert two[0]["prompts"] is two[1]["prompts"]
     assert two[0]["prompts"].micro_batches == 2
@@ -222,7 +231,7 @@ def test_sets_of_other_ranks_have_prompts_here_without_training() -> None:
         assert empty["prompt_mask"].any()
     assert filler["prompts"] is others[0]["prompts"] is not ours["prompts"]
     assert filler["prompts"].micro_batches == 2
-    assert filler["prompts"].groups.tolist() == filler["group"].tolist() == [0]
+    assert filler["prompts"].groups == filler["rows"].groups == filler["group"].tolist() == [0]
 
 
 def test_waiting_prompts_count_half_with_checkpointing() -> None:

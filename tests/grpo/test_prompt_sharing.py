@@ -11,12 +11,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_ext.generation.kv_sharing import unsupported_checkpointing, unsupported_reason
-from trl_ext.grpo.prompt_sharing import SharedPrompts, completion_log_probs
+from trl_ext.generation.kv_sharing import unsupported_checkpointing, unsupported_in_a_step
+from trl_ext.grpo import prompt_sharing
+from trl_ext.grpo.prompt_sharing import Rows, SharedPrompts, completion_log_probs
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "olmo2", "granite", "glm4", "phi3", "gemma", "qwen3_moe")
 PROMPTS = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12], [0, 3, 4, 5, 6]])  # 0 is padding
-GROUPS = torch.tensor([3, 4, 9])
+GROUPS = [3, 4, 9]
 MICRO_BATCHES = ([4, 3, 3], [9, 4], [9, 9, 3])  # the rows' groups
 
 
@@ -48,7 +49,7 @@ def gradient_of_whole_sequences(model: Any) -> dict[str, Tensor]:
     """Every row's sequence in one pass, prompt included."""
     for number, groups in enumerate(MICRO_BATCHES):
         ids, mask = completions(len(groups), number)
-        prompts = PROMPTS[torch.searchsorted(GROUPS, torch.tensor(groups))]
+        prompts = PROMPTS[[GROUPS.index(group) for group in groups]]
         labels = torch.cat([torch.full_like(prompts, -100), ids.masked_fill(mask == 0, -100)], dim=1)
         attended = torch.cat([(prompts != 0).long(), mask], dim=1)
         outputs = model(torch.cat([prompts, ids], dim=1), attended, labels=labels, fused_lm_head=True)
@@ -61,10 +62,10 @@ def gradient_on_shared_prompts(model: Any, apart: bool = False) -> dict[str, Ten
     shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, len(MICRO_BATCHES), apart)
     decoder = (model.get_base_model() if isinstance(model, peft.PeftModel) else model).base_model
     for number, groups in enumerate(MICRO_BATCHES):
-        group = torch.tensor(groups)
-        prompts = PROMPTS[torch.searchsorted(GROUPS, group)]
-        cache = shared.cache(decoder, group)
-        logp, _ = completion_log_probs(model, cache, prompts, (prompts != 0).long(), *completions(len(groups), number))
+        prompts = PROMPTS[[GROUPS.index(group) for group in groups]]
+        ids, mask = completions(len(groups), number)
+        rows = Rows(groups, mask.sum(dim=1).tolist())
+        logp, _ = completion_log_probs(model, shared.cache(decoder, rows), prompts, ids, mask, rows)
         loss_of(logp).backward()
         shared.backward()
     return taken_from(model)
@@ -97,7 +98,7 @@ def test_gradient_is_that_of_whole_sequences(family: str, checkpointed: bool, ap
     plain = gradient_of_whole_sequences(model)
     if checkpointed:
         model.gradient_checkpointing_enable()
-    assert unsupported_reason(model) is None
+    assert unsupported_in_a_step(model) is None
     assert unsupported_checkpointing(model, reentrant=False) is None
     assert_same(gradient_on_shared_prompts(model, apart), plain)
 
@@ -107,8 +108,9 @@ def test_gradients_are_kept_twice_only_where_the_passes_are_one(apart: bool) -> 
     """The prompts' embeddings get a gradient in the backward pass that the completions' have theirs in, or after it."""
     model = model_of("qwen3")
     shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 1, apart)
-    cache = shared.cache(model.base_model, GROUPS)
-    logp, _ = completion_log_probs(model, cache, PROMPTS, (PROMPTS != 0).long(), *completions(3, 0))
+    ids, mask = completions(3, 0)
+    rows = Rows(GROUPS, mask.sum(dim=1).tolist())
+    logp, _ = completion_log_probs(model, shared.cache(model.base_model, rows), PROMPTS, ids, mask, rows)
     loss_of(logp).backward()
     weight = model.model.layers[0].self_attn.k_proj.weight
     of_completions = weight.grad.clone()
@@ -139,7 +141,8 @@ def test_checkpointed_layers_compute_prompts_twice_per_set() -> None:
     model.gradient_checkpointing_enable()
     model.model.layers[0].mlp.register_forward_pre_hook(lambda _, args: widths.append(tuple(args[0].shape[:2])))
     gradient_on_shared_prompts(model)
-    prompts, rows = (len(PROMPTS), PROMPTS.shape[1] - 1), [(len(groups), 4) for groups in MICRO_BATCHES]
+    prompts = len(PROMPTS), PROMPTS.shape[1] - 1
+    rows = [(1, int(completions(len(groups), i)[1].sum())) for i, groups in enumerate(MICRO_BATCHES)]  # no padding
     assert sorted(widths) == sorted(2 * [prompts, *rows])
 
 
@@ -149,13 +152,11 @@ def test_log_probabilities_do_not_depend_on_the_order_of_rows() -> None:
     with torch.no_grad():
         for _ in range(2):  # a set that is used up is computed again
             shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 2, apart=True)
-            for rows in ([3, 9], [9, 3]):
-                group = torch.tensor(rows)
-                ids, mask = torch.full((2, 2), 7), torch.ones(2, 2, dtype=torch.long)
-                prompts = PROMPTS[torch.searchsorted(GROUPS, group)]
-                cache = shared.cache(model.base_model, group)
-                logp, _ = completion_log_probs(model, cache, prompts, (prompts != 0).long(), ids, mask)
-                found.append(logp if rows[0] == 3 else logp.flip(0))
+            for groups in ([3, 9], [9, 3]):
+                ids, mask, rows = torch.full((2, 2), 7), torch.ones(2, 2, dtype=torch.long), Rows(groups, [2, 2])
+                prompts = PROMPTS[[GROUPS.index(group) for group in groups]]
+                logp, _ = completion_log_probs(model, shared.cache(model.base_model, rows), prompts, ids, mask, rows)
+                found.append(logp if groups[0] == 3 else logp.flip(0))
             assert shared._parts == []
     assert all(torch.allclose(found[0], other, atol=1e-7) for other in found[1:])
     assert not torch.allclose(found[0][0], found[0][1])
@@ -165,9 +166,10 @@ def test_gradients_of_half_precision_add_up_in_float32() -> None:
     """Autograd would add up the bfloat16 gradients of a prompt's micro-batches in bfloat16."""
     model = model_of("qwen2").to(torch.bfloat16)
     shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 2)
-    cache = shared.cache(model.base_model, torch.tensor([3]))
     ids, mask = completions(1, 0)
-    completion_log_probs(model, cache, PROMPTS[:1], (PROMPTS[:1] != 0).long(), ids, mask)[0].sum().backward()
+    rows = Rows([3], mask.sum(dim=1).tolist())
+    cache = shared.cache(model.base_model, rows)
+    completion_log_probs(model, cache, PROMPTS[:1], ids, mask, rows)[0].sum().backward()
     sums = [part.gradient for parts in shared._parts for part in parts]
     assert {total.dtype for total in sums if total is not None} == {torch.float32}
     assert len(sums) == 4
@@ -178,7 +180,20 @@ def test_layers_that_ignore_the_cache_are_an_error() -> None:
     shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 1)
     model.model.layers = model.model.layers[:1]
     with pytest.raises(ValueError, match="1 of 2 layers of Qwen3Model do not use the cache"):
-        shared.cache(model.base_model, GROUPS)
+        shared.cache(model.base_model, Rows(GROUPS, [1, 1, 1]))
+
+
+def test_attention_that_does_not_take_rows_apart_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("qwen3")
+    monkeypatch.setattr(prompt_sharing, "keys_with", lambda lengths, keys: keys)  # as if a model changed them
+    shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 1)
+    ids, mask = completions(3, 0)
+    rows = Rows(GROUPS, mask.sum(dim=1).tolist())
+    cache = shared.cache(model.base_model, rows)
+    with pytest.raises(ValueError, match="2 of 2 layers do not call transformers' sdpa attention"):
+        completion_log_probs(model, cache, PROMPTS, ids, mask, rows)
+    model.set_attn_implementation("eager")
+    assert "'sdpa' does" in str(unsupported_in_a_step(model))
 
 
 def test_reentrant_checkpointing_is_refused() -> None:

@@ -8,18 +8,19 @@
 * `trl_engine.requests_with`: each request gets its own parameters, such as seeds.
 * `trl_scoring.old_log_probs_left_out`: TRL scores a rollout without old log-probabilities.
 * `trl_scoring.texts_left_on_ranks`: TRL gathers a rollout's texts only for a table that is printed.
-* `checkpointing.caches_kept`: layers get the KV cache under gradient checkpointing.
+* `layers.caches_kept`: layers get the KV cache under gradient checkpointing.
+* `layers.attend_by_row`: sdpa attends within rows of different lengths that stand in one.
 * `trl_head.tiles_in_cache`: on a CPU, tiles of the LM head's logits fit into the caches.
 * `trl_head.head_as_on_gpu`: TRL's LM head on fake tensors computes as its GPU kernels would have it.
 * `trl_head.head_within`: the head's passes run within a block, which counts them apart.
 * `fake_modules.parameters_replaced`: a module of fake tensors can be moved and converted.
 * `fake_modules.reference_made_by`: `GRPOTrainer` gets its reference model instead of loading it.
-* `muon.muon_without_emulation`: torch's Muon multiplies in float32 on a CPU without bfloat16.
 * `hf_sampling.generating_with`: HF `generate` has one more logits processor where TRL calls it.
 * `tracker_names.draw_by_step_in_trackio`: trackio draws by the optimizer step, not by the number of logs.
 * `tracker_names.keep_names_of_ours`: trackers show `validation/...`, `sampling/...` and others without `train/`.
-* `torch_devices.load_to_numbered_cpus`: `torch.load` maps to cpu:0.
-* `torch_groups.set_default_group_timeout`: DeepSpeed's process groups on CPUs get the run's `ddp_timeout`.
+* `torch_on_cpu.load_to_numbered_cpus`: `torch.load` maps to cpu:0.
+* `torch_on_cpu.set_default_group_timeout`: DeepSpeed's process groups on CPUs get the run's `ddp_timeout`.
+* `torch_on_cpu.muon_without_emulation`: torch's Muon multiplies in float32 on a CPU without bfloat16.
 
 And two tables: `renamed`: earlier names of this package's settings; `on_resume`: which settings a resumed run may
 change.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from trl_ext.compat.checkpointing import can_keep_caches
+from trl_ext.compat.layers import can_keep_caches
 
 if TYPE_CHECKING:
     from transformers.generation import LogitsProcessorList
@@ -32,6 +32,14 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     if layers != {"full_attention"} or getattr(config, "sliding_window", None):
         return "not all layers have full attention"
     return None if has_rotary_positions(model) else "its positions are not rotary"
+
+
+def unsupported_in_a_step(model: PreTrainedModel) -> str | None:
+    """Why an optimizer step of this unwrapped model cannot share prompts, or None."""
+    attention = model.config.get_text_config()._attn_implementation
+    if attention != "sdpa":
+        return f"attention {attention!r} does not take rows apart, 'sdpa' does"
+    return unsupported_reason(model)
 
 
 def unsupported_checkpointing(model: nn.Module, reentrant: bool) -> str | None:

@@ -25,7 +25,7 @@ from trl_ext.grpo.packing import (
     shortest,
     unite,
 )
-from trl_ext.grpo.prompt_sharing import SharedPrompts
+from trl_ext.grpo.prompt_sharing import Rows, SharedPrompts
 
 PROMPT_FIELDS = ("prompt_ids", "prompt_mask")  # (B, L), padded on the left
 
@@ -206,14 +206,15 @@ class Batching:
         """A set's micro-batches; those without rows have the set's shortest row, or the batch's, fully masked."""
         rows = [row for run in runs for row in run] or [shortest(rows_of(batch))]
         first = {row.group: row for row in rows}
+        groups = sorted(first)
         width = Row(0, max(2, *(row.prompt for row in rows)), 1, 0)  # there is a prompt to compute, as on other ranks
-        part = select_rows(batch, [first[group] for group in sorted(first)], self.multiple_of, width)
-        groups = torch.tensor(sorted(first), device=part["prompt_ids"].device)
+        part = select_rows(batch, [first[group] for group in groups], self.multiple_of, width)
         shared = SharedPrompts(part["prompt_ids"], part["prompt_mask"], groups, len(runs), self.prompts_apart)
         found = []
         for run in runs:
             chosen = run or [shortest(rows)]
-            of_run = dataclasses.replace(width, completion=max(row.completion for row in chosen))
-            taken = {**select_rows(batch, chosen, self.multiple_of, of_run), "prompts": shared}
+            lengths = [max(1, row.completion) for row in chosen]
+            taken = select_rows(batch, chosen, self.multiple_of, dataclasses.replace(width, completion=max(lengths)))
+            taken |= {"prompts": shared, "rows": Rows([row.group for row in chosen], lengths)}
             found.append(taken if run else masked(taken))
         return found

@@ -58,6 +58,20 @@ def pack_by_tokens(rows: Iterable[Row], budget: int) -> list[list[Row]]:
     return runs
 
 
+def pack_without_padding(rows: Iterable[Row], budget: int) -> list[list[Row]]:
+    """All rows, in micro-batches of at most `budget` completion tokens (or of one longer row): first-fit decreasing."""
+    runs: list[list[Row]] = []
+    room: list[int] = []
+    for row in sorted(rows, key=lambda row: row.completion, reverse=True):
+        place = next((place for place, tokens in enumerate(room) if row.completion <= tokens), len(runs))
+        if place == len(runs):
+            runs.append([])
+            room.append(budget)
+        runs[place].append(row)
+        room[place] -= row.completion
+    return runs
+
+
 def group_by_prompt(rows: Iterable[Row], budget: int) -> list[list[Row]]:
     """All rows, in sets of whole groups of similar length with at most `budget` prompt tokens (or one prompt)."""
     groups: dict[int, list[Row]] = {}
@@ -81,10 +95,7 @@ def pack_on_shared_prompts(rows: Iterable[Row], budget: int, waiting: float = 1.
     sets = []
     for chosen in group_by_prompt(rows, budget // 2):
         prompts = {row.group: Row(0, row.prompt, 0, 0) for row in chosen}
-        place = {row.index: row for row in chosen}
-        completions = [Row(row.index, 0, row.completion, row.group) for row in chosen]
-        runs = pack_by_tokens(completions, budget - int(waiting * cost(list(prompts.values()))))
-        sets.append([[place[row.index] for row in run] for run in runs])
+        sets.append(pack_without_padding(chosen, budget - int(waiting * cost(list(prompts.values())))))
     return sets
 
 

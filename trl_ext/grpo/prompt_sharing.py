@@ -12,21 +12,34 @@ another copy of the gradients. In a single process the prompts have a backward p
 Both passes give the decoder a cache that no forward pass changes, so gradient checkpointing can recompute any layer:
 a prompt's once per set of groups, a completion's once.
 
-Letters: B rows of a micro-batch, U different prompts, L prompt tokens, T completion tokens.
+A micro-batch's completions stand in one row without padding, which attention takes apart.
+
+Letters: B rows of a micro-batch, N tokens of theirs, U different prompts, L prompt tokens, T completion tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
 
-from trl_ext.compat.checkpointing import CACHE, caches_kept
+from trl_ext.compat.layers import CACHE, Lengths, attend_by_row, caches_kept, keys_with
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Completions of a micro-batch, in its order."""
+
+    groups: list[int]
+    lengths: list[int]  # tokens, at least 1
 
 
 class SharedPrompts:
@@ -34,30 +47,35 @@ class SharedPrompts:
 
     Args:
         ids, mask: (U, L), at least two wide, padded on the left.
-        groups: (U,) each prompt's group, ascending.
+        groups: each prompt's group.
         micro_batches: the number of micro-batches that use these prompts.
         apart: the prompts' backward pass is `backward`, not a part of the last micro-batch's.
     """
 
-    def __init__(self, ids: Tensor, mask: Tensor, groups: Tensor, micro_batches: int, apart: bool = False) -> None:
-        self.ids, self.mask, self.groups, self.micro_batches, self.apart = ids, mask, groups, micro_batches, apart
+    def __init__(self, ids: Tensor, mask: Tensor, groups: list[int], micro_batches: int, apart: bool = False) -> None:
+        self.ids, self.mask, self.micro_batches, self.apart = ids, mask, micro_batches, apart
+        self.groups = groups
+        self.lengths = (mask[:, :-1].sum(dim=1)).tolist()
         self._remaining = 0
         self._parts: list[tuple[_Shared, _Shared]] = []  # keys and values of each layer
 
-    def cache(self, decoder: PreTrainedModel, group: Tensor) -> Cache:
+    def cache(self, decoder: PreTrainedModel, rows: Rows) -> Cache:
         """The prompts' keys and values for these rows. Call once per micro-batch.
 
         Args:
             decoder: the part of the model that maps tokens to hidden states.
-            group: (B,) each row's group.
+            rows: of the micro-batch.
         """
         if not self._remaining:
             self._compute(decoder)
         self._remaining -= 1
         last = not self._remaining
-        which = torch.searchsorted(self.groups, group)
         joined = last and not self.apart
-        cache = Cache(layers=[_AfterPrompts(keys, values, which, joined) for keys, values in self._parts])
+        prompts = [self.groups.index(group) for group in rows.groups]
+        before = [self.lengths[prompt] for prompt in prompts]
+        keys = [n + m for n, m in zip(before, rows.lengths, strict=True)]
+        placed = _Placed(prompts, before, Lengths(rows.lengths, keys, self.ids.device))
+        cache = Cache(layers=[_AfterPrompts(*parts, placed, joined) for parts in self._parts])
         if joined or (last and not torch.is_grad_enabled()):
             self._parts = []
         return cache
@@ -108,20 +126,34 @@ class _Shared:
         assert self.gradient is not None
         return self.gradient.to(self.live.dtype)
 
-    def add(self, which: Tensor, gradient: Tensor) -> None:
-        """Add the gradient of the rows of a micro-batch to the sum, in float32 or float64.
+    def add(self, prompts: Sequence[int], gradients: Iterable[Tensor]) -> None:
+        """Add the gradients of the rows of a micro-batch to the sum, in float32 or float64.
 
         Args:
-            which: (B,) each row's prompt.
-            gradient: (B, heads, L - 1, head size).
+            prompts: each row's.
+            gradients: each row's, (1, heads, tokens of its prompt, head size).
         """
-        dtype = torch.promote_types(gradient.dtype, torch.float32)
         if self.gradient is None:
+            dtype = torch.promote_types(self.live.dtype, torch.float32)
             self.gradient = torch.zeros_like(self.live, dtype=dtype)
-        if self.gradient.device.type == "cpu":  # where `index_put_` adds rows in an arbitrary order
-            self.gradient.index_add_(0, which, gradient.to(dtype))
-        else:
-            self.gradient.index_put_((which,), gradient.to(dtype), accumulate=True)
+        for prompt, gradient in zip(prompts, gradients, strict=True):
+            if n := gradient.shape[2]:
+                self.gradient[prompt : prompt + 1, :, -n:] += gradient
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Rows of a micro-batch on their prompts: each one's, the number of its tokens in the cache, and all lengths."""
+
+    prompts: list[int]
+    before: list[int]
+    lengths: Lengths
+
+    def cut(self, gradient: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """(1, heads, keys, head size) of all rows -> each row's, of its prompt and of its own."""
+        sizes = [n for pair in zip(self.before, self.lengths.queries, strict=True) for n in pair]
+        parts = gradient.split(sizes, 2)
+        return list(parts[::2]), list(parts[1::2])
 
 
 class _Recorder(DynamicLayer):
@@ -140,73 +172,89 @@ class _Recorder(DynamicLayer):
 class _AfterPrompts(DynamicLayer):
     """A layer's cache that puts the rows' prompts before what it is given, and stays as it is."""
 
-    def __init__(self, keys: _Shared, values: _Shared, which: Tensor, joined: bool) -> None:
+    def __init__(self, keys: _Shared, values: _Shared, placed: _Placed, joined: bool) -> None:
         super().__init__()
-        self._shared, self._which, self._joined = (keys, values), which, joined
+        self._shared, self.placed, self._joined = (keys, values), placed, joined
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """(B, heads, L - 1 + T, head size) keys and values."""
+        """(1, heads, N and the rows' prompt tokens, head size) keys and values."""
         keys, values = (
-            _Concatenated.apply(own, shared.live if self._joined else shared.live.detach(), self._which, shared)
+            _Concatenated.apply(own, shared.live if self._joined else shared.live.detach(), self.placed, shared)
             for own, shared in zip((key_states, value_states), self._shared, strict=True)
         )
-        return keys, values
+        return keys_with(self.placed.lengths, keys), values
 
     def get_seq_length(self) -> int:
-        """L - 1."""
-        return self._shared[0].live.shape[-2]
+        """As if there were nothing before, so that the model makes no mask."""
+        return 0
 
 
 class _Context(Protocol):
     """Of `_Concatenated`."""
 
+    placed: _Placed
     shared: _Shared
-    saved_tensors: tuple[Tensor]
     needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None:
-        """Keep tensors for the backward pass."""
 
 
 class _Concatenated(torch.autograd.Function):
     """Each row's prompt, then its own keys or values; the prompts get the gradient of all their micro-batches."""
 
     @staticmethod
-    def forward(ctx: _Context, own: Tensor, prompts: Tensor, which: Tensor, shared: _Shared) -> Tensor:
-        ctx.shared = shared
-        ctx.save_for_backward(which)
-        return torch.cat([prompts.index_select(0, which), own], dim=-2)
+    def forward(ctx: _Context, own: Tensor, prompts: Tensor, placed: _Placed, shared: _Shared) -> Tensor:
+        ctx.placed, ctx.shared = placed, shared
+        width, parts = prompts.shape[2], []
+        for prompt, n, row in zip(placed.prompts, placed.before, own.split(placed.lengths.queries, 2), strict=True):
+            parts += [prompts[prompt : prompt + 1, :, width - n :], row]
+        return torch.cat(parts, dim=2)
 
     @staticmethod
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        (gradient,), (which,), shared = gradients, ctx.saved_tensors, ctx.shared
-        length = shared.live.shape[-2]
-        shared.add(which, gradient[..., :length, :])
-        return gradient[..., length:, :], shared.of_live() if ctx.needs_input_grad[1] else None, None, None
+        of_prompts, own = ctx.placed.cut(gradients[0])
+        ctx.shared.add(ctx.placed.prompts, of_prompts)
+        return torch.cat(own, dim=2), ctx.shared.of_live() if ctx.needs_input_grad[1] else None, None, None
 
 
 def completion_log_probs(
-    model: nn.Module,
-    cache: Cache,
-    prompt_ids: Tensor,
-    prompt_mask: Tensor,
-    completion_ids: Tensor,
-    completion_mask: Tensor,
+    model: nn.Module, cache: Cache, prompt_ids: Tensor, completion_ids: Tensor, completion_mask: Tensor, rows: Rows
 ) -> tuple[Tensor, Tensor]:
     """(B, T) log-probabilities and entropies of the completions' tokens, 0 where `completion_mask` is 0.
 
     Args:
         model: with TRL's fused head, wrapped by the distributed backend.
         cache: of the rows' prompts without their last tokens.
-        prompt_ids, prompt_mask: (B, L), padded on the left to the cache's length plus one.
+        prompt_ids: (B, L), padded on the left.
         completion_ids, completion_mask: (B, T), padded on the right.
+        rows: of the micro-batch.
+
+    Raises:
+        ValueError: the model's attention is not told of the rows.
     """
+    width = prompt_ids.shape[1] - 1
+    ids = torch.cat([prompt_ids[:, -1:], completion_ids[:, :-1]], dim=1)
+    positions = torch.arange(width, width + ids.shape[1], device=ids.device).expand_as(ids)
+    labels = completion_ids.masked_fill(completion_mask == 0, -100)
+
+    def in_one(values: Tensor) -> Tensor:  # (1, N)
+        return torch.cat([row[:n] for row, n in zip(values, rows.lengths, strict=True)])[None]
+
+    attend_by_row()
     with caches_kept():
         outputs = model(
-            input_ids=torch.cat([prompt_ids[:, -1:], completion_ids[:, :-1]], dim=1),
-            attention_mask=torch.cat([prompt_mask, completion_mask[:, :-1]], dim=1),
-            shift_labels=completion_ids.masked_fill(completion_mask == 0, -100),
+            input_ids=in_one(ids),
+            position_ids=in_one(positions),
+            attention_mask=None,
+            shift_labels=in_one(labels),
             fused_lm_head=True,
             **{CACHE: cache},
         )
-    return outputs.log_probs, outputs.entropy
+    lengths = cache.layers[0].placed.lengths
+    if lengths.seen < len(cache.layers):
+        raise ValueError(
+            f"share_prompt_prefix=True: {len(cache.layers) - lengths.seen} of {len(cache.layers)} layers do not call "
+            "transformers' sdpa attention with the keys of their cache; set share_prompt_prefix: false"
+        )
+    found = outputs.log_probs[0].split(rows.lengths), outputs.entropy[0].split(rows.lengths)
+    missing = ids.shape[1] - max(rows.lengths)
+    logp, entropy = (nn.functional.pad(pad_sequence(parts, batch_first=True), (0, missing)) for parts in found)
+    return logp, entropy

@@ -16,7 +16,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from trl_ext.compat.trl_head import tiles_in_cache
-from trl_ext.generation.kv_sharing import has_rotary_positions, unsupported_checkpointing, unsupported_reason
+from trl_ext.generation.kv_sharing import has_rotary_positions, unsupported_checkpointing, unsupported_in_a_step
 from trl_ext.grpo import contiguous
 from trl_ext.grpo.batching import Batch, Batching, concatenate
 from trl_ext.grpo.packing import attention_cost
@@ -65,7 +65,7 @@ def savings(
     }
     for reason in (reason for reason, applies in inexact.items() if applies):
         return None, [f"a step takes TRL's micro-batches, with every row and all padding: {reason}"]
-    refusal = unsupported_reason(model) or ("under FSDP the decoder cannot run alone" if fsdp else None)
+    refusal = unsupported_in_a_step(model) or ("under FSDP the decoder cannot run alone" if fsdp else None)
     if config.gradient_checkpointing:
         reentrant = bool((config.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
         refusal = refusal or unsupported_checkpointing(model, reentrant)
@@ -171,12 +171,12 @@ def planned_log_probs(model: nn.Module, bare: PreTrainedModel, batch: Batch) -> 
     computed = batch.get("computed", len(batch["prompt_ids"]))
     names = "prompt_ids", "prompt_mask", "completion_ids", "completion_mask"
     prompts, prompt_mask, completions, completion_mask = (batch[name][:computed] for name in names)
-    rows = prompts, prompt_mask, completions, completion_mask
     with tiles_in_cache(bare.config.get_text_config().vocab_size, prompts.device):
         if "prompts" in batch:
-            cache = batch["prompts"].cache(bare.base_model, batch["group"][:computed])
-            logp, entropy = completion_log_probs(model, cache, *rows)
+            cache = batch["prompts"].cache(bare.base_model, batch["rows"])
+            logp, entropy = completion_log_probs(model, cache, prompts, completions, completion_mask, batch["rows"])
         else:
+            rows = prompts, prompt_mask, completions, completion_mask
             logp, entropy = contiguous.log_probs(model, *rows, batch["columns"], contiguous.can_pack(bare))
     if "copy_of" in batch:  # by `embedding`, whose backward pass adds gradients in the same order every time
         logp, entropy = (nn.functional.embedding(batch["copy_of"], values) for values in (logp, entropy))

@@ -15,7 +15,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from trl_ext.compat.startup import on_cpu_ranks
-from trl_ext.compat.torch_groups import set_default_group_timeout
+from trl_ext.compat.torch_on_cpu import set_default_group_timeout
 
 _hosts: dict[str, str] = {}  # address -> name
 

@@ -174,7 +174,7 @@ def pretrain(
     from tqdm import tqdm
     from transformers import get_cosine_schedule_with_warmup
 
-    from trl_ext.compat.muon import muon_without_emulation
+    from trl_ext.compat.torch_on_cpu import muon_without_emulation
 
     model = build_model(config, tokenizer, seed)
     matrices = [w for w in model.model.layers.parameters() if w.ndim == 2]

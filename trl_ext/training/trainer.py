@@ -37,7 +37,7 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from trl.models import unwrap_model_for_generation
 
-from trl_ext.compat.torch_devices import load_to_numbered_cpus
+from trl_ext.compat.torch_on_cpu import load_to_numbered_cpus
 from trl_ext.dashboards.trackers import send_table, trackers_last
 from trl_ext.errors import NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates

@@ -104,7 +104,7 @@ def _caches(model: PreTrainedModel, tokens: int) -> list[tuple[Tensor, Tensor]]:
     """Keys and values of each layer for a row of so many tokens."""
     from transformers import DynamicCache
 
-    from trl_ext.compat.checkpointing import CACHE
+    from trl_ext.compat.layers import CACHE
 
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
@@ -116,7 +116,7 @@ def _inputs(model: PreTrainedModel, queries: int, past: int, trained: bool) -> d
     """A row's tokens after a cache of others, which in training has a gradient, as shared prompts have."""
     from transformers import DynamicCache
 
-    from trl_ext.compat.checkpointing import CACHE
+    from trl_ext.compat.layers import CACHE
 
     cache = DynamicCache(config=model.config)
     for layer, pair in enumerate(_caches(model, past)):

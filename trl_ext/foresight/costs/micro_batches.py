@@ -13,7 +13,7 @@ import torch
 from trl_ext.foresight.costs.counting import ModelCosts
 from trl_ext.foresight.costs.operations import Polynomial, Work
 from trl_ext.foresight.costs.rollouts import spread_lengths
-from trl_ext.generation.kv_sharing import unsupported_reason
+from trl_ext.generation.kv_sharing import unsupported_in_a_step
 from trl_ext.grpo.batching import Batch, Batching
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class MicroBatches:
 
     rows: np.ndarray
     prompts: np.ndarray  # width
-    completions: np.ndarray  # width
+    completions: np.ndarray  # width; on shared prompts, where there is no padding, their mean length
     shared: tuple[tuple[int, int], ...] | None  # prompts and their width of each set that is computed once, if shared
 
 
@@ -35,7 +35,7 @@ def shares_prompts(shape: RunShape) -> bool:
     config = copy.deepcopy(shape.config)
     config._attn_implementation = shape.attention
     model = cast(Any, SimpleNamespace(config=config))
-    return shape.shares_prompts and shape.dynamic and unsupported_reason(model) is None
+    return shape.shares_prompts and shape.dynamic and unsupported_in_a_step(model) is None
 
 
 def rows_per_gpu(shape: RunShape) -> int:
@@ -58,9 +58,13 @@ def plan_step(shape: RunShape) -> MicroBatches:
     return MicroBatches(
         rows=np.array([len(batch["completion_ids"]) for batch in planned], dtype=float),
         prompts=np.array([batch["prompt_ids"].shape[1] for batch in planned], dtype=float),
-        completions=np.array([batch["completion_ids"].shape[1] for batch in planned], dtype=float),
+        completions=np.array([_width(batch) for batch in planned], dtype=float),
         shared=tuple((int(u), int(width)) for u, width in sets.values()) if sets else None,
     )
+
+
+def _width(batch: Batch) -> float:
+    return float(np.mean(batch["rows"].lengths)) if "rows" in batch else batch["completion_ids"].shape[1]
 
 
 def _rows(shape: RunShape) -> Batch:

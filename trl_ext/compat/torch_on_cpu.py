@@ -1,14 +1,29 @@
-"""torch's Muon on a CPU whose instructions have no bfloat16."""
+"""torch on a CPU: what a file is loaded to, how long a process group waits, and Muon without bfloat16."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import re
 from collections.abc import Iterator
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.optim import _muon
+
+
+def load_to_numbered_cpus() -> None:
+    """Let `torch.load` map to cpu:0, the device of a CPU rank, to which `Trainer` loads the optimizer."""
+    torch.serialization.register_package(
+        100, lambda storage: None, lambda storage, location: storage if re.fullmatch(r"cpu:\d+", location) else None
+    )
+
+
+def set_default_group_timeout(limit: datetime.timedelta) -> None:
+    """Set the default timeout of torch.distributed's groups, the first one and those of `new_group`."""
+    distributed_c10d.default_pg_timeout = limit
 
 
 def has_bfloat16_matmul() -> bool:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.optim import _muon
 
-from trl_ext.compat import muon
-from trl_ext.compat.muon import muon_without_emulation, orthogonalized
+from trl_ext.compat import torch_on_cpu
+from trl_ext.compat.torch_on_cpu import muon_without_emulation, orthogonalized
 
 SETTINGS = ((_muon.DEFAULT_A, _muon.DEFAULT_B, _muon.DEFAULT_C), _muon.DEFAULT_NS_STEPS, _muon.EPS)
 
@@ -29,7 +29,7 @@ def test_it_is_torchs_up_to_the_rounding_of_bfloat16(shape: tuple[int, int]) -> 
 
 @pytest.mark.parametrize("has", [True, False])
 def test_it_steps_in_torchs_place_only_without_bfloat16(has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(muon, "has_bfloat16_matmul", lambda: has)
+    monkeypatch.setattr(torch_on_cpu, "has_bfloat16_matmul", lambda: has)
     torchs = _muon._zeropower_via_newtonschulz
     grad = torch.randn(12, 40, generator=torch.Generator().manual_seed(0))
     weights = torch.zeros(12, 40, requires_grad=True)

@@ -1,7 +1,8 @@
 """A rollout's rows -> micro-batches with less padding, for the same gradient.
 
 Zero-advantage rows are skipped, and of equal rows one is computed; the others are sorted by length and packed into
-micro-batches of a limited number of tokens, each trimmed to its own longest prompt and completion.
+micro-batches of a limited number of tokens, each trimmed to its own longest prompt and completion. On shared prompts
+they are computed without padding, and packed as they fit.
 
 Letters: B rows, L prompt tokens, T completion tokens.
 """

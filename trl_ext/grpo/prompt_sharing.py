@@ -55,7 +55,7 @@ class SharedPrompts:
     def __init__(self, ids: Tensor, mask: Tensor, groups: list[int], micro_batches: int, apart: bool = False) -> None:
         self.ids, self.mask, self.micro_batches, self.apart = ids, mask, micro_batches, apart
         self.groups = groups
-        self.lengths = (mask[:, :-1].sum(dim=1)).tolist()
+        self.lengths = mask[:, :-1].sum(dim=1).tolist()
         self._remaining = 0
         self._parts: list[tuple[_Shared, _Shared]] = []  # keys and values of each layer
 

@@ -11,6 +11,7 @@ from tests.foresight.shapes import network, shape
 from trl_ext.foresight.costs.counting import ModelCosts
 from trl_ext.foresight.costs.micro_batches import MicroBatches, plan_step, scoring_work, shares_prompts, training_work
 from trl_ext.foresight.costs.operations import Polynomial
+from trl_ext.foresight.costs.rollouts import spread_lengths
 from trl_ext.foresight.shape import Launch, Lengths
 
 
@@ -82,6 +83,12 @@ def test_shared_prompts_are_planned_where_the_trainer_shares() -> None:
     assert plan_step(shape(step=16)).shared is None
 
 
+def test_on_shared_prompts_completions_have_no_padding() -> None:
+    lengths = Lengths(8, 8, 10, 20)
+    found = plan_step(shape(step=16, shares_prompts=True, lengths=lengths))
+    assert (found.rows * found.completions).sum() == pytest.approx(spread_lengths(16, 10, 20).sum())
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -89,6 +96,7 @@ def test_shared_prompts_are_planned_where_the_trainer_shares() -> None:
         ({"shares_prompts": False}, False),
         ({"dynamic": False}, False),
         ({"attention": "flash_attention_2"}, False),
+        ({"attention": "eager"}, False),
         ({"config": network(use_sliding_window=True, sliding_window=8, max_window_layers=1)}, False),
     ],
 )

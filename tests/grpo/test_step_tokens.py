@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.grpo.test_step import ALL, OFF_POLICY, PLAIN, TWO_EPOCHS, trained, trainer_of
-from tests.support.tiny import weight_difference
+from tests.grpo.test_step import ALL, OFF_POLICY, PLAIN, TWO_EPOCHS, trained, trainer_of, words_of_row
+from tests.support.tiny import scripted, weight_difference
 from trl_ext import ExtGRPOConfig
 from trl_ext.grpo.without_effect import without_effect
 
@@ -63,6 +63,20 @@ def test_how_a_step_is_divided_changes_nothing_of_it(loss: str, tmp_path: Path) 
     assert weight_difference(whole, trained(tmp_path, **TWO_EPOCHS, **PLAIN).model) > 1e-4  # than with PPO's clip
     for other in ends.values():
         assert weight_difference(whole, other) < 1e-7  # a norm computes in float32
+
+
+def test_a_step_that_begins_on_shared_prompts_is_the_same(tmp_path: Path) -> None:
+    """Its tokens are computed on the prompts that its first micro-batch would have computed already."""
+
+    def with_long_prompts(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        rollout = scripted(words_of_row)(prompts, trainer)
+        return {**rollout, "prompt_ids": [[3] * 16 + row for row in rollout["prompt_ids"]]}
+
+    whole_groups = {"rollout_batch_size": 32, "train_batch_size": 32, "n_grpo_steps": 1, "epochs_per_rollout_batch": 2}
+    settings = {**whole_groups, **axes("clip_cov"), "rollout_func": with_long_prompts}
+    plain, ours = (trained(tmp_path / name, **settings, **cut) for name, cut in (("plain", PLAIN), ("ours", ALL)))
+    assert all("prompts" in plan[0] for plan in ours._planner.plans)
+    assert weight_difference(plain.model, ours.model) < 1e-7
 
 
 def test_rows_of_zero_advantage_are_kept_and_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

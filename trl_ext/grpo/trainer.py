@@ -394,6 +394,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if not self.args.uses_axes:
             return super()._compute_loss(model, inputs)
         mask = loss_mask(inputs)
+        step = self._tokens_of_step(model, inputs)  # first: its passes take the shared prompts that ours continues on
         logp, entropy, aux_loss = self._log_probs(model, inputs)
         # A batch of TRL's has no old log-probabilities where they equal the current ones.
         old_logp = inputs.get("old_per_token_logps", logp.detach())
@@ -411,7 +412,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             sampled_logp=inputs.get("sampling_per_token_logps"),
             entropy=entropy.detach(),
             group=inputs.get("group"),
-            step=self._tokens_of_step(model, inputs),
+            step=step,
             policy_mask=high_entropy,
         )
         if self.model.training and "row" in inputs:

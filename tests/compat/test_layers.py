@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 from transformers import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.support.tiny import tiny_model
-from trl_ext.compat.layers import CACHE, Lengths, attend_by_row, caches_kept, can_keep_caches, keys_with
+from trl_ext.compat.layers import CACHE, Lengths, attend_by_row, by_row, caches_kept, can_keep_caches, keys_with
 
 
 def tokens_cached() -> int:
@@ -53,3 +54,35 @@ def test_rows_in_one_attend_to_their_own_earlier_tokens() -> None:
         assert torch.allclose(found[0, place], expected, atol=1e-12)
     others = query, key[:, :, :6], value[:, :, :6], None
     assert torch.equal(attend(layer, *others)[0], sdpa_attention_forward(layer, *others)[0])
+
+
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize("scaling", [None, 0.5])
+def test_rows_in_one_have_the_gradient_of_rows_apart(key_heads: int, scaling: float | None) -> None:
+    """The same of queries, keys and values, in one operation (float64) as row by row through autograd."""
+    random, layer = torch.Generator().manual_seed(0), torch.nn.Module()
+    layer.num_key_value_groups = 4 // key_heads
+    sizes = (4, 6), (key_heads, 9), (key_heads, 9)
+    given = [torch.randn(1, h, n, 8, generator=random, dtype=torch.float64, requires_grad=True) for h, n in sizes]
+    weights = torch.randn(1, 6, 4, 8, generator=random, dtype=torch.float64)
+    lengths = Lengths([2, 1, 3], [4, 1, 4], torch.device("cpu"))
+    gradients = []
+    for dropout in (0.0, 1e-300):  # with dropout, even one that drops nothing, rows go through sdpa one by one
+        query, key, value = (part * 1 for part in given)
+        found = by_row(layer, query, keys_with(lengths, key), value, None, scaling=scaling, dropout=dropout)[0]
+        gradients.append([found.detach(), *torch.autograd.grad((found * weights).sum(), given)])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-13)
+
+
+def test_rows_in_one_keep_few_tensors_for_the_backward_pass() -> None:
+    """What gradient checkpointing packs, compares and unpacks one by one: as many for 3 rows as for 30."""
+    kept: list[int] = []
+    for rows in (3, 30):
+        query = torch.randn(1, 2, 2 * rows, 8, requires_grad=True)
+        lengths = Lengths([2] * rows, [2] * rows, torch.device("cpu"))
+        count: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, count=count: count.append(t) or t, lambda t: t):
+            by_row(torch.nn.Module(), query, keys_with(lengths, query * 1), query * 1, None)
+        kept.append(len(count))
+    assert kept == [5, 5]

@@ -86,7 +86,7 @@ def by_row(
 
 
 class _ByRowOnCPU(torch.autograd.Function):
-    """Attention row by row as one operation, that keeps five tensors and not some eight per row.
+    """Attention row by row as one operation, that keeps five tensors and not six of each row.
 
     The rows go through PyTorch's kernel for CPUs, to which keys of fewer heads than the queries need not be repeated.
     """

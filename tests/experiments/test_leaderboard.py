@@ -34,6 +34,7 @@ from trl_ext.experiments.pipeline.process import _TICK
 from trl_ext.experiments.pipeline.record import RECORD, elapsed_seconds, load_or_create
 from trl_ext.experiments.pipeline.run import _END
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage, read_pipeline
+from trl_ext.experiments.preflight import first_refusal
 from trl_ext.experiments.rules import _PLAIN, RULES, violations
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.runs.checkpoints import link_model
@@ -188,6 +189,7 @@ def test_the_leaderboards_that_ship_keep_to_their_rules(path: Path, monkeypatch:
     from trl_ext.experiments.pipeline.run import _check_stages
 
     _check_stages(dataclasses.replace(pipeline, stages=stages), ROOT / "recipes")
+    monkeypatch.setattr("trl_ext.experiments.pipeline.run.refusal_of", first_refusal)  # without a process for each
     arms = {stage.arm: number for number, stage in enumerate(stages)}  # the last stage of each
     for last in arms.values():
         broken = list(stages)

@@ -1,10 +1,13 @@
-"""Foresight held to account: the memory of real training steps on a CPU against what was foreseen on fake tensors.
+"""Foresight held to account: the memory of real training steps against what was foreseen on fake tensors.
 
     python -m scripts.benchmarks.foresight --json docs/results/foresight_memory.json
     python -m scripts.benchmarks.foresight --shapes 1m 6m --cases plain lora
+    python -m scripts.benchmarks.foresight --shapes qwen2.5-math-1.5b --measure gpu.json     # on a GPU
+    python -m scripts.benchmarks.foresight --against gpu.json --json docs/results/foresight_gpu.json     # anywhere
 
-Measured are the allocations and releases that torch's own CPU allocator reports to the profiler, which knows nothing of
-the ledger that foresight counts with, in the second optimizer step of `Trainer.train()` on replayed rollouts. The sizes
+Measured is the second optimizer step of `Trainer.train()` on replayed rollouts. On a CPU these are the allocations and
+releases that torch's own allocator reports to the profiler, which knows nothing of the ledger that foresight counts
+with; on a GPU, in bfloat16 and with a recipe's lengths, the most that the CUDA allocator had given at a time. The sizes
 of parameters, gradients and optimizer state are those of the real tensors.
 """
 
@@ -13,9 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +37,8 @@ from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.runs.provenance import provenance
 
-from .random_model import SHAPES, save_random_model
+from .peak_memory import peak, start_peak
+from .random_model import SHAPES, network_of, save_random_model
 from .step import replaying
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings of the trainer, and of the model
@@ -65,6 +69,9 @@ class Work:
         return 2 * self.group
 
 
+ON_A_GPU = Work(prompt=150, longest_prompt=600, completion=1024, group=8)
+
+
 class _Replay:
     """In place of the engine: completions of the longest length."""
 
@@ -84,22 +91,45 @@ class _Replay:
 
 
 class _Watch(TrainerCallback):
-    """Profiles the second optimizer step, and sizes what is there at its end."""
+    """Watches the second optimizer step's allocations, and sizes what is there at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu, self.is_on = on_gpu, False
         self.profiler: Any = None
         self.static: dict[str, int] = {}
+        self.of_gpu = dict.fromkeys(MOMENTS, 0)
+        self.reserved = 0  # most bytes that the CUDA allocator held
+
+    def moment(self, name: str) -> AbstractContextManager[object]:
+        """What a forward pass, a backward pass or the optimizer runs within."""
+        return self._on_gpu(name) if self.on_gpu else record_function(f"moment:{name}")
+
+    @contextmanager
+    def _on_gpu(self, name: str) -> Iterator[None]:
+        start_peak()
+        yield
+        if self.is_on:
+            self.of_gpu[name] = max(self.of_gpu[name], peak())
+            self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
+
+    def peaks(self) -> dict[str, int]:
+        """Most bytes that were live in each moment."""
+        return (
+            self.of_gpu if self.on_gpu else peaks(self.profiler, self.static["parameters"] + self.static["optimizer"])
+        )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start."""
-        if state.global_step == 1:
+        self.is_on = state.global_step == 1
+        if self.is_on and not self.on_gpu:
             self.profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self.profiler.__enter__()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, **kwargs: Any) -> None:
         """End, with the gradients still there."""
-        if state.global_step == 1:
-            self.profiler.__exit__(None, None, None)
+        if self.is_on:
+            if self.profiler:
+                self.profiler.__exit__(None, None, None)
             inner = getattr(optimizer, "optimizer", optimizer)
             states = [tensor for state in inner.state.values() for tensor in state.values()]
             self.static = {
@@ -115,12 +145,12 @@ def _bytes(tensors: Any) -> int:
 
 
 @contextmanager
-def marked(trainer: Any) -> Iterator[None]:
-    """While it trains, the profiler is told when a forward pass, a backward pass or the optimizer runs."""
+def marked(trainer: Any, moment: Callable[[str], AbstractContextManager[object]]) -> Iterator[None]:
+    """While it trains, forward passes, backward passes and the optimizer run within their moment."""
 
     def within(name: str, method: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with record_function(f"moment:{name}"):
+            with moment(name):
                 return method(*args, **kwargs)
 
         return run
@@ -173,26 +203,39 @@ def peaks(profiler: Any, at_start: int) -> dict[str, int]:
     return found
 
 
-def run(shape: str, case: str, work: Work, folder: Path) -> tuple[dict[str, int], dict[str, int], Any]:
-    """Measured peaks, measured sizes, and what is foreseen."""
+def settings_of(case: str, shape: str, work: Work, folder: Path, on_gpu: bool) -> tuple[ModelConfig, ExtGRPOConfig]:
+    """Of a run of this case."""
     settings, of_model = CASES[case]
-    path = save_random_model(folder / shape, shape)
-    model = ModelConfig(model_name_or_path=str(path), dtype="float32", **of_model)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    words = [" ".join(["w5"] * n) for n in (work.longest_prompt, work.prompt)]
+    model = ModelConfig(model_name_or_path=str(folder / shape), dtype="float32", **of_model)
     config = ExtGRPOConfig(
-        output_dir=str(folder / "run"), use_cpu=True, max_steps=2, per_device_train_batch_size=work.micro,
+        output_dir=str(folder / "run"), use_cpu=not torch.cuda.is_available(), max_steps=2,
+        per_device_train_batch_size=work.micro,
         gradient_accumulation_steps=work.rows // work.micro, num_generations=work.group, learning_rate=1e-6,
         max_completion_length=work.completion, preset="reinforce_with_baseline", report_to="none", save_strategy="no",
         disable_tqdm=True, use_vllm=True, vllm_mode="colocate", vllm_importance_sampling_correction=False,
-        shuffle_dataset=False, **{"bf16": False, "gradient_checkpointing": False, **settings},
+        shuffle_dataset=False, **{"bf16": on_gpu, "gradient_checkpointing": False, **settings},
     )  # fmt: skip
-    policy = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation=model.attn_implementation or "sdpa"
-    )
-    network, watch = policy.config, _Watch()
+    return model, config
+
+
+def foresee(shape: str, case: str, work: Work, folder: Path, on_gpu: bool) -> Any:
+    """What is foreseen of it."""
+    model, config = settings_of(case, shape, work, folder, on_gpu)
     lengths = Lengths(work.prompt, work.longest_prompt, work.completion, work.completion)
-    foreseen = shape_of(GRPOTask(), model, config, network, Launch(), lengths, {})
+    network = network_of(shape)
+    return measure(shape_of(GRPOTask(), model, config, network, Launch(), lengths, {}), on_gpu=on_gpu)
+
+
+def run(shape: str, case: str, work: Work, folder: Path) -> dict[str, Any]:
+    """Measured peaks and sizes; on a GPU also what the allocator reserved, and what CUDA took in addition."""
+    on_gpu = torch.cuda.is_available()
+    model, config = settings_of(case, shape, work, folder, on_gpu)
+    path = save_random_model(folder / shape, shape)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    words = [" ".join(["w5"] * n) for n in (work.longest_prompt, work.prompt)]
+    attention = model.attn_implementation or "sdpa"
+    policy = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention)
+    watch = _Watch(on_gpu)
     rewards = [float(i % 2) for i in range(work.rows)]
     with replaying(_Replay(work, len(tokenizer))):
         trainer = ExtGRPOTrainer(
@@ -201,10 +244,13 @@ def run(shape: str, case: str, work: Work, folder: Path) -> tuple[dict[str, int]
         )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
-    with marked(trainer):
+    with marked(trainer, watch.moment):
         trainer.train()
-    measured = peaks(watch.profiler, watch.static["parameters"] + watch.static["optimizer"])
-    return measured, watch.static, measure(foreseen, on_gpu=False)
+    found: dict[str, Any] = {"peaks": watch.peaks(), "static": watch.static}
+    if on_gpu:
+        free, total = torch.cuda.mem_get_info()
+        found |= {"reserved": watch.reserved, "context": total - free - torch.cuda.memory_reserved()}
+    return found
 
 
 def compare(measured: Mapping[str, int], static: Mapping[str, int], foreseen: Any) -> dict[str, dict[str, float]]:
@@ -224,22 +270,39 @@ def compare(measured: Mapping[str, int], static: Mapping[str, int], foreseen: An
 
 
 def main() -> None:
-    """Compare, print, and write the file asked for."""
+    """Measure, compare, print, and write the files asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["1m", "6m", "60m"])
     parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="only measure, and write what --against takes")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with what --measure wrote elsewhere")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    found: dict[str, Any] = {}
+    origin = provenance()
     with tempfile.TemporaryDirectory() as scratch:
-        for shape in args.shapes:
-            for case in args.cases:
-                parts = compare(*run(shape, case, Work(), Path(scratch)))
+        if args.against:
+            given = json.loads(args.against.read_text(encoding="utf-8"))
+        else:
+            given = {"work": asdict(ON_A_GPU if torch.cuda.is_available() else Work()),
+                     "on_gpu": torch.cuda.is_available(), "measured": {}, **origin}  # fmt: skip
+        work, found = Work(**given["work"]), dict[str, Any]()
+        for shape in args.shapes if not args.against else given["measured"]:
+            cases = given["measured"].setdefault(shape, {})
+            for case in args.cases if not args.against else cases:
+                if not args.against:
+                    cases[case] = run(shape, case, work, Path(scratch))
+                if args.measure:
+                    print(f"{shape}, {case}: {cases[case]}", flush=True)
+                    args.measure.write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
+                    continue
+                one = cases[case]
+                parts = compare(one["peaks"], one["static"], foresee(shape, case, work, Path(scratch), given["on_gpu"]))
                 found[f"{shape}, {case}"] = parts
                 shown = ", ".join(f"{name} {of['error']:+.1%}" for name, of in parts.items())
                 print(f"{shape}, {case}: {parts['peak']['measured'] / 2**20:.0f} MiB; {shown}", flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"found": found, **provenance()}, indent=2) + "\n", encoding="utf-8")
+        result = {"found": found, "measured": given, **origin}
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,13 @@ SHAPES = {
 }  # fmt: skip
 
 
+def network_of(shape: str) -> Qwen3Config:
+    """A shape's configuration."""
+    return Qwen3Config(
+        **SHAPES[shape], max_position_embeddings=4096, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0
+    )
+
+
 def save_random_model(folder: Path, shape: str, dtype: torch.dtype = torch.float32) -> Path:
     """Write model and tokenizer into `folder`, once, and return it."""
     if (folder / "model.safetensors").exists():
@@ -35,11 +42,10 @@ def save_random_model(folder: Path, shape: str, dtype: torch.dtype = torch.float
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     torch.manual_seed(0)
-    config = Qwen3Config(
-        **SHAPES[shape], max_position_embeddings=4096, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0
-    )
+    config = network_of(shape)
     config.dtype = dtype
-    model = Qwen3ForCausalLM(config).to(dtype)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # where many weights are drawn in a moment
+        model = Qwen3ForCausalLM(config).to(dtype)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return folder

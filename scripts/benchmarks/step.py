@@ -143,9 +143,9 @@ class Watch(TrainerCallback):
             torch.cuda.synchronize()
         if self.weighs:
             self.extra_mib = (peak() - self.before) / 2**20
+            self.gradient = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters()])
         else:
             self.seconds.append(self.clock() - self.began)
-        self.gradient = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters()])
 
 
 @contextmanager
@@ -170,7 +170,8 @@ def trainers(
     common: dict[str, Any] = {
         "max_steps": 1, "per_device_train_batch_size": work.micro, "num_generations": work.group,
         "gradient_accumulation_steps": work.rollouts // work.micro, "max_completion_length": work.max_length,
-        "learning_rate": 0.0, "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "bf16": args.bf16,
+        "learning_rate": 0.0, "optim": "sgd", "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
+        "bf16": args.bf16,
         "use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": args.correction,
         "vllm_importance_sampling_mode": "sequence_mask",  # TRL's default, which is not ours
         "gradient_checkpointing": checkpointing, "logging_steps": 1000, "loss_type": "grpo", "max_grad_norm": 0.0,

@@ -5,13 +5,15 @@ r"""Padded micro-batches against one row without padding: how much padding there
 First the padding in the micro-batches of a step as `Batching` plans them, without a model: it bounds what any layout
 without padding can gain. Then forward and backward passes over the same micro-batches, in alternation: padded at the
 end of each row (what a step does), and packed into one row, in which attention keeps the completions apart by a mask
-(what transformers does with sdpa), by a call for each (what flash attention's varlen kernels do on a GPU, registered
-here as an attention function), by nested tensors, or by FlexAttention.
+(what transformers does with sdpa), by a call for each (registered here as an attention function), by one for all (what
+shared prompts have; on a GPU FlashAttention's kernel for rows of any lengths), by nested tensors, or by FlexAttention.
+On a GPU in bfloat16, and the time is the clock's.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import tempfile
 import time
@@ -23,11 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
+from trl_ext.compat import layers
 from trl_ext.grpo import contiguous
 from trl_ext.grpo.batching import Batch, Batching, loss_mask
 from trl_ext.runs.provenance import provenance
@@ -74,21 +78,30 @@ def packed(batch: Batch) -> dict[str, Any]:
     scored = torch.cat([torch.zeros_like(batch["prompt_mask"]), loss_mask(batch).long()], dim=1) > 0
     lengths = real.sum(dim=1)
     labels = torch.roll(ids.masked_fill(~scored, -100)[real], -1)[None]
-    positions = torch.cat([torch.arange(n) for n in lengths.tolist()])[None]
+    positions = torch.cat([torch.arange(n) for n in lengths.tolist()])[None].to(ids.device)
     return {"input_ids": ids[real][None], "position_ids": positions, "shift_labels": labels, "lengths": lengths}
 
 
 def per_segment(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """A call of the causal kernel for each completion."""
+    query, key, value = layers._cast(query, key, value)
     segments = zip(*(x.split(kwargs["lengths"].tolist(), dim=2) for x in (query, key, value)), strict=True)
     found = [scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True) for one in segments]
     return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
 
 
+def at_once(module: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """As completions attend to shared prompts."""
+    sizes = kwargs["lengths"].tolist()
+    lengths = layers.Lengths(sizes, sizes, query.device)
+    return layers.by_row(module, query, layers.keys_with(lengths, key), value, None)
+
+
 def nested(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """Nested tensors in the jagged layout."""
+    query, key, value = layers._cast(query, key, value)
     repeats = query.shape[1] // key.shape[1]
-    lengths = kwargs["lengths"]
+    lengths = kwargs["lengths"].to(query.device)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     parts = [query, key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)]
     jagged = [
@@ -100,19 +113,25 @@ def nested(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs
 
 def flex(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """FlexAttention with a mask function of documents."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    document = torch.repeat_interleave(torch.arange(len(kwargs["lengths"])), kwargs["lengths"])
-    n = query.shape[2]
-    mask = create_block_mask(lambda b, h, q, k: (document[q] == document[k]) & (q >= k), None, None, n, n, "cpu")
+    query, key, value = layers._cast(query, key, value)
+    mask = block_mask(tuple(kwargs["lengths"].tolist()), query.device)
     found = torch.compile(flex_attention, dynamic=True)(query, key, value, block_mask=mask, enable_gqa=True)
     return found.transpose(1, 2).contiguous(), None
+
+
+@functools.lru_cache(maxsize=1)
+def block_mask(lengths: tuple[int, ...], device: torch.device) -> BlockMask:
+    """Of a micro-batch, for all of its layers."""
+    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
+    n = len(document)
+    return create_block_mask(lambda b, h, q, k: (document[q] == document[k]) & (q >= k), None, None, n, n, device)
 
 
 LAYOUTS: dict[str, Callable[..., Any] | None] = {
     "padded at the end": None,
     "packed, masked": None,
     "packed, a call for each": per_segment,
+    "packed, all rows at once": at_once,
     "packed, nested tensors": nested,
     "packed, FlexAttention": flex,
 }
@@ -133,7 +152,8 @@ def loss_of(model: Any, name: str, batch: Batch) -> Tensor:
 
 
 def time_layouts(model: Any, plan: list[Batch], repeats: int) -> dict[str, Any]:
-    """Per layout: CPU seconds of a step, its ratio to the padded one, and the difference of the gradient."""
+    """Per layout: seconds of a step, its ratio to the padded one, and the difference of the gradient."""
+    on_gpu = model.device.type == "cuda"
     seconds: dict[str, list[float]] = {name: [] for name in LAYOUTS}
     gradients: dict[str, Tensor] = {}
     failed: dict[str, str] = {}
@@ -141,22 +161,32 @@ def time_layouts(model: Any, plan: list[Batch], repeats: int) -> dict[str, Any]:
         for name in LAYOUTS.keys() - failed.keys():
             model.set_attn_implementation(name.replace(" ", "_") if LAYOUTS[name] else "sdpa")
             model.zero_grad()
-            began = time.process_time()
+            began = now(on_gpu)
             try:
                 for batch in plan:
-                    loss_of(model, name, batch).backward()
+                    with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu):
+                        loss = loss_of(model, name, batch)
+                    loss.backward()
             except (RuntimeError, NotImplementedError, ValueError) as error:
-                failed[name] = str(error).strip().splitlines()[-1][:200]
+                failed[name] = f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
                 continue
-            seconds[name].append(time.process_time() - began)
+            seconds[name].append(now(on_gpu) - began)
             gradients[name] = torch.cat([p.grad.flatten().clone() for p in model.parameters()])
     plain = gradients["padded at the end"]
     found: dict[str, Any] = {name: {"failed": said} for name, said in failed.items()}
     for name in LAYOUTS.keys() - failed.keys():
         ratio = median(a / b for a, b in zip(seconds["padded at the end"][1:], seconds[name][1:], strict=True))
         difference = ((gradients[name] - plain).abs().max() / plain.abs().max()).item()
-        found[name] = {"cpu_seconds": median(seconds[name][1:]), "ratio": ratio, "gradient_difference": difference}
+        found[name] = {"seconds": median(seconds[name][1:]), "ratio": ratio, "gradient_difference": difference}
     return {name: found[name] for name in LAYOUTS}
+
+
+def now(on_gpu: bool) -> float:
+    """Seconds: of this process on its core, or on the clock, when the GPU has done what it was given."""
+    if not on_gpu:
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def main() -> None:
@@ -165,7 +195,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1m", help="of a random model (default: 1m)")
     parser.add_argument("--repeats", type=int, default=3, help="timed rounds (default: 3)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--workload", choices=WORKLOADS, default=next(iter(WORKLOADS)), help="(default: the page's)")
     args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)  # its CPU time is what other work on the machine changes least
     found: dict[str, Any] = {"padding": {}}
     plans = {name: Batching(rows=work.micro).plan(step_of(work, 4096)) for name, work in WORKLOADS.items()}
@@ -178,12 +210,17 @@ def main() -> None:
             AttentionMaskInterface.register(name.replace(" ", "_"), lambda *_, **__: None)
     with tempfile.TemporaryDirectory() as scratch:
         model = AutoModelForCausalLM.from_pretrained(save_random_model(Path(scratch), args.shape), dtype=torch.float32)
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    found["layouts"] = time_layouts(model, plans["the page's: 64 rollouts, mean 95"], args.repeats)
+    add_fused_lm_head(model.to(device), outputs=("log_probs", "entropy"))
+    plan = [{name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+            for batch in plans[args.workload]]  # fmt: skip
+    found["layouts"] = time_layouts(model, plan, args.repeats)
     for name, one in found["layouts"].items():
         print(f"{name:<26}", json.dumps(one))
     if args.json:
-        args.json.write_text(json.dumps({"shape": args.shape, **found, **provenance()}, indent=2) + "\n", "utf-8")
+        args.json.write_text(
+            json.dumps({"shape": args.shape, "workload": args.workload, **found, **provenance()}, indent=2) + "\n",
+            "utf-8",
+        )
 
 
 if __name__ == "__main__":

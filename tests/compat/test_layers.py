@@ -86,3 +86,45 @@ def test_rows_in_one_keep_few_tensors_for_the_backward_pass() -> None:
             by_row(torch.nn.Module(), query, keys_with(lengths, query * 1), query * 1, None)
         kept.append(len(count))
     assert kept == [5, 5]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_rows_in_one_on_a_gpu_are_those_on_a_cpu(key_heads: int, dtype: torch.dtype) -> None:
+    """Output and gradients of FlashAttention against float64; no mask is made, and five tensors are kept."""
+    random, layer = torch.Generator().manual_seed(0), torch.nn.Module()
+    lengths, sizes = ([2, 1, 130], [4, 1, 200]), ((4, 133), (key_heads, 205), (key_heads, 205))
+    exact = [torch.randn(1, h, n, 64, generator=random).to(dtype).double() for h, n in sizes]
+    weights = torch.randn(1, 133, 4, 64, generator=random).to(dtype).double()
+    kept: list[torch.Tensor] = []
+    found = []
+    for device, kind in (("cpu", torch.float64), ("cuda", dtype)):
+        query, key, value = (part.to(device, kind).requires_grad_() for part in exact)
+        rows = Lengths(*lengths, torch.device(device))
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
+            output = by_row(layer, query, keys_with(rows, key), value, None)[0]
+        gradients = torch.autograd.grad(output, (query, key, value), weights.to(device, kind))
+        found.append([part.detach().cpu().double() for part in (output, *gradients)])
+    assert "masks" not in rows.__dict__
+    assert [part.device.type for part in kept] == ["cpu"] * 5 + ["cuda"] * 5
+    for one, other in zip(*found, strict=True):
+        # A few roundings of probabilities and sums to the dtype.
+        assert (one - other).abs().max() < 4 * torch.finfo(dtype).eps * one.abs().max()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_rows_in_one_have_the_dtype_of_autocast(device: str) -> None:
+    """Queries and keys are in float32, as rotary positions leave them, and values in bfloat16, as a product does."""
+    dtypes = torch.float32, torch.float32, torch.bfloat16
+    query, key, value = (torch.randn(1, 2, 6, 16, device=device, dtype=dtype, requires_grad=True) for dtype in dtypes)
+    lengths, kept = Lengths([2, 4], [2, 4], query.device), list[torch.Tensor]()
+    with (
+        torch.autocast(device, torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+    ):
+        found = by_row(torch.nn.Module(), query, keys_with(lengths, key), value, None)[0]
+    found.sum().backward()
+    assert found.dtype == torch.bfloat16
+    assert len(kept) == 5
+    assert all(part.grad.dtype == part.dtype for part in (query, key, value))

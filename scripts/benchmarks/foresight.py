@@ -229,7 +229,8 @@ def foresee(shape: str, case: str, work: Work, folder: Path, on_gpu: bool) -> An
 def run(shape: str, case: str, work: Work, folder: Path) -> dict[str, Any]:
     """Measured peaks and sizes; on a GPU also what the allocator reserved, and what CUDA took in addition."""
     on_gpu = torch.cuda.is_available()
-    model, config = settings_of(case, shape, work, folder, on_gpu)
+    with replaying(_Replay(work, SHAPES[shape]["vocab_size"])):
+        model, config = settings_of(case, shape, work, folder, on_gpu)
     path = save_random_model(folder / shape, shape)
     tokenizer = AutoTokenizer.from_pretrained(path)
     words = [" ".join(["w5"] * n) for n in (work.longest_prompt, work.prompt)]

@@ -56,6 +56,8 @@ def measure(arguments: Sequence[str], result: Path) -> None:
     """One rank: train, and let the first write what all of them measured."""
     _, model, config = parse(GRPO_SETTINGS, None, RECIPE, arguments)
     rows = DatasetSettings().read("train", config.generation_batch_size, seed=0).rows
+    if not config.use_vllm:
+        config.stop = None  # transformers looks for its characters in a vocabulary that is made up
     config.model_init_kwargs = {"dtype": "float32"}
     began = now()
     trainer = ExtGRPOTrainer(str(model.model_name_or_path), length_matters, config, rows)

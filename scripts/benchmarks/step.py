@@ -150,8 +150,9 @@ class Watch(TrainerCallback):
 
 @contextmanager
 def replaying(engine: Replay) -> Iterator[None]:
-    """While trainers are made: their engine is the replay."""
+    """While configurations and trainers are made: their engine is the replay, vLLM or not."""
     with (
+        patch("trl_ext.training.settings.is_vllm_available", lambda: True),
         patch("trl.trainer.grpo_trainer.VLLMGeneration", lambda **_: engine),
         patch("trl_ext.generation.vllm.ColocatedEngine", lambda **_: engine),
     ):

@@ -17,12 +17,13 @@ it everything that the process has kept is given back first, which a step then t
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import NormalDist, median
 from typing import Any
@@ -36,6 +37,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.compat import layers
 from trl_ext.compat.startup import use_all_cores
 from trl_ext.runs.provenance import provenance
 
@@ -60,7 +62,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "all but share_prompts": {**ON, "share_prompt_prefix": False},
     "all": ON,
     "all, 2048 tokens each": {**ON, "micro_batch_tokens": 2048},
+    "all, 16384 tokens each": {**ON, "micro_batch_tokens": 16_384},
+    "all, attention row by row": ON,
 }
+ROW_BY_ROW = "all, attention row by row"  # not by one operation for the rows of a micro-batch
+EVERY = 16  # one of so many elements of a large model's gradient is kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +149,8 @@ class Watch(TrainerCallback):
             torch.cuda.synchronize()
         if self.weighs:
             self.extra_mib = (peak() - self.before) / 2**20
-            self.gradient = torch.cat([p.grad.flatten().float().cpu() for p in model.parameters()])
+            every = EVERY if sum(p.numel() for p in model.parameters()) > 10**9 else 1
+            self.gradient = torch.cat([p.grad.flatten()[::every].float().cpu() for p in model.parameters()])
         else:
             self.seconds.append(self.clock() - self.began)
 
@@ -155,6 +162,7 @@ def replaying(engine: Replay) -> Iterator[None]:
         patch("trl_ext.training.settings.is_vllm_available", lambda: True),
         patch("trl.trainer.grpo_trainer.VLLMGeneration", lambda **_: engine),
         patch("trl_ext.generation.vllm.ColocatedEngine", lambda **_: engine),
+        patch("trl_ext.generation.vllm.load_vllm", lambda: None),
     ):
         yield
 
@@ -180,10 +188,12 @@ def trainers(
     found: dict[str, tuple[Any, Watch]] = {}
     clock = time.process_time if args.cpu_time else time.perf_counter
     ways = {name: WAYS[name] for name in WAYS if not args.ways or name in args.ways}
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    base.to("cuda" if torch.cuda.is_available() else "cpu")
     with replaying(Replay(work, len(tokenizer))):
         for name, savings in {STOCK: None, **ways}.items():
             watch, settings = Watch(clock), {**common, "output_dir": str(folder / "run")}
-            policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            policy = copy.deepcopy(base)
             if savings is None:
                 kind, config = GRPOTrainer, GRPOConfig(**settings)
             else:
@@ -202,9 +212,11 @@ def measure(args: argparse.Namespace, work: Workload, checkpointing: bool = Fals
         made = trainers(args, work, checkpointing, Path(scratch))
         # The first round warms up, the last one weighs.
         for place in tqdm(range(args.repeats + 2), desc="rounds", leave=False):
-            for trainer, watch in made.values():
+            for name, (trainer, watch) in made.items():
                 watch.weighs = place > args.repeats
-                trainer.train()
+                apart = {"_in_one": lambda *_: None} if name == ROW_BY_ROW else {}
+                with patch.multiple(layers, **apart) if apart else nullcontext():
+                    trainer.train()
         watches = {name: watch for name, (_, watch) in made.items()}
     stock, units = watches[STOCK], work.units(args.correction, checkpointing)
     assert stock.gradient is not None

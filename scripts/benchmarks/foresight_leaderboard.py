@@ -38,12 +38,12 @@ _HALF = dataclasses.replace(
 )  # fmt: skip
 _CHANGES: dict[str, dict[str, Any]] = {
     "none": {},
-    "micro_train_batch_size 4": {"micro_rows": 4},
-    "micro_train_batch_size 8": {"micro_rows": 8},
+    "no micro_batch_tokens": {"micro_tokens": None},
+    "micro_batch_tokens 8192": {"micro_tokens": 8192},
+    "micro_batch_tokens 32768": {"micro_tokens": 32_768},
     "gradient_checkpointing false": {"checkpointing": False},
     "save_steps 100": {"save_every": 100},
     "validation_problems 5000": {"validation_problems": 5000},
-    "micro_train_batch_size 8, save_steps 100": {"micro_rows": 8, "save_every": 100},
 }
 
 

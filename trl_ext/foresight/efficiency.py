@@ -1,4 +1,4 @@
-"""How much of its ceilings a machine reaches, and what Python takes: assumed, until a pilot or a check says better."""
+"""How much of its ceilings a machine reaches, and what Python takes, until a pilot or a check says better."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PACED = {  # a rate -> the name by which its measured pace is kept
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Assumptions by default, not measurements; fractions are of a device's peaks."""
+    """Assumptions by default, but for `op_seconds`, see docs/results/gpu.md; fractions are of a device's peaks."""
 
     compute: float = 0.6  # what cuBLAS's large products in bfloat16 reach
     memory: float = 0.8  # what a copy reaches
     interconnect: float = 0.7  # what NCCL's rings reach
     network: float = 12.5e9  # bytes/s between hosts, 100 Gbit/s
-    op_seconds: float = 10e-6  # Python and dispatch of an operation of eager PyTorch
+    op_seconds: float = 20e-6  # Python and dispatch of an operation of eager PyTorch
     engine_step_seconds: float = 3e-3  # of vLLM's scheduler and sampler, per decoding step
     token_seconds: float = 1e-3  # of HF `generate` around the model, per token
     logit_seconds: float = 0.0  # of drawing a token, per entry of the vocabulary; a GPU's is in the bytes moved

@@ -3,7 +3,8 @@
 Measured on the real forward and backward pass are parameters, gradients, optimizer state, activations and the LM head
 (`step`). How they are sharded follows DeepSpeed 0.19: `runtime/zero/stage_1_and_2.py` (a float32 copy of this rank's
 partition, gradients reduced in buckets) and `partition_parameters.py`, with the bucket sizes of `zero/config.py`.
-Assumed, since no GPU was at hand, are the constants below.
+What one H100 has shown of a step is in docs/results/gpu.md; what was assumed, since it had neither vLLM nor a second
+GPU, says so below.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from trl_ext.foresight.shape import RunShape
 
 GIB = 2**30
-CONTEXT = GIB // 2  # of CUDA and its libraries in a process
-NCCL = GIB // 2  # communicators' buffers, with several GPUs
-ENGINE_REST = 3 * GIB // 2  # vLLM's activations, logits and CUDA graphs
-MARGIN = 0.05  # of what the trainer allocates, for fragmentation
+CONTEXT = 3 * GIB // 4  # of CUDA and its libraries in a process, measured
+NCCL = GIB // 2  # communicators' buffers, with several GPUs; assumed
+ENGINE_REST = 3 * GIB // 2  # vLLM's activations, logits and CUDA graphs; assumed
+MARGIN = 0.06  # of what the trainer allocates, for fragmentation; 0.055 was measured
 BUCKET = 500_000_000  # elements that DeepSpeed reduces at a time (`reduce_bucket_size`)
 LIVE = 1_000_000_000  # parameters that ZeRO-3 keeps gathered at most (`stage3_max_live_parameters`)
 GATHERED = 512 * 2**20  # bytes that are gathered at a time for the engine (`generation.vllm.BUCKET_BYTES`)

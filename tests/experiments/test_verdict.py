@@ -181,6 +181,10 @@ def test_a_plan_is_fixed_before_the_first_run(tmp_path: Path, monkeypatch: pytes
     more_seeds = Plan(plan.idea, plan.against, plan.tasks, Design(8, 2), 0.02)
     with pytest.raises(InputError, match=r"out/plan.json: design was another; choose another --output_dir"):
         fix(more_seeds, Path("out"))
+    Path("other.py").write_text("x = 1")
+    other_idea = Plan(Arm("h", {"policy_loss": "other.py:h"}), plan.against, plan.tasks, plan.design, plan.margin)
+    with pytest.raises(InputError, match=r"out/plan.json: idea was another; choose another --output_dir"):
+        fix(other_idea, Path("out"))
     Path("loss.py").write_text("x = 2")
     with pytest.raises(InputError, match=r"out/plan.json: loss.py has changed; choose another --output_dir"):
         fix(plan, Path("out"))

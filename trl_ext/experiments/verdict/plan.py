@@ -180,8 +180,9 @@ def fix(plan: Plan, output: Path) -> None:
         return
     before = read_json(path)
     if other := [name for name in now if before.get(name) != now[name]]:
-        changed = [name for name, digest in now["files"].items() if before.get("files", {}).get(name) != digest]
-        what = f"{', '.join(changed)} has changed" if changed else f"{', '.join(other)} was another"
+        earlier = before.get("files", {})
+        changed = [name for name, digest in now["files"].items() if earlier.get(name, digest) != digest]
+        what = f"{', '.join(changed)} has changed" if changed else f"{other[0]} was another"
         raise InputError(f"{path}: {what}; choose another --output_dir, or remove {output}")
 
 

@@ -107,8 +107,8 @@ def measure(args: argparse.Namespace, work: Workload, folder: Path) -> dict[str,
     """All shapes, in alternation; the first round warms up."""
     runs: dict[str, Any] = {}
     for name in args.shapes:
-        settings = argparse.Namespace(shape=name, correction=False, bf16=False, checkpointing=False, ways=list(_WAYS))
-        made = trainers(settings, work, folder)
+        settings = argparse.Namespace(shape=name, correction=False, bf16=False, cpu_time=True, ways=list(_WAYS))
+        made = trainers(settings, work, False, folder)
         watches = {way: CoreSeconds() for way in _WAYS}
         for way, watch in watches.items():
             made[way][0].add_callback(watch)

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from transformers import masking_utils
 from trl.trainer import grpo_trainer
 
 
@@ -28,6 +29,14 @@ def _convert(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: b
 def parameters_replaced() -> AbstractContextManager[Any]:
     """In the block `Module.to` puts converted parameters in the place of the others; parameters without gradients."""
     return patch.object(nn.Module, "_apply", _convert)
+
+
+def rows_not_packed() -> AbstractContextManager[Any]:
+    """In the block transformers takes no row for several in one, which it tells by values that fake tensors lack.
+
+    Taken for several, a row has a mask, and keys and values that are repeated for all heads.
+    """
+    return patch.object(masking_utils, "find_packed_sequence_indices", lambda *_, **__: None)
 
 
 def reference_made_by(make: Callable[[], nn.Module]) -> AbstractContextManager[Any]:

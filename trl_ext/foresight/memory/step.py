@@ -27,7 +27,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Trainer
 
-from trl_ext.compat.fake_modules import parameters_replaced
+from trl_ext.compat.fake_modules import parameters_replaced, rows_not_packed
 from trl_ext.compat.trl_head import head_as_on_gpu, head_within
 from trl_ext.foresight.memory.ledger import ALLOCATION, Answered, Ledger
 from trl_ext.foresight.memory.parts import Memory, foresee_memory
@@ -78,7 +78,8 @@ def measure(shape: RunShape, on_gpu: bool = True) -> Measured:
             ledger.file(tensor, "batches")
         answered = Answered(lambda mask: mask[0] * min(*mask[1:], trained_tokens(shape)) if mask[1:] else mask[0])
         head = head_as_on_gpu() if on_gpu else contextlib.nullcontext()
-        with fake, answered, ledger, head, head_within(lambda: ledger.during("", "lm head")):
+        within_head = head_within(lambda: ledger.during("", "lm head"))
+        with fake, answered, ledger, head, within_head, rows_not_packed():
             return replace(_step(trainer, widest, ledger, accumulates=shape.accumulation > 1), rows=rows)
 
 
@@ -100,6 +101,8 @@ def _step(trainer: FakeGRPO | FakeSFT, widest: list[Batch], ledger: Ledger, accu
         _make_gradients(trained, ledger)
     ledger.peaks.clear()
     for micro_batch in widest:
+        if not accumulates:  # each is of a step of its own
+            model.zero_grad()
         with ledger.during("forward"):
             Trainer.training_step(trainer, model, micro_batch, None)
             if "prompts" in micro_batch:

@@ -243,7 +243,8 @@ def try_case(name: str, kills: int, seed: int, folder: Path, policy: str) -> dic
 
 def tiny_policy(folder: Path) -> str:
     """A policy that trains in milliseconds."""
-    from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
+    from trl_ext.mini.policy import make_base_policy
+    from trl_ext.mini.task import BasePolicyConfig
 
     shape = BasePolicyConfig(hidden=32, layers=1, heads=1, intermediate=32, steps=3, batch=4)
     return str(make_base_policy(0, folder, shape, progress=False))

@@ -45,7 +45,7 @@ def sizes(args: argparse.Namespace) -> None:
     subprocess.run([*command, *seeds, *more], check=True)
     (args.results / "sft_sizes.png").write_bytes((folder / "sizes.png").read_bytes())
     rows = json.loads((folder / "sizes.json").read_text(encoding="utf-8"))
-    table = {}
+    table: dict[str, Any] = {}
     for row in rows:
         key = f"{row['num_unique_examples']}, {'correct ones only' if row['filter_correct'] else 'all'}"
         table.setdefault(key, []).append(row["validation_accuracy_after"])

@@ -28,7 +28,8 @@ import yaml
 from safetensors import safe_open
 
 from trl_ext.io import markdown_table, read_json, write_json
-from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
+from trl_ext.mini.policy import make_base_policy
+from trl_ext.mini.task import BasePolicyConfig
 from trl_ext.runs.provenance import provenance
 
 from .network_model import Training, sent_per_rank

@@ -140,9 +140,9 @@ LAYOUTS: dict[str, Callable[..., Any] | None] = {
 def loss_of(model: Any, name: str, batch: Batch) -> Tensor:
     """The sum of advantage times log-probability over the trained tokens."""
     mask = loss_mask(batch)
-    fields = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    fields = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "columns")
     if name == "padded at the end":
-        logp, _ = contiguous.log_probs(model, *(batch[field] for field in fields), batch["columns"])
+        logp, _ = contiguous.log_probs(model, *(batch[field] for field in fields))
         return (logp * batch["advantages"][:, None] * mask).sum()
     given = packed(batch)
     weight = torch.repeat_interleave(batch["advantages"], given["lengths"])

@@ -10,6 +10,7 @@
 * `trl_scoring.texts_left_on_ranks`: TRL gathers a rollout's texts only for a table that is printed.
 * `layers.caches_kept`: layers get the KV cache under gradient checkpointing.
 * `layers.attend_by_row`: sdpa attends within rows of different lengths that stand in one.
+* `weight_casts.casts_made_again`: a graph keeps no copies of the weights in autocast's dtype.
 * `trl_head.tiles_in_cache`: on a CPU, tiles of the LM head's logits fit into the caches.
 * `trl_head.head_as_on_gpu`: TRL's LM head on fake tensors computes as its GPU kernels would have it.
 * `trl_head.head_within`: the head's passes run within a block, which counts them apart.

@@ -29,6 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
 
 from trl_ext.compat.layers import CACHE, Lengths, attend_by_row, caches_kept, keys_with
+from trl_ext.compat.weight_casts import casts_made_again
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,7 +91,8 @@ class SharedPrompts:
 
     def _compute(self, decoder: PreTrainedModel) -> None:
         layers = [_Recorder() for _ in range(decoder.config.get_text_config().num_hidden_layers)]
-        with caches_kept():
+        # The prompts' graph outlives several micro-batches, each of which has copies of the weights as well.
+        with caches_kept(), casts_made_again():
             decoder(
                 input_ids=self.ids[:, :-1],
                 attention_mask=self.mask[:, :-1],

@@ -69,7 +69,11 @@ def test_checkpointing_keeps_less_of_the_forward_pass() -> None:
     assert recomputed < kept / 2
 
 
-@pytest.mark.parametrize(("autocast", "checkpointing"), [(None, False), (None, True), (torch.bfloat16, True)], ids=str)
+@pytest.mark.parametrize(
+    ("autocast", "checkpointing"),
+    [(None, False), (None, True), (torch.bfloat16, False), (torch.bfloat16, True)],
+    ids=str,
+)
 def test_shared_prompts_take_no_more_than_trls_step(autocast: torch.dtype | None, checkpointing: bool) -> None:
     """Of a network whose gradients are larger than a micro-batch's activations: they are not kept twice."""
     size = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}

@@ -47,3 +47,15 @@ def test_what_is_no_copy_of_a_weight_is_kept_as_it_is() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         expected = ((given * 2) @ (given * 3)).float().sigmoid()
     assert torch.equal(found, torch.autograd.grad(expected.sum(), given)[0])
+
+
+def test_a_weight_whose_values_are_taken_away_is_kept_itself() -> None:
+    """As ZeRO-3 does between the passes."""
+    weight, given = nn.Parameter(torch.ones(2, 2)), torch.ones(1, 2, requires_grad=True)
+    with casts_made_again():
+        output = given * weight
+    values = weight.data
+    weight.data = torch.empty(0)
+    weight.data = values * 3
+    (found,) = torch.autograd.grad(output.sum(), given)
+    assert found.tolist() == [[6.0, 6.0]]

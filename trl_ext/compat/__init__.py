@@ -15,6 +15,7 @@
 * `trl_head.head_as_on_gpu`: TRL's LM head on fake tensors computes as its GPU kernels would have it.
 * `trl_head.head_within`: the head's passes run within a block, which counts them apart.
 * `fake_modules.parameters_replaced`: a module of fake tensors can be moved and converted.
+* `fake_modules.rows_not_packed`: on fake tensors, no row is taken for several in one.
 * `fake_modules.reference_made_by`: `GRPOTrainer` gets its reference model instead of loading it.
 * `hf_sampling.generating_with`: HF `generate` has one more logits processor where TRL calls it.
 * `tracker_names.draw_by_step_in_trackio`: trackio draws by the optimizer step, not by the number of logs.

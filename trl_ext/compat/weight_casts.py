@@ -30,7 +30,8 @@ def _pack(tensor: Tensor) -> Tensor | _Cast:
         weight = getattr(node.next_functions[0][0], "variable", None)  # of a leaf
         if weight is not None and tensor.shape == (weight.T if transposed else weight).shape:
             return _Cast(weight, tensor.dtype, transposed)
-    return tensor.detach()
+    # A weight itself, whose values ZeRO-3 takes away and brings back; or a result, which must not keep its own graph.
+    return tensor if tensor.is_leaf else tensor.detach()
 
 
 def _unpack(kept: Tensor | _Cast) -> Tensor:

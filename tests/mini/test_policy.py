@@ -81,6 +81,7 @@ def test_a_task_has_texts_and_tokens_of_its_own(name: str) -> None:
     assert len(right) > 150
     assert 0.2 < sum(right) / len(right) < 0.8, "it has read incorrect answers too"
     tokenizer = train_tokenizer(task.policy, 0, task)
+    assert all(len(tokenizer(text)["input_ids"]) == 1 for text in task.tokens)
     assert ("12" in tokenizer.get_vocab()) == ("12" in task.tokens)
     prompt, response = pairs[0]
     assert tokenizer.decode(tokenizer(prompt + response)["input_ids"]) == prompt + response

@@ -40,11 +40,12 @@ def arithmetic_by_hand(problem: str) -> str:
 
 def cups_by_hand(problem: str) -> str:
     """By following each cup to its place, instead of the row."""
-    start, exchanged = re.findall(r"\$(\d[^$]*)\$", problem)
+    exchanged, start = re.findall(r"\$([^$]+)\$", problem)
     ends = []
     for place, cup in enumerate(start, start=1):
-        for a, b in re.findall(r"(\d)(\d)", exchanged):
-            place = int(b) if place == int(a) else int(a) if place == int(b) else place
+        for pair in exchanged.split(", "):
+            a, b = (ord(letter) - ord("A") + 1 for letter in pair)
+            place = b if place == a else a if place == b else place
         ends.append((place, cup))
     return "".join(cup for _, cup in sorted(ends))
 
@@ -122,7 +123,7 @@ def test_workings_without_lapses_are_the_solutions() -> None:
 
 
 ARITHMETIC = "Start with $12$ and apply $+5, *3, -4$ in turn. What is the result?"
-CUPS = "Cups stand in the order $123$. Exchange the places $12, 13$ in turn. What is their order?"
+CUPS = "Exchange the cups at the places $AB, AC$ in turn. What becomes of the order $123$?"
 
 
 @pytest.mark.parametrize(
@@ -148,10 +149,10 @@ CUPS = "Cups stand in the order $123$. Exchange the places $12, 13$ in turn. Wha
             "+5=117, *3=51",
             ".. .t",
         ),
-        ("cups", CUPS, "12=213, 13=312", "vt vt"),
-        ("cups", CUPS, "12=213, 13=321", "vt .."),
-        ("cups", CUPS, "12=132, 13=231", ".. v."),
-        ("cups", CUPS, "12=2, 13=312", ".. .t"),
+        ("cups", CUPS, "AB=213, AC=312", "vt vt"),
+        ("cups", CUPS, "AB=213, AC=321", "vt .."),
+        ("cups", CUPS, "AB=132, AC=231", ".. v."),
+        ("cups", CUPS, "AB=2, AC=312", ".. .t"),
     ],
 )
 def test_steps_of_a_response_are_checked_one_by_one(name: str, problem: str, response: str, expected: str) -> None:

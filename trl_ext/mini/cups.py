@@ -1,6 +1,8 @@
 """Cups: a row of cups, of which two change places again and again; the answer is their order at the end."""
 
+from itertools import combinations
 from random import Random
+from string import ascii_uppercase
 
 from trl_ext.mini.stepwise import Kind, stepwise
 from trl_ext.mini.task import BasePolicyConfig, Task
@@ -13,23 +15,20 @@ def cups(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, 
     if not FEWEST <= cups <= MOST:
         raise ValueError(f"cups must be from {FEWEST} to {MOST}, got {cups}")
     digits = [str(n) for n in range(1, cups + 1)]
+    exchanges = ["".join(pair) for pair in combinations(ascii_uppercase[:cups], 2)]
     kind = Kind(
         name="cups",
-        question="Cups stand in the order ${start}$. Exchange the places ${operations}$ in turn. What is their order?",
+        question="Exchange the cups at the places ${operations}$ in turn. What becomes of the order ${start}$?",
         state=rf"\d{{{cups}}}",
         draw=lambda rng: "".join(rng.sample(digits, cups)),
-        draw_operation=lambda _, rng: _places(digits, rng),
+        draw_operation=lambda _, rng: rng.choice(exchanges),
         apply=_apply,
-        slip=lambda state, rng: _apply(state, _places(digits, rng)),
+        slip=lambda state, rng: _apply(state, rng.choice(exchanges)),
     )
-    return stepwise(kind, longest, incorrect, lapses, (), BasePolicyConfig(steps=500, max_length=1024))
-
-
-def _places(digits: list[str], rng: Random) -> str:
-    return "".join(sorted(rng.sample(digits, 2)))
+    return stepwise(kind, longest, incorrect, lapses, exchanges, BasePolicyConfig(steps=400, max_length=1024))
 
 
 def _apply(state: str, operation: str) -> str:
-    cups, (a, b) = list(state), (int(place) - 1 for place in operation)
+    cups, (a, b) = list(state), map(ascii_uppercase.index, operation)
     cups[a], cups[b] = cups[b], cups[a]
     return "".join(cups)

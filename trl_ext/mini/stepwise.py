@@ -26,7 +26,7 @@ class Kind:
     """States and operations, both written as texts. Operations are one-to-one, so that no later step heals an error."""
 
     name: str
-    question: str  # with `{start}` and `{operations}` as its first two formulas
+    question: str  # with `{start}` and `{operations}` as its first two formulas, in any order
     state: str  # a regular expression for how it is written
     draw: Callable[[Random], str]  # a state
     draw_operation: Callable[[str, Random], str]  # one that a state allows
@@ -35,8 +35,9 @@ class Kind:
 
     def read(self, problem: str) -> tuple[str, list[str]]:
         """The start and the operations of a problem."""
-        start, operations = re.findall(r"\$([^$]+)\$", problem)[:2]
-        return start, operations.split(", ")
+        names, formulas = re.findall(r"\{(\w+)\}", self.question), re.findall(r"\$([^$]+)\$", problem)
+        found = dict(zip(names, formulas, strict=False))
+        return found["start"], found["operations"].split(", ")
 
     def states(self, start: str, operations: Sequence[str]) -> list[str]:
         """The start, and the state after each operation."""

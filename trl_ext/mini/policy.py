@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -74,7 +73,9 @@ def make_base_policy(
     with FileLock(root / f"{target.name}.lock"):  # of two runs that start together, one makes it
         if (target / "recipe.json").is_file():
             return target
-        scratch = Path(tempfile.mkdtemp(prefix="making-", dir=root))
+        scratch = root / f"making-{target.name}"
+        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+        scratch.mkdir()
         try:
             tokenizer = train_tokenizer(config, seed, embedded)
             model = pretrain(tokenizer, config, seed, progress, embedded)

@@ -112,8 +112,11 @@ def test_policy_cache_is_used_and_keyed_by_seed_and_shape(small: Path, monkeypat
 def test_a_half_written_cache_entry_is_made_again(small: Path) -> None:
     (small / "recipe.json").unlink()
     (small / "model.safetensors").write_bytes(b"half")
+    (killed := small.parent / f"making-{small.name}").mkdir()
+    (killed / "left.txt").touch()
     assert make_base_policy(0, small.parent, SMALL, progress=False) == small
     AutoModelForCausalLM.from_pretrained(small)
+    assert not (small / "left.txt").exists()
 
 
 def test_two_runs_that_start_together_make_the_policy_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

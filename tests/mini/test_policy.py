@@ -93,7 +93,7 @@ def test_a_policy_is_kept_for_each_task_and_its_options(small: Path, monkeypatch
         made.append(make_base_policy(0, small.parent, SMALL, progress=False, task=task, options=options))
     assert len({small, *made}) == 4
     monkeypatch.setattr(base_policy, "pretrain", None)
-    assert make_base_policy(0, small.parent, SMALL, task="cups", options={"longest": 12, "cups": 4}) == made[-1]
+    assert make_base_policy(0, small.parent, SMALL, task="cups", options={"longest": 12, "cups": 5}) == made[-1]
     with pytest.raises(ValueError, match=r"unknown embedded task 'cup'. Did you mean 'cups'\?"):
         make_base_policy(0, small.parent, SMALL, task="cup")
 

@@ -10,7 +10,7 @@ from trl_ext.mini.task import BasePolicyConfig, Task
 FEWEST, MOST = 3, 9  # a cup is a digit
 
 
-def cups(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, cups: int = 4) -> Task:
+def cups(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, cups: int = 5) -> Task:
     """Exchanges of cups; a ValueError unless there are 3 to 9 of them."""
     if not FEWEST <= cups <= MOST:
         raise ValueError(f"cups must be from {FEWEST} to {MOST}, got {cups}")

@@ -123,7 +123,7 @@ def test_workings_without_lapses_are_the_solutions() -> None:
 
 
 ARITHMETIC = "Start with $12$ and apply $+5, *3, -4$ in turn. What is the result?"
-CUPS = "Exchange the cups at the places $AB, AC$ in turn. What becomes of the order $123$?"
+CUPS = "Exchange the cups at the places $AB, AC$ in turn. Which order does $123$ turn into?"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Cups: a row of cups, of which two change places again and again; the answer is their order at the end."""
 
 from itertools import combinations
-from random import Random
 from string import ascii_uppercase
 
 from trl_ext.mini.stepwise import Kind, stepwise
@@ -18,7 +17,7 @@ def cups(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, 
     exchanges = ["".join(pair) for pair in combinations(ascii_uppercase[:cups], 2)]
     kind = Kind(
         name="cups",
-        question="Exchange the cups at the places ${operations}$ in turn. What becomes of the order ${start}$?",
+        question="Exchange the cups at the places ${operations}$ in turn. Which order does ${start}$ turn into?",
         state=rf"\d{{{cups}}}",
         draw=lambda rng: "".join(rng.sample(digits, cups)),
         draw_operation=lambda _, rng: rng.choice(exchanges),

@@ -24,7 +24,7 @@ def cups(*, longest: int = 12, incorrect: str = "longer", lapses: float = 0.05, 
         apply=_apply,
         slip=lambda state, rng: _apply(state, rng.choice(exchanges)),
     )
-    return stepwise(kind, longest, incorrect, lapses, exchanges, BasePolicyConfig(steps=400, max_length=1024))
+    return stepwise(kind, longest, incorrect, lapses, exchanges, BasePolicyConfig(steps=560, max_length=1024))
 
 
 def _apply(state: str, operation: str) -> str:

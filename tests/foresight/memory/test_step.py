@@ -83,6 +83,7 @@ def test_shared_prompts_take_no_more_than_trls_step(autocast: torch.dtype | None
     trls = measure(run(**settings, dynamic=False, skips=False))
     assert ours.peaks["forward"]["activations"] > 0
     assert max(map(ours.total, MOMENTS)) <= max(map(trls.total, MOMENTS))
+    assert ours.peaks["backward"]["backward"] < ours.parameters, "a quarter of the gradients' bytes"
 
 
 def test_eager_attention_keeps_the_scores(plain: Measured) -> None:

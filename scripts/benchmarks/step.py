@@ -214,7 +214,7 @@ def measure(args: argparse.Namespace, work: Workload, checkpointing: bool = Fals
         for place in tqdm(range(args.repeats + 2), desc="rounds", leave=False):
             for name, (trainer, watch) in made.items():
                 watch.weighs = place > args.repeats
-                apart = {"_in_one": lambda *_: None} if name == ROW_BY_ROW else {}
+                apart = {"kernel_of_rows": lambda *_: None} if name == ROW_BY_ROW else {}
                 with patch.multiple(layers, **apart) if apart else nullcontext():
                     trainer.train()
         watches = {name: watch for name, (_, watch) in made.items()}

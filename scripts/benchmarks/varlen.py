@@ -84,7 +84,7 @@ def packed(batch: Batch) -> dict[str, Any]:
 
 def per_segment(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """A call of the causal kernel for each completion."""
-    query, key, value = layers._cast(query, key, value)
+    query, key, value = layers.in_autocast_dtype(query, key, value)
     segments = zip(*(x.split(kwargs["lengths"].tolist(), dim=2) for x in (query, key, value)), strict=True)
     found = [scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True) for one in segments]
     return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
@@ -99,7 +99,7 @@ def at_once(module: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **
 
 def nested(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """Nested tensors in the jagged layout."""
-    query, key, value = layers._cast(query, key, value)
+    query, key, value = layers.in_autocast_dtype(query, key, value)
     repeats = query.shape[1] // key.shape[1]
     lengths = kwargs["lengths"].to(query.device)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -113,7 +113,7 @@ def nested(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs
 
 def flex(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """FlexAttention with a mask function of documents."""
-    query, key, value = layers._cast(query, key, value)
+    query, key, value = layers.in_autocast_dtype(query, key, value)
     mask = block_mask(tuple(kwargs["lengths"].tolist()), query.device)
     found = torch.compile(flex_attention, dynamic=True)(query, key, value, block_mask=mask, enable_gqa=True)
     return found.transpose(1, 2).contiguous(), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from transformers import Qwen3Config
 from trl import ModelConfig
 
 from trl_ext.errors import InputError
-from trl_ext.experiments import foresee
-from trl_ext.experiments.foresee import read_shape
+from trl_ext.experiments.foresee import read_shape, recipe_settings
 from trl_ext.foresight.shape import Launch, Lengths, RunShape, UnforeseenError, shape_of
+from trl_ext.runs.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 GRPO = ROOT / "recipes/grpo_math_qwen2.5_math_1.5b.yaml"
@@ -34,16 +35,26 @@ def test_the_real_recipe_is_read_as_on_two_gpus() -> None:
     assert shape.loss["policy_loss"] == "reinforce"
 
 
-@pytest.mark.parametrize(
-    ("config", "settings", "name"),
-    [(GRPO, "GRPO_SETTINGS", "grpo"), (GRPO.with_name("sft_math_qwen2.5_math_1.5b.yaml"), "SFT_SETTINGS", "sft")],
-)
+@pytest.mark.parametrize(("config", "name"), [("grpo_math", "grpo"), ("sft_math", "sft")])
 def test_a_task_class_of_ones_own_has_its_recipes_shape(
-    config: Path, settings: str, name: str, monkeypatch: pytest.MonkeyPatch
+    config: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task, *others = getattr(foresee, settings)
-    monkeypatch.setattr(foresee, settings, (type("MyTask", (task,), {}), *others))
-    assert read(config=config).recipe == name
+    task, *others = RECIPES[name].settings()
+    monkeypatch.setattr(RECIPES[name].place.replace(":", "."), (type("MyTask", (task,), {}), *others))
+    assert read(config=GRPO.with_name(f"{config}_qwen2.5_math_1.5b.yaml")).recipe == name
+
+
+@pytest.mark.parametrize(
+    ("own", "name"),
+    [
+        ({"group_size": 8}, "grpo"),
+        ({"filter_correct": True, "max_length": 1024}, "sft"),
+        ({"filter_corect": True, "max_length": 1024, "traces": "traces.jsonl"}, "sft"),
+        ({"group_size": 8, "max_length": 1024}, "expert_iteration"),
+    ],
+)
+def test_a_file_is_for_the_recipe_that_knows_most_of_its_names(own: dict[str, Any], name: str) -> None:
+    assert recipe_settings({"model_name_or_path": "m", "learning_rate": 1e-5, **own}) == RECIPES[name].settings()
 
 
 def test_two_updates_and_epochs_multiply() -> None:

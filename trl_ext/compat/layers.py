@@ -93,15 +93,15 @@ def by_row(
     if lengths is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     lengths.seen += 1
-    query, key, value = _cast(query, key, value)
-    if (one := _in_one(query, key, value)) and not kwargs.get("dropout"):
+    query, key, value = in_autocast_dtype(query, key, value)
+    if (one := kernel_of_rows(query, key, value)) and not kwargs.get("dropout"):
         return one.apply(query, key, value, lengths, kwargs.get("scaling")).transpose(1, 2), None
     parts = query.split(lengths.queries, 2), key.split(lengths.keys, 2), value.split(lengths.keys, 2), lengths.masks
     rows = zip(*parts, strict=True)
     return torch.cat([sdpa_attention_forward(module, *row, **kwargs)[0] for row in rows], dim=1), None
 
 
-def _cast(*parts: Tensor) -> list[Tensor]:
+def in_autocast_dtype(*parts: Tensor) -> list[Tensor]:
     """In autocast's dtype, as it casts what sdpa is given."""
     kind = parts[0].device.type
     if not torch.is_autocast_enabled(kind):
@@ -110,7 +110,7 @@ def _cast(*parts: Tensor) -> list[Tensor]:
     return [part if part.dtype == torch.float64 else part.to(dtype) for part in parts]
 
 
-def _in_one(query: Tensor, key: Tensor, value: Tensor) -> type[_ByRowOnCPU] | type[_ByRowOnGPU] | None:
+def kernel_of_rows(query: Tensor, key: Tensor, value: Tensor) -> type[_ByRowOnCPU] | type[_ByRowOnGPU] | None:
     """What attends within all rows by one operation for such tensors, or None."""
     if not query.dtype == key.dtype == value.dtype:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,18 @@ from trl_ext.foresight.roofline import foresee_time
 from trl_ext.foresight.shape import Launch, Lengths, RunShape, shape_of
 from trl_ext.io import read_json, read_yaml
 from trl_ext.recipes.cli import read_settings
-from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
-from trl_ext.recipes.grpo import GRPO_SETTINGS
-from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.registry import unknown
 from trl_ext.runs.layout import CONFIG
+from trl_ext.runs.recipes import RECIPES
 
 LENGTHS = ("prompt", "longest_prompt", "completion")  # that --set takes next to the settings, in tokens
 
 
 def recipe_settings(given: Mapping[str, Any]) -> tuple[type, ...]:
-    """The settings' classes of the recipe that a YAML file is for."""
-    if "n_ei_steps" in given or "questions_per_step" in given:
-        return EXPERT_ITERATION_SETTINGS
-    return SFT_SETTINGS if "traces" in given else GRPO_SETTINGS
+    """The settings' classes of the recipe that a YAML file is for: the one that knows most of its names."""
+    found = [recipe.settings() for recipe in RECIPES.values()]
+    known = [{field.name for kind in kinds for field in fields(kind)} for kinds in found]
+    return min(zip(found, known, strict=True), key=lambda pair: len(given.keys() - pair[1]))[0]
 
 
 def read_shape(config: Path, changes: Sequence[str], launch: Launch) -> RunShape:

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from trl.import_utils import is_vllm_available
 
+from trl_ext.hosts.grace import patient_environment
 from trl_ext.runs.provenance import provenance
-from trl_ext.training.preemption import patient_environment
 
 from .random_model import SHAPES, save_random_model
 

@@ -29,8 +29,8 @@ from typing import Any
 from trl_ext import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, POLICY_LOSSES, PRESETS
 from trl_ext.algorithms.sampler_correction import SAMPLER_REJECTIONS, SAMPLER_WEIGHTS
 from trl_ext.algorithms.selection import SELECTIONS
+from trl_ext.hosts.grace import patient_environment
 from trl_ext.runs.provenance import provenance
-from trl_ext.training.preemption import patient_environment
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {1: "one_cpu", 2: "two_cpu_ranks_ddp"}

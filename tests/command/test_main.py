@@ -37,6 +37,25 @@ def test_all_commands_are_listed_with_a_sentence_without_torch() -> None:
     assert answer("--help", more=loaded).stdout == overview() + "\n[]\n"
 
 
+def test_what_trains_nothing_itself_answers_without_torch() -> None:
+    """What they do, they do in other processes or import when it begins; all but `explain`, which asks TRL."""
+    found = {name: target for name, target in recipes.PROGRAMS.items() if name != "explain"}
+    given = {name: str(shipped(f"recipes/{of}")) if of.endswith(".py") else of for name, of in found.items()}
+    program = (
+        "import contextlib, io, os, runpy, sys\n"
+        f"for name, target in {given}.items():\n"
+        "    sys.argv = [target, '--help']\n"
+        "    sys.path.insert(0, os.path.dirname(target))\n"
+        "    sys.modules.pop('problem', None)\n"  # both searches have one of this name next to them
+        "    run = runpy.run_path if target.endswith('.py') else runpy.run_module\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "        run(target, run_name='__main__')\n"
+        "    print(name, *sorted({'torch', 'trl', 'transformers', 'accelerate'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines() == list(found)
+
+
 def test_the_overview_names_every_program_with_what_it_does() -> None:
     lines = overview().splitlines()
     assert max(map(len, lines)) <= 120

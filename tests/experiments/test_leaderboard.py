@@ -38,7 +38,7 @@ from trl_ext.experiments.preflight import first_refusal
 from trl_ext.experiments.rules import _PLAIN, RULES, violations
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.runs.checkpoints import link_model
-from trl_ext.runs.folder import Clock
+from trl_ext.runs.clock import Clock
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "recipes").glob("leaderboard*.yaml"))

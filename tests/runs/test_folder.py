@@ -25,7 +25,8 @@ from trl_ext.recipes.cli import parse
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS as EXPERIMENT
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS
-from trl_ext.runs.folder import Clock, Run, lock, next_free_folder, open_run
+from trl_ext.runs.clock import Clock
+from trl_ext.runs.folder import Run, lock, next_free_folder, open_run
 from trl_ext.runs.layout import RUN_RECORD
 from trl_ext.runs.resume import SettingsKnowledge, cut_logs, differences, find_checkpoint, settings_of
 

@@ -27,10 +27,11 @@ from tests.recipes.test_grpo import ROOT
 from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import NotSavedError, ServerError
+from trl_ext.hosts.grace import TIMEOUT
 from trl_ext.runs.checkpoints import checkpoints, find_corruption, newest
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.training.ending import TimeBasedLRDecay, TimeBudget
-from trl_ext.training.preemption import TIMEOUT, StopOnSigterm
+from trl_ext.training.preemption import StopOnSigterm
 
 STEPS = 7
 SAVING = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS, "optim": "adamw_torch", "learning_rate": 0.01}

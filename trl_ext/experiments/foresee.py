@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from datasets import disable_progress_bars
+
 from trl_ext.errors import InputError
+from trl_ext.foresight.costs.counting import ModelCosts
 from trl_ext.foresight.efficiency import Efficiency
-from trl_ext.foresight.hardware import Gpu
+from trl_ext.foresight.hardware import Gpu, gpu_by_name
+from trl_ext.foresight.memory.limits import largest, preempting, refusal
+from trl_ext.foresight.memory.report import engine_line, figures, limit_lines, table
+from trl_ext.foresight.memory.step import foresee
 from trl_ext.foresight.networks import network_of, prompt_lengths
 from trl_ext.foresight.pilot import read_run
-from trl_ext.foresight.roofline import foresee_time
+from trl_ext.foresight.roofline import Timing, count_costs, foresee_time
 from trl_ext.foresight.shape import Launch, Lengths, RunShape, shape_of
-from trl_ext.io import read_json, read_yaml
+from trl_ext.foresight.waste import larger_micro_batches
+from trl_ext.io import read_json, read_yaml, write_json
 from trl_ext.recipes.cli import read_settings
 from trl_ext.registry import unknown
 from trl_ext.runs.layout import CONFIG
@@ -102,3 +111,43 @@ def _lengths(task: Any, config: Any, own: Mapping[str, str]) -> Lengths:
         completion=float(own.get("completion", most / 2)),
         max_completion=most,
     )
+
+
+def timing_of(shape: RunShape, gpu: Gpu, args: argparse.Namespace, costs: ModelCosts) -> Timing:
+    """Time at the pace of a pilot or a check of the machine, where there is one; costs are of the shape's model."""
+    if args.pilot is not None:
+        _, work = read_run(args.pilot)
+        of_pilot = replace(shape, lengths=replace(shape.lengths, completion=work.tokens))
+        return foresee_time(of_pilot, gpu, pace_of_pilot(args.pilot, shape.launch, gpu), costs)
+    reached = pace_of_check(args.check, args.config, shape.launch, gpu) if args.check is not None else None
+    return foresee_time(shape, gpu, reached, costs)
+
+
+def run(args: argparse.Namespace) -> str | None:
+    """Print what is foreseen, and return why the run does not fit or would waste its time, if so.
+
+    Raises:
+        ValueError: an argument or a setting is wrong, or the run cannot be foreseen.
+    """
+    if args.gpus is not None and args.gpus < 1:
+        raise InputError(f"--gpus {args.gpus}: at least 1")
+    if args.budget is not None and args.budget <= 0:
+        raise InputError(f"--budget {args.budget:g}: more than 0 seconds")
+    disable_progress_bars()
+    gpu = gpu_by_name(args.gpu)
+    launch = Launch.of_accelerate(args.accelerate) if args.accelerate else Launch()
+    shape = read_shape(args.config, args.set, replace(launch, gpus=args.gpus or launch.gpus))
+    time = partial(timing_of, gpu=gpu, args=args, costs=count_costs(shape))
+    timing = time(shape)
+    compute = partial(foresee, capacity=gpu.memory)
+    memory = compute(shape)
+    limits = None if args.quick else largest(shape, memory, compute)
+    print("\n".join([*table(memory), *engine_line(memory), *(limit_lines(limits) if limits else [])]))
+    print("\n" + timing.table(args.budget or shape.time_budget))
+    reason = refusal(shape, memory, compute) or preempting(shape, memory)
+    if not reason and (advice := larger_micro_batches(shape, timing, time, lambda other: compute(other).free >= 0)):
+        print("\n" + advice)
+    if args.json:
+        phases = [asdict(phase) for phase in timing.phases]
+        write_json(args.json, {"refusal": reason, **figures(memory, limits), "phases": phases})
+    return reason

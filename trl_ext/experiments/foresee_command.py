@@ -15,37 +15,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import yaml
 
-from trl_ext.compat.startup import use_all_cores
-
-# isort: split
-from trl_ext.errors import InputError
-from trl_ext.foresight.costs.counting import ModelCosts
-from trl_ext.foresight.hardware import GPUS, Gpu, gpu_by_name
-from trl_ext.foresight.memory.limits import largest, preempting, refusal
-from trl_ext.foresight.memory.report import engine_line, figures, limit_lines, table
-from trl_ext.foresight.pilot import read_run
-from trl_ext.foresight.roofline import Timing, count_costs, foresee_time
-from trl_ext.foresight.shape import Launch, RunShape
-from trl_ext.foresight.waste import larger_micro_batches
-from trl_ext.io import write_json
-
-
-def timing_of(shape: RunShape, gpu: Gpu, args: argparse.Namespace, costs: ModelCosts) -> Timing:
-    """Time at the pace of a pilot or a check of the machine, where there is one; costs are of the shape's model."""
-    from trl_ext.experiments.foresee import pace_of_check, pace_of_pilot
-
-    if args.pilot is not None:
-        _, work = read_run(args.pilot)
-        of_pilot = replace(shape, lengths=replace(shape.lengths, completion=work.tokens))
-        return foresee_time(of_pilot, gpu, pace_of_pilot(args.pilot, shape.launch, gpu), costs)
-    reached = pace_of_check(args.check, args.config, shape.launch, gpu) if args.check is not None else None
-    return foresee_time(shape, gpu, reached, costs)
+from trl_ext.foresight.hardware import GPUS
 
 
 def arguments() -> argparse.Namespace:
@@ -66,44 +40,14 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(args: argparse.Namespace) -> str | None:
-    """Print what is foreseen, and return why the run does not fit or would waste its time, if so.
-
-    Raises:
-        ValueError: an argument or a setting is wrong, or the run cannot be foreseen.
-    """
-    if args.gpus is not None and args.gpus < 1:
-        raise InputError(f"--gpus {args.gpus}: at least 1")
-    if args.budget is not None and args.budget <= 0:
-        raise InputError(f"--budget {args.budget:g}: more than 0 seconds")
-    from datasets import disable_progress_bars
-
-    from trl_ext.experiments.foresee import read_shape
-    from trl_ext.foresight.memory.step import foresee
-
-    disable_progress_bars()
-    gpu = gpu_by_name(args.gpu)
-    launch = Launch.of_accelerate(args.accelerate) if args.accelerate else Launch()
-    shape = read_shape(args.config, args.set, replace(launch, gpus=args.gpus or launch.gpus))
-    time = partial(timing_of, gpu=gpu, args=args, costs=count_costs(shape))
-    timing = time(shape)
-    compute = partial(foresee, capacity=gpu.memory)
-    memory = compute(shape)
-    limits = None if args.quick else largest(shape, memory, compute)
-    print("\n".join([*table(memory), *engine_line(memory), *(limit_lines(limits) if limits else [])]))
-    print("\n" + timing.table(args.budget or shape.time_budget))
-    reason = refusal(shape, memory, compute) or preempting(shape, memory)
-    if not reason and (advice := larger_micro_batches(shape, timing, time, lambda other: compute(other).free >= 0)):
-        print("\n" + advice)
-    if args.json:
-        phases = [asdict(phase) for phase in timing.phases]
-        write_json(args.json, {"refusal": reason, **figures(memory, limits), "phases": phases})
-    return reason
-
-
 def main() -> None:
     """Foresee what the command line names; the exit status is 1 if it does not fit."""
     args = arguments()
+    from trl_ext.compat.startup import use_all_cores  # this, the clock of a run, before what takes seconds
+
+    # isort: split
+    from trl_ext.experiments.foresee import run
+
     use_all_cores()
     try:
         reason = run(args)

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.arms import with_chosen_arm
 from trl_ext.experiments.pipeline.record import (
@@ -28,12 +26,11 @@ from trl_ext.experiments.pipeline.record import (
 from trl_ext.experiments.pipeline.run import run_pipeline
 from trl_ext.experiments.pipeline.settings import Pipeline
 from trl_ext.experiments.rules import RULES, Rules
-from trl_ext.hosts.launch import asked_for
 from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact
 from trl_ext.registry import unknown
 from trl_ext.runs.checkpoints import checkpoints, link_model
-from trl_ext.runs.folder import Clock
+from trl_ext.runs.clock import Clock
 from trl_ext.runs.layout import RunFolder, checkpoint_name, record_in
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import selection_note
@@ -71,6 +68,10 @@ def processes_of(launch: list[str]) -> int:
     """How many processes options of `accelerate launch` ask for; without a number it takes one per GPU."""
     if not launch:
         return 1
+    import torch  # which takes seconds, and --help none
+
+    from trl_ext.hosts.launch import asked_for
+
     processes = asked_for([*launch, "recipe"]).processes
     return processes or (1 if "--cpu" in launch else max(1, torch.cuda.device_count()))
 

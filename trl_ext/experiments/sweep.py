@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trl_ext.compat.renamed import current_flags
 from trl_ext.errors import InputError
 from trl_ext.experiments.progress import ProgressDisplay
+from trl_ext.hosts.grace import patient_environment
 from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact_command
 from trl_ext.runs.layout import finished
-from trl_ext.training.preemption import patient_environment
 
 _REFRESH = 2.0  # seconds
 _RESUME_BY_THEMSELVES = ("pipeline.py", "leaderboard.py")
@@ -104,6 +102,8 @@ def _environment(script: str, slot: int, jobs: int) -> dict[str, str]:
     if jobs > 1:
         shared["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
     if "CUDA_VISIBLE_DEVICES" not in os.environ and Path(script).name not in _RESUME_BY_THEMSELVES:
+        import torch  # which takes seconds, and --help none
+
         gpus = torch.cuda.device_count()
         if gpus > 1:
             shared["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)

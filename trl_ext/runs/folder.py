@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,27 +10,16 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from trl_ext.compat.startup import START
 from trl_ext.errors import InputError
 from trl_ext.io import print_line
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.runs.checkpoints import archive_newer, checkpoints
+from trl_ext.runs.clock import Clock
 from trl_ext.runs.layout import SUMMARY, record_in
 from trl_ext.runs.resume import LOGS, SettingsKnowledge, cut_logs, differences, find_checkpoint, log_sizes
 from trl_ext.runs.summary import ValidationEntry
 
 _LOCK = "_in_use"  # `push_to_hub` leaves it out
-
-
-@dataclass
-class Clock:
-    """Wall-clock of a run: since this process started, and what earlier processes of the same run used."""
-
-    spent: float = 0.0
-
-    def seconds(self) -> float:
-        """Seconds so far."""
-        return time.time() - START + self.spent
 
 
 @dataclass

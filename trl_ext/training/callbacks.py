@@ -31,7 +31,8 @@ draw_by_step_in_trackio()
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from trl_ext.runs.folder import Clock, Run
+    from trl_ext.runs.clock import Clock
+    from trl_ext.runs.folder import Run
     from trl_ext.training.trainer import ReliableTrainer
 
 Log = dict[str, Any] | None

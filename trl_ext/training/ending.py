@@ -12,7 +12,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl_ext.io import print_line
 
 if TYPE_CHECKING:
-    from trl_ext.runs.folder import Clock, Run
+    from trl_ext.runs.clock import Clock
+    from trl_ext.runs.folder import Run
     from trl_ext.training.trainer import ReliableTrainer
 
 Log = dict[str, Any] | None

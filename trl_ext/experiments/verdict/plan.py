@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_ext.algorithms.policy_losses import POLICY_LOSSES
-from trl_ext.algorithms.presets import PRESETS
 from trl_ext.errors import InputError
 from trl_ext.evaluation.sequential import Design
 from trl_ext.experiments.lab.questions import GRPO, read_as
@@ -78,6 +76,9 @@ def arm_of(text: str) -> Arm:
     Raises:
         InputError: it is none of them.
     """
+    from trl_ext.algorithms.policy_losses import POLICY_LOSSES  # torch takes seconds, and --help none
+    from trl_ext.algorithms.presets import PRESETS
+
     if re.match(r"\w+=", text):
         settings = dict(pair.split("=", 1) for pair in re.split(r",(?=\w+=)", text))
     elif text in PRESETS:

@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Foresee what the command line names; the exit status is 1 if it does not fit."""
     args = arguments()
-    from trl_ext.compat.startup import use_all_cores  # this, the clock of a run, before what takes seconds
+    from trl_ext.compat.startup import use_all_cores  # first: it silences what the imports below print
 
     # isort: split
     from trl_ext.experiments.foresee import run

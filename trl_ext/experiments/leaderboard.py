@@ -68,7 +68,7 @@ def processes_of(launch: list[str]) -> int:
     """How many processes options of `accelerate launch` ask for; without a number it takes one per GPU."""
     if not launch:
         return 1
-    import torch  # which takes seconds, and --help none
+    import torch  # slow to import, and `--help` does not need it
 
     from trl_ext.hosts.launch import asked_for
 

@@ -102,7 +102,7 @@ def _environment(script: str, slot: int, jobs: int) -> dict[str, str]:
     if jobs > 1:
         shared["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
     if "CUDA_VISIBLE_DEVICES" not in os.environ and Path(script).name not in _RESUME_BY_THEMSELVES:
-        import torch  # which takes seconds, and --help none
+        import torch  # slow to import, and `--help` does not need it
 
         gpus = torch.cuda.device_count()
         if gpus > 1:

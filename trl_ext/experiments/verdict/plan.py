@@ -76,7 +76,7 @@ def arm_of(text: str) -> Arm:
     Raises:
         InputError: it is none of them.
     """
-    from trl_ext.algorithms.policy_losses import POLICY_LOSSES  # torch takes seconds, and --help none
+    from trl_ext.algorithms.policy_losses import POLICY_LOSSES  # imports torch, which `--help` does not need
     from trl_ext.algorithms.presets import PRESETS
 
     if re.match(r"\w+=", text):

@@ -1,8 +1,9 @@
-"""Time of TRL's LM head on a CPU, forward and backward, by the width of its tiles: TRL's own, ours and others.
+"""Time of TRL's LM head on a CPU, forward and backward, by the width of its tiles and how they are folded.
 
     python -m scripts.benchmarks.head_tiles --json docs/results/head_tiles.json
 
-Rounds take the widths in turn; a ratio is of the same round, and the table has their medians.
+Tiles are TRL's own, ours and others, folded by TRL and in place. Rounds take them in turn; a ratio is of the same
+round, and the table has their medians.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils
 
 from trl_ext.compat.startup import use_all_cores
-from trl_ext.compat.trl_head import TILE
+from trl_ext.compat.trl_head import TILE, FoldedInPlace
 from trl_ext.runs.provenance import provenance
 
 TRLS = utils._CHUNKED_LOGPROB_CHUNK_SIZE
-WIDTHS = (TRLS, 4096, 2048, TILE, 512, 256)
+WIDTHS = (4096, 2048, TILE, 512, 256)
+FOLDED = {"TRL's": ChunkedLogProbFunction, "in place": FoldedInPlace}
+STOCK = "TRL's", TRLS
+WAYS = (STOCK, *((how, width) for how in FOLDED for width in WIDTHS))
 TOKENS = (256, 640, 2048)
 
 
-def seconds(tokens: int, vocabulary: int, hidden: int, width: int) -> float:
+def seconds(tokens: int, vocabulary: int, hidden: int, how: str, width: int) -> float:
     """Of one forward and one backward pass of the head."""
     torch.manual_seed(0)
     states = torch.randn(tokens, hidden, requires_grad=True)
     weight = (torch.randn(vocabulary, hidden) / hidden).requires_grad_()
     targets = torch.randint(0, vocabulary, (tokens,))
     began = time.perf_counter()
-    found = ChunkedLogProbFunction.apply(states, weight, None, targets, 1.0, width, None, 1.0, ("log_probs", "entropy"))
+    found = FOLDED[how].apply(states, weight, None, targets, 1.0, width, None, 1.0, ("log_probs", "entropy"))
     found[0].sum().backward()
     return time.perf_counter() - began
 
@@ -51,14 +55,20 @@ def main() -> None:
     use_all_cores()
     found: dict[str, Any] = {}
     for tokens in TOKENS:
-        taken: dict[int, list[float]] = {width: [] for width in WIDTHS}
+        taken: dict[tuple[str, int], list[float]] = {way: [] for way in WAYS}
         for _ in tqdm(range(args.repeats + 1), desc=f"{tokens} tokens", leave=False):  # the first warms up
-            for width in WIDTHS:
-                taken[width].append(seconds(tokens, args.vocabulary, args.hidden, width))
-        ratios = {w: median(a / b for a, b in zip(taken[TRLS][1:], taken[w][1:], strict=True)) for w in WIDTHS}
-        found[str(tokens)] = {str(w): {"seconds": median(taken[w][1:]), "ratio": ratios[w]} for w in WIDTHS}
-        shown = ", ".join(f"{width}: {ratio:.2f}x" for width, ratio in ratios.items())
-        print(f"{tokens} tokens, TRL's {median(taken[TRLS][1:]):.3f} s; {shown}", flush=True)
+            for way in WAYS:
+                taken[way].append(seconds(tokens, args.vocabulary, args.hidden, *way))
+        print(f"{tokens} tokens, TRL's {median(taken[STOCK][1:]):.3f} s")
+        ratios = {way: median(a / b for a, b in zip(taken[STOCK][1:], taken[way][1:], strict=True)) for way in WAYS}
+        for how in FOLDED:
+            found.setdefault(str(tokens), {})[how] = {
+                str(width): {"seconds": median(taken[how, width][1:]), "ratio": ratios[how, width]}
+                for folded, width in WAYS
+                if folded == how
+            }
+            shown = ", ".join(f"{width}: {ratios[how, width]:.2f}x" for folded, width in WAYS if folded == how)
+            print(f"    {how:<8} {shown}", flush=True)
     if args.json:
         settings = {"vocabulary": args.vocabulary, "hidden": args.hidden, "threads": torch.get_num_threads()}
         args.json.write_text(

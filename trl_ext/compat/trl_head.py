@@ -56,28 +56,29 @@ class FoldedInPlace(_Function):
     """The same function, bit for bit, with fewer passes over a tile and without copies of it."""
 
     @staticmethod
-    def forward(*args: Any) -> Any:
+    def forward(*args: object) -> tuple[Tensor | None, ...]:
         """TRL's, with a fold of ours."""
         with patch.object(chunked_logprob, "_forward_tile", FoldedInPlace.fold_forward):
             return _Function.forward(*args)
 
     @staticmethod
-    def backward(*args: Any) -> Any:
+    def backward(*args: object) -> tuple[Tensor | None, ...]:
         """TRL's, with a fold of ours."""
         with patch.object(chunked_logprob, "_backward_tile", FoldedInPlace.fold_backward):
             return _Function.backward(*args)
 
     @staticmethod
     def fold_forward(
-        tile: Tensor, stride: int, targets: Tensor, largest: Tensor, sum_exp: Tensor, x_sum_exp: Tensor, *others: Any,
-        **kwargs: Any,
+        tile: Tensor, stride: int, targets: Tensor, largest: Tensor, sum_exp: Tensor, x_sum_exp: Tensor,
+        sq_sum_exp: Tensor, z_sum: Tensor, before: Tensor, target_logit: Tensor, start: int, columns: int,
+        **kwargs: float,
     ) -> None:  # fmt: skip
         """As TRL's `_forward_tile`: (tokens, columns) logits, which are overwritten, into the tokens' sums."""
         more = ("HAS_SOFTCAP", "HAS_LOG_SUM_SQ_PROBS", "HAS_MEAN_LOGITS", "HAS_IS_TOP1")
         if any(kwargs[name] for name in more):
-            _trl_forward(tile, stride, targets, largest, sum_exp, x_sum_exp, *others, **kwargs)
+            sums = largest, sum_exp, x_sum_exp, sq_sum_exp, z_sum, before, target_logit
+            _trl_forward(tile, stride, targets, *sums, start, columns, **kwargs)
             return
-        *_, target_logit, start, columns = others
         logits = FoldedInPlace._times(tile.float(), kwargs["logit_scale"], kwargs["inv_t"])
         new_largest = torch.maximum(largest, logits.amax(-1))
         rescale = torch.exp(largest - new_largest)
@@ -91,14 +92,14 @@ class FoldedInPlace(_Function):
 
     @staticmethod
     def fold_backward(
-        tile: Tensor, stride: int, targets: Tensor, log_z: Tensor, entropy: Tensor, grad_logprobs: Tensor, *others: Any,
-        **kwargs: Any,
+        tile: Tensor, stride: int, targets: Tensor, log_z: Tensor, entropy: Tensor, grad_logprobs: Tensor,
+        grad_entropy: Tensor, start: int, columns: int, **kwargs: float,
     ) -> None:  # fmt: skip
         """As TRL's `_backward_tile`: (tokens, columns) logits -> their gradient, in their place."""
         if kwargs["HAS_SOFTCAP"] or kwargs["HAS_ENTROPY_GRAD"] or not kwargs["HAS_LOGPROB_GRAD"]:
-            _trl_backward(tile, stride, targets, log_z, entropy, grad_logprobs, *others, **kwargs)
+            given = log_z, entropy, grad_logprobs, grad_entropy
+            _trl_backward(tile, stride, targets, *given, start, columns, **kwargs)
             return
-        _, start, columns = others
         scale, inv_t = kwargs["logit_scale"], kwargs["inv_t"]
         found = FoldedInPlace._times(tile.float(), scale, inv_t).sub_(log_z.unsqueeze(-1)).exp_()
         places, is_inside = FoldedInPlace._places(targets, start, columns)

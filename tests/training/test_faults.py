@@ -250,25 +250,6 @@ def test_an_error_that_is_none_of_memory_is_not_called_so(monkeypatch: pytest.Mo
     assert "memory" not in str(ended.value.code).splitlines()[-1]
 
 
-def test_a_rank_that_lost_another_reports_after_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report, waited = tmp_path / "error.json", list[float]()
-
-    def wait(seconds: float) -> None:
-        assert not report.exists()
-        waited.append(seconds)
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242")
-
-    monkeypatch.setattr(sys, "argv", ["grpo_math.py", "--output_dir", str(tmp_path)])
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
-    monkeypatch.setattr(time, "sleep", wait)
-    with pytest.raises(SystemExit, match="closed the connection"):
-        start(fail, GRPO_SETTINGS, "about", DEFAULT)
-    assert report.exists()
-    assert sum(waited) > 1.5  # the launcher looks every 0.1 s, and compares whole seconds
-
-
 LITTLE_MEMORY = """
 import resource, runpy, sys
 import trl_ext.recipes.run

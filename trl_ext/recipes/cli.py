@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -175,8 +174,6 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
     except ServerError as error:
         _fail(str(error), parsed[-1].output_dir)
     except Exception as error:
-        if explain(error) is not None:
-            time.sleep(2)  # a launcher compares whole seconds, and one that was killed fails when the launcher sees it
         get_error_handler().record_exception(error)  # a launcher shows that of the rank that failed first
         report = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))  # of this rank, which torchrun prints
         if report.is_file():

@@ -22,7 +22,7 @@ _trl_forward, _trl_backward = chunked_logprob._forward_tile, chunked_logprob._ba
 def head_as_on_gpu() -> Iterator[None]:
     """In the block the head scores valid positions only and folds its tiles in place, as with Triton.
 
-    Without it, on a CPU, every position is scored, and a tile is folded by torch operations with copies of it. What is
+    Without it, on a CPU, every position is scored, and a tile is folded by torch operations that copy it. What is
     computed is not right: it is for tensors without values.
     """
     # In place of kernels that write into their arguments and allocate nothing.

@@ -62,6 +62,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "all but share_prompts": {**ON, "share_prompt_prefix": False},
     "all": ON,
     "all, 2048 tokens each": {**ON, "micro_batch_tokens": 2048},
+    "all, 8192 tokens each": {**ON, "micro_batch_tokens": 8192},
     "all, 16384 tokens each": {**ON, "micro_batch_tokens": 16_384},
     "all, attention row by row": ON,
 }

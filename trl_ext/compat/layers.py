@@ -28,6 +28,7 @@ _ON_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 _ON_GPU = torch.ops.aten._flash_attention_forward
 _ON_GPU_BACKWARD = torch.ops.aten._flash_attention_backward
 _HEAD_SIZES = range(8, 257, 8)  # that FlashAttention has kernels for
+_as_on_gpu = False  # on a CPU
 _FLAG = "_can_checkpoint_with_cache"
 # transformers has renamed it in all models at once, and drops the earlier name in 5.40.
 CACHE = "cache" if "cache" in inspect.signature(Qwen3Model.forward).parameters else "past_key_values"
@@ -114,10 +115,17 @@ def kernel_of_rows(query: Tensor, key: Tensor, value: Tensor) -> type[_ByRowOnCP
     """What attends within all rows by one operation for such tensors, or None."""
     if not query.dtype == key.dtype == value.dtype:
         return None
-    if query.is_cpu:
+    if query.is_cpu and not _as_on_gpu:
         return _ByRowOnCPU
     is_half = query.dtype in (torch.float16, torch.bfloat16)
     return _ByRowOnGPU if is_half and query.shape[-1] in _HEAD_SIZES and _has_flash_attention(query.device) else None
+
+
+@contextmanager
+def attention_as_on_gpu() -> Iterator[None]:
+    """In the block rows in one are attended to as on a GPU with these kernels: for tensors without values."""
+    with patch.multiple(__name__, _as_on_gpu=True, _has_flash_attention=lambda device: True):
+        yield
 
 
 @functools.cache

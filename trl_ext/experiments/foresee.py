@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from datasets import disable_progress_bars
+from tqdm import tqdm
 
 from trl_ext.errors import InputError
 from trl_ext.foresight.costs.counting import ModelCosts
 from trl_ext.foresight.efficiency import Efficiency
 from trl_ext.foresight.hardware import Gpu, gpu_by_name
 from trl_ext.foresight.memory.limits import largest, preempting, refusal
+from trl_ext.foresight.memory.parts import Memory
 from trl_ext.foresight.memory.report import engine_line, figures, limit_lines, table
 from trl_ext.foresight.memory.step import foresee
 from trl_ext.foresight.networks import network_of, prompt_lengths
@@ -139,13 +141,20 @@ def run(args: argparse.Namespace) -> str | None:
     shape = read_shape(args.config, args.set, replace(launch, gpus=args.gpus or launch.gpus))
     time = partial(timing_of, gpu=gpu, args=args, costs=count_costs(shape))
     timing = time(shape)
-    compute = partial(foresee, capacity=gpu.memory)
-    memory = compute(shape)
-    limits = None if args.quick else largest(shape, memory, compute)
+    with tqdm(desc="optimizer steps on fake tensors", unit="", leave=False) as bar:
+
+        def compute(other: RunShape) -> Memory:
+            found = foresee(other, gpu.memory)
+            bar.update()
+            return found
+
+        memory = compute(shape)
+        limits = None if args.quick else largest(shape, memory, compute)
+        reason = refusal(shape, memory, compute) or preempting(shape, memory)
+        advice = None if reason else larger_micro_batches(shape, timing, time, lambda other: compute(other).free >= 0)
     print("\n".join([*table(memory), *engine_line(memory), *(limit_lines(limits) if limits else [])]))
     print("\n" + timing.table(args.budget or shape.time_budget))
-    reason = refusal(shape, memory, compute) or preempting(shape, memory)
-    if not reason and (advice := larger_micro_batches(shape, timing, time, lambda other: compute(other).free >= 0)):
+    if advice:
         print("\n" + advice)
     if args.json:
         phases = [asdict(phase) for phase in timing.phases]

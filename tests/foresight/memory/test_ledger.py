@@ -106,6 +106,19 @@ def test_a_step_peaks_where_the_allocators_events_say() -> None:
     assert sum(ledger.peaks["start"].values()) - before == pytest.approx(highest, rel=0.01)
 
 
+def test_two_gradients_of_a_fake_weight_are_added_in_the_memory_of_one_as_real_ones_are() -> None:
+    def backward() -> None:
+        weight, data = torch.ones(256, 256, requires_grad=True), torch.ones(4, 256)
+        (data @ weight @ weight).sum().backward()
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        backward()
+    with FakeTensorMode(), Ledger() as ledger, ledger.during("forward"):
+        backward()
+    highest = max(accumulate(size for _, size in foresight.allocations(profiler)))
+    assert sum(ledger.peaks["backward"].values()) == pytest.approx(highest, rel=0.01)
+
+
 def test_a_mask_selects_as_many_as_are_said() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True), Answered(lambda shape: shape[0] * 3):
         values, mask = torch.ones(2, 5, 7, requires_grad=True), torch.ones(2, 5, dtype=torch.bool)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.foresight.memory.test_parts import MEASURED, STEP, shape
 from trl_ext.foresight.memory.limits import largest, preempting, refusal
 from trl_ext.foresight.memory.parts import GIB, Memory, foresee_memory
@@ -15,10 +17,12 @@ PER_ROW = GIB  # activations, with completions of 40 tokens
 
 
 def foresee(made: RunShape) -> Memory:
-    """A step whose activations grow with rows and tokens; checkpointing leaves a tenth."""
-    size = PER_ROW * made.micro_rows * made.lengths.max_completion // 40 // (10 if made.checkpointing else 1)
+    """A step whose activations grow with rows and tokens until the optimizer; checkpointing leaves a tenth."""
+    tokens = made.micro_tokens or made.micro_rows * made.lengths.max_completion
+    size = PER_ROW * tokens // 40 // (10 if made.checkpointing else 1)
     step = {**STEP, "activations": size}
-    return foresee_memory(made, CAPACITY, replace(MEASURED, peaks=dict.fromkeys(MEASURED.peaks, step)))
+    peaks = {moment: STEP if moment == "optimizer step" else step for moment in MEASURED.peaks}
+    return foresee_memory(made, CAPACITY, replace(MEASURED, peaks=peaks))
 
 
 def said(**changes: Any) -> str | None:
@@ -30,7 +34,8 @@ def said(**changes: Any) -> str | None:
 def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
     made = shape(engine_fraction=0.4)
     found = largest(made, foresee(made), foresee)
-    assert found.micro_rows == 4  # 10 - 4 of the engine - 0.75 of CUDA, with a margin of 6 %
+    assert found.setting == "micro_train_batch_size"
+    assert found.micro_batch == 4  # 10 - 4 of the engine - 0.75 of CUDA, with a margin of 6 %
     assert foresee(replace(made, micro_rows=4)).free >= 0
     assert foresee(replace(made, micro_rows=5)).free < 0
 
@@ -42,6 +47,23 @@ def test_the_largest_completion_fits_and_one_more_does_not() -> None:
     fits = replace(made, lengths=replace(made.lengths, max_completion=tokens))
     assert foresee(fits).free >= 0
     assert foresee(replace(made, lengths=replace(made.lengths, max_completion=tokens + 1))).free < 0
+
+
+def test_a_micro_batch_of_limited_tokens_has_its_limit_in_tokens() -> None:
+    made = shape(engine_fraction=0.4, micro_tokens=80, engine_max_length=10_000)
+    found = largest(made, foresee(made), foresee)
+    assert found.setting == "micro_batch_tokens"
+    assert foresee(replace(made, micro_tokens=found.micro_batch)).free >= 0
+    assert foresee(replace(made, micro_tokens=found.micro_batch + 1)).free < 0
+    assert found.completion == 80 - 20, "with the longest prompt a row fills it"
+    assert "lower micro_batch_tokens from 1000 to 250" in str(said(engine="server", micro_tokens=1000))
+
+
+def test_what_does_not_grow_fits_or_does_not() -> None:
+    for tokens, most in ((80, 160), (800, 0)):
+        made = shape(engine_fraction=0.4, micro_tokens=tokens)
+        memory = foresee(made)
+        assert largest(made, memory, lambda _, found=memory: found).micro_batch == most
 
 
 def test_the_engines_bounds_hold_the_batch_and_fit() -> None:
@@ -125,6 +147,21 @@ def test_without_an_engine_the_micro_batch_is_lowered() -> None:
 def test_a_single_row_that_does_not_fit_is_checkpointed() -> None:
     lengths = replace(shape().lengths, max_completion=2000)
     assert "set gradient_checkpointing: true" in str(said(engine="server", micro_rows=1, lengths=lengths))
+
+
+def test_an_engine_sleeps_where_both_fit_in_turn() -> None:
+    long = replace(shape().lengths, max_completion=2000)
+    changes = {"engine_fraction": 0.7, "engine_sequences": 300_000, "micro_rows": 1, "lengths": long}
+    assert "set vllm_enable_sleep_mode: true" in str(said(**changes, checkpointing=True))
+    assert said(**changes, checkpointing=True, engine_sleeps=True) is None
+
+
+def test_no_step_is_measured_to_find_what_no_smaller_one_can_help() -> None:
+    """Weights and optimizer that are too large by themselves: one step says so, and each takes ten seconds."""
+    made = shape(engine_fraction=0.99, engine_sequences=2_000_000, checkpointing=False)
+    found = foresee(made)
+    assert "it needs" in str(refusal(made, found, lambda _: pytest.fail("a step was measured")))
+    assert largest(made, found, lambda _: pytest.fail("a step was measured")).micro_batch == 0
 
 
 def test_where_no_setting_helps_it_is_said_what_does() -> None:

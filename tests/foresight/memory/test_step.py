@@ -15,6 +15,7 @@ from transformers import Qwen3Config
 
 from scripts.benchmarks import foresight
 from tests.foresight.memory.test_parts import shape
+from trl_ext.compat import layers
 from trl_ext.foresight.memory.ledger import ALLOCATION
 from trl_ext.foresight.memory.step import MOMENTS, Measured, measure
 from trl_ext.foresight.memory.trainers import rows_of_step
@@ -86,6 +87,12 @@ def test_shared_prompts_take_no_more_than_trls_step(autocast: torch.dtype | None
     assert ours.peaks["backward"]["backward"] < ours.parameters, "a quarter of the gradients' bytes"
 
 
+def test_a_gpus_rows_in_one_are_attended_to_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers._ByRowOnCPU, "forward", lambda *_: pytest.fail("as on a CPU"))
+    settings = {"group": 8, "lengths": Lengths(64, 64, 16, 16), "shares_prompts": True}
+    assert activations(measure(run(**settings, autocast_dtype=torch.bfloat16))) > 0
+
+
 def test_eager_attention_keeps_the_scores(plain: Measured) -> None:
     scores = 4 * 2 * 2 * (32 + 128) ** 2  # bytes, rows, heads, tokens squared
     assert activations(measure(run(attention="eager"))) > activations(plain) + scores
@@ -139,6 +146,15 @@ def test_a_single_micro_batch_has_no_earlier_gradients(plain: Measured) -> None:
 def test_the_fake_step_has_whole_groups() -> None:
     assert rows_of_step(run(micro_rows=4, group=6)) == 24
     assert rows_of_step(replace(run(micro_rows=4, group=6), recipe="sft")) == 8
+
+
+def test_the_fake_step_fills_a_micro_batch_of_limited_tokens() -> None:
+    most = {"micro_tokens": 16 * 128, "group": 4, "step": 64}
+    assert rows_of_step(run(**most)) == 2 * 16, "of each prompt"
+    assert rows_of_step(run(**most, shares_prompts=True)) == 16, "together"
+    assert rows_of_step(run(**{**most, "step": 12})) == 2 * 12, "a step has no more"
+    half = activations(measure(run(**{**most, "micro_tokens": 8 * 128})))
+    assert activations(measure(run(**most))) == pytest.approx(2 * half, rel=0.1)
 
 
 def test_what_an_earlier_profile_saw_is_not_of_this_one() -> None:

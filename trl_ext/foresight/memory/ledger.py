@@ -74,7 +74,6 @@ class Ledger(TorchDispatchMode):
             entry = self._known[storage] = _Entry(size, kind)
             weakref.finalize(storage, self._forget, entry)
             self.live[kind] += size
-            self._note_peak()
         elif entry.kind != kind:
             self.live[entry.kind] -= entry.size
             self.live[kind] += entry.size
@@ -115,6 +114,8 @@ class Ledger(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if operation is torch.ops.prim.device.default:  # a fake tensor's: two of three calls
+            return args[0].fake_device
         made = operation(*args, **(kwargs or {}))
         new = [tensor for tensor in tree_leaves(made) if isinstance(tensor, Tensor)]
         unknown = [tensor for tensor in new if tensor.untyped_storage() not in self._known]
@@ -122,6 +123,10 @@ class Ledger(TorchDispatchMode):
             kind = self._kind(operation, args)
             for tensor in unknown:
                 self.file(tensor, kind)
+            # Where two gradients of a tensor meet, autograd adds to the first if it is no subclass, as fake tensors are
+            # (`can_accumulate_inplace`, torch/csrc/autograd/input_buffer.cpp): the first is freed now, at the latest.
+            if operation is not torch.ops.aten.add.Tensor or not _is_in_backward():
+                self._note_peak()
         return made
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from trl_ext.foresight.memory.parts import Memory
 from trl_ext.foresight.shape import RunShape, context_of
 
-_LIVE_MOMENTS = ("forward", "backward")
+_LIVE_MOMENTS = ("forward", "backward")  # that grow with a micro-batch
+_AWAKE = ("rollout", "sync")  # when an engine that may sleep does not
 Foresee = Callable[[RunShape], Memory]
 
 
@@ -17,7 +18,8 @@ Foresee = Callable[[RunShape], Memory]
 class Limits:
     """Each with everything else as it is; 0 where nothing fits."""
 
-    micro_rows: int
+    micro_batch: int  # in the unit of its setting
+    setting: str  # that a micro-batch has its size by
     completion: int  # tokens, within the context
     fraction: float  # of the GPU's memory that the engine can take
     least_fraction: float  # that the engine needs for its batch
@@ -25,16 +27,37 @@ class Limits:
 
 def largest(shape: RunShape, memory: Memory, foresee: Foresee) -> Limits:
     """What fits, by straight lines through two measurements each: a micro-batch's memory grows with its tokens."""
-    rows = shape.micro_rows
-    half = max(1, shape.lengths.max_completion // 2)
-    at_rows = foresee(replace(shape, micro_rows=2 * rows, step=max(shape.step, 4 * rows * shape.launch.gpus)))
-    at_half = foresee(replace(shape, lengths=replace(shape.lengths, max_completion=half)))
-    return Limits(
-        micro_rows=math.floor(_crossing(memory, rows, at_rows, 2 * rows)),
-        completion=min(math.floor(_crossing(memory, shape.lengths.max_completion, at_half, half)), _room(shape)),
-        fraction=largest_fraction(shape, memory),
-        least_fraction=least_fraction(memory),
-    )
+    size = completion = 0
+    if _others_fit(memory):
+        size, completion = _largest_step(shape, memory, foresee)
+    return Limits(size, _size(shape)[0], completion, largest_fraction(shape, memory), least_fraction(memory))
+
+
+def _largest_step(shape: RunShape, memory: Memory, foresee: Foresee) -> tuple[int, int]:
+    """A micro-batch's size, and tokens of a completion."""
+    size, tokens, room = _size(shape)[1], shape.lengths.max_completion, _room(shape)
+    other = max(1, tokens // 2)
+    if shape.micro_tokens:  # which hardly grows with a completion, as long as it holds the row
+        other = max(tokens, min(room, shape.micro_tokens - shape.lengths.longest_prompt))
+    at_twice = foresee(_resized(shape, 2 * size))
+    of_other = replace(shape, lengths=replace(shape.lengths, max_completion=other))
+    at_other = memory if other == tokens else foresee(of_other)
+    longest = math.floor(_crossing(memory, tokens, at_other, other))
+    return math.floor(_crossing(memory, size, at_twice, 2 * size)), min(longest, room)
+
+
+def _size(shape: RunShape) -> tuple[str, int]:
+    """The setting that a micro-batch has its size by, and the size: in rows, or in tokens where they are limited."""
+    if shape.micro_tokens:
+        return "micro_batch_tokens", shape.micro_tokens
+    return "micro_train_batch_size", shape.micro_rows
+
+
+def _resized(shape: RunShape, size: int) -> RunShape:
+    """With micro-batches of another size, and a step that has at least two."""
+    if shape.micro_tokens:
+        return replace(shape, micro_tokens=size)
+    return replace(shape, micro_rows=size, step=max(shape.step, 2 * size * shape.launch.gpus))
 
 
 def _room(shape: RunShape) -> int:
@@ -44,21 +67,26 @@ def _room(shape: RunShape) -> int:
 
 
 def _crossing(memory: Memory, x: float, other: Memory, other_x: float) -> float:
-    """Where the first of the moments that train meets the GPU's memory; 0 if other moments are above it already."""
-    if any(memory.total(moment) > memory.capacity for moment in memory.moments if moment not in _LIVE_MOMENTS):
-        return 0.0
+    """Where the first of the moments that grow meets the GPU's memory."""
     if other_x == x:  # a completion of a single token has no half
         return x if memory.free >= 0 else 0.0
     slopes = {moment: (other.total(moment) - memory.total(moment)) / (other_x - x) for moment in _LIVE_MOMENTS}
     reached = [x + (memory.capacity - memory.total(moment)) / slope for moment, slope in slopes.items() if slope > 0]
-    return max(0.0, min(reached, default=x))
+    if not reached:  # it does not grow
+        return max(x, other_x) if memory.free >= 0 else 0.0
+    return max(0.0, min(reached))
+
+
+def _others_fit(memory: Memory) -> bool:
+    """Whether the moments fit that no smaller micro-batch makes smaller."""
+    return all(memory.total(moment) <= memory.capacity for moment in memory.moments if moment not in _LIVE_MOMENTS)
 
 
 def largest_fraction(shape: RunShape, memory: Memory) -> float:
     """The largest `vllm_gpu_memory_utilization` that fits, in hundredths."""
     if memory.engine is None:
         return 0.0
-    with_engine = ("rollout", "sync") if shape.engine_sleeps else memory.moments
+    with_engine = _AWAKE if shape.engine_sleeps else memory.moments
     rest = max(memory.total(moment) for moment in with_engine) - memory.engine.total
     return max(0, math.floor(100 * (memory.capacity - rest) / memory.capacity)) / 100
 
@@ -124,15 +152,14 @@ def _too_much(shape: RunShape, memory: Memory, foresee: Foresee) -> str | None:
     least, most = least_fraction(memory), largest_fraction(shape, memory)
     if least <= most and _engine_is_why(memory):
         return f"{said}: lower vllm_gpu_memory_utilization from {shape.engine_fraction:g} to {most:g}"
-    rows = _fewer_rows(shape, memory, foresee)
-    if rows:
-        return f"{said}: lower micro_train_batch_size from {shape.micro_rows} to {rows}"
-    if not shape.checkpointing and foresee(replace(shape, checkpointing=True)).free >= 0:
-        return f"{said}: set gradient_checkpointing: true"
-    if memory.engine is not None and not shape.engine_sleeps:
-        asleep = foresee(replace(shape, engine_sleeps=True))
-        if asleep.free >= 0:
-            return f"{said}: set vllm_enable_sleep_mode: true"
+    if _others_fit(memory):  # else no smaller micro-batch is enough
+        (setting, size), smaller = _size(shape), _smaller(shape, foresee)
+        if smaller:
+            return f"{said}: lower {setting} from {size} to {smaller}"
+        if not shape.checkpointing and foresee(replace(shape, checkpointing=True)).free >= 0:
+            return f"{said}: set gradient_checkpointing: true"
+    if not shape.engine_sleeps and _fits_asleep(memory):
+        return f"{said}: set vllm_enable_sleep_mode: true"
     return f"{said}: it needs {_more(shape)}"
 
 
@@ -142,12 +169,22 @@ def _engine_is_why(memory: Memory) -> bool:
     return memory.engine is not None and all(memory.total(moment) <= memory.capacity for moment in asleep)
 
 
-def _fewer_rows(shape: RunShape, memory: Memory, foresee: Foresee) -> int:
-    rows = shape.micro_rows
-    while rows > 1:
-        rows //= 2
-        if foresee(replace(shape, micro_rows=rows)).free >= 0:
-            return rows
+def _fits_asleep(memory: Memory) -> bool:
+    """Whether it would fit with an engine that sleeps while the policy trains."""
+    if memory.engine is None:
+        return False
+    given_back = {moment: 0 if moment in _AWAKE else memory.engine.total for moment in memory.moments}
+    return all(memory.total(moment) - size <= memory.capacity for moment, size in given_back.items())
+
+
+def _smaller(shape: RunShape, foresee: Foresee) -> int:
+    """The largest micro-batch that fits of a half, a quarter and so on, down to a row; 0 if none does."""
+    size = _size(shape)[1]
+    least = shape.lengths.longest_prompt + shape.lengths.max_completion if shape.micro_tokens else 1
+    while size > least:
+        size = max(least, size // 2)
+        if foresee(_resized(shape, size)).free >= 0:
+            return size
     return 0
 
 

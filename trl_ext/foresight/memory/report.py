@@ -44,7 +44,7 @@ def engine_line(memory: Memory) -> list[str]:
 def limit_lines(limits: Limits) -> list[str]:
     """The largest that fits of each."""
     lines = [
-        f"fits at most, each alone: micro_train_batch_size {limits.micro_rows}, "
+        f"fits at most, each alone: {limits.setting} {limits.micro_batch:,}, "
         f"sampling_max_tokens {limits.completion:,} (within the context)"
     ]
     if limits.fraction:

@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Trainer
 
 from trl_ext.compat.fake_modules import parameters_replaced, rows_not_packed
+from trl_ext.compat.layers import attention_as_on_gpu
 from trl_ext.compat.trl_head import head_as_on_gpu, head_within
 from trl_ext.foresight.memory.ledger import ALLOCATION, Answered, Ledger
 from trl_ext.foresight.memory.parts import Memory, foresee_memory
@@ -77,9 +78,10 @@ def measure(shape: RunShape, on_gpu: bool = True) -> Measured:
         for tensor in batches:
             ledger.file(tensor, "batches")
         answered = Answered(lambda mask: mask[0] * min(*mask[1:], trained_tokens(shape)) if mask[1:] else mask[0])
-        head = head_as_on_gpu() if on_gpu else contextlib.nullcontext()
         within_head = head_within(lambda: ledger.during("", "lm head"))
-        with fake, answered, ledger, head, within_head, rows_not_packed():
+        with fake, answered, ledger, within_head, rows_not_packed(), contextlib.ExitStack() as stack:
+            for as_on_gpu in (head_as_on_gpu, attention_as_on_gpu) if on_gpu else ():
+                stack.enter_context(as_on_gpu())
             return replace(_step(trainer, widest, ledger, accumulates=shape.accumulation > 1), rows=rows)
 
 

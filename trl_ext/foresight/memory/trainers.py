@@ -118,8 +118,16 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def rows_of_step(shape: RunShape) -> int:
-    """Rows of the fake step: whole groups, and as many of the mean prompt as of the longest."""
-    return 2 * math.lcm(shape.micro_rows, shape.group if shape.recipe == "grpo" else 1)
+    """Rows of the fake step: whole groups, as many of the mean prompt as of the longest.
+
+    With `micro_tokens` they are so many that they fill a micro-batch, if those of the real step do: where prompts are
+    not shared and rows of a length get together, those of either prompt alone.
+    """
+    if shape.recipe != "grpo":
+        return 2 * shape.micro_rows
+    half = math.lcm(shape.micro_rows, shape.group)
+    filling = min((shape.micro_tokens or 0) // shape.lengths.max_completion, shape.step // shape.launch.gpus)
+    return 2 * half * max(1, math.ceil(filling / (2 * half if shape.shares_prompts else half)))
 
 
 def micro_batches(trainer: FakeGRPO | FakeSFT, shape: RunShape) -> list[Batch]:

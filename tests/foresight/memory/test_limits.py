@@ -59,6 +59,17 @@ def test_a_micro_batch_of_limited_tokens_has_its_limit_in_tokens() -> None:
     assert "lower micro_batch_tokens from 1000 to 250" in str(said(engine="server", micro_tokens=1000))
 
 
+def test_rows_of_any_length_fill_the_same_tokens_only_where_they_are_not_padded() -> None:
+    made = shape(engine_fraction=0.4, micro_tokens=80, engine_max_length=10_000)
+    tokens = made.lengths.max_completion
+
+    def padded(other: RunShape) -> Memory:
+        return foresee(replace(other, micro_tokens=80 * (1 + 99 * (other.lengths.max_completion > tokens))))
+
+    assert largest(made, foresee(made), padded).completion == tokens
+    assert largest(replace(made, shares_prompts=True), foresee(made), padded).completion == 80 - 20
+
+
 def test_what_does_not_grow_fits_or_does_not() -> None:
     for tokens, most in ((80, 160), (800, 0)):
         made = shape(engine_fraction=0.4, micro_tokens=tokens)

@@ -37,11 +37,12 @@ def _largest_step(shape: RunShape, memory: Memory, foresee: Foresee) -> tuple[in
     """A micro-batch's size, and tokens of a completion."""
     size, tokens, room = _size(shape)[1], shape.lengths.max_completion, _room(shape)
     other = max(1, tokens // 2)
-    if shape.micro_tokens:  # which hardly grows with a completion, as long as it holds the row
+    if shape.micro_tokens:
+        # As long as they hold the row, a longer one takes little more, and on shared prompts nothing.
         other = max(tokens, min(room, shape.micro_tokens - shape.lengths.longest_prompt))
+    is_flat = other == tokens or (shape.micro_tokens and shape.shares_prompts)
     at_twice = foresee(_resized(shape, 2 * size))
-    of_other = replace(shape, lengths=replace(shape.lengths, max_completion=other))
-    at_other = memory if other == tokens else foresee(of_other)
+    at_other = memory if is_flat else foresee(replace(shape, lengths=replace(shape.lengths, max_completion=other)))
     longest = math.floor(_crossing(memory, tokens, at_other, other))
     return math.floor(_crossing(memory, size, at_twice, 2 * size)), min(longest, room)
 

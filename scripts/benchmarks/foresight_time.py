@@ -1,8 +1,10 @@
 """Foreseen against measured seconds on this CPU, for several shapes: an optimizer step, and a rollout by HF generate.
 
     python -m scripts.benchmarks.foresight_time --json docs/results/foresight_time.json
+    python -m scripts.benchmarks.foresight_time --steps docs/results/gpu_h200.json --gpu h200
 
-The ceilings of the CPU are measured first, in a few seconds. Then each shape is foreseen twice: from those ceilings
+With `--steps` nothing is measured: it compares with what `bench_step.py --bf16 --json` has measured on a GPU. Else the
+ceilings of the CPU are measured first, in a few seconds. Then each shape is foreseen twice: from those ceilings
 alone, and with the pace of one of the shapes as a pilot. Steps replay the rollouts of `step.py` through our trainer
 with its defaults; rollouts end at random, at one of several end tokens. Rounds alternate between the shapes. Seconds
 are those of one thread on its core, so that other work on the machine counts little.
@@ -26,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 
 from trl_ext.foresight.costs.counting import ModelCosts
 from trl_ext.foresight.efficiency import Efficiency
-from trl_ext.foresight.hardware import Gpu
+from trl_ext.foresight.hardware import Gpu, gpu_by_name
 from trl_ext.foresight.plan import Rates
 from trl_ext.foresight.roofline import Timing, count_costs, foresee_time
 from trl_ext.foresight.shape import Launch, Lengths, RunShape
@@ -34,8 +36,8 @@ from trl_ext.generation.hf import hf_generate
 from trl_ext.runs.provenance import provenance
 
 from .cpu_ceilings import measure_cpu, seconds_of
-from .random_model import SHAPES, save_random_model
-from .step import STOCK, Workload, trainers
+from .random_model import SHAPES, network_of, save_random_model
+from .step import STOCK, WAYS, Workload, trainers
 
 _WAYS = {"all": True, "all but share_prompts": False}  # of `step.py` -> whether prompts are shared
 _LONGEST = 128  # tokens of a completion that is rolled out
@@ -159,6 +161,31 @@ def pilot(one: Measured, gpu: Gpu, reached: Efficiency) -> Efficiency:
     return found.measured(step, dataclasses.replace(step.rates, trained_token=trained))
 
 
+def against_steps(files: list[Path], gpu: Gpu) -> None:
+    """Print what a GPU took for the steps of these files of `bench_step.py`, and what is foreseen of it."""
+    read = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    for given in [run for one in read for run in ([one] if "workload" in one else one.values()) if "workload" in run]:
+        work, network = Workload(**given["workload"]), network_of(given["shape"])
+        lengths = Lengths(work.prompt, work.prompt, float(work.lengths().mean()), int(work.lengths().max()))
+        for key, checkpointing in {"found": False, "found_with_checkpointing": True}.items():
+            for way in [way for way in given.get(key, {}) if way != STOCK]:
+                shares = WAYS[way]["share_prompt_prefix"]
+                shape = dataclasses.replace(
+                    shape_of_replay(network, work, lengths, shares),
+                    autocast_dtype=torch.bfloat16, checkpointing=checkpointing,
+                    micro_tokens=WAYS[way].get("micro_batch_tokens"),
+                )  # fmt: skip
+                foreseen = foresee_time(shape, gpu)
+                took, seconds = given[key][way]["seconds"], step_seconds(foreseen)
+                print(f"{work.micro} rows, {'with' if checkpointing else 'without'} checkpointing, {way}: "
+                      f"{took:.2f} s, foreseen {seconds:.2f} s, {seconds / took - 1:+.0%}")  # fmt: skip
+
+
+def step_seconds(timing: Timing) -> float:
+    """Of an optimizer step's micro-batches."""
+    return next(phase.seconds for phase in timing.phases if phase.name == "micro-batches")
+
+
 def main() -> None:
     """Measure, foresee, print, and write the JSON asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -166,7 +193,11 @@ def main() -> None:
     parser.add_argument("--pilot", choices=SHAPES, default="6m", help="the shape that gives the pace (default: 6m)")
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds (default: 5)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--steps", type=Path, nargs="+", metavar="FILE", help="compare with runs of bench_step.py")
+    parser.add_argument("--gpu", default="h100", help="that the steps were measured on (default: h100)")
     args = parser.parse_args()
+    if args.steps:
+        return against_steps(args.steps, gpu_by_name(args.gpu))
     if args.pilot not in args.shapes:
         parser.error(f"--pilot {args.pilot} is none of --shapes {' '.join(args.shapes)}")
     torch.set_num_threads(1)

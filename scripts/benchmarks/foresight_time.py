@@ -197,7 +197,8 @@ def main() -> None:
     parser.add_argument("--gpu", default="h100", help="that the steps were measured on (default: h100)")
     args = parser.parse_args()
     if args.steps:
-        return against_steps(args.steps, gpu_by_name(args.gpu))
+        against_steps(args.steps, gpu_by_name(args.gpu))
+        return
     if args.pilot not in args.shapes:
         parser.error(f"--pilot {args.pilot} is none of --shapes {' '.join(args.shapes)}")
     torch.set_num_threads(1)

@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpu", default="h100", help=f"one of: {', '.join(GPUS)} (default: h100)")
     parser.add_argument("--accelerate", type=Path, help="a file of accelerate_configs/, for the ZeRO stage")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings than the file's")
-    parser.add_argument("--quick", action="store_true", help="leave out the largest that fits: a third of the time")
+    parser.add_argument("--quick", action="store_true", help="leave out the largest that fits: half the time")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="plan so much time (default: time_budget)")
     parser.add_argument("--pilot", type=Path, metavar="RUN", help="a finished run on such GPUs, whose pace is taken")
     parser.add_argument("--check", type=Path, metavar="FILE", help="of scripts.benchmarks.gpu --json, likewise")

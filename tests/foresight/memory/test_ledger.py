@@ -106,7 +106,7 @@ def test_a_step_peaks_where_the_allocators_events_say() -> None:
     assert sum(ledger.peaks["start"].values()) - before == pytest.approx(highest, rel=0.01)
 
 
-def test_two_gradients_of_a_fake_weight_are_added_in_the_memory_of_one_as_real_ones_are() -> None:
+def test_two_gradients_of_a_fake_weight_are_added_in_place() -> None:
     def backward() -> None:
         weight, data = torch.ones(256, 256, requires_grad=True), torch.ones(4, 256)
         (data @ weight @ weight).sum().backward()

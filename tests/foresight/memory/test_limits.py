@@ -59,7 +59,7 @@ def test_a_micro_batch_of_limited_tokens_has_its_limit_in_tokens() -> None:
     assert "lower micro_batch_tokens from 1000 to 250" in str(said(engine="server", micro_tokens=1000))
 
 
-def test_rows_of_any_length_fill_the_same_tokens_only_where_they_are_not_padded() -> None:
+def test_a_longer_completion_is_measured_where_rows_are_padded() -> None:
     made = shape(engine_fraction=0.4, micro_tokens=80, engine_max_length=10_000)
     tokens = made.lengths.max_completion
 
@@ -167,7 +167,7 @@ def test_an_engine_sleeps_where_both_fit_in_turn() -> None:
     assert said(**changes, checkpointing=True, engine_sleeps=True) is None
 
 
-def test_no_step_is_measured_to_find_what_no_smaller_one_can_help() -> None:
+def test_no_step_is_measured_where_none_can_help() -> None:
     """Weights and optimizer that are too large by themselves: one step says so, and each takes ten seconds."""
     made = shape(engine_fraction=0.99, engine_sequences=2_000_000, checkpointing=False)
     found = foresee(made)

@@ -21,6 +21,7 @@ from trl_ext.experiments.pipeline.settings import read_pipeline
 from trl_ext.foresight.costs.counting import ModelCosts
 from trl_ext.foresight.efficiency import Efficiency
 from trl_ext.foresight.hardware import GPUS, Gpu, gpu_by_name
+from trl_ext.foresight.memory.step import foresee
 from trl_ext.foresight.networks import published
 from trl_ext.foresight.plan import seconds_of
 from trl_ext.foresight.roofline import Timing, count_costs, foresee_time
@@ -116,7 +117,9 @@ def main() -> None:
     arms, gpu = arms_of(args.config), gpu_by_name(args.gpu)
     costs = count_costs(arms[0].shape)
     for arm in arms:
-        print(f"{arm.name}, {arm.budget:.0f} s\n{foresee_time(arm.shape, gpu, costs=costs).table()}\n")
+        memory = foresee(arm.shape, gpu.memory)
+        peak = f"{memory.total(memory.peak) / 2**30:.1f} of {memory.capacity / 2**30:.1f} GiB at the peak ({memory.peak})"
+        print(f"{arm.name}, {arm.budget:.0f} s, {peak}\n{foresee_time(arm.shape, gpu, costs=costs).table()}\n")
     head = " | ".join(f"{arm.name}: steps | last validation | rollouts/training/validation" for arm in arms)
     print(f"| assumptions | mean length | rows trained | {head} |\n{'|---' * (3 + 3 * len(arms))}|")
     in_the_middle: dict[tuple[str, str], Timing] = {}

@@ -35,6 +35,17 @@ def test_the_real_recipe_is_read_as_on_two_gpus() -> None:
     assert shape.loss["policy_loss"] == "reinforce"
 
 
+@pytest.mark.parametrize("config", ["leaderboard", "pipeline"])
+def test_the_stages_of_a_pipeline_are_foreseen_one_by_one(config: str) -> None:
+    with pytest.raises(InputError, match="one by one") as found:
+        read(config=GRPO.with_name(f"{config}_qwen2.5_math_1.5b.yaml"))
+    commands = [line.split() for line in str(found.value).splitlines()[1:]]
+    assert len(commands) >= 2
+    for _, _, _, file, *flags in commands:
+        changes = flags[flags.index("--set") + 1 :] if "--set" in flags else []
+        assert read(*changes, config=ROOT / file).launch.zero_stage == 2
+
+
 @pytest.mark.parametrize(("config", "name"), [("grpo_math", "grpo"), ("sft_math", "sft")])
 def test_a_task_class_of_ones_own_has_its_recipes_shape(
     config: str, name: str, monkeypatch: pytest.MonkeyPatch

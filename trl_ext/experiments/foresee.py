@@ -59,6 +59,8 @@ def read_shape(config: Path, changes: Sequence[str], launch: Launch) -> RunShape
     if not config.is_file():
         raise unknown("recipe", str(config), map(str, config.parent.glob("*.yaml")))
     written = dict(read_yaml(config) or {})
+    if "stages" in written:
+        raise InputError(f"{config}: it is run in stages, which are foreseen one by one:\n{_commands(written)}")
     given = {**written, **changed}
     flags = [f"--{name}={value}" for name, value in changed.items() if name != "use_vllm"]
     flags += ["--use_cpu", "true", "--use_vllm", "false", "--output_dir", "foreseen"]
@@ -69,6 +71,18 @@ def read_shape(config: Path, changes: Sequence[str], launch: Launch) -> RunShape
         model.attn_implementation = "flash_attention_2"  # as a GPU with flash-attn has it
     network = network_of(model.model_name_or_path, model.model_revision)
     return shape_of(task, model, parsed, network, launch, _lengths(task, parsed, own), given)
+
+
+def _commands(pipeline: Mapping[str, Any]) -> str:
+    """What foresees each stage of a pipeline that has a file of its own."""
+    launch = ["--accelerate", pipeline["launch"][1]] if pipeline.get("launch") else []
+    found = []
+    for stage in pipeline["stages"]:
+        changes = [f"{name}={value}" for name, value in (stage.get("settings") or {}).items()]
+        flags = [*launch, *(["--set", *changes] if changes else [])]
+        if stage.get("config"):
+            found.append(" ".join(["trl-ext foresee --config", stage["config"], *flags]))
+    return "\n".join(found)
 
 
 def pace_of_pilot(run: Path, launch: Launch, gpu: Gpu) -> Efficiency:

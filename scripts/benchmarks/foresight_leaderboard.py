@@ -118,7 +118,7 @@ def main() -> None:
     costs = count_costs(arms[0].shape)
     for arm in arms:
         memory = foresee(arm.shape, gpu.memory)
-        peak = f"{memory.total(memory.peak) / 2**30:.1f} of {memory.capacity / 2**30:.1f} GiB at the peak ({memory.peak})"
+        peak = f"{memory.total(memory.peak) / 2**30:.1f} GiB at the peak ({memory.peak})"
         print(f"{arm.name}, {arm.budget:.0f} s, {peak}\n{foresee_time(arm.shape, gpu, costs=costs).table()}\n")
     head = " | ".join(f"{arm.name}: steps | last validation | rollouts/training/validation" for arm in arms)
     print(f"| assumptions | mean length | rows trained | {head} |\n{'|---' * (3 + 3 * len(arms))}|")

@@ -74,13 +74,17 @@ def read_shape(config: Path, changes: Sequence[str], launch: Launch) -> RunShape
 
 
 def _commands(pipeline: Mapping[str, Any]) -> str:
-    """What foresees each stage of a pipeline that has a file of its own."""
+    """What foresees each stage of a pipeline that has a file of its own, with its part of the time."""
     launch = ["--accelerate", pipeline["launch"][1]] if pipeline.get("launch") else []
-    found = []
-    for stage in pipeline["stages"]:
-        changes = [f"{name}={value}" for name, value in (stage.get("settings") or {}).items()]
-        flags = [*launch, *(["--set", *changes] if changes else [])]
+    budget, stages, found = pipeline.get("time_budget"), pipeline["stages"], []
+    for stage in stages:
+        own = dict(stage.get("settings") or {})
+        if budget:
+            others = sum(one.get("share") or 0.0 for one in stages if one.get("arm") == stage.get("arm"))
+            own["time_budget"] = round(budget * (stage.get("share") or 1 - others))
+        changes = [f"{name}={value}" for name, value in own.items()]
         if stage.get("config"):
+            flags = [*launch, *(["--set", *changes] if changes else [])]
             found.append(" ".join(["trl-ext foresee --config", stage["config"], *flags]))
     return "\n".join(found)
 

@@ -152,6 +152,7 @@ def test_the_fake_step_fills_a_micro_batch_of_limited_tokens() -> None:
     most = {"micro_tokens": 16 * 128, "group": 4, "step": 64}
     assert rows_of_step(run(**most)) == 2 * 16, "of each prompt"
     assert rows_of_step(run(**most, shares_prompts=True)) == 16, "together"
+    assert rows_of_step(run(**most, shares_prompts=True, attention="flash_attention_2")) == 2 * 16, "not shared"
     assert rows_of_step(run(**{**most, "step": 12})) == 2 * 12, "a step has no more"
     half = activations(measure(run(**{**most, "micro_tokens": 8 * 128})))
     assert activations(measure(run(**most))) == pytest.approx(2 * half, rel=0.1)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from trl_ext.foresight.costs.micro_batches import shares_prompts
 from trl_ext.foresight.memory.parts import Memory
 from trl_ext.foresight.shape import RunShape, context_of
 
@@ -40,7 +41,7 @@ def _largest_step(shape: RunShape, memory: Memory, foresee: Foresee) -> tuple[in
     if shape.micro_tokens:
         # As long as they hold the row, a longer one takes little more, and on shared prompts nothing.
         other = max(tokens, min(room, shape.micro_tokens - shape.lengths.longest_prompt))
-    is_flat = other == tokens or (shape.micro_tokens and shape.shares_prompts)
+    is_flat = other == tokens or (shape.micro_tokens and shares_prompts(shape))
     at_twice = foresee(_resized(shape, 2 * size))
     at_other = memory if is_flat else foresee(replace(shape, lengths=replace(shape.lengths, max_completion=other)))
     longest = math.floor(_crossing(memory, tokens, at_other, other))

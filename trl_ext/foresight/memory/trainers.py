@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from trl_ext.compat.fake_modules import reference_made_by
+from trl_ext.foresight.costs.micro_batches import shares_prompts
 from trl_ext.foresight.shape import RunShape
 from trl_ext.grpo.batching import Batch
 from trl_ext.grpo.config import ExtGRPOConfig
@@ -85,7 +86,7 @@ def _grpo(shape: RunShape, common: dict[str, Any]) -> FakeGRPO:
         num_generations=shape.group,
         max_completion_length=shape.lengths.max_completion,
         micro_batch_tokens=shape.micro_tokens,
-        share_prompt_prefix=shape.shares_prompts and shape.attention != "flash_attention_2",
+        share_prompt_prefix=shares_prompts(shape),
         dynamic_micro_batches=shape.dynamic,
     )
     with reference_made_by(lambda: fake_model(shape)):
@@ -127,7 +128,7 @@ def rows_of_step(shape: RunShape) -> int:
         return 2 * shape.micro_rows
     half = math.lcm(shape.micro_rows, shape.group)
     filling = min((shape.micro_tokens or 0) // shape.lengths.max_completion, shape.step // shape.launch.gpus)
-    return 2 * half * max(1, math.ceil(filling / (2 * half if shape.shares_prompts else half)))
+    return 2 * half * max(1, math.ceil(filling / (2 * half if shares_prompts(shape) else half)))
 
 
 def micro_batches(trainer: FakeGRPO | FakeSFT, shape: RunShape) -> list[Batch]:

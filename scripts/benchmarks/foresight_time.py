@@ -168,22 +168,18 @@ def against_steps(files: list[Path], gpu: Gpu) -> None:
         work, network = Workload(**given["workload"]), network_of(given["shape"])
         lengths = Lengths(work.prompt, work.prompt, float(work.lengths().mean()), int(work.lengths().max()))
         for key, checkpointing in {"found": False, "found_with_checkpointing": True}.items():
-            for way in [way for way in given.get(key, {}) if way != STOCK]:
-                shares = WAYS[way]["share_prompt_prefix"]
-                shape = dataclasses.replace(
-                    shape_of_replay(network, work, lengths, shares),
+            shapes = {
+                way: dataclasses.replace(
+                    shape_of_replay(network, work, lengths, WAYS[way]["share_prompt_prefix"]),
                     autocast_dtype=torch.bfloat16, checkpointing=checkpointing,
                     micro_tokens=WAYS[way].get("micro_batch_tokens"),
-                )  # fmt: skip
-                foreseen = foresee_time(shape, gpu)
-                took, seconds = given[key][way]["seconds"], step_seconds(foreseen)
+                ) for way in given.get(key, {}) if way != STOCK
+            }  # fmt: skip
+            one = Measured(count_costs(next(iter(shapes.values()))), shapes, {}) if shapes else None
+            for way in shapes if one else ():
+                took, foreseen = given[key][way]["seconds"], foresee(one, way, gpu, Efficiency())[0]
                 print(f"{work.micro} rows, {'with' if checkpointing else 'without'} checkpointing, {way}: "
-                      f"{took:.2f} s, foreseen {seconds:.2f} s, {seconds / took - 1:+.0%}")  # fmt: skip
-
-
-def step_seconds(timing: Timing) -> float:
-    """Of an optimizer step's micro-batches."""
-    return next(phase.seconds for phase in timing.phases if phase.name == "micro-batches")
+                      f"{took:.2f} s, foreseen {foreseen:.2f} s, {foreseen / took - 1:+.0%}")  # fmt: skip
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ _ON_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 _ON_GPU = torch.ops.aten._flash_attention_forward
 _ON_GPU_BACKWARD = torch.ops.aten._flash_attention_backward
 _HEAD_SIZES = range(8, 257, 8)  # that FlashAttention has kernels for
-_as_on_gpu = False  # on a CPU
+_as_on_gpu = False  # whether a CPU stands in for a GPU, see `attention_as_on_gpu`
 _FLAG = "_can_checkpoint_with_cache"
 # transformers has renamed it in all models at once, and drops the earlier name in 5.40.
 CACHE = "cache" if "cache" in inspect.signature(Qwen3Model.forward).parameters else "past_key_values"

@@ -14,6 +14,7 @@ from datasets import disable_progress_bars
 from tqdm import tqdm
 
 from trl_ext.errors import InputError
+from trl_ext.experiments.pipeline.settings import Pipeline, read_pipeline
 from trl_ext.foresight.costs.counting import ModelCosts
 from trl_ext.foresight.efficiency import Efficiency
 from trl_ext.foresight.hardware import Gpu, gpu_by_name
@@ -60,7 +61,8 @@ def read_shape(config: Path, changes: Sequence[str], launch: Launch) -> RunShape
         raise unknown("recipe", str(config), map(str, config.parent.glob("*.yaml")))
     written = dict(read_yaml(config) or {})
     if "stages" in written:
-        raise InputError(f"{config}: it is run in stages, which are foreseen one by one:\n{_commands(written)}")
+        said = f"{config}: it is run in stages, which are foreseen one by one:"
+        raise InputError("\n".join([said, *_commands(read_pipeline(config))]))
     given = {**written, **changed}
     flags = [f"--{name}={value}" for name, value in changed.items() if name != "use_vllm"]
     flags += ["--use_cpu", "true", "--use_vllm", "false", "--output_dir", "foreseen"]
@@ -73,20 +75,19 @@ def read_shape(config: Path, changes: Sequence[str], launch: Launch) -> RunShape
     return shape_of(task, model, parsed, network, launch, _lengths(task, parsed, own), given)
 
 
-def _commands(pipeline: Mapping[str, Any]) -> str:
-    """What foresees each stage of a pipeline that has a file of its own, with its part of the time."""
-    launch = ["--accelerate", pipeline["launch"][1]] if pipeline.get("launch") else []
-    budget, stages, found = pipeline.get("time_budget"), pipeline["stages"], []
-    for stage in stages:
-        own = dict(stage.get("settings") or {})
-        if budget:
-            others = sum(one.get("share") or 0.0 for one in stages if one.get("arm") == stage.get("arm"))
-            own["time_budget"] = round(budget * (stage.get("share") or 1 - others))
-        changes = [f"{name}={value}" for name, value in own.items()]
-        if stage.get("config"):
-            flags = [*launch, *(["--set", *changes] if changes else [])]
-            found.append(" ".join(["trl-ext foresee --config", stage["config"], *flags]))
-    return "\n".join(found)
+def _commands(pipeline: Pipeline) -> list[str]:
+    """What foresees each stage that has a file of its own, with its part of the time."""
+    options = pipeline.launch
+    launch = ["--accelerate", options[options.index("--config_file") + 1]] if "--config_file" in options else []
+    found = []
+    for stage in [stage for stage in pipeline.stages if stage.config]:
+        own = dict(stage.settings)
+        if pipeline.time_budget:
+            others = sum(one.share or 0.0 for one in pipeline.stages if one.arm == stage.arm)
+            own["time_budget"] = round(pipeline.time_budget * (stage.share or 1 - others))
+        changes = ["--set", *(f"{name}={value}" for name, value in own.items())] if own else []
+        found.append(" ".join([f"trl-ext foresee --config {stage.config}", *launch, *changes]))
+    return found
 
 
 def pace_of_pilot(run: Path, launch: Launch, gpu: Gpu) -> Efficiency:

@@ -155,8 +155,8 @@ def _too_much(shape: RunShape, memory: Memory, foresee: Foresee) -> str | None:
     if least <= most and _engine_is_why(memory):
         return f"{said}: lower vllm_gpu_memory_utilization from {shape.engine_fraction:g} to {most:g}"
     if _others_fit(memory):  # else no smaller micro-batch is enough
-        (setting, size), smaller = _size(shape), _smaller(shape, foresee)
-        if smaller:
+        setting, size = _size(shape)
+        if smaller := _smaller(shape, foresee):
             return f"{said}: lower {setting} from {size} to {smaller}"
         if not shape.checkpointing and foresee(replace(shape, checkpointing=True)).free >= 0:
             return f"{said}: set gradient_checkpointing: true"

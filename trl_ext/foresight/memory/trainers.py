@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from trl_ext.compat.fake_modules import reference_made_by
-from trl_ext.foresight.costs.micro_batches import shares_prompts
+from trl_ext.foresight.costs.micro_batches import rows_per_gpu, shares_prompts
 from trl_ext.foresight.shape import RunShape
 from trl_ext.grpo.batching import Batch
 from trl_ext.grpo.config import ExtGRPOConfig
@@ -127,7 +127,7 @@ def rows_of_step(shape: RunShape) -> int:
     if shape.recipe != "grpo":
         return 2 * shape.micro_rows
     half = math.lcm(shape.micro_rows, shape.group)
-    filling = min((shape.micro_tokens or 0) // shape.lengths.max_completion, shape.step // shape.launch.gpus)
+    filling = min((shape.micro_tokens or 0) // shape.lengths.max_completion, rows_per_gpu(shape))
     return 2 * half * max(1, math.ceil(filling / (2 * half if shares_prompts(shape) else half)))
 
 

@@ -129,11 +129,8 @@ def test_the_citation_agrees_with_the_project() -> None:
     assert not {"version", "date-released"} & set(citation), "they would be a second source of the version"
 
 
-def test_the_tree_is_small_at_every_level() -> None:
-    sizes = {folder: len(list(folder.glob("*.py"))) for folder in {path.parent for path in MODULES.values()}}
-    assert sizes.pop(PACKAGE) <= 8
-    assert max(sizes.values()) <= 14
-    for folder in sizes:
+def test_every_package_says_what_it_is_for() -> None:
+    for folder in {path.parent for path in MODULES.values()} - {PACKAGE}:
         about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
         assert about, f"{folder}/__init__.py does not say what the package is for"
 

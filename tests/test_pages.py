@@ -74,12 +74,6 @@ def test_every_flag_in_the_prose_of_a_page_is_one(page: str) -> None:
     assert set(re.findall(r"`[^`\n]*--(\w+)[^`\n]*`", prose)) <= fields | others
 
 
-def test_the_readme_is_short() -> None:
-    text = (ROOT / "README.md").read_bytes()
-    assert len(text.splitlines()) <= 150
-    assert len(text) <= 9000
-
-
 @pytest.mark.parametrize("path", docs_pages.PAGES)
 def test_a_written_page_is_what_the_code_says(path: str) -> None:
     assert (DOCS / path).read_text(encoding="utf-8") == docs_pages.PAGES[path](), "run: python -m scripts.docs_pages"

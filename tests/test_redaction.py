@@ -9,6 +9,7 @@ import functools
 import json
 import pickle
 import sys
+import time
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,44 @@ RECIPES = {"grpo_math": GRPO_SETTINGS, "sft_math": SFT_SETTINGS, "expert_iterati
 def test_what_is_masked_and_what_is_not(value: Any, name: str, expected: Any) -> None:
     assert redact(value, name) == expected
     assert redact(redact(value, name), name) == expected
+
+
+SPELLINGS = [  # of services and headers, each with the secret in it
+    '{{"pwd": "{}"}} and more', "DB_PWD={}", "AccountName=me;AccountKey={}==;x=1", "SharedAccessKey={}", "api_key: {}",
+    "https://host/x?X-Amz-Signature={}&n=1", "https://host/x?sv=1&sig={}&se=2", "https://host/x?Signature={}",
+    "https://host/x?X-Goog-Signature={}", "X-Amz-Security-Token: {}", "aws_secret_access_key = {}", "note=hub_token={}",
+    "Authorization: Token {}", "authorization: {}", "curl -H 'Authorization: token {}' u", "Proxy-Authorization: Digest {}",
+    '{{"Authorization": "Token {}"', "https:/me:{}@host/x", "s3://key:{}@bucket/x", "redis://:{}@host", "Cookie: {}",
+    "https://hooks.slack.com/services/T0/B0/{}", "https://discord.com/api/webhooks/12/{}", "x: webhook_url=https://h/{}",
+    "https://me.webhook.office.com/webhookb2/{}", '"x-api-key": "{}"', "SIGNING_KEY={}",
+    "-----BEGIN RSA PRIVATE KEY-----\n{}",
+]  # fmt: skip
+TOKENS = [
+    "AIza" + "a1B2_" * 7, "nvapi-" + "a1" * 20, "ya29." + "a1" * 20, "gsk_" + "a1" * 20, "xai-" + "a1" * 20,
+    "r8_" + "a1" * 20, "npm_" + "a1" * 18, "pypi-" + "a1" * 20, "glrt-" + "a1" * 10, "xapp-1-" + "a1" * 10,
+    "sk_live_" + "a1" * 10, "ASIA" + "A1" * 8, "hvs." + "a1" * 12, "GOCSPX-" + "a1" * 12, "dckr_pat_" + "a1" * 10,
+    "SG." + "a1" * 10 + "." + "a1" * 10, "123456789:" + "A1" * 17 + "b", "eyJ" + "a1" * 6 + "." + "a1" * 6 + ".x",
+]  # fmt: skip
+NO_SECRETS = [
+    "PWD=/home/me", "monkey=3", "sig_digits=4", "design=5", "signature=(x)", "keyboard: us", "the key: 5 + 3 = 8",
+    "x = 12345678:9", "a sign: -3", "sort_key_of=3", "password", "cookies and cream",
+]  # fmt: skip
+
+
+def test_secrets_are_masked_as_services_write_them() -> None:
+    shown = {spelling: redact_text(spelling.format(SECRET)) for spelling in SPELLINGS}
+    assert [text for text in shown.values() if SECRET in text or MASK not in text] == []
+    assert [token for token in TOKENS if redact_text(f"see {token}, ok") != f"see {MASK}, ok"] == []
+    assert [text for text in NO_SECRETS if redact_text(text) != text] == []
+    assert [text for text in shown.values() if redact_text(text) != text] == []  # once is enough
+
+
+def test_a_long_text_is_masked_in_linear_time() -> None:
+    runs = ["9", "a", "a.", "token", "token=", "a=", "eyJ", "eyJ-", "://", "://a@", "token='", "[", "{", "bearer ", " "]
+    for run in runs:
+        began = time.perf_counter()
+        redact_text(run * (100_000 // len(run)))
+        assert time.perf_counter() - began < 2, run  # a quadratic pattern takes minutes
 
 
 def test_environment_secret_is_masked_wherever_it_occurs(monkeypatch: pytest.MonkeyPatch) -> None:

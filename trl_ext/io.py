@@ -23,6 +23,7 @@ _DISK_FAULTS = {
     errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENODEV, errno.ENOSPC, errno.ENXIO, errno.EPERM,
     errno.EROFS, errno.ESTALE, errno.ETIMEDOUT,
 }  # fmt: skip
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # escaped, or as bytes that are no UTF-8
 _SHOWN = 1500  # characters of a text in a page
 
 
@@ -63,8 +64,15 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
     return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The file's rows. A text may hold any of Unicode's line ends; only a newline ends a row."""
+def read_jsonl(path: Path, any_text: bool = False) -> list[dict[str, Any]]:
+    """The file's rows. A text may hold any of Unicode's line ends; only a newline ends a row.
+
+    Args:
+        any_text: take texts with half of a surrogate pair, too, which JSON can escape and no UTF-8 file can hold.
+
+    Raises:
+        ValueError: a row is no JSON object, or has such a text; with the file, the line and the field.
+    """
     rows, data = [], path.read_bytes().rstrip()
     for number, line in enumerate(data.split(b"\n") if data else (), start=1):
         try:
@@ -73,8 +81,25 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{str(path)!r}, line {number}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise ValueError(f"{str(path)!r}, line {number}: not a JSON object: {line[:80]!r}")
+        if not any_text and (field := unencodable(row) if _SURROGATE.search(line) else None):
+            raise ValueError(
+                f"{str(path)!r}, line {number}: field {field!r} has half of a surrogate pair, which UTF-8 cannot hold, "
+                "as where a text was cut within a character: write the character whole or remove it"
+            )
         rows.append(row)
     return rows
+
+
+def unencodable(value: Any, name: str = "") -> str | None:
+    """Where a text stands that UTF-8 cannot hold, such as `messages.0.content`; None if there is none."""
+    if isinstance(value, str):
+        return name if any("\ud800" <= character <= "\udfff" for character in value) else None
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        place = f"{name}.{key}" if name else str(key)
+        if found := unencodable(item, place) or unencodable(str(key), repr(place)):
+            return found
+    return None
 
 
 def drop_torn_line(path: Path) -> None:

@@ -12,31 +12,51 @@ from typing import Any
 
 MASK = "<masked>"
 
+_SECRET_ENDINGS = (
+    "token", "password", "passwd", "passphrase", "pwd", "secret", "key", "credential", "credentials", "authorization",
+    "auth", "cookie", "signature", "webhook", "webhook_url",
+)  # fmt: skip
 _SECRET_NAME = re.compile(
-    r"(token|password|passwd|passphrase|secret|apikey|accesskey|secretkey|privatekey|wandbkey|credentials?"
-    r"|authorization|auth|cookie)$"
+    r"(token|password|passwd|passphrase|pwd|secret|(api|access|account|secret|private|wandb|signing|encryption)key"
+    r"|credentials?|authorization|auth|cookie|(amz|goog)signature|webhook(url)?)$"
 )
 _NO_SECRET_NAME = re.compile(
     r"(eos|bos|pad|unk|sep|cls|mask|stop|image|video|audio|end|start|special|prompt|min|max|new)token$"
 )
+_SHELLS_FOLDERS = ("PWD", "OLDPWD")
 _NAME_OF_A_HASH = re.compile(r"(revision|commit|sha\d*|hash|fingerprint)$")
+# What the services' own prefixes give away. Lookbehinds and possessive repetitions (`++`) keep every pattern linear.
 _LOOKS_SECRET = re.compile(
-    r"\b(hf_(oauth_|jwt_)?[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-    r"|xox[abprs]-[\w-]{10,}|wandb_v1_\w{16,}|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+    r"(?<![\w-])(?:hf_(?:oauth_|jwt_)?[A-Za-z0-9]{16,}+|sk-[\w-]{16,}+|[srp]k_(?:live|test)_\w{16,}+|gh[pousr]_\w{16,}+"
+    r"|github_pat_\w{16,}+|gl(?:pat|rt|dt|ft|soat)-[\w-]{16,}+|xox[abeprs]-[\w-]{10,}+|xapp-[\w-]{10,}+"
+    r"|wandb_v1_\w{16,}+|A(?:KIA|SIA)[0-9A-Z]{16}|AIza[\w-]{35}|ya29\.[\w-]{20,}+|GOCSPX-[\w-]{20,}+"
+    r"|nvapi-[\w-]{20,}+|gsk_\w{20,}+|xai-\w{20,}+|pplx-\w{20,}+|r8_\w{20,}+|npm_\w{30,}+|pypi-[\w-]{30,}+"
+    r"|dckr_pat_[\w-]{16,}+|hvs\.[\w-]{16,}+|SG\.[\w-]{16,}+\.[\w-]{16,}+|(?:bot)?\d{8,10}:[\w-]{35}(?![\w-])"
+    r"|eyJ[\w-]{10,}+\.[\w-]{10,}+\.[\w-]*+)"
 )
+_PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)[^-]*+")
+_WEBHOOK = re.compile(
+    r"(?i)(hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/webhooks/"
+    r"|webhook\.office\.com/webhookb?2?/|api\.telegram\.org/bot)[^\s\"']++"
+)
+_SIGNED_URL = re.compile(r"(?i)(?<=[?&;])((?:[\w-]*signature|sig)=)[^&;\s\"']++")
 _WANDB_KEY = re.compile(r"[0-9a-f]{40}")
-_USERINFO = re.compile(r"(?<=://)[^/\s\"']*@")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+(?=[\w.~+/=-]*\d)[\w.~+/=-]{16,}")
+_USERINFO = re.compile(r"(?<=:/)(/?)[^/\s\"']*@")  # a path that was a URL has lost a slash
+_SCHEME = re.compile(r"(?i)\b(bearer|basic)\s++(?=[\w.~+/=-]*\d)[\w.~+/=-]{16,}+")
+_AUTHORIZATION = re.compile(r"(?i)(authorization[\"']?\s*+[=:]\s*+[\"']?)([a-z-]{1,20} +)?[^\s\"',;<]++")
 _ASSIGNED = re.compile(
-    r"""(?ix) ([\w.-]* (?:token|passw(?:or)?d|passphrase|secret|[_-]?key|credentials?|authorization|auth|cookie))
-    (["']?\s*[=:]\s*) ("[^"]*"|'[^']*'|[^\s"',}\]&;]+)"""
+    rf"""(?ix) (?<![\w.-]) ([\w.-]++) (?:{"|".join(f"(?<={ending})" for ending in _SECRET_ENDINGS)})
+    (["']?\s*+[=:]\s*+) ("[^"]*"|'[^']*'|[^\s"',}}\]&;]++)"""
 )
+_LONGEST_NAME = 60  # characters of a name, by whose end it is recognized
 _SHORTEST = 8  # of a secret in the environment, which is looked for everywhere
 
 
 def is_secret_name(name: str) -> bool:
     """Whether a setting of this name holds a secret: `hub_token`, `api_key`; `eos_token` is none."""
-    letters = re.sub(r"[^a-z]", "", name.lower())
+    if name in _SHELLS_FOLDERS:
+        return False
+    letters = re.sub(r"[^a-z]", "", name[-_LONGEST_NAME:].lower())
     return bool(_SECRET_NAME.search(letters)) and not _NO_SECRET_NAME.search(letters)
 
 
@@ -64,14 +84,18 @@ def redact_text(text: str) -> str:
     if text.lstrip()[:1] in ("{", "["):
         try:
             content = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         else:
             return text if redact(content) == content else json.dumps(redact(content))
     for secret in _of_the_environment():
         text = text.replace(secret, MASK)
-    text = _USERINFO.sub(f"{MASK}@", text)
-    text = _BEARER.sub(rf"\1 {MASK}", text)
+    text = _USERINFO.sub(rf"\1{MASK}@", text)
+    text = _WEBHOOK.sub(rf"\1{MASK}", text)
+    text = _SIGNED_URL.sub(rf"\1{MASK}", text)
+    text = _PRIVATE_KEY.sub(rf"\1{MASK}", text)
+    text = _AUTHORIZATION.sub(rf"\1\2{MASK}", text)
+    text = _SCHEME.sub(rf"\1 {MASK}", text)
     text = _LOOKS_SECRET.sub(MASK, text)
     return _ASSIGNED.sub(_masked_value, text)
 

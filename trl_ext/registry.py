@@ -30,7 +30,7 @@ from trl_ext.errors import InputError
 F = TypeVar("F", bound=Callable[..., Any])
 _FOLDERS: set[str] = set()  # folders of loaded user files
 _INTERACTIVE = "__main__"  # where a notebook's cells define their functions
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_EXPONENT = re.compile(r"[-+]?(\d++\.?\d*+|\.\d+)[eE][-+]?\d+")
 
 
 class UnknownName(InputError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,44 @@ def test_a_torn_or_empty_line_is_refused_with_its_number(line: str, message: str
     Path("train.jsonl").write_text(f"{good}\n{line}\n{good}\n")
     with pytest.raises(ValueError, match=message):
         load_problems("train.jsonl", "train", "question_only")
+
+
+UNENCODABLE = {
+    "x.jsonl": (
+        rb'{"problem": "p", "answer": "1"}',
+        rb'{"problem": "p \ud835", "answer": "1"}',
+        "line 2: field 'problem'",
+    ),
+    "raw.jsonl": (b'{"problem": "p \xed\xa0\xb5", "answer": "1"}', b"", "line 1: field 'problem'"),
+    "in.jsonl": (rb'{"messages": [{"role": "user", "content": "\udc00"}]}', b"", "line 1: field 'messages.0.content'"),
+    "key.jsonl": (rb'{"a\udfff": 1}', b"", "line 1: field"),
+    "x.csv": (b"problem,answer", b"p \xff,1", "cannot be read as .csv"),
+}
+
+
+def test_a_text_that_utf8_cannot_hold_is_named(tmp_path: Path) -> None:
+    for name, (first, second, place) in UNENCODABLE.items():
+        (tmp_path / name).write_bytes(first + b"\n" + second + b"\n")
+        with pytest.raises(ValueError, match=re.escape(place)) as refused:
+            load_problems(str(tmp_path / name), "train", "r1_zero")
+        assert name in str(refused.value)
+    (tmp_path / "whole.jsonl").write_text(json.dumps({"problem": "\U0001d400 \ufffd", "answer": "1"}))
+    assert load_problems("whole.jsonl", "train", "r1_zero")[0]["problem"] == "\U0001d400 \ufffd"
+
+
+def test_a_recognized_format_names_its_broken_row(tmp_path: Path) -> None:
+    countdown = {"target": 3, "nums": [1, 2]}
+    chat = {"messages": [{"role": role, "content": "The final answer is: 1."} for role in ("user", "assistant")]}
+    broken = [(countdown, {"target": None, "nums": [1]}), (countdown, {"target": 3, "nums": 1}), (countdown, {})]
+    for first, row in [*broken, (chat, {"messages": [1]}), (chat, {"messages": None})]:
+        (tmp_path / "x.jsonl").write_text(json.dumps(first) + "\n" + json.dumps(row) + "\n")
+        with pytest.raises(ValueError, match=r"x.jsonl', line 2: not a row of this format"):
+            load_problems(str(tmp_path / "x.jsonl"), "train", "r1_zero")
+
+
+def test_a_long_answer_is_shown_by_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"problem": "p", "answer": "9" * 100_000}))
+    assert len(read_problems("x.jsonl", "train", "r1_zero").source.line("train")) < 500
 
 
 def test_the_row_of_another_format_is_named_by_its_number() -> None:

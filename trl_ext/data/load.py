@@ -30,7 +30,7 @@ GENERATORS = (*TASKS, "countdown")
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 GENERATED_PROBLEMS = 4096  # to train on, where a generated dataset is used and no number is given
 _SHOWN = 60  # characters of a problem in a message
-_LEVEL = re.compile(r"\d+")
+_LEVEL = re.compile(r"\d{1,9}")
 _FINAL = re.compile(r"final answer is:?\s*(.+?)\.?(?:\s*I hope it is correct\.?)?\s*$", re.IGNORECASE | re.MULTILINE)
 AS_STORED = Columns("problem", "answer", "as_is")  # what is not asked for may be recognized by its columns
 _BOX = re.compile(r"\\(?:boxed|fbox)(?=[ {])")
@@ -84,7 +84,10 @@ def problems_of(table: Table, numbers: Sequence[int], source: Source, columns: C
     refuse_missing_columns(source.dataset, table, columns.needed or (columns.problem, columns.answer))
     rows = _rows(table, numbers, columns, template, source)
     if rows and source.available is not None:
-        source.columns, source.first = str(columns), f"{_begin(rows[0]['problem'])!r} -> {rows[0]['answer']!r}"
+        source.columns, source.first = (
+            str(columns),
+            f"{_begin(rows[0]['problem'])!r} -> {_begin(repr(rows[0]['answer']))}",
+        )
     if any(isinstance(row["answer"], list) for row in rows):  # a column has one type
         rows = [row if isinstance(row["answer"], list) else {**row, "answer": [row["answer"]]} for row in rows]
     from datasets import Dataset
@@ -99,11 +102,19 @@ def _rows(
     extract, rows = ANSWER_SOURCES.build(columns.answer_source), []
     for number, stored in zip(numbers, table, strict=True):
         place = f"{source.file()!r}, {source.place(number)}"
-        row = {**stored, **columns.read(stored)} if columns.read else stored
+        row = {**stored, **_made(stored, columns.read, place)} if columns.read else stored
         rows.append(_row(row, place, template, columns, extract) | {"row": number})
         if columns.answer_source == "last_boxed" and len(_BOX.findall(str(row[columns.answer]))) > 1:
             source.several_boxes.append(source.place(number))
     return rows
+
+
+def _made(stored: Row, read: Callable[[Row], dict[str, Any]], place: str) -> dict[str, Any]:
+    """The columns that a recognized format makes of others."""
+    try:
+        return read(stored)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{place}: not a row of this format ({type(error).__name__}: {error})") from error
 
 
 def check_options(dataset: str, options: Mapping[str, Any] | None) -> None:
@@ -142,6 +153,7 @@ def stored_table(
 def read_table(dataset: str, split: str, config: str | None) -> Table:
     """The rows: a list of a .jsonl file, else a `datasets.Dataset`; a ValueError if there is no such file or split."""
     from datasets import concatenate_datasets, load_dataset
+    from datasets.exceptions import DatasetGenerationError
 
     path = Path(dataset.replace("{split}", split))
     if path.suffix not in READERS:
@@ -158,7 +170,10 @@ def read_table(dataset: str, split: str, config: str | None) -> Table:
         raise ValueError(f"no file {str(path)!r} (working directory: {Path.cwd().name!r}){_splits_there(dataset)}")
     if path.suffix == ".jsonl":
         return read_jsonl(path)  # names the line where `datasets` would not, and takes a number here and a text there
-    return load_dataset(READERS[path.suffix], data_files=str(path), split="train")
+    try:
+        return load_dataset(READERS[path.suffix], data_files=str(path), split="train")
+    except DatasetGenerationError as error:
+        raise ValueError(f"{str(path)!r} cannot be read as {path.suffix}: {error.__cause__ or error}") from error
 
 
 def refuse_missing_columns(dataset: str, table: Table, needed: Sequence[str]) -> None:

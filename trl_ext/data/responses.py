@@ -52,7 +52,7 @@ def read_responses(path: Path, given: Sequence[str], answer_source: str) -> list
     paths = fields_of(given)
     if not path.is_file():
         raise ValueError(f"no file {str(path)!r} (working directory: {Path.cwd().name!r})")
-    stored = read_jsonl(path)
+    stored = read_jsonl(path, any_text=True)
     if not stored:
         raise ValueError(f"{str(path)!r} has no rows")
     asked = {*NEEDED, *(pair.partition("=")[0] for pair in given)}
@@ -122,7 +122,7 @@ def _at(line: Mapping[str, Any], path: str, place: str, name: str, needed: bool)
     for part in path.split("."):
         if isinstance(value, dict) and part in value:
             value = value[part]
-        elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         elif needed:
             there = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"

@@ -16,8 +16,8 @@ _LOST = re.compile(
 )
 _UNREACHABLE = re.compile(r"connectFullMesh failed|Gloo connectFullMesh|SO_ERROR: Connection refused")
 _NO_INTERFACE = re.compile(r"Unable to find address for: (\S+)|[Nn]o socket interface found")
-_PEER = re.compile(r"peer \[([^\]]+)\]")
-_REMOTE = re.compile(r"remote=\[([^\]]+)\]")
+_PEER = re.compile(r"peer \[([^\]]{1,200})\]")
+_REMOTE = re.compile(r"remote=\[([^\]]{1,200})\]")
 
 
 def explain(error: BaseException) -> str | None:

@@ -15,7 +15,7 @@ def arithmetic(*, longest: int = 12, incorrect: str = "longer", lapses: float = 
     kind = Kind(
         name="arithmetic",
         question="Start with ${start}$ and apply ${operations}$ in turn. What is the result?",
-        state=r"-?\d+",  # after an error also one that no problem leads to
+        state=r"-?\d{1,100}",  # after an error also one that no problem leads to
         draw=lambda rng: str(rng.randint(1, largest)),
         draw_operation=lambda state, rng: _draw_operation(int(state), largest, rng),
         apply=_apply,

@@ -18,7 +18,7 @@ INCORRECT = ("longer", "shorter", "equal")  # than correct responses
 AGAIN, JUMP = "wait, ", "so "
 GOES_WRONG = 0.5  # of the steps done again, of which a wrong one stays wrong
 REPEATS = 0.7  # how often a step done again is done once more
-_STEP = re.compile(rf"({AGAIN})?([^\s,=]+)=(-?\w+)|\b{JUMP}(-?\w+)")
+_STEP = re.compile(rf"({AGAIN})?([^\s,=]{{1,100}})=(-?\w+)|\b{JUMP}(-?\w+)")
 
 
 @dataclass(frozen=True)

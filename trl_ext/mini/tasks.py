@@ -11,7 +11,7 @@ from trl_ext.mini.task import Row, Step, Task
 from trl_ext.registry import Registry
 
 TASKS = Registry("embedded task")
-_EQUATION = re.compile(r"(\d+)([+*-])(\d+)=(\d+)\b")
+_EQUATION = re.compile(r"(?<!\d)(\d{1,100})([+*-])(\d{1,100})=(\d{1,100})\b")
 _OPERATORS = {"+": add, "-": sub, "*": mul}
 
 

@@ -221,7 +221,7 @@ def _grade_responses(settings: Evaluation) -> Report:
         for row in rows:
             if settings.response_stop not in row["response"] and row["finish_reason"] != "length":
                 row["response"] += settings.response_stop
-        first = f"{rows[0]['problem'][:60]!r} -> {rows[0]['answer']!r}"
+        first = f"{rows[0]['problem'][:60]!r} -> {repr(rows[0]['answer'])[:60]}"
         source = Source(str(path), "", len(rows), len(rows), "stored", columns="responses", first=first)
         checker = Checker(settings.grader, str(settings.answer_format), settings.answer_source)
         answers = {"answer": [row["answer"] for row in rows], "row": range(len(rows))}

@@ -46,7 +46,7 @@ class SFTTask(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         number = self.num_unique_examples
-        if number != "full" and not (number.isdigit() and int(number) > 0):
+        if number != "full" and not (number.isdecimal() and int(number) > 0):
             raise ValueError(f"num_unique_examples must be a positive number or full, got {number!r}")
 
     def data(self, seed: int) -> Data:

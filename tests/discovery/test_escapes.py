@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from trl_ext.discovery import sandbox
-from trl_ext.discovery.sandbox import isolation, probe, run_program
+from trl_ext.discovery.sandbox import filesystem, probe, run_program
 from trl_ext.discovery.sandbox.limits import ISOLATION, Limits, ProgramFailure, ProgramResult, describe_isolation
 
 ROOT = Path(__file__).parents[2]
@@ -166,6 +166,44 @@ def test_tmp_is_hidden_except_for_a_python_installed_there(monkeypatch: pytest.M
     assert in_folder == ["a"]
 
 
+PLACES = (
+    "/", "/srv", "/opt", "/mnt", "/var/lib", "/var/cache", "/etc", "/usr/share", "/usr/local/share", "/usr/local/lib",
+    "/usr/lib", "/usr/bin", "/tmp", "/dev/shm", sys.prefix, os.path.expanduser("~"), ROOT, ROOT / "trl_ext",
+)  # fmt: skip
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can write everywhere")
+def test_a_file_that_everybody_can_read_is_not_there() -> None:
+    planted = [Path(place, "trl_ext_planted.txt") for place in PLACES if os.path.isdir(place)]
+    assert len(planted) >= 10
+    try:
+        for path in planted:
+            path.write_text("the reference answer")
+            path.chmod(0o644)
+        look = (
+            f"import os\nx = [path for path in {list(map(str, planted))} if os.path.exists(path)]\ny = os.listdir('/')"
+        )
+        outcome = run_program(look, ["x", "y"], LIMITS)
+    finally:
+        for path in planted:
+            path.unlink(missing_ok=True)
+    assert isinstance(outcome, ProgramResult), outcome
+    if "files" not in outcome.isolation:
+        pytest.skip("files: not in force here, and the report says so")
+    assert outcome.values["x"] == []
+    assert set(outcome.values["y"]) <= {
+        "dev",
+        "etc",
+        "lib",
+        "lib64",
+        "proc",
+        "tmp",
+        "usr",
+        *(Path(sys.prefix).parts[1:2]),
+        *(Path(sys.base_prefix).parts[1:2]),
+    }
+
+
 MEMFD = "import os, time\nfor k in range(24):\n  fd = os.memfd_create('a')\n  os.write(fd, bytes(2**24))\n"
 MAPPED = "  assert libc.mmap(None, 2**24, 3, 1, fd, 0) not in (None, -1)\n  os.close(fd)\n"
 
@@ -199,7 +237,8 @@ def test_outside_of_a_sandbox_the_probe_finds_nothing(tmp_path: Path) -> None:
     [
         ("proc", "processes"),
         ("network", "network"),
-        ("hidden", "files"),
+        ("more", "files"),
+        ("root", "files"),
         ("read_only", "files"),
         ("filter", "rights"),
         ("capabilities", "rights"),
@@ -218,9 +257,9 @@ def test_failed_isolation_step_is_not_reported(broken: str, lost: str, monkeypat
 @pytest.mark.skipif(os.getuid() != 0, reason="another user is what root becomes")
 def test_a_python_that_roots_other_user_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(isolation, "_pythons_folders", lambda: {"/usr", str(tmp_path)})
+    monkeypatch.setattr(filesystem, "_pythons_folders", lambda: {"/usr", str(tmp_path)})
     with pytest.raises(PermissionError, match=rf"programs run as user 60706, .* cannot read Python in '{tmp_path}'"):
-        isolation.check_python(60706)
+        filesystem.check_python(60706)
     assert os.geteuid() == 0
 
 

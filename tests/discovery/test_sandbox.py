@@ -23,7 +23,8 @@ SHORT = Limits(seconds=1.0, memory_mb=256)
 LONG = replace(SHORT, seconds=60.0)  # what ends by itself may take its time on a busy machine
 ENDLESS = {"infinite loop", "deaf to signals", "fork bomb"}
 ROOT = Path(__file__).parents[2]
-AWAY = "os.setsid()\n    if os.fork() == 0:\n        os.execve('/bin/sleep', ['sleep', '98.7'], {})\n    os._exit(0)"
+NAP = "import time; time.sleep(98.7)"
+AWAY = f"import sys\n    os.setsid()\n    if os.fork() == 0:\n        os.execve(sys.executable, [sys.executable, '-c', '{NAP}'], {{}})\n    os._exit(0)"
 
 # name: (program, kind of failure or None, the global `x` or a part of the detail)
 PROGRAMS: dict[str, tuple[str | bytes, str | None, Any]] = {
@@ -136,7 +137,7 @@ def test_every_slower_program_has_a_clear_outcome(slow_outcomes: dict[str, Progr
 
 
 def sleepers() -> list[psutil.Process]:
-    return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "98.7"]]
+    return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] and p.info["cmdline"][-1] == NAP]
 
 
 def test_nothing_that_a_program_started_is_left(outcomes: dict[str, ProgramOutcome]) -> None:

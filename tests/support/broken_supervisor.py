@@ -6,9 +6,9 @@ import json
 import sys
 from typing import Any
 
-from trl_ext.discovery.sandbox import isolation, supervisor
+from trl_ext.discovery.sandbox import filesystem, isolation, supervisor
 
-mount, hidden_places = isolation._mount, isolation.hidden_places
+mount, show = filesystem.mount, filesystem._show
 
 
 def mount_no_proc(source: str, target: str, kind: str | None, *more: Any) -> None:
@@ -16,21 +16,23 @@ def mount_no_proc(source: str, target: str, kind: str | None, *more: Any) -> Non
         mount(source, target, kind, *more)
 
 
-def all_but_one() -> list[str]:
-    return [place for place in hidden_places() if place != "/var/tmp"]
+def show_more(path: str, root: str, shown: set[str]) -> None:
+    show(path, root, shown)
+    show("/etc/passwd", root, shown)
 
 
-BROKEN: dict[str, tuple[str, Any]] = {
-    "proc": ("_mount", mount_no_proc),
-    "network": ("_NEWNET", 0),
-    "hidden": ("hidden_places", all_but_one),
-    "read_only": ("_read_only", lambda: None),
-    "filter": ("forbid_calls", lambda: None),
-    "capabilities": ("_drop_capabilities", lambda user: None),
+BROKEN: dict[str, tuple[Any, str, Any]] = {
+    "proc": (filesystem, "mount", mount_no_proc),
+    "network": (isolation, "_NEWNET", 0),
+    "more": (filesystem, "_show", show_more),
+    "root": (filesystem, "_enter_new_root", lambda folder, has_own_proc: None),
+    "read_only": (filesystem, "_read_only", lambda: None),
+    "filter": (isolation, "forbid_calls", lambda: None),
+    "capabilities": (isolation, "_drop_capabilities", lambda user: None),
 }
 
 if __name__ == "__main__":
-    name, value = BROKEN[json.loads(sys.argv[1])["names"][0]]
-    assert hasattr(isolation, name)
-    setattr(isolation, name, value)
+    module, name, value = BROKEN[json.loads(sys.argv[1])["names"][0]]
+    assert hasattr(module, name)
+    setattr(module, name, value)
     supervisor.main()

@@ -2,7 +2,8 @@
 
 The program gets a process, a session and an empty folder of its own, limits on time, memory, processes, output and
 files, no rights, an environment without secrets, and, where the system allows namespaces (most Linux machines, few
-containers), no network, no view of other processes and a read-only file system without homes, /run, /tmp and devices.
+containers), no network, no view of other processes and a read-only file system of its own, in which there is nothing
+but Python, its packages, the system's shared libraries, time zones and four devices (`filesystem.needed_paths`).
 What was in force, as its process found out just before the program ran, is part of every result. Nothing that comes
 back is trusted: it is JSON of bounded size, and only what a verifier accepts counts.
 """

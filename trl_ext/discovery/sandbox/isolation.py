@@ -1,4 +1,4 @@
-"""What a program's process gives up before the program runs: namespaces, files, rights, resources. Mostly for Linux.
+"""What a program's process gives up before the program runs: namespaces, rights, resources. Mostly for Linux.
 
 Each step is best effort, because systems differ in what they allow; `probe` then tests what is in force.
 """
@@ -13,9 +13,7 @@ import struct
 import sys
 from typing import Any
 
-DEVICES = ("null", "random", "urandom", "zero")
-_HIDDEN = ("/run", "/tmp", "/var/tmp", "/dev", "/root", "/home")  # sockets work on a read-only file system too
-_NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+_NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _NEW_ANYTHING = 0x7E020000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -96,118 +94,6 @@ def choose_uid(number: int) -> int:
     except OSError:  # a container with a single user
         return 0
     return user
-
-
-# Files.
-
-
-def hidden_places() -> list[str]:
-    """Folders of sockets, devices and users, in which programs see only Python and their own folder."""
-    home = os.path.realpath(os.path.expanduser("~"))
-    places = {os.path.realpath(place) for place in _HIDDEN} | ({home} if not _is_within(home, "/usr") else set())
-    return [place for place in sorted(places - {"/"}) if os.path.isdir(place) and not _is_in_another(place, places)]
-
-
-def isolate_filesystem(folder: str, user: int) -> None:
-    """Mount a new /proc, hide `hidden_places`, and make everything read-only except a new, small `folder`."""
-    _own_mounts()
-    with contextlib.suppress(OSError):
-        _mount("proc", "/proc", "proc", 0xE)
-    for place in hidden_places():
-        _hide(place, folder)
-    _read_only()
-    group = user if user != os.getuid() else os.getgid()
-    _mount("tmpfs", folder, "tmpfs", 0x6, f"size=64m,mode=700,uid={user},gid={group}")
-
-
-def show_python(folder: str, user: int) -> None:
-    """Where Python is in a place that this user cannot read, such as root's home, make it accessible."""
-    if not _unreadable(user):
-        return
-    _own_mounts()
-    for place in hidden_places():
-        if any(_is_within(path, place) for path in _pythons_folders()):
-            _hide(place, folder)
-
-
-def _own_mounts() -> None:
-    if _LIBC.unshare(_NEWNS) != 0:
-        raise OSError("no namespace of mounts")
-    _mount("none", "/", None, 0x44000)  # MS_REC | MS_PRIVATE
-
-
-def _hide(place: str, folder: str) -> None:
-    """Mount an empty file system there, with only devices, the path to `folder`, and Python's folders."""
-    needed = {os.path.join("/dev", name) for name in DEVICES} | _pythons_folders()
-    kept = {path: os.open(path, os.O_PATH) for path in needed if _is_within(path, place) and os.path.exists(path)}
-    _mount("tmpfs", place, "tmpfs", 0x2, "size=1m,mode=755")  # MS_NOSUID
-    try:
-        for path, file in kept.items():
-            if os.path.isdir(f"/proc/self/fd/{file}"):
-                os.makedirs(path, exist_ok=True)
-            else:
-                os.close(os.open(path, os.O_CREAT))
-            _mount(f"/proc/self/fd/{file}", path, None, 0x5000)  # MS_BIND | MS_REC
-            os.close(file)
-    except OSError:
-        _LIBC.umount2(place.encode(), 2)  # MNT_DETACH: a visible place is better than a Python without its files
-        raise
-    if _is_within(folder, place):
-        os.makedirs(folder, exist_ok=True)
-
-
-def _pythons_folders() -> set[str]:
-    """Python's folders under all their names, without those inside another one."""
-    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    places = (
-        sys.prefix,
-        sys.base_prefix,
-        sys.exec_prefix,
-        os.path.dirname(os.__file__),
-        *filter(os.path.isdir, libraries),
-    )
-    named = {path for place in places for path in (os.path.abspath(place), os.path.realpath(place))}
-    return {path for path in named if not _is_in_another(path, named)}
-
-
-def _is_within(path: str, place: str) -> bool:
-    return f"{path}/".startswith(f"{place}/")
-
-
-def _is_in_another(path: str, places: set[str]) -> bool:
-    return any(path != place and _is_within(path, place) for place in places)
-
-
-def _read_only() -> None:
-    attributes = (ctypes.c_uint64 * 4)(1, 0, 0, 0)  # struct mount_attr with MOUNT_ATTR_RDONLY
-    if _LIBC.syscall(442, -100, b"/", 0x8000, attributes, 32) != 0:  # mount_setattr, AT_FDCWD, AT_RECURSIVE
-        raise OSError("the file system cannot be made read-only")
-
-
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    if _LIBC.mount(source.encode(), target.encode(), kind and kind.encode(), flags, options.encode()) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
-
-
-def check_python(user: int) -> None:
-    """Raise PermissionError, which says what to do, where the program could not import from Python's library."""
-    for path in _unreadable(user):
-        raise PermissionError(
-            f"programs run as user {user}, not as root, and that user cannot read Python in {path!r}: move Python out "
-            "of root's home, let others pass (chmod o+x), or start as another user"
-        )
-
-
-def _unreadable(user: int) -> list[str]:
-    """Python's folders that this user cannot read."""
-    if user == os.getuid():
-        return []
-    os.seteuid(user)
-    try:
-        mode = os.R_OK | os.X_OK
-        return [path for path in sorted(_pythons_folders()) if not os.access(path, mode, effective_ids=True)]
-    finally:
-        os.seteuid(0)
 
 
 # Rights and resources.

@@ -9,7 +9,7 @@ import re
 import socket
 import stat
 
-from trl_ext.discovery.sandbox.isolation import DEVICES, hidden_places
+from trl_ext.discovery.sandbox.filesystem import DEVICES, needed_paths
 
 _NEWUSER, _VSOCK = 0x10000000, 40
 _ADDRESSES = ("127.0.0.1", "192.0.2.1", "::1", "2001:db8::1")  # this machine, and addresses reserved for documentation
@@ -49,18 +49,21 @@ def _can_reach(family: int, address: str | None) -> bool:
 
 
 def _files(folder: str) -> bool:
-    """Whether all but its folder is read-only, hidden places are empty file systems, and devices are harmless."""
+    """Whether nothing is mounted but what is needed, all but its folder read-only, and devices are harmless."""
     with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         mounts = [re.match(r"\S+ \S+ \S+ \S+ (\S+) (\S+) .*?- (\S+)", line) for line in file]
     seen = [(_plain(mount[1]), mount[2].split(","), mount[3]) for mount in mounts if mount]  # the latest counts
     options, kinds = {path: given for path, given, _ in seen}, {path: kind for path, _, kind in seen}
     writable = {path for path, given, _ in seen if "ro" not in given}
+    needed = [os.path.realpath(path) for path in needed_paths()]
+    needless = [path for path in options if not any(f"{path}/".startswith(f"{place}/") for place in needed)]
     devices = [os.stat(f"/dev/{name}") for name in os.listdir("/dev")]
     return (
         len(seen) == len(mounts)
         and writable == {folder}
         and "rw" in options[folder]
-        and all(kinds.get(place) == "tmpfs" for place in (folder, *hidden_places()))
+        and set(needless) <= {"/", "/proc", folder}
+        and kinds["/"] == kinds[folder] == "tmpfs"
         and sorted(os.listdir("/dev")) == sorted(DEVICES)
         and all(stat.S_ISCHR(device.st_mode) and os.major(device.st_rdev) == 1 for device in devices)
     )

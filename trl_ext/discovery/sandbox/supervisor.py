@@ -14,12 +14,13 @@ import select
 import shutil
 import signal
 import sys
+import sysconfig
 import tempfile
 import time
 import traceback
 from typing import Any, NoReturn
 
-from trl_ext.discovery.sandbox import isolation
+from trl_ext.discovery.sandbox import filesystem, isolation
 from trl_ext.discovery.sandbox.child import run, tell
 from trl_ext.discovery.sandbox.memory import memory_of
 from trl_ext.discovery.sandbox.probe import verified
@@ -108,11 +109,13 @@ def _run_in_child(settings: dict[str, Any], program: bytes, folder: str, is_isol
         isolation.close_inherited_fds(settings["status"], settings["result"])
         os.umask(0o022)
         ours = os.environ.pop("PYTHONPATH")  # programs may not import from there, such as others' results
-        sys.path[:] = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(ours)]
+        own = {os.path.realpath(sysconfig.get_paths()[name]) for name in ("purelib", "platlib")}
+        removed = {os.path.realpath(ours)} - own  # installed, it is where NumPy is, too
+        sys.path[:] = [path for path in sys.path if os.path.realpath(path) not in removed]
         user = isolation.choose_uid(settings["number"])
         with contextlib.suppress(OSError):
-            isolation.isolate_filesystem(folder, user) if is_isolated else isolation.show_python(folder, user)
-        isolation.check_python(user)
+            filesystem.isolate_filesystem(folder, user) if is_isolated else filesystem.show_python(folder, user)
+        filesystem.check_python(user)
         if user != os.getuid():
             os.chown(folder, user, user)
         os.chdir(folder)

@@ -1,0 +1,103 @@
+"""Progress of long sampling: a line every half minute, in a terminal and in a log file alike.
+
+Whoever samples opens `reporting` with what it is for; the loops that decode call `advance` after each token. Nothing is
+passed between them, because TRL's and vLLM's calls lie in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from accelerate import PartialState
+
+from trl_ext.io import print_line
+
+FIRST_SECONDS, SECONDS = 10.0, 30.0  # until the first line, and between two
+_clock = time.monotonic
+
+
+@dataclass
+class SamplingProgress:
+    """Counts tokens and finished completions.
+
+    Attributes:
+        purpose: such as `validation at step 20`.
+        completions: that will be sampled.
+        longest: tokens that one may have.
+    """
+
+    purpose: str
+    completions: int
+    longest: int
+    tokens: int = 0
+    finished: int = 0
+    show: Callable[[str], None] = print_line
+    began: float = field(default_factory=lambda: _clock())
+    due: float = field(default_factory=lambda: _clock() + FIRST_SECONDS)
+
+    def advance(self, tokens: int, finished: int = 0) -> None:
+        """Count what one more step has decoded, and print a line when it is time."""
+        self.tokens += tokens
+        self.finished += finished
+        if (now := _clock()) >= self.due:
+            self.due = now + SECONDS
+            self.show(self.line(now - self.began))
+
+    def line(self, seconds: float) -> str:
+        """What is done after that many seconds, and the most that is left."""
+        rate = self.tokens / max(seconds, 1e-9)
+        left = (self.completions - self.finished) * self.longest / max(rate, 1e-9)
+        return (
+            f"{self.purpose}: {self.finished} of {self.completions} completions, {self.tokens:,} tokens, "
+            f"{rate:.3g} tokens/s, at most {_duration(left)} left"
+        )
+
+
+_CURRENT: ContextVar[SamplingProgress | None] = ContextVar("sampling progress", default=None)
+
+
+@contextlib.contextmanager
+def reporting(purpose: str, completions: int, longest: int) -> Iterator[None]:
+    """Report on what is sampled in the block, on the first rank; within another such block, that one's is kept."""
+    if _CURRENT.get() is not None or not PartialState().is_main_process:
+        yield
+        return
+    before = _CURRENT.set(SamplingProgress(purpose, completions, longest))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(before)
+
+
+def advance(tokens: int, finished: int = 0) -> None:
+    """Count a step of whatever is being reported; nothing outside of `reporting`."""
+    if (current := _CURRENT.get()) is not None:
+        current.advance(tokens, finished)
+
+
+@contextlib.contextmanager
+def counting_steps(llm: Any) -> Iterator[None]:
+    """Report on the steps of a vLLM engine in the block, each of which decodes one token of every running sequence."""
+    engine = llm.llm_engine
+    step, most = engine.step, engine.vllm_config.scheduler_config.max_num_seqs
+
+    def counted() -> Any:
+        before = engine.get_num_unfinished_requests()
+        outputs = step()
+        advance(min(before, most), before - engine.get_num_unfinished_requests())
+        return outputs
+
+    with patch.object(engine, "step", counted):
+        yield
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, CompileConfig, GenerationConfig
 
-from tests.generation.test_vllm import save_model
 from tests.sft.test_trainer import ours as fine_tuning
 from tests.support.tiny import fraction_of_ones, make_trainer, save_tiny, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.functional import log_generations
 from trl_ext.generation.completion import Completion, Sampling
 from trl_ext.generation.hf import hf_generate
 from trl_ext.generation.policy import overridden
@@ -24,10 +24,9 @@ from trl_ext.generation.sampling import (
     MACHINERY,
     NEUTRAL,
     OF_MODEL,
-    OF_SERVERS,
     rollout_settings,
-    sampling_config,
     samples_whole_distribution,
+    sampling_config,
     saved_config,
 )
 
@@ -82,21 +81,30 @@ def test_every_field_of_transformers_is_in_one_table() -> None:
     assert changes == only_drafts | lengths_of_ours | {"assistant_lookbehind", "target_lookbehind"}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_sampler_takes_no_field_that_a_model_arrives_with(temperature: float, tmp_path: Path) -> None:
-    def drawn(fields: dict[str, Any]) -> list[Completion]:
+def test_no_field_of_sampling_is_inherited() -> None:
+    settings = {"max_new_tokens": 10, "do_sample": True}
+    plain = sampling_config(GenerationConfig(), settings)
+    for name, value in {**ARRIVES, "compile_config": CompileConfig()}.items():
+        of_model = GenerationConfig()
+        setattr(of_model, name, value)
+        assert sampling_config(of_model, settings) == plain, name
+    for name, value in {"eos_token_id": [5, 6], "pad_token_id": 4, "bos_token_id": 2, "its_own": [7]}.items():
+        assert getattr(sampling_config(GenerationConfig(**{name: value}), settings), name) == value
+
+
+def test_sampler_takes_no_field_that_a_model_arrives_with(tmp_path: Path) -> None:
+    def drawn(fields: dict[str, Any], temperature: float) -> list[Completion]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            sampling = Sampling(temperature, max_tokens=10, stop=("stop",), seed=3)
             return HFSampler(str(arrive(tmp_path, fields)), sampling, 6)(PROMPTS, range(len(PROMPTS)))
 
-    sampling = Sampling(temperature, max_tokens=10, stop=("stop",), seed=3)
     save_tiny(tmp_path)
-    plain = drawn({})
-    assert len({c.text for c in plain}) > 2
-    assert max(c.tokens for c in plain) > 6
-    assert drawn({**ARRIVES, **OF_VLLM}) == plain
-    alone = {name: {"do_sample": True, name: value} for name, value in ARRIVES.items()}
-    assert [name for name, fields in alone.items() if drawn(fields) != plain] == []
+    for temperature in (0.0, 1.0):
+        plain = drawn({}, temperature)
+        assert len({c.text for c in plain}) > 2
+        assert max(c.tokens for c in plain) > 6
+        assert drawn({**ARRIVES, **OF_VLLM}, temperature) == plain
 
 
 def test_every_end_token_of_model_and_tokenizer_ends(tmp_path: Path) -> None:
@@ -115,6 +123,10 @@ def test_generation_takes_nothing_but_the_config_it_is_given(tmp_path: Path) -> 
     own = hostile.generation_config
     assert hf_generate(hostile, tokenizer, prompts, config) == plain
     assert hostile.generation_config is own
+    graded = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
+    asked = {"tokenizer": tokenizer, "sampling": {"max_new_tokens": 8, "do_sample": False}}
+    found = [log_generations(PROMPTS[:2], None, [0, 0], lambda *_: graded, model=m, **asked) for m in (model, hostile)]
+    assert found[0] == found[1]
 
 
 def trainers(folder: Path, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -209,8 +221,6 @@ def test_cuts_of_every_kind_leave_tokens_out() -> None:
 
 def test_validation_decides_where_generation_kwargs_do_too() -> None:
     """TRL lets them win over the engine's settings, of a validation, too."""
-    from types import SimpleNamespace
-
     kwargs = {"temperature": 0.5, "max_tokens": 9, "seed": 3}
     engine = SimpleNamespace(temperature=1.0, max_completion_length=12, generation_kwargs=kwargs)
     trainer = SimpleNamespace(use_vllm=True, vllm_generation=engine)
@@ -219,18 +229,3 @@ def test_validation_decides_where_generation_kwargs_do_too() -> None:
     with ExtGRPOTrainer._sampling(trainer, None, 4):
         assert (engine.max_completion_length, engine.generation_kwargs) == (4, {"temperature": 0.5, "seed": 3})
     assert engine.generation_kwargs == kwargs
-
-
-@pytest.mark.vllm
-def test_vllm_and_hf_agree_about_a_model_with_every_field(tmp_path: Path) -> None:
-    from trl_ext.generation.samplers import VLLMSampler
-
-    folder = arrive(save_model(tmp_path / "model", tied=True), {**ARRIVES, **OF_VLLM})
-    sampling = Sampling(0.0, max_tokens=10, stop=("stop",))
-    by_hf = HFSampler(str(folder), sampling, 12, "float32")(PROMPTS, range(len(PROMPTS)))
-    engine = VLLMSampler(str(folder), sampling, dtype="float32", max_model_len=64, enforce_eager=True)
-    by_vllm = engine(PROMPTS, range(len(PROMPTS)))
-    assert [(c.text, c.tokens, c.finished) for c in by_vllm] == [(c.text, c.tokens, c.finished) for c in by_hf]
-    neutral = {"repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **OF_SERVERS}
-    assert neutral.items() <= engine.parameters().items()
-    assert torch.isfinite(torch.tensor([c.logp for c in by_vllm])).all()

@@ -47,8 +47,8 @@ from trl_ext.generation.policy import overridden, without_dropout
 from trl_ext.generation.request_seeds import Place
 from trl_ext.generation.sampling import (
     rollout_settings,
-    sampling_config,
     samples_whole_distribution,
+    sampling_config,
     saved_config,
     shown,
     without_adapter,

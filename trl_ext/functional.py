@@ -228,7 +228,8 @@ def log_generations(
     Args:
         responses: None to have `model` generate them: a `vllm.LLM`, with `vllm.SamplingParams` in `sampling`, or a
             causal model of transformers, with its `tokenizer` and arguments of `generate` in `sampling`, such as
-            `{"max_new_tokens": 1024, "do_sample": True}`; the latter gives each response's entropy as well.
+            `{"max_new_tokens": 1024, "do_sample": True}`; the latter gives each response's entropy as well. Neither
+            takes penalties or cuts from the model's own generation config.
         reward_fn: (response, ground truth) -> dict with reward, format_reward and answer_reward.
         token_entropy, response_mask: (N, S) each, for the mean entropy of a response's tokens.
         response_lengths: tokens per response, by default those of `response_mask`, or else its words.
@@ -272,9 +273,18 @@ def _generate(
     prompts: Sequence[str], model: Any, tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]
 ) -> tuple[list[str], Tensor, Tensor]:
     """N responses, their tokens' entropy and their mask, (N, S) each."""
+    from trl_ext.generation.policy import overridden
+    from trl_ext.generation.sampling import sampling_config, without_adapter
+
+    fields = {name: value for name, value in arguments.items() if hasattr(model.generation_config, name)}
+    others = {name: value for name, value in arguments.items() if name not in fields}
+    config = sampling_config(model.generation_config, fields)
     given = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left").to(model.device)
     with torch.no_grad():
-        ids = model.generate(**given, tokenizer=tokenizer, **arguments)
+        with overridden(
+            without_adapter(model), {"generation_config": config}
+        ):  # of which `generate` fills what is None
+            ids = model.generate(**given, tokenizer=tokenizer, **{"generation_config": config, **others})
         responses = tokenizer.batch_decode(ids[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
         batch = tokenize_prompt_and_output(prompts, responses, tokenizer)
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}

@@ -49,6 +49,7 @@ OVERRIDDEN_IN_BOTH = {
     "_get_grad_norm": "model, grad_norm=None",
     "_save_checkpoint": "model, trial",
     "_get_output_dir": "trial",
+    "_save": "output_dir=None, state_dict=None",
     "_push_from_checkpoint": "checkpoint_folder",
     "_finalize_training": "trial, num_train_samples, start_time",
 }
@@ -66,7 +67,7 @@ CALLED_BY_KEYWORD = {
     },
     unwrap_model_for_generation: {
         "positional": ("model", "accelerator"),
-        "keywords": {"gather_deepspeed3_params", "generation_kwargs"},
+        "keywords": {"gather_deepspeed3_params"},
     },
 }
 # Metrics and keys of a batch that TRL's methods write and the seam reads; attributes are looked up on a real trainer.

@@ -17,6 +17,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from trl_ext.compat.layers import CACHE
 from trl_ext.generation.kv_sharing import Sequences, unsupported_reason
+from trl_ext.generation.sampling import is_neutral
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -108,7 +109,7 @@ def own_loop_unsupported(model: PreTrainedModel, config: GenerationConfig) -> st
         return f"decoding by {config.get_generation_mode().value} needs it"
     if config.cache_implementation is not None or config.use_cache is False:
         return "it was asked for another cache than the usual one"
-    if bound := [name for name in _BOUND_TO_ROWS if getattr(config, name, None) is not None]:
+    if bound := [name for name in _BOUND_TO_ROWS if not is_neutral(name, getattr(config, name, None))]:
         return f"{bound[0]} needs all rows"
     if model.device.type == "mps" or (model.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()):
         return (

@@ -16,6 +16,8 @@ from transformers import LogitsProcessor, StoppingCriteria, StopStringCriteria
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from trl_ext.generation.decoding import Decoding, gathers_weights, has_several_ranks, own_loop_unsupported
+from trl_ext.generation.policy import overridden
+from trl_ext.generation.sampling import without_adapter
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -36,6 +38,7 @@ def hf_generate(
 
     Args:
         prompt_ids: N prompts as token ids, without padding; the N completions are, too, and keep their EOS.
+        generation_config: all of it; nothing is taken from the model's own, see `sampling_config`.
         stop: strings that end a completion; they stay in it.
         logps: records the tokens' log-probabilities.
     """
@@ -47,16 +50,17 @@ def hf_generate(
     config.return_dict_in_generate = False
     if reason := own_loop_unsupported(model, config):
         _log_once(f"completions are generated with the loop of transformers, which is slower: {reason}")
-    found = model.generate(
-        input_ids=ids.to(model.device),
-        attention_mask=mask.to(model.device),
-        generation_config=config,
-        stopping_criteria=StoppingCriteriaList([_StopStrings(tokenizer, stop, width, minimum)] if stop else []),
-        logits_processor=LogitsProcessorList([logps] if logps else []),
-        **({} if reason else {"custom_generate": Decoding(logps)}),
-        # Ranks whose weights are whole need not step together, and tell each other of every token.
-        synced_gpus=gathers_weights(model) and has_several_ranks(),
-    )
+    with overridden(without_adapter(model), {"generation_config": config}):  # of which fields that are None are filled
+        found = model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([_StopStrings(tokenizer, stop, width, minimum)] if stop else []),
+            logits_processor=LogitsProcessorList([logps] if logps else []),
+            **({} if reason else {"custom_generate": Decoding(logps)}),
+            # Ranks whose weights are whole need not step together, and tell each other of every token.
+            synced_gpus=gathers_weights(model) and has_several_ranks(),
+        )
     if not reason:
         return found
     if logps:
@@ -74,12 +78,6 @@ def _padded(rows: Sequence[Sequence[int]], pad_token: int) -> tuple[Tensor, Tens
 @functools.cache
 def _log_once(line: str) -> None:
     log.info(line)
-
-
-def samples_whole_distribution(config: GenerationConfig) -> bool:
-    """Whether tokens are drawn from the model's distribution at the temperature, without leaving any token out."""
-    cuts = (config.top_k or 0, config.min_p or 0.0, 1 - (config.top_p or 1.0), 1 - (config.typical_p or 1.0))
-    return bool(config.do_sample) and (config.num_beams or 1) == 1 and not any(cuts)
 
 
 def eos_ids_of(config: GenerationConfig, *more: int | None) -> list[int]:

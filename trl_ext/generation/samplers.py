@@ -8,20 +8,35 @@ request, HF generate every batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from accelerate import PartialState
 
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
 from trl_ext.generation.hf import TokenLogProbs, eos_ids_of, hf_generate, is_finished
+from trl_ext.generation.sampling import sampling_config, shown
 from trl_ext.generation.vllm_start import device_settings, starting_vllm
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
-Sampler = Callable[[Sequence[str], Sequence[int]], list[Completion]]
+# Of vLLM's `SamplingParams`: what decides which tokens are drawn.
+SHOWN = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "max_tokens", "min_tokens", "stop",
+)  # fmt: skip
+
+
+class Sampler(Protocol):
+    """A model in an engine, with settings."""
+
+    def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
+        """One completion per prompt."""
+
+    def parameters(self) -> dict[str, Any]:
+        """What the engine is told about sampling."""
 
 
 class HFSampler:
@@ -36,17 +51,23 @@ class HFSampler:
         self.sampling, self.batch_size = sampling, batch_size
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.config = self.model.generation_config
-        self.config.update(
-            do_sample=sampling.temperature > 0,
-            temperature=sampling.temperature or None,
-            top_p=sampling.top_p,
-            top_k=0,
-            max_new_tokens=sampling.max_tokens,
-            min_new_tokens=sampling.min_tokens or None,
-            pad_token_id=self.tokenizer.pad_token_id,
-            stop_strings=None,  # those that the model was saved with; ours are `sampling.stop`
+        of_model = self.model.generation_config
+        self.config = sampling_config(
+            of_model,
+            {
+                "do_sample": sampling.temperature > 0,
+                "temperature": sampling.temperature or 1.0,
+                "top_p": sampling.top_p,
+                "max_new_tokens": sampling.max_tokens,
+                "min_new_tokens": sampling.min_tokens or None,
+                "pad_token_id": self.tokenizer.pad_token_id,
+                "eos_token_id": eos_ids_of(of_model, self.tokenizer.eos_token_id),  # as the trainers and vLLM have them
+            },
         )
+
+    def parameters(self) -> dict[str, Any]:
+        """What the engine is told about sampling."""
+        return shown(self.config, self.sampling.stop)
 
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
         """One completion per prompt."""
@@ -81,6 +102,11 @@ class VLLMSampler:
         with starting_vllm():
             self.llm = LLM(model=model, seed=sampling.seed, **device_settings(), **engine)
         self.sampling = sampling
+
+    def parameters(self) -> dict[str, Any]:
+        """What the engine is told about sampling."""
+        params = vllm_params(self.sampling, self.sampling.seed)
+        return {name: getattr(params, name) for name in SHOWN}
 
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
         """One completion per prompt, all of them in one batch."""

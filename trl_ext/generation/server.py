@@ -45,7 +45,7 @@ def start_command(model: str) -> str:
         f"VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model {model} "
         "--worker-extension-cls trl_ext.generation.weight_transfer.Registered "
         f"""--weight-transfer-config '{{"backend": "{BACKEND}"}}' """
-        f"--logprobs-mode processed_logprobs --max-logprobs -1{on_cpu}"
+        f"--generation-config vllm --logprobs-mode processed_logprobs --max-logprobs -1{on_cpu}"
     )
 
 
@@ -114,10 +114,15 @@ class Server:
         """
         command = f": {start_command(self.client.model)}"
         try:
-            transfer = self.client.get_server_info()["weight_transfer_config"]
+            info = self.client.get_server_info()
         except RuntimeError as error:  # a 404
             reason = "was started without VLLM_SERVER_DEV_MODE=1, so it takes no weights"
             raise self.refusal(reason, command) from error
+        transfer, model = info["weight_transfer_config"], info.get("model_config") or {}
+        is_own = model.get("generation_config", "vllm") in ("auto", "vllm")
+        if not is_own or model.get("override_generation_config"):
+            reason = "has a --generation-config or --override-generation-config of its own, which can cut responses off"
+            raise self.refusal(reason, command)
         if transfer is None:
             raise self.refusal("was started without --weight-transfer-config, so it takes no weights", command)
         backend: str = transfer["backend"]

@@ -24,6 +24,7 @@ from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 from trl_ext.compat.trl_engine import backend_made_by, engine_started_with, requests_with
 from trl_ext.errors import ServerError
 from trl_ext.generation.request_seeds import Place, RequestSeeds
+from trl_ext.generation.sampling import OF_SERVERS
 from trl_ext.generation.server import Servers, urls_of
 from trl_ext.generation.vllm_start import device_settings, starting_vllm
 from trl_ext.generation.weight_transfer import BACKEND, process_output_heads
@@ -109,6 +110,12 @@ class ColocatedEngine(VLLMGeneration):
         with requests_with(self.llm, self.seeds.applied):
             return super().generate(*args, **kwargs)
 
+    def parameters(self) -> dict[str, Any]:
+        """What it is told about sampling, in the words of vLLM's `SamplingParams`."""
+        settings = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "repetition_penalty")}
+        settings |= {"min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
+        return {**settings, **self.generation_kwargs}
+
     def _init_vllm(self) -> None:
         with engine_started_with(**device_settings(), **self.engine_settings), starting_vllm():
             super()._init_vllm()
@@ -170,6 +177,7 @@ class ServerEngine(ColocatedEngine):
     """vLLM servers: every rank sends them its own prompts, and the first rank the weights; by NCCL, as TRL does."""
 
     def _init_vllm(self) -> None:
+        self.generation_kwargs = {**OF_SERVERS, **self.generation_kwargs}  # TRL leaves these to the server
         urls = urls_of(self.server_base_url, self.server_host, self.server_port)
         self.servers = Servers(urls, self.server_timeout, self.accelerator.device.type, self.group_port)
         tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)

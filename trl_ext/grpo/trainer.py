@@ -124,7 +124,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             function if isinstance(function, torch.nn.Module) else guarded(function, config.reward_timeout)
             for function in self.reward_funcs  # type: ignore[has-type]
         ]
-        self.model.generation_config.stop_strings = None  # the saved model's; ours are `config.stop`
+        self.set_sampling({} if self.use_vllm else self.generation_kwargs)
         self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
         self._planner: StepPlanner | None = None  # of micro-batches; without one TRL's are taken as they are
         if config.uses_axes:

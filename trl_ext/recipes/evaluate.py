@@ -191,14 +191,15 @@ def run_evaluation(settings: Evaluation) -> Report:
         if state.is_main_process:
             print(source.line(settings.split))
         todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
-        _sample(settings, model, problems, [n for n in todo if n not in rows], rows)
+        sampling = _sample(settings, model, problems, [n for n in todo if n not in rows], rows)
         state.wait_for_everyone()
         rows = run_on_main_and_broadcast(lambda: _rows_in(folder))
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
         if is_new:
             engine = "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate"
-            drawn = {"model": settings.model_name_or_path or "the base policy", "engine": engine}
+            of_model = settings.model_name_or_path or "the base policy"
+            drawn = {"model": of_model, "engine": engine, "sampling": sampling}
             _write(folder, report, drawn, source, time.time() - began)
         _show(folder, report, settings)
     state.wait_for_everyone()
@@ -328,10 +329,13 @@ def _rows_in(folder: Path) -> dict[int, dict[str, Any]]:
 
 def _sample(
     settings: Evaluation, model: str, problems: Dataset, todo: Sequence[int], rows: Mapping[int, dict[str, Any]]
-) -> None:
-    """Sample this rank's part of `todo` in batches, each written once it is graded."""
+) -> dict[str, Any] | None:
+    """Sample this rank's part of `todo` in batches, each written once it is graded.
+
+    Returns what the engine was told about sampling; None if there was nothing to do.
+    """
     if not todo:
-        return
+        return None
     state = PartialState()
     grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)
     sampler = settings.sampler(model)
@@ -349,9 +353,10 @@ def _sample(
             correct, done = correct + sum(map(is_correct, graded)), done + len(graded)
             bar.set_postfix_str(f"accuracy {correct / done:.3f}")
             bar.update(len(numbers))
+    return sampler.parameters()
 
 
-def _write(folder: Path, report: Report, drawn: Mapping[str, str], source: Source, seconds: float) -> None:
+def _write(folder: Path, report: Report, drawn: Mapping[str, Any], source: Source, seconds: float) -> None:
     """All ranks' samples in one file, in order, and the summary; `drawn` says by what."""
     write_jsonl(folder / SAMPLES, report.rows)
     for part in folder.glob("samples.rank*.jsonl"):

@@ -106,7 +106,7 @@ class RecipeRun:
             trainer.train(resume_from_checkpoint=str(self.run.checkpoint) if self.run.checkpoint else None)
         if trainer.stop_signal is not None:
             raise Stopped(trainer.stop_signal, trainer.state.global_step)
-        _save_final_model(trainer, self.folder)
+        trainer.save_final_model()
 
     def finish(self, trainer: ReliableTrainer, **more: Any) -> Mapping[str, Any]:
         """Write curve, card and the summary with `more`, print the table of before and after, push if asked for.
@@ -152,11 +152,15 @@ class RecipeRun:
         show_progress(trainer)
 
     def _report(self, trainer: ReliableTrainer, more: dict[str, Any]) -> Mapping[str, Any]:
-        output, history = self.folder, self.run.validations
+        output, history, task = self.folder, self.run.validations, self.prepared.task
         write_curve(output / CURVE, {output.name: history}, title=output.name)
         known = {
-            "recipe": recipe_of(self.prepared.task),
+            "recipe": recipe_of(task),
             "seed": trainer.args.seed,
+            "sampling": {
+                "rollouts": trainer.sampling_parameters(),
+                "validations": trainer.sampling_parameters(task.validation_temperature, task.validation_max_tokens),
+            },
             "ended_early": self.run.ended_early,
             "data": {role: source.summary() for role, source in self.data.sources.items()},
             "seconds_to_make_policy": round(self.run.seconds_to_make_policy, 2),
@@ -170,22 +174,6 @@ class RecipeRun:
             print(note)
         print(f"{summary['wall_clock_s']:.0f} s in all; everything is in {output}: curve.png, summary.json, ...")
         return summary
-
-
-def _save_final_model(trainer: ReliableTrainer, folder: Path) -> None:
-    """The model as it is rolled out: its generation config says how it was sampled and where it stops."""
-    config, unwrapped = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
-    settings = {
-        "do_sample": config.temperature > 0,
-        "temperature": config.temperature or None,
-        "top_p": getattr(config, "top_p", None),
-        "max_new_tokens": config.max_completion_length,
-        "stop_strings": config.stop,
-    }
-    unwrapped.generation_config.update(**{name: value for name, value in settings.items() if value is not None})
-    trainer.save_final_model()
-    if trainer.is_world_process_zero():
-        unwrapped.generation_config.save_pretrained(folder)  # which an adapter is saved without
 
 
 def write_config(path: Path, task: Task, model: ModelConfig, config: TrainingArguments) -> None:

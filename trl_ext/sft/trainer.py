@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.hf_argparser import HfArg
 from trl import SFTConfig, SFTTrainer
 from trl.distributed import DistributedBackend
@@ -148,25 +148,12 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         self._dist = DistributedBackend(self.accelerator)
         self.use_vllm = bool(config.use_vllm)
         self.eos_token_ids = eos_ids_of(self.model.generation_config, self._tokenizer.eos_token_id)
-        self.model.generation_config.stop_strings = None  # those that the model was saved with; ours are `config.stop`
-        self.generation_kwargs = {
-            "max_new_tokens": config.sampling_max_tokens,
-            "do_sample": config.sampling_temperature > 0,
-            "temperature": config.sampling_temperature or 1.0,
-            "top_k": 0,
-            "top_p": 1.0,  # and not what the model's own generation config has
-            "repetition_penalty": 1.0,
-            "pad_token_id": self._tokenizer.pad_token_id,
-            "eos_token_id": self.eos_token_ids,
-            **sampling_kwargs(config),
-        }
+        self.set_sampling({})
         if self.use_vllm:
             self.vllm_generation = self._make_engine(config)
             self.vllm_generation.seed_requests(config.seed, self.place_in_run)
             set_seed(config.seed)  # an engine sets the random state to its rank's
             self.invalidate_engine_weights()
-        else:
-            self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
 
     def _make_engine(self, config: ExtSFTConfig) -> ColocatedEngine:
         engine = ServerEngine if config.vllm_mode == "server" else ColocatedEngine

@@ -12,6 +12,7 @@ checkpoint on SIGTERM, and completions of the current policy. What it overrides 
         _get_grad_norm              skips a step whose gradient is not finite
         _save_checkpoint            in a scratch folder, renamed into place when it is complete
           _get_output_dir           the scratch folder
+          _save                     with the generation config that rollouts are sampled with
           _push_from_checkpoint     after that
       _finalize_training            restores our state where there was no step left
 """
@@ -41,9 +42,17 @@ from trl_ext.compat.torch_on_cpu import load_to_numbered_cpus
 from trl_ext.dashboards.trackers import send_table, trackers_last
 from trl_ext.errors import NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
-from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished, samples_whole_distribution
+from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished
 from trl_ext.generation.policy import overridden, without_dropout
 from trl_ext.generation.request_seeds import Place
+from trl_ext.generation.sampling import (
+    rollout_settings,
+    samples_whole_distribution,
+    sampling_config,
+    saved_config,
+    shown,
+    without_adapter,
+)
 from trl_ext.io import is_disk_fault
 from trl_ext.ranks import gather_on_main, run_on_main_and_broadcast
 from trl_ext.runs.checkpoints import (
@@ -144,6 +153,12 @@ class ReliableTrainer(Trainer):
     def _get_output_dir(self, trial: object) -> str:
         """The run's folder, or what `_save_atomically` passes as a trial: where a checkpoint is written."""
         return str(trial if isinstance(trial, Path) else super()._get_output_dir(trial))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Save a generation config with every model, also where an adapter's has none: how it was sampled."""
+        super()._save(output_dir, state_dict)
+        model = without_adapter(self.accelerator.unwrap_model(self.model))
+        saved_config(model.generation_config, self.args.stop).save_pretrained(output_dir or self.args.output_dir)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Upload a checkpoint in the background once it is in its place, and keep it until the upload has finished."""
@@ -355,6 +370,24 @@ class ReliableTrainer(Trainer):
 
     # Completions of the current policy, on all ranks.
 
+    def set_sampling(self, more: dict[str, Any]) -> None:
+        """Sample by this run's settings alone, whatever the model arrived with, and save it with them.
+
+        Args:
+            more: further fields of a `GenerationConfig`, which come first.
+        """
+        model = without_adapter(self.model)
+        tokens = {"pad_token_id": self._tokenizer.pad_token_id, "eos_token_id": self.eos_token_ids}
+        found = sampling_config(model.generation_config, {**rollout_settings(self.args), **tokens, **more})
+        model.generation_config = saved_config(found)
+        if not self.use_vllm:
+            self.generation_config = found
+
+    def sampling_parameters(self, temperature: float | None = None, max_tokens: int | None = None) -> dict[str, Any]:
+        """What the engine is told about sampling; of rollouts, or with these settings of `sample`."""
+        with self._sampling(temperature, max_tokens):
+            return self.vllm_generation.parameters() if self.use_vllm else shown(self.generation_config, self.args.stop)
+
     def completion_ids(self, prompts: list[str]) -> list[list[int]]:
         """One completion of the current policy per prompt, as token ids."""
         raise NotImplementedError
@@ -426,7 +459,9 @@ class ReliableTrainer(Trainer):
         owner: Any = self.vllm_generation if self.use_vllm else self.generation_config
         asked: dict[str, Any] = {"max_completion_length" if self.use_vllm else "max_new_tokens": max_tokens}
         if self.use_vllm:
-            asked["temperature"] = temperature
+            replaced = {"temperature": temperature, "max_tokens": max_tokens}  # TRL lets `generation_kwargs` win
+            kept = {n: v for n, v in owner.generation_kwargs.items() if replaced.get(n) is None}
+            asked |= {"temperature": temperature, "generation_kwargs": kept}
         elif temperature is not None:
             asked |= {"do_sample": temperature > 0, "temperature": temperature or 1.0}
         return overridden(owner, asked)
@@ -439,7 +474,6 @@ class ReliableTrainer(Trainer):
                 self.model_wrapped,
                 self.accelerator,
                 gather_deepspeed3_params=getattr(self.args, "ds3_gather_for_generation", True),
-                generation_kwargs=self.generation_kwargs,
                 gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
             ) as model,
             self._dist.summon_full_params(self.model_wrapped, recurse=False),

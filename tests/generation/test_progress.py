@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.tiny import tiny_model, tiny_tokenizer
 from trl_ext.generation import progress
+from trl_ext.generation.hf import hf_generate
 from trl_ext.generation.progress import advance, reporting
+from trl_ext.generation.sampling import sampling_config
 
 
 @pytest.fixture
@@ -39,3 +42,16 @@ def test_short_sampling_prints_nothing(clock: list[float], capsys: pytest.Captur
     clock[0] = 99
     advance(1)
     assert capsys.readouterr().out == ""
+
+
+def test_both_loops_count_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    prompts = tokenizer(["1 + 1 =", "2 + 3 = a"])["input_ids"]
+    for reason in (None, "it is asked for"):
+        monkeypatch.setattr("trl_ext.generation.hf.own_loop_unsupported", lambda model, config, why=reason: why)
+        config = sampling_config(model.generation_config, {"do_sample": False, "max_new_tokens": 12})
+        with reporting("rollout", completions=2, longest=12):
+            rows = hf_generate(model, tokenizer, prompts, config)
+            current = progress._CURRENT.get()
+        assert current is not None
+        assert (current.tokens, current.finished) == (sum(map(len, rows)), 2)

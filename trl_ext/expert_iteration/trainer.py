@@ -247,7 +247,8 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         return rows
 
     def _sample_and_grade(self, part: Sequence[tuple[int, Row]], seed: int) -> list[Row]:
-        completions = self.sample([row["prompt"] for _, row in part], self.args.rollout_batch_size, seed)
+        prompts = [row["prompt"] for _, row in part]
+        completions = self.sample(prompts, self.args.rollout_batch_size, seed, purpose="sampling")
         rows = run_on_main_and_broadcast(lambda: grade_rows([row for _, row in part], completions, self.grader))
         return [{"question": n, **row} for (n, _), row in zip(part, rows, strict=True)]
 

@@ -17,6 +17,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from trl_ext.compat.layers import CACHE
 from trl_ext.generation.kv_sharing import Sequences, unsupported_reason
+from trl_ext.generation.progress import advance
 from trl_ext.generation.sampling import is_neutral
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Decoding:
         completions: list[list[int]] = [[] for _ in input_ids]
         mask = model_kwargs.get("attention_mask")
         mask = torch.ones_like(input_ids) if mask is None else mask  # transformers 5.23: None where no row is padded
-        batch, idle = Sequences(input_ids, mask, logits_processor), 0
+        batch, idle, unfinished = Sequences(input_ids, mask, logits_processor), 0, len(input_ids)
         logits = _forward(model, batch.ids, batch)
         while True:
             scores = logits_processor(batch.ids, logits.to(copy=True, dtype=torch.float32))
@@ -71,6 +72,8 @@ class Decoding:
             if self.logps:
                 self.logps.record(tokens, drawn_by)
             idle += len(over) - remaining
+            advance(unfinished, unfinished - remaining)
+            unfinished = remaining
             # Copying the keys and values of the rows that stay costs about as much as computing those once.
             if remaining == 0 or (len(over) >= MIN_ROWS_TO_SHRINK and idle >= remaining):
                 for row, completion in batch.completions(over, input_ids.shape[1]):

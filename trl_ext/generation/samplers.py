@@ -16,6 +16,7 @@ from accelerate import PartialState
 
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
 from trl_ext.generation.hf import TokenLogProbs, eos_ids_of, hf_generate, is_finished
+from trl_ext.generation.progress import counting_steps
 from trl_ext.generation.sampling import sampling_config, shown
 from trl_ext.generation.vllm_start import device_settings, starting_vllm
 
@@ -111,7 +112,8 @@ class VLLMSampler:
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
         """One completion per prompt, all of them in one batch."""
         params = [vllm_params(self.sampling, derive_seed(self.sampling.seed, number)) for number in numbers]
-        return vllm_sample(self.llm, prompts, params)
+        with counting_steps(self.llm):
+            return vllm_sample(self.llm, prompts, params)
 
 
 def vllm_params(sampling: Sampling, seed: int) -> SamplingParams:

@@ -21,6 +21,7 @@ from trl.generation import vllm_generation
 from urllib3.util.retry import Retry
 
 from trl_ext.errors import InputError, ServerError
+from trl_ext.generation.progress import advance
 from trl_ext.generation.tensor_stream import body_of, parts
 from trl_ext.generation.weight_transfer import BACKEND
 
@@ -214,7 +215,10 @@ class Servers:
         count = len(self.each)
         servers = [self.each[i * count // len(prompts)] for i in range(len(prompts))]  # a group stays together
         with ThreadPoolExecutor(min(len(prompts), MOST_REQUESTS)) as pool:
-            found = list(pool.map(lambda *row: row[0].complete(*row[1:], settings), servers, prompts, seeds))
+            found = []
+            for row in pool.map(lambda *row: row[0].complete(*row[1:], settings), servers, prompts, seeds):
+                advance(len(row["completion_ids"][0]), finished=1)
+                found.append(row)
         keys = ("completion_ids", "logprobs", "logprob_token_ids")
         return [None if found[0][key] is None else [row[key][0] for row in found] for key in keys]
 

@@ -48,6 +48,7 @@ from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs
 from trl_ext.generation.policy import sampling_kwargs
+from trl_ext.generation.progress import reporting
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.batching import Batch, as_wide_as, has_gradient, loss_mask, numbers_of_sequences
 from trl_ext.grpo.config import ExtGRPOConfig
@@ -331,12 +332,13 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], *args: object, **kwargs: object
     ) -> tuple[list[list[int]], list[list[float]] | None]:
-        if not self.use_vllm and self.args.stop:
-            return self._hf_completion_ids(prompt_ids), None  # TRL takes log-probabilities of an engine's tokens only
-        if self.use_vllm:
-            ids, logps = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-            self.sampled_logps = logps
-            return ids, logps
+        with reporting(f"rollout after step {self.state.global_step}", len(prompt_ids), self.max_completion_length):
+            if not self.use_vllm and self.args.stop:
+                return self._hf_completion_ids(prompt_ids), None  # TRL takes log-probabilities of engines only
+            if self.use_vllm:
+                ids, logps = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+                self.sampled_logps = logps
+                return ids, logps
         recorder = TokenLogProbs(len(prompt_ids), self.temperature or 1.0)
         with generating_with(self.accelerator.unwrap_model(self.model), recorder, recorder.record):
             ids, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)

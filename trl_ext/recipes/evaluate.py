@@ -29,6 +29,7 @@ from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, SAMPLES, Report, grade_rows, is_correct
 from trl_ext.generation.completion import Sampling
+from trl_ext.generation.progress import reporting
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.hosts.group import join
 from trl_ext.io import (
@@ -342,7 +343,8 @@ def _sample(
     mine = todo[state.process_index :: state.num_processes]
     correct, done = sum(map(is_correct, rows.values())), len(rows)
     part = Path(settings.output_dir) / f"samples.rank{state.process_index}.jsonl"
-    with tqdm(total=len(mine), desc="samples", disable=None if state.is_main_process else True) as bar:
+    is_quiet = None if state.is_main_process else True  # None: a bar in a terminal
+    with reporting("sampling", len(mine), settings.max_tokens), tqdm(total=len(mine), disable=is_quiet) as bar:
         for start in range(0, len(mine), settings.batch_size):
             numbers = mine[start : start + settings.batch_size]
             chosen = [problems[n // settings.samples] for n in numbers]

@@ -44,6 +44,7 @@ from trl_ext.errors import NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished
 from trl_ext.generation.policy import overridden, without_dropout
+from trl_ext.generation.progress import reporting
 from trl_ext.generation.request_seeds import Place
 from trl_ext.generation.sampling import (
     rollout_settings,
@@ -409,6 +410,7 @@ class ReliableTrainer(Trainer):
         seed: int,
         temperature: float | None = None,
         max_tokens: int | None = None,
+        purpose: str = "validation",
     ) -> list[Completion]:
         """Sample one completion per prompt from the current policy, with the prompts split across ranks.
 
@@ -418,6 +420,7 @@ class ReliableTrainer(Trainer):
             batch_size: of HF generate; vLLM takes all prompts at once.
             temperature: None for the rollouts'; 0 means greedy decoding.
             max_tokens: None for the rollouts'.
+            purpose: what the lines of progress call it.
 
         Returns:
             On the main process, completions in the order of the prompts; elsewhere nothing, since nobody reads them.
@@ -428,7 +431,14 @@ class ReliableTrainer(Trainer):
         batch_size = len(mine) if self.use_vllm else batch_size
         is_greedy = (self.args.temperature if temperature is None else temperature) == 0
         seeded = self.vllm_generation.measuring(seed) if self.use_vllm else contextlib.nullcontext()
-        with torch.random.fork_rng(enabled=True), torch.no_grad(), self._sampling(temperature, max_tokens), seeded:
+        longest = max_tokens or self.args.max_completion_length
+        with (
+            reporting(f"{purpose} after step {self.state.global_step}", len(mine), longest),
+            torch.random.fork_rng(enabled=True),
+            torch.no_grad(),
+            self._sampling(temperature, max_tokens),
+            seeded,
+        ):
             torch.manual_seed(seed + rank)
             completions = self._sample_in_batches(mine, max(batch_size, 1), is_greedy)
         gathered = gather_on_main([completions])  # one list per rank

@@ -216,9 +216,9 @@ class Servers:
         servers = [self.each[i * count // len(prompts)] for i in range(len(prompts))]  # a group stays together
         with ThreadPoolExecutor(min(len(prompts), MOST_REQUESTS)) as pool:
             found = []
-            for row in pool.map(lambda *row: row[0].complete(*row[1:], settings), servers, prompts, seeds):
-                advance(len(row["completion_ids"][0]), finished=1)
-                found.append(row)
+            for answer in pool.map(lambda *row: row[0].complete(*row[1:], settings), servers, prompts, seeds):
+                advance(len(answer["completion_ids"][0]), finished=1)
+                found.append(answer)
         keys = ("completion_ids", "logprobs", "logprob_token_ids")
         return [None if found[0][key] is None else [row[key][0] for row in found] for key in keys]
 

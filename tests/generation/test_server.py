@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 
 from tests.expert_iteration.test_trainer import made as expert_iteration
 from tests.expert_iteration.test_trainer import steps_of
+from tests.generation.test_sampling import ARRIVES, OF_VLLM, arrive
 from tests.generation.test_vllm import disagreement, save_model, shake
 from tests.grpo.test_distributed import by_accelerate, on_two_ranks
 from tests.recipes.test_grpo import TINY_RUN, rows
@@ -48,7 +49,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Vllm
         found = {}
         for name in ("tied", "untied", "other"):
             model = save_model(folder / name, tied=name != "untied")
-            found[name] = stack.enter_context(serving(model))
+            more = ()
+            if name == "other":  # what it arrives with is the server's default
+                arrive(model, {**ARRIVES, **OF_VLLM})
+                more = ("--generation-config", "auto")
+            found[name] = stack.enter_context(serving(model, *more))
         yield {name: server.wait() for name, server in found.items()}
 
 
@@ -118,6 +123,14 @@ def test_sft_and_expert_iteration_sample_on_a_server(servers: dict[str, VllmServ
     assert (completion.text, completion.finished, completion.tokens) == ("1 1 stop", True, 3)
     expert_iteration(tmp_path / "ei", **served).train()
     assert steps_of(tmp_path / "ei")[0]["rollouts"] > 0
+
+
+def test_server_takes_no_sampling_field_of_its_model(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    drawn = []
+    for name in ("tied", "other"):
+        trainer = trainer_of(tmp_path / name, servers[name], model=str(servers["tied"].model))
+        drawn.append([trainer.sample(["1 + 1 =", "2 + 3 ="], 2, 3, temperature) for temperature in (0.0, None)])
+    assert drawn[0] == drawn[1]
 
 
 def test_two_servers_take_a_share_of_the_prompts_each(servers: dict[str, VllmServer], tmp_path: Path) -> None:
@@ -237,6 +250,11 @@ def test_server_taking_no_weights_is_refused_with_a_command(
     assert found.backend("cuda") == "nccl"
     with pytest.raises(InputError, match=r"by nccl, which needs GPUs on both sides, .*start it with: VLLM_SERVER_DEV"):
         found.backend("cpu")
+    for own in ({"generation_config": "/a/folder"}, {"override_generation_config": {"max_new_tokens": 3}}):
+        reported["model_config"] = own
+        with pytest.raises(InputError, match=r"--generation-config .*of its own.*start it with: .*-config vllm"):
+            found.backend("cuda")
+    del reported["model_config"]
     reported["weight_transfer_config"] = None
     with pytest.raises(InputError, match=r"without --weight-transfer-config, .*start it with: VLLM_SERVER_DEV"):
         found.backend("cuda")

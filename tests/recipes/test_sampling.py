@@ -22,7 +22,7 @@ from trl_ext.recipes.grpo import GRPO_SETTINGS
 
 RUN: dict[str, Any] = {
     **TINY_RUN, "max_steps": 2, "validate_every": 2, "sampling_max_tokens": 18, "validation_problems": 24,
-    "validation_temperature": 0.0, "disable_tqdm": True, "learning_rate": 3.0e-3, "bf16": False, "seed": 0,
+    "validation_temperature": 0.0, "disable_tqdm": True, "learning_rate": 1.0e-2, "bf16": False, "seed": 0,
 }  # fmt: skip
 COMPARED = ("problems", "accuracy", "outcomes", "mean_tokens", "truncated")
 
@@ -51,7 +51,9 @@ def compared(summary: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def run(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("run")
-    settings = {**RUN, "model_name_or_path": str(policy), "output_dir": str(folder / "run")}
+    (folder / "mine.py").write_text("def mine(completions, **_):\n    return [len(set(c)) / 9 for c in completions]\n")
+    mine = {"reward": f"{folder / 'mine.py'}:mine", "output_dir": str(folder / "run")}
+    settings = {**RUN, "model_name_or_path": str(policy), **mine}
     (folder / "run.yaml").write_text(yaml.safe_dump(settings))
     return folder / "run", run_recipe(*parse(GRPO_SETTINGS, "about", folder / "run.yaml", []))
 

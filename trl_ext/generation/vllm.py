@@ -178,7 +178,8 @@ class ServerEngine(ColocatedEngine):
     """vLLM servers: every rank sends them its own prompts, and the first rank the weights; by NCCL, as TRL does."""
 
     def _init_vllm(self) -> None:
-        self.generation_kwargs = {**OF_SERVERS, **self.generation_kwargs}  # TRL leaves these to the server
+        given: dict[str, Any] = self.generation_kwargs  # type: ignore[has-type]
+        self.generation_kwargs = {**OF_SERVERS, **given}  # TRL leaves these to the server
         urls = urls_of(self.server_base_url, self.server_host, self.server_port)
         self.servers = Servers(urls, self.server_timeout, self.accelerator.device.type, self.group_port)
         tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)

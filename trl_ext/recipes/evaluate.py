@@ -43,7 +43,7 @@ from trl_ext.io import (
     write_text,
 )
 from trl_ext.ranks import run_on_main_and_broadcast
-from trl_ext.recipes.preflight import check_model_folder, tokenizer_and_shape
+from trl_ext.recipes.preflight import check_model_folder, check_vocabulary, tokenizer_and_shape
 from trl_ext.recipes.settings_help import COMMON
 from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
@@ -273,6 +273,7 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: 
     """The problems whose prompts leave room for the longest response, by their place; before the engine loads."""
     try:
         tokenizer, shape = tokenizer_and_shape(model, _base_of(model))
+        check_vocabulary(tokenizer, shape, model)
         context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
         if context is None:
             return set(range(len(problems)))

@@ -110,6 +110,17 @@ KINDS = {
     "tokens_beyond_embeddings": kind(model=partial(answering_model, spare=-1), refused="resize the model's embeddings"),
 }  # fmt: skip
 
+# All of it in one, for engines, which take long to start.
+EVERYTHING = kind(
+    (*TAGS, BOS, TURN, END),
+    f"{BOS} $A",
+    {"bos_token": BOS, "pad_token": None},
+    model=partial(answering_model, response=(*RESPONSE[:2], TURN, RESPONSE[2], 300, RESPONSE[3]), spare=64),
+    prompt=_WITH_BOS,
+    ends=(END, EOS),
+    text=TEXT.replace("5", f"{TURN}5"),
+)
+
 
 def save(folder: Path, chosen: Kind) -> str:
     """Model, tokenizer and prompt template of a kind; returns the folder."""

@@ -52,7 +52,7 @@ from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
 from trl_ext.runs.resume import SettingsKnowledge
-from trl_ext.training.options import check_at_least_1
+from trl_ext.training.options import check_at_least_1, stop_strings
 from trl_ext.training.settings import choose_engine
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class Evaluation(DatasetSettings):
         self.build(GRADERS, self.grader)
         self.refuse_unused_tolerance(self.grader)
         choose_engine(self.use_vllm)
+        self.stop = stop_strings(self.stop)
         self.sampling()
         check_at_least_1(self, "samples", "batch_size")
         fields_of(self.response_fields)

@@ -47,8 +47,9 @@ def test_every_kind_answers_as_the_ordinary_one(name: str) -> None:
             check_vocabulary(tokenizer, model.config, "a/model")
         return
     check_vocabulary(tokenizer, model.config, "a/model")
-    ends = tokenizer.convert_tokens_to_ids(list(kind.ends)) or [tokenizer.eos_token_id]
-    config = GenerationConfig(max_new_tokens=LENGTH, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id or ends[0])
+    ends = eos_ids_of(GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(list(kind.ends))), tokenizer.eos_token_id)
+    pad = tokenizer.pad_token_id or tokenizer.eos_token_id
+    config = GenerationConfig(max_new_tokens=LENGTH, eos_token_id=ends or None, pad_token_id=pad)
     asked = prompt_ids(tokenizer, [format_prompt(kind.prompt, question) for question in ("1 + 1?", "What is it?")])
     last = tokenizer.convert_tokens_to_ids(PROMPT_PARTS[1])
     assert {ids[-1] for ids in asked} == {last}
@@ -135,7 +136,7 @@ def test_sampler_of_a_saved_model_shows_special_tags(tmp_path: Path) -> None:
 # The recipes, from a folder to their figures.
 
 IN_RECIPES = (
-    "tags_special", "bos_added_and_in_prompt", "tag_is_eos", "no_pad", "unknown_id_sampled", "tokens_beyond_embeddings",
+    "tags_special", "bos_added_and_in_prompt", "tag_is_eos", "no_pad", "no_eos", "unknown_id_sampled", "tokens_beyond_embeddings",
 )  # fmt: skip
 
 

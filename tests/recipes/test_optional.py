@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trl_ext.recipes.sft import SFT_SETTINGS
 
 RECIPES = (GRPO_SETTINGS, SFT_SETTINGS, EXPERT_ITERATION_SETTINGS, (Evaluation,), (BestOfN,))
 WORDS = ("none", "None", "null", "[]", "")
+NUMBERS = ("at", "reward_weights")
 IN_YAML: tuple[Any, ...] = (None, [], [""], ["none"], *WORDS)
 
 
@@ -30,48 +32,49 @@ def expected(name: str, shape: Shape) -> Any:
     return None if shape.is_optional else []
 
 
-def by_flag(parser: _Parser, name: str, *words: str) -> Any:
-    return getattr(parser.parse_known_args([f"--{name}", *words])[0], name)
+def by_flags(parser: _Parser, names: Iterable[str], *words: str) -> dict[str, Any]:
+    """Every setting of `names` as it is with these words."""
+    found = parser.parse_known_args([argument for name in names for argument in (f"--{name}", *words)])[0]
+    return {name: getattr(found, name) for name in names}
 
 
-def by_yaml(parser: _Parser, name: str, value: Any) -> Any:
-    before = parser.get_default(name)
-    parser.set_defaults_with_config(**{name: value})
-    try:
-        return getattr(parser.parse_known_args([])[0], name)
-    finally:
-        parser.set_defaults(**{name: before})
+def by_yaml(parser: _Parser, names: Iterable[str], value: Any) -> dict[str, Any]:
+    parser.set_defaults_with_config(**dict.fromkeys(names, value))
+    found = parser.parse_known_args([])[0]
+    return {name: getattr(found, name) for name in names}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe[0].__name__)
 def test_every_setting_is_unset_by_the_same_words(recipe: tuple[type, ...]) -> None:
     parser, shapes = _Parser(recipe, add_help=False), shapes_of(recipe)
-    found = {name for name, shape in shapes.items() if shape.is_optional or shape.is_list}
-    assert {"stop", "model_name_or_path", "vllm_max_model_length"} <= found
-    assert "learning_rate" not in found
-    for name in found:
-        shape, none = shapes[name], expected(name, shapes[name])
-        flags = {word: by_flag(parser, name, word) for word in WORDS}
-        assert flags == dict.fromkeys(WORDS, none), name
-        for value in IN_YAML:
-            if shape.is_list or not isinstance(value, list) or not value:
-                assert by_yaml(parser, name, value) == none, (name, value)
+    none = {name: expected(name, shape) for name, shape in shapes.items() if shape.is_optional or shape.is_list}
+    assert {"stop", "model_name_or_path", "vllm_max_model_length"} <= set(none)
+    assert "temperature" not in none
+    for word in WORDS:
+        assert by_flags(parser, none, word) == none, word
+    for value in IN_YAML:
+        names = [name for name in none if shapes[name].is_list or value in (None, []) or isinstance(value, str)]
+        assert by_yaml(parser, names, value) == {name: none[name] for name in names}, value
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe[0].__name__)
 def test_a_list_has_none_or_values(recipe: tuple[type, ...]) -> None:
-    parser, shapes = _Parser(recipe, add_help=False), shapes_of(recipe)
-    for name in (name for name, shape in shapes.items() if shape.is_list):
-        value, text = (2, "2") if name in ("at", "reward_weights") else ("</answer>", "</answer>")
-        assert by_flag(parser, name, text) == by_yaml(parser, name, value) == by_yaml(parser, name, [value]) == [value]
-        for other in WORDS:
-            with pytest.raises(ValueError, match=f"{name}: .* next to other values"):
-                by_flag(parser, name, text, other)
-            with pytest.raises(ValueError, match=f"{name}: .* next to other values"):
-                by_yaml(parser, name, [value, other])
+    parser = _Parser(recipe, add_help=False)
+    lists = [name for name, shape in shapes_of(recipe).items() if shape.is_list]
+    assert by_flags(parser, lists, "2") == {name: [2 if name in NUMBERS else "2"] for name in lists}
+    for value in (2, [2]):
+        assert by_yaml(parser, lists, value) == dict.fromkeys(lists, [2])
+    for name in lists:
+        with pytest.raises(ValueError, match=f"{name}: .* next to other values"):
+            by_flags(parser, [name], "2", "none")
+    for word in WORDS:
+        with pytest.raises(ValueError, match="next to other values"):
+            by_flags(parser, ["stop"], word, "</answer>")
+        with pytest.raises(ValueError, match="next to other values"):
+            by_yaml(parser, ["stop"], ["</answer>", word])
     for name in ("seed", "use_vllm"):
         with pytest.raises(ValueError, match=f"{name}: null: this setting needs a value"):
-            by_yaml(parser, name, None)
+            by_yaml(parser, [name], None)
 
 
 def test_stop_can_be_unset_on_the_command_line(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ KINDS = {
     "bos_is_eos": kind(adds=f"{EOS} $A", named={"bos_token": EOS}),
     "no_pad": kind(named={"pad_token": None}),
     "pad_is_eos": kind(named={"pad_token": EOS}),
+    "no_eos": kind(named={"eos_token": None}),
     "several_ends": kind((END,), ends=(END, EOS)),
     "plain_token_ends": kind(ends=(TAGS[2], EOS)),
     "tag_ends": kind(TAGS, ends=(TAGS[2], EOS)),

@@ -120,6 +120,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         with engine_settings(config):
             super().__init__(**given)
         show_rewards_in_notebook(self)
+        if None in self.eos_token_ids:  # TRL's for a tokenizer without EOS
+            self.eos_token_ids = [token for token in self.eos_token_ids if token is not None]
+            if not self.use_vllm:
+                self.generation_config.eos_token_id = self.eos_token_ids or None
+                self.generation_kwargs["eos_token_id"] = self.eos_token_ids or None
         self.served = self.use_vllm and config.vllm_mode == "server"
         if self.use_vllm:
             self.vllm_generation.seed_requests(config.seed, self.place_in_run)

@@ -158,7 +158,7 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
             "top_p": 1.0,  # and not what the model's own generation config has
             "repetition_penalty": 1.0,
             "pad_token_id": self._tokenizer.pad_token_id,
-            "eos_token_id": self.eos_token_ids,
+            "eos_token_id": self.eos_token_ids or None,
             **sampling_kwargs(config),
         }
         if self.use_vllm:

@@ -6,7 +6,7 @@ Letters: B rows, S prompt and output tokens minus one, V vocabulary. A mask is 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -283,7 +283,9 @@ def _generate(
     )
     with torch.no_grad():
         ids = model.generate(given, attention_mask=mask, tokenizer=tokenizer, **arguments)
-        responses = completion_texts(tokenizer, ids[:, given.shape[1] :].tolist(), _ends(model, arguments))
+        config = arguments.get("generation_config", model.generation_config)
+        ends = _as_list(arguments.get("eos_token_id", config.eos_token_id))
+        responses = completion_texts(tokenizer, ids[:, given.shape[1] :].tolist(), ends)
         batch = tokenize_prompt_and_output(prompts, responses, tokenizer)
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         scored = get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)
@@ -295,11 +297,9 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
 
 
-def _ends(model: Any, arguments: Mapping[str, Any]) -> list[int]:
-    """The tokens at which `generate` ends a row."""
-    config = arguments.get("generation_config", model.generation_config)
-    found = arguments.get("eos_token_id", config.eos_token_id)
-    return list(found) if isinstance(found, (list, tuple)) else [] if found is None else [found]
+def _as_list(eos: int | Sequence[int] | None) -> list[int]:
+    """The end tokens of a generation config, which may be one, several or none."""
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
 def _mean(values: Sequence[float]) -> float:

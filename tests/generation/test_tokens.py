@@ -13,8 +13,9 @@ from tests.recipes.test_evaluate import samples, settings
 from tests.recipes.test_grpo import TINY_RUN, write_splits
 from tests.recipes.test_sft_and_pipeline import SMALL_SFT
 from tests.support.recipe import run_recipe
+from tests.support.tiny import fraction_of_ones, make_trainer
 from tests.support.tokenizers import BOS, EVERYTHING, KINDS, TEXT, TURN, Kind, answering_model, save, tokenizer_of
-from trl_ext import ExtGRPOConfig
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import InputError
 from trl_ext.functional import log_generations, tokenize_prompt_and_output
 from trl_ext.generation.completion import Sampling
@@ -47,7 +48,9 @@ def test_every_kind_answers_as_the_ordinary_one(name: str) -> None:
             check_vocabulary(tokenizer, model.config, "a/model")
         return
     check_vocabulary(tokenizer, model.config, "a/model")
-    ends = eos_ids_of(GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(list(kind.ends))), tokenizer.eos_token_id)
+    ends = eos_ids_of(
+        GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(list(kind.ends))), tokenizer.eos_token_id
+    )
     pad = tokenizer.pad_token_id or tokenizer.eos_token_id
     config = GenerationConfig(max_new_tokens=LENGTH, eos_token_id=ends or None, pad_token_id=pad)
     asked = prompt_ids(tokenizer, [format_prompt(kind.prompt, question) for question in ("1 + 1?", "What is it?")])
@@ -114,7 +117,9 @@ def test_functions_of_the_handout_take_every_kind() -> None:
     assert tokenize_prompt_and_output(["a", "ab"], ["c", "c"], nothing_to_pad_with)["input_ids"].shape == (2, 2)
     prompts = ["".join((PROMPT_PARTS[0], question, PROMPT_PARTS[1])) for question in ("1 + 1?", "2?")]
     model, sampling = answering_model(bos), {"max_new_tokens": LENGTH, "stop_strings": STOP, "do_sample": False}
-    logged, _ = log_generations(prompts, None, ["5"] * 2, r1_zero_reward_fn, model=model, tokenizer=bos, sampling=sampling)
+    logged, _ = log_generations(
+        prompts, None, ["5"] * 2, r1_zero_reward_fn, model=model, tokenizer=bos, sampling=sampling
+    )
     assert [(row["response"], row["length"], row["reward"]) for row in logged] == [(TEXT, 4, 1.0)] * 2
 
 
@@ -131,6 +136,17 @@ def test_sampler_of_a_saved_model_shows_special_tags(tmp_path: Path) -> None:
     sampler = HFSampler(save(tmp_path, KINDS["tags_special"]), Sampling(max_tokens=LENGTH), 2)
     found = sampler([format_prompt(Kind.prompt, "1 + 1?")] * 3, [0, 1, 2])
     assert [(one.text, one.tokens, one.finished) for one in found] == [(TEXT, 4, True)] * 3
+
+
+@pytest.mark.parametrize("stop", [STOP, None], ids=["with_stop", "as_in_trl"])
+def test_rewards_of_a_program_see_special_tokens(stop: list[str] | None, tmp_path: Path) -> None:
+    kind = KINDS["other_special_token"]
+    tokenizer = kind.tokenizer()
+    given = {"model": kind.model(tokenizer), "processing_class": tokenizer, "stop": stop}
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, **given)
+    texts = trainer._generate([format_prompt(kind.prompt, "1 + 1?")] * 4)[3]
+    assert [text.count(TURN) for text in texts] == [1 if stop else 0] * 4  # TRL's semantics at its own settings
+    assert [text.startswith(kind.text) for text in texts] == [bool(stop)] * 4
 
 
 # The recipes, from a folder to their figures.
@@ -220,4 +236,6 @@ def test_vllm_takes_every_kind(tmp_path: Path) -> None:
     folder = evaluated(tmp_path, model, dtype="float32", **vllm)
     check_samples(folder, EVERYTHING)
     assert {row["tokens"] for row in samples(folder)} == {6}
-    check_rollouts(trained_by_grpo(tmp_path, model, vllm_dtype="float32", vllm_gpu_memory_utilization=0.1, **vllm), EVERYTHING)
+    check_rollouts(
+        trained_by_grpo(tmp_path, model, vllm_dtype="float32", vllm_gpu_memory_utilization=0.1, **vllm), EVERYTHING
+    )

@@ -22,7 +22,7 @@ from trl_ext.generation.vllm_start import device_settings, starting_vllm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-    from vllm import CompletionOutput, LLM, SamplingParams
+    from vllm import LLM, CompletionOutput, SamplingParams
 
 Sampler = Callable[[Sequence[str], Sequence[int]], list[Completion]]
 

@@ -1,4 +1,4 @@
-"""Prompts to token ids, and the ids of completions to texts: one rule of each for every kind of tokenizer and engine."""
+"""Prompts to token ids, and ids of completions to texts: one rule of each for every kind of tokenizer and engine."""
 
 from __future__ import annotations
 

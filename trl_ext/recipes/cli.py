@@ -69,11 +69,11 @@ class _Parser(TrlParser):
                 hint = f" Did you mean {nearest}?" if nearest else ""
                 raise ValueError(f"unknown setting {name}{where}.{hint} --help all lists every one")
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         if value is not None:  # none of the choices is a word for none
             super()._check_value(action, value)
 
-    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+    def parse_known_args(self, *args: object, **kwargs: object) -> Any:
         """As argparse's, with None and empty lists where the words for them are given."""
         namespace, rest = super().parse_known_args(*args, **kwargs)
         resolve_none(namespace, self._shapes)

@@ -32,7 +32,7 @@ def shapes_of(settings: Iterable[type]) -> dict[str, Shape]:
     return {name: _shape_of(hints[name], default) for name, default in defaults.items()}
 
 
-def _shape_of(hint: Any, default: object) -> Shape:
+def _shape_of(hint: object, default: object) -> Shape:
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     others = [member for member in members if member is not type(None)]
     is_list = all(get_origin(member) is list or member is list for member in others)
@@ -86,12 +86,12 @@ def resolve_none(settings: argparse.Namespace, shapes: Mapping[str, Shape]) -> N
             setattr(settings, name, None if is_none(value) else value)
 
 
-def _resolved_list(name: str, value: Any, shape: Shape) -> list[Any] | None:
-    values = list_of(name, value)
+def _resolved_list(name: str, value: object, shape: Shape) -> list[Any] | None:
+    values = _list_of(name, value)
     return None if not values and shape.is_optional else values
 
 
-def list_of(name: str, value: Any) -> list[Any]:
+def _list_of(name: str, value: object) -> list[Any]:
     """The values of a list setting, which may be a single one."""
     values = value if isinstance(value, (list, tuple)) else [value]
     none = [member for member in values if is_none(member)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import sequence_mean
@@ -20,6 +21,7 @@ from trl_ext.algorithms.masking import masked_sum
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import LOSS_TYPES, PRESETS
 from trl_ext.algorithms.types import LossInputs, StepTotals, TokenLoss
+from trl_ext.generation.tokens import completion_texts, prompt_ids
 from trl_ext.registry import unknown
 
 if TYPE_CHECKING:
@@ -41,10 +43,10 @@ def tokenize_prompt_and_output(
     """
     if len(prompt_strs) != len(output_strs) or not prompt_strs:
         raise ValueError(f"got {len(prompt_strs)} prompts and {len(output_strs)} outputs; need as many, and some")
-    prompts = [tokenizer(text)["input_ids"] for text in prompt_strs]
+    prompts = prompt_ids(tokenizer, prompt_strs)
     outputs = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in output_strs]
     width = max(len(p) + len(o) for p, o in zip(prompts, outputs, strict=True))
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    pad = _pad_id(tokenizer)
     ids = torch.full((len(prompts), width), pad, dtype=torch.long)
     is_output = torch.zeros((len(prompts), width), dtype=torch.bool)
     for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
@@ -239,8 +241,10 @@ def log_generations(
         of all, of correct and of incorrect responses, the accuracy, and the three rewards.
     """
     if responses is None and tokenizer is None:
-        outputs = [output.outputs[0] for output in model.generate(list(prompts), sampling, use_tqdm=False)]
-        responses, response_lengths = [o.text for o in outputs], [len(o.token_ids) for o in outputs]
+        from trl_ext.generation.samplers import vllm_sample
+
+        outputs = vllm_sample(model, prompts, sampling or model.get_default_sampling_params())
+        responses, response_lengths = [o.text for o in outputs], [o.tokens for o in outputs]
     elif responses is None:
         responses, token_entropy, response_mask = _generate(prompts, model, tokenizer, sampling or {})
     if response_mask is not None:
@@ -279,17 +283,34 @@ def _generate(
     fields = {name: value for name, value in arguments.items() if hasattr(model.generation_config, name)}
     others = {name: value for name, value in arguments.items() if name not in fields}
     config = sampling_config(model.generation_config, fields)
-    given = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left").to(model.device)
+    rows = [torch.tensor(ids) for ids in prompt_ids(tokenizer, prompts)]
+    given, mask = (
+        pad_sequence(padded, batch_first=True, padding_value=value, padding_side="left").to(model.device)
+        for padded, value in ((rows, _pad_id(tokenizer)), ([torch.ones_like(row) for row in rows], 0))
+    )
     with torch.no_grad():
         with overridden(
             without_adapter(model), {"generation_config": config}
         ):  # of which `generate` fills what is None
-            ids = model.generate(**given, tokenizer=tokenizer, **{"generation_config": config, **others})
-        responses = tokenizer.batch_decode(ids[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
+            more = {"tokenizer": tokenizer, "generation_config": config, **others}
+            ids = model.generate(given, attention_mask=mask, **more)
+        responses = completion_texts(
+            tokenizer, ids[:, given.shape[1] :].tolist(), _as_list(others.get("generation_config", config).eos_token_id)
+        )
         batch = tokenize_prompt_and_output(prompts, responses, tokenizer)
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         scored = get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)
     return responses, scored["token_entropy"], batch["response_mask"]
+
+
+def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that fills rows, which a mask covers: pad, or EOS, or any."""
+    return next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+
+
+def _as_list(eos: int | Sequence[int] | None) -> list[int]:
+    """The end tokens of a generation config, which may be one, several or none."""
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -186,7 +186,8 @@ def vllm_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str,
 def test_both_engines_get_the_same_sampling_settings(vllm_arguments: dict[str, Any], tmp_path: Path) -> None:
     hf = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, **SETTINGS)
     extra = vllm_arguments["generation_kwargs"]
-    assert extra == {"stop": STOP, "include_stop_str_in_output": True, "min_tokens": 4}
+    of_stop = {"stop": STOP, "include_stop_str_in_output": True}
+    assert extra == {**of_stop, "skip_special_tokens": False, "spaces_between_special_tokens": False, "min_tokens": 4}
     assert hf.args.stop == STOP  # hf_generate takes it from there
     assert hf.args.generation_kwargs == {"min_new_tokens": hf.generation_config.min_new_tokens} == {"min_new_tokens": 4}
     assert vllm_arguments["max_completion_length"] == hf.generation_config.max_new_tokens == 9

@@ -35,6 +35,8 @@ OVERRIDDEN = {
     "training_step": "model, inputs, num_items_in_batch",
     "_prepare_inputs": "generation_batch",
     "_generate_and_score_completions": "inputs",
+    "_generate": "prompts",
+    "_tokenize_prompts": "prompts",
     "_generate_single_turn": "prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False",
     "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",
     "_compute_loss": "model, inputs",
@@ -59,7 +61,7 @@ WRITTEN_BY_TRAINER = {
     "_save_checkpoint": ["self._get_output_dir(trial=trial)", "TRAINER_STATE_NAME", "output_dir=run_dir,"],
 }
 PASSED_ON = {"_generate_single_turn"}  # everything but the first argument unseen
-CALLED = {"_tokenize_prompts": "prompts", "log": "logs, start_time=None"}
+CALLED = {"log": "logs, start_time=None"}
 CALLED_BY_KEYWORD = {
     GRPOTrainer._get_per_token_logps_and_entropies: {
         "positional": ("model", "input_ids", "attention_mask", "logits_to_keep"),
@@ -76,6 +78,8 @@ WRITTEN = {
     "_generate": [
         "completions/clipped_ratio",
         *(f"completions/{name}_terminated_length" for name in ("mean", "min", "max")),
+        "return prompt_ids, completion_ids, tool_mask, completions, logprobs, ",
+        'completions = [[{"role": "assistant", "content": content}] for content in contents]',
     ],
     "_prepare_inputs": [
         "_buffered_inputs[self._step % self.args.steps_per_generation]",

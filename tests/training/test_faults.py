@@ -205,7 +205,7 @@ def test_limits_that_make_no_sense_are_refused(settings: dict[str, Any], words: 
 def test_a_tokenizer_that_is_not_the_models_is_refused() -> None:
     shape, tokenizer = tiny_model().config, tiny_tokenizer()
     with pytest.raises(
-        ValueError, match=r"token id 18 is outside the model's vocabulary \(size 18\): tokenizer and model"
+        ValueError, match=r"token id 18 \('abcdef'\) is outside the model's vocabulary \(size 18\): tokenizer and model"
     ):
         check_tokenizer(tokenizer, shape, "a/model", None)
     shape.vocab_size = 19

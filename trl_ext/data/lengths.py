@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trl_ext.data.source import Source
+from trl_ext.generation.tokens import prompt_ids
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -53,7 +54,7 @@ def rows_that_fit(
 
 def too_long(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: Room) -> dict[int, int]:
     """By the number of each prompt that does not fit, how many tokens it is too long."""
-    found = tokenizer(text=list(prompts), verbose=False)["input_ids"] if len(prompts) else []
+    found = prompt_ids(tokenizer, prompts)
     over = {number: len(ids) + room.response - room.context for number, ids in enumerate(found)}
     return {number: tokens for number, tokens in over.items() if tokens > 0}
 

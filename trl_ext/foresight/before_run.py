@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from trl_ext.foresight.shape import Launch, Lengths, RunShape, UnforeseenError, shape_of, zero_stage
+from trl_ext.generation.tokens import prompt_ids
 from trl_ext.io import print_line
 
 if TYPE_CHECKING:
@@ -130,7 +131,6 @@ def launch_of_process(config: TrainingArguments) -> Launch:
 
 
 def _of_rows(data: Any, config: TrainingArguments, tokenizer: PreTrainedTokenizerBase) -> Lengths:
-    prompts = tokenizer(text=list(data.train["prompt"]), verbose=False)["input_ids"]
-    lengths = [len(ids) for ids in prompts]
+    lengths = [len(ids) for ids in prompt_ids(tokenizer, data.train["prompt"])]
     most = config.max_completion_length
     return Lengths(fmean(lengths), max(lengths), most / 2, most)

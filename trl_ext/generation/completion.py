@@ -41,6 +41,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.max_tokens < 1 or self.min_tokens < 0:
             raise ValueError(f"needed: temperature >= 0, 0 < top_p <= 1, max_tokens >= 1, min_tokens >= 0; got {self}")
+        if not all(self.stop):
+            raise ValueError("stop has an empty string, at which every response would end; leave it out")
 
 
 def entropy_estimates(

@@ -191,7 +191,7 @@ def cut_completion(
         return ids
 
     def reached(tokens: int) -> int:
-        return len(tokenizer.decode(ids[:tokens], skip_special_tokens=True))
+        return len(tokenizer.decode(ids[:tokens]))
 
     return ids[: bisect_left(range(len(ids)), stops_at, lo=minimum + 1, key=reached)]  # the shortest that reaches it
 
@@ -199,9 +199,9 @@ def cut_completion(
 def first_stop(
     ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] | None, minimum: int = 0
 ) -> int | None:
-    """Where in the decoded text the first stop string ends that is completed after `minimum` tokens, or None."""
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    passed = len(tokenizer.decode(ids[:minimum], skip_special_tokens=True)) if minimum else 0
+    """Where in the text of all tokens, special ones too, the first stop string ends after `minimum` tokens, or None."""
+    text = tokenizer.decode(ids)
+    passed = len(tokenizer.decode(ids[:minimum])) if minimum else 0
     starts = ((text.find(s, max(0, passed - len(s) + 1)), len(s)) for s in stop or ())
     return min((start + length for start, length in starts if start >= 0), default=None)
 
@@ -222,6 +222,6 @@ def is_finished(
     longest = max(len(string.encode()) for string in stop or [""])  # in tokens, which have a byte of it at least
     for i, ids in enumerate(completion_ids):
         if stop and len(ids) > minimum and not finished[i]:
-            text, before = (tokenizer.decode(ids[-longest - 1 : end], skip_special_tokens=True) for end in (None, -1))
+            text, before = (tokenizer.decode(ids[-longest - 1 : end]) for end in (None, -1))
             finished[i] = any(text.rfind(string) > before.rfind(string) for string in stop)
     return finished

@@ -8,6 +8,9 @@ from typing import Any
 
 from torch import nn
 
+# vLLM looks for stop strings in its own text, without special tokens unless it is told so.
+VLLM_SEES_SPECIAL_TOKENS = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+
 
 @contextlib.contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
@@ -37,7 +40,7 @@ def sampling_kwargs(config: Any) -> dict[str, Any]:
     """`stop` and `sampling_min_tokens` in the words of the engine that generates."""
     kwargs = dict(getattr(config, "generation_kwargs", None) or {})
     if config.use_vllm and config.stop:
-        kwargs |= {"stop": config.stop, "include_stop_str_in_output": True}
+        kwargs |= {"stop": config.stop, "include_stop_str_in_output": True, **VLLM_SEES_SPECIAL_TOKENS}
     if config.sampling_min_tokens:
         kwargs["min_tokens" if config.use_vllm else "min_new_tokens"] = config.sampling_min_tokens
     return kwargs

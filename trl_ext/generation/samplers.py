@@ -16,12 +16,15 @@ from accelerate import PartialState
 
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
 from trl_ext.generation.hf import TokenLogProbs, eos_ids_of, hf_generate, is_finished
+from trl_ext.generation.policy import VLLM_SEES_SPECIAL_TOKENS
 from trl_ext.generation.progress import counting_steps
 from trl_ext.generation.sampling import sampling_config, shown
+from trl_ext.generation.tokens import completion_texts, prompt_ids
 from trl_ext.generation.vllm_start import device_settings, starting_vllm
 
 if TYPE_CHECKING:
-    from vllm import LLM, SamplingParams
+    from transformers import PreTrainedTokenizerBase
+    from vllm import LLM, CompletionOutput, SamplingParams
 
 # Of vLLM's `SamplingParams`: what decides which tokens are drawn.
 SHOWN = (
@@ -80,12 +83,11 @@ class HFSampler:
         return found
 
     def _batch(self, prompts: Sequence[str]) -> list[Completion]:
-        prompt_ids = self.tokenizer(text=list(prompts))["input_ids"]
         logps = TokenLogProbs(len(prompts))
         stop = list(self.sampling.stop)
-        rows = hf_generate(self.model, self.tokenizer, prompt_ids, self.config, stop, logps)
+        rows = hf_generate(self.model, self.tokenizer, prompt_ids(self.tokenizer, prompts), self.config, stop, logps)
         finished = is_finished(rows, self.tokenizer, eos_ids_of(self.config), stop, self.sampling.min_tokens).tolist()
-        texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        texts = completion_texts(self.tokenizer, rows, eos_ids_of(self.config))
         return [
             _completion(text, len(ids), ended, sum(row[: len(ids)]), self.sampling)
             for text, ids, ended, row in zip(texts, rows, finished, logps.rows(), strict=True)
@@ -121,17 +123,38 @@ def vllm_params(sampling: Sampling, seed: int) -> SamplingParams:
     from vllm import SamplingParams
 
     settings = dataclasses.asdict(sampling) | {"stop": list(sampling.stop), "seed": seed}
-    return SamplingParams(**settings, include_stop_str_in_output=True, logprobs=0)
+    return SamplingParams(**settings, include_stop_str_in_output=True, logprobs=0, **VLLM_SEES_SPECIAL_TOKENS)
 
 
 def vllm_sample(llm: LLM, prompts: Sequence[str], params: SamplingParams | list[SamplingParams]) -> list[Completion]:
-    """One completion per prompt."""
-    outputs = [request.outputs[0] for request in llm.generate(list(prompts), params, use_tqdm=False)]
-    each = params if isinstance(params, list) else [params] * len(outputs)
+    """One completion per prompt; its text has the special tokens that are text, whatever `params` say of those."""
+    tokenizer = llm.get_tokenizer()
+    shown = list(map(_seeing_special_tokens, params if isinstance(params, list) else [params]))
+    each = shown if isinstance(params, list) else shown * len(prompts)
+    asked: list[Any] = [{"prompt_token_ids": ids} for ids in prompt_ids(tokenizer, prompts)]
+    outputs = [request.outputs[0] for request in llm.generate(asked, each, use_tqdm=False)]
     return [
-        _completion(o.text, len(o.token_ids), o.finish_reason == "stop", o.cumulative_logprob, settings)
-        for o, settings in zip(outputs, each, strict=True)
+        _completion(_text(o, tokenizer, own), len(o.token_ids), o.finish_reason == "stop", o.cumulative_logprob, own)
+        for o, own in zip(outputs, each, strict=True)
     ]
+
+
+def _seeing_special_tokens(params: SamplingParams) -> SamplingParams:
+    params = params.clone()
+    for name, value in VLLM_SEES_SPECIAL_TOKENS.items():
+        setattr(params, name, value)
+    return params
+
+
+def _text(output: CompletionOutput, tokenizer: PreTrainedTokenizerBase, params: SamplingParams) -> str:
+    """The text of a completion, up to the stop string that ended it, which the last token may go beyond."""
+    ids, stop, includes_end = list(output.token_ids), output.stop_reason, params.include_stop_str_in_output
+    by_token = output.finish_reason == "stop" and not isinstance(stop, str)
+    (text,) = completion_texts(tokenizer, [ids[:-1] if by_token and not includes_end else ids], ids[-1:] * by_token)
+    if isinstance(stop, str) and stop in text:
+        end = text.rindex(stop)
+        return text[: end + len(stop) if includes_end else end]
+    return text
 
 
 def _completion(

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from trl_ext.algorithms.advantages import ADVANTAGES, for_training
 from trl_ext.algorithms.selection import SELECTIONS
+from trl_ext.generation.tokens import completion_texts, special_ids_with_text
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.training.state import to_plain
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,32 @@ class Rollout:
         for row, rewards, reward in zip(rows, self.own(self.rewards), self.own(self.reward), strict=True):
             row["rewards"] = dict(zip(reward_names, rewards.tolist(), strict=True))
             row["reward"] = reward.item()
+
+
+def with_special_tokens(
+    completions: Sequence[Any],
+    completion_ids: Sequence[Sequence[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    eos_ids: Sequence[int],
+    tags_only: bool,
+) -> list[Any]:
+    """Completions as TRL decodes them, but with the special tokens that are text; what it has parsed stays as it is.
+
+    Args:
+        completions: texts, or messages, of which one that has nothing but a text is the decoded completion.
+        tags_only: leave a completion to TRL unless it has a tag of the answer format among its special tokens.
+    """
+    found, shown = list(completions), special_ids_with_text(tokenizer, eos_ids, tags_only)
+    are_parsed = any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema"))
+    for row, (completion, ids) in enumerate(zip(completions, completion_ids, strict=True)):
+        if shown.isdisjoint(ids):
+            continue
+        (text,) = completion_texts(tokenizer, [ids], eos_ids)
+        if isinstance(completion, str):
+            found[row] = text
+        elif not are_parsed and len(completion) == 1 and set(completion[0]) == {"role", "content"}:
+            found[row] = [{**completion[0], "content": text}]
+    return found
 
 
 def log_rows(

@@ -5,7 +5,9 @@
         training_step          ours, TRL's, HF's      a micro-batch of the step's plan (StepPlanner)
           _prepare_inputs      ours, TRL's            every few steps a rollout; passes a planned micro-batch through
             _generate_and_score_completions  ours, TRL's   problems (Curriculum), then ours: masks and advantages
-              _generate_single_turn  ours, TRL's      HF generate with stop strings
+              _generate        ours, TRL's            completions as texts, with special tokens that are text
+                _tokenize_prompts  ours, TRL's        prompts without a second BOS
+                _generate_single_turn  ours, TRL's    HF generate with stop strings
               _calculate_rewards  ours, TRL's         rewards checked on all ranks: the Rollout, rows for the log
           _compute_loss        ours                   LossInputs and StepTotals to the Objective
 
@@ -49,6 +51,7 @@ from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.progress import reporting
+from trl_ext.generation.tokens import to_be_continued
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.batching import Batch, as_wide_as, has_gradient, loss_mask, numbers_of_sequences
 from trl_ext.grpo.config import ExtGRPOConfig
@@ -56,7 +59,7 @@ from trl_ext.grpo.curriculum import Curriculum
 from trl_ext.grpo.dynamic_sampling import Try, sample_until_full
 from trl_ext.grpo.metrics import StepCounts, StepMetrics, tokens_of_step
 from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
-from trl_ext.grpo.rollout import Rollout, log_rows, sample_metrics
+from trl_ext.grpo.rollout import Rollout, log_rows, sample_metrics, with_special_tokens
 from trl_ext.grpo.step_planner import StepPlanner, planned_log_probs, restored_rollout, savings
 from trl_ext.grpo.without_effect import chosen_without_effect
 from trl_ext.rewards.guard import Guard, RewardError, guarded
@@ -118,6 +121,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         with engine_settings(config):
             super().__init__(**given)
         show_rewards_in_notebook(self)
+        if None in self.eos_token_ids:  # TRL's for a tokenizer without EOS
+            self.eos_token_ids = [token for token in self.eos_token_ids if token is not None]
+            if not self.use_vllm:
+                self.generation_config.eos_token_id = self.eos_token_ids or None
+                self.generation_kwargs["eos_token_id"] = self.eos_token_ids or None
         self.served = self.use_vllm and config.vllm_mode == "server"
         if self.use_vllm:
             self.vllm_generation.seed_requests(config.seed, self.place_in_run)
@@ -328,6 +336,20 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def _ignores_zero_advantage_rows(self) -> bool:
         """Whether rows with advantage 0 have no gradient."""
         return self._objective.ignores_zero_advantage_rows() if self.args.uses_axes else self.beta == 0
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        prompt_ids, completion_ids, tool_mask, completions, *others = super()._generate(prompts)
+        is_stock = not (self.args.uses_axes or self.args.stop)
+        completions = with_special_tokens(
+            completions, completion_ids, self._tokenizer, self.eos_token_ids, tags_only=is_stock
+        )
+        return prompt_ids, completion_ids, tool_mask, completions, *others
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
+        prompt_ids, *others = super()._tokenize_prompts(prompts)
+        if isinstance(prompts[0], str):
+            prompt_ids = to_be_continued(self._tokenizer, prompts, prompt_ids)
+        return prompt_ids, *others
 
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], *args: object, **kwargs: object

@@ -32,6 +32,7 @@ from trl_ext.hosts.group import join, learn_hosts, leave_at_exit
 from trl_ext.hosts.launch import check_launch
 from trl_ext.hosts.lost import explain
 from trl_ext.io import read_json, read_yaml, write_json
+from trl_ext.recipes.optional import is_none, refuse_null, resolve_none, shapes_of, take_words_for_none
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
 from trl_ext.redaction import masked_names, redact, redact_text
@@ -48,6 +49,8 @@ class _Parser(TrlParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
+        self._shapes = shapes_of(self.dataclass_types)
+        take_words_for_none(self, self._shapes)
         # argparse knows -0.1 as a number and takes -1e-5 for a flag
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
 
@@ -66,9 +69,22 @@ class _Parser(TrlParser):
                 hint = f" Did you mean {nearest}?" if nearest else ""
                 raise ValueError(f"unknown setting {name}{where}.{hint} --help all lists every one")
 
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if value is not None:  # none of the choices is a word for none
+            super()._check_value(action, value)
+
+    def parse_known_args(self, *args: object, **kwargs: object) -> Any:
+        """As argparse's, with None and empty lists where the words for them are given."""
+        namespace, rest = super().parse_known_args(*args, **kwargs)
+        resolve_none(namespace, self._shapes)
+        self.has_folder = not is_none(getattr(namespace, "output_dir", None))
+        return namespace, rest
+
     def set_defaults_with_config(self, **settings: Any) -> list[str]:
         """Take a YAML file's settings, renamed ones by their old names too."""
-        return list(super().set_defaults_with_config(**current_names(settings)))
+        settings = current_names(settings)
+        refuse_null(settings, self._shapes)
+        return list(super().set_defaults_with_config(**settings))
 
 
 def parse(
@@ -119,7 +135,7 @@ def read_settings(
     except Exception as error:
         message, own = _message_of(error)
         raise SettingsError(redact_text(message), redact_text(own)) from error
-    if "output_dir" not in given | set(fields):
+    if not parser.has_folder:
         parsed[-1].output_dir = f"runs/{config.stem}"
     return parsed
 

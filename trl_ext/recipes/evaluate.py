@@ -44,7 +44,7 @@ from trl_ext.io import (
     write_text,
 )
 from trl_ext.ranks import run_on_main_and_broadcast
-from trl_ext.recipes.preflight import check_model_folder, tokenizer_and_shape
+from trl_ext.recipes.preflight import check_model_folder, check_vocabulary, tokenizer_and_shape
 from trl_ext.recipes.settings_help import COMMON
 from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
@@ -53,7 +53,7 @@ from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
 from trl_ext.runs.resume import SettingsKnowledge
-from trl_ext.training.options import check_at_least_1
+from trl_ext.training.options import check_at_least_1, stop_strings
 from trl_ext.training.settings import choose_engine
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class Evaluation(DatasetSettings):
         self.build(GRADERS, self.grader)
         self.refuse_unused_tolerance(self.grader)
         choose_engine(self.use_vllm)
+        self.stop = stop_strings(self.stop)
         self.sampling()
         check_at_least_1(self, "samples", "batch_size")
         fields_of(self.response_fields)
@@ -275,6 +276,7 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: 
     """The problems whose prompts leave room for the longest response, by their place; before the engine loads."""
     try:
         tokenizer, shape = tokenizer_and_shape(model, _base_of(model))
+        check_vocabulary(tokenizer, shape, model)
         context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
         if context is None:
             return set(range(len(problems)))

@@ -181,16 +181,24 @@ def note_overlap(data: Data) -> None:
         source.also_in_training = sum(row["prompt"] in trained_on for row in data.validation)
 
 
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, shape: PretrainedConfig, policy: str) -> None:
+    """Refuse, by a `ValueError`, a tokenizer with tokens that the model has no embeddings for."""
+    vocabulary = shape.get_text_config().vocab_size
+    beyond = {token: name for name, token in tokenizer.get_vocab().items() if token >= vocabulary}
+    if beyond:
+        largest = max(beyond)
+        raise ValueError(
+            f"{policy!r}: token id {largest} ({beyond[largest]!r}) is outside the model's vocabulary (size "
+            f"{vocabulary}): tokenizer and model do not match. If tokens were added to the tokenizer, resize the "
+            "model's embeddings (model.resize_token_embeddings) and save both"
+        )
+
+
 def check_tokenizer(
     tokenizer: PreTrainedTokenizerBase, shape: PretrainedConfig, policy: str, stop: Sequence[str] | None
 ) -> None:
     """Refuse what would index outside the embeddings, or never end a completion."""
-    largest, vocabulary = max(tokenizer.get_vocab().values(), default=0), shape.get_text_config().vocab_size
-    if largest >= vocabulary:
-        raise ValueError(
-            f"{policy!r}: token id {largest} is outside the model's vocabulary (size {vocabulary}): tokenizer and "
-            "model do not match"
-        )
+    check_vocabulary(tokenizer, shape, policy)
     if tokenizer.eos_token_id is None and not stop:
         raise ValueError(
             f"{policy!r}: the tokenizer has no EOS token, so no completion would end before "

@@ -24,6 +24,7 @@ from trl_ext.dashboards.progress import show_rewards_in_notebook
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
+from trl_ext.generation.tokens import prompt_ids
 from trl_ext.generation.vllm import ColocatedEngine, ServerEngine
 from trl_ext.registry import defaults_of, unknown
 from trl_ext.training.handout_settings import resolve_train_batch
@@ -180,13 +181,13 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
 
     def completion_ids(self, prompts: list[str]) -> list[list[int]]:
         """One completion of the current policy per prompt."""
-        prompt_ids = self._tokenizer(text=prompts)["input_ids"]
+        ids_of_prompts = prompt_ids(self._tokenizer, prompts)
         if not self.use_vllm:
-            return self._hf_completion_ids(prompt_ids)
+            return self._hf_completion_ids(ids_of_prompts)
         if self._last_loaded_step != self.state.global_step:
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
-        _, ids, logps, _ = self.vllm_generation.generate(prompts=prompt_ids, images=None, num_generations=1)
+        _, ids, logps, _ = self.vllm_generation.generate(prompts=ids_of_prompts, images=None, num_generations=1)
         self.sampled_logps = [[of_token[0] for of_token in row] for row in logps]
         return list(ids)
 
@@ -222,7 +223,7 @@ def tokenized(
 ) -> tuple[list[dict[str, Any]], int]:
     """Rows with `prompt` and `response` -> `input_ids` and `completion_mask`, and how many were too long.
 
-    As in the handout, prompt and response are tokenized separately. An EOS ends each response, so that the model
+    As in the handout, prompt and response are tokenized separately. One EOS ends each response, so that the model
     learns to stop also where no stop string does.
 
     Args:
@@ -232,12 +233,13 @@ def tokenized(
     listed = list(rows)
     if not listed:
         return [], 0
-    prompts = tokenizer(text=[row["prompt"] for row in listed])["input_ids"]
+    prompts = prompt_ids(tokenizer, [row["prompt"] for row in listed])
     responses = tokenizer(text=[row["response"] for row in listed], add_special_tokens=False)["input_ids"]
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    end = tokenizer.eos_token_id
+    ended = [r if end is None or r[-1:] == [end] else [*r, end] for r in responses]
     found = [
-        {"input_ids": [*p, *r, *end], "completion_mask": [0] * len(p) + [1] * (len(r) + len(end))}
-        for p, r in zip(prompts, responses, strict=True)
+        {"input_ids": [*p, *r], "completion_mask": [0] * len(p) + [1] * len(r)}
+        for p, r in zip(prompts, ended, strict=True)
     ]
     kept = [row for row in found if max_length is None or len(row["input_ids"]) <= max_length]
     return kept, len(found) - len(kept)

@@ -17,7 +17,7 @@ from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.hosts.group import join_on_cpu
 from trl_ext.redaction import redact
 from trl_ext.registry import unknown
-from trl_ext.training.options import check_at_least_1
+from trl_ext.training.options import check_at_least_1, stop_strings
 
 # What a colocated engine is made with, and a server is not: TRL's settings; ours are those that `RunSettings` adds.
 _TRLS_ENGINE = (
@@ -143,8 +143,7 @@ class RunSettings:
             raise ValueError(
                 f"max_steps is {config.max_steps}, which trains nothing; use recipes/evaluate.py to evaluate a model"
             )
-        if isinstance(self.stop, str):
-            self.stop = [self.stop]
+        self.stop = stop_strings(self.stop) or None
         if on_cpu_ranks():
             config.use_cpu = True
             join_on_cpu(config.ddp_timeout)

@@ -54,6 +54,7 @@ from trl_ext.generation.sampling import (
     shown,
     without_adapter,
 )
+from trl_ext.generation.tokens import completion_texts
 from trl_ext.io import is_disk_fault
 from trl_ext.ranks import gather_on_main, run_on_main_and_broadcast
 from trl_ext.runs.checkpoints import (
@@ -453,7 +454,7 @@ class ReliableTrainer(Trainer):
             with without_dropout(self.model):
                 ids_of_rows = self.completion_ids([prompts[i] for i in chosen])
             finished = self._is_finished(ids_of_rows)
-            texts = self.processing_class.batch_decode(ids_of_rows, skip_special_tokens=True)
+            texts = completion_texts(self._tokenizer, ids_of_rows, self.eos_token_ids)
             entropies = entropy_estimates(ids_of_rows, None if is_greedy else self.sampled_logps)
             found = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, strict=True)
             for i, text, ids, end, entropy in found:

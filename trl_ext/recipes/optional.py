@@ -1,0 +1,100 @@
+"""Settings that may be unset, and lists: the same words say "none" as a flag and in a YAML file.
+
+`none`, `null`, `[]` and an empty text unset a setting whose type has None, and empty a list, as `null`, `[]` and
+`['']` do in YAML. A list with one of these next to other values is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+_WORDS = ("", "none", "null", "[]")
+NAMED_NONE = ("report_to",)  # `none` is a choice among others
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What the type of a setting allows."""
+
+    is_optional: bool
+    is_list: bool
+
+
+def shapes_of(settings: Iterable[type]) -> dict[str, Shape]:
+    """The shape of every setting of these dataclasses, by its name."""
+    hints = {name: hint for kind in settings for name, hint in get_type_hints(kind).items()}
+    defaults = {field.name: field.default for kind in settings for field in dataclasses.fields(kind) if field.init}
+    return {name: _shape_of(hints[name], default) for name, default in defaults.items()}
+
+
+def _shape_of(hint: object, default: object) -> Shape:
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    others = [member for member in members if member is not type(None)]
+    is_list = all(get_origin(member) is list or member is list for member in others)
+    return Shape(default is None or len(others) < len(members), is_list)
+
+
+def is_none(value: object) -> bool:
+    """Whether a value of a flag or of a YAML file says that the setting has none."""
+    return value is None or value == [] or (isinstance(value, str) and value.strip().lower() in _WORDS)
+
+
+def take_words_for_none(parser: argparse.ArgumentParser, shapes: Mapping[str, Shape]) -> None:
+    """Have the parser's flags take the words, where a number or a boolean is expected too."""
+    for action in parser._actions:
+        shape = shapes.get(action.dest)
+        if shape is not None and (shape.is_optional or shape.is_list) and callable(action.type):
+            action.type = _or_none(action.type)
+
+
+def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    @functools.wraps(convert, updated=())  # argparse's messages have its name
+    def converted(text: str) -> Any:
+        return None if is_none(text) else convert(text)
+
+    return converted
+
+
+def refuse_null(settings: Mapping[str, object], shapes: Mapping[str, Shape]) -> None:
+    """Raise a `ValueError` for a setting of a YAML file that is null and needs a value."""
+    for name, value in settings.items():
+        shape = shapes.get(name)
+        if value is None and shape is not None and not (shape.is_optional or shape.is_list):
+            raise ValueError(f"{name}: null: this setting needs a value; leave it out for its default")
+
+
+def resolve_none(settings: argparse.Namespace, shapes: Mapping[str, Shape]) -> None:
+    """Bring parsed settings, of flags and of a YAML file, to None or an empty list where they say "none".
+
+    Raises:
+        ValueError: a list has "none" next to other values.
+    """
+    for name, shape in shapes.items():
+        value = getattr(settings, name, dataclasses.MISSING)
+        if value is dataclasses.MISSING:
+            continue
+        if shape.is_list:
+            setattr(settings, name, _resolved_list(name, value, shape))
+        elif name in NAMED_NONE:
+            setattr(settings, name, "none" if is_none(value) else value)
+        elif shape.is_optional:
+            setattr(settings, name, None if is_none(value) else value)
+
+
+def _resolved_list(name: str, value: object, shape: Shape) -> list[Any] | None:
+    values = _list_of(name, value)
+    return None if not values and shape.is_optional else values
+
+
+def _list_of(name: str, value: object) -> list[Any]:
+    """The values of a list setting, which may be a single one."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    none = [member for member in values if is_none(member)]
+    if none and len(none) < len(values):
+        raise ValueError(f"{name}: {none[0] or 'an empty text'!r} next to other values: give either none or values")
+    return [] if none else list(values)

@@ -197,7 +197,7 @@ def ce_gppo(
 
 
 @POLICY_LOSSES.register(zero_advantage_is_noop=True)
-def aspo(x: LossInputs, *, eps_low: float = 0.2, eps_high: float = 0.2, dual_clip: float = 3.0) -> TokenLoss:
+def aspo(x: LossInputs, *, eps_low: float = 0.2, eps_high: float = 0.2, dual_clip: float | None = 3.0) -> TokenLoss:
     """`ppo_clip` with the weight 1 / r in place of r where A > 0, so that tokens that lag behind get more of it.
 
     ASPO (arXiv:2510.06062, section 6 and eq. 3): the same tokens lose their gradient as with PPO, and a weight above
@@ -205,7 +205,8 @@ def aspo(x: LossInputs, *, eps_low: float = 0.2, eps_high: float = 0.2, dual_cli
     """
     ratio = torch.exp(x.logp - x.old_logp)
     low, high = (ratio < 1 - eps_low) & (x.advantage < 0), (ratio > 1 + eps_high) & (x.advantage > 0)
-    weight = torch.where(x.advantage > 0, 1 / ratio, ratio).detach().clamp(max=dual_clip)
+    weight = torch.where(x.advantage > 0, 1 / ratio, ratio).detach()
+    weight = weight if dual_clip is None else weight.clamp(max=dual_clip)
     weight = weight * torch.exp(x.logp - x.logp.detach())  # the same number, with the gradient of log pi
     return TokenLoss(-weight.masked_fill(low | high, 0.0) * x.advantage, _clip_metrics(low, high, x.advantage))
 

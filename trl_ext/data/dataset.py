@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from transformers.hf_argparser import HfArg
 
+from trl_ext.compat.given import RecordsGiven
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.data.formats import PUBLISHED, Columns
 from trl_ext.data.lengths import TOO_LONG
@@ -31,7 +32,7 @@ FIRST_ROWS = "the first rows"  # also what records say nothing of, since version
 
 
 @dataclass
-class DatasetSettings:
+class DatasetSettings(RecordsGiven):
     """A dataset's place, columns and prompt; a ValueError for a name or a choice that there is not."""
 
     dataset: str = HfArg(

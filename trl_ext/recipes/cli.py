@@ -67,8 +67,15 @@ class _Parser(TrlParser):
                 raise ValueError(f"unknown setting {name}{where}.{hint} --help all lists every one")
 
     def set_defaults_with_config(self, **settings: Any) -> list[str]:
-        """Take a YAML file's settings, renamed ones by their old names too."""
-        return list(super().set_defaults_with_config(**current_names(settings)))
+        """Take a YAML file's settings, also by an earlier name or by the name that another recipe has for one."""
+        settings, found = current_names(settings), {}
+        for name in settings:
+            option = self._option_string_actions.get(f"--{name}")
+            found.setdefault(name if option is None else option.dest, []).append(name)
+        for names in found.values():
+            if len(names) > 1:
+                raise ValueError(f"{' and '.join(names)} are one setting, and the file has both: leave one out")
+        return list(super().set_defaults_with_config(**{of: settings[name] for of, (name,) in found.items()}))
 
 
 def parse(

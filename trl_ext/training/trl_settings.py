@@ -167,7 +167,7 @@ def _options(config: AxesConfig, table: Mapping[str, Rule], chosen: str, usual: 
 
 def _member(name: str, value: object, config: Any, members: Mapping[Any, Any]) -> Any:
     if value not in members:
-        raise unknown(f"value of {name}", str(value), [str(defaults_of(config)[name]), *members])
+        raise unknown(f"value of {name}", str(value), {str(defaults_of(config)[name]), *members})
     return members[value]
 
 

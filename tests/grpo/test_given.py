@@ -86,8 +86,7 @@ def test_defaults_that_are_given_hold_next_to_every_preset() -> None:
         try:
             found = said_by(config(preset=preset, **{name: DEFAULTS[name]}), wanted or ["policy_loss"])
         except ValueError as error:
-            assert f"{name}={DEFAULTS[name]!r}" in str(error)
-            found = None
+            found = None if f"{name}={DEFAULTS[name]!r}" in str(error) else {"refused": str(error)}
         if found != wanted:
             wrong.append((preset, name, found, wanted))
     assert not wrong
@@ -166,8 +165,8 @@ def test_two_of_three_batch_sizes_are_kept_if_given() -> None:
         more = {"num_generations": 4} if kind is ExtGRPOConfig else {}
         args = kind(**COMMON, **more, train_batch_size=16, gradient_accumulation_steps=1)
         assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (16, 1)
+        sizes = {"train_batch_size": 16, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
         with pytest.raises(ValueError, match="takes 2 accumulation steps, but gradient_accumulation_steps is 1"):
-            sizes = {"train_batch_size": 16, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
             kind(**COMMON, **more, **sizes)
 
 

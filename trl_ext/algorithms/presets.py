@@ -1,6 +1,6 @@
 """The algorithms of the course handout and of the literature, each as one member per axis with its options.
 
-`docs/site/algorithms.yaml` has the paper and the authors' code of each, and says where one differs from them on purpose.
+`docs/site/algorithms.yaml` has the paper and the authors' code of each, and says where one differs on purpose.
 """
 
 from __future__ import annotations

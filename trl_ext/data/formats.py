@@ -68,8 +68,11 @@ def columns_of(first: Row, asked: Mapping[str, str]) -> Columns:
         first: the table's first row.
         asked: fields of `Columns` that settings give; those that they leave out may be recognized.
     """
-    names = {field: name for field, name in asked.items() if field != "answer_source"}
-    for found in FORMATS:
-        if set(found.needed) <= first.keys() and all(getattr(found, field) == name for field, name in names.items()):
-            return replace(found, **asked)
-    return replace(Columns("problem", "answer", "as_is"), **asked)
+    found = Columns("problem", "answer", "as_is")
+    for columns in FORMATS:
+        agrees = all(getattr(columns, field) == name for field, name in asked.items() if field != "answer_source")
+        if set(columns.needed) <= first.keys() and agrees:
+            found = columns
+            break
+    problem, answer = asked.get("problem", found.problem), asked.get("answer", found.answer)
+    return replace(found, problem=problem, answer=answer, answer_source=asked.get("answer_source", found.answer_source))

@@ -68,7 +68,8 @@ class _Parser(TrlParser):
 
     def set_defaults_with_config(self, **settings: Any) -> list[str]:
         """Take a YAML file's settings, also by an earlier name or by the name that another recipe has for one."""
-        settings, found = current_names(settings), {}
+        settings = current_names(settings)
+        found: dict[str, list[str]] = {}
         for name in settings:
             option = self._option_string_actions.get(f"--{name}")
             found.setdefault(name if option is None else option.dest, []).append(name)

@@ -25,10 +25,10 @@ _PANELS = ("reward", "entropy", "completions/mean_length", "grad_norm")
 class RunLog(TrainerCallback):
     """Writes rollouts, metrics and a plot of them into the trainer's `output_dir`.
 
-    `trainer.add_callback(RunLog(trainer))` is all that it takes. `generations.jsonl` has one group and a few more rows of
-    a rollout with their values per token, for `python -m trl_ext.browse OUTPUT_DIR`; `metrics.jsonl` has what Trainer
-    logs, and `training.png` shows it when the training ends. A training that begins anew replaces earlier logs there, a
-    resumed one continues them from its checkpoint.
+    `trainer.add_callback(RunLog(trainer))` is all that it takes. `generations.jsonl` has one group and a few more rows
+    of a rollout with their values per token, for `python -m trl_ext.browse OUTPUT_DIR`; `metrics.jsonl` has what
+    Trainer logs, and `training.png` shows it when the training ends. A training that begins anew replaces earlier logs
+    there, a resumed one continues them from its checkpoint.
 
     Args:
         every: log a rollout at the first optimizer step and every N steps.

@@ -152,8 +152,7 @@ def _options(config: AxesConfig, table: Mapping[str, Rule], chosen: str, usual: 
                 f"{' or '.join(table[name].options)}. It has: {', '.join(usual) or 'none'}"
             )
         if name == "epsilon_high" and value is None:  # as epsilon, in TRL
-            value = (usual | own | found).get("eps_low", own.get(option, usual[option]))
-            value = own.get(option, value)
+            value = own.get(option, {**usual, **own, **found}.get("eps_low", usual[option]))
         if own.get(option, value) != value:
             raise ValueError(
                 f"{name}={value!r} and policy_loss_options {option}={own[option]!r} contradict each other; "

@@ -120,12 +120,20 @@ def algorithms_page() -> str:
         table = "\n".join(markdown_table(("member", "formula", "source", "options", "in TRL 1.16", "in verl"), rows))
         parts.append(f"## {axis}\n\n{purpose}: `--{axis}`.\n\n{table}")
     rows = [_of_preset(name, preset) for name, preset in PRESETS.items()]
+    sources = [_source_of_preset(name, told["preset"][name]) for name in PRESETS]
     header = ("preset", "advantage", "policy loss", "aggregation", "further settings")
     parts.append(
         "## Presets\n\n`--preset`; an axis or a setting given next to it wins.\n\n"
         + "\n".join(markdown_table(header, rows))
+        + "\n\nWhere each comes from, and where it differs from that on purpose, as of November 2026:\n\n"
+        + "\n".join(markdown_table(("preset", "paper", "code", "differs"), sources))
     )
     return "\n".join([*(part.rstrip("\n") + "\n" for part in parts), REMOVED, REFUSED])
+
+
+def _source_of_preset(name: str, told: dict[str, str]) -> tuple[str, ...]:
+    paper = re.sub(r"^(\d{4}\.\d{5})", r"[\1](https://arxiv.org/abs/\1)", told["paper"])
+    return (f"`{name}`", paper, told["code"], told["differs"])
 
 
 def _row(name: str, members: Registry, told: dict[str, str]) -> tuple[str, ...]:

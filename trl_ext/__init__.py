@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trl_ext.grpo.config import ExtGRPOConfig as ExtGRPOConfig
     from trl_ext.grpo.trainer import ExtGRPOTrainer as ExtGRPOTrainer
     from trl_ext.rewards import REWARDS as REWARDS
+    from trl_ext.training.run_log import RunLog as RunLog
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ _WHERE = {
     "POLICY_LOSSES": "algorithms.policy_losses",
     "PRESETS": "algorithms.presets",
     "REWARDS": "rewards",
+    "RunLog": "training.run_log",
     "StepTotals": "algorithms.types",
     "TokenLoss": "algorithms.types",
 }

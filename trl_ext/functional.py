@@ -294,9 +294,8 @@ def _generate(
         ):  # of which `generate` fills what is None
             more = {"tokenizer": tokenizer, "generation_config": config, **others}
             ids = model.generate(given, attention_mask=mask, **more)
-        responses = completion_texts(
-            tokenizer, ids[:, given.shape[1] :].tolist(), _as_list(others.get("generation_config", config).eos_token_id)
-        )
+        ends = _as_list(others.get("generation_config", config).eos_token_id)
+        responses = completion_texts(tokenizer, ids[:, given.shape[1] :].tolist(), ends)
         batch = tokenize_prompt_and_output(prompts, responses, tokenizer)
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         scored = get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)

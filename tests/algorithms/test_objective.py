@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from trl_ext.algorithms.presets import PRESETS
 from trl_ext.algorithms.sampler_correction import SAMPLER_WEIGHTS
 from trl_ext.algorithms.types import LossInputs, StepTokens, StepTotals, TokenLoss
 from trl_ext.grpo.config import ExtGRPOConfig
+from trl_ext.io import read_yaml
 
 LOSS, MEAN, K3 = POLICY_LOSSES["ppo_clip"], AGGREGATIONS["sequence_mean"], KL_ESTIMATORS["k3"]
 
@@ -336,10 +338,10 @@ FORMULAS: dict[str, tuple[list[float], Losses, Callable[..., float]]] = {
     "luspo": (STANDARDIZED, of_sequence(3e-4, 4e-4), over_sequences),
     "gmpo": (STANDARDIZED, geometric_mean, per_sequence),
     "cispo": (STANDARDIZED, CAPPED, per_token),
-    "ce_gppo": (STANDARDIZED, each(gradient_preserving), per_sequence),
-    "aspo": (STANDARDIZED, each(flipped), per_sequence),
-    "vespo": (CENTERED, reshaped, over_sequences),
-    "dppo": (CENTERED, each(trusted), over_sequences),
+    "ce_gppo": (STANDARDIZED, each(gradient_preserving), per_token),
+    "aspo": (STANDARDIZED, each(flipped), per_token),
+    "vespo": (STANDARDIZED, reshaped, per_token),
+    "dppo": (CENTERED, each(trusted), over_max_tokens),
     "max_rl": ([0.5 / 0.500001, -0.5 / 0.500001, 1 / 2.000001, -1 / 2.000001], SCORE, over_sequences),
     "gdpo": ([a / OF_BATCH for a in STANDARDIZED], PPO, per_sequence),
     # mean 5/4, squares 1/16, 25/16, 49/16, 1/16
@@ -370,6 +372,30 @@ def test_a_preset_is_its_formula(preset: str) -> None:
     assert value.item() == pytest.approx(wanted, abs=1e-12)
 
 
+def test_every_preset_has_its_source() -> None:
+    told = read_yaml(Path(__file__).parents[2] / "docs" / "site" / "algorithms.yaml")["preset"]
+    assert list(told) == list(PRESETS)
+    for name, row in told.items():
+        assert set(row) == {"paper", "code", "differs"}, name
+        assert re.match(r"\d{4}\.\d{5}|the course", row["paper"]), name
+        assert re.search(r"`[\w.-]+/[\w.-]+`|none found|the same|listing", row["code"]), name
+
+
 def test_a_preset_cannot_be_changed_by_accident() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         PRESETS["dapo"].advantage = "raw"  # type: ignore[misc]
+
+
+def test_a_mean_over_tokens_does_not_grow_with_the_length() -> None:
+    """Authors' code divides by the tokens or by the longest length; a sum would be hundreds of times larger."""
+
+    def slope(preset: str, length: int) -> float:
+        old = torch.full((2, length), -1.0, dtype=torch.float64)
+        logp = old.clone().requires_grad_()
+        x = LossInputs(logp, old, torch.tensor([[1.0], [-1.0]], dtype=torch.float64), torch.ones(2, length) > 0)
+        value, _ = objective_of(preset)(x, StepTotals(sequences=2, tokens=2 * length, max_tokens=length))
+        (gradient,) = torch.autograd.grad(value, logp)
+        return float(gradient.abs().sum())
+
+    for preset in ("grpo_clip", "dapo", "ce_gppo", "aspo", "vespo", "dppo", "cispo", "gmpo", "gspo"):
+        assert slope(preset, 512) == pytest.approx(1.0), preset

@@ -187,12 +187,17 @@ def test_a_token_does_not_see_the_others(name: str) -> None:
         ("ce_gppo", {"beta1": 0.0}, 0.5, -2.0, 0.0, 0.0),
         ("ce_gppo", {}, 1.5, -2.0, 3.0, 3.0),
         ("ce_gppo", {}, 1.1, 2.0, -2.2, -2.2),
+        ("ce_gppo", {}, 5.0, -2.0, 10.0, 10.0),
+        ("ce_gppo", {"dual_clip": 3.0}, 5.0, -2.0, 6.0, 0.0),
+        ("ce_gppo", {"dual_clip": 3.0}, 5.0, 2.0, -2.4, -2.4),
+        ("ce_gppo", {"dual_clip": 3.0}, 0.5, -2.0, 1.2, 1.2),
         # ASPO: 1 / r for a good token, at most 3; without gradient where PPO has none
         ("aspo", {}, 0.5, 2.0, -4.0, -4.0),
         ("aspo", {}, 0.1, 1.0, -3.0, -3.0),
         ("aspo", {}, 1.5, 2.0, 0.0, 0.0),
         ("aspo", {}, 0.5, -2.0, 0.0, 0.0),
         ("aspo", {"dual_clip": 2.0}, 5.0, -2.0, 4.0, 4.0),
+        ("aspo", {"dual_clip": None}, 5.0, -2.0, 10.0, 10.0),
         ("aspo", {}, 1.1, 2.0, -2 / 1.1, -2 / 1.1),
         # VESPO: W^2 e^(3 (1 - W)) for a good token, W^3 e^(2 (1 - W)) for a bad one, times log pi = log W
         ("vespo", {}, 2.0, 1.0, -4 * math.exp(-3) * math.log(2), -4 * math.exp(-3)),

@@ -24,7 +24,7 @@ from trl_ext.rewards.graders import Grade
 QUESTIONS = [{"prompt": f"{i % 9} + {i % 5} =", "answer": str(i % 3)} for i in range(12)]
 SETTINGS: dict[str, Any] = {
     "n_ei_steps": 3, "questions_per_step": 8, "group_size": 4, "train_batch_size": 8, "micro_train_batch_size": 4,
-    "gradient_accumulation_steps": 1, "sampling_max_tokens": 6, "max_steps": -1, "optim": "adamw_torch",
+    "sampling_max_tokens": 6, "max_steps": -1, "optim": "adamw_torch",
     "learning_rate": 3e-3, "rollout_chunk": 16,
 }  # fmt: skip
 

@@ -154,7 +154,23 @@ FAULTS = [
     (
         "policy_loss",
         f"{REGISTERED}def f(x):\n    return TokenLoss(-(x.advantage + 0.1) * x.logp)",
-        "declares zero_advantage_is_noop, and at advantage 0 its loss, its gradient or a metric is not 0",
+        "declares zero_advantage_is_noop, and at advantage 0 not 0: its loss, its gradient. Multiply by",
+    ),
+    (
+        "policy_loss",
+        f"{REGISTERED}def f(x):\n    return TokenLoss(-x.advantage * x.logp + 1)",
+        "at advantage 0 not 0: its loss. Multiply",
+    ),
+    (
+        "policy_loss",
+        f"{REGISTERED}def f(x):\n    return TokenLoss(-x.advantage * x.logp + x.logp - x.logp.detach())",
+        "at advantage 0 not 0: its gradient. Multiply",
+    ),
+    (
+        "policy_loss",
+        f"{REGISTERED}def f(x):\n    more = {{'a': 0 * x.logp, 'b': x.logp.exp()}}\n"
+        "    return TokenLoss(-x.advantage * x.logp, more)",
+        "at advantage 0 not 0: its metric 'b'. Multiply",
     ),
     (
         "advantage",

@@ -88,10 +88,7 @@ def handout_weights(traces: list[dict[str, str]], accumulation: int, learning_ra
 @pytest.mark.parametrize("micro", [8, 4, 2])
 def test_constant_normalizer_gives_handout_step_in_any_batching(micro: int, tmp_path: Path) -> None:
     one_step = {"max_steps": 1, "max_grad_norm": 0.0, "normalize_constant": CONSTANT, "train_batch_size": 8}
-    mine = trained(
-        tmp_path, TRACES[:8], micro_train_batch_size=micro, model=tiny_model().double(), gradient_accumulation_steps=1,
-        **one_step,
-    )  # fmt: skip
+    mine = trained(tmp_path, TRACES[:8], micro_train_batch_size=micro, model=tiny_model().double(), **one_step)
     theirs = handout_weights(TRACES[:8], accumulation=2, learning_rate=0.1)
     assert weight_difference(mine.model, tiny_model().double()) > 1e-3
     # SGD in float64, but the model's norms compute in float32: 1e-8 apart. Another divisor gives 1e-3.

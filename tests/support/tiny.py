@@ -149,8 +149,9 @@ def tiny_sft(trainer_class: Any, config_class: Any, path: Path, rows: Any, **ove
     given = {name: overrides.pop(name) for name in (*NOT_CONFIG, *NOT_SFT_CONFIG) if name in overrides}
     given.setdefault("processing_class", tiny_tokenizer())
     model = given.pop("model", None) or tiny_model()
-    of_grpo = ("max_completion_length", "num_generations")
-    settings = {name: value for name, value in CONFIG.items() if name not in of_grpo}
+    others = ["max_completion_length", "num_generations"]  # GRPO's, and what a test's own batch sizes decide
+    others += ["per_device_train_batch_size", "gradient_accumulation_steps"] * ("train_batch_size" in overrides)
+    settings = {name: value for name, value in CONFIG.items() if name not in others}
     args = config_class(output_dir=str(path), **{**settings, "gradient_checkpointing": False, **overrides})
     if rows is not None:
         given["train_dataset"] = Dataset.from_list(rows)

@@ -36,8 +36,11 @@ def _fault(loss: Callable[[LossInputs], TokenLoss], rows: int) -> str | None:
     misshapen = [name for name, value in {"its loss": found.loss, **found.metrics}.items() if value.shape != logp.shape]
     if misshapen:
         return f"must return one value per token, (B, T): {', '.join(misshapen)} has another shape"
-    if getattr(loss, "zero_advantage_is_noop", False) and not _is_noop_at_zero_advantage(loss, x):
-        return "declares zero_advantage_is_noop, and at advantage 0 its loss, its gradient or a metric is not 0"
+    if getattr(loss, "zero_advantage_is_noop", False) and (found_not_0 := _not_0_at_zero_advantage(loss, x)):
+        return (
+            f"declares zero_advantage_is_noop, and at advantage 0 not 0: {', '.join(found_not_0)}. Multiply by "
+            "(x.advantage != 0), or register it without zero_advantage_is_noop"
+        )
     return None
 
 
@@ -71,13 +74,16 @@ def with_inputs(
     return functools.update_wrapper(functools.partial(loss, **asked), loss) if asked else loss
 
 
-def _is_noop_at_zero_advantage(loss: Callable[[LossInputs], TokenLoss], x: LossInputs) -> bool:
+def _not_0_at_zero_advantage(loss: Callable[[LossInputs], TokenLoss], x: LossInputs) -> list[str]:
+    """What of a loss is not 0 on rows whose advantage is."""
     x = dataclasses.replace(x, old_logp=x.old_logp - 0.5, advantage=torch.zeros_like(x.advantage))
     found = loss(x)
-    values = [found.loss, *found.metrics.values()]
+    values = {"its loss": found.loss}
     if found.loss.requires_grad:
-        values += torch.autograd.grad(found.loss.sum(), x.logp, allow_unused=True, materialize_grads=True)
-    return not any(value.any() for value in values)
+        (gradient,) = torch.autograd.grad(found.loss.sum(), x.logp, allow_unused=True, materialize_grads=True)
+        values["its gradient"] = gradient
+    values |= {f"its metric {name!r}": metric for name, metric in found.metrics.items()}
+    return [name for name, value in values.items() if value.any()]
 
 
 # zero_advantage_is_noop: at advantage 0, the loss, its gradient and the metrics are 0, so an optimizer step may skip
@@ -182,30 +188,34 @@ def sapo(x: LossInputs, *, temperature_pos: float = 1.0, temperature_neg: float 
 
 @POLICY_LOSSES.register(zero_advantage_is_noop=True)
 def ce_gppo(
-    x: LossInputs, *, eps_low: float = 0.2, eps_high: float = 0.2, beta1: float = 0.75, beta2: float = 1.0
-) -> TokenLoss:
+    x: LossInputs, *, eps_low: float = 0.2, eps_high: float = 0.2, beta1: float = 0.75, beta2: float = 1.0,
+    dual_clip: float | None = None,
+) -> TokenLoss:  # fmt: skip
     """`ppo_clip` whose clipped tokens keep a gradient: beta1 (1 - eps_low) A below, beta2 (1 + eps_high) A above.
 
     CE-GPPO (arXiv:2509.20712, eq. 8-10; beta1 and beta2 of its table 1). beta1 = beta2 = 1 is GPPO (arXiv:2508.07629),
-    0 is `ppo_clip`.
+    0 is `ppo_clip`. Its authors' code has the `dual_clip` of `ppo_clip` too, at 3.
     """
     ratio = torch.exp(x.logp - x.old_logp)
     low, high = (ratio < 1 - eps_low) & (x.advantage < 0), (ratio > 1 + eps_high) & (x.advantage > 0)
     bound = _choose(low, beta1 * (1 - eps_low), beta2 * (1 + eps_high), ratio)
     kept = torch.where(low | high, bound * torch.exp(x.logp - x.logp.detach()), ratio)
+    if dual_clip is not None:
+        kept = torch.where(x.advantage < 0, kept.clamp(max=dual_clip), kept)
     return TokenLoss(-kept * x.advantage, _clip_metrics(low, high, x.advantage))
 
 
 @POLICY_LOSSES.register(zero_advantage_is_noop=True)
-def aspo(x: LossInputs, *, eps_low: float = 0.2, eps_high: float = 0.2, dual_clip: float = 3.0) -> TokenLoss:
+def aspo(x: LossInputs, *, eps_low: float = 0.2, eps_high: float = 0.2, dual_clip: float | None = 3.0) -> TokenLoss:
     """`ppo_clip` with the weight 1 / r in place of r where A > 0, so that tokens that lag behind get more of it.
 
     ASPO (arXiv:2510.06062, section 6 and eq. 3): the same tokens lose their gradient as with PPO, and a weight above
-    `dual_clip` is cut to it, with gradient, on both sides. The paper gives no number for it; 3 is verl's for PPO.
+    `dual_clip` is cut to it, with gradient, on both sides. The paper gives no number for it; 3 is that of its scripts.
     """
     ratio = torch.exp(x.logp - x.old_logp)
     low, high = (ratio < 1 - eps_low) & (x.advantage < 0), (ratio > 1 + eps_high) & (x.advantage > 0)
-    weight = torch.where(x.advantage > 0, 1 / ratio, ratio).detach().clamp(max=dual_clip)
+    weight = torch.where(x.advantage > 0, 1 / ratio, ratio).detach()
+    weight = weight if dual_clip is None else weight.clamp(max=dual_clip)
     weight = weight * torch.exp(x.logp - x.logp.detach())  # the same number, with the gradient of log pi
     return TokenLoss(-weight.masked_fill(low | high, 0.0) * x.advantage, _clip_metrics(low, high, x.advantage))
 

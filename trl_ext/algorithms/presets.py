@@ -1,4 +1,7 @@
-"""The algorithms of the course handout and of the literature, each as one member per axis with its options."""
+"""The algorithms of the course handout and of the literature, each as one member per axis with its options.
+
+`docs/site/algorithms.yaml` has the paper and the authors' code of each, and says where one differs on purpose.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,10 @@ PRESETS: dict[str, Preset] = {
     "gspo_token": Preset("group_std", "gspo_token", "sequence_mean"),  # arXiv:2507.18071, section 4.3
     "luspo": Preset("group_std", "gspo", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2602.05261
     "gmpo": Preset("group_std", "gmpo", "sequence_mean"),  # arXiv:2507.20673
-    "ce_gppo": Preset("group_std", "ce_gppo", "sequence_mean"),  # arXiv:2509.20712
-    "aspo": Preset("group_std", "aspo", "sequence_mean"),  # arXiv:2510.06062
-    "vespo": Preset("group_mean", "vespo", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2602.10693
-    "dppo": Preset("group_mean", "dppo_tv", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2602.04879
+    "ce_gppo": Preset("group_std", "ce_gppo", "token_mean", policy_loss_options={"dual_clip": 3.0}),  # arXiv:2509.20712
+    "aspo": Preset("group_std", "aspo", "token_mean"),  # arXiv:2510.06062
+    "vespo": Preset("group_std", "vespo", "token_mean"),  # arXiv:2602.10693
+    "dppo": Preset("group_mean", "dppo_tv", "constant"),  # arXiv:2602.04879
     "gdpo": Preset("gdpo", "ppo_clip", "sequence_mean"),  # arXiv:2601.05242
     "reinforce_plus_plus": Preset("reinforce_plus_plus", "ppo_clip", "sequence_mean"),  # arXiv:2501.03262
     "reinforce_plus_plus_baseline": Preset("reinforce_plus_plus_baseline", "ppo_clip", "sequence_mean"),  # the same

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from transformers.hf_argparser import HfArg
 
+from trl_ext.compat.given import RecordsGiven, given
 from trl_ext.compat.on_resume import OnResume
-from trl_ext.data.formats import PUBLISHED, Columns
+from trl_ext.data.formats import PUBLISHED
 from trl_ext.data.lengths import TOO_LONG
 from trl_ext.data.load import (
     ANSWER_SOURCES,
@@ -27,11 +28,13 @@ from trl_ext.prompts import load_prompt, prompt_names
 from trl_ext.registry import Registry, parse_options
 from trl_ext.rewards.extract import ANSWER_FORMATS
 
+# A resumed run may name them otherwise, since its record has a fingerprint of the rows that they led to.
+_COLUMNS = {"problem_column": "problem", "answer_column": "answer", "answer_source": "answer_source"}
 FIRST_ROWS = "the first rows"  # also what records say nothing of, since versions before knew no sample
 
 
 @dataclass
-class DatasetSettings:
+class DatasetSettings(RecordsGiven):
     """A dataset's place, columns and prompt; a ValueError for a name or a choice that there is not."""
 
     dataset: str = HfArg(
@@ -48,9 +51,15 @@ class DatasetSettings:
         help=f"Options of {', '.join(name for name in TASKS if TASKS.options(name))}, such as longest=12. "
         "The base policy that is made for such a dataset has read it with the same options.",
     )
-    problem_column: str = HfArg(default="problem", help="The columns that hold the problem and its answer or solution.")
-    answer_column: str = HfArg(default="answer", help="The columns that hold the problem and its answer or solution.")
-    answer_source: str = HfArg(
+    problem_column: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
+        default="problem",
+        help="The columns that hold the problem and its answer or solution. Unset, known layouts are recognized.",
+    )
+    answer_column: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
+        default="answer",
+        help="The columns that hold the problem and its answer or solution. Unset, known layouts are recognized.",
+    )
+    answer_source: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
         default="as_is", help=f"How it is found there. One of: {', '.join(sorted(ANSWER_SOURCES))}."
     )
     prompt: Annotated[str, OnResume.YARDSTICK] = HfArg(
@@ -117,8 +126,8 @@ class DatasetSettings:
             chosen = generated_table(dataset, split, n, seed, self._options)
         else:
             chosen = stored_table(dataset, split, config, n, self.sample_seed, in_sample_order)
-        columns = Columns(self.problem_column, self.answer_column, self.answer_source)
-        return problems_of(*chosen, columns, load_prompt(self.prompt))
+        asked = {_COLUMNS[name]: str(value) for name, value in given(self, _COLUMNS).items()}
+        return problems_of(*chosen, asked, load_prompt(self.prompt))
 
     @property
     def _options(self) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trl_ext.data.countdown import described
@@ -53,6 +53,7 @@ def _of_chat(row: Row) -> dict[str, Any]:
 
 
 FORMATS = (
+    Columns("problem", "answer", "as_is", ("problem", "answer")),  # the course's MATH
     Columns("question", "answer", "after_hashes", ("question", "answer")),  # GSM8K
     Columns("problem", "solution", "last_boxed", ("problem", "solution")),  # MATH
     Columns("problem", "answer", "as_is", ("target", "nums"), _of_countdown),  # Countdown-Tasks-3to4
@@ -60,8 +61,18 @@ FORMATS = (
 )
 
 
-def recognized(first: Row) -> Columns | None:
-    """The format of a table by its first row; None of one with the columns `problem` and `answer`, or with others."""
-    if {"problem", "answer"} <= first.keys():
-        return None
-    return next((columns for columns in FORMATS if set(columns.needed) <= first.keys()), None)
+def columns_of(first: Row, asked: Mapping[str, str]) -> Columns:
+    """Where a table has its problems and answers: as asked for, and the rest as in the format that has its columns.
+
+    Args:
+        first: the table's first row.
+        asked: fields of `Columns` that settings give; those that they leave out may be recognized.
+    """
+    found = Columns("problem", "answer", "as_is")
+    for columns in FORMATS:
+        agrees = all(getattr(columns, field) == name for field, name in asked.items() if field != "answer_source")
+        if set(columns.needed) <= first.keys() and agrees:
+            found = columns
+            break
+    problem, answer = asked.get("problem", found.problem), asked.get("answer", found.answer)
+    return replace(found, problem=problem, answer=answer, answer_source=asked.get("answer_source", found.answer_source))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
-from trl_ext.data.formats import Columns, Row, recognized
+from trl_ext.data.formats import Columns, Row, columns_of
 from trl_ext.data.sample import Table, stratified_sample
 from trl_ext.data.source import Source
 from trl_ext.io import read_jsonl
@@ -32,7 +32,6 @@ GENERATED_PROBLEMS = 4096  # to train on, where a generated dataset is used and 
 _SHOWN = 60  # characters of a problem in a message
 _LEVEL = re.compile(r"\d{1,9}")
 _FINAL = re.compile(r"final answer is:?\s*(.+?)\.?(?:\s*I hope it is correct\.?)?\s*$", re.IGNORECASE | re.MULTILINE)
-AS_STORED = Columns("problem", "answer", "as_is")  # what is not asked for may be recognized by its columns
 _BOX = re.compile(r"\\(?:boxed|fbox)(?=[ {])")
 
 
@@ -72,15 +71,19 @@ class Problems:
     source: Source
 
 
-def problems_of(table: Table, numbers: Sequence[int], source: Source, columns: Columns, template: str) -> Problems:
+def problems_of(
+    table: Table, numbers: Sequence[int], source: Source, asked: Mapping[str, str], template: str
+) -> Problems:
     """The chosen rows of a table, with prompts and answers, each with its number in the split as `row`.
+
+    Args:
+        asked: fields of `Columns` that the settings give.
 
     Raises:
         ValueError: a column is missing, or a row has no answer; the message has the file's line, or the row's number
             from 0, and the field.
     """
-    if columns == AS_STORED and len(table):
-        columns = recognized(table[0]) or columns
+    columns = columns_of(table[0] if len(table) else {}, asked)
     refuse_missing_columns(source.dataset, table, columns.needed or (columns.problem, columns.answer))
     rows = _rows(table, numbers, columns, template, source)
     if rows and source.available is not None:

@@ -20,6 +20,7 @@ from datasets import IterableDataset
 from tqdm import tqdm
 from transformers.hf_argparser import HfArg
 
+from trl_ext.compat.given import given
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.evaluation.report import grade_rows
@@ -28,7 +29,7 @@ from trl_ext.expert_iteration.selection import SELECTIONS, Row
 from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, write_jsonl
 from trl_ext.ranks import run_on_main_and_broadcast
-from trl_ext.registry import defaults_of, parse_options
+from trl_ext.registry import parse_options
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.ending import TimeBudget
 from trl_ext.training.options import check_at_least_1
@@ -83,10 +84,9 @@ class ExpertIterationConfig(ExtSFTConfig):
             select([])  # which refuses an option out of range
         if self.packing:
             raise ValueError("packing: true does not go with expert iteration, whose rows are made during the run")
-        for name, why in _WITHOUT_MEANING.items():
-            if getattr(self, name) != defaults_of(ExtSFTConfig)[name]:
-                raise ValueError(f"{name}: {getattr(self, name)} has no meaning in expert iteration: {why}")
-        given: int = self.max_steps  # type: ignore[has-type]
+        for name, value in given(self, _WITHOUT_MEANING, off=False).items():
+            raise ValueError(f"{name}: {value} has no meaning in expert iteration: {_WITHOUT_MEANING[name]}")
+        asked: int = self.max_steps  # type: ignore[has-type]
         super().__post_init__()
         schedule = str(getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type))
         if schedule not in _SCHEDULES:
@@ -96,9 +96,9 @@ class ExpertIterationConfig(ExtSFTConfig):
             )
         rows = self.questions_per_step * self.group_size
         self.max_steps = self.n_ei_steps * self.epochs_per_step * math.ceil(rows / self.rows_per_optimizer_step)
-        if given not in (-1, self.max_steps):
+        if asked not in (-1, self.max_steps):
             raise ValueError(
-                f"max_steps is {given}, but it follows from n_ei_steps (at most {self.max_steps}); leave it out"
+                f"max_steps is {asked}, but it follows from n_ei_steps (at most {self.max_steps}); leave it out"
             )
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trl_ext.compat.given import given as chosen
 from trl_ext.errors import InputError
 from trl_ext.io import read_yaml
 from trl_ext.runs.recipes import recipe_of
@@ -196,7 +197,7 @@ def shape_of(
         group=group,
         step=step,
         epochs=epochs,
-        loss={name: getattr(config, name) for name in OF_LOSS if getattr(config, name, None) is not None},
+        loss=chosen(config, (name for name in OF_LOSS if hasattr(config, name)), off=False),
         settings=dict(given),
         **_of_weights(model, config, network),
         **_of_micro_batches(config, max(1, step // gpus)),

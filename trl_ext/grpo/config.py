@@ -24,10 +24,11 @@ from trl_ext.algorithms.sampler_correction import (
     trl_mode,
 )
 from trl_ext.algorithms.selection import SELECTIONS
+from trl_ext.compat.given import given, reset
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.errors import InputError
-from trl_ext.registry import defaults_of, parse_options, unknown
+from trl_ext.registry import parse_options, unknown
 from trl_ext.training.handout_settings import resolve_handout
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import OURS, TRL
@@ -277,8 +278,8 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         scale = str(self.scale_rewards).lower()  # type: ignore[has-type]
         self.scale_rewards = {"true": "group", "false": "none"}.get(scale, self.scale_rewards)  # type: ignore[has-type]
         axes = ("advantage", "policy_loss", "aggregation")
-        given = [name for name in axes if getattr(self, name) or getattr(self, f"{name}_options")]
-        if self.preset is None and not given:
+        chosen = [name for name in axes if getattr(self, name) or getattr(self, f"{name}_options")]
+        if self.preset is None and not chosen:
             check_needs(self, OURS)
             if self.vllm_importance_sampling_mode is None:
                 self.vllm_importance_sampling_mode = GRPOConfig.vllm_importance_sampling_mode
@@ -287,10 +288,10 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
             raise unknown("preset", self.preset, PRESETS)
         base = PRESETS[self.preset or "grpo_clip"]  # for the axes that a run does not name
         for name, value in base.settings.items():
-            if getattr(self, name) == defaults_of(self)[name]:
+            if not given(self, [name]):
                 setattr(self, name, value)
         refuse_ignored(self, TRL)
-        take_over_advantage(self, TRL)
+        take_over_advantage(self, TRL, base.advantage)
         take_over_policy_loss(self, TRL, base.policy_loss, base.policy_loss_options, POLICY_LOSSES)
         for axis in axes:
             self._resolve_axis(axis, getattr(base, axis), getattr(base, f"{axis}_options"))
@@ -318,15 +319,14 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         ours = [name for name in axes if getattr(self, name)] + ["policy_loss"] * corrects
         if ours:
             refuse_next_to(self, ours[0], trl)
-        elif any(getattr(self, name) != defaults_of(self)[name] for name in trl):
+        elif given(self, trl, off=False):
             mode, *bounds = (getattr(self, name) for name in trl)
             pair = trl_mode(mode or GRPOConfig.vllm_importance_sampling_mode, *bounds)
         else:
             pair = SAFE_PAIR
         for axis, (name, options) in zip(axes, pair, strict=True):
             self._resolve_axis(axis, name, options)
-        for name in trl:
-            setattr(self, name, defaults_of(self)[name])
+        reset(self, *trl)
 
     def _resolve_axis(self, axis: str, name: str, options: Mapping[str, Any]) -> None:
         chosen, own = getattr(self, axis) or name, getattr(self, f"{axis}_options") or {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from trl_ext.algorithms.policy_losses import is_reinforce_on_policy
 from trl_ext.algorithms.presets import PRESETS, Preset
+from trl_ext.compat.given import recorded_names
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.registry import defaults_of
 
@@ -41,10 +42,10 @@ def without_effect(config: ExtGRPOConfig) -> dict[str, str]:
 
 
 def chosen_without_effect(config: ExtGRPOConfig) -> list[str]:
-    """Those among them that are neither a default nor the preset's, in a line each."""
+    """Those among them that were given, or are neither a default nor the preset's, in a line each."""
     usual = {**defaults_of(config), **vars(PRESETS.get(config.preset or "grpo_clip", Preset("", "", "")))}
     return [
         f"{name}={getattr(config, name)} has no effect here: {why}"
         for name, why in without_effect(config).items()
-        if getattr(config, name) != usual[name]
+        if name in recorded_names(config) or getattr(config, name) != usual[name]
     ]

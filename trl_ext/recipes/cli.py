@@ -81,8 +81,16 @@ class _Parser(TrlParser):
         return namespace, rest
 
     def set_defaults_with_config(self, **settings: Any) -> list[str]:
-        """Take a YAML file's settings, renamed ones by their old names too."""
+        """Take a YAML file's settings, also by an earlier name or by the name that another recipe has for one."""
         settings = current_names(settings)
+        found: dict[str, list[str]] = {}
+        for name in settings:
+            option = self._option_string_actions.get(f"--{name}")
+            found.setdefault(name if option is None else option.dest, []).append(name)
+        for names in found.values():
+            if len(names) > 1:
+                raise ValueError(f"{' and '.join(names)} are one setting, and the file has both: leave one out")
+        settings = {of: settings[name] for of, (name,) in found.items()}
         refuse_null(settings, self._shapes)
         return list(super().set_defaults_with_config(**settings))
 

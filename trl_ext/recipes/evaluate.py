@@ -67,7 +67,7 @@ class Evaluation(DatasetSettings):
     """What is measured, and how it is sampled."""
 
     model_name_or_path: str | None = HfArg(default=None, help=COMMON["model_name_or_path"])
-    split: str = HfArg(default="validation", help="The split to evaluate on.")
+    split: str = HfArg(aliases="--validation_split", default="validation", help="The split to evaluate on.")
     problems: int | None = HfArg(default=None, help="Evaluate on a sample of this many problems. The default is all.")
     samples: int = HfArg(default=1, help="The number of responses per problem.")
     grader: str = HfArg(

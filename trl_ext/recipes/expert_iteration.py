@@ -9,11 +9,11 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import ModelConfig
 
+from trl_ext.compat.given import given
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.expert_iteration.trainer import FOLDER, STEPS, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.settings import Task
-from trl_ext.registry import defaults_of
 from trl_ext.runs.layout import METRICS
 from trl_ext.runs.report import write_steps_plot
 
@@ -25,7 +25,7 @@ class ExpertIterationTask(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.validate_every != defaults_of(self)["validate_every"]:
+        if given(self, ["validate_every"]):
             raise ValueError("validate_every has no meaning in expert iteration: it validates after each of its steps")
 
     @property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.contrib.logging import logging_redirect_tqdm
 from trl import ModelConfig
 
+from trl_ext.compat.given import given
 from trl_ext.compat.on_resume import OnResume, on_resume
 from trl_ext.dashboards.progress import show_progress
 from trl_ext.dashboards.trackers import send_summary, tracker_runs_ended
@@ -24,7 +25,6 @@ from trl_ext.recipes.model_settings import init_kwargs
 from trl_ext.recipes.preflight import Prepared
 from trl_ext.recipes.settings import Data, Task
 from trl_ext.redaction import redact
-from trl_ext.registry import defaults_of
 from trl_ext.runs import folder as runs
 from trl_ext.runs.layout import CONFIG, CURVE, METRICS, RESOLVED, SUMMARY
 from trl_ext.runs.provenance import provenance
@@ -177,7 +177,7 @@ class RecipeRun:
 
 
 def write_config(path: Path, task: Task, model: ModelConfig, config: TrainingArguments) -> None:
-    """Every setting as resolved, in a file that `--config` reads again; those at their defaults as comments.
+    """Every setting as resolved, in a file that `--config` reads again; those that nobody gave as comments.
 
     `resolved.json` next to it holds all of them for programs. The Hub token is left out.
     """
@@ -187,9 +187,10 @@ def write_config(path: Path, task: Task, model: ModelConfig, config: TrainingArg
     defaults: dict[str, Any] = {}
     meaning = on_resume(type(part) for part in (task, model, config))
     for part in (task, model, config):
-        usual = defaults_of(part)
-        for name, value in recorded(part).items():
-            is_set = value != usual[name] and name not in _DERIVED and meaning.get(name) is not OnResume.OF_PROCESS
+        found = recorded(part)
+        written = given(part, found)
+        for name, value in found.items():
+            is_set = name in written and name not in _DERIVED and meaning.get(name) is not OnResume.OF_PROCESS
             (settings if is_set else defaults)[name] = value
     passes = config.gradient_accumulation_steps * config.world_size  # forward passes of an optimizer step
     settings["train_batch_size"] = config.per_device_train_batch_size * passes

@@ -42,7 +42,7 @@ class Task(DatasetSettings):
 
     train_split: str = HfArg(default="train", help="The splits to train on and to validate on.")
     validation_split: Annotated[str, OnResume.YARDSTICK] = HfArg(
-        default="validation", help="The splits to train on and to validate on."
+        aliases="--split", default="validation", help="The splits to train on and to validate on."
     )
     train_problems: int | None = HfArg(
         default=None,

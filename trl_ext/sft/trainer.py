@@ -17,6 +17,7 @@ from transformers.hf_argparser import HfArg
 from trl import SFTConfig, SFTTrainer
 from trl.distributed import DistributedBackend
 
+from trl_ext.compat.given import given
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
@@ -26,8 +27,8 @@ from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.tokens import prompt_ids
 from trl_ext.generation.vllm import ColocatedEngine, ServerEngine
-from trl_ext.registry import defaults_of, unknown
-from trl_ext.training.handout_settings import resolve_train_batch
+from trl_ext.registry import unknown
+from trl_ext.training.handout_settings import resolve_train_batch, take_over
 from trl_ext.training.options import check_at_least_1
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import SFT
@@ -94,18 +95,15 @@ class ExtSFTConfig(RunSettings, SFTConfig):
         self.data_seed = self.seed if data_seed is None else data_seed
         self.resolve_run_settings()
         resolve_train_batch(self)
-        if self.micro_train_batch_size is not None:
-            self.per_device_train_batch_size = self.micro_train_batch_size
+        take_over(self, "micro_train_batch_size", "per_device_train_batch_size")
         super().__post_init__()
         # Trainer reads this name as rows per forward pass; the handout's meaning has been resolved by now.
         self.train_batch_size = self.per_device_train_batch_size * max(1, self.n_gpu)
 
     def _refuse_what_does_not_go_together(self) -> None:
-        defaults = defaults_of(SFTConfig)
         check_needs(self, SFT)
-        for name in (name for name, rule in SFT.items() if rule.refused):
-            if getattr(self, name) != defaults[name]:
-                raise ValueError(f"{name}={getattr(self, name)!r} would be ignored: {SFT[name].note}. Leave it out")
+        for name, value in given(self, (name for name, rule in SFT.items() if rule.refused), off=False).items():
+            raise ValueError(f"{name}={value!r} would be ignored: {SFT[name].note}. Leave it out")
         if self.normalize_constant is not None and (self.packing or self.padding_free):
             raise ValueError(
                 "normalize_constant divides by rows, and with packing: true or padding_free: true a row is no longer "
@@ -139,8 +137,8 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         if not isinstance(config, ExtSFTConfig):
             raise TypeError("ExtSFTTrainer needs args=ExtSFTConfig(...)")
         if config.use_vllm:
-            given = inspect.signature(SFTTrainer).bind(*args, **kwargs).arguments
-            check_adapter(given["model"], given.get("peft_config"))
+            passed = inspect.signature(SFTTrainer).bind(*args, **kwargs).arguments
+            check_adapter(passed["model"], passed.get("peft_config"))
             load_vllm()
         super().__init__(*args, **kwargs)
         show_rewards_in_notebook(self)

@@ -6,7 +6,7 @@ import os
 from typing import Any, ClassVar, Protocol
 
 from trl_ext.algorithms.presets import LOSS_TYPES
-from trl_ext.registry import defaults_of
+from trl_ext.compat.given import given, reset
 from trl_ext.training.options import check_at_least_1
 
 _RENAMED = {
@@ -76,15 +76,21 @@ def resolve_handout(args: HandoutConfig) -> None:
     check_at_least_1(args, *sizes)
     _check_rollout(args)
     resolve_train_batch(args)
-    defaults = defaults_of(args)
     for handout, trl in _RENAMED.items():
-        value, current = getattr(args, handout), getattr(args, trl)
-        if value is not None and current not in (value, defaults[trl]):
-            raise ValueError(f"{handout}={value} and {trl}={current} contradict each other; set one of them")
-        setattr(args, trl, current if value is None else value)
+        take_over(args, handout, trl)
     _resolve_steps(args)
     _resolve_loss_type(args)
     _resolve_axes(args)
+
+
+def take_over(args: Any, handout: str, trl: str) -> None:
+    """Write a setting of the handout's name into TRL's; refuse another value that was given for that."""
+    value, current = getattr(args, handout), getattr(args, trl)
+    if value is None:
+        return
+    if current != value and given(args, [trl], off=False):
+        raise ValueError(f"{handout}={value} and {trl}={current} contradict each other; set one of them")
+    setattr(args, trl, value)
 
 
 def _divide(numerator: tuple[str, int], denominator: tuple[str, int]) -> int:
@@ -113,8 +119,8 @@ def resolve_train_batch(args: BatchConfig) -> None:
         return
     per_rank = _divide(("train_batch_size", train), ("the number of processes", world_size))
     accumulation, micro = args.gradient_accumulation_steps, args.micro_train_batch_size
-    default = defaults_of(args)["gradient_accumulation_steps"]
-    if micro is None and accumulation != default:
+    is_given = bool(given(args, ["gradient_accumulation_steps"]))
+    if micro is None and is_given and not given(args, ["per_device_train_batch_size"]):
         args.micro_train_batch_size = _divide(
             ("train_batch_size per process", per_rank), ("gradient_accumulation_steps", accumulation)
         )
@@ -122,9 +128,11 @@ def resolve_train_batch(args: BatchConfig) -> None:
     if micro is None:
         micro = args.per_device_train_batch_size = min(args.per_device_train_batch_size, per_rank)
     elif micro > per_rank:  # a recipe's number for one process, on several
+        if args.per_device_train_batch_size == micro:
+            args.per_device_train_batch_size = per_rank
         micro = args.micro_train_batch_size = per_rank
     steps = _divide(("train_batch_size per process", per_rank), ("micro_train_batch_size", micro))
-    if accumulation not in (steps, default):
+    if is_given and accumulation != steps:
         raise ValueError(
             f"train_batch_size ({train}) over {world_size} process(es) in micro-batches of {micro} takes {steps} "
             f"accumulation steps, but gradient_accumulation_steps is {accumulation}"
@@ -156,7 +164,8 @@ def _resolve_loss_type(args: HandoutConfig) -> None:
         raise ValueError(
             f"loss_type {args.loss_type!r} is the preset of that name, and preset is {args.preset!r}; set preset"
         )
-    args.preset, args.loss_type = args.loss_type, str(defaults_of(args)["loss_type"])
+    args.preset = args.loss_type
+    reset(args, "loss_type")
 
 
 def _resolve_axes(args: HandoutConfig) -> None:
@@ -172,5 +181,5 @@ def _resolve_axes(args: HandoutConfig) -> None:
     if args.advantage_eps is not None and args.advantage != "group_mean":
         args.advantage_options = {"eps": args.advantage_eps, **(args.advantage_options or {})}
     if args.cliprange is not None:
-        given = args.policy_loss_options or {}
-        args.policy_loss_options = {"eps_low": args.cliprange, "eps_high": args.cliprange, **given}
+        own = args.policy_loss_options or {}
+        args.policy_loss_options = {"eps_low": args.cliprange, "eps_high": args.cliprange, **own}

@@ -12,6 +12,7 @@ import torch
 from transformers.hf_argparser import HfArg
 from trl.import_utils import is_vllm_available
 
+from trl_ext.compat.given import RecordsGiven, given, record_in_parser
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.hosts.group import join_on_cpu
@@ -23,10 +24,11 @@ from trl_ext.training.options import check_at_least_1, stop_strings
 _TRLS_ENGINE = (
     "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_model_impl",
 )  # fmt: skip
+record_in_parser()
 
 
 @dataclass
-class RunSettings:
+class RunSettings(RecordsGiven):
     """Mixin for TRL's configs."""
 
     # Resuming.
@@ -157,9 +159,8 @@ class RunSettings:
     def _refuse_what_generation_ignores(self) -> None:
         config: Any = self
         if config.use_vllm and config.vllm_mode == "server":
-            own = [f for f in fields(config) if f.name in (*_OUR_ENGINE, *_TRLS_ENGINE)]
-            ignored = [f.name for f in own if getattr(config, f.name) != f.default]
-            if ignored:
+            ours_and_theirs = [f.name for f in fields(config) if f.name in (*_OUR_ENGINE, *_TRLS_ENGINE)]
+            if ignored := given(config, ours_and_theirs, off=False):
                 raise ValueError(
                     f"{', '.join(ignored)} with vllm_mode: server: the server's own command line sets this; give it "
                     "there, or set vllm_mode: colocate"

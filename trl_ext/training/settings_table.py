@@ -19,18 +19,23 @@ _OF_TYPE = {  # TRL's prefix and the options of the policy loss of that name
     for option in options.split()
 }
 
+_GROUP_STD: tuple[str, dict[str, float]] = ("group_std", {"eps": 1e-4})
+
 TRL: dict[str, Rule] = {  # `GRPOConfig`
     **{
         name: Rule(f"`policy_loss_options: {{{' or '.join(options)}: ...}}`", options=options)
         for name, options in (_CLIPS | _OF_TYPE).items()
     },
     "scale_rewards": Rule(
-        "`advantage: batch_std` (batch) or `group_mean` (none), TRL's eps; `group` leaves the preset's",
-        advantages={"batch": ("batch_std", {"eps": 1e-4}), "none": ("group_mean", {})},
+        "`advantage: batch_std` (batch), `group_std` (group) or `group_mean` (none), TRL's eps; `group` leaves a "
+        "preset's group_std and gdpo",
+        advantages={"batch": ("batch_std", {"eps": 1e-4}), "none": ("group_mean", {}), "group": _GROUP_STD},
+        keeps={"group": lambda advantage: advantage in ("group_std", "gdpo")},
     ),
     "multi_objective_aggregation": Rule(
-        "`advantage: gdpo`, TRL's eps",
-        advantages={"normalize_then_sum": ("gdpo", {"eps": 1e-4})},
+        "`advantage: gdpo`, TRL's eps; sum_then_normalize is `advantage: group_std` in place of a preset's gdpo",
+        advantages={"normalize_then_sum": ("gdpo", {"eps": 1e-4}), "sum_then_normalize": _GROUP_STD},
+        keeps={"sum_then_normalize": lambda advantage: advantage != "gdpo"},
     ),
     "importance_sampling_level": Rule(
         "`sequence` makes `policy_loss: gspo` of ppo_clip, with its clipping range; set "
@@ -38,6 +43,7 @@ TRL: dict[str, Rule] = {  # `GRPOConfig`
         "by the token's",
         excludes=("beta", "use_bias_correction_kl"),
         losses={"sequence": {"ppo_clip": "gspo", "gspo": "gspo"}},
+        without={"token": ("gspo", "gspo_token", "gmpo", "vespo")},
     ),
     "loss_type": Rule(
         "set policy_loss and aggregation (grpo: ppo_clip, sequence_mean; dapo: ppo_clip, token_mean; dr_grpo: "

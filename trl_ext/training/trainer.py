@@ -379,7 +379,7 @@ class ReliableTrainer(Trainer):
             more: further fields of a `GenerationConfig`, which come first.
         """
         model = without_adapter(self.model)
-        tokens = {"pad_token_id": self._tokenizer.pad_token_id, "eos_token_id": self.eos_token_ids}
+        tokens = {"pad_token_id": self._tokenizer.pad_token_id, "eos_token_id": self.eos_token_ids or None}
         found = sampling_config(model.generation_config, {**rollout_settings(self.args), **tokens, **more})
         model.generation_config = saved_config(found)
         if not self.use_vllm:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trl_ext.compat.given import given, reset
 from trl_ext.registry import Registry, defaults_of, unknown
 
 
@@ -23,7 +24,9 @@ class Rule:
     options: tuple[str, ...] = ()  # taken over as the first of these options that the chosen policy loss has
     # By value: the advantage that it is taken over as, with its options; the policy losses that replace others.
     advantages: Mapping[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    keeps: Mapping[str, Callable[[str], bool]] = field(default_factory=dict)  # advantages that are that already
     losses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    without: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # policy losses that are not that
 
 
 class AxesConfig(Protocol):
@@ -42,7 +45,7 @@ def rules(names: str, rule: Rule) -> dict[str, Rule]:
 
 def check_needs(part: Any, table: Mapping[str, Rule]) -> None:
     """Refuse a setting that would be ignored because of another one, with both."""
-    for name, value in _changed(part, table).items():
+    for name, value in given(part, table, off=False).items():
         missing = [need for need in table[name].needs if not getattr(part, need)]
         if missing:
             raise ValueError(f"{name}={value!r} needs {_words(missing[0])}; it would be ignored without")
@@ -51,9 +54,10 @@ def check_needs(part: Any, table: Mapping[str, Rule]) -> None:
 def refuse_ignored(config: Any, table: Mapping[str, Rule]) -> None:
     """Refuse what the table refuses next to a preset or an axis, with what to use instead."""
     refused = []
-    for name, value in _changed(config, table).items():
+    defaults = defaults_of(config)
+    for name, value in given(config, table, off=False).items():
         others = [f"{other}={getattr(config, other)!r}" for other in table[name].excludes if getattr(config, other)]
-        together = bool(others) and len(others) == len(table[name].excludes)
+        together = bool(others) and len(others) == len(table[name].excludes) and value != defaults[name]
         if table[name].refused or together:
             with_others = f" with {' and '.join(others)}" if together else ""
             refused.append(f"{name}={value!r}{with_others} next to a preset or an axis: {table[name].note}")
@@ -63,21 +67,22 @@ def refuse_ignored(config: Any, table: Mapping[str, Rule]) -> None:
 
 def refuse_next_to(config: Any, setting: str, names: Sequence[str]) -> None:
     """Refuse settings of TRL next to one of ours that takes their place."""
+    for name, value in given(config, names, off=False).items():
+        raise ValueError(f"{name}={value!r} would be ignored next to {setting}={getattr(config, setting)!r}; set one")
+
+
+def take_over_advantage(config: AxesConfig, table: Mapping[str, Rule], preset: str) -> None:
+    """Choose the advantage that TRL's settings mean; refuse an unknown value, or another chosen advantage.
+
+    Args:
+        preset: the preset's advantage.
+    """
     defaults = defaults_of(config)
-    for name in names:
-        value = getattr(config, name)
-        if value != defaults[name]:
-            raise ValueError(
-                f"{name}={value!r} would be ignored next to {setting}={getattr(config, setting)!r}; set one"
-            )
-
-
-def take_over_advantage(config: AxesConfig, table: Mapping[str, Rule]) -> None:
-    """Choose the advantage that TRL's settings mean; refuse an unknown value, or another chosen advantage."""
-    for name, value in _changed(config, table).items():
-        if not table[name].advantages:
-            continue
+    found = given(config, (name for name in table if table[name].advantages))
+    for name, value in sorted(found.items(), key=lambda item: bool(item[1] == defaults[item[0]])):
         advantage, options = _member(name, value, config, table[name].advantages)
+        if value in table[name].keeps and table[name].keeps[value](config.advantage or preset):
+            continue
         if config.advantage not in (None, advantage):
             raise ValueError(f"{name}={value!r} means advantage {advantage!r}, but advantage is {config.advantage!r}")
         config.advantage = advantage
@@ -94,8 +99,11 @@ def take_over_policy_loss(
         losses: the members of the axis.
     """
     chosen = config.policy_loss or loss
-    for name in (n for n in _changed(config, table) if table[n].losses):
-        value = getattr(config, name)
+    for name, value in given(config, (n for n in table if table[n].losses)).items():
+        reset(config, name)
+        if value in table[name].without:
+            _refuse_one_without(name, value, chosen, table[name].without[value])
+            continue
         instead = _member(name, value, config, table[name].losses)
         if chosen not in instead:
             raise ValueError(
@@ -105,52 +113,61 @@ def take_over_policy_loss(
         if instead[chosen] != chosen:  # with the clipping range of the loss whose place it takes
             inherited = {**losses.options(chosen), **(options if chosen == loss else {})}
             known = losses.options(instead[chosen])
+            inherited = {option: v for option, v in inherited.items() if option in known}
             config.policy_loss_options = {
-                **{option: v for option, v in inherited.items() if option in known},
-                **_options(config, table, instead[chosen], losses),
+                **inherited,
+                **_options(config, table, instead[chosen], known | inherited),
                 **(config.policy_loss_options or {}),
             }
             config.policy_loss = chosen = instead[chosen]
-        setattr(config, name, defaults_of(config)[name])
-    taken = _options(config, table, chosen, losses)
-    if taken:
+    usual = {**losses.options(chosen), **(options if chosen == loss else {})}
+    if taken := _options(config, table, chosen, usual):
         config.policy_loss_options = {**taken, **(config.policy_loss_options or {})}
 
 
-def _options(config: AxesConfig, table: Mapping[str, Rule], chosen: str, losses: Registry) -> dict[str, Any]:
-    """What TRL's settings are among the options of the policy loss `chosen`; their fields then are at the defaults."""
-    known, given = losses.options(chosen), config.policy_loss_options or {}
+def _refuse_one_without(name: str, value: object, chosen: str, those: Sequence[str]) -> None:
+    if chosen in those:
+        raise ValueError(
+            f"{name}={value!r} next to a preset or an axis: policy_loss {chosen!r} has the ratio of a whole sequence; "
+            f"use ppo_clip, or leave {name} out"
+        )
+
+
+def _options(config: AxesConfig, table: Mapping[str, Rule], chosen: str, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """What TRL's settings are among the options of the policy loss `chosen`; their fields then are at the defaults.
+
+    Args:
+        usual: the options that it has, with the values that hold where nothing else is given.
+    """
+    own = config.policy_loss_options or {}
     found: dict[str, Any] = {}
-    for name, value in _changed(config, table).items():
-        if not table[name].options:
+    for name, value in given(config, (n for n in table if table[n].options)).items():
+        option = next((option for option in table[name].options if option in usual), None)
+        reset(config, name)
+        if option is None and value is None:  # which asks for nothing
             continue
-        options = [option for option in table[name].options if option in known]
-        if not options:
+        if option is None:
             raise ValueError(
                 f"{name}={value!r} next to a preset or an axis: policy_loss {chosen!r} has no option "
-                f"{' or '.join(table[name].options)}. It has: {', '.join(known) or 'none'}"
+                f"{' or '.join(table[name].options)}. It has: {', '.join(usual) or 'none'}"
             )
-        if given.get(options[0], value) != value:
+        if name == "epsilon_high" and value is None:  # as epsilon, in TRL
+            value = own.get(option, {**usual, **own, **found}.get("eps_low", usual[option]))
+        if own.get(option, value) != value:
             raise ValueError(
-                f"{name}={value!r} and policy_loss_options {options[0]}={given[options[0]]!r} contradict each other; "
+                f"{name}={value!r} and policy_loss_options {option}={own[option]!r} contradict each other; "
                 "set one of them"
             )
-        if name == "epsilon" and "eps_high" in known:  # TRL's epsilon_high is epsilon unless given
-            found["eps_high"] = value
-        found[options[0]] = value
-        setattr(config, name, defaults_of(config)[name])
+        if name == "epsilon" and "eps_high" in usual:  # TRL's epsilon_high is epsilon unless given
+            found["eps_high"] = own.get("eps_high", value)
+        found[option] = value
     return found
 
 
 def _member(name: str, value: object, config: Any, members: Mapping[Any, Any]) -> Any:
     if value not in members:
-        raise unknown(f"value of {name}", str(value), [str(defaults_of(config)[name]), *members])
+        raise unknown(f"value of {name}", str(value), {str(defaults_of(config)[name]), *members})
     return members[value]
-
-
-def _changed(part: Any, table: Mapping[str, Rule]) -> dict[str, Any]:
-    defaults = defaults_of(part)
-    return {name: getattr(part, name) for name in table if getattr(part, name) != defaults[name]}
 
 
 def _words(need: str) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,9 @@ def merge_into(source: ModelSource, folder: Path) -> None:
     if head is not None:  # an adapter may change the embedding and not the head, which may be one tensor
         head.weight = type(head.weight)(head.weight.detach().clone(), requires_grad=False)
     try:
-        model = adapted.merge_and_unload()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*tie_word_embeddings")  # they are tied again below, if they may be
+            model = adapted.merge_and_unload()
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise _unmergeable(source, str(error)) from error
     _tie_if_equal(model)

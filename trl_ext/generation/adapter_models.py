@@ -60,7 +60,9 @@ def put_on_base(source: ModelSource, base: PreTrainedModel, **options: Any) -> P
         InputError: the adapter does not fit its base.
     """
     assert source.adapter is not None
-    if (rows := embedding_rows(source.adapter)) and rows != base.get_input_embeddings().weight.shape[0]:
+    embedding = base.get_input_embeddings().weight
+    there = getattr(embedding, "ds_shape", embedding.shape)  # ZeRO-3 keeps an empty tensor of a partitioned parameter
+    if (rows := embedding_rows(source.adapter)) and rows != there[0]:
         base.resize_token_embeddings(rows)
     if (source.adapter / _GENERATION).is_file():
         base.generation_config = GenerationConfig.from_pretrained(source.adapter)
@@ -116,7 +118,8 @@ def with_adapter_loaded(given: dict[str, Any], config: Any) -> contextlib.Abstra
     if given.get("peft_config") is not None:
         from trl_ext.generation.merging import merged_folder
 
-        given["model"] = str(merged_folder(source))
+        with config.main_process_first(desc="merging the adapter"):
+            given["model"] = str(merged_folder(source))
         return contextlib.nullcontext()
     check_trainable(source)
     return _loaded_for_training(source, given, config, kwargs)

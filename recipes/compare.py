@@ -16,6 +16,7 @@ from typing import Any
 
 from trl_ext.evaluation.report import SAMPLES, Report
 from trl_ext.evaluation.statistics import compare_paired
+from trl_ext.generation.model_source import ADAPTER, CONFIG
 from trl_ext.io import read_jsonl, write_json
 
 
@@ -23,7 +24,11 @@ def scores_of(folder: Path) -> dict[Any, float]:
     """Fraction of correct samples by problem."""
     path = folder / SAMPLES
     if not path.is_file():
-        sys.exit(f"error: {folder} has no {SAMPLES}: run recipes/evaluate.py with --output_dir {folder} first")
+        trained = (folder / CONFIG).is_file() or (folder / ADAPTER).is_file()
+        command = (
+            f"--model_name_or_path {folder} --output_dir {folder}-evaluated" if trained else f"--output_dir {folder}"
+        )
+        sys.exit(f"error: {folder} has no {SAMPLES}: run recipes/evaluate.py {command} first")
     rows = [{**row, "problem_id": (row["problem_id"], row["problem"])} for row in read_jsonl(path)]
     return Report(rows).per_problem()
 

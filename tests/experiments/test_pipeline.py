@@ -607,7 +607,6 @@ def test_every_recipe_can_be_checked_with_a_stages_arguments() -> None:
     ("recipe", "arguments", "message"),
     [
         ("grpo", ["--dataset", "none_{split}.csv"], "dataset: no file 'none_train.csv'"),
-        ("grpo", ["--use_peft", "true"], "use_peft: only the last stage may end in an adapter"),
         ("grpo", ["--help", "lr"], "--help shows settings and starts no run"),
         ("grpo", ["--preset", "dapoo"], "unknown preset 'dapoo'. Did you mean 'dapo'"),
         ("grpo", ["--n_ei_steps", "3"], "--n_ei_steps"),
@@ -630,7 +629,7 @@ def test_first_stage_with_invalid_arguments_is_named_in_one_line(
     found = check(("grpo", ["--seed", "3"]), (recipe, arguments), ("grpo", ["--preset", "none"]))
     assert found is not None
     assert found.stage == 2
-    assert found.field == (message.partition(":")[0] if message.startswith(("dataset:", "use_peft:")) else None)
+    assert found.field == (message.partition(":")[0] if message.startswith("dataset:") else None)
     assert message in found.message
     assert found.message.count("\n") == 0
 

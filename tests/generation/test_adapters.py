@@ -69,6 +69,19 @@ def test_engine_gets_peft_merged_weights_and_policy_is_unchanged(config: peft.Pe
     assert not any(getattr(module, "merged", False) or getattr(module, "_caches", {}) for module in model.modules())
 
 
+def test_engine_gets_the_policys_modules_and_not_its_references() -> None:
+    config = peft.LoraConfig(target_modules=LINEAR, modules_to_save=["norm"])
+    model = peft.get_peft_model(untied_model(), copy.deepcopy(config))
+    model.add_adapter("ref", config)  # as TRL does where an adapter is trained further
+    with torch.no_grad():
+        model.base_model.model.model.norm.modules_to_save.default.weight.add_(1)
+    engine = ColocatedEngine.__new__(ColocatedEngine)
+    engine.mode, engine.model, engine._dist = "colocate", model, DistributedBackend(Accelerator(cpu=True))
+    given = list(engine._iter_named_params())
+    assert sorted(name for name, _ in given) == sorted(name for name, _ in untied_model().named_parameters())
+    assert dict(given)["model.norm.weight"].equal(torch.full((32,), 2.0))
+
+
 @needs_vllm
 @pytest.mark.parametrize(
     ("config", "message"),

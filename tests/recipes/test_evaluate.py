@@ -28,7 +28,7 @@ from trl_ext.io import read_jsonl
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.best_of_n import BestOfN, curves, run_best_of_n
 from trl_ext.recipes.cli import parse
-from trl_ext.recipes.evaluate import Evaluation, _base_of, run_evaluation
+from trl_ext.recipes.evaluate import Evaluation, run_evaluation
 from trl_ext.rewards import r1_zero_reward_fn
 
 
@@ -492,15 +492,6 @@ def test_two_ranks_share_the_samples_and_leave_one_file(policy: str, tmp_path: P
     rows = samples(tmp_path / "run")
     assert [row["number"] for row in rows] == list(range(11))
     assert len({row["response"] for row in rows}) > 5
-
-
-def test_an_adapters_folder_has_the_context_of_its_base(tmp_path: Path) -> None:
-    adapter = {"peft_type": "LORA", "base_model_name_or_path": "where/the/base/is"}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
-    assert _base_of(str(tmp_path)) == "where/the/base/is"
-    (tmp_path / "config.json").touch()
-    assert _base_of(str(tmp_path)) == str(tmp_path)
-    assert _base_of("Qwen/Qwen3-0.6B-Base") == "Qwen/Qwen3-0.6B-Base"
 
 
 def test_best_of_n_takes_its_first_samples_from_an_evaluation(policy: str, tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from typing import Any, cast
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.recipes.test_grpo import ROOT
-from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, weight_difference
+from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_model, tiny_sft, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import NotSavedError, ServerError
 from trl_ext.hosts.grace import TIMEOUT
@@ -154,6 +154,31 @@ def test_a_resumed_adapter_is_bit_identical(tmp_path: Path) -> None:
     whole.train()
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
     assert_same_end(whole, again)
+
+
+@pytest.mark.slow
+def test_an_adapter_trained_further_resumes_bit_identically(tmp_path: Path) -> None:
+    model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["norm"]))
+    model.peft_config["default"].base_model_name_or_path = str(save_tiny(tmp_path / "base"))
+    torch.nn.init.normal_(model.base_model.model.model.layers[0].self_attn.q_proj.lora_B.default.weight)
+    model.save_pretrained(tmp_path / "adapter")
+
+    def further(path: Path) -> Any:
+        settings = {"preset": "grpo_clip", "beta": 0.1, **OFF_POLICY}  # the reference is the adapter as it was
+        return made(path, model=str(tmp_path / "adapter"), **settings)
+
+    whole, again = further(tmp_path / "whole"), further(tmp_path / "again")
+    assert set(whole.model.peft_config) == {"default", "ref"}
+    assert weight_difference(whole.model, again.model) == 0
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    assert_same_end(whole, again)
+    again.save_final_model()
+    again.save_final_model()  # into a folder that has all of it
+    saved = load_file(tmp_path / "again" / "adapter_model.safetensors")
+    trained = again.model.base_model.model.model.norm.modules_to_save.default.weight
+    assert saved["base_model.model.model.norm.weight"].equal(trained.data)
+    assert not (tmp_path / "again" / "ref").exists()
 
 
 @pytest.mark.slow

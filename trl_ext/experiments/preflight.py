@@ -77,16 +77,13 @@ def _check(planned: Planned, rules: str | None) -> None:
     from trl_ext.runs.recipes import RECIPES
 
     settings = RECIPES[planned.recipe].settings()
-    task, model, config = read_settings(settings, None, Path(planned.default_config), planned.arguments)
+    task, _, config = read_settings(settings, None, Path(planned.default_config), planned.arguments)
     for name in ("dataset", "traces"):
         path = Path(str(getattr(task, name, "")).replace("{split}", "train"))
         if path.suffix in READERS and not path.is_file():
             raise SettingsError(f"{name}: no file {str(path)!r}", field=name)
     if rules is not None and (broken := violations(RULES[rules], task, config, is_last=planned.is_last)):
         raise SettingsError(f"the rules {rules!r} are broken: {'; '.join(broken)}", field="rules")
-    if model.use_peft and not planned.is_last:
-        message = "use_peft: only the last stage may end in an adapter; the next one needs a whole model"
-        raise SettingsError(message, field="use_peft")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from trl_ext.foresight.shape import Launch, Lengths, RunShape, UnforeseenError, shape_of, zero_stage
+from trl_ext.generation.adapter_models import load_tokenizer
+from trl_ext.generation.model_source import locate
 from trl_ext.generation.tokens import prompt_ids
 from trl_ext.io import print_line
 
@@ -102,7 +104,9 @@ def _verdict(task: Any, model: Any, config: TrainingArguments, data: Any, policy
     """
     try:
         known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
-        network, tokenizer = AutoConfig.from_pretrained(policy, **known), AutoTokenizer.from_pretrained(policy, **known)
+        source = locate(policy, model.model_revision)
+        network = AutoConfig.from_pretrained(source.base, **known | source.known)
+        tokenizer = load_tokenizer(source, trust_remote_code=config.trust_remote_code)
         given = {"use_vllm": config.use_vllm, "rollout_batch_size": getattr(config, "generation_batch_size", None)}
         launch, lengths = launch_of_process(config), _of_rows(data, config, tokenizer)
         shape = shape_of(task, model, config, network, launch, lengths, given)

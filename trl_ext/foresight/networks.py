@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import InputError
+from trl_ext.generation.model_source import ADAPTER, locate
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -27,6 +29,8 @@ def network_of(name: str, revision: str = "main") -> PretrainedConfig:
     """
     from transformers import AutoConfig
 
+    if (Path(name) / ADAPTER).is_file():
+        name = locate(name).base
     try:
         return AutoConfig.from_pretrained(name, local_files_only=True, revision=revision)
     except (OSError, ValueError):

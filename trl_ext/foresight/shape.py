@@ -210,8 +210,10 @@ def _of_weights(model: ModelConfig, config: Any, network: PretrainedConfig) -> d
     """How the model is loaded and computed, and what changes its weights."""
     from trl import get_peft_config
 
+    from trl_ext.generation.adapters import saved_config
+
     return {
-        "peft": get_peft_config(model),
+        "peft": get_peft_config(model) or saved_config(model.model_name_or_path),
         "weights_dtype": _dtype(model.dtype, network),
         "autocast_dtype": torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else None,
         "attention": model.attn_implementation or "sdpa",

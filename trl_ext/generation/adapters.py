@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from peft import PeftConfig, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoConfig, PreTrainedModel
+
+from trl_ext.generation.model_source import ADAPTER, locate
 
 # Tuners whose layers merge into the weights below them; test_adapters.py holds each to PEFT's own merging.
 _MERGED = (PeftType.LORA, PeftType.IA3, PeftType.LOHA, PeftType.LOKR, PeftType.VERA)
@@ -34,8 +37,19 @@ def check_adapter(model: PreTrainedModel | str, peft_config: PeftConfig | None) 
         peft_config: of the adapter to be created; None for the one that `model` has, if any.
     """
     given = peft_config or next(iter(getattr(model, "peft_config", {}).values()), None)
+    if given is None and isinstance(model, str) and (source := locate(model)).adapter is not None:
+        given, model = PeftConfig.from_pretrained(source.adapter), source.base
     if given is not None and (reason := _reason_against(given, model)):
         raise ValueError(f"{reason}. Leave it out, or generate with HF generate (use_vllm: false)")
+
+
+def saved_config(model: str | None) -> PeftConfig | None:
+    """What an adapter's folder says of the adapter, as it is trained further; None for a whole model."""
+    if model is None or not (Path(model) / ADAPTER).is_file():
+        return None
+    found = PeftConfig.from_pretrained(model)
+    found.inference_mode = False
+    return found
 
 
 def _reason_against(peft_config: PeftConfig, model: PreTrainedModel | str) -> str | None:
@@ -64,8 +78,10 @@ def _names(targets: Sequence[str] | str | None, module: str) -> bool:
 
 
 def _has_tied_embeddings(model: PreTrainedModel | str) -> bool:
-    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
-    return bool(config.get_text_config().tie_word_embeddings)
+    if isinstance(model, str):
+        base = locate(model).base if (Path(model) / ADAPTER).is_file() else model
+        return bool(AutoConfig.from_pretrained(base).get_text_config().tie_word_embeddings)
+    return bool(model.config.get_text_config().tie_word_embeddings)
 
 
 @contextlib.contextmanager

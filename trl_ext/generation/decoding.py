@@ -107,7 +107,7 @@ def draw(scores: Tensor, of_row: Tensor) -> Tensor:
 def own_loop_unsupported(model: PreTrainedModel, config: GenerationConfig) -> str | None:
     """Why this model, which may have an adapter, has to generate with the loop of `generate`, or None."""
     adapters = getattr(model, "peft_config", {}).values()
-    plain = model.get_base_model() if adapters else model
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # transformers' own has adapters, too
     if config.get_generation_mode() not in _MODES:
         return f"decoding by {config.get_generation_mode().value} needs it"
     if config.cache_implementation is not None or config.use_cache is False:

@@ -16,6 +16,7 @@ from accelerate import PartialState
 
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
 from trl_ext.generation.hf import TokenLogProbs, eos_ids_of, hf_generate, is_finished
+from trl_ext.generation.model_source import locate
 from trl_ext.generation.policy import VLLM_SEES_SPECIAL_TOKENS
 from trl_ext.generation.progress import counting_steps
 from trl_ext.generation.sampling import sampling_config, shown
@@ -47,11 +48,10 @@ class HFSampler:
     """HF generate, `batch_size` prompts at a time."""
 
     def __init__(self, model: str, sampling: Sampling, batch_size: int, dtype: str | None = None) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from trl_ext.generation.adapter_models import load_model, load_tokenizer
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype or "auto").to(device).eval()
+        device, source = "cuda" if torch.cuda.is_available() else "cpu", locate(model)
+        self.tokenizer, self.model = load_tokenizer(source), load_model(source, dtype).to(device).eval()
         self.sampling, self.batch_size = sampling, batch_size
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
@@ -100,6 +100,9 @@ class VLLMSampler:
     def __init__(self, model: str, sampling: Sampling, **engine: Any) -> None:
         from vllm import LLM
 
+        from trl_ext.generation.merging import whole_model
+
+        model = whole_model(model)
         if PartialState().num_processes > 1:  # else vLLM puts the engines of all ranks on the first GPU
             engine["distributed_executor_backend"] = "external_launcher"
         with starting_vllm():

@@ -165,7 +165,7 @@ class ColocatedEngine(VLLMGeneration):
         model = self.model
         layers = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
         for name, param in model.named_parameters():
-            if model.prefix in name or "original_module" in name:
+            if model.prefix in name or "original_module" in name or ".modules_to_save.ref." in name:
                 continue
             layer = layers.get(name.rpartition(".base_layer.")[0])
             gathered = self._dist.gather_params([param, *(layer.parameters() if layer else ())])

@@ -46,6 +46,7 @@ from trl_ext.algorithms.types import LossInputs, StepTokens
 from trl_ext.compat.hf_sampling import generating_with
 from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
 from trl_ext.dashboards.progress import show_rewards_in_notebook
+from trl_ext.generation.adapter_models import with_adapter_loaded
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs
@@ -116,9 +117,10 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
         if config.use_vllm:
             check_adapter(given["model"], given.get("peft_config"))
+        loaded = with_adapter_loaded(given, config)
         if config.overlong_buffer is not None:
             given["reward_funcs"] = config.with_overlong_penalty(given["reward_funcs"])
-        with engine_settings(config):
+        with engine_settings(config), loaded:
             super().__init__(**given)
         show_rewards_in_notebook(self)
         if None in self.eos_token_ids:  # TRL's for a tokenizer without EOS

@@ -12,7 +12,8 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, StrictUndefined
 
-from trl_ext.io import fence_of, read_jsonl, read_yaml, write_text
+from trl_ext.generation.model_source import ADAPTER
+from trl_ext.io import fence_of, read_json, read_jsonl, read_yaml, write_text
 from trl_ext.runs.layout import CONFIG, CURVE, GENERATIONS, RunFolder
 from trl_ext.runs.provenance import devices_of, versions_of
 from trl_ext.runs.recipes import RECIPES
@@ -30,7 +31,8 @@ def write_model_card(run: Path, repo_id: str | None = None) -> ModelCard:
     environment = Environment(trim_blocks=True, undefined=StrictUndefined)
     environment.filters |= {f.__name__: f for f in (code, fenced, json.dumps, without_markup, without_paths)}
     known = _values(run, repo_id, summary, settings)
-    data = card_data(known["name"], summary, settings, known["library"])
+    started_from = {**settings, "model_name_or_path": known["base"]}
+    data = card_data(known["name"], summary, started_from, known["library"])
     story = environment.from_string(known["recipe"].story).render(known)
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(known, story=story)
     card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n")
@@ -69,14 +71,22 @@ def is_hub_id(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
 
 
+def base_of(run: Path) -> str | None:
+    """What the adapter in a folder is an adapter of; None for a whole model."""
+    found = read_json(run / ADAPTER).get("base_model_name_or_path") if (run / ADAPTER).exists() else None
+    return str(found) if found else None
+
+
 def _values(run: Path, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What `card.md` and a recipe's story have a place for."""
     first, last = summary["validations"][0], summary["validations"][-1]
-    generations, is_adapter = run / GENERATIONS, (run / "adapter_config.json").exists()
+    generations, is_adapter = run / GENERATIONS, (run / ADAPTER).exists()
+    base = base_of(run) or settings.get("model_name_or_path")
     return {
+        "base": base,
         "name": (repo_id or run.name).rpartition("/")[2],
         "address": repo_id or run.name,
-        "source": _source(settings.get("model_name_or_path")),
+        "source": _source(base),
         "recipe": RECIPES[summary.get("recipe", "grpo")],
         "summary": summary,
         "settings": settings,

@@ -2,6 +2,7 @@
 
     python -m trl_ext.hub push runs/grpo_math --repo_id me/my-model --private
     python -m trl_ext.hub card runs/grpo_math
+    python -m trl_ext.hub merge runs/grpo_math runs/grpo_math-merged
 
 The token comes from `hf auth login` or HF_TOKEN; it is not an argument here, so that no shell remembers it.
 """
@@ -22,8 +23,10 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from trl_ext.errors import PushError
-from trl_ext.hub.card import write_model_card
+from trl_ext.errors import InputError, PushError
+from trl_ext.generation.model_source import locate
+from trl_ext.hub.card import base_of, is_hub_id, write_model_card
+from trl_ext.io import print_line
 from trl_ext.runs.layout import RESOLVED, SUMMARY, RunFolder
 
 _LEFT_OUT = ["_*", "checkpoint-*", "training_args.bin", "nonfinite_*", "*.log", ".*", RESOLVED]
@@ -66,6 +69,9 @@ def push(run: Path, repo_id: str, private: bool | None = None, merge_adapter: bo
     _check_name(repo_id)
     if not any((run / name).exists() for name in _WEIGHTS) or not RunFolder(run).is_finished:
         raise ValueError(f"{str(run)!r} holds no finished run: it needs {SUMMARY} and one of {', '.join(_WEIGHTS)}")
+    base = None if merge_adapter else base_of(run)
+    if base is not None and not is_hub_id(base):
+        print_line(f"the adapter's base model is a folder here, {base}, --merge_adapter pushes it as well")
     try:
         api = HfApi()
         full_name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -91,19 +97,33 @@ def merged(run: Path, scratch: Path, name: str) -> Path:
     """A copy of the run's folder with the whole model in the place of its adapter."""
     if not (run / "adapter_config.json").exists():
         raise ValueError(f"merge_adapter: {str(run)!r} holds no adapter")
-    from peft import PeftConfig, PeftModel
-    from transformers import AutoModelForCausalLM
+    from trl_ext.generation.merging import merge_into
 
     for path in run.iterdir():
         if path.is_file() and not path.name.startswith(("_", "adapter_")):
             shutil.copy(path, scratch / path.name)
-    base = PeftConfig.from_pretrained(run).base_model_name_or_path
-    model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), run)
-    model.merge_and_unload().save_pretrained(scratch)
+    merge_into(locate(str(run)), scratch)
     if (run / "generation_config.json").exists():
         shutil.copy(run / "generation_config.json", scratch)
     write_model_card(scratch, name)
     return scratch
+
+
+def merge(adapter: Path, folder: Path) -> str:
+    """Write the whole model that an adapter makes with its base into a new folder; a line that says so.
+
+    Raises:
+        InputError: there is no adapter, it cannot be merged, or the folder is not empty.
+    """
+    from trl_ext.generation.merging import merge_into
+
+    source = locate(str(adapter))
+    if source.adapter is None:
+        raise InputError(f"{str(adapter)!r} holds a whole model already, and no adapter to merge")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{str(folder)!r} is there and not empty; name a new folder")
+    merge_into(source, folder)
+    return f"{folder}: {source.base} with the adapter {adapter}"
 
 
 def hide_token(config: Any) -> None:
@@ -130,12 +150,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pushing.add_argument("--repo_id", required=True, metavar="NAME", help="NAME or OWNER/NAME on the Hub")
     pushing.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     pushing.add_argument("--merge_adapter", action="store_true", help="upload a whole model instead of an adapter")
+    merging = commands.add_parser("merge", help="write the whole model that an adapter and its base make")
+    merging.add_argument("run", type=Path, help="the adapter's folder, of a run or a checkpoint")
+    merging.add_argument("folder", type=Path, help="a new folder")
     writing = commands.add_parser("card", help="write README.md into a run's folder and upload nothing")
     writing.add_argument("run", type=Path, help="its folder")
     args = parser.parse_args(arguments)
     try:
         if args.command == "push":
             print(push(args.run, args.repo_id, args.private, args.merge_adapter))
+        elif args.command == "merge":
+            print(merge(args.run, args.folder))
         else:
             write_model_card(args.run)
             print(args.run / "README.md")

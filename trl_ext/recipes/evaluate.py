@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from accelerate import PartialState
-from peft import PeftConfig
 from tqdm import tqdm
 from transformers.hf_argparser import HfArg
 from transformers.utils import logging
@@ -29,6 +28,8 @@ from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, SAMPLES, Report, grade_rows, is_correct
 from trl_ext.generation.completion import Sampling
+from trl_ext.generation.merging import check_mergeable
+from trl_ext.generation.model_source import MERGE, ModelSource, locate
 from trl_ext.generation.progress import reporting
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.hosts.group import join
@@ -44,7 +45,7 @@ from trl_ext.io import (
     write_text,
 )
 from trl_ext.ranks import run_on_main_and_broadcast
-from trl_ext.recipes.preflight import check_model_folder, check_vocabulary, tokenizer_and_shape
+from trl_ext.recipes.preflight import check_vocabulary, tokenizer_and_shape
 from trl_ext.recipes.settings_help import COMMON
 from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
@@ -151,6 +152,14 @@ class Evaluation(DatasetSettings):
         """How responses are drawn."""
         stop = tuple(self.stop)
         return Sampling(self.temperature, self.top_p, self.max_tokens, self.min_tokens, stop, self.seed)
+
+    def check_model(self, source: ModelSource) -> None:
+        """Refuse, by an `InputError`, an adapter that cannot be used as these settings say."""
+        if source.adapter and self.export:
+            merge = f"{MERGE} {source.name} {source.name}-merged makes a whole model"
+            raise InputError(f"export: every harness loads adapters in another way, and {source.name} is one: {merge}")
+        if choose_engine(self.use_vllm)[0]:
+            check_mergeable(source)
 
     def sampler(self, model: str) -> Sampler:
         """The engine, loaded."""
@@ -262,7 +271,7 @@ def _load(settings: Evaluation, is_new: bool) -> tuple[Dataset, Source]:
     """The problems and where they are from; of a new evaluation, the reference answers are checked."""
     try:
         if settings.model_name_or_path:
-            check_model_folder(settings.model_name_or_path)
+            settings.check_model(locate(settings.model_name_or_path))
         read = settings.read(settings.split, settings.problems, settings.seed)
         if is_new:
             checker = Checker(settings.grader, str(settings.answer_format), settings.answer_source)
@@ -275,7 +284,7 @@ def _load(settings: Evaluation, is_new: bool) -> tuple[Dataset, Source]:
 def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: Source) -> set[int]:
     """The problems whose prompts leave room for the longest response, by their place; before the engine loads."""
     try:
-        tokenizer, shape = tokenizer_and_shape(model, _base_of(model))
+        tokenizer, shape = tokenizer_and_shape(locate(model))
         check_vocabulary(tokenizer, shape, model)
         context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
         if context is None:
@@ -285,12 +294,6 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: 
         return set(rows_that_fit(numbered, settings.split, source, tokenizer, room, settings.too_long)["place"])
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
-
-
-def _base_of(model: str) -> str:
-    """The model itself, or what an adapter's folder is an adapter of."""
-    is_adapter = (Path(model) / "adapter_config.json").is_file() and not (Path(model) / "config.json").is_file()
-    return str(PeftConfig.from_pretrained(model).base_model_name_or_path) if is_adapter else model
 
 
 def _refuse_other_settings(folder: Path, mine: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from trl_ext.compat.startup import use_all_cores
 
 # isort: split
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets import disable_progress_bars
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 from transformers.trainer import get_reporting_integration_callbacks
 from transformers.utils import logging
 from trl import ModelConfig
@@ -22,12 +21,14 @@ from trl_ext.data.lengths import Room, context_of, rows_that_fit
 from trl_ext.data.references import COMPARING, Checker, check_references, first_rank
 from trl_ext.errors import InputError
 from trl_ext.foresight.before_run import refuse_what_does_not_fit
+from trl_ext.generation.adapter_models import check_trainable, embedding_rows, load_tokenizer
+from trl_ext.generation.merging import check_mergeable
+from trl_ext.generation.model_source import ModelSource, locate
 from trl_ext.generation.server import Servers, urls_of
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
 from trl_ext.recipes.model_settings import check_model_settings, choose_attention
 from trl_ext.recipes.settings import Data, Task
-from trl_ext.registry import unknown
 from trl_ext.rewards.graders import shared_pool
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -
     if config.push_to_hub and not config.process_index:
         check(config.hub_model_id)
     check_dashboards(config.report_to)
-    if model.model_name_or_path:
-        check_model_folder(model.model_name_or_path)
+    if model.model_name_or_path and (line := check_policy(model)) and not config.process_index:
+        print_line(line)
     if config.use_vllm and config.vllm_mode == "server":
         if not config.process_index:
             print_line("waiting for the vLLM server")
@@ -111,18 +112,16 @@ def check_dashboards(report_to: list[str]) -> None:
             raise ValueError(f"--report_to {name}: {error} Or leave it out: --report_to none") from error
 
 
-def check_model_folder(name: str) -> None:
-    """Refuse a local path at which there is no model, which would be looked for on the Hub for a minute."""
-    path = Path(name).expanduser()
-    if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
-        return
-    if path.is_dir():
-        raise ValueError(f"model {name!r}: the folder has no config.json, so it holds no model")
-    models = sorted(str(config.parent) for config in path.parent.glob("*/*config.json"))
-    looks_like_a_hub_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
-    if looks_like_a_hub_id and not (path.parent != Path() and (models or path.parent.name == "runs")):
-        return
-    raise unknown("model folder", name, set(models))
+def check_policy(model: ModelConfig) -> str | None:
+    """Refuse a model that cannot be trained, and say what of an adapter is trained; None for a whole model."""
+    source = locate(str(model.model_name_or_path), model.model_revision)
+    if source.adapter is None:
+        return None
+    if model.use_peft:
+        check_mergeable(source)
+        return f"policy: the adapter {source.name} is merged into {source.base}, and a new one is trained on both"
+    check_trainable(source)
+    return f"policy: the adapter {source.name} of {source.base} is trained further (use_peft: true begins a new one)"
 
 
 def check_server(config: TrainingArguments) -> Servers:
@@ -134,12 +133,13 @@ def check_server(config: TrainingArguments) -> Servers:
 def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: TrainingArguments) -> Data:
     """The rows whose prompts leave room for the longest response; a tokenizer that is not the model's is refused."""
     known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
-    tokenizer, shape = tokenizer_and_shape(policy, policy, **known)
+    source = locate(policy, model.model_revision)
+    tokenizer, shape = tokenizer_and_shape(source, **known)
     check_tokenizer(tokenizer, shape, policy, config.stop)
     context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
     if config.use_vllm and config.vllm_mode == "server":
         servers = check_server(config)
-        servers.refuse_another_model(shape, tokenizer, policy)
+        servers.refuse_another_model(shape, tokenizer, source.base)
         context, setting = min(server.context() for server in servers.each), "the vLLM server's --max-model-len"
     if context is None:
         return data
@@ -153,17 +153,22 @@ def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, con
     return replace(data, **fitting)
 
 
-def tokenizer_and_shape(model: str, base: str, **known: Any) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:
+def tokenizer_and_shape(source: ModelSource, **known: Any) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:
     """A model's tokenizer, and the configuration of the model itself or of the one that it is an adapter of.
 
     Raises:
         ValueError: the folder or the Hub has no such model, or cannot be reached; says which model.
     """
     try:
-        return AutoTokenizer.from_pretrained(model, **known), AutoConfig.from_pretrained(base, **known)
+        shape = AutoConfig.from_pretrained(source.base, **known | source.known)
+        tokenizer = load_tokenizer(source, **{name: value for name, value in known.items() if name != "revision"})
     except OSError as error:
-        sought = "" if Path(model).is_dir() else ", which is no folder here and was looked for on the Hub"
-        raise ValueError(f"model {model!r}{sought}: {error}") from error
+        sought = "" if Path(source.base).is_dir() else ", which is no folder here and was looked for on the Hub"
+        whose = f" (base_model_name_or_path of the adapter {source.name!r})" if source.adapter else ""
+        raise ValueError(f"model {source.base!r}{whose}{sought}: {error}") from error
+    if source.adapter and (rows := embedding_rows(source.adapter)):
+        shape.get_text_config().vocab_size = rows
+    return tokenizer, shape
 
 
 def check_answers(data: Data, task: Task, config: TrainingArguments) -> None:

@@ -6,13 +6,14 @@ import logging
 from dataclasses import dataclass
 
 from datasets import Dataset
-from transformers import AutoTokenizer
 from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.data.traces import first_unique, load_traces, only_correct, with_answers
 from trl_ext.errors import InputError
+from trl_ext.generation.adapter_models import load_tokenizer
+from trl_ext.generation.model_source import locate
 from trl_ext.recipes.settings import Data, Task
 from trl_ext.sft.trainer import ExtSFTConfig, tokenized
 
@@ -85,8 +86,8 @@ class SFTTask(Task):
 
 def tokenized_traces(data: Data, model: ModelConfig, config: ExtSFTConfig) -> Dataset:
     """The traces' tokens; those longer than `max_length` are left out, and their number is put into `data.counts`."""
-    known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, **known)
+    source = locate(str(model.model_name_or_path), model.model_revision)
+    tokenizer = load_tokenizer(source, trust_remote_code=config.trust_remote_code)
     tokenizer.eos_token = config.eos_token or tokenizer.eos_token
     rows, too_long = tokenized(data.train, tokenizer, config.max_length)
     data.counts["too_long"] = too_long

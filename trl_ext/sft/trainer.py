@@ -22,6 +22,7 @@ from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.dashboards.progress import show_rewards_in_notebook
+from trl_ext.generation.adapter_models import with_adapter_loaded
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
@@ -136,11 +137,12 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         config = kwargs.get("args")
         if not isinstance(config, ExtSFTConfig):
             raise TypeError("ExtSFTTrainer needs args=ExtSFTConfig(...)")
+        given = inspect.signature(SFTTrainer).bind(*args, **kwargs).arguments
         if config.use_vllm:
-            passed = inspect.signature(SFTTrainer).bind(*args, **kwargs).arguments
-            check_adapter(passed["model"], passed.get("peft_config"))
+            check_adapter(given["model"], given.get("peft_config"))
             load_vllm()
-        super().__init__(*args, **kwargs)
+        with with_adapter_loaded(given, config):
+            super().__init__(**given)
         show_rewards_in_notebook(self)
         if config.normalize_constant is not None:
             self.model_accepts_loss_kwargs = True  # the loss is divided once, by what is counted below

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer
@@ -42,7 +43,8 @@ from trl_ext.compat.torch_on_cpu import load_to_numbered_cpus
 from trl_ext.dashboards.trackers import send_table, trackers_last
 from trl_ext.errors import NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
-from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished
+from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished, samples_whole_distribution
+from trl_ext.generation.model_source import ADAPTER
 from trl_ext.generation.policy import overridden, without_dropout
 from trl_ext.generation.progress import reporting
 from trl_ext.generation.request_seeds import Place
@@ -138,6 +140,13 @@ class ReliableTrainer(Trainer):
             path = Path(checkpoint) / state_file(self.accelerator.process_index)
             state = torch.load(path, weights_only=True, map_location="cpu") if path.exists() else None
             self.load_resume_state(state)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load the adapter next to its reference too: of several adapters `Trainer` loads those in subfolders only."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        policy: Any = self.model if model is None else model
+        if is_peft_model(policy) and len(policy.peft_config) > 1 and (Path(resume_from_checkpoint) / ADAPTER).is_file():
+            policy.load_adapter(resume_from_checkpoint, policy.active_adapters[0], is_trainable=True)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: float | None = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -297,6 +306,10 @@ class ReliableTrainer(Trainer):
             self.save_model(str(scratch), _internal_call=True)  # else it would push as well
             self.accelerator.wait_for_everyone()
             for path in sorted(scratch.iterdir()) if self.accelerator.is_main_process else ():
+                if (path / ADAPTER).is_file():  # the reference of an adapter that was trained further
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(run / path.name, ignore_errors=True)
                 path.replace(run / path.name)
         except Exception as error:  # of whatever library was writing
             last = next(iter(checkpoints(run)), "none")

@@ -3,9 +3,12 @@
 Atomic checkpoints from which a run resumes bit-identically, skipping of optimizer steps with a non-finite gradient, a
 checkpoint on SIGTERM, and completions of the current policy. What it overrides of `Trainer`, in call order:
 
-    Trainer.train
+    Trainer.train                 refuses a checkpoint that cannot be continued as it was
+      _load_from_checkpoint       the policy's adapter, also next to a reference's
+      _load_callback_state        in place
       _get_train_sampler            kept, to replay the data order of earlier epochs
       _prepare_for_training         notes the checkpoint to resume from
+      _evaluate                     not at the start of a resumed run
       _run_epoch                    ends before the first step where a callback asked for it
         _load_rng_state             the last call before the first step: restores our state
         (get_batch_samples, training_step: see grpo/trainer.py and sft/trainer.py)
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import logging
 import math
@@ -31,15 +35,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import get_last_checkpoint
 from trl.models import unwrap_model_for_generation
 
 from trl_ext.compat.torch_on_cpu import load_to_numbered_cpus
 from trl_ext.dashboards.trackers import send_table, trackers_last
-from trl_ext.errors import NotSavedError, ServerError
+from trl_ext.errors import InputError, NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished, samples_whole_distribution
 from trl_ext.generation.policy import overridden, without_dropout
@@ -55,7 +61,17 @@ from trl_ext.runs.checkpoints import (
     state_file,
     write_manifest,
 )
+from trl_ext.runs.continuation import Resuming, refuse_what_does_not_continue, state_of_rank
 from trl_ext.runs.layout import RUN_RECORD, checkpoint_name
+from trl_ext.training.carried import (
+    ALLOCATOR,
+    load_reference,
+    load_states_of_callbacks,
+    restore_exportable,
+    save_reference,
+    states_of_callbacks,
+    without_state,
+)
 from trl_ext.training.finite import NonFiniteError, write_report
 from trl_ext.training.preemption import StopOnSigterm
 from trl_ext.training.saving import lack_of_room
@@ -91,6 +107,31 @@ class ReliableTrainer(Trainer):
 
     # Overrides, in the order in which `Trainer` calls them.
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Refuse a checkpoint that cannot be continued as it was, on all ranks alike, before anything is read of it."""
+        found = resume_from_checkpoint
+        checkpoint = get_last_checkpoint(self.args.output_dir) if found is True else found or None
+        if checkpoint is not None:
+            who, changed = self._resuming(), self.args.resume_changed
+            check = functools.partial(refuse_what_does_not_continue, Path(checkpoint), who, changed)
+            for line in run_on_main_and_broadcast(check, InputError):
+                log.warning("%s", line)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load the policy's adapter too where another one, such as TRL's reference, lies in a folder below it."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        policy = self.model if model is None else model
+        below = any(Path(resume_from_checkpoint).glob("*/adapter_model.safetensors"))
+        if below and is_peft_model(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
+            policy.load_adapter(resume_from_checkpoint, policy.active_adapters[0], is_trainable=True)
+
+    def _load_callback_state(self) -> None:
+        if self.args.restore_callback_states_from_checkpoint:
+            super()._load_callback_state()
+        else:
+            restore_exportable(self.callback_handler.callbacks, self.state.stateful_callbacks)
+
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Any:
         self._sampler = super()._get_train_sampler(train_dataset)
         return self._sampler
@@ -100,6 +141,11 @@ class ReliableTrainer(Trainer):
     ) -> Any:
         self._to_restore = resume_from_checkpoint
         return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Leave out `eval_on_start` in a resumed run, which has been evaluated at its start."""
+        found: dict[str, float] = {} if self._to_restore is not None else super()._evaluate(*args, **kwargs)
+        return found
 
     def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: str | None, **kwargs: Any) -> Any:
         """Handle three cases that `Trainer` does not.
@@ -124,9 +170,8 @@ class ReliableTrainer(Trainer):
         super()._load_rng_state(checkpoint)
         self._to_restore = None
         if checkpoint is not None:
-            path = Path(checkpoint) / state_file(self.accelerator.process_index)
-            state = torch.load(path, weights_only=True, map_location="cpu") if path.exists() else None
-            self.load_resume_state(state)
+            load_reference(self, Path(checkpoint))
+            self.load_resume_state(state_of_rank(Path(checkpoint), self.accelerator.process_index))
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: float | None = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -177,6 +222,8 @@ class ReliableTrainer(Trainer):
             "_total_train_tokens": self._total_train_tokens,
             "skipped_steps": self.skipped_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
+            "callbacks": states_of_callbacks(self.callback_handler.callbacks),
+            "without_state": without_state(self.callback_handler.callbacks, self.model),
         }
 
     def load_resume_state(self, state: dict[str, Any] | None) -> None:
@@ -192,6 +239,14 @@ class ReliableTrainer(Trainer):
         self._total_train_tokens = state.get("_total_train_tokens", self._total_train_tokens)
         self.skipped_steps = state.get("skipped_steps", 0)  # earlier versions did not count them
         self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
+        load_states_of_callbacks(self.callback_handler.callbacks, state.get("callbacks", {}))
+
+    def _resuming(self) -> Resuming:
+        sharded_by = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else None
+        names = [type(callback).__name__ for callback in self.callback_handler.callbacks]
+        syncs = bool(getattr(self.args, "sync_ref_model", False))
+        rows = getattr(self.args, "rows_per_optimizer_step", None)
+        return Resuming(self.accelerator.num_processes, sharded_by, syncs, [*names, ALLOCATOR], rows)
 
     # Saving.
 
@@ -236,6 +291,7 @@ class ReliableTrainer(Trainer):
             if trial is None:
                 self.store_flos()
             super()._save_checkpoint(model, run / SCRATCH)  # there `Trainer` finds no earlier one to remove
+            save_reference(self, scratch)
             best = self._name_best(run, scratch)
             torch.save(state or self.resume_state(), scratch / state_file(self.accelerator.process_index))
             self.accelerator.wait_for_everyone()

@@ -14,9 +14,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, EarlyStoppingCallback, Qwen3ForCausalLM, TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState
+from trl import BEMACallback
 
-from tests.support.tiny import prompts, save_tiny
-from tests.training.test_resume import OF_KINDS, OFF_POLICY, made
+from tests.support.tiny import prompts, save_tiny, tiny_sft, weight_difference
+from tests.training.test_resume import OF_KINDS, OFF_POLICY, SAVING, made
+from trl_ext.errors import InputError
+from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 
 STEPS, KILLED = 4, 2
 KL = {"preset": "grpo_clip", "beta": 0.5}

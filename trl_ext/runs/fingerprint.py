@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_ext.io import digest_of_files, plain, read_json
+from trl_ext.io import digest_of_files, plain, read_json, read_yaml
 
 # Of a model's folder; a file is of the first group that has it. A checkpoint's state of the training is of none.
 _GROUPS = {
@@ -23,6 +23,7 @@ _GROUPS = {
     "weights": ("*.safetensors", "*.bin", "*.index.json", "*.gguf"),
 }
 _OF_TRAINING = ("training_args.bin", "optimizer*", "reference*")
+_WRITTEN = ("output_dir", "logging_dir", "resume", "resume_from_checkpoint", "export")  # by the run itself
 _IN_WORDS = {"weights": "weights", "configuration": "configuration of the model", "tokenizer": "tokenizer"}
 
 
@@ -59,13 +60,21 @@ def fingerprints_of_named_files(settings: Any) -> dict[str, str]:
         settings: texts in mappings and lists of any depth. A path with `{split}` names the files of all splits.
     """
     found: dict[str, str] = {}
-    for text in sorted(set(_texts_in(plain(settings)))):
+    for text in sorted(set(texts_in(settings))):
         files = sorted(_files_named(text))
         if files:
             found[text] = digest_of_files(files)
         elif _is_model(Path(text)):
             found[text] = " ".join(fingerprint_of_model(text).values())
     return found
+
+
+def texts_in(settings: Any) -> Iterator[str]:
+    """The texts of settings or of a command that may name files, of YAML files among them too; no place to write to."""
+    for text in _texts_of(plain(settings)):
+        yield text
+        if text.endswith((".yaml", ".yml")) and Path(text).is_file():
+            yield from _texts_of(plain(read_yaml(Path(text))))
 
 
 def in_words(changed: Iterable[str]) -> str:
@@ -103,12 +112,13 @@ def _is_model(path: Path) -> bool:
     return any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
-def _texts_in(value: Any) -> Iterator[str]:
+def _texts_of(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
-        value = list(value.values())
+        value = [item for name, item in value.items() if name not in _WRITTEN]
     if isinstance(value, list):
-        for item in value:
-            yield from _texts_in(item)
+        flags = ["", *(item.removeprefix("--") if isinstance(item, str) else "" for item in value)]
+        for item in (item for item, flag in zip(value, flags, strict=False) if flag not in _WRITTEN):
+            yield from _texts_of(item)
     elif isinstance(value, str) and value and len(value) < 4096 and "\0" not in value:
         yield value
 

@@ -5,6 +5,7 @@ docs/packages/training.md lists the objects; the cases below go through the list
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,18 +164,29 @@ def without_seconds(trainer: Any) -> list[Any]:
 def difference(whole: Any, again: Any) -> str | None:
     """What an uninterrupted run and a resumed one do not share; None if they are bit-identical."""
     for before, after in zip(without_seconds(whole), without_seconds(again), strict=False):
-        if repr(before) != repr(after):
+        if json.dumps(before, sort_keys=True) != json.dumps(after, sort_keys=True):  # NaN is NaN
             return f"logged {before}, resumed {after}"
     if len(whole.state.log_history) != len(again.state.log_history):
         return "another number of entries was logged"
     if weight_difference(whole.model, again.model):
         return "weights"
     states = [trainer.optimizer.state_dict()["state"] for trainer in (whole, again)]
-    if any(repr(state) != repr(states[1][name]) for name, state in states[0].items()):
+    if not same(*states):
         return "the optimizer"
     names = ("steps", "early_stopping_patience_counter", "average")
     found = [[[getattr(c, n, None) for n in names] for c in t.callback_handler.callbacks] for t in (whole, again)]
-    return None if repr(found[0]) == repr(found[1]) else f"callbacks: {found}"
+    return None if same(*found) else f"callbacks: {found}"
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are equal, tensors in them too."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(value, b[name]) for name, value in a.items())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
 
 
 @pytest.mark.slow

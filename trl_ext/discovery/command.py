@@ -168,7 +168,7 @@ def _about(
 
 
 def _digest_of_verifier(verify: Callable[..., object]) -> str:
-    """A hash of the Python files of the folder that judges programs: scores of another verifier are no scores of this."""
+    """A hash of the Python files next to what judges programs: another verifier's scores cannot be continued."""
     while isinstance(verify, functools.partial):
         verify = verify.func
     try:

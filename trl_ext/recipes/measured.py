@@ -58,11 +58,11 @@ def refuse_other_inputs(folder: Path, there: Mapping[str, str] | None, mine: Map
 def shown_line(folder: Path) -> str:
     """That a finished evaluation is shown and not measured, and of when it is."""
     known = read_yaml(folder / SETTINGS).get(FINGERPRINTS)
-    made_from = (
-        "of the same weights, tokenizer, rows and settings"
-        if known
-        else "by a version that kept no fingerprint of the model and the rows, so they may be others now"
-    )
+    made_from = "of the same weights, tokenizer, rows and settings"
+    if known is None:
+        made_from = "by a version that kept no fingerprint of the model and the rows, so they may be others now"
+    elif "weights" not in known:
+        made_from = "of the same responses and settings"
     return f"shown, not measured again: the evaluation of {_when(folder)}, {made_from}; remove {folder} to measure anew"
 
 

@@ -25,7 +25,7 @@ _OF_DEEPSPEED = ("global_step*/*optim_states.pt",)
 class Resuming:
     """The processes that resume, as far as a checkpoint has to fit them."""
 
-    processes: int
+    processes: int | None  # None where that is not known
     sharded_by: str | None = None  # DeepSpeed or FSDP, which divide the optimizer's state among the processes
     syncs_reference: bool = False
     callbacks: Collection[str] = ()  # their classes
@@ -67,19 +67,19 @@ def refuse_what_does_not_continue(checkpoint: Path, resuming: Resuming, changed:
             asked for it.
     """
     state = _shared_state(checkpoint)
-    before = processes_of(checkpoint)
-    if before is not None and before != resuming.processes:
-        _refuse_division(checkpoint, state, before, resuming)
+    before, now = processes_of(checkpoint), resuming.processes
+    are_others = None not in (before, now) and before != now
+    if are_others:
+        _refuse_division(checkpoint, state, int(before or 0), resuming)
     _refuse_missing_shards(checkpoint, resuming)
     anew = _begins_anew(checkpoint, state, resuming)
-    if before is not None and before != resuming.processes:
+    if are_others:
         anew.append(
-            f"the random states of the processes, which were {before} and are {resuming.processes}: samples are others"
+            f"the random states of the processes, which were {before} and are {now}: samples are others"
         )
     if anew and not changed:
         complete = [other for other in _others(checkpoint) if not _begins_anew(other, _shared_state(other), resuming)]
-        same = before in (None, resuming.processes)
-        instead = f", resume from {complete[0]}, which has all of it" if complete and same else ""
+        instead = f", resume from {complete[0]}, which has all of it" if complete and not are_others else ""
         raise InputError(
             f"{checkpoint} would not be continued as it was; this would begin anew: {'; '.join(anew)}. Ask for that "
             f"with --resume_changed{instead}, or start a new run without --resume"
@@ -96,7 +96,7 @@ def _begins_anew(checkpoint: Path, state: Mapping[str, Any], resuming: Resuming)
         missing.append("the learning rate's schedule, from its first step (no scheduler.pt)")
     if not _has(checkpoint, "rng_state*.pth"):
         missing.append("the random states (no rng_state.pth)")
-    if missing and _has(checkpoint, MANIFEST):
+    if len(missing) == 3 and _has(checkpoint, MANIFEST):
         missing[-1] += ", since it was saved with save_only_model"
     if resuming.syncs_reference and not _has(checkpoint, REFERENCE):
         missing.append(f"the reference of sync_ref_model, from the model that the run began with (no {REFERENCE})")
@@ -110,7 +110,7 @@ def _begins_anew(checkpoint: Path, state: Mapping[str, Any], resuming: Resuming)
 
 def _refuse_division(checkpoint: Path, state: Mapping[str, Any], before: int, resuming: Resuming) -> None:
     """Refuse another number of processes where something is divided among them."""
-    were = f"{checkpoint} was written by {_counted(before)}, and there {_are(resuming.processes)} now"
+    were = f"{checkpoint} was written by {_counted(before)}, and there {_are(resuming.processes or 0)} now"
     if resuming.sharded_by or _has(checkpoint, *_OF_DEEPSPEED):
         raise InputError(
             f"{were}: {resuming.sharded_by or 'DeepSpeed'} has divided the optimizer's state among them. Resume with "

@@ -119,7 +119,7 @@ def _resuming(settings: Mapping[str, Any]) -> Resuming:
     launched = {"DeepSpeed": "ACCELERATE_USE_DEEPSPEED", "FSDP": "ACCELERATE_USE_FSDP"}
     by = [name for name, set_by in launched.items() if os.environ.get(set_by) == "true" or settings.get(name.lower())]
     syncs = bool(settings.get("sync_ref_model"))
-    return Resuming(int(settings.get("processes", 1)), by[0] if by else None, syncs)
+    return Resuming(settings.get("processes"), by[0] if by else None, syncs)
 
 
 def lock(folder: Path) -> FileLock:

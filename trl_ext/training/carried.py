@@ -88,7 +88,8 @@ def without_state(callbacks: Iterable[TrainerCallback], model: nn.Module) -> lis
         if not (_has_state_dict(callback) or isinstance(callback, ExportableState))
     }
     allocator = getattr(getattr(model, "base_model", None), "rankallocator", None)
-    is_used = allocator is not None and bool(allocator.ipt or model.peft_config["default"].rank_pattern)  # type: ignore[union-attr, index]
+    configs = model.peft_config.values() if allocator is not None else ()  # type: ignore[union-attr, operator]
+    is_used = allocator is not None and bool(allocator.ipt or any(config.rank_pattern for config in configs))
     return sorted(lost | ({ALLOCATOR} if is_used else set()))
 
 

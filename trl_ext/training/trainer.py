@@ -3,10 +3,10 @@
 Atomic checkpoints from which a run resumes bit-identically, skipping of optimizer steps with a non-finite gradient, a
 checkpoint on SIGTERM, and completions of the current policy. What it overrides of `Trainer`, in call order:
 
-    Trainer.train                 refuses a checkpoint that cannot be continued as it was
-      _load_from_checkpoint       the policy's adapter, also next to a reference's
-      _load_callback_state        in place
+    Trainer.train                   refuses a checkpoint that cannot be continued as it was
+      _load_from_checkpoint         the policy's adapter, also next to a reference's
       _get_train_sampler            kept, to replay the data order of earlier epochs
+      _load_callback_state          in place
       _prepare_for_training         notes the checkpoint to resume from
       _evaluate                     not at the start of a resumed run
       _run_epoch                    ends before the first step where a callback asked for it
@@ -104,6 +104,9 @@ class ReliableTrainer(Trainer):
     _to_restore: str | None = None
     _sampler: Any = None
     _listener: StopOnSigterm | None = None
+    _rng_at_epoch: Tensor | None = (
+        None  # torch's, from which a sampler without a generator draws the order of the epoch
+    )
 
     # Overrides, in the order in which `Trainer` calls them.
 
@@ -126,15 +129,15 @@ class ReliableTrainer(Trainer):
         if below and is_peft_model(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
             policy.load_adapter(resume_from_checkpoint, policy.active_adapters[0], is_trainable=True)
 
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Any:
+        self._sampler = super()._get_train_sampler(train_dataset)
+        return self._sampler
+
     def _load_callback_state(self) -> None:
         if self.args.restore_callback_states_from_checkpoint:
             super()._load_callback_state()
         else:
             restore_exportable(self.callback_handler.callbacks, self.state.stateful_callbacks)
-
-    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Any:
-        self._sampler = super()._get_train_sampler(train_dataset)
-        return self._sampler
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader[Any], resume_from_checkpoint: str | None
@@ -159,16 +162,31 @@ class ReliableTrainer(Trainer):
             if self.state.global_step >= self.state.max_steps:
                 self.control.should_training_stop = True
                 return None
-            for _ in range(epoch if hasattr(self._sampler, "generator") else 0):
-                torch.randperm(len(self._sampler.data_source), generator=self._sampler.generator)
+            self._draw_orders_before(epoch, is_begun=kwargs["steps_trained_in_current_epoch"] > 0)
+        else:
+            self._rng_at_epoch = torch.get_rng_state()
         return super()._run_epoch(
             epoch=epoch, epochs_trained=epochs_trained, resume_from_checkpoint=resume_from_checkpoint, **kwargs
         )
+
+    def _draw_orders_before(self, epoch: int, is_begun: bool) -> None:
+        """Have the sampler draw the order of this epoch as it did: from its own generator, or from torch's."""
+        self._rng_at_epoch = None
+        generator = getattr(self._sampler, "generator", None)
+        for _ in range(epoch if generator is not None else 0):
+            torch.randperm(len(self._sampler.data_source), generator=generator)
+        checkpoint = Path(self._to_restore) if self._to_restore is not None and is_begun else None
+        state = state_of_rank(checkpoint, self.accelerator.process_index, mapped=True) if checkpoint else None
+        if state is not None and "rng_at_epoch" in state:
+            self._rng_at_epoch = state["rng_at_epoch"].clone()
+            torch.set_rng_state(self._rng_at_epoch)  # `_load_rng_state` sets that of the step
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore our state too: `Trainer` calls this last when it resumes, just before the first step."""
         super()._load_rng_state(checkpoint)
         self._to_restore = None
+        if self._rng_at_epoch is None:  # the epoch begins here
+            self._rng_at_epoch = torch.get_rng_state()
         if checkpoint is not None:
             load_reference(self, Path(checkpoint))
             self.load_resume_state(state_of_rank(Path(checkpoint), self.accelerator.process_index))
@@ -222,6 +240,7 @@ class ReliableTrainer(Trainer):
             "_total_train_tokens": self._total_train_tokens,
             "skipped_steps": self.skipped_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
+            "rng_at_epoch": self._rng_at_epoch,
             "callbacks": states_of_callbacks(self.callback_handler.callbacks),
             "without_state": without_state(self.callback_handler.callbacks, self.model),
         }

@@ -17,9 +17,13 @@ from transformers import AutoModelForCausalLM, EarlyStoppingCallback, Qwen3ForCa
 from transformers.trainer_callback import ExportableState
 from trl import BEMACallback
 
+from tests.recipes.test_grpo import DEFAULT, ON_A_CPU
 from tests.support.tiny import prompts, save_tiny, tiny_sft, weight_difference
 from tests.training.test_resume import OF_KINDS, OFF_POLICY, SAVING, made
 from trl_ext.errors import InputError
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.recipes.preflight import prepare
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 
 STEPS, KILLED = 4, 2
@@ -259,3 +263,12 @@ def test_state_that_no_checkpoint_holds_is_refused_by_name(tmp_path: Path, caplo
     said = refusal(run("synced again", **SYNCED), tmp_path / "synced" / "checkpoint-1")
     assert "the reference of sync_ref_model, from the model that the run began with" in said
     assert f"resume from {tmp_path / 'synced' / 'checkpoint-2'}, which has all of it" in said
+
+
+def test_synced_reference_of_an_adapter_is_refused_early() -> None:
+    given = [*ON_A_CPU, "--use_peft", "true", "--beta", "0.1", "--sync_ref_model", "true"]
+    task, model, config = parse(GRPO_SETTINGS, "about", DEFAULT, given)
+    with pytest.raises(
+        InputError, match="sync_ref_model with use_peft: the reference of an adapter is the model without"
+    ):
+        prepare(task, model, config, task.data)

@@ -74,9 +74,7 @@ def refuse_what_does_not_continue(checkpoint: Path, resuming: Resuming, changed:
     _refuse_missing_shards(checkpoint, resuming)
     anew = _begins_anew(checkpoint, state, resuming)
     if are_others:
-        anew.append(
-            f"the random states of the processes, which were {before} and are {now}: samples are others"
-        )
+        anew.append(f"the random states of the processes, which were {before} and are {now}: samples are others")
     if anew and not changed:
         complete = [other for other in _others(checkpoint) if not _begins_anew(other, _shared_state(other), resuming)]
         instead = f", resume from {complete[0]}, which has all of it" if complete and not are_others else ""

@@ -53,7 +53,7 @@ def fingerprint_of_rows(rows: Iterable[Mapping[str, Any]]) -> str:
     return digest.hexdigest()[:16]
 
 
-def fingerprints_of_named_files(settings: Any) -> dict[str, str]:
+def fingerprints_of_named_files(settings: object) -> dict[str, str]:
     """A hash of every local file, folder of a model, and `file.py:function` that settings (or a command) name.
 
     Args:
@@ -69,7 +69,7 @@ def fingerprints_of_named_files(settings: Any) -> dict[str, str]:
     return found
 
 
-def texts_in(settings: Any) -> Iterator[str]:
+def texts_in(settings: object) -> Iterator[str]:
     """The texts of settings or of a command that may name files, of YAML files among them too; no place to write to."""
     for text in _texts_of(plain(settings)):
         yield text
@@ -112,7 +112,7 @@ def _is_model(path: Path) -> bool:
     return any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
-def _texts_of(value: Any) -> Iterator[str]:
+def _texts_of(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         value = [item for name, item in value.items() if name not in _WRITTEN]
     if isinstance(value, list):

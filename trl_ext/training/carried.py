@@ -96,7 +96,7 @@ def without_state(callbacks: Iterable[TrainerCallback], model: nn.Module) -> lis
 ALLOCATOR = "AdaLoRA's rank allocator"
 
 
-def _synced_reference(trainer: Any) -> nn.Module | None:
+def _synced_reference(trainer: ReliableTrainer) -> nn.Module | None:
     reference = getattr(trainer, "ref_model", None) if getattr(trainer.args, "sync_ref_model", False) else None
     if reference is None or trainer.is_fsdp_enabled:
         return None

@@ -3,7 +3,8 @@
 Atomic checkpoints from which a run resumes bit-identically, skipping of optimizer steps with a non-finite gradient, a
 checkpoint on SIGTERM, and completions of the current policy. What it overrides of `Trainer`, in call order:
 
-    Trainer.train                   refuses a checkpoint that cannot be continued as it was
+    Trainer
+      train                         refuses a checkpoint that cannot be continued as it was
       _load_from_checkpoint         the policy's adapter, also next to a reference's
       _get_train_sampler            kept, to replay the data order of earlier epochs
       _load_callback_state          in place
@@ -110,7 +111,12 @@ class ReliableTrainer(Trainer):
 
     # Overrides, in the order in which `Trainer` calls them.
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: object = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
         """Refuse a checkpoint that cannot be continued as it was, on all ranks alike, before anything is read of it."""
         found = resume_from_checkpoint
         checkpoint = get_last_checkpoint(self.args.output_dir) if found is True else found or None
@@ -119,7 +125,7 @@ class ReliableTrainer(Trainer):
             check = functools.partial(refuse_what_does_not_continue, Path(checkpoint), who, changed)
             for line in run_on_main_and_broadcast(check, InputError):
                 log.warning("%s", line)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the policy's adapter too where another one, such as TRL's reference, lies in a folder below it."""
@@ -145,9 +151,13 @@ class ReliableTrainer(Trainer):
         self._to_restore = resume_from_checkpoint
         return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
 
-    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Leave out `eval_on_start` in a resumed run, which has been evaluated at its start."""
-        found: dict[str, float] = {} if self._to_restore is not None else super()._evaluate(*args, **kwargs)
+    def _evaluate(
+        self, trial: object, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        """Leave out `eval_on_start` in a resumed run."""
+        if self._to_restore is not None:  # it has been evaluated at its start
+            return {}
+        found: dict[str, float] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         return found
 
     def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: str | None, **kwargs: Any) -> Any:

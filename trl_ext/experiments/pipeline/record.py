@@ -45,16 +45,17 @@ def load_or_create(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     inputs = fingerprints_of_named_files(
         [pipeline.model_name_or_path, *([s.config, dict(s.settings)] for s in pipeline.stages)]
     )
+    noted = {"inputs": inputs} if inputs else {}
     begun = {name: entry for name, entry in record.items() if name not in NOT_STAGES}
     if _by_current_names(record.get("stages", ())) == _by_current_names(now):
         _refuse_changed_inputs(folder, record, inputs)
-        return {**record, "inputs": inputs}
+        return {**{name: entry for name, entry in record.items() if name != "inputs"}, **noted}
     if any("seconds" in entry for entry in begun.values()):
         raise InputError(f"{folder} {OTHER}")
     overhead = {"overhead": record["overhead"]} if "overhead" in record else {}
     return {
         "stages": now,
-        "inputs": inputs,
+        **noted,
         **overhead,
         **{name: {"earlier": entry_seconds(entry)} for name, entry in begun.items()},
     }

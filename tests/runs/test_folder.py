@@ -194,6 +194,16 @@ def test_validation_settings_are_recorded_as_used() -> None:
     assert plain != noted("--sampling_temperature", "0.5", "--sampling_max_tokens", "9", answer="2")
 
 
+def test_checkpoint_of_the_model_alone_is_refused_or_asked_for(tmp_path: Path) -> None:
+    checkpoint = a_run(tmp_path / "run")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
+        (checkpoint / name).unlink()
+    write_manifest(checkpoint, 2)
+    with pytest.raises(InputError, match=r"no optimizer\.pt.*save_only_model\. Ask for that with --resume_changed, or"):
+        opened(tmp_path / "run", "auto")
+    assert opened(tmp_path / "run", "auto", changed=True)[0].checkpoint == checkpoint
+
+
 def test_a_stock_checkpoint_resumes_in_a_new_folder(tmp_path: Path) -> None:
     stock = loadable(save(tmp_path / "stock", 3))
     run, said = opened(tmp_path / "run", str(stock))

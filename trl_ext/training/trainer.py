@@ -123,7 +123,8 @@ class ReliableTrainer(Trainer):
         if checkpoint is not None:
             who, changed = self._resuming(), self.args.resume_changed
             check = functools.partial(refuse_what_does_not_continue, Path(checkpoint), who, changed)
-            for line in run_on_main_and_broadcast(check, InputError):
+            lines = run_on_main_and_broadcast(check, InputError)
+            for line in lines if self.accelerator.is_main_process else ():
                 log.warning("%s", line)
         return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 

@@ -79,7 +79,7 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
             if config.precision_reason:
                 prepared.say(f"training in {config.precision_reason}")
         if config.save_only_model and config.save_strategy != "no":
-            prepared.say("save_only_model: checkpoints have no optimizer and no schedule, so this run cannot be resumed")
+            prepared.say("save_only_model: checkpoints have no optimizer and no schedule: this run cannot be resumed")
         yield RecipeRun(prepared, run, run.folder, data)
 
 

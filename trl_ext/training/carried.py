@@ -47,7 +47,7 @@ def states_of_callbacks(callbacks: Iterable[TrainerCallback]) -> dict[str, list[
     """The states of callbacks that have torch's `state_dict` and `load_state_dict`, by their class."""
     found: dict[str, list[Any]] = {}
     for callback in filter(_has_state_dict, callbacks):
-        found.setdefault(type(callback).__name__, []).append(to_plain(callback.state_dict()))  # type: ignore[attr-defined]
+        found.setdefault(type(callback).__name__, []).append(to_plain(callback.state_dict()))
     return found
 
 
@@ -56,7 +56,7 @@ def load_states_of_callbacks(callbacks: Iterable[TrainerCallback], states: Mappi
     left = {name: list(values) for name, values in states.items()}
     for callback in filter(_has_state_dict, callbacks):
         if left.get(type(callback).__name__):
-            callback.load_state_dict(left[type(callback).__name__].pop(0))  # type: ignore[attr-defined]
+            callback.load_state_dict(left[type(callback).__name__].pop(0))
 
 
 def restore_exportable(callbacks: Iterable[TrainerCallback], stored: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ def restore_exportable(callbacks: Iterable[TrainerCallback], stored: dict[str, A
         for callback, state in zip(members, latest, strict=False):
             for attribute, value in state.get("attributes", {}).items():
                 setattr(callback, attribute, value)
-        now = [callback.state() for callback in members]  # type: ignore[attr-defined]
+        now = [callback.state() for callback in members]
         stored[name] = now if len(now) > 1 else now[0]
 
 
@@ -88,7 +88,7 @@ def without_state(callbacks: Iterable[TrainerCallback], model: nn.Module) -> lis
         if not (_has_state_dict(callback) or isinstance(callback, ExportableState))
     }
     allocator = getattr(getattr(model, "base_model", None), "rankallocator", None)
-    configs = model.peft_config.values() if allocator is not None else ()  # type: ignore[union-attr, operator]
+    configs = model.peft_config.values() if allocator is not None else ()  # type: ignore[operator]
     is_used = allocator is not None and bool(allocator.ipt or any(config.rank_pattern for config in configs))
     return sorted(lost | ({ALLOCATOR} if is_used else set()))
 

@@ -131,7 +131,7 @@ class ReliableTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the policy's adapter too where another one, such as TRL's reference, lies in a folder below it."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        policy = self.model if model is None else model
+        policy: Any = self.model if model is None else model
         below = any(Path(resume_from_checkpoint).glob("*/adapter_model.safetensors"))
         if below and is_peft_model(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
             policy.load_adapter(resume_from_checkpoint, policy.active_adapters[0], is_trainable=True)

@@ -53,6 +53,7 @@ VLLM = {"use_vllm": True, "vllm_max_model_length": 128, "vllm_enforce_eager": Tr
 CASES: dict[str, tuple[dict[str, Any], str | None]] = {  # further settings, and the launcher's configuration
     "on_policy": ({}, None),
     "off_policy": (OFF_POLICY, None),
+    "synced_reference": (OFF_POLICY | {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2}, None),
     "vllm": (VLLM, "one_cpu"),
     "two_ranks": (OFF_POLICY, "two_cpu_ranks_ddp"),
     "zero2": (OFF_POLICY, "two_cpu_ranks_zero2"),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.discovery.test_kissing_evaluator import CORE_PROGRAM
 from tests.support.discovery import PROBLEM
 from tests.support.scripted_server import Answer, block, serving
 from trl_ext.discovery.arguments import discover_parser
-from trl_ext.discovery.command import _budget, discover, run
+from trl_ext.discovery.command import _budget, _check_same, _digest_of_verifier, discover, run
 from trl_ext.discovery.log import Log, LogError
 from trl_ext.discovery.report import one_line
 from trl_ext.registry import UnknownName, import_function
@@ -306,3 +307,14 @@ def test_the_ruler_is_judged_exactly(marks: Any, valid: bool, message: str) -> N
     assert verdict.valid is valid
     assert message in verdict.message
     assert verdict.score == ((len(marks), -11) if valid else ())
+
+
+def test_run_is_not_resumed_with_another_verifier(tmp_path: Path) -> None:
+    path, found = tmp_path / "verifier.py", []
+    for text in ("def verify(program):\n    return 1\n", "def verify(program):\n    return 2\n"):
+        path.write_text(text)
+        found.append(_digest_of_verifier(partial(import_function(f"{path}:verify", "verifier"))))
+    assert found[0] != found[1]
+    with pytest.raises(LogError, match=f"has judged_by '{found[0]}', not '{found[1]}'; give the same"):
+        _check_same({"judged_by": found[1]}, [{"kind": "run", "judged_by": found[0]}], tmp_path)
+    _check_same({"judged_by": found[1]}, [{"kind": "run"}], tmp_path)  # of an earlier version

@@ -43,8 +43,12 @@ OVERRIDDEN = {
 }
 # Of transformers' Trainer, which GRPO and SFT both override, in call order.
 OVERRIDDEN_IN_BOTH = {
+    "train": "resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None",
+    "_load_from_checkpoint": "resume_from_checkpoint, model=None",
     "_get_train_sampler": "dataset=None",
+    "_load_callback_state": "",
     "_prepare_for_training": "max_steps, train_dataloader, resume_from_checkpoint",
+    "_evaluate": "trial, ignore_keys_for_eval, skip_scheduler=False",
     "_run_epoch": "model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, "
     "ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch",
     "_load_rng_state": "checkpoint",
@@ -213,7 +217,8 @@ def test_overrides_stand_in_the_order_a_step_calls_them(tmp_path: Path) -> None:
     in_order = list(dict.fromkeys(called))
     for cls, overridden in ((ExtGRPOTrainer, OVERRIDDEN), (ReliableTrainer, OVERRIDDEN_IN_BOTH)):
         seen = [name for name in in_order if name in overridden]
-        only_elsewhere = {"_load_rng_state", "_push_from_checkpoint"}  # resuming, and pushing to the Hub
+        resuming = {"_load_from_checkpoint", "_load_callback_state", "_load_rng_state"}
+        only_elsewhere = resuming | {"_evaluate", "_push_from_checkpoint"}
         assert seen == [name for name in overridden if name not in only_elsewhere]
         assert [name for name in vars(cls) if name in overridden] == list(overridden)
         about = sys.modules[cls.__module__].__doc__ or ""

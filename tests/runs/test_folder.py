@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from trl import GRPOConfig
 
 from tests.recipes.test_grpo import DEFAULT, ON_A_CPU
@@ -25,6 +26,7 @@ from trl_ext.recipes.cli import parse
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS as EXPERIMENT
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS
+from trl_ext.runs.checkpoints import write_manifest
 from trl_ext.runs.clock import Clock
 from trl_ext.runs.folder import Run, lock, next_free_folder, open_run
 from trl_ext.runs.layout import RUN_RECORD
@@ -38,13 +40,21 @@ SETTINGS = {
 }  # fmt: skip
 
 
+def loadable(checkpoint: Path) -> Path:
+    """With what a run needs to continue, in place of texts."""
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth", "trl_ext_0.pt", "trl_ext_1.pt"):
+        torch.save({}, checkpoint / name)
+    write_manifest(checkpoint, 2)
+    return checkpoint
+
+
 def a_run(folder: Path, steps: int = 4, **record: Any) -> Path:
     """A folder with logs and a checkpoint; returns the checkpoint."""
     folder.mkdir(parents=True)
     for name in ("metrics.jsonl", "generations.jsonl"):
         (folder / name).write_text("".join(json.dumps({"step": i}) + "\n" for i in range(steps)))
     sizes = {name: (folder / name).stat().st_size for name in ("metrics.jsonl", "generations.jsonl")}
-    checkpoint = save(folder, steps)
+    checkpoint = loadable(save(folder, steps))
     kept = {"settings": SETTINGS, "wall_clock_s": 100.0, "validations": [{"step": 0}], "logs": sizes, **record}
     (checkpoint / RUN_RECORD).write_text(json.dumps(kept))
     return checkpoint
@@ -184,8 +194,18 @@ def test_validation_settings_are_recorded_as_used() -> None:
     assert plain != noted("--sampling_temperature", "0.5", "--sampling_max_tokens", "9", answer="2")
 
 
+def test_checkpoint_of_the_model_alone_is_refused_or_asked_for(tmp_path: Path) -> None:
+    checkpoint = a_run(tmp_path / "run")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
+        (checkpoint / name).unlink()
+    write_manifest(checkpoint, 2)
+    with pytest.raises(InputError, match=r"no optimizer\.pt.*save_only_model\. Ask for that with --resume_changed, or"):
+        opened(tmp_path / "run", "auto")
+    assert opened(tmp_path / "run", "auto", changed=True)[0].checkpoint == checkpoint
+
+
 def test_a_stock_checkpoint_resumes_in_a_new_folder(tmp_path: Path) -> None:
-    stock = save(tmp_path / "stock", 3)
+    stock = loadable(save(tmp_path / "stock", 3))
     run, said = opened(tmp_path / "run", str(stock))
     assert (run.folder, run.checkpoint, run.validations) == (tmp_path / "run", stock, [])
     assert "stock TRL" in said[0]

@@ -19,6 +19,7 @@ from typing import Any, cast
 from unittest import mock
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
@@ -29,6 +30,7 @@ from tests.support.tiny import (
     fraction_of_ones,
     make_trainer,
     piece_tokenizer,
+    save_tiny,
     scripted,
     tiny_model,
     tiny_sft,
@@ -36,6 +38,7 @@ from tests.support.tiny import (
     train,
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.errors import InputError
 from trl_ext.evaluation.report import grade_rows
 from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.generation.completion import Completion
@@ -372,6 +375,53 @@ def faults_of_one_rank(path: Path) -> dict[str, Any]:
     return found
 
 
+def resumed_by_two(path: Path) -> dict[str, Any]:
+    """What two ranks make of the checkpoints that one process has left, within a rollout and between two."""
+
+    def resumed(step: int) -> Any:
+        settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5, "resume_changed": True}
+        off_policy = {"steps_per_generation": 8, "num_iterations": 2, "uninformative_keep_prob": 0.5}
+        trainer = make_trainer(
+            ExtGRPOTrainer, ExtGRPOConfig, path, ends_early, preset="grpo_clip", **settings, **off_policy
+        )
+        trainer.train(resume_from_checkpoint=str(path.parent / "one" / f"checkpoint-{step}"))
+        return trainer
+
+    try:
+        resumed(2)
+    except InputError as error:
+        refused = str(error)
+    between = resumed(4)
+    settled = sorted(between._curriculum.informative.items())
+    return {"refused": refused, "steps": between.state.global_step, "settled": settled}
+
+
+def with_a_synced_reference(path: Path) -> dict[str, Any]:
+    """The KL that a run logs after its first step, uninterrupted and resumed there."""
+    if RANKS == 1 or int(os.environ["RANK"]) == 0:
+        save_tiny(path / "model")
+    model, saving = (
+        str(path / "model"),
+        {"save_strategy": "steps", "save_steps": 1, "max_steps": 3, "optim": "adamw_torch"},
+    )
+    saving |= {
+        "beta": 0.5,
+        "sync_ref_model": True,
+        "ref_model_sync_steps": 1,
+        "learning_rate": 0.01,
+        "preset": "grpo_clip",
+    }
+    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
+        partition_everything(path.with_suffix(".json"))
+    found = {}
+    for name, checkpoint in (("whole", None), ("again", path / "whole" / "checkpoint-2")):
+        PartialState().wait_for_everyone()
+        trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path / name, ends_early, model=model, **saving)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        found[name] = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+    return found
+
+
 def foreseen_runs(path: Path) -> dict[str, Any]:
     """What either rank meets, prints and starts where a run on a GPU, which is not there, is foreseen."""
     from tests.generation.test_vllm import save_model
@@ -412,6 +462,7 @@ def foreseen_runs(path: Path) -> dict[str, Any]:
 
 PARTS = {
     "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "faults": faults_of_one_rank, "foresight": foreseen_runs,
+    "resume": resumed_by_two, "reference": with_a_synced_reference,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -175,6 +175,10 @@ VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
             {"ref_model_mixup_alpha": 0.9, "preset": "dapo", "beta": 0.1},
             "ref_model_mixup_alpha=0.9 needs sync_ref_model: true; it would be ignored without",
         ),
+        (
+            {"sync_ref_model": True, "preset": "dapo"},
+            "sync_ref_model=True needs beta above 0; it would be ignored without",
+        ),
     ],
 )
 def test_what_would_be_ignored_is_refused_with_what_it_needs(settings: dict[str, Any], message: str) -> None:

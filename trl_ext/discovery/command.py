@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import inspect
 import os
 import signal
 import sys
@@ -28,6 +30,7 @@ from trl_ext.discovery.sandbox import run_program
 from trl_ext.discovery.sandbox.isolation import set_nondumpable
 from trl_ext.discovery.sandbox.limits import ISOLATION, SandboxError, describe_isolation
 from trl_ext.discovery.strategies import STRATEGIES
+from trl_ext.io import digest_of_files
 from trl_ext.registry import parse_options
 
 LOG = "conversation_log.json"
@@ -153,6 +156,7 @@ def _about(
     """What identifies the run, for its log; a resumed run must agree in all but the note."""
     return {
         "problem": plan.problem.name,
+        "judged_by": _digest_of_verifier(plan.problem.verify),
         "strategy": arguments.strategy,
         "options": dict(options),
         "model": client.endpoint.model,
@@ -161,6 +165,17 @@ def _about(
         "temperature": client.endpoint.temperature,
         "note": client.redact(arguments.note),
     }
+
+
+def _digest_of_verifier(verify: Callable[..., object]) -> str:
+    """A hash of the Python files next to what judges programs: another verifier's scores cannot be continued."""
+    while isinstance(verify, functools.partial):
+        verify = verify.func
+    try:
+        path = Path(inspect.getfile(inspect.unwrap(verify)))
+    except TypeError:  # an object with __call__, which may hold anything
+        return ""
+    return digest_of_files(path.parent.glob("*.py"))
 
 
 def _run(plan: Plan, client: Client, about: dict[str, object], entries: list[Entry]) -> int:
@@ -199,7 +214,7 @@ def _check_same(about: Mapping[str, object], entries: Sequence[Entry], folder: P
     if started is None:
         raise LogError(f"{folder / LOG} does not say which run it belongs to; name another --output_dir")
     for name, value in about.items():
-        if name != "note" and started.get(name) != value:
+        if name != "note" and started.get(name) != value and (name != "judged_by" or name in started):
             raise LogError(
                 f"--resume: the run in {folder} has {name} {started.get(name)!r}, not {value!r}; "
                 "give the same, or name another --output_dir"

@@ -18,6 +18,7 @@ from trl_ext.experiments.progress import ProgressDisplay
 from trl_ext.hosts.grace import patient_environment
 from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact_command
+from trl_ext.runs.fingerprint import fingerprints_of_named_files, texts_in
 from trl_ext.runs.layout import finished
 
 _REFRESH = 2.0  # seconds
@@ -126,6 +127,25 @@ def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) 
             f"{folder / other[0]} was run with other arguments: {shlex.join(known[other[0]])}. Choose another "
             "--output_dir, or remove it"
         )
+    _refuse_other_inputs(commands, folder)
+    write_json(path, known | now)
+
+
+def _refuse_other_inputs(commands: Mapping[str, Sequence[str]], folder: Path) -> None:
+    """What is done must have been done with the same files: data, a model, functions of one's own, YAML files."""
+    path = folder / "inputs.json"
+    known: dict[str, dict[str, str]] = read_json(path) if path.exists() else {}
+    named = {name: [str(Path(script).with_suffix(".yaml")), *words] for name, (script, *words) in commands.items()}
+    hashes = fingerprints_of_named_files(list(named.values()))
+    now = {name: {text: hashes[text] for text in texts_in(words) if text in hashes} for name, words in named.items()}
+    for name, inputs in now.items():
+        before = known.get(name, inputs)
+        changed = [text for text in {**before, **inputs} if before.get(text) != inputs.get(text)]
+        if changed and finished(folder / name):
+            raise InputError(
+                f"{folder / name} is finished, and {', '.join(changed)} changed since it began: it would be taken for "
+                "a run of what is there now. Choose another --output_dir, or remove it"
+            )
     write_json(path, known | now)
 
 

@@ -262,6 +262,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         return super().resume_state() | {
             "ei_step": self.ei_step,
             "ei_left": len(self._left),
+            "rows_per_step": self.args.rows_per_optimizer_step,
             "seconds_of_rollouts": self._seconds_of_rollouts,
         }
 

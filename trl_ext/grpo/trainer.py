@@ -577,7 +577,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         state = super().resume_state() | {name: to_plain(getattr(self, name)) for name in _RESUMED}
         if self._curriculum is not None:
             state["curriculum"] = self._curriculum.state_dict()
-        if self._step % (self.args.steps_per_generation * self.num_iterations):
+        micro_steps = self.args.steps_per_generation * self.num_iterations
+        state["steps_per_rollout"] = -(-micro_steps // self.args.gradient_accumulation_steps)
+        if self._step % micro_steps:
             state |= {"rollout": self._buffered_inputs, "old_log_probs": []}
             if self._planner is not None:
                 state |= self._planner.state_dict()

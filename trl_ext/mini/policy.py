@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from trl_ext.io import digest_of_files, print_line, read_json, write_json
 from trl_ext.mini.task import BasePolicyConfig, Task
 from trl_ext.mini.tasks import TASKS, mini_math
 from trl_ext.prompts import PLACEHOLDER, format_prompt, load_prompt
@@ -67,11 +68,12 @@ def make_base_policy(
     root = Path(cache_dir or os.environ.get("TRL_EXT_CACHE") or Path.home() / ".cache" / "trl_ext")
     source = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     read = [task, sorted({**TASKS.options(task), **(options or {})}.items())]
+    source += [load_prompt("r1_zero"), load_prompt("question_only")]  # which it has read too
     key = json.dumps([hashlib.sha256("".join(source).encode()).hexdigest(), seed, asdict(config), *read])
     target = root / f"base-policy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f"{target.name}.lock"):  # of two runs that start together, one makes it
-        if (target / "recipe.json").is_file():
+        if _is_as_made(target):
             return target
         scratch = root / f"making-{target.name}"
         shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
@@ -81,12 +83,24 @@ def make_base_policy(
             model = pretrain(tokenizer, config, seed, progress, embedded)
             tokenizer.save_pretrained(scratch)
             model.save_pretrained(scratch)
-            (scratch / "recipe.json").write_text(key, encoding="utf-8")
+            made = {"key": key, "files": digest_of_files(scratch.iterdir())}
+            write_json(scratch / "recipe.json", made)
             shutil.rmtree(target, ignore_errors=True)
             scratch.rename(target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return target
+
+
+def _is_as_made(target: Path) -> bool:
+    """Whether the folder holds a policy that is what was written; one that was changed since is made again."""
+    recipe = target / "recipe.json"
+    if not recipe.is_file():
+        return False
+    is_same: bool = read_json(recipe)["files"] == digest_of_files(p for p in target.iterdir() if p != recipe)
+    if not is_same:
+        print_line(f"the base policy in {target} is not what was made there: it is made again")
+    return is_same
 
 
 def documents(seed: int, question_only_share: float, task: Task | None = None) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from trl_ext.evaluation.report import SAMPLES, Report, is_correct
 from trl_ext.evaluation.statistics import mean_interval
 from trl_ext.io import read_jsonl, read_yaml, write_json, write_jsonl
 from trl_ext.plots import figure
-from trl_ext.recipes.evaluate import SETTINGS, Evaluation, differing, run_evaluation
+from trl_ext.recipes.evaluate import Evaluation, differing, run_evaluation
+from trl_ext.recipes.measured import FINGERPRINTS, SETTINGS, refuse_other_inputs
 from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 
@@ -49,9 +51,12 @@ class BestOfN(Evaluation):
 
 def run_best_of_n(settings: BestOfN) -> dict[str, Any]:
     """Sample, then write `best_of_n.json` and `best_of_n.png`, and print the table. Returns what the JSON holds."""
-    if settings.first_from and PartialState().is_main_process:
-        _take_over(settings, Path(settings.first_from), Path(settings.output_dir))
-    report = run_evaluation(settings)
+
+    def take_over(decisive: Mapping[str, Any]) -> None:
+        if settings.first_from:
+            _take_over(settings, Path(settings.first_from), Path(settings.output_dir), decisive[FINGERPRINTS])
+
+    report = run_evaluation(settings, take_over)
     found = curves(report, sorted(set(settings.at)))
     folder = Path(settings.output_dir)
     if PartialState().is_main_process:
@@ -61,17 +66,18 @@ def run_best_of_n(settings: BestOfN) -> dict[str, Any]:
     return found
 
 
-def _take_over(settings: BestOfN, earlier: Path, folder: Path) -> None:
+def _take_over(settings: BestOfN, earlier: Path, folder: Path, made_from: Mapping[str, str]) -> None:
     """Write an evaluation's samples into a new folder, numbered as here; an `InputError` if it cannot be this run's."""
     if not (earlier / SUMMARY).is_file():
         raise InputError(f"first_from: {str(earlier)!r} has no {SUMMARY}: no evaluation has ended there")
-    if any(folder.glob("samples*.jsonl")):
+    if (folder / SETTINGS).exists():  # which holds what its samples are of
         return
     there = read_yaml(earlier / SETTINGS)
     may_differ = ["at", "first_from", *(["samples"] if there["samples"] <= settings.samples else [])]
     mine = {name: value for name, value in vars(settings).items() if name in there and name not in may_differ}
     if other := differing(there, mine):
         raise InputError(f"first_from: {str(earlier)!r} is an evaluation of other settings ({other})")
+    refuse_other_inputs(earlier, there.get(FINGERPRINTS, {}), made_from)
     rows = read_jsonl(earlier / SAMPLES)
     renumbered = [{**row, "number": row["problem_id"] * settings.samples + row["sample"]} for row in rows]
     folder.mkdir(parents=True, exist_ok=True)

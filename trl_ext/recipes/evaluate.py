@@ -45,11 +45,13 @@ from trl_ext.io import (
     write_text,
 )
 from trl_ext.ranks import run_on_main_and_broadcast
+from trl_ext.recipes.measured import FINGERPRINTS, SETTINGS, fingerprints, refuse_other_inputs, shown_line
 from trl_ext.recipes.preflight import check_vocabulary, tokenizer_and_shape
 from trl_ext.recipes.settings_help import COMMON
 from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.rewards.workers.pool import PoolError
+from trl_ext.runs.fingerprint import fingerprints_of_named_files
 from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
@@ -59,8 +61,6 @@ from trl_ext.training.settings import choose_engine
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-SETTINGS = "settings.yaml"
 
 
 @dataclass
@@ -175,10 +175,16 @@ class Evaluation(DatasetSettings):
         )
 
 
-def run_evaluation(settings: Evaluation) -> Report:
+def run_evaluation(
+    settings: Evaluation, take_over: Callable[[Mapping[str, Any]], None] = lambda decisive: None
+) -> Report:
     """Sample what is not there yet, grade it, write samples and summary, print the table.
 
-    An `InputError` refuses a dataset that cannot be used, or a folder with an evaluation of other settings.
+    An `InputError` refuses a dataset that cannot be used, or a folder with an evaluation of other settings, of another
+    model or of other rows.
+
+    Args:
+        take_over: called on the main process with what decides the samples, before the folder is looked at.
     """
     use_all_cores()
     logging.disable_progress_bar()  # of transformers: a bar of half a second before the evaluation's own
@@ -190,11 +196,13 @@ def run_evaluation(settings: Evaluation) -> Report:
     began, folder = time.time(), Path(settings.output_dir)
     is_new = not (folder / SUMMARY).exists()
     problems, source = _load(settings, is_new)
-    decisive = _decisive(settings, source)
+    with state.main_process_first():
+        model = settings.model_name_or_path or settings.base_policy(settings.seed)
+    made_from = run_on_main_and_broadcast(lambda: fingerprints(settings, model, problems), InputError)
+    decisive = _decisive(settings, source) | {FINGERPRINTS: made_from}
+    run_on_main_and_broadcast(lambda: take_over(decisive), InputError)
     _refuse_other_settings(folder, decisive)
     if is_new:
-        with state.main_process_first():
-            model = settings.model_name_or_path or settings.base_policy(settings.seed)
         fitting = _rows_that_fit(settings, model, problems, source)
     _claim(folder, decisive)
     rows = run_on_main_and_broadcast(lambda: _rows_in(folder))
@@ -212,6 +220,8 @@ def run_evaluation(settings: Evaluation) -> Report:
             of_model = settings.model_name_or_path or "the base policy"
             drawn = {"model": of_model, "engine": engine, "sampling": sampling}
             _write(folder, report, drawn, source, time.time() - began)
+        else:
+            print(shown_line(folder))
         _show(folder, report, settings)
     state.wait_for_everyone()
     return report
@@ -238,7 +248,8 @@ def _grade_responses(settings: Evaluation) -> Report:
         checker = Checker(settings.grader, str(settings.answer_format), settings.answer_source)
         answers = {"answer": [row["answer"] for row in rows], "row": range(len(rows))}
         check_references(answers, "responses", source, checker, quiet=False)
-        decisive = _decisive(settings, source) | {"responses_are": digest_of(path)}
+        made_from = fingerprints_of_named_files(settings.grader)
+        decisive = _decisive(settings, source) | {"responses_are": digest_of(path), FINGERPRINTS: made_from}
     except (ValueError, OSError, PoolError) as error:
         raise InputError(str(error)) from error
     _refuse_other_settings(folder, decisive)
@@ -251,6 +262,8 @@ def _grade_responses(settings: Evaluation) -> Report:
         report = Report([{**row, **more} for row, more in zip(graded, known, strict=True)])
         drawn = {"model": settings.model_name_or_path or "not known", "engine": "drawn by someone else"}
         _write(folder, report, drawn, source, time.time() - began)
+    else:
+        print(shown_line(folder))
     report = Report(read_jsonl(folder / SAMPLES))
     _show(folder, report, settings)
     return report
@@ -298,10 +311,12 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: 
 
 def _refuse_other_settings(folder: Path, mine: dict[str, Any]) -> None:
     there = read_yaml(folder / SETTINGS) if (folder / SETTINGS).exists() else mine
-    if other := differing(SettingsKnowledge.of([Evaluation]).completed(there, mine), mine):
+    settings = {name: value for name, value in mine.items() if name != FINGERPRINTS}
+    if other := differing(SettingsKnowledge.of([Evaluation]).completed(there, settings), settings):
         raise InputError(
             f"{folder} holds an evaluation of other settings ({other}). Give another --output_dir, or remove it."
         )
+    refuse_other_inputs(folder, there.get(FINGERPRINTS), mine[FINGERPRINTS])
 
 
 def differing(there: Mapping[str, Any], mine: Mapping[str, Any]) -> str:

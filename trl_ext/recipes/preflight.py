@@ -80,6 +80,11 @@ def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -
     if (line := choose_attention(model)) and not config.process_index:
         print_line(line)
     check_model_settings(model, config.use_vllm)
+    if getattr(config, "sync_ref_model", False) and model.use_peft:
+        raise ValueError(
+            "sync_ref_model with use_peft: the reference of an adapter is the model without it, and nothing that could "
+            "follow the policy; leave one of them out"
+        )
     if task.restore_best and config.save_strategy == "no":
         raise ValueError("restore_best goes back to a checkpoint, and save_strategy is no: leave one of them out")
     if config.n_gpu > 1:

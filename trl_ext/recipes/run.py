@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,13 @@ from trl_ext.evaluation.yardstick import fingerprint, yardstick
 from trl_ext.hub.card import write_model_card
 from trl_ext.hub.push import push
 from trl_ext.io import as_yaml, plain, write_json, write_text
+from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.model_settings import init_kwargs
 from trl_ext.recipes.preflight import Prepared
 from trl_ext.recipes.settings import Data, Task
 from trl_ext.redaction import redact
 from trl_ext.runs import folder as runs
+from trl_ext.runs.fingerprint import fingerprint_of_model
 from trl_ext.runs.layout import CONFIG, CURVE, METRICS, RESOLVED, SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.recipes import recipe_of
@@ -54,6 +57,8 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
     settings = settings_of((task, model, config), policy=prepared.policy, processes=config.world_size)
     settings |= {"training_problems": fingerprint(data.train), "problems_are": problems_are(data.sources.values())}
     settings |= yardstick(task, config, list(data.validation)[: task.validation_problems])
+    policy_is = functools.partial(fingerprint_of_model, prepared.policy, model.model_revision)
+    settings["policy_is"] = plain(run_on_main_and_broadcast(policy_is))
     for line in data.lines():
         prepared.say(line)
     known = SettingsKnowledge.of(type(part) for part in (task, model, config))
@@ -73,6 +78,8 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
             prepared.say(f"rollouts by {engine}: {config.engine_reason}")
             if config.precision_reason:
                 prepared.say(f"training in {config.precision_reason}")
+        if config.save_only_model and config.save_strategy != "no":
+            prepared.say("save_only_model: checkpoints have no optimizer and no schedule: this run cannot be resumed")
         yield RecipeRun(prepared, run, run.folder, data)
 
 

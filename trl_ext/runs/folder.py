@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from trl_ext.io import print_line
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.runs.checkpoints import archive_newer, checkpoints
 from trl_ext.runs.clock import Clock
+from trl_ext.runs.continuation import Resuming, refuse_what_does_not_continue
 from trl_ext.runs.layout import SUMMARY, record_in
 from trl_ext.runs.resume import LOGS, SettingsKnowledge, cut_logs, differences, find_checkpoint, log_sizes
 from trl_ext.runs.summary import ValidationEntry
@@ -89,6 +91,8 @@ def _resumable(
     """The checkpoint to resume from, if any, and its record, if its settings allow it; TRL's own has none."""
     checkpoint, lines = find_checkpoint(resume, output_dir) if resume else (None, [])
     record = record_in(checkpoint) if checkpoint else None
+    if checkpoint:
+        refuse_what_does_not_continue(checkpoint, _resuming(settings), changed)
     if resume and checkpoint is None:
         lines.append(f"nothing to resume in {output_dir}: a fresh run")
     elif checkpoint and record is None:
@@ -108,6 +112,14 @@ def _resumable(
         print_line(f"validations are not as they were ({changes}): {left_out}")
         record["validations"] = []
     return checkpoint, record
+
+
+def _resuming(settings: Mapping[str, Any]) -> Resuming:
+    """Who would resume, as far as settings say; the trainer, when it is made, looks again and knows its callbacks."""
+    launched = {"DeepSpeed": "ACCELERATE_USE_DEEPSPEED", "FSDP": "ACCELERATE_USE_FSDP"}
+    by = [name for name, set_by in launched.items() if os.environ.get(set_by) == "true" or settings.get(name.lower())]
+    syncs = bool(settings.get("sync_ref_model"))
+    return Resuming(settings.get("processes"), by[0] if by else None, syncs)
 
 
 def lock(folder: Path) -> FileLock:

@@ -55,6 +55,7 @@ TRL: dict[str, Rule] = {  # `GRPOConfig`
         "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target", Rule(needs=("use_adaptive_entropy",))
     ),
     **rules("ref_model_mixup_alpha ref_model_sync_steps", Rule(needs=("sync_ref_model",))),
+    "sync_ref_model": Rule(needs=("beta",)),
 }
 
 MODEL: dict[str, Rule] = {  # `ModelConfig`

@@ -3,9 +3,13 @@
 Atomic checkpoints from which a run resumes bit-identically, skipping of optimizer steps with a non-finite gradient, a
 checkpoint on SIGTERM, and completions of the current policy. What it overrides of `Trainer`, in call order:
 
-    Trainer.train
+    Trainer
+      train                         refuses a checkpoint that cannot be continued as it was
+      _load_from_checkpoint         the policy's adapter, also next to a reference's
       _get_train_sampler            kept, to replay the data order of earlier epochs
+      _load_callback_state          in place
       _prepare_for_training         notes the checkpoint to resume from
+      _evaluate                     not at the start of a resumed run
       _run_epoch                    ends before the first step where a callback asked for it
         _load_rng_state             the last call before the first step: restores our state
         (get_batch_samples, training_step: see grpo/trainer.py and sft/trainer.py)
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import logging
 import math
@@ -37,13 +42,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import get_last_checkpoint
 from trl.models import unwrap_model_for_generation
 
 from trl_ext.compat.torch_on_cpu import load_to_numbered_cpus
 from trl_ext.dashboards.trackers import send_table, trackers_last
-from trl_ext.errors import NotSavedError, ServerError
+from trl_ext.errors import InputError, NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
-from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished, samples_whole_distribution
+from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished
 from trl_ext.generation.model_source import ADAPTER
 from trl_ext.generation.policy import overridden, without_dropout
 from trl_ext.generation.progress import reporting
@@ -68,7 +74,17 @@ from trl_ext.runs.checkpoints import (
     state_file,
     write_manifest,
 )
+from trl_ext.runs.continuation import Resuming, refuse_what_does_not_continue, state_of_rank
 from trl_ext.runs.layout import RUN_RECORD, checkpoint_name
+from trl_ext.training.carried import (
+    ALLOCATOR,
+    load_reference,
+    load_states_of_callbacks,
+    restore_exportable,
+    save_reference,
+    states_of_callbacks,
+    without_state,
+)
 from trl_ext.training.finite import NonFiniteError, write_report
 from trl_ext.training.preemption import StopOnSigterm
 from trl_ext.training.saving import lack_of_room
@@ -101,18 +117,61 @@ class ReliableTrainer(Trainer):
     _to_restore: str | None = None
     _sampler: Any = None
     _listener: StopOnSigterm | None = None
+    _rng_at_epoch: Tensor | None = (
+        None  # torch's, from which a sampler without a generator draws the order of the epoch
+    )
 
     # Overrides, in the order in which `Trainer` calls them.
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: object = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
+        """Refuse a checkpoint that cannot be continued as it was, on all ranks alike, before anything is read of it."""
+        found = resume_from_checkpoint
+        checkpoint = get_last_checkpoint(self.args.output_dir) if found is True else found or None
+        if checkpoint is not None:
+            who, changed = self._resuming(), self.args.resume_changed
+            check = functools.partial(refuse_what_does_not_continue, Path(checkpoint), who, changed)
+            lines = run_on_main_and_broadcast(check, InputError)
+            for line in lines if self.accelerator.is_main_process else ():
+                log.warning("%s", line)
+        return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load the policy's adapter too where another one, such as TRL's reference, lies in a folder below it."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        policy: Any = self.model if model is None else model
+        below = any(Path(resume_from_checkpoint).glob("*/adapter_model.safetensors"))
+        if below and is_peft_model(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
+            policy.load_adapter(resume_from_checkpoint, policy.active_adapters[0], is_trainable=True)
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Any:
         self._sampler = super()._get_train_sampler(train_dataset)
         return self._sampler
+
+    def _load_callback_state(self) -> None:
+        if self.args.restore_callback_states_from_checkpoint:
+            super()._load_callback_state()
+        else:
+            restore_exportable(self.callback_handler.callbacks, self.state.stateful_callbacks)
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader[Any], resume_from_checkpoint: str | None
     ) -> Any:
         self._to_restore = resume_from_checkpoint
         return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+
+    def _evaluate(
+        self, trial: object, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        """Leave out `eval_on_start` in a resumed run."""
+        if self._to_restore is not None:  # it has been evaluated at its start
+            return {}
+        found: dict[str, float] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        return found
 
     def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: str | None, **kwargs: Any) -> Any:
         """Handle three cases that `Trainer` does not.
@@ -126,20 +185,34 @@ class ReliableTrainer(Trainer):
             if self.state.global_step >= self.state.max_steps:
                 self.control.should_training_stop = True
                 return None
-            for _ in range(epoch if hasattr(self._sampler, "generator") else 0):
-                torch.randperm(len(self._sampler.data_source), generator=self._sampler.generator)
+            self._draw_orders_before(epoch, is_begun=kwargs["steps_trained_in_current_epoch"] > 0)
+        else:
+            self._rng_at_epoch = torch.get_rng_state()
         return super()._run_epoch(
             epoch=epoch, epochs_trained=epochs_trained, resume_from_checkpoint=resume_from_checkpoint, **kwargs
         )
+
+    def _draw_orders_before(self, epoch: int, is_begun: bool) -> None:
+        """Have the sampler draw the order of this epoch as it did: from its own generator, or from torch's."""
+        self._rng_at_epoch = None
+        generator = getattr(self._sampler, "generator", None)
+        for _ in range(epoch if generator is not None else 0):
+            torch.randperm(len(self._sampler.data_source), generator=generator)
+        checkpoint = Path(self._to_restore) if self._to_restore is not None and is_begun else None
+        state = state_of_rank(checkpoint, self.accelerator.process_index, mapped=True) if checkpoint else None
+        if state is not None and "rng_at_epoch" in state:
+            self._rng_at_epoch = state["rng_at_epoch"].clone()
+            torch.set_rng_state(self._rng_at_epoch)  # `_load_rng_state` sets that of the step
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore our state too: `Trainer` calls this last when it resumes, just before the first step."""
         super()._load_rng_state(checkpoint)
         self._to_restore = None
+        if self._rng_at_epoch is None:  # the epoch begins here
+            self._rng_at_epoch = torch.get_rng_state()
         if checkpoint is not None:
-            path = Path(checkpoint) / state_file(self.accelerator.process_index)
-            state = torch.load(path, weights_only=True, map_location="cpu") if path.exists() else None
-            self.load_resume_state(state)
+            load_reference(self, Path(checkpoint))
+            self.load_resume_state(state_of_rank(Path(checkpoint), self.accelerator.process_index))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the adapter next to its reference too: of several adapters `Trainer` loads those in subfolders only."""
@@ -203,6 +276,9 @@ class ReliableTrainer(Trainer):
             "_total_train_tokens": self._total_train_tokens,
             "skipped_steps": self.skipped_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
+            "rng_at_epoch": self._rng_at_epoch,
+            "callbacks": states_of_callbacks(self.callback_handler.callbacks),
+            "without_state": without_state(self.callback_handler.callbacks, self.model),
         }
 
     def load_resume_state(self, state: dict[str, Any] | None) -> None:
@@ -218,6 +294,14 @@ class ReliableTrainer(Trainer):
         self._total_train_tokens = state.get("_total_train_tokens", self._total_train_tokens)
         self.skipped_steps = state.get("skipped_steps", 0)  # earlier versions did not count them
         self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
+        load_states_of_callbacks(self.callback_handler.callbacks, state.get("callbacks", {}))
+
+    def _resuming(self) -> Resuming:
+        sharded_by = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else None
+        names = [type(callback).__name__ for callback in self.callback_handler.callbacks]
+        syncs = bool(getattr(self.args, "sync_ref_model", False))
+        rows = getattr(self.args, "rows_per_optimizer_step", None)
+        return Resuming(self.accelerator.num_processes, sharded_by, syncs, [*names, ALLOCATOR], rows)
 
     # Saving.
 
@@ -262,6 +346,7 @@ class ReliableTrainer(Trainer):
             if trial is None:
                 self.store_flos()
             super()._save_checkpoint(model, run / SCRATCH)  # there `Trainer` finds no earlier one to remove
+            save_reference(self, scratch)
             best = self._name_best(run, scratch)
             torch.save(state or self.resume_state(), scratch / state_file(self.accelerator.process_index))
             self.accelerator.wait_for_everyone()

@@ -13,10 +13,11 @@ from trl_ext.experiments.pipeline.settings import Pipeline, Stage
 from trl_ext.io import digest_of, read_json, write_json
 from trl_ext.redaction import redact
 from trl_ext.runs.checkpoints import checkpoints
+from trl_ext.runs.fingerprint import fingerprints_of_named_files
 from trl_ext.runs.layout import attempts, finished, record_in
 
 RECORD = "pipeline.json"
-NOT_STAGES = ("stages", "overhead", "decision")  # names of the record next to the stages'
+NOT_STAGES = ("stages", "inputs", "overhead", "decision")  # names of the record next to the stages'
 OTHER = (
     "holds a pipeline of other stages, another seed, model or time budget; set them back or choose another --output_dir"
 )
@@ -41,13 +42,35 @@ def load_or_create(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     pilots = [pipeline.pilot_seconds] if pipeline.pilot_seconds else []
     now = redact(json.loads(json.dumps([*stages, *of_all, *pilots])))
     record = read_record(folder)
-    if _by_current_names(record.get("stages", ())) == _by_current_names(now):
-        return record
+    inputs = fingerprints_of_named_files(
+        [pipeline.model_name_or_path, *([s.config, dict(s.settings)] for s in pipeline.stages)]
+    )
+    noted = {"inputs": inputs} if inputs else {}
     begun = {name: entry for name, entry in record.items() if name not in NOT_STAGES}
+    if _by_current_names(record.get("stages", ())) == _by_current_names(now):
+        _refuse_changed_inputs(folder, record, inputs)
+        return {**{name: entry for name, entry in record.items() if name != "inputs"}, **noted}
     if any("seconds" in entry for entry in begun.values()):
         raise InputError(f"{folder} {OTHER}")
     overhead = {"overhead": record["overhead"]} if "overhead" in record else {}
-    return {"stages": now, **overhead, **{name: {"earlier": entry_seconds(entry)} for name, entry in begun.items()}}
+    return {
+        "stages": now,
+        **noted,
+        **overhead,
+        **{name: {"earlier": entry_seconds(entry)} for name, entry in begun.items()},
+    }
+
+
+def _refuse_changed_inputs(folder: Path, record: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
+    """Refuse to skip a finished stage that was run with other files; earlier versions did not note them."""
+    known = record.get("inputs", inputs)
+    changed = [name for name in {**known, **inputs} if known.get(name) != inputs.get(name)]
+    done = [name for name, entry in record.items() if name not in NOT_STAGES and "seconds" in entry]
+    if changed and done:
+        raise InputError(
+            f"{folder} holds the finished stage {done[0]}, and {', '.join(changed)} changed since it began: it would "
+            "be skipped though it was of something else. Choose another --output_dir, or remove it"
+        )
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -71,7 +94,7 @@ def elapsed_seconds(folder: Path) -> float:
 
     A stage whose pipeline was killed is told to stop; what it took for that is on the clock of its checkpoint.
     """
-    entries = {name: entry for name, entry in read_record(folder).items() if name != "stages"}
+    entries = {name: entry for name, entry in read_record(folder).items() if name not in ("stages", "inputs")}
     return float(sum(max(entry_seconds(entry), resume_point(folder / name)[1]) for name, entry in entries.items()))
 
 

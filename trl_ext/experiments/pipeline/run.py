@@ -149,7 +149,7 @@ def _left(pipeline: Pipeline, stage: Stage, record: Mapping[str, Any]) -> float:
     """Seconds of the budget that nothing has used, less those of the end where `stage` is the last one."""
     if pipeline.time_budget is None:
         return math.inf
-    spent = sum(entry_seconds(entry) for name, entry in record.items() if name != "stages")
+    spent = sum(entry_seconds(entry) for name, entry in record.items() if name not in ("stages", "inputs"))
     return pipeline.time_budget - spent - (_END if stage is pipeline.stages[-1] else 0.0)
 
 

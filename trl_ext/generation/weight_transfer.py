@@ -31,12 +31,18 @@ def process_output_heads(model: nn.Module) -> None:
 
 
 def register() -> None:
-    """Add the backend to vLLM's, once per process; a `RuntimeError` for a vLLM whose interface is another (below 0.25)."""
+    """Add the backend to vLLM's, once per process.
+
+    Raises:
+        RuntimeError: vLLM is older than 0.25, where a worker and its weight transfer shared the work otherwise.
+    """
     from vllm.distributed.weight_transfer import base, factory
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     if not hasattr(base.WeightTransferEngine, "start_weight_update"):
-        raise RuntimeError(f"the weight transfer backend {BACKEND} needs vLLM 0.25 or newer: pip install 'trl_ext[vllm]'")
+        raise RuntimeError(
+            f"the weight transfer backend {BACKEND} needs vLLM 0.25 or newer: pip install 'trl_ext[vllm]'"
+        )
 
     @dataclass
     class InitInfo(base.WeightTransferInitInfo):

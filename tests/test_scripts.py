@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from scripts import touched_names
 from scripts.benchmarks import compare_leaderboard as compare
 from scripts.benchmarks import length_trap, presets
 from scripts.results_page import rollouts_over_time
@@ -52,6 +53,29 @@ def test_a_script_has_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
         run(run_name="__main__")
     assert ended.value.code in (0, None)
     assert "usage:" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_installed_libraries_have_every_name_touched() -> None:
+    site = Path(torch.__file__).parents[1]
+    assert touched_names.missing(site) == []
+
+
+def test_names_that_a_library_lacks_or_leaves_abstract_are_listed(tmp_path: Path) -> None:
+    base = tmp_path / "vllm/distributed/weight_transfer/base.py"
+    base.parent.mkdir(parents=True)
+    methods = "init_transfer_engine receive_weights shutdown trainer_send_weights start_weight_update new_in_another"
+    abstract = [f"    @abstractmethod\n    def {name}(self, update_info): ..." for name in methods.split()]
+    base.write_text("class WeightTransferEngine:\n" + "\n".join(abstract))
+    found = touched_names.missing(tmp_path)
+    assert [line for line in found if "abstract" in line] == [  # that of vLLM up to 0.27 is defined
+        "vllm.distributed.weight_transfer.base.WeightTransferEngine.new_in_another "
+        "(abstract, and HttpWeightTransfer does not define it)"
+    ]
+    for name in ("finish_weight_update", "init_transfer_engine['init_info']", "model_config"):
+        assert f"vllm.distributed.weight_transfer.base.WeightTransferEngine.{name}" in found
+    assert "vllm.SamplingParams" in found
+    assert not any(line.startswith(("trl", "transformers")) for line in found)  # not in that folder
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,20 @@ def test_model_exceeding_the_context_names_the_setting_to_change(tmp_path: Path)
         )
 
 
+@pytest.mark.vllm
+def test_a_context_beyond_trls_batch_of_tokens_starts(tmp_path: Path) -> None:
+    """TRL's batch is of 4,096 tokens, and on a CPU no prompt may be split; nothing says how long prompts are here."""
+    path = save_model(tmp_path / "model", True)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
+    settings = {**SETTINGS, "vllm_max_model_length": None}
+    trainer = make_trainer(
+        ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, model=str(path), **settings
+    )
+    assert trainer.vllm_generation.llm.llm_engine.model_config.max_model_len == 8192
+    assert disagreement(trainer) >= 0  # which generates
+
+
 def test_runs_that_start_together_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_PORT", raising=False)
     with starting_vllm():
@@ -199,6 +214,7 @@ def test_runs_that_start_together_have_ports_of_their_own(monkeypatch: pytest.Mo
         ("No available memory for the cache blocks.", "raise vllm_gpu_memory_utilization"),
         ("CUDA out of memory. Tried to allocate", "raise vllm_gpu_memory_utilization"),
         ("To serve at least one request with the model's max seq len", "lower vllm_max_model_length"),
+        ("max_model_len (9) is greater than the derived max_model_len", "lower vllm_max_model_length"),
         ("something else", "use_vllm: false"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 TOO_LONG = ("refuse", "drop")
+BLOCK = 64  # tokens, in whole numbers of which an engine's context is chosen
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,25 @@ def context_of(shape: PretrainedConfig, use_vllm: bool, vllm_limit: int | None) 
     if use_vllm and vllm_limit is not None:
         return vllm_limit, "vllm_max_model_length"
     return getattr(shape.get_text_config(), "max_position_embeddings", None), "the model's max_position_embeddings"
+
+
+def engine_context(
+    sampled: Iterable[tuple[Sequence[str], int]], tokenizer: PreTrainedTokenizerBase, limit: int | None
+) -> int | None:
+    """The context that an engine needs: the longest prompt with its response, in whole blocks, at most `limit`.
+
+    It is what keeps an engine of a model made for 131,072 tokens from reserving memory for rows as long as that.
+
+    Args:
+        sampled: lists of prompts, each with the length of the longest response to them.
+        limit: of the model; None if it has none.
+
+    Returns:
+        None where nothing is sampled.
+    """
+    longest = 0
+    for prompts, response in sampled:
+        found = tokenizer(text=list(prompts), verbose=False)["input_ids"] if len(prompts) else []
+        longest = max(longest, *(len(ids) + response for ids in found), 0)
+    needed = -(-longest // BLOCK) * BLOCK
+    return (needed if limit is None else min(needed, limit)) or None

@@ -240,7 +240,7 @@ def _of_engine(config: Any, given: Mapping[str, Any], sequences: int) -> dict[st
     return {
         "engine": "hf" if is_hf else "server" if config.vllm_mode == "server" else "vllm",
         "engine_fraction": config.vllm_gpu_memory_utilization,
-        "engine_max_length": config.vllm_max_model_length,
+        "engine_max_length": config.vllm_max_model_length or getattr(config, "engine_context", None),
         "engine_sequences": config.vllm_max_num_seqs or sequences,
         "engine_sleeps": config.vllm_enable_sleep_mode,
         "engine_dtype": config.vllm_dtype or "auto",

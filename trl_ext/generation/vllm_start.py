@@ -21,7 +21,7 @@ _REMEDIES = (
         "lower vllm_max_model_length (prompt and completion together), or raise vllm_gpu_memory_utilization "
         "(on a CPU: VLLM_CPU_KVCACHE_SPACE, in GiB)",
     ),
-    (("max_model_len", "max_position_embeddings"), "lower vllm_max_model_length to what the model was made for"),
+    (("is greater than the derived max_model_len",), "lower vllm_max_model_length to what the model was made for"),
     (("quantization",), "set vllm_quantization to a method that this hardware has, or leave it out"),
 )
 
@@ -30,9 +30,10 @@ def device_settings() -> dict[str, Any]:
     """Arguments of vLLM's `LLM` that the device needs.
 
     On a CPU a prompt must not be split: vLLM 0.31 then draws a token too many for a request with a seed and sets the
-    generator back, which a CPU's cannot ("CPU Generator does not use offset").
+    generator back, which a CPU's cannot ("CPU Generator does not use offset"). A batch then has to hold the longest
+    prompt: vLLM's own size of a batch follows from the context, and TRL's is 4,096 tokens whatever the context is.
     """
-    return {} if torch.cuda.is_available() else {"enable_chunked_prefill": False}
+    return {} if torch.cuda.is_available() else {"enable_chunked_prefill": False, "max_num_batched_tokens": None}
 
 
 @contextlib.contextmanager

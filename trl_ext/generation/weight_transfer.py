@@ -31,9 +31,18 @@ def process_output_heads(model: nn.Module) -> None:
 
 
 def register() -> None:
-    """Add the backend to vLLM's, once per process."""
+    """Add the backend to vLLM's, once per process.
+
+    Raises:
+        RuntimeError: vLLM is older than 0.25, where a worker and its weight transfer shared the work otherwise.
+    """
     from vllm.distributed.weight_transfer import base, factory
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    if not hasattr(base.WeightTransferEngine, "start_weight_update"):
+        raise RuntimeError(
+            f"the weight transfer backend {BACKEND} needs vLLM 0.25 or newer: pip install 'trl_ext[vllm]'"
+        )
 
     @dataclass
     class InitInfo(base.WeightTransferInitInfo):
@@ -82,6 +91,11 @@ def register() -> None:
 
         def shutdown(self) -> None:
             """Nothing to close."""
+
+        @staticmethod
+        def trainer_send_weights(iterator: object, trainer_args: object) -> None:
+            """Refuse, since `server.Servers.push` sends; abstract in vLLM up to 0.27."""
+            raise NotImplementedError(f"the backend {BACKEND} is sent to by trl_ext.generation.server")
 
     if BACKEND not in factory.WeightTransferEngineFactory._registry:
         factory.WeightTransferEngineFactory.register_engine(BACKEND, HttpWeightTransfer)

@@ -30,6 +30,7 @@ from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.errors import InputError
 from trl_ext.registry import parse_options, unknown
 from trl_ext.training.handout_settings import resolve_handout
+from trl_ext.training.options import check_sampling
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import OURS, TRL
 from trl_ext.training.trl_settings import (
@@ -184,6 +185,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
             setattr(self, name, parse_options(name, getattr(self, name)))
         self.resolve_run_settings()
         resolve_handout(self)
+        check_sampling(self)
         self._resolve_axes()
         super().__post_init__()
         spans = self.steps_per_generation % self.gradient_accumulation_steps

@@ -19,7 +19,7 @@ from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from trl_ext.data.dataset import DatasetSettings, problems_are
-from trl_ext.data.lengths import Room, context_of, rows_that_fit
+from trl_ext.data.lengths import Room, context_of, engine_context, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
 from trl_ext.data.responses import OPTIONAL, completion_of, fields_of, read_responses
 from trl_ext.data.source import Source
@@ -161,15 +161,15 @@ class Evaluation(DatasetSettings):
         if choose_engine(self.use_vllm)[0]:
             check_mergeable(source)
 
-    def sampler(self, model: str) -> Sampler:
-        """The engine, loaded."""
+    def sampler(self, model: str, context: int | None = None) -> Sampler:
+        """The engine, loaded; with vLLM for `context` tokens, unless `vllm_max_model_length` says how many."""
         if not choose_engine(self.use_vllm)[0]:
             return HFSampler(model, self.sampling(), self.batch_size, self.dtype)
         return VLLMSampler(
             model,
             self.sampling(),
             dtype=self.dtype,
-            max_model_len=self.vllm_max_model_length,
+            max_model_len=context if self.vllm_max_model_length is None else self.vllm_max_model_length,
             gpu_memory_utilization=self.vllm_gpu_memory_utilization,
             enforce_eager=self.vllm_enforce_eager,
         )
@@ -203,14 +203,14 @@ def run_evaluation(
     run_on_main_and_broadcast(lambda: take_over(decisive), InputError)
     _refuse_other_settings(folder, decisive)
     if is_new:
-        fitting = _rows_that_fit(settings, model, problems, source)
+        fitting, context = _rows_that_fit(settings, model, problems, source)
     _claim(folder, decisive)
     rows = run_on_main_and_broadcast(lambda: _rows_in(folder))
     if is_new:
         if state.is_main_process:
             print(source.line(settings.split))
         todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
-        sampling = _sample(settings, model, problems, [n for n in todo if n not in rows], rows)
+        sampling = _sample(settings, model, problems, [n for n in todo if n not in rows], rows, context)
         state.wait_for_everyone()
         rows = run_on_main_and_broadcast(lambda: _rows_in(folder))
     report = Report([rows[n] for n in sorted(rows)])
@@ -294,17 +294,18 @@ def _load(settings: Evaluation, is_new: bool) -> tuple[Dataset, Source]:
     return read.rows, read.source
 
 
-def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: Source) -> set[int]:
-    """The problems whose prompts leave room for the longest response, by their place; before the engine loads."""
+def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: Source) -> tuple[set[int], int | None]:
+    """The problems whose prompts leave room for the longest response, by their place, and the context for them."""
     try:
         tokenizer, shape = tokenizer_and_shape(locate(model))
         check_vocabulary(tokenizer, shape, model)
         context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
-        if context is None:
-            return set(range(len(problems)))
-        room = Room(context, setting, settings.max_tokens, "max_tokens")
-        numbered = problems.add_column("place", range(len(problems)))
-        return set(rows_that_fit(numbered, settings.split, source, tokenizer, room, settings.too_long)["place"])
+        rows = problems.add_column("place", range(len(problems)))
+        if context is not None:
+            room = Room(context, setting, settings.max_tokens, "max_tokens")
+            rows = rows_that_fit(rows, settings.split, source, tokenizer, room, settings.too_long)
+        needed = engine_context([(rows["prompt"], settings.max_tokens)], tokenizer, context)
+        return set(rows["place"]), needed
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
 
@@ -349,7 +350,12 @@ def _rows_in(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _sample(
-    settings: Evaluation, model: str, problems: Dataset, todo: Sequence[int], rows: Mapping[int, dict[str, Any]]
+    settings: Evaluation,
+    model: str,
+    problems: Dataset,
+    todo: Sequence[int],
+    rows: Mapping[int, dict[str, Any]],
+    context: int | None = None,
 ) -> dict[str, Any] | None:
     """Sample this rank's part of `todo` in batches, each written once it is graded.
 
@@ -359,7 +365,7 @@ def _sample(
         return None
     state = PartialState()
     grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)
-    sampler = settings.sampler(model)
+    sampler = settings.sampler(model, context)
     mine = todo[state.process_index :: state.num_processes]
     correct, done = sum(map(is_correct, rows.values())), len(rows)
     part = Path(settings.output_dir) / f"samples.rank{state.process_index}.jsonl"

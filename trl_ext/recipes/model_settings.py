@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_bitsandbytes_available, is_flash_attn_2_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from trl_ext.registry import unknown
 from trl_ext.training.settings_table import MODEL
 from trl_ext.training.trl_settings import check_needs
 
 FLASH = "flash_attention_2"
+# What transformers imports for the later ones; they need a GPU as well.
+_FLASH_PACKAGES = {"flash_attention_3": "flash_attn_interface", "flash_attention_4": "flash_attn.cute"}
 
 
 def check_model_settings(model: ModelConfig, use_vllm: bool) -> None:
@@ -21,6 +27,7 @@ def check_model_settings(model: ModelConfig, use_vllm: bool) -> None:
         raise ValueError(
             f"attn_implementation {FLASH} needs a GPU and flash-attn (pip install flash-attn); auto does without"
         )
+    _refuse_attention(model.attn_implementation)
     flag = "load_in_4bit" if model.load_in_4bit else "load_in_8bit" if model.load_in_8bit else None
     if flag is None:
         return
@@ -31,6 +38,22 @@ def check_model_settings(model: ModelConfig, use_vllm: bool) -> None:
             f"{flag}: vLLM would be handed the quantized weights as they are stored; set use_vllm: false, or load the "
             "model unquantized (the engine alone is quantized by vllm_quantization)"
         )
+
+
+def _refuse_attention(name: str | None) -> None:
+    """Refuse an implementation that transformers does not know, or whose package is missing."""
+    known = ("eager", *ALL_ATTENTION_FUNCTIONS.keys())
+    if name is None or (name in known and name not in _FLASH_PACKAGES):
+        return
+    if name in _FLASH_PACKAGES:
+        package = _FLASH_PACKAGES[name]
+        if torch.cuda.is_available() and importlib.util.find_spec(package.partition(".")[0]):
+            return
+        raise ValueError(f"attn_implementation {name} needs a GPU and the package {package}; auto does without")
+    if "/" not in name:
+        raise unknown("attn_implementation", name, ("auto", *known))
+    if importlib.util.find_spec("kernels") is None:
+        raise ValueError(f"attn_implementation {name} is one of the Hub's: pip install kernels; auto does without")
 
 
 def choose_attention(model: ModelConfig) -> str | None:

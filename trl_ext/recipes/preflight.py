@@ -17,7 +17,7 @@ from transformers.trainer import get_reporting_integration_callbacks
 from transformers.utils import logging
 from trl import ModelConfig
 
-from trl_ext.data.lengths import Room, context_of, rows_that_fit
+from trl_ext.data.lengths import Room, context_of, engine_context, rows_that_fit
 from trl_ext.data.references import COMPARING, Checker, check_references, first_rank
 from trl_ext.errors import InputError
 from trl_ext.foresight.before_run import refuse_what_does_not_fit
@@ -28,6 +28,7 @@ from trl_ext.generation.server import Servers, urls_of
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
 from trl_ext.recipes.model_settings import check_model_settings, choose_attention
+from trl_ext.recipes.requirements import check_requirements
 from trl_ext.recipes.settings import Data, Task
 from trl_ext.rewards.graders import shared_pool
 
@@ -85,6 +86,7 @@ def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -
             "sync_ref_model with use_peft: the reference of an adapter is the model without it, and nothing that could "
             "follow the policy; leave one of them out"
         )
+    check_requirements(config)
     if task.restore_best and config.save_strategy == "no":
         raise ValueError("restore_best goes back to a checkpoint, and save_strategy is no: leave one of them out")
     if config.n_gpu > 1:
@@ -146,16 +148,21 @@ def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, con
         servers = check_server(config)
         servers.refuse_another_model(shape, tokenizer, source.base)
         context, setting = min(server.context() for server in servers.each), "the vLLM server's --max-model-len"
-    if context is None:
-        return data
     response = (config.max_completion_length, "sampling_max_tokens")
     measured = (task.validation_max_tokens, "validation_max_tokens") if task.validation_max_tokens else response
-    rooms = {"train": Room(context, setting, *response), "validation": Room(context, setting, *measured)}
-    fitting = {
-        role: rows_that_fit(getattr(data, role), role, source, tokenizer, rooms[role], task.too_long)
-        for role, source in data.sources.items()
-    }
-    return replace(data, **fitting)
+    lengths = {"train": response, "validation": measured}
+    if context is not None:
+        fitting = {
+            role: rows_that_fit(
+                getattr(data, role), role, source, tokenizer, Room(context, setting, *lengths[role]), task.too_long
+            )
+            for role, source in data.sources.items()
+        }
+        data = replace(data, **fitting)
+    if config.use_vllm and config.vllm_mode == "colocate" and config.vllm_max_model_length is None:
+        sampled = [(getattr(data, role)["prompt"], lengths[role][0]) for role in data.sources]
+        config.engine_context = engine_context(sampled, tokenizer, context)
+    return data
 
 
 def tokenizer_and_shape(source: ModelSource, **known: Any) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:

@@ -103,7 +103,9 @@ class Task(DatasetSettings):
             self.train_problems = GENERATED_PROBLEMS
         self._refuse_to_validate_on_what_is_trained_on()
         check_at_least_1(self, "validate_every", "validation_batch_size", "final_validation_problems")
-        check_at_least_1(self, "validation_samples")
+        check_at_least_1(self, "validation_samples", "validation_max_tokens")
+        if self.validation_temperature is not None and self.validation_temperature < 0:
+            raise ValueError(f"validation_temperature must be at least 0, got {self.validation_temperature}")
         check_at_least_1(self, "stop_after_zero_variance_steps")
         self.foresees()  # refuses an unknown choice
         if self.collapse_threshold is not None and not 0 < self.collapse_threshold < 1:

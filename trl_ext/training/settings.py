@@ -18,7 +18,7 @@ from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.hosts.group import join_on_cpu
 from trl_ext.redaction import redact
 from trl_ext.registry import unknown
-from trl_ext.training.options import check_at_least_1, stop_strings
+from trl_ext.training.options import check_at_least_1, check_evaluation, check_files, stop_strings
 
 # What a colocated engine is made with, and a server is not: TRL's settings; ours are those that `RunSettings` adds.
 _TRLS_ENGINE = (
@@ -146,6 +146,9 @@ class RunSettings(RecordsGiven):
                 f"max_steps is {config.max_steps}, which trains nothing; use recipes/evaluate.py to evaluate a model"
             )
         self.stop = stop_strings(self.stop) or None
+        check_files(config)
+        check_evaluation(config)
+        self.engine_context: int | None = None  # of the rows, where `vllm_max_model_length` is not given
         if on_cpu_ranks():
             config.use_cpu = True
             join_on_cpu(config.ddp_timeout)
@@ -153,6 +156,9 @@ class RunSettings(RecordsGiven):
         if self.bf16 is None and not config.fp16 and (config.use_cpu or not torch.cuda.is_available()):
             self.bf16 = False
             self.precision_reason = "float32, since this is a CPU and bf16 is not set (TRL: bfloat16 with use_cpu)"
+        if (self.bf16 or config.bf16_full_eval) and not (config.use_cpu or torch.accelerator.is_available()):
+            config.use_cpu = True  # which transformers asks for
+            self.precision_reason = self.precision_reason or "bfloat16 by autocast on this CPU, as bf16 asks for"
         config.use_vllm, self.engine_reason = choose_engine(self.use_vllm)
         self._refuse_what_generation_ignores()
 
@@ -177,6 +183,8 @@ class RunSettings(RecordsGiven):
     def engine_settings(self) -> dict[str, Any]:
         """Keyword arguments of vLLM in addition to TRL's own settings."""
         found = {name.removeprefix("vllm_"): getattr(self, name) for name in _OUR_ENGINE}
+        if getattr(self, "vllm_max_model_length", None) is None:
+            found["max_model_len"] = self.engine_context
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -587,7 +587,8 @@ class ReliableTrainer(Trainer):
             ) as model,
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
-            found = hf_generate(model, self._tokenizer, prompt_ids, self.generation_config, self.args.stop, logps)
+            eager = getattr(model, "_orig_mod", model)  # with torch_compile the step is compiled, decoding is not
+            found = hf_generate(eager, self._tokenizer, prompt_ids, self.generation_config, self.args.stop, logps)
         self._keep_logps(found, logps)
         return found
 

@@ -1,0 +1,112 @@
+"""Settings that need a package, a device or an evaluation that is not there: refused in a line, before a model loads.
+
+Where transformers has a check of its own, which comes after the model is loaded, that check is called here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from accelerate.utils import DynamoBackend
+from torch import nn
+from transformers import GenerationConfig, Trainer, get_scheduler
+from transformers.utils import is_liger_kernel_available
+
+from trl_ext.registry import unknown
+
+_COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def check_requirements(config: Any) -> None:
+    """Refuse a trainer's settings that could only fail after the model is loaded, by a `ValueError`."""
+    _refuse_trainers_evaluation(config)
+    _refuse_optimizer(config)
+    _refuse_schedule(config)
+    _refuse_kernels(config)
+    _refuse_compilation(config)
+    if (cache := getattr(config, "cache_implementation", None)) is not None:
+        try:
+            GenerationConfig(cache_implementation=cache).validate(strict=True)
+        except ValueError as error:
+            raise ValueError(f"cache_implementation {cache!r}: {_one_line(error)}; or leave it out") from error
+    if config.use_vllm and config.vllm_mode == "colocate":
+        _refuse_engine(config)
+
+
+def _refuse_trainers_evaluation(config: Any) -> None:
+    strategy, saving = (str(getattr(value, "value", value)) for value in (config.eval_strategy, config.save_strategy))
+    asked = {f"eval_strategy: {strategy}": strategy != "no"}
+    asked |= {f"{name}: true": bool(getattr(config, name)) for name in ("eval_on_start", "load_best_model_at_end")}
+    for setting in (setting for setting, is_set in asked.items() if is_set):
+        raise ValueError(
+            f"{setting} is an evaluation by transformers' Trainer, which a recipe has no data for: it validates every "
+            "--validate_every steps, and --restore_best true ends with the best weights"
+        )
+    if saving == "best":
+        raise ValueError(
+            "save_strategy: best saves at evaluations by transformers' Trainer, which a recipe has none of: take "
+            "save_strategy steps, with --restore_best true to end with the best weights"
+        )
+
+
+def _refuse_optimizer(config: Any) -> None:
+    """By transformers' own function, which imports an optimizer's package."""
+    name = str(getattr(config.optim, "value", config.optim))
+    try:
+        make, options = Trainer.get_optimizer_cls_and_kwargs(config)
+        if make.__module__.startswith("torch."):  # others may want a model's parameters
+            make([nn.Parameter(torch.zeros(1))], **options)
+    except (ImportError, ValueError, RuntimeError, TypeError) as error:
+        if re.search("pass a .?model", str(error)):  # which is not loaded yet; all else is there
+            return
+        raise ValueError(f"optim {name}: {_one_line(error)}; or take another, such as adamw_torch") from error
+
+
+def _refuse_schedule(config: Any) -> None:
+    """Make one for a parameter of no use: most schedules want or have no options, and say so when they are made."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    name = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
+    options = config.lr_scheduler_kwargs
+    try:
+        get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=1, scheduler_specific_kwargs=options)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"lr_scheduler_type {name} with lr_scheduler_kwargs {options}: {_one_line(error)}") from error
+
+
+def _refuse_kernels(config: Any) -> None:
+    if config.use_liger_kernel and not (torch.accelerator.is_available() and is_liger_kernel_available()):
+        raise ValueError("use_liger_kernel needs a GPU and liger-kernel (pip install liger-kernel); or leave it out")
+    batching = "use_transformers_continuous_batching"
+    if getattr(config, batching, False) and not config.use_vllm and not torch.accelerator.is_available():
+        raise ValueError(f"{batching} needs a GPU; leave it out, or generate with --use_vllm true")
+
+
+def _refuse_compilation(config: Any) -> None:
+    if not config.torch_compile:
+        return
+    backends = [backend.value.lower() for backend in DynamoBackend if backend.value != "NO"]
+    if str(config.torch_compile_backend).lower() not in backends:
+        raise unknown("torch_compile_backend", str(config.torch_compile_backend), backends)
+    if config.torch_compile_mode not in (None, *_COMPILE_MODES):
+        raise unknown("torch_compile_mode", str(config.torch_compile_mode), _COMPILE_MODES)
+
+
+def _refuse_engine(config: Any) -> None:
+    quantization = config.vllm_quantization
+    if quantization is not None and not quantization.startswith("simulated") and not torch.accelerator.is_available():
+        raise ValueError(
+            f"vllm_quantization {quantization} needs a GPU; on a CPU simulated_fp8, simulated_int4 and simulated_int3 "
+            "round the rollouts' weights"
+        )
+    dtypes = ("auto", "bfloat16", "float16", "float32", "half", "float")
+    if config.vllm_dtype not in (None, *dtypes):
+        raise unknown("vllm_dtype", str(config.vllm_dtype), dtypes)
+    models = ("auto", "vllm", "transformers")
+    if getattr(config, "vllm_model_impl", "auto") not in models:
+        raise unknown("vllm_model_impl", str(config.vllm_model_impl), models)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

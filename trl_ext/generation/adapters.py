@@ -13,6 +13,13 @@ from transformers import AutoConfig, PreTrainedModel
 # Tuners whose layers merge into the weights below them; test_adapters.py holds each to PEFT's own merging.
 _MERGED = (PeftType.LORA, PeftType.IA3, PeftType.LOHA, PeftType.LOKR, PeftType.VERA)
 
+# Tuners, other than tokens before a row, for which a row's prompt and completion are more than tokens with distances.
+_OF_WHOLE_ROWS = {
+    PeftType.XLORA: "chooses its experts by a pass over the whole row",
+    PeftType.POLY: "chooses its experts by the task of a row",
+    PeftType.ADAPTION_PROMPT: "computes a layer's queries once more, without the places that it is given",
+}
+
 # Fields of a `LoraConfig` whose effect is not in the weights that the engine is given, and why.
 _REFUSED_FIELDS = {
     "target_parameters": "their updates are not merged for the engine",
@@ -24,6 +31,19 @@ _REFUSED_FIELDS = {
 _FLAGS = {"target_parameters": "lora_target_parameters", "target_modules": "lora_target_modules",
           "modules_to_save": "lora_modules_to_save"}  # fmt: skip
 _EMBEDDINGS = ("model.embed_tokens", "lm_head")
+
+
+def adapter_of_places(model: PreTrainedModel) -> str | None:
+    """Why rows of this model cannot be moved or share a prompt, if it has an adapter that knows their places; or None."""
+    for adapter in getattr(model, "peft_config", {}).values():
+        kind = adapter.peft_type.value
+        if adapter.is_prompt_learning:
+            return f"the adapter ({kind}) puts tokens of its own before a row"
+        if getattr(adapter, "alora_invocation_tokens", None):
+            return f"the adapter ({kind} with alora_invocation_tokens) begins at a place in the prompt"
+        if adapter.peft_type in _OF_WHOLE_ROWS:
+            return f"the adapter ({kind}) {_OF_WHOLE_ROWS[adapter.peft_type]}"
+    return None
 
 
 def check_adapter(model: PreTrainedModel | str, peft_config: PeftConfig | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
@@ -152,6 +153,8 @@ class RunSettings:
         if self.bf16 is None and not config.fp16 and (config.use_cpu or not torch.cuda.is_available()):
             self.bf16 = False
             self.precision_reason = "float32, since this is a CPU and bf16 is not set (TRL: bfloat16 with use_cpu)"
+        if config.fp16 and is_without_fp16(config.use_cpu):
+            self.precision_reason = "float32, since fp16 has no effect on a CPU (bf16: true is bfloat16 there)"
         config.use_vllm, self.engine_reason = choose_engine(self.use_vllm)
         self._refuse_what_generation_ignores()
 
@@ -181,6 +184,12 @@ class RunSettings:
 
 
 _OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_")]
+
+
+def is_without_fp16(use_cpu: bool) -> bool:
+    """Whether accelerate drops `fp16` in silence: on a CPU, unless DeepSpeed decides."""
+    by_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    return (use_cpu or not torch.accelerator.is_available()) and not by_deepspeed
 
 
 def choose_engine(asked: bool | str) -> tuple[bool, str]:

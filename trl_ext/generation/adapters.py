@@ -15,9 +15,17 @@ _MERGED = (PeftType.LORA, PeftType.IA3, PeftType.LOHA, PeftType.LOKR, PeftType.V
 
 # Tuners, other than tokens before a row, for which a row's prompt and completion are more than tokens with distances.
 _OF_WHOLE_ROWS = {
-    PeftType.XLORA: "chooses its experts by a pass over the whole row",
+    PeftType.XLORA: "chooses its experts by another pass over the row",
     PeftType.POLY: "chooses its experts by the task of a row",
-    PeftType.ADAPTION_PROMPT: "computes a layer's queries once more, without the places that it is given",
+    getattr(PeftType, "PVERA", None): "draws noise for every pass",  # since PEFT 0.20, as LILY
+    PeftType.ADAPTION_PROMPT: "computes a layer's queries once more, at places of its own",
+}
+
+_LILY = getattr(PeftType, "LILY", None)
+_NEED_MORE = {  # than TRL gives a forward pass
+    PeftType.POLY: "the task of each row",
+    PeftType.MULTITASK_PROMPT_TUNING: "the task of each row",
+    PeftType.CPT: "the kind of each token",
 }
 
 # Fields of a `LoraConfig` whose effect is not in the weights that the engine is given, and why.
@@ -33,6 +41,11 @@ _FLAGS = {"target_parameters": "lora_target_parameters", "target_modules": "lora
 _EMBEDDINGS = ("model.embed_tokens", "lm_head")
 
 
+def has_mean_over_a_pass(model: PreTrainedModel) -> bool:
+    """Whether rows of this model depend on those that they are computed with, by an adapter's mean over all tokens."""
+    return any(adapter.peft_type == _LILY for adapter in getattr(model, "peft_config", {}).values())
+
+
 def adapter_of_places(model: PreTrainedModel) -> str | None:
     """Why rows of this model cannot be moved or share a prompt, if it has an adapter that knows their places; or None."""
     for adapter in getattr(model, "peft_config", {}).values():
@@ -43,7 +56,16 @@ def adapter_of_places(model: PreTrainedModel) -> str | None:
             return f"the adapter ({kind} with alora_invocation_tokens) begins at a place in the prompt"
         if adapter.peft_type in _OF_WHOLE_ROWS:
             return f"the adapter ({kind}) {_OF_WHOLE_ROWS[adapter.peft_type]}"
-    return None
+    return "the adapter (LILY) weighs experts by a mean over all tokens of a pass" if has_mean_over_a_pass(model) else None
+
+
+def refuse_untrainable(peft_config: PeftConfig | None) -> None:
+    """Refuse, by a `ValueError`, an adapter whose forward pass needs inputs that TRL does not give it."""
+    if peft_config is not None and (needs := _NEED_MORE.get(peft_config.peft_type)):
+        raise ValueError(
+            f"peft_type {peft_config.peft_type.value} cannot be trained here: its forward pass needs {needs}, which TRL "
+            "does not give; use another one, such as LORA"
+        )
 
 
 def check_adapter(model: PreTrainedModel | str, peft_config: PeftConfig | None) -> None:

@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType, send_to_device
 from torch import Tensor, nn
 
 from trl_ext.compat.trl_head import tiles_in_cache
-from trl_ext.generation.adapters import adapter_of_places
+from trl_ext.generation.adapters import adapter_of_places, has_mean_over_a_pass
 from trl_ext.generation.kv_sharing import unsupported_checkpointing, unsupported_in_a_step
 from trl_ext.generation.positions import unsupported_positions
 from trl_ext.grpo import contiguous
@@ -64,6 +64,7 @@ def savings(
         "it may begin in one rollout and end in another": not steps_lie_in_one_rollout(config),
         "the routers' auxiliary loss is a mean over a micro-batch": aux_loss,
         "rows with images are not packed": images,
+        "its adapter (LILY) weighs experts by a mean over all tokens of a pass": has_mean_over_a_pass(model),
         "the entropy bonus and top_entropy_quantile are of a micro-batch": of_micro_batches,
     }
     for reason in (reason for reason, applies in inexact.items() if applies):

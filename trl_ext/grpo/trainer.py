@@ -44,7 +44,7 @@ from trl_ext.algorithms.types import LossInputs, StepTokens
 from trl_ext.compat.hf_sampling import generating_with
 from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
 from trl_ext.dashboards.progress import show_rewards_in_notebook
-from trl_ext.generation.adapters import check_adapter
+from trl_ext.generation.adapters import check_adapter, refuse_untrainable
 from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs
 from trl_ext.generation.policy import sampling_kwargs
@@ -117,6 +117,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if config.stop or config.sampling_min_tokens:
             config.generation_kwargs = sampling_kwargs(config)
         given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
+        refuse_untrainable(given.get("peft_config"))
         if config.use_vllm:
             check_adapter(given["model"], given.get("peft_config"))
         if config.overlong_buffer is not None:

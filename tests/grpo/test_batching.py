@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -192,8 +192,46 @@ def test_of_equal_rows_one_is_computed() -> None:
     assert "copy_of" not in Batching(rows=2, dynamic=False).plan(rows)[0]
 
 
-def test_a_budget_too_small_for_the_steps_turns_is_raised() -> None:
-    assert len(Batching(rows=2, tokens=1, skip_zero_advantage=False).plan(batch())) == 2
+def random_batch(seed: int) -> dict[str, Any]:
+    """24 rows in six groups, with prompts of 1 to 40 tokens and completions of 1 to 30."""
+    random = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(1, 41, (6, 1), generator=random).repeat_interleave(4, dim=0)
+    completions = torch.randint(1, 31, (24, 1), generator=random)
+    prompt_mask, completion_mask = (torch.arange(40) >= 40 - prompts).long(), (torch.arange(30) < completions).long()
+    ones = torch.ones(24)
+    return {
+        "prompt_ids": prompt_mask, "prompt_mask": prompt_mask, "completion_ids": completion_mask,
+        "completion_mask": completion_mask, "advantages": ones, "row": torch.arange(24),
+        "group": torch.arange(6).repeat_interleave(4),
+    }  # fmt: skip
+
+
+def passes(plan: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
+    """Rows and tokens of each forward pass of a plan, those over shared prompts too."""
+    for one in plan:
+        shared = "prompts" in one
+        yield len(one["prompt_ids"]), sum(one["rows"].lengths) if shared else len(one["prompt_ids"]) * one["columns"]
+    for prompts in {id(one["prompts"]): one["prompts"] for one in plan if "prompts" in one}.values():
+        yield len(prompts.ids), prompts.ids.numel()
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_no_pass_of_several_rows_has_more_tokens_than_the_limit(sharing: bool) -> None:
+    """However many micro-batches that takes, whatever the width is rounded to, and whatever another rank has."""
+    settings = itertools.product(range(3), (1, 40, 100, 250, 800), (None, 8), (False, True), (1, 16))
+    for seed, limit, multiple, checkpointing, rows in settings:
+        made = Batching(
+            rows, limit, skip_zero_advantage=False, share_prompts=sharing, multiple_of=multiple,
+            checkpointing=checkpointing,
+        )  # fmt: skip
+        for others in (other_rank(), other_rank(3, 2)):
+            plan = made.plan(random_batch(seed), others)
+            assert sorted(row for one in plan if "row" in one for row in one["row"].tolist()) == list(range(24))
+            assert any("prompts" in one for one in plan if "row" in one) == sharing
+            beyond = [(n, tokens) for n, tokens in passes(plan) if n > 1 and tokens > limit]
+            assert beyond == [], (seed, limit, multiple, checkpointing, rows)
+    (whole,) = Batching(1, 10_000, skip_zero_advantage=False).plan(random_batch(0))
+    assert len(whole["row"]) == 24
 
 
 def test_step_without_useful_rows_still_has_a_micro_batch() -> None:

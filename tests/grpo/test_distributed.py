@@ -147,6 +147,7 @@ def test_several_sets_of_shared_prompts_change_nothing(
         assert distance(found[0]["sets"]["weights"], plain) < tolerance
         assert found[0]["sets"]["sets"] == found[1]["sets"]["sets"] == found[0]["sets"]["trained_sets"]
         assert found[1]["sets"]["trained_sets"][0] < found[0]["sets"]["trained_sets"][0]
+        assert found[0]["sets"]["micro_batches"][0] > 1, "the one call of a step has several"
     assert distance(plain, tiny_model().state_dict()) > 1e-3
 
 

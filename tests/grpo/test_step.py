@@ -286,6 +286,62 @@ def test_fewer_tokens_are_computed(tmp_path: Path) -> None:
     assert tokens[1] / tokens[0] == logs(trainer)[0]["step/rows_trained"] < 0.5
 
 
+LIMIT = 60
+
+
+def limited(path: Path, sharing: bool, calls: int, **settings: Any) -> tuple[list[tuple[int, int]], Any]:
+    """`shapes_computed` with a limit of tokens under which a step has more micro-batches than TRL has calls for it."""
+    rows = {"per_device_train_batch_size": 32 // calls, "micro_batch_tokens": LIMIT, "share_prompt_prefix": sharing}
+    return shapes_computed(path, **{**ALL, **rows, "advantage": "raw", "policy_loss": "reinforce", **settings})
+
+
+# Rows and tokens of each pass; on shared prompts first those over the prompts of a set, then its completions in one row.
+PASSES = {
+    False: [(2, 21), (3, 19), (3, 18), (3, 17), (4, 15), (3, 13)],
+    True: [(2, 15), (3, 9), (1, 30), (1, 30), (1, 28), (1, 7), (1, 7), (1, 27)],
+}
+
+
+@pytest.mark.parametrize("calls", [1, 2, 16])
+def test_a_limit_of_tokens_is_kept_however_many_calls(calls: int, tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain", **PLAIN, advantage="raw", policy_loss="reinforce", n_grpo_steps=1)
+    assert weight_difference(plain.model, tiny_model().double()) > 1e-3
+    for sharing, passes in PASSES.items():
+        shapes, trainer = limited(tmp_path, sharing, calls)
+        assert shapes == passes
+        assert max(rows * width for rows, width in shapes) <= LIMIT
+        assert weight_difference(plain.model, trainer.model) < 1e-7
+        assert (trainer.state.global_step, trainer._step) == (1, calls)
+        for name in ("loss", "grad_norm"):
+            assert logs(trainer)[0][name] == pytest.approx(logs(plain)[0][name], rel=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["clip_cov", "off_policy", "kl", "checkpointing"])
+def test_more_micro_batches_than_calls_change_nothing(kind: str, tmp_path: Path) -> None:
+    init = {"model": str(save_tiny(tmp_path / "model")), "model_init_kwargs": {"dtype": torch.float64}}
+    settings: dict[str, dict[str, Any]] = {
+        "clip_cov": {"policy_loss": "clip_cov", "policy_loss_options": {"fraction": 0.2, "low": 0.01}, **TWO_EPOCHS},
+        "off_policy": {**OFF_POLICY, "learning_rate": 0.03},
+        "kl": {**init, "beta": 0.1, **TWO_EPOCHS},
+        "checkpointing": {"gradient_checkpointing": True, **TWO_EPOCHS},
+    }
+    plain = trained(tmp_path / "plain", **settings[kind], **PLAIN)
+    rows = {"per_device_train_batch_size": 16, "micro_batch_tokens": LIMIT}
+    ours = trained(tmp_path / "ours", **settings[kind], **{**PLAIN, **ALL}, **rows)
+    assert max(len(plan) for plan in ours._planner.plans) > ours._planner.accumulation == 1
+    assert weight_difference(plain.model, tiny_model().double()) > 1e-3
+    assert weight_difference(plain.model, ours.model) < 1e-7
+
+
+def test_a_row_longer_than_the_limit_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained(tmp_path, **{**PLAIN, **ALL}, micro_batch_tokens=20, n_grpo_steps=2)
+    assert caplog.text.count("micro_batch_tokens=20: a row has 2") == 1, caplog.text
+    caplog.clear()
+    trained(tmp_path, **{**PLAIN, **ALL}, micro_batch_tokens=40)
+    assert "a row has" not in caplog.text
+
+
 def test_of_equal_rows_one_is_computed(tmp_path: Path) -> None:
     settings = {**ALL, "share_prompt_prefix": False, "reward": sometimes_right, "rollout_func": scripted(words_of_some)}
     shapes, trainer = shapes_computed(tmp_path, **settings)

@@ -143,16 +143,20 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
 
 
 def with_several_sets(path: Path, **settings: Any) -> dict[str, Any]:
-    """Checkpointed, on more prompts than a micro-batch has room for, and on other numbers of them on either rank."""
+    """Checkpointed, on more prompts than a micro-batch has room for, and on other numbers of them on either rank.
+
+    A limit of tokens takes more micro-batches than the calls that TRL makes: one per rank and step.
+    """
     data = {"train_dataset": questions(), "reward": every_other_group_of_the_second_half, "num_iterations": 2}
-    cut = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32 // RANKS, "train_batch_size": 32}
+    cut = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2 // RANKS, "train_batch_size": 32}
     trainer = scripted_run(
         path, rollout_batch_size=32, gradient_checkpointing=True, max_steps=2, **data, **cut, **settings
     )
     plans = trainer._planner.plans if trainer._planner else []
     prompts = [list(dict.fromkeys(id(batch["prompts"]) for batch in plan)) for plan in plans]
     trained = [len({id(batch["prompts"]) for batch in plan if "row" in batch}) for plan in plans]
-    return found_by(trainer) | {"sets": [len(sets) for sets in prompts], "trained_sets": trained}
+    found = {"sets": [len(sets) for sets in prompts], "trained_sets": trained, "micro_batches": [*map(len, plans)]}
+    return found_by(trainer) | found
 
 
 def every_other_group_of_the_second_half(completions: list[str], **_: Any) -> list[float]:

@@ -16,6 +16,21 @@ from trl_ext.generation.model_source import ADAPTER, locate
 # Tuners whose layers merge into the weights below them; test_adapters.py holds each to PEFT's own merging.
 _MERGED = (PeftType.LORA, PeftType.IA3, PeftType.LOHA, PeftType.LOKR, PeftType.VERA)
 
+# Tuners, other than tokens before a row, for which a row's prompt and completion are more than tokens with distances.
+_OF_WHOLE_ROWS = {
+    PeftType.XLORA: "chooses its experts by another pass over the row",
+    PeftType.POLY: "chooses its experts by the task of a row",
+    getattr(PeftType, "PVERA", None): "draws noise for every pass",  # since PEFT 0.20, as LILY
+    PeftType.ADAPTION_PROMPT: "computes a layer's queries once more, at places of its own",
+}
+
+_LILY = getattr(PeftType, "LILY", None)
+_NEED_MORE = {  # than TRL gives a forward pass
+    PeftType.POLY: "the task of each row",
+    PeftType.MULTITASK_PROMPT_TUNING: "the task of each row",
+    PeftType.CPT: "the kind of each token",
+}
+
 # Fields of a `LoraConfig` whose effect is not in the weights that the engine is given, and why.
 _REFUSED_FIELDS = {
     "target_parameters": "their updates are not merged for the engine",
@@ -27,6 +42,35 @@ _REFUSED_FIELDS = {
 _FLAGS = {"target_parameters": "lora_target_parameters", "target_modules": "lora_target_modules",
           "modules_to_save": "lora_modules_to_save"}  # fmt: skip
 _EMBEDDINGS = ("model.embed_tokens", "lm_head")
+
+
+def has_mean_over_a_pass(model: PreTrainedModel) -> bool:
+    """Whether rows of this model depend on those that they are computed with, by an adapter's mean over all tokens."""
+    return any(adapter.peft_type == _LILY for adapter in getattr(model, "peft_config", {}).values())
+
+
+def adapter_of_places(model: PreTrainedModel) -> str | None:
+    """Why rows of this model cannot be moved or share a prompt, if it has an adapter that knows their places; or None."""
+    for adapter in getattr(model, "peft_config", {}).values():
+        kind = adapter.peft_type.value
+        if adapter.is_prompt_learning:
+            return f"the adapter ({kind}) puts tokens of its own before a row"
+        if getattr(adapter, "alora_invocation_tokens", None):
+            return f"the adapter ({kind} with alora_invocation_tokens) begins at a place in the prompt"
+        if adapter.peft_type in _OF_WHOLE_ROWS:
+            return f"the adapter ({kind}) {_OF_WHOLE_ROWS[adapter.peft_type]}"
+    return (
+        "the adapter (LILY) weighs experts by a mean over all tokens of a pass" if has_mean_over_a_pass(model) else None
+    )
+
+
+def refuse_untrainable(peft_config: PeftConfig | None) -> None:
+    """Refuse, by a `ValueError`, an adapter whose forward pass needs inputs that TRL does not give it."""
+    if peft_config is not None and (needs := _NEED_MORE.get(peft_config.peft_type)):
+        raise ValueError(
+            f"peft_type {peft_config.peft_type.value} cannot be trained here: its forward pass needs {needs}, which TRL "
+            "does not give; use another one, such as LORA"
+        )
 
 
 def check_adapter(model: PreTrainedModel | str, peft_config: PeftConfig | None) -> None:

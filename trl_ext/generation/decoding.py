@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor
 from transformers.generation import GenerationMixin, GenerationMode
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from trl_ext.compat.floats import widest_float
 from trl_ext.compat.layers import CACHE
+from trl_ext.generation.adapters import adapter_of_places
 from trl_ext.generation.kv_sharing import Sequences, unsupported_reason
 from trl_ext.generation.progress import advance
 from trl_ext.generation.sampling import is_neutral
@@ -106,7 +108,6 @@ def draw(scores: Tensor, of_row: Tensor) -> Tensor:
 
 def own_loop_unsupported(model: PreTrainedModel, config: GenerationConfig) -> str | None:
     """Why this model, which may have an adapter, has to generate with the loop of `generate`, or None."""
-    adapters = getattr(model, "peft_config", {}).values()
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # transformers' own has adapters, too
     if config.get_generation_mode() not in _MODES:
         return f"decoding by {config.get_generation_mode().value} needs it"
@@ -114,12 +115,12 @@ def own_loop_unsupported(model: PreTrainedModel, config: GenerationConfig) -> st
         return "it was asked for another cache than the usual one"
     if bound := [name for name in _BOUND_TO_ROWS if not is_neutral(name, getattr(config, name, None))]:
         return f"{bound[0]} needs all rows"
-    if model.device.type == "mps" or (model.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()):
-        return (
-            f"tokens are drawn by running sums in float64, which {model.device.type} lacks, or lacks in a fixed order"
-        )
-    if any(adapter.is_prompt_learning or getattr(adapter, "alora_invocation_tokens", None) for adapter in adapters):
-        return "the adapter depends on the place in the prompt"
+    device = model.device
+    no_order = device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+    if no_order or widest_float(device) != torch.float64:
+        return f"tokens are drawn by running sums in float64, which {device.type} lacks, or lacks in a fixed order"
+    if reason := adapter_of_places(model):
+        return reason
     if type(plain).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
         return "the model prepares its inputs itself"
     # A forward pass gathers sharded weights, so that all ranks have to run it or none.

@@ -15,11 +15,13 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from trl_ext.compat.layers import can_keep_caches
+from trl_ext.generation.positions import unsupported_positions
 
 if TYPE_CHECKING:
     from transformers.generation import LogitsProcessorList
 
 _EXACT_WITH = ("eager", "sdpa")  # attention implementations that the tests hold to the plain path
+_WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "local_attention")
 _ROOM = 32  # tokens, at least
 
 
@@ -29,9 +31,9 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if config._attn_implementation not in _EXACT_WITH:
         return f"attention {config._attn_implementation!r} is not one of {', '.join(_EXACT_WITH)}"
-    if layers != {"full_attention"} or getattr(config, "sliding_window", None):
+    if layers != {"full_attention"} or any(getattr(config, name, None) for name in _WINDOWS):
         return "not all layers have full attention"
-    return None if has_rotary_positions(model) else "its positions are not rotary"
+    return unsupported_positions(model)
 
 
 def unsupported_in_a_step(model: PreTrainedModel) -> str | None:
@@ -47,11 +49,6 @@ def unsupported_checkpointing(model: nn.Module, reentrant: bool) -> str | None:
     if reentrant:
         return "reentrant gradient checkpointing has no gradient for the cache (use_reentrant: false has)"
     return None if can_keep_caches(model) else "its layers drop the cache under gradient checkpointing"
-
-
-def has_rotary_positions(model: PreTrainedModel) -> bool:
-    """Whether only distances between tokens count; learned positions move with the padding before a prompt."""
-    return bool(getattr(model.config.get_text_config(), "rope_parameters", None))
 
 
 class Sequences:

@@ -22,6 +22,7 @@ from trl_ext.grpo.packing import (
     as_on_every_rank,
     pack_by_tokens,
     pack_on_shared_prompts,
+    rounded_up,
     sharing_pays,
     shortest,
     unite,
@@ -96,8 +97,8 @@ def select_rows(batch: Batch, rows: Sequence[Row], multiple_of: int | None = Non
     copy_of = [place for place, row in enumerate(rows) for _ in row.copies]
     index = torch.tensor([*(row.index for row in rows), *(copy for row in rows for copy in row.copies)], device=device)
     measured = [width] if width else rows
-    prompt = _rounded_up(max(1, *(row.prompt for row in measured)), multiple_of)
-    completion = _rounded_up(max(1, *(row.completion for row in measured)), multiple_of)
+    prompt = rounded_up(max(1, *(row.prompt for row in measured)), multiple_of)
+    completion = rounded_up(max(1, *(row.completion for row in measured)), multiple_of)
     shape = batch["completion_ids"].shape
 
     def part(name: str, value: Any) -> Any:
@@ -111,7 +112,7 @@ def select_rows(batch: Batch, rows: Sequence[Row], multiple_of: int | None = Non
     found = {name: part(name, value) for name, value in batch.items()}
     if width is None:
         longest = max(2, *(row.prompt + row.completion for row in rows))
-        found["columns"] = _rounded_up(longest, multiple_of)
+        found["columns"] = rounded_up(longest, multiple_of)
     if copy_of:
         found |= {"computed": len(rows), "copy_of": torch.tensor([*range(len(rows)), *copy_of], device=device)}
     return found
@@ -121,10 +122,6 @@ def masked(batch: Batch) -> Batch:
     """The same rows, of which no token is trained on."""
     nothing = {name: torch.zeros_like(batch[name]) for name in ("completion_mask", "advantages")}
     return {name: value for name, value in (batch | nothing).items() if name != "row"}
-
-
-def _rounded_up(n: int, multiple_of: int | None) -> int:
-    return n if multiple_of is None else -(-n // multiple_of) * multiple_of
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
@@ -141,7 +138,8 @@ class Batching:
     """How the rows of an optimizer step are divided into micro-batches."""
 
     rows: int  # per micro-batch, as configured
-    tokens: int | None = None  # the maximum per micro-batch, padding included; None: that of `rows` untrimmed rows
+    # The maximum per micro-batch of more than one row, padding included; None: that of `rows` untrimmed rows.
+    tokens: int | None = None
     dynamic: bool = True  # unite equal rows, sort by length, pack by tokens, trim; else keep order, padding and `rows`
     skip_zero_advantage: bool = True  # skip rows without gradient
     share_prompts: bool = False  # compute a group's prompt once, where it pays; needs `dynamic`
@@ -151,7 +149,7 @@ class Batching:
     prompts_apart: bool = False  # as `SharedPrompts.apart`
 
     def plan(self, batch: Batch, max_over_ranks: Callable[[list[int]], list[int]] = list) -> list[Batch]:
-        """The micro-batches of one optimizer step, at least one and at most len(batch) / `rows`.
+        """The micro-batches of one optimizer step, at least one.
 
         Args:
             batch: this rank's rows of the step.
@@ -163,7 +161,7 @@ class Batching:
         ]
         if self.dynamic and "sequence" in batch:
             kept = unite(kept, batch["sequence"].tolist())
-        sets = self._pack(kept, batch, -(-len(rows) // self.rows), max_over_ranks)
+        sets = as_on_every_rank(self._pack(kept, batch), max_over_ranks)
         width = None
         if not self.dynamic:
             width = Row(0, batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1], 0)
@@ -172,24 +170,15 @@ class Batching:
             batch = with_two_prompt_tokens(batch)
         return found + [shared for runs in sets[1:] for shared in self._on_shared_prompts(batch, runs)]
 
-    def _pack(
-        self, rows: list[Row], batch: Batch, most: int, max_over_ranks: Callable[[list[int]], list[int]]
-    ) -> list[list[list[Row]]]:
-        """At most `most` micro-batches, in sets: first those of rows with prompts of their own, then of shared ones."""
+    def _pack(self, rows: list[Row], batch: Batch) -> list[list[list[Row]]]:
+        """This rank's micro-batches in sets: first those of rows with prompts of their own, then of shared ones."""
         if not self.dynamic:
-            in_order = [rows[start : start + self.rows] for start in range(0, len(rows), self.rows)]
-            return as_on_every_rank([in_order], max_over_ranks)
+            return [[rows[start : start + self.rows] for start in range(0, len(rows), self.rows)]]
         budget = self.tokens or self.rows * (batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1])
         alone, together = self._by_sharing(rows)
         waiting = 0.5 if self.checkpointing else 1.0
-        while True:
-            sets = [pack_by_tokens(alone, budget), *pack_on_shared_prompts(together, budget, waiting)]
-            sets = as_on_every_rank(sets, max_over_ranks)
-            if sum(map(len, sets)) <= most:
-                return sets
-            if len(sets) == 2 and max(map(len, sets)) == 1:  # on all ranks: a larger budget would not unite the two
-                alone, together = rows, []
-            budget += budget // 4 + 1  # too small: there would be more micro-batches than calls of the step
+        on_shared = pack_on_shared_prompts(together, budget, waiting, self.multiple_of)
+        return [pack_by_tokens(alone, budget, self.multiple_of), *on_shared]
 
     def _by_sharing(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
         """Rows that are computed with their prompts, and those on shared ones."""

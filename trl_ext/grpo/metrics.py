@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trl_ext.algorithms.types import StepTokens, StepTotals
+from trl_ext.compat.floats import widest_float
 from trl_ext.grpo.batching import Batch, loss_mask
 from trl_ext.grpo.step_planner import steps_lie_in_one_rollout
 
@@ -65,7 +66,8 @@ class StepCounts:
         if self._latest is None or self._latest[0] != step:
             first -= first % self.accumulation
             masks = [loss_mask(batch) for batch in rollout[first : first + accumulation]]
-            counts = torch.tensor([[len(mask), int(mask.sum())] for mask in masks], dtype=torch.float64).sum(dim=0)
+            dtype = widest_float(accelerator.device)
+            counts = torch.tensor([[len(mask), int(mask.sum())] for mask in masks], dtype=dtype).sum(dim=0)
             sequences, tokens = accelerator.reduce(counts.to(accelerator.device), reduction="sum").tolist()
             self._latest = step, StepTotals(sequences, tokens, self.max_tokens)
         return self._latest[1]
@@ -81,9 +83,10 @@ class StepMetrics:
     @torch.no_grad()
     def add(self, values: dict[str, Tensor], mask: Tensor) -> None:
         """Accumulate the unmasked entries of (B, T) quantities."""
-        count = mask.sum().double()
+        dtype = widest_float(mask.device)
+        count = mask.sum().to(dtype)
         for name, value in values.items():
-            pair = torch.stack([value.double().masked_fill(~mask, 0).sum(), count])
+            pair = torch.stack([value.to(dtype).masked_fill(~mask, 0).sum(), count])
             self._sums[name] = self._sums.get(name, 0) + pair
 
     @torch.no_grad()
@@ -101,7 +104,7 @@ class StepMetrics:
             weight: (B, T) of the policy loss, 0 where a token is left out.
             max_tokens: the maximum completion length, in whose quarters the tokens left out are counted.
         """
-        known, ratio = mask & ~sampled.isnan(), (old_logp - sampled).double().exp()
+        known, ratio = mask & ~sampled.isnan(), (old_logp - sampled).to(widest_float(mask.device)).exp()
         per_token = {"perplexity_trainer": -old_logp, "perplexity_sampler": -sampled, "chi_square": ratio.square()}
         self.add({f"sampling/{name}": value for name, value in per_token.items()}, known)
         self.add({"sampling/weight_mean": weight, "sampling/effective_sample_size": weight.square()}, mask)

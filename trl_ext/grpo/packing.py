@@ -42,16 +42,21 @@ def shortest(rows: Iterable[Row]) -> Row:
     return min(rows, key=lambda row: row.prompt + row.completion)
 
 
-def cost(rows: Sequence[Row]) -> int:
-    """Number of tokens in a forward pass over these rows, padding included."""
-    return len(rows) * max(row.prompt + row.completion for row in rows)
+def rounded_up(n: int, multiple: int | None) -> int:
+    """The next multiple, or `n` where there is none."""
+    return n if multiple is None else -(-n // multiple) * multiple
 
 
-def pack_by_tokens(rows: Iterable[Row], budget: int) -> list[list[Row]]:
+def cost(rows: Sequence[Row], multiple: int | None = None) -> int:
+    """Number of tokens in a forward pass over these rows, padding included, whose width is such a multiple."""
+    return len(rows) * rounded_up(max(row.prompt + row.completion for row in rows), multiple)
+
+
+def pack_by_tokens(rows: Iterable[Row], budget: int, multiple: int | None = None) -> list[list[Row]]:
     """All rows, the longest first, in micro-batches of at most `budget` tokens (or of one longer row)."""
     runs: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: row.prompt + row.completion, reverse=True):
-        if runs and cost([*runs[-1], row]) <= budget:
+        if runs and cost([*runs[-1], row], multiple) <= budget:
             runs[-1].append(row)
         else:
             runs.append([row])
@@ -72,30 +77,33 @@ def pack_without_padding(rows: Iterable[Row], budget: int) -> list[list[Row]]:
     return runs
 
 
-def group_by_prompt(rows: Iterable[Row], budget: int) -> list[list[Row]]:
+def group_by_prompt(rows: Iterable[Row], budget: int, multiple: int | None = None) -> list[list[Row]]:
     """All rows, in sets of whole groups of similar length with at most `budget` prompt tokens (or one prompt)."""
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
     sets: list[list[list[Row]]] = []
     for group in sorted(groups.values(), key=lambda group: max(row.completion for row in group), reverse=True):
-        if sets and cost([Row(0, one[0].prompt, 0, 0) for one in [*sets[-1], group]]) <= budget:
+        if sets and cost([Row(0, one[0].prompt, 0, 0) for one in [*sets[-1], group]], multiple) <= budget:
             sets[-1].append(group)
         else:
             sets.append([group])
     return [[row for group in chosen for row in group] for chosen in sets]
 
 
-def pack_on_shared_prompts(rows: Iterable[Row], budget: int, waiting: float = 1.0) -> list[list[list[Row]]]:
+def pack_on_shared_prompts(
+    rows: Iterable[Row], budget: int, waiting: float = 1.0, multiple: int | None = None
+) -> list[list[list[Row]]]:
     """All rows, in sets of micro-batches; the prompts of a set and any one of its micro-batches fit into the budget.
 
     Args:
         waiting: what a prompt's token counts while a micro-batch is computed.
+        multiple: of which the prompts' width is one.
     """
     sets = []
-    for chosen in group_by_prompt(rows, budget // 2):
+    for chosen in group_by_prompt(rows, budget // 2, multiple):
         prompts = {row.group: Row(0, row.prompt, 0, 0) for row in chosen}
-        sets.append(pack_without_padding(chosen, budget - int(waiting * cost(list(prompts.values())))))
+        sets.append(pack_without_padding(chosen, budget - int(waiting * cost(list(prompts.values()), multiple))))
     return sets
 
 

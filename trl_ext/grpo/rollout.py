@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trl_ext.algorithms.advantages import ADVANTAGES, for_training
 from trl_ext.algorithms.selection import SELECTIONS
+from trl_ext.compat.floats import widest_float
 from trl_ext.generation.tokens import completion_texts, special_ids_with_text
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.training.state import to_plain
@@ -164,10 +165,11 @@ def sample_metrics(
     """
     groups = [finished, correct == 1, correct == 0]
     sums = [value for rows in groups for value in (rows.sum(), (lengths * rows).sum())]
-    sums += [(lengths * ~entropy.isnan()).sum(), (lengths * entropy).double().nansum()]
+    dtype = widest_float(lengths.device)
+    sums += [(lengths * ~entropy.isnan()).sum(), (lengths * entropy).to(dtype).nansum()]
     ended = lengths[finished]
     extremes = [ended.min(), -ended.max()] if len(ended) else [lengths.new_tensor(torch.inf)] * 2
-    own = torch.stack([value.double() for value in (lengths.new_tensor(len(lengths)), *sums, *extremes)])
+    own = torch.stack([value.to(dtype) for value in (lengths.new_tensor(len(lengths)), *sums, *extremes)])
     everyones = gather(own[None])  # (ranks, 11)
     rows, ends, ended_tokens, *outcomes, tokens, nats = everyones[:, :9].sum(dim=0).tolist()
     shortest, minus_longest = everyones[:, 9:].amin(dim=0).tolist()

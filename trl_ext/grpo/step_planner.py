@@ -6,17 +6,20 @@ them are computed otherwise, `planned_log_probs` computes those.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import DistributedType, send_to_device
 from torch import Tensor, nn
 
 from trl_ext.compat.trl_head import tiles_in_cache
-from trl_ext.generation.kv_sharing import has_rotary_positions, unsupported_checkpointing, unsupported_in_a_step
+from trl_ext.generation.adapters import adapter_of_places, has_mean_over_a_pass
+from trl_ext.generation.kv_sharing import unsupported_checkpointing, unsupported_in_a_step
+from trl_ext.generation.positions import unsupported_positions
 from trl_ext.grpo import contiguous
 from trl_ext.grpo.batching import Batch, Batching, concatenate
 from trl_ext.grpo.packing import attention_cost
@@ -61,11 +64,17 @@ def savings(
         "it may begin in one rollout and end in another": not steps_lie_in_one_rollout(config),
         "the routers' auxiliary loss is a mean over a micro-batch": aux_loss,
         "rows with images are not packed": images,
+        "its adapter (LILY) weighs experts by a mean over all tokens of a pass": has_mean_over_a_pass(model),
         "the entropy bonus and top_entropy_quantile are of a micro-batch": of_micro_batches,
     }
     for reason in (reason for reason, applies in inexact.items() if applies):
         return None, [f"a step takes TRL's micro-batches, with every row and all padding: {reason}"]
-    refusal = unsupported_in_a_step(model) or ("under FSDP the decoder cannot run alone" if fsdp else None)
+    moved = adapter_of_places(model) or unsupported_positions(model)
+    refusal = (
+        adapter_of_places(model)
+        or unsupported_in_a_step(model)
+        or ("under FSDP the decoder cannot run alone" if fsdp else None)
+    )
     if config.gradient_checkpointing:
         reentrant = bool((config.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
         refusal = refusal or unsupported_checkpointing(model, reentrant)
@@ -73,7 +82,7 @@ def savings(
     gradient = "the loss sees every row of a step" if "step" in config.inputs_of_loss else gradient
     off = {
         "share_prompt_prefix": refusal,
-        "dynamic_micro_batches": None if has_rotary_positions(model) else "its positions are not rotary",
+        "dynamic_micro_batches": moved,
         "skip_zero_advantage_rows": gradient if keeps_rows else None,
     }
     on = {name: getattr(config, name) and not why for name, why in off.items()}
@@ -89,9 +98,11 @@ def savings(
 
 
 class StepPlanner:
-    """Maps each `training_step` call to a micro-batch. If a step has fewer than calls, its first calls are no-ops.
+    """Maps each `training_step` call to its micro-batches.
 
-    The last call always computes a micro-batch, since the backends reduce gradients there.
+    The last call always computes one, since the backends reduce gradients there, and so does every other call of a step
+    that has enough of them. If a step has fewer than calls, its first calls are no-ops; what it has more, the first call
+    computes.
 
     Args:
         accelerator: of the ranks, which agree on the number of micro-batches.
@@ -102,11 +113,14 @@ class StepPlanner:
         self.accumulation = config.gradient_accumulation_steps  # calls per optimizer step
         self.slices = config.steps_per_generation  # TRL's per rollout, a multiple of `accumulation`
         self.plans: list[list[Batch]] = []  # micro-batches of each optimizer step on the current rollout
+        self._has_said_longer = False
 
     def plan(self, rollout: Sequence[Batch]) -> None:
         """Plan the steps on a new rollout of this rank; a collective operation."""
         windows = [rollout[start : start + self.accumulation] for start in range(0, self.slices, self.accumulation)]
         self.plans = [self.batching.plan(concatenate(window), self._max_over_ranks) for window in windows]
+        if self.batching.tokens and not self._has_said_longer:
+            self._say_longer(self.batching.tokens)
 
     def _max_over_ranks(self, counts: list[int]) -> list[int]:
         """Elementwise, in one collective: as many as any rank has, at most one per row and one more."""
@@ -115,11 +129,24 @@ class StepPlanner:
         found = self.accelerator.gather(own).amax(dim=0).tolist()
         return list(found[: max(len(counts), *(place + 1 for place, n in enumerate(found) if n), 1)])
 
-    def micro_batch(self, step: int) -> Batch | None:
-        """The micro-batch of the `step`-th `training_step` call of the run; None if the call is a no-op."""
+    def _say_longer(self, limit: int) -> None:
+        """Say once that a row alone is longer than a micro-batch may be."""
+        masks = [batch[name] for plan in self.plans for batch in plan for name in ("prompt_mask", "completion_mask")]
+        pairs = zip(masks[::2], masks[1::2], strict=True)
+        longest = int(max((prompt.sum(dim=1) + completion.sum(dim=1)).max() for prompt, completion in pairs))
+        if longest > limit:
+            self._has_said_longer = True
+            log.warning(
+                "micro_batch_tokens=%d: a row has %d tokens, and is a micro-batch of its own, like every longer one from "
+                "now on; lower max_completion_length if memory runs out", limit, longest,
+            )  # fmt: skip
+
+    def micro_batches(self, step: int) -> list[Batch]:
+        """Those of the `step`-th `training_step` call of the run; none if the call is a no-op."""
         plan = self.plans[step % self.slices // self.accumulation]
-        place = step % self.accumulation - (self.accumulation - len(plan))
-        return None if place < 0 else plan[place]
+        call = step % self.accumulation
+        end = len(plan) - self.accumulation + call + 1
+        return plan[0 if call == 0 else max(0, end - 1) : max(0, end)]
 
     def rows_trained(self, step: int) -> int:
         """Number of this rank's rows that the optimizer step of the `step`-th call trains on."""
@@ -159,6 +186,31 @@ class StepPlanner:
 
 def _has_any(old_log_probs: Sequence[Sequence[Tensor | None]]) -> bool:
     return any(old is not None for olds in old_log_probs for old in olds)
+
+
+@contextlib.contextmanager
+def not_the_last(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
+    """In the block, backward passes add to gradients that no rank reduces yet, as in all calls of a step but the last.
+
+    Args:
+        model: wrapped by the distributed backend, which reduces them in the last call.
+    """
+    if not accelerator.sync_gradients:
+        yield
+        return
+    by_engine = accelerator.distributed_type == DistributedType.DEEPSPEED  # it is told with every backward pass
+    accelerator.sync_gradients = False
+    try:
+        with contextlib.nullcontext() if by_engine else accelerator.no_sync(model):
+            yield
+    finally:
+        accelerator.sync_gradients = True
+
+
+def finish_prompts(batch: Batch) -> None:
+    """Call after a micro-batch's backward pass: the last one on some prompts of a process alone has theirs follow."""
+    if "prompts" in batch:
+        batch["prompts"].backward()
 
 
 def planned_log_probs(model: nn.Module, bare: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,7 @@ from trl_ext.compat.hf_sampling import generating_with
 from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
 from trl_ext.dashboards.progress import show_rewards_in_notebook
 from trl_ext.generation.adapter_models import with_adapter_loaded
-from trl_ext.generation.adapters import check_adapter
+from trl_ext.generation.adapters import check_adapter, refuse_untrainable
 from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs
 from trl_ext.generation.policy import sampling_kwargs
@@ -61,7 +61,14 @@ from trl_ext.grpo.dynamic_sampling import Try, sample_until_full
 from trl_ext.grpo.metrics import StepCounts, StepMetrics, tokens_of_step
 from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
 from trl_ext.grpo.rollout import Rollout, log_rows, sample_metrics, with_special_tokens
-from trl_ext.grpo.step_planner import StepPlanner, planned_log_probs, restored_rollout, savings
+from trl_ext.grpo.step_planner import (
+    StepPlanner,
+    finish_prompts,
+    not_the_last,
+    planned_log_probs,
+    restored_rollout,
+    savings,
+)
 from trl_ext.grpo.without_effect import chosen_without_effect
 from trl_ext.rewards.guard import Guard, RewardError, guarded
 from trl_ext.runs.token_log import TokenLog
@@ -115,6 +122,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if config.stop or config.sampling_min_tokens:
             config.generation_kwargs = sampling_kwargs(config)
         given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
+        refuse_untrainable(given.get("peft_config"))
         if config.use_vllm:
             check_adapter(given["model"], given.get("peft_config"))
         loaded = with_adapter_loaded(given, config)
@@ -169,24 +177,28 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Tensor | int | None) -> Tensor:
         """Called `gradient_accumulation_steps` times per optimizer step.
 
-        If the plan has fewer micro-batches, the first calls are no-ops.
+        If the plan has fewer micro-batches, the first calls are no-ops; if it has more, the first call computes several.
         """
         if self._planner is None:
             return super().training_step(model, inputs, num_items_in_batch)
         began = time.perf_counter()
         if not self.model.training:  # Trainer does it after the rollout, and each time, through all modules
             model.train()
-        micro_batch = self._next_micro_batch(self._planner, inputs)
+        *earlier, last = self._next_micro_batches(self._planner, inputs) or [None]
+        loss = torch.zeros((), device=self.accelerator.device)
+        for micro_batch in earlier:
+            with not_the_last(self.accelerator, model):  # Trainer's: TRL's would count another call
+                loss = loss + super(GRPOTrainer, self).training_step(model, micro_batch, num_items_in_batch)
+            finish_prompts(micro_batch)
         self._current_train_step_time += time.perf_counter() - began
-        if micro_batch is None:
+        if last is None:
             self._step += 1
-            return torch.zeros((), device=self.accelerator.device)
-        loss = super().training_step(model, micro_batch, num_items_in_batch)
-        if "prompts" in micro_batch:
-            micro_batch["prompts"].backward()
+            return loss
+        loss = loss + super().training_step(model, last, num_items_in_batch)
+        finish_prompts(last)
         return loss
 
-    def _next_micro_batch(self, planner: StepPlanner, inputs: Inputs) -> Batch | None:
+    def _next_micro_batches(self, planner: StepPlanner, inputs: Inputs) -> list[Batch]:
         before = self._buffered_inputs
         self._prepare_inputs(inputs)
         if self._buffered_inputs is not before or not planner.plans:
@@ -197,7 +209,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             every_row = torch.arange(rows, device=self.accelerator.device)
             trained = (every_row < planner.rows_trained(self._step)).float()
             self._step_metrics.add({"step/rows_trained": trained}, every_row >= 0)
-        return planner.micro_batch(self._step)
+        return planner.micro_batches(self._step)
 
     @torch.no_grad()
     def _store_old_log_probs(self, planner: StepPlanner) -> None:
@@ -301,7 +313,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         left_out = None
         if self.model.training and self._select is not None:
             left_out = ~self._kept(rollout) & ~rollout.reward.view(-1, self._generations).isinf()
-            self._metrics["train"]["rollout_selection/kept_frac"].append(1 - left_out.double().mean().item())
+            self._metrics["train"]["rollout_selection/kept_frac"].append(1 - left_out.sum().item() / left_out.numel())
         weights = self.reward_weights.to(rollout.reward.device)
         advantages = rollout.advantages(
             self._advantage_fn, weights, self._generations, self.accelerator.gather, left_out
@@ -475,16 +487,16 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if not self.model.training:
             return tokens_of_step([inputs], lambda batch: self._log_probs(model, batch)[0], self.accelerator)[0]
         accumulation = self.args.gradient_accumulation_steps
-        step, call = divmod(self._step, accumulation)
+        step = self._step // accumulation
+        first = step * accumulation % self.args.steps_per_generation
+        batches = self._buffered_inputs[first : first + accumulation]
+        if self._planner is not None:
+            batches = self._planner.plans[first // accumulation]
         if self._step_tokens[0] != step:
-            first = step * accumulation % self.args.steps_per_generation
-            batches = self._buffered_inputs[first : first + accumulation]
-            if self._planner is not None:
-                batches = self._planner.plans[first // accumulation]
             with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
                 found = tokens_of_step(batches, lambda batch: self._log_probs(model, batch)[0], self.accelerator)
             self._step_tokens = step, found
-        return self._step_tokens[1][call - accumulation]  # a plan's micro-batches are the last of its calls
+        return self._step_tokens[1][next(place for place, batch in enumerate(batches) if batch is inputs)]
 
     def _terms_of_a_micro_batch(self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor) -> Tensor | float:
         """The routers' auxiliary loss and the entropy bonus, which TRL averages over its micro-batch."""

@@ -69,4 +69,4 @@ class TokenLog:
 
 
 def _rounded(values: Tensor) -> list[float]:
-    return [round(value, DIGITS) for value in values.double().tolist()]
+    return [round(value, DIGITS) for value in values.tolist()]

@@ -1,21 +1,44 @@
-"""Optimizer steps whose gradient is not finite: the error, and the report."""
+"""Optimizer steps whose gradient is not finite: the error, the report, and those that float16's loss scaler skips.
+
+A loss in float16 is multiplied by a scale, so that small gradients do not vanish. The scaler begins with a large one,
+skips each step whose gradient overflows, and lowers the scale until one does not; now and then it tries a larger one.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from accelerate.utils import DistributedType
 from torch import nn
 
 from trl_ext.io import write_text
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 _NAMED = 10  # parameters that a report names
 
 
 class NonFiniteError(RuntimeError):
     """Too many optimizer steps in a row had a gradient that is not finite."""
+
+
+def loss_scale(accelerator: Accelerator) -> float | None:
+    """The scale that a scaler lowers after a gradient that is not finite; None if there is none, or it is at its least.
+
+    A scale of 1 or less changes nothing that float16 cannot have; DeepSpeed has a least one in its settings.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        engine = accelerator.deepspeed_engine_wrapped.engine
+        scaler = getattr(engine.optimizer, "loss_scaler", None)
+        falls = getattr(scaler, "dynamic", False) and scaler.cur_scale > scaler.min_scale
+        return float(scaler.cur_scale) if falls else None
+    scaler = accelerator.scaler
+    scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
+    return scale if scale > 1 else None
 
 
 def write_report(path: Path, model: nn.Module, step: int, norm: float, rows: Sequence[dict[str, Any]]) -> None:

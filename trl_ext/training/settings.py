@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
@@ -159,6 +160,8 @@ class RunSettings(RecordsGiven):
         if (self.bf16 or config.bf16_full_eval) and not (config.use_cpu or torch.accelerator.is_available()):
             config.use_cpu = True  # which transformers asks for
             self.precision_reason = self.precision_reason or "bfloat16 by autocast on this CPU, as bf16 asks for"
+        if config.fp16 and is_without_fp16(config.use_cpu):
+            self.precision_reason = "float32, since fp16 has no effect on a CPU (bf16: true is bfloat16 there)"
         config.use_vllm, self.engine_reason = choose_engine(self.use_vllm)
         self._refuse_what_generation_ignores()
 
@@ -189,6 +192,12 @@ class RunSettings(RecordsGiven):
 
 
 _OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_")]
+
+
+def is_without_fp16(use_cpu: bool) -> bool:
+    """Whether accelerate drops `fp16` in silence: on a CPU, unless DeepSpeed decides."""
+    by_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    return (use_cpu or not torch.accelerator.is_available()) and not by_deepspeed
 
 
 def choose_engine(asked: bool | str) -> tuple[bool, str]:

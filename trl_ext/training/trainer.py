@@ -13,6 +13,7 @@ checkpoint on SIGTERM, and completions of the current policy. What it overrides 
       _run_epoch                    ends before the first step where a callback asked for it
         _load_rng_state             the last call before the first step: restores our state
         (get_batch_samples, training_step: see grpo/trainer.py and sft/trainer.py)
+        compute_loss                sums up a step's losses
         _get_grad_norm              skips a step whose gradient is not finite
         _save_checkpoint            in a scratch folder, renamed into place when it is complete
           _get_output_dir           the scratch folder
@@ -85,7 +86,7 @@ from trl_ext.training.carried import (
     states_of_callbacks,
     without_state,
 )
-from trl_ext.training.finite import NonFiniteError, write_report
+from trl_ext.training.finite import NonFiniteError, loss_scale, write_report
 from trl_ext.training.preemption import StopOnSigterm
 from trl_ext.training.saving import lack_of_room
 from trl_ext.training.state import from_plain, to_plain
@@ -108,11 +109,13 @@ class ReliableTrainer(Trainer):
     stop_signal: int | None = None  # stopped the run early
     failed_saves: int = 0  # checkpoints that could not be written
     seconds_to_save: float = 0.0  # of the slowest checkpoint so far
-    skipped_steps: int = 0  # optimizer steps with a non-finite gradient in the whole run
+    steps_of_scaler: int = 0  # optimizer steps that float16's loss scaler skipped to lower its scale
+    skipped_steps: int = 0  # other optimizer steps with a non-finite gradient in the whole run
     skipped_in_a_row: int = 0  # the latest of them, without a finite one in between
     last_rollout: Sequence[dict[str, Any]] = ()  # this rank's rows of training, for the log and for a skipped step
     sampled_logps: Sequence[Sequence[float | None]] | None = None  # of the tokens generated last; None if unknown
     _nonfinite: str = ""  # why a gradient may not be finite: continues a sentence that ends with "has norm nan"
+    _step_loss: Tensor | None = None  # this rank's sum over the micro-batches of a step
     _being_pushed: Sequence[Path] = ()
     _to_restore: str | None = None
     _sampler: Any = None
@@ -221,12 +224,23 @@ class ReliableTrainer(Trainer):
         if is_peft_model(policy) and len(policy.peft_config) > 1 and (Path(resume_from_checkpoint) / ADAPTER).is_file():
             policy.load_adapter(resume_from_checkpoint, policy.active_adapters[0], is_trainable=True)
 
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's; the sum over a step tells whether the loss itself is finite where its gradient is not."""
+        found = super().compute_loss(*args, **kwargs)
+        loss = (found[0] if isinstance(found, tuple) else found).detach()
+        if self.model.training:
+            self._step_loss = loss if self._step_loss is None else self._step_loss + loss
+        return found
+
     def _get_grad_norm(self, model: nn.Module, grad_norm: float | None = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if norm is None or math.isfinite(float(norm)):
             self.skipped_in_a_row = 0
+        elif (scale := loss_scale(self.accelerator)) is not None and self._losses_are_finite():
+            self._count_step_of_scaler(scale)
         else:
             self._skip_step(float(norm))
+        self._step_loss = None
         return norm
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
@@ -274,6 +288,7 @@ class ReliableTrainer(Trainer):
             "seconds_to_save": self.seconds_to_save,
             "_metrics": to_plain(self._metrics),  # TRL's, pending for the next log
             "_total_train_tokens": self._total_train_tokens,
+            "steps_of_scaler": self.steps_of_scaler,
             "skipped_steps": self.skipped_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
             "rng_at_epoch": self._rng_at_epoch,
@@ -292,7 +307,8 @@ class ReliableTrainer(Trainer):
         self.seconds_to_save = max(self.seconds_to_save, state.get("seconds_to_save", 0.0))
         self._metrics = from_plain(self._metrics, state.get("_metrics", self._metrics))
         self._total_train_tokens = state.get("_total_train_tokens", self._total_train_tokens)
-        self.skipped_steps = state.get("skipped_steps", 0)  # earlier versions did not count them
+        self.steps_of_scaler = state.get("steps_of_scaler", 0)  # earlier versions did not count them
+        self.skipped_steps = state.get("skipped_steps", 0)
         self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
         load_states_of_callbacks(self.callback_handler.callbacks, state.get("callbacks", {}))
 
@@ -430,6 +446,20 @@ class ReliableTrainer(Trainer):
         """The values by name that TRL's next log averages, of training or of an evaluation."""
         metrics: dict[str, list[float]] = self._metrics["train" if self.model.training else "eval"]
         return metrics
+
+    def _losses_are_finite(self) -> bool:
+        """Whether all ranks' losses of the step are, which no scale of theirs would change; a collective operation."""
+        loss = torch.zeros(1, device=self.accelerator.device) if self._step_loss is None else self._step_loss.view(1)
+        return bool(self.accelerator.gather(loss.isfinite()).all())
+
+    def _count_step_of_scaler(self, scale: float) -> None:
+        """A step that the scaler skips by itself is no fault, and none in a row."""
+        self.steps_of_scaler += 1
+        self.model.zero_grad(set_to_none=True)
+        self._metrics["train"]["steps_of_scaler"] = [self.steps_of_scaler]
+        if self.accelerator.is_main_process:
+            step = self.state.global_step + 1
+            log.info("step %d is skipped by float16's loss scaler, which lowers its scale of %g", step, scale)
 
     def _skip_step(self, norm: float) -> None:
         self.skipped_steps += 1

@@ -73,10 +73,14 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A value with the name that the answer gives it: `|PQ|` in `|PQ|=3`, `x` for the set where `x<3`."""
+    """A value with the name that the answer gives it: `|PQ|` in `|PQ|=3`, `x` for the set where `x<3`.
+
+    It is not solved if the answer has a condition from which the value follows: `2x<6` instead of `x<3`.
+    """
 
     name: str
     value: Answer
+    is_solved: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,8 +127,11 @@ class _Parser(Cursor):
     # Expressions.
 
     def sum(self) -> Answer:
-        self.accept("+")  # +5, and +\infty, which a sum with 0 would hide
-        first = self.product() if self.token not in _SIGNS else Number(Fraction(0))
+        self.accept("+")
+        is_negative = self.accept("-")
+        first = self.product()
+        if is_negative:
+            first = Apply("negate", (_expression(first),))
         if self.token not in _SIGNS:
             return first
         terms = [_expression(first)]
@@ -147,12 +150,15 @@ class _Parser(Cursor):
             signed = operator and self.accept("-")
             factor = _expression(self.power())
             factor = Apply("negate", (factor,)) if signed else factor
-            if operator in ("/", r"\div"):
+            if operator == r"\div":
+                factors = [Apply("quotient", (_product_of(factors), factor))]
+                continue
+            if operator == "/":
                 factor = Apply("divide", (Number(Fraction(1)), factor))
             elif not operator:
                 factor = self._mixed_number(factors, factor)
             factors.append(factor)
-        return factors[0] if len(factors) == 1 else Apply("multiply", tuple(factors))
+        return _product_of(factors)
 
     def _product_ends(self) -> bool:
         token = self.token
@@ -168,7 +174,7 @@ class _Parser(Cursor):
             self.take()
             factor = Apply("divide", (factor, _expression(self.power())))
         if len(factors) == 1 and _is_whole(factors[0]) and _is_fraction(factor):
-            return Apply("add", (factors.pop(), factor))
+            return Apply("mixed", (factors.pop(), factor))
         return factor
 
     def power(self) -> Answer:
@@ -360,6 +366,10 @@ def _spread(items: list[Answer]) -> tuple[Answer, ...]:
     return tuple(
         inner for item in items for inner in (item.items if isinstance(item, Several) and item.items else (item,))
     )
+
+
+def _product_of(factors: list[Expression]) -> Expression:
+    return factors[0] if len(factors) == 1 else Apply("multiply", tuple(factors))
 
 
 def _is_whole(node: Expression) -> bool:

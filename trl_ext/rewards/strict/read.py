@@ -7,9 +7,10 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from trl_ext.rewards.expression import Number
-from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Text, Time, Unreadable
+from trl_ext.rewards.expression import Apply, Number, exact_value
+from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Text, Time, Unreadable, is_expression
 from trl_ext.rewards.strict.clean import clean
+from trl_ext.rewards.strict.forms import is_numeral
 from trl_ext.rewards.strict.grammar import parse
 from trl_ext.rewards.strict.numerals import spelled_number, split_number_word
 from trl_ext.rewards.strict.sets import are_conditions, solution_set
@@ -117,15 +118,26 @@ def _may_be_unit(space: str, unit: str) -> bool:
 
 def _quantity(value: str, unit_phrase: str) -> list[Answer]:
     """`5` and `cm` as a quantity, `5` and `hundred` as a number, `5` and `hundred apples` as a quantity again."""
-    is_counted = False
-    while counted := split_number_word(unit_phrase.replace(r"\text", "").strip("{} ")):
-        is_counted, value, unit_phrase = True, rf"({value})\cdot {counted[0]}", counted[1]
+    counted = Fraction(1)
+    while word := split_number_word(unit_phrase.replace(r"\text", "").strip("{} ")):
+        counted, unit_phrase = counted * word[0], word[1]
+    for spelling, usual in _UNIT_SPELLINGS.items():
+        unit_phrase = unit_phrase.replace(spelling, usual)
+    unit = read_unit(re.sub(r"\s*\^\s*", "^", unit_phrase))
+    if unit and unit.dimension == "money":
+        value = value.replace(r"\dollar", "")
     with contextlib.suppress(Unreadable):
-        if is_counted and not unit_phrase.strip():
-            return [parse(_without_text_groups(value))]
-        for spelling, usual in _UNIT_SPELLINGS.items():
-            unit_phrase = unit_phrase.replace(spelling, usual)
-        if unit := read_unit(re.sub(r"\s*\^\s*", "^", unit_phrase)):
-            value = value.replace(r"\dollar", "") if unit.dimension == "money" else value
-            return [Quantity(parse(_without_text_groups(value)), unit)]
+        if unit or (counted != 1 and not unit_phrase.strip()):
+            tree = _times(parse(_without_text_groups(value)), counted)
+            return [Quantity(tree, unit)] if unit else [tree]
     return []
+
+
+def _times(tree: Answer, count: Fraction) -> Answer:
+    """`5 hundred` as 500, since no work is left in it."""
+    if count == 1:
+        return tree
+    if not is_expression(tree):
+        raise Unreadable("a count")
+    exact = exact_value(tree) if is_numeral(tree) else None
+    return Apply("multiply", (tree, Number(count))) if exact is None else Number(exact * count)

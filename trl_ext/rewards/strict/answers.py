@@ -49,7 +49,8 @@ class Several:
 class Ordered:
     """A tuple or an interval with its brackets; `:` for a ratio, `|` for the rows of a matrix and for each row.
 
-    `,` marks what may be a number or a list (`100,200`), `::` what may be a time of day or a ratio (`9:16`).
+    `,` marks what may be a number or a list (`100,200`), or has names (`AB=4, CD=5`), `=` the latter in the order of the
+    names, `::` what may be a time of day or a ratio (`9:16`).
     """
 
     brackets: str
@@ -84,6 +85,14 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
+class Progression:
+    r"""`offset` plus any multiple of `step`: `\frac{\pi}{4}+n\pi` for all integers n."""
+
+    offset: Expression
+    step: Expression
+
+
+@dataclass(frozen=True, slots=True)
 class Based:
     """A numeral with its base."""
 
@@ -91,7 +100,7 @@ class Based:
     base: str
 
 
-Answer: TypeAlias = Expression | Quantity | Text | Time | Several | Ordered | Union | Relation | Named | Based
+Answer: TypeAlias = Expression | Quantity | Text | Time | Several | Ordered | Union | Relation | Named | Progression | Based
 
 
 def is_expression(answer: Answer) -> TypeGuard[Expression]:

@@ -7,11 +7,13 @@ values, which people do not write out. Fractions need not be reduced unless they
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
 from trl_ext.rewards.expression import Apply, Constant, Expression, Number, exact_value, variables
+from trl_ext.rewards.residues import log_size
 
 LARGE = 10**6
 EXPAND = "multiply out"  # a product of sums is left
@@ -20,6 +22,7 @@ Key = tuple[tuple[Expression, Fraction], ...]  # a product without its coefficie
 
 _ONE = Number(Fraction(1))
 _OF_NUMBERS = ("absolute", "floor", "ceiling", "factorial", "binomial")
+_RATIONAL = frozenset({"add", "multiply", "divide", "quotient", "mixed", "negate", "factorial", "binomial"})
 _ARITHMETIC = frozenset({"add", "multiply", "divide", "quotient", "mixed", "negate", "power", "root", *_OF_NUMBERS})
 
 
@@ -27,7 +30,7 @@ def work_left(node: Expression) -> frozenset[str]:
     """The operations that are left to do, by the names of their functions; `EXPAND` for products of sums."""
     if not isinstance(node, Apply) or is_numeral(node):
         return frozenset()
-    if exact_value(node) is not None:
+    if _is_rational(node):
         return frozenset(_operations(node))
     inner = frozenset[str]().union(*map(work_left, _parts(node)))
     if has_function(node, at_top=True):
@@ -84,6 +87,14 @@ def terms(node: Expression) -> list[Expression]:
     return [node]
 
 
+def _is_rational(node: Expression) -> bool:
+    """Whether a node is a rational number, which may be too large to compute."""
+    if not isinstance(node, Apply):
+        return isinstance(node, Number)
+    is_arithmetic = node.function in _RATIONAL or (node.function == "power" and _is_whole(_without_sign(node.arguments[1])))
+    return exact_value(node) is not None or (is_arithmetic and all(map(_is_rational, node.arguments)))
+
+
 # Numerals.
 
 
@@ -122,7 +133,10 @@ def _is_proper(above: Expression, below: Expression) -> bool:
     if isinstance(parts[0], Number) and isinstance(parts[1], Number):
         return parts[1].value != 0 and (parts[0].value / parts[1].value).denominator != 1
     value = exact_value(Apply("divide", (parts[0], parts[1])))
-    return value is None or (value.denominator != 1 and max(value.numerator, value.denominator) >= LARGE)
+    if value is None:  # 2005!/2004! is not large
+        size = log_size(Apply("divide", (parts[0], parts[1])))
+        return size is None or abs(size) > math.log(LARGE)
+    return value.denominator != 1 and max(value.numerator, value.denominator) >= LARGE
 
 
 def _has_sign(node: Expression) -> bool:

@@ -35,8 +35,10 @@ GREEK = frozenset(
     for name in """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho
     sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell""".split()
 )
+DEGREES = r"\degrees"  # of an angle in a function
 _WORD_MACROS = {
     "pi": r"\pi", "sqrt": r"\sqrt", "infinity": r"\infty", "inf": r"\infty", "oo": r"\infty", "log": r"\log",
+    "Infinity": r"\infty", "Inf": r"\infty", "INF": r"\infty", "infty": r"\infty", "degrees": DEGREES,
 }  # fmt: skip
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\in": "in",
@@ -89,6 +91,7 @@ class _Parser(Cursor):
 
     max_depth, error = MAX_DEPTH, Unreadable
     in_bars = False  # whether a bar closes
+    in_function = False  # whether 30 degrees are an angle
 
     # Answers.
 
@@ -179,8 +182,10 @@ class _Parser(Cursor):
 
     def power(self) -> Answer:
         base = self.nested(self.atom)
-        while operator := self.accept("!", "_", "^", "**"):
-            if operator == "!":
+        while operator := self.accept("!", "_", "^", "**", *([DEGREES] if self.in_function else [])):
+            if operator == DEGREES:
+                base = Apply("multiply", (_expression(base), Apply("divide", (Constant("pi"), Number(Fraction(180))))))
+            elif operator == "!":
                 base = Apply("factorial", (_expression(base),))
             elif operator == "_":
                 base = self._subscript(base)
@@ -273,7 +278,9 @@ class _Parser(Cursor):
         exponent = None
         if self.accept("^"):
             exponent = _expression(self.nested(self._exponent))
+        outside, self.in_function = self.in_function, True
         argument = _expression(self._function_argument())
+        self.in_function = outside
         if exponent is not None and exact_value(exponent) == -1 and f"a{name}" in FUNCTIONS.values():
             return Apply(f"a{name}", (argument,))
         applied = Apply(name, (argument,))
@@ -312,7 +319,7 @@ class _Parser(Cursor):
 
     def environment(self) -> Answer:
         name = self.label()
-        if name not in ("pmatrix", "bmatrix", "matrix", "array", "vmatrix", "smallmatrix"):
+        if name not in ("pmatrix", "bmatrix", "matrix", "array", "Bmatrix", "vmatrix", "smallmatrix"):
             raise Unreadable(f"environment {name}")
         if name == "array":
             self.label()

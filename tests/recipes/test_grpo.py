@@ -255,7 +255,9 @@ def test_strict_grader_wants_answers_worked_out_by_default() -> None:
         assert [float(grade.correct) for grade in task.grader()(asked, ["42", "42"])] == paid
     reward = GRPOTask().reward_function()
     for problem, paid in (("Reduce $\\frac{24}{36}$.", 0.0), ("How much of it?", 1.0)):  # as TRL calls it
-        assert reward(prompts=[problem], completions=[r"</think> <answer> \frac{24}{36} </answer>"], answer=["2/3"]) == [paid]
+        assert reward(
+            prompts=[problem], completions=[r"</think> <answer> \frac{24}{36} </answer>"], answer=["2/3"]
+        ) == [paid]
     theirs = Evaluation(responses="theirs.jsonl", grader="strict")
     assert [grade.correct for grade in theirs.build(GRADERS, "strict")(asked, ["42", "42"])] == [True, True]
 

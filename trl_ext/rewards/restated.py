@@ -8,8 +8,12 @@ from __future__ import annotations
 import re
 
 MAX_LENGTH = 20_000  # characters of a problem that are searched
-_FRACTION = re.compile(r"\\[cdt]?frac(?:\{([^{}]*)\}|\s*(\w))(?:\{([^{}]*)\}|\s*(\w))")
-_IGNORED = re.compile(r"\\(?:left|right|displaystyle|textstyle|quad|qquad|[!,;: ])(?![a-zA-Z])|[\s{}$]|\\[()\[\]]")
+_FRACTION = re.compile(
+    r"\\[cdt]?frac\s*(?:(\w)\s*(?=\{)|(\w)\s*(\w)|\{(\w{1,40})\}\s*(\w)|(?=\{))|(?<!\w)(\w{1,40})\s*/\s*(\w{1,40})"
+)
+_IGNORED = re.compile(r"\\(?:(?:left|right|displaystyle|textstyle|quad|qquad)(?![a-zA-Z])|[!,;: ])|[\s{}]")
+_BETWEEN = re.compile(r"\\[()\[\]]|\$|(?<![\\a-zA-Z])[a-zA-Z]{2,}(?![a-zA-Z])")  # delimiters, and words
+_MARK = "\x00"
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])")
 _FACTOR = re.compile(r"\bfactor", re.IGNORECASE)
 _EXPAND = re.compile(
@@ -19,10 +23,12 @@ _EXPAND = re.compile(
 
 def occurs_in(answer: str, problem: str) -> bool:
     """Whether the answer's text stands in the problem, between signs that are no part of a longer expression."""
-    text = _bare(answer[:MAX_LENGTH]).strip(".,;")
+    text = _bare(answer[:MAX_LENGTH]).strip(f".,;{_MARK}")
     if not text:
         return False
-    return re.search(rf"(?<![\w+\-*/^\\.]){re.escape(text)}(?![\w+\-*/^!]|\.\d)", _bare(problem[:MAX_LENGTH])) is not None
+    return (
+        re.search(rf"(?<![\w+\-*/^\\.]){re.escape(text)}(?![\w+\-*/^!]|\.\d)", _bare(problem[:MAX_LENGTH])) is not None
+    )
 
 
 def asks_for_factors(problem: str) -> bool:
@@ -36,6 +42,11 @@ def asks_for_terms(problem: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    """The text without spaces, braces and markup that change nothing, its fractions with a slash."""
-    text = _FRACTION.sub(lambda m: f"{m[1] or m[2]}/{m[3] or m[4]}", text)
-    return _IGNORED.sub("", _TIMES.sub("*", text).replace("$", "\x00")).replace("\x00", " ")
+    """The text without spaces, braces and markup that change nothing, fractions of one kind, marks for words."""
+    text = _BETWEEN.sub(_MARK, _TIMES.sub("*", _FRACTION.sub(_with_braces, text)))
+    return _IGNORED.sub("", re.sub(r"\}\s*\{", "|", text))
+
+
+def _with_braces(match: re.Match[str]) -> str:
+    parts = [part for part in match.groups() if part]
+    return r"\frac" + "".join(f"{{{part}}}" for part in parts)

@@ -100,7 +100,9 @@ class Based:
     base: str
 
 
-Answer: TypeAlias = Expression | Quantity | Text | Time | Several | Ordered | Union | Relation | Named | Progression | Based
+Answer: TypeAlias = (
+    Expression | Quantity | Text | Time | Several | Ordered | Union | Relation | Named | Progression | Based
+)
 
 
 def is_expression(answer: Answer) -> TypeGuard[Expression]:

@@ -86,7 +86,11 @@ _PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
     (r"\not", r"\\not\s*=", r"\\ne "),
     ("bb", r"\\(?:mathbb|Bbb)\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
     *(
-        (sign, r"([(\[][^()\[\]]{1,80},[^()\[\]]{1,80}[)\]])\s*(?:[Uu]|union|\\text\s*\{\s*(?:[Uu]|union)\s*\})\s*(?=[(\[])", r"\1\\cup ")
+        (
+            sign,
+            r"([(\[][^()\[\]]{1,80},[^()\[\]]{1,80}[)\]])\s*(?:[Uu]|union|\\text\s*\{\s*(?:[Uu]|union)\s*\})\s*(?=[(\[])",
+            r"\1\\cup ",
+        )
         for sign in ("U", "u")
     ),
     (r"\{", r"(?<=\})\s*-\s*(?=\\\{)", r"\\setminus "),

@@ -91,7 +91,9 @@ def _is_rational(node: Expression) -> bool:
     """Whether a node is a rational number, which may be too large to compute."""
     if not isinstance(node, Apply):
         return isinstance(node, Number)
-    is_arithmetic = node.function in _RATIONAL or (node.function == "power" and _is_whole(_without_sign(node.arguments[1])))
+    is_arithmetic = node.function in _RATIONAL or (
+        node.function == "power" and _is_whole(_without_sign(node.arguments[1]))
+    )
     return exact_value(node) is not None or (is_arithmetic and all(map(_is_rational, node.arguments)))
 
 
@@ -344,5 +346,3 @@ def _has_i(node: Expression) -> bool:
 def _has_needless_one(node: Apply) -> bool:
     r"""`1\cdot x`, and not `1/x`."""
     return node.function == "multiply" and _ONE in node.arguments and _fraction(node) is None
-
-

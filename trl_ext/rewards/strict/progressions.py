@@ -28,6 +28,7 @@ def as_progression(tree: Answer, name: str | None = None) -> Progression | None:
 def _at(tree: Expression, name: str, value: int) -> Expression:
     return substituted(tree, {Variable(name): Number(Fraction(value))})
 
+
 def same_progression(answer: Progression, reference: Progression) -> bool:
     r"""Whether they have the same values: `\frac{5\pi}{4}+n\pi` has those of `\frac{\pi}{4}+n\pi`."""
     apart = minus(answer.offset, reference.offset)

@@ -121,7 +121,9 @@ def _quantities(text: str, words: str) -> list[Answer]:
 
 def _money(money: re.Match[str]) -> list[Answer]:
     with contextlib.suppress(Unreadable):
-        return [Quantity(parse(money["sign"] + (money["value"] or money["before"])), currency(money["name"] or money[5]))]
+        return [
+            Quantity(parse(money["sign"] + (money["value"] or money["before"])), currency(money["name"] or money[5]))
+        ]
     return []
 
 

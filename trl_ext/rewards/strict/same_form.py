@@ -34,6 +34,8 @@ def _form(answer: Answer) -> Hashable:
         return answer
     if answer.function == "add":
         return ("add", _in_any_order(answer.arguments))
+    if answer.function == "negate" and isinstance(answer.arguments[0], Number):
+        return Number(-answer.arguments[0].value)  # as a whole number is read
     if answer.function in ("multiply", "divide", "negate"):
         above, below = factors(answer)
         above = [factor for factor in above if factor != _ONE]

@@ -37,12 +37,14 @@ from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
 from trl_ext.recipes import preflight
 from trl_ext.recipes import run as recipe
 from trl_ext.recipes.cli import parse, start
+from trl_ext.recipes.evaluate import Evaluation
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
 from trl_ext.recipes.preflight import Prepared, check_server, tokenizer_and_shape
 from trl_ext.recipes.run import write_config
 from trl_ext.recipes.settings import Data
 from trl_ext.recipes.sft import SFT_SETTINGS
+from trl_ext.rewards import GRADERS
 from trl_ext.runs.folder import Run
 from trl_ext.runs.recipes import RECIPES
 from trl_ext.training.handout_settings import ELSEWHERE
@@ -243,6 +245,22 @@ def test_tolerance_is_for_the_strict_grader_or_is_refused() -> None:
         ValueError, match=r"numeric_tolerance 0\.01 is for the grader strict, .* compatible and compatible"
     ):
         GRPOTask(numeric_tolerance=0.01, reward="compatible")
+
+
+def test_strict_grader_wants_answers_worked_out_by_default() -> None:
+    asked = ["</think> <answer>17+25</answer>", "</think> <answer>42</answer>"]
+    defaults = {None: [0.0, 1.0], True: [0.0, 1.0], False: [1.0, 1.0]}
+    for worked_out, paid in defaults.items():
+        task = GRPOTask(worked_out=worked_out, validation_grader="strict")
+        assert task.reward_function()(asked, ["42", "42"]) == paid
+        assert [float(grade.correct) for grade in task.grader()(asked, ["42", "42"])] == paid
+    reward = GRPOTask().reward_function()
+    for problem, paid in (("Reduce $\\frac{24}{36}$.", 0.0), ("How much of it?", 1.0)):  # as TRL calls it
+        assert reward(
+            prompts=[problem], completions=[r"</think> <answer> \frac{24}{36} </answer>"], answer=["2/3"]
+        ) == [paid]
+    theirs = Evaluation(responses="theirs.jsonl", grader="strict")
+    assert [grade.correct for grade in theirs.build(GRADERS, "strict")(asked, ["42", "42"])] == [True, True]
 
 
 def test_training_is_strict_and_validation_compatible_by_default() -> None:

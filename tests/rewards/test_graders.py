@@ -33,7 +33,11 @@ HUGE = 200_000  # characters, far more than any model writes
         ("</think> <answer> 4 </answer></answer>", "4"),
         ("</think> <answer> a < b </answer>", "a < b"),
         ("</think> <answer></answer>", ""),
-        ("</think> <answer> 4 </answer> <answer>", ""),  # the last one is empty
+        ("</think> <answer> 4 </answer> <answer></answer>", ""),  # the last one is empty
+        ("</think> <answer> 4 </answer> <answer>", None),  # the last one is not closed
+        ("</think> <answer> 4 </answer> <answer> 5", None),
+        ("</answer> </think> <answer> 42", None),
+        ("<answer> 1 </answer> </think> <answer> 42", None),
         ("", None),
         ("4", None),
         ("<answer> 4 </answer>", None),  # the thought was never closed

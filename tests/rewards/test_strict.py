@@ -15,9 +15,11 @@ from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.grammar import MAX_DEPTH, parse
 from trl_ext.rewards.strict.read import readings
 from trl_ext.rewards.strict.units import read_unit
+from trl_ext.rewards.strict.worked_out import NOT_EXPANDED, NOT_FACTORED, NOT_WORKED_OUT
 
 DATA = Path(__file__).parents[1] / "data"
 LABELS = [json.loads(line) for line in (DATA / "grader_labels.jsonl").read_text(encoding="utf-8").splitlines()]
+FORMS = [json.loads(line) for line in (DATA / "grader_forms.jsonl").read_text(encoding="utf-8").splitlines()]
 PARITY = [json.loads(line) for line in (DATA / "grader_parity.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -101,10 +103,24 @@ def test_a_hand_labeled_answer(row: dict[str, Any]) -> None:
     assert compare(row["answer"], row["truth"]).correct is row["right"]
 
 
+def test_answers_in_other_forms_are_told_from_unfinished_ones() -> None:
+    wrong = [row for row in FORMS if compare(row["answer"], row["truth"]).correct is not row["right"]]
+    assert not wrong
+
+
+def test_unfinished_answers_are_equal_where_that_is_all_that_is_asked() -> None:
+    """A row without `equal` is right or wrong whatever is left to do in it."""
+    for row in LABELS + FORMS:
+        verdict = compare(row["answer"], row["truth"], worked_out=False)
+        assert verdict.correct is row.get("equal", row["right"]), row
+        if row.get("equal"):
+            assert compare(row["answer"], row["truth"]).reason in (NOT_WORKED_OUT, NOT_EXPANDED, NOT_FACTORED), row
+
+
 def test_the_labels_are_many_distinct_and_of_both_kinds() -> None:
-    assert len(LABELS) >= 300
-    assert len({(row["answer"], row["truth"]) for row in LABELS}) == len(LABELS)
-    assert 0.3 < sum(row["right"] for row in LABELS) / len(LABELS) < 0.7
+    for rows in (LABELS, FORMS):
+        assert len({(row["answer"], row["truth"]) for row in rows}) == len(rows)
+        assert min(sum(row["right"] is right for row in rows) for right in (True, False)) >= 300
 
 
 @pytest.mark.parametrize("row", LABELS, ids=[f"{row['answer']} | {row['truth']}" for row in LABELS])
@@ -117,8 +133,10 @@ def test_reference_matches_its_respelling_and_no_label_crashes(row: dict[str, An
 @pytest.mark.parametrize(
     ("answer", "reference", "reason"),
     [
-        ("5", "5", "same text"), ("$5.$", "5", "same text"), ("10/2", "5", "same value"), ("6", "5", "different value"),
+        ("5", "5", "same text"), ("$5.$", "5", "same text"), ("2/4", "1/2", "same value"), ("10/2", "5", "not worked out"), ("6", "5", "different value"),
         ("", "5", "no answer"), ("5#", "5", "cannot read the answer"), ("5", r"\int x", "cannot read the reference answer"),
+        ("9^{9^{9^9}}", "5", "too large to compute, or undefined"), ("2004!", "2005!", "different value"),
+        ("17+25", "42", "not worked out"), ("x(x+1)", "x^2+x", "not multiplied out"), ("x^2+x", "x(x+1)", "not factored"),
         ("9 or 8", "9", "more than one answer"), ("7 kg", "7 km", "another unit"), ("9" * 700, "9", "too long"),
     ],
 )  # fmt: skip
@@ -154,7 +172,9 @@ HUGE = 100_000
         "9" * 500 + "!", "9^{9^{9^{9}}}", "(9!)!!", r"\sqrt[999999999]{2}", "10^{10^{10}}", "1/" * 150 + "1", "-" * 500,
         r"\binom{999999999}{5}", "|" * 500, "x^" * 200 + "2", "\x00", "\ud800", "%" * 500, r"\boxed{" * 20_000, "e^" * 150 + "9",
         r"\sin" * 150 + "1", "1:" * 250, "a=" * 250, "\\" * HUGE, "{}" * 250, "(x+y)^{999}/(x-y)^{999}", r"\pm" * 150 + "1",
-        "x+" * 199 + "1",
+        "x+" * 199 + "1", "+".join(f"{9999 - n}!" for n in range(80)), "(1," * 200, "\\over" * 60, "{" * 20 + r"1\over" * 20, "€" * HUGE, "*" * HUGE,
+        "0." + "12" * 19 + "\\ldots", r"\text{" + "." * 5000 + "}", r"\pmatrix{" * 60, "n" + " " * 500 + "integer", "(" + "," * 500 + "U",
+        '"' * 5000, "AB=" * 100, "1 to " * 100, r"\sin" * 60 + "^\\circ", "1" + r",\!" * 150, "." * 5000, "7" * 200 + ".{" * 100, "0.(" * 150,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("reference", ["5", "x+1", r"\sqrt{2}", "(1,2)", r"\{1,2\}"])

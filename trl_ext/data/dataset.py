@@ -75,6 +75,11 @@ class DatasetSettings(RecordsGiven):
     numeric_tolerance: float = HfArg(
         default=0.0, help="The relative error that the strict grader accepts in a number; 0 means exact."
     )
+    worked_out: bool | None = HfArg(
+        default=None,
+        help="The strict grader wants an answer worked out as far as the reference answer is: 42, and not 17+25. The "
+        "default is true, and false for --responses that someone else drew.",
+    )
     too_long: str = HfArg(
         default="refuse",
         help=f"What happens to prompts that leave no room for the longest response: {', '.join(TOO_LONG)}.",
@@ -147,8 +152,17 @@ class DatasetSettings(RecordsGiven):
     def build(self, table: Registry, name: str) -> Callable[..., Any]:
         """A reward or a grader for this answer format and tolerance; a function of the user's own may do without."""
         known = table.options(name)
-        ours = {"answer_format": self.answer_format, "numeric_tolerance": self.numeric_tolerance or None}
-        return table.build(name, **{option: value for option, value in ours.items() if option in known and value})
+        ours: dict[str, object] = {"answer_format": self.answer_format}
+        if self.numeric_tolerance:
+            ours["numeric_tolerance"] = self.numeric_tolerance
+        if not self.wants_worked_out:
+            ours["worked_out"] = False
+        return table.build(name, **{option: value for option, value in ours.items() if option in known})
+
+    @property
+    def wants_worked_out(self) -> bool:
+        """Whether the strict grader wants an answer worked out; not by default of responses that someone else drew."""
+        return self.worked_out if self.worked_out is not None else getattr(self, "responses", None) is None
 
     def refuse_unused_tolerance(self, *graders: str) -> None:
         """Raise a ValueError for a tolerance that none of the run's graders has."""

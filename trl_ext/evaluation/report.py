@@ -12,7 +12,7 @@ import numpy as np
 
 from trl_ext.evaluation.pass_at_n import pass_at_n
 from trl_ext.generation.completion import Completion, mean_over_tokens
-from trl_ext.rewards.hooks import Grader
+from trl_ext.rewards.hooks import Grader, takes_problems
 
 # The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.
 SAMPLES = "samples.jsonl"  # in an evaluation's folder
@@ -90,7 +90,9 @@ def grade_rows(
     problems: Sequence[Mapping[str, Any]], completions: Sequence[Completion], grader: Grader
 ) -> list[dict[str, Any]]:
     """A report's row for each problem and its completion."""
-    grades = grader([completion.text for completion in completions], [problem["answer"] for problem in problems])
+    asked = {"problems": list(map(_problem, problems))} if takes_problems(grader) else {}
+    texts, answers = [completion.text for completion in completions], [row["answer"] for row in problems]
+    grades = grader(texts, answers, **asked)
     return [
         {
             **problem,
@@ -106,6 +108,10 @@ def grade_rows(
         }
         for problem, completion, grade in zip(problems, completions, grades, strict=True)
     ]
+
+
+def _problem(row: Mapping[str, Any]) -> str:
+    return str(row.get("problem") or row.get("prompt") or "")
 
 
 def is_correct(row: Mapping[str, Any]) -> bool:

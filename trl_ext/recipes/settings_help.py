@@ -32,7 +32,7 @@ GROUPS = {
     "rollout_selection uninformative_keep_prob dynamic_sampling_tries overlong_buffer "
     "selection selection_options "
     "normalize_constant completion_only_loss",
-    "Reward and grading": "reward reward_timeout grader numeric_tolerance",
+    "Reward and grading": "reward reward_timeout grader numeric_tolerance worked_out",
     "Steps, batches and the optimizer": "max_steps n_grpo_steps n_ei_steps questions_per_step rollout_batch_size "
     "group_size train_batch_size micro_train_batch_size epochs_per_rollout_batch epochs_per_step rollout_chunk "
     "num_train_epochs learning_rate lr_scheduler_type lr_decay_fraction bf16 gradient_checkpointing seed",

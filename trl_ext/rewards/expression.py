@@ -274,6 +274,8 @@ FUNCTIONS: dict[str, Function] = {
     "multiply": Function(lambda *xs: mpmath.fprod(xs), _exact_product),
     "negate": Function(lambda x: -x, lambda x: -x),
     "divide": Function(lambda x, y: x / y, lambda x, y: x / y),
+    "quotient": Function(lambda x, y: x / y, lambda x, y: x / y),  # of a division sign, which is no fraction bar
+    "mixed": Function(lambda x, y: x + y, lambda x, y: x + y),  # a whole number and a fraction
     "power": Function(_numeric_power, _exact_power),
     "root": Function(lambda x, n: mpmath.root(x, _natural(n, 64)), _exact_root),  # principal
     "factorial": _integer(lambda n: math.factorial(_natural(n, MAX_FACTORIAL))),

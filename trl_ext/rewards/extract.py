@@ -29,7 +29,9 @@ class Extraction:
 def r1_zero(response: str) -> str | None:
     """The text of the last `<answer>` block, or None if the response does not follow the format."""
     opened = _after_last_tag(response)
-    return None if opened is None else opened.partition("</answer>")[0].strip()
+    if opened is None or "</answer>" not in opened:  # one that closes another block does not close the last
+        return None
+    return opened.partition("</answer>")[0].strip()
 
 
 def _after_last_tag(response: str) -> str | None:

@@ -20,6 +20,8 @@ from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.registry import Registry, unknown
 from trl_ext.rewards.extract import ANSWER_FORMATS, COMPATIBLE_FORMATS, Extraction
 from trl_ext.rewards.ground_truth import accepted_answers
+from trl_ext.rewards.restated import asks_for_factors, asks_for_terms, occurs_in
+from trl_ext.rewards.strict import NOT_EXPANDED, NOT_FACTORED
 from trl_ext.rewards.workers.pool import Failure, Pool, WorkerLimits
 
 
@@ -67,7 +69,7 @@ def _pool_of(path: str) -> Pool:
     return Pool(path, ONE_RESPONSE)
 
 
-GRADERS = Registry("grader", adapt=each_response)
+GRADERS = Registry("grader", inputs=("problems",), adapt=each_response)
 ONE_RESPONSE = WorkerLimits(seconds=10)  # for a function of one response, which may be slower than ours
 CACHED_PAIRS = 100_000  # per comparison
 
@@ -83,21 +85,29 @@ class Comparison:
         function: `module:name` of a function `(answer, reference, **options) -> (correct, reason)`.
         same_text_is_equal: the same text is always correct; otherwise not if it is empty or NaN.
         tolerance: relative error that a number may have.
+        math_verify: whether math-verify is asked too.
+        worked_out: whether an answer has to be worked out as far as the reference answer is.
     """
 
     function: str
     same_text_is_equal: bool = False
     tolerance: float = 0.0
     math_verify: bool = False
+    worked_out: bool = True
 
     def options(self) -> dict[str, object]:
         """Keyword arguments of the function, without those at their defaults."""
         given = {"tolerance": self.tolerance, "math_verify": self.math_verify}
-        return {name: value for name, value in given.items() if value}
+        return {name: value for name, value in given.items() if value} | (
+            {} if self.worked_out else {"worked_out": False}
+        )
 
 
 STRICT = Comparison("trl_ext.rewards.strict:compare")
+SAME_FORM = Comparison("trl_ext.rewards.strict:has_same_form")
 COMPATIBLE = Comparison("trl_ext.rewards.compatible:compare", same_text_is_equal=True)
+
+SAME_TEXT = "same text"
 
 Pair = tuple[str, str]  # answer, reference answer
 _verdicts: dict[Comparison, dict[Pair, tuple[bool, str]]] = {}
@@ -127,13 +137,18 @@ def strict(
     *,
     answer_format: str = "r1_zero",
     numeric_tolerance: float = 0.0,
+    worked_out: bool = True,
+    problems: Sequence[str] | None = None,
 ) -> list[Grade]:
-    """Equal in value, in any usual spelling; nothing for hedging, other units, other variables.
+    """Equal in value, in any usual spelling; nothing for hedging, other units, other variables, restated problems.
 
     Args:
         references: per response a text, a number or a list of accepted answers.
         answer_format: a name in `ANSWER_FORMATS`.
         numeric_tolerance: relative error that a number may have, as 0.333 has for 1/3; 0 for none.
+        worked_out: the answer has to be worked out as far as the reference answer is: 42, and not 17+25.
+        problems: the problem or the whole prompt of each response, if known. An answer in another form than the
+            reference answer's must not stand in it, and is to be factored or multiplied out only if it says so.
 
     Raises:
         UnknownName: no such answer format.
@@ -142,8 +157,9 @@ def strict(
     """
     extract = ANSWER_FORMATS.get_function(answer_format)
     answers = [extract(response) for response in texts_of(responses)]
-    comparison = replace(STRICT, tolerance=numeric_tolerance)
-    return _grade(comparison, [Extraction(answer is not None, answer) for answer in answers], references)
+    comparison = replace(STRICT, tolerance=numeric_tolerance, worked_out=worked_out)
+    grades = _grade(comparison, [Extraction(answer is not None, answer) for answer in answers], references)
+    return grades if problems is None or not worked_out else _in_view_of(problems, grades, references)
 
 
 @GRADERS.register
@@ -165,6 +181,36 @@ def compatible(
     extract = COMPATIBLE_FORMATS[answer_format]
     comparison = replace(COMPATIBLE, math_verify=math_verify)
     return _grade(comparison, [extract(response) for response in texts_of(responses)], references)
+
+
+def _in_view_of(problems: Sequence[str], grades: Sequence[Grade], references: Sequence[object]) -> list[Grade]:
+    """The grades, once more for answers in another form than the reference answer's, with the problem at hand."""
+    graded = list(zip(problems, grades, references, strict=True))
+    copied = [
+        bool(grade.answer) and grade.reason != SAME_TEXT and occurs_in(str(grade.answer), problem)
+        for problem, grade, _ in graded
+    ]
+    pairs = {
+        (str(grade.answer), reference): None
+        for (_, grade, accepted), is_copied in zip(graded, copied, strict=True)
+        if is_copied and grade.correct
+        for reference in accepted_answers(accepted)
+    }
+    outcomes = compare_pairs(SAME_FORM, list(pairs)).items()
+    forms = {pair for pair, outcome in outcomes if not isinstance(outcome, Failure) and outcome[0]}
+    return [
+        _once_more(grade, problem, is_copied, any((str(grade.answer), text) in forms for text in accepted_answers(ref)))
+        for (problem, grade, ref), is_copied in zip(graded, copied, strict=True)
+    ]
+
+
+def _once_more(grade: Grade, problem: str, is_copied: bool, in_same_form: bool) -> Grade:
+    if grade.correct and is_copied and not in_same_form:
+        return replace(grade, correct=False, reason="restates the problem")
+    asks = {NOT_FACTORED: asks_for_factors, NOT_EXPANDED: asks_for_terms}.get(grade.reason)
+    if asks and not is_copied and not asks(problem):
+        return replace(grade, correct=True, reason="same value")
+    return grade
 
 
 def math_reward_fn(response: str, ground_truth: object, answer_format: str = "r1_zero") -> dict[str, float]:
@@ -248,7 +294,7 @@ def forget_verdicts() -> None:
 def _trivial(comparison: Comparison, answer: str, reference: str) -> tuple[bool, str] | None:
     answer, reference = answer.strip(), reference.strip()  # as every comparison does
     if answer == reference and (answer.lower() not in ("", "nan") or comparison.same_text_is_equal):
-        return True, "same text"
+        return True, SAME_TEXT
     if not comparison.tolerance and _SMALL_INTEGER.fullmatch(answer) and _SMALL_INTEGER.fullmatch(reference):
         return (True, "same value") if int(answer) == int(reference) else (False, "different value")
     return None

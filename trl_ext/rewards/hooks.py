@@ -27,7 +27,7 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
     The extracted answers, the verdicts and their reasons go to TRL's `log_extra`, the means to its `log_metric`.
     """
     signature = inspect.signature(grader)
-    options = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    options = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in GRADERS.inputs]
 
     def reward(
         completions: Sequence[Any],
@@ -37,7 +37,10 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
         **columns: object,
     ) -> list[float]:
         texts = [completion_text(completion, place) for place, completion in enumerate(completions)]
-        grades = grader(texts, answer, **{p.name: columns[p.name] for p in options if p.name in columns})
+        given = {p.name: columns[p.name] for p in options if p.name in columns}
+        if takes_problems(grader):
+            given["problems"] = _problems(columns)
+        grades = grader(texts, answer, **given)
         _log(grades, log_extra, log_metric)
         paid = ("reward", "format_reward") if pays_format else ("reward",)
         return [sum(grade.rewards()[name] for name in paid) for grade in grades]
@@ -50,6 +53,11 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
     return reward
 
 
+def takes_problems(grader: Grader) -> bool:
+    """Whether a grader looks at the problems as well, as `strict` does."""
+    return "problems" in inspect.signature(grader).parameters
+
+
 def adapted(function: Callable[..., Any], path: str) -> Callable[..., Any]:
     """A reward in TRL's signature from a function of one response, which runs in workers; any other stays as it is."""
     return as_reward(each_response(function, path)) if takes_one_response(function) else function
@@ -59,6 +67,12 @@ REWARDS = Registry("reward", adapt=adapted)
 for _grader in GRADERS.values():
     REWARDS.register(as_reward(_grader))
 REWARDS.register(as_reward(GRADERS["strict"], pays_format=True))
+
+
+def _problems(columns: Mapping[str, Any]) -> list[str] | None:
+    """The column `problem` of a dataset, or the prompts, in which the problems are; None where there are neither."""
+    found = columns.get("problem") or columns.get("prompts")
+    return None if found is None else [completion_text(problem) for problem in found]
 
 
 def _log(grades: Sequence[Grade], log_extra: LogExtra | None, log_metric: LogMetric | None) -> None:

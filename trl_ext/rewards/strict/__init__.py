@@ -19,6 +19,9 @@ Rules where mathematics leaves a choice:
 * A numeral with a base needs the same digits and the base.
 """
 
-from trl_ext.rewards.strict.compare import Result, compare, is_readable
+from trl_ext.rewards.strict.compare import compare, is_readable
+from trl_ext.rewards.strict.result import Result
+from trl_ext.rewards.strict.same_form import has_same_form
+from trl_ext.rewards.strict.worked_out import NOT_EXPANDED, NOT_FACTORED
 
-__all__ = ["Result", "compare", "is_readable"]
+__all__ = ["NOT_EXPANDED", "NOT_FACTORED", "Result", "compare", "has_same_form", "is_readable"]

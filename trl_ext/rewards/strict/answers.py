@@ -49,7 +49,8 @@ class Several:
 class Ordered:
     """A tuple or an interval with its brackets; `:` for a ratio, `|` for the rows of a matrix and for each row.
 
-    `,` marks what may be a number or a list (`100,200`), `::` what may be a time of day or a ratio (`9:16`).
+    `,` marks what may be a number or a list (`100,200`), or has names (`AB=4, CD=5`), `=` the latter in the order of the
+    names, `::` what may be a time of day or a ratio (`9:16`).
     """
 
     brackets: str
@@ -73,10 +74,22 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A value with the name that the answer gives it: `|PQ|` in `|PQ|=3`, `x` for the set where `x<3`."""
+    """A value with the name that the answer gives it: `|PQ|` in `|PQ|=3`, `x` for the set where `x<3`.
+
+    It is not solved if the answer has a condition from which the value follows: `2x<6` instead of `x<3`.
+    """
 
     name: str
     value: Answer
+    is_solved: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Progression:
+    r"""`offset` plus any multiple of `step`: `\frac{\pi}{4}+n\pi` for all integers n."""
+
+    offset: Expression
+    step: Expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,9 @@ class Based:
     base: str
 
 
-Answer: TypeAlias = Expression | Quantity | Text | Time | Several | Ordered | Union | Relation | Named | Based
+Answer: TypeAlias = (
+    Expression | Quantity | Text | Time | Several | Ordered | Union | Relation | Named | Progression | Based
+)
 
 
 def is_expression(answer: Answer) -> TypeGuard[Expression]:

@@ -7,13 +7,21 @@ import unicodedata
 from collections.abc import Callable, Sequence
 
 from trl_ext.rewards.extract import BOXED, boxed_content, closing_brace
+from trl_ext.rewards.strict.spellings import (
+    unwrapped,
+    with_fractions,
+    with_matrix_environments,
+    with_named_currencies,
+    with_periods,
+    without_marks_in_text,
+)
 
 _CHARACTERS = {
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "√": r"\sqrt ",
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "π": r"\pi ", "√": r"\sqrt ",
     "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "°": r"^\circ ",
     "∈": r"\in ", "∅": r"\emptyset ", "\xa0": " ", "⁄": "/", "¢": r"\text{ cents}", "∘": r"\circ ", "∶": ":",
     "≈": r"\approx ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
-    "∖": r"\setminus ",
+    "∖": r"\setminus ", "⋃": r"\cup ", "…": r"\ldots ", "⋯": r"\ldots ", "。": ".", "“": '"', "”": '"', "‘": "'", "’": "'",
 }  # fmt: skip
 _CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
@@ -21,23 +29,46 @@ _SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _VULGAR_FRACTION = re.compile("[¼½¾⅐-⅞]")
 _SPELLINGS = {  # of a macro; the first group only sets the type
     "": """left right displaystyle textstyle limits nonumber hfill big bigl bigr bigm Big Bigl Bigr Bigm bigg biggl
-    biggr biggm Bigg Biggl Biggr Biggm""",
+    biggr biggm Bigg Biggl Biggr Biggm boldsymbol bm pmb underline uline emph fbox framebox ensuremath hbox bf rm it sf
+    tt bfseries itshape boldmath mathstrut strut noindent allowbreak tiny scriptsize footnotesize small normalsize large
+    Large LARGE huge Huge scriptstyle scriptscriptstyle hline""",
     " ": "quad qquad",
     "|": "lvert rvert vert mid",
     r"\{": "lbrace",
     r"\}": "rbrace",
     r"\frac": "dfrac tfrac cfrac",
+    r"\binom": "dbinom tbinom",
+    r"\cup ": "bigcup",
+    r"\ldots ": "dots cdots dotsc dotsb",
+    ":": "colon",
+    r"\overline": "bar",
+    r"\currencyeuro ": "euro texteuro",
+    r"\currencysterling ": "pounds textsterling",
+    r"\currencyyen ": "yen textyen",
+    r"\currencyrupee ": "rupee",
     r"\le": "leqslant leq",
     r"\ge": "geqslant geq",
     r"\ne ": "neq",
     r"\setminus": "smallsetminus backslash",
-    r"\text": "mbox textnormal textrm textbf textit textsf texttt mathrm mathbf mathit mathsf operatorname",
+    r"\text": "mbox textnormal textrm textbf textit textsf texttt mathrm mathbf mathit mathsf mathtt operatorname",
     r"\text{ degrees}": "degree",
 }
+# A font around mathematics, not words: what it is applied to has a macro or a group in it.
+_FONT_OF_MATH = r"\\(?:mbox|text(?:normal|rm|bf|it|sf|tt)?|math(?:rm|bf|it|sf|tt))\s*(?=\{[^{}]*(?:\\[a-zA-Z]|\{))"
 _MACROS = {name: macro for macro, names in _SPELLINGS.items() for name in names.split()}
 _PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
     (".", r"\\(?:left|right)\s*\.", ""),
+    (r"\!", r"(?<=\d)\s*(?:\\!\s*)*(?:,|\{,\})\s*(?:\\!\s*)+(?=\d{3}(?!\d))", ","),  # MATH's thousands
     (r"\!", r"\\!", ""),
+    ("color", r"\\(?:text)?color(?:box)?\s*(?:\[[^\[\]]*\])?\s*\{[^{}]*\}", " "),
+    ("color", r"\\fcolorbox\s*\{[^{}]*\}\s*\{[^{}]*\}", " "),
+    (r"\text", r"\\text\s*\{[\s.,;:]*\}\s*$", ""),
+    (r"\currency", r"\\text\s*\{\s*(\\currency[a-z]+)\s*\}", r"\1 "),
+    ("\\math", r"\\math(?:bin|rel|op|ord|punct)\s*\{([^{}]*)\}", r"\1"),
+    *((font, _FONT_OF_MATH, "") for font in (r"\mbox", r"\text", r"\math")),
+    *((end, r"\\(?:cr|tabularnewline)(?![a-zA-Z])", "\x00") for end in (r"\cr", r"\tab")),
+    ("\x00", r"\x00\s*(?:\*|\[\s*-?[\d.]+\s*[a-z]{2}\s*\])", "\x00"),
+    ("space", r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
     (",", r"(?<=\d)\s*,\s+(?=\d{3}(?!\d))", ";"),  # a space makes a list of what else were thousands
     (
         "}",
@@ -54,6 +85,14 @@ _PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
     ("\\", r"\\([a-zA-Z]+)", lambda match: _MACROS.get(match[1], match[0])),
     (r"\not", r"\\not\s*=", r"\\ne "),
     ("bb", r"\\(?:mathbb|Bbb)\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
+    *(
+        (
+            sign,
+            r"([(\[][^()\[\]]{1,80},[^()\[\]]{1,80}[)\]])\s*(?:[Uu]|union|\\text\s*\{\s*(?:[Uu]|union)\s*\})\s*(?=[(\[])",
+            r"\1\\cup ",
+        )
+        for sign in ("U", "u")
+    ),
     (r"\{", r"(?<=\})\s*-\s*(?=\\\{)", r"\\setminus "),
     (r"\circ", r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"\\text{ degrees}"),
     (r"\%", r"\\%", "%"),
@@ -65,21 +104,24 @@ _PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
 )
 # A pattern can match only where its telltale occurs, which is much faster to see.
 _REWRITES = tuple((telltale, re.compile(pattern), replacement) for telltale, pattern, replacement in _PATTERNS)
+_MORE_REWRITES: Sequence[tuple[str, Callable[[str], str]]] = (
+    (r"\over", with_fractions),
+    (r"\choose", with_fractions),
+    ("matrix{", with_matrix_environments),
+    (".", with_periods),
+    (r"\text", without_marks_in_text),
+)
 _SPACES = re.compile(r" (?![a-zA-Z0-9])|(?<![a-zA-Z0-9]) ")
 _DOUBLED = re.compile(r"(?<!\\)\\\\(?:d?frac|sqrt|text|pi|infty|left|begin|cdot|times|pm|le|ge|cup|in)(?![a-zA-Z])")
 _SINGLE = re.compile(r"(?<!\\)\\(?:\\\\)*(?=[a-zA-Z])")
 _THIN_SPACE = re.compile(r"(?<=\d)[\u2007\u2009\u202f\xa0](?=\d{3}(?!\d))")
 _SPACED_THOUSANDS = re.compile(r"((?:\\dollar ?)?-?)([1-9]\d{0,2}(?>(?: \d{3})+))(?![\d/!])")
-_MARKDOWN = re.compile(r"\*\*(.+)\*\*|`(.+)`|__(.+)__")
 _DELIMITERS = re.compile(r"\\[()\[\]]")
 
 
 def clean(text: str) -> str:
     r"""One spelling of `text`, without math delimiters, `\boxed`, markdown and a final full stop."""
-    text = _contents_of_boxes(text.strip())
-    if text.startswith(("*", "`", "_")) and (match := _MARKDOWN.fullmatch(text)):
-        text = next(group for group in match.groups() if group)
-    text = _one_spelling_of_characters(text)
+    text = unwrapped(_one_spelling_of_characters(_contents_of_boxes(text.strip())))
     text = _single_backslashes(text.replace("\x00", " "))
     text = text.replace("\\\\", "\x00")  # the end of a row, not the backslash of a macro after it
     text = _DELIMITERS.sub(" ", text) if "\\" in text else text
@@ -88,6 +130,9 @@ def clean(text: str) -> str:
         if telltale in text:
             text = pattern.sub(replacement, text)
     text = _SPACES.sub("", " ".join(text.split()))
+    for telltale, rewrite in _MORE_REWRITES:
+        if telltale in text:
+            text = rewrite(text)
     if " " in text and (match := _SPACED_THOUSANDS.match(text)):
         text = match[1] + match[2].replace(" ", "") + text[match.end() :]
     text = text.strip(" \x00=").replace("\x00", "\\\\").removesuffix("\\")
@@ -124,4 +169,4 @@ def _one_spelling_of_characters(text: str) -> str:
         lambda m: rf"\frac{{{'}{'.join(unicodedata.normalize('NFKC', m[0]).split('⁄'))}}}", text
     )
     text = _CHARACTER.sub(lambda m: _CHARACTERS[m[0]], text)
-    return _CHARACTER.sub(lambda m: _CHARACTERS[m[0]], unicodedata.normalize("NFKC", text))
+    return with_named_currencies(_CHARACTER.sub(lambda m: _CHARACTERS[m[0]], unicodedata.normalize("NFKC", text)))

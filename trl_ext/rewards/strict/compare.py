@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
-from typing import NamedTuple
 
-from trl_ext.rewards.expression import Undefined, numeric_value, variables
+from trl_ext.rewards.expression import Constant, Undefined, exact_value, numeric_value, variables
+from trl_ext.rewards.residues import same_residues
 from trl_ext.rewards.strict.answers import Answer, Quantity, Several, is_expression
 from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.equality import equal
 from trl_ext.rewards.strict.read import readings_of_clean
+from trl_ext.rewards.strict.result import Result
+from trl_ext.rewards.strict.sets import MINUS_INFINITY
+from trl_ext.rewards.strict.worked_out import least, left_to_do
 
 MAX_LENGTH = 600  # characters; a longer answer is correct only if it is the reference in another spelling
 
 
-class Result(NamedTuple):
-    """A verdict and a short reason for the log."""
-
-    correct: bool
-    reason: str
-
-
-def compare(answer: str, reference: str, tolerance: float = 0.0) -> Result:
+def compare(answer: str, reference: str, tolerance: float = 0.0, worked_out: bool = True) -> Result:
     """Whether `answer` is mathematically the same as `reference`; see the package for the rules.
 
     Args:
         tolerance: relative error that a number may have.
+        worked_out: the answer has to be worked out as far as the reference is, so that 17+25 is not 42.
     """
     if not answer.strip():
         return Result(False, "no answer")
@@ -43,10 +41,11 @@ def compare(answer: str, reference: str, tolerance: float = 0.0) -> Result:
     answers, references = readings_of_clean(answer), readings_of_clean(reference)
     if not answers or not references:
         return Result(False, "cannot read the answer" if references else "cannot read the reference answer")
-    if any(equal(a, t) for a, t in product(answers, references)):
-        return Result(True, "same value")
-    if tolerance and any(_is_near(a, t, tolerance) for a, t in product(answers, references)):
-        return Result(True, "within the tolerance")
+    for reason, are_same in (("same value", equal), ("within the tolerance", partial(_is_near, tolerance=tolerance))):
+        if reason == "same value" or tolerance:
+            left = [left_to_do(a, t) if worked_out else "" for a, t in product(answers, references) if are_same(a, t)]
+            if left:
+                return Result(not (why := least(left)), why or reason)
     return Result(False, _difference(answers[0], references[0]))
 
 
@@ -69,9 +68,24 @@ def _is_near(answer: Answer, reference: Answer, tolerance: float) -> bool:
     return bool(abs(value - exact) <= tolerance * abs(exact))
 
 
+def _is_too_large(answer: Answer) -> bool:
+    """Whether a number is beyond what is computed, so that it equals nothing but its own spelling."""
+    if not is_expression(answer) or variables(answer) or exact_value(answer) is not None:
+        return False
+    if same_residues(answer, answer) is not None or answer in (Constant("inf"), MINUS_INFINITY):
+        return False
+    try:
+        numeric_value(answer, {})
+    except Undefined:
+        return True
+    return False
+
+
 def _difference(answer: Answer, reference: Answer) -> str:
     if isinstance(answer, Quantity) and isinstance(reference, Quantity) and answer.unit != reference.unit:
         return "another unit"
     if isinstance(answer, Several) and not isinstance(reference, Several):
         return "more than one answer"
+    if any(map(_is_too_large, (answer, reference))):
+        return "too large to compute, or undefined"
     return "different value"

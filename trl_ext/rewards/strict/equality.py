@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from trl_ext.rewards.expression import Apply, Expression, Number, Variable, are_equal, variables
+from trl_ext.rewards.expression import Apply, Expression, Number, Variable, are_equal, exact_value, variables
+from trl_ext.rewards.residues import same_residues
 from trl_ext.rewards.strict.answers import (
     Answer,
     Based,
     Named,
     Ordered,
+    Progression,
     Quantity,
     Relation,
     Several,
@@ -20,6 +22,7 @@ from trl_ext.rewards.strict.answers import (
     Union,
     is_expression,
 )
+from trl_ext.rewards.strict.progressions import as_progression, same_progression
 from trl_ext.rewards.strict.sets import Link, as_set, links, minus, position, substituted, turned
 
 MAX_ITEMS = 24  # of an unordered answer
@@ -30,7 +33,7 @@ T = TypeVar("T")
 def equal(answer: Answer, reference: Answer) -> bool:
     """Whether two readings are the same thing."""
     if is_expression(answer) and is_expression(reference):
-        return are_equal(answer, reference)
+        return are_equal(answer, reference) or _equal_beyond_bounds(answer, reference)
     if isinstance(answer, Named) or isinstance(reference, Named):
         return _equal_named(answer, reference)
     if isinstance(answer, Quantity) or isinstance(reference, Quantity):
@@ -42,8 +45,17 @@ def equal(answer: Answer, reference: Answer) -> bool:
             return len(inexplicit.items) == len(items) and all(map(equal, inexplicit.items, items))
     if isinstance(answer, Several) != isinstance(reference, Several):
         return _equals_singleton(answer, reference)
+    if isinstance(answer, Progression) != isinstance(reference, Progression):
+        return _equals_progression(answer, reference)
     rule = _RULES.get((type(answer), type(reference)))
     return rule is not None and rule(answer, reference)
+
+
+def _equal_beyond_bounds(answer: Expression, reference: Expression) -> bool:
+    """Whether two rational numbers are the same, one of which is too large to compute."""
+    if exact_value(answer) is not None and exact_value(reference) is not None:
+        return False
+    return not variables(answer) and not variables(reference) and same_residues(answer, reference) is True
 
 
 def _items_meant(inexplicit: Ordered, other: Answer) -> tuple[Answer, ...] | None:
@@ -111,6 +123,12 @@ def _equals_singleton(answer: Answer, reference: Answer) -> bool:
     return len(several.items) == 1 and equal(several.items[0], other)
 
 
+def _equals_progression(answer: Answer, reference: Answer) -> bool:
+    """One side says that it is for all integers; the other may leave that out."""
+    pair = [one if isinstance(one, Progression) else as_progression(one) for one in (answer, reference)]
+    return pair[0] is not None and pair[1] is not None and same_progression(pair[0], pair[1])
+
+
 def _equal_times(answer: Time, reference: Time) -> bool:
     """`am`/`pm` may be omitted on one side."""
     if answer.minute != reference.minute:
@@ -138,6 +156,7 @@ _RULES: dict[tuple[type, type], Callable[[Any, Any], bool]] = {
     (Several, Several): _equal_in_any_order,
     (Union, Union): _equal_in_any_order,
     (Ordered, Ordered): _equal_in_order,
+    (Progression, Progression): same_progression,
     (Based, Based): lambda answer, reference: answer == reference,
 }
 

@@ -35,8 +35,10 @@ GREEK = frozenset(
     for name in """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho
     sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell""".split()
 )
+DEGREES = r"\degrees"  # of an angle in a function
 _WORD_MACROS = {
     "pi": r"\pi", "sqrt": r"\sqrt", "infinity": r"\infty", "inf": r"\infty", "oo": r"\infty", "log": r"\log",
+    "Infinity": r"\infty", "Inf": r"\infty", "INF": r"\infty", "infty": r"\infty", "degrees": DEGREES,
 }  # fmt: skip
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\in": "in",
@@ -89,6 +91,7 @@ class _Parser(Cursor):
 
     max_depth, error = MAX_DEPTH, Unreadable
     in_bars = False  # whether a bar closes
+    in_function = False  # whether 30 degrees are an angle
 
     # Answers.
 
@@ -127,8 +130,11 @@ class _Parser(Cursor):
     # Expressions.
 
     def sum(self) -> Answer:
-        self.accept("+")  # +5, and +\infty, which a sum with 0 would hide
-        first = self.product() if self.token not in _SIGNS else Number(Fraction(0))
+        self.accept("+")
+        is_negative = self.accept("-")
+        first = self.product()
+        if is_negative:
+            first = Apply("negate", (_expression(first),))
         if self.token not in _SIGNS:
             return first
         terms = [_expression(first)]
@@ -147,12 +153,15 @@ class _Parser(Cursor):
             signed = operator and self.accept("-")
             factor = _expression(self.power())
             factor = Apply("negate", (factor,)) if signed else factor
-            if operator in ("/", r"\div"):
+            if operator == r"\div":
+                factors = [Apply("quotient", (_product_of(factors), factor))]
+                continue
+            if operator == "/":
                 factor = Apply("divide", (Number(Fraction(1)), factor))
             elif not operator:
                 factor = self._mixed_number(factors, factor)
             factors.append(factor)
-        return factors[0] if len(factors) == 1 else Apply("multiply", tuple(factors))
+        return _product_of(factors)
 
     def _product_ends(self) -> bool:
         token = self.token
@@ -168,13 +177,15 @@ class _Parser(Cursor):
             self.take()
             factor = Apply("divide", (factor, _expression(self.power())))
         if len(factors) == 1 and _is_whole(factors[0]) and _is_fraction(factor):
-            return Apply("add", (factors.pop(), factor))
+            return Apply("mixed", (factors.pop(), factor))
         return factor
 
     def power(self) -> Answer:
         base = self.nested(self.atom)
-        while operator := self.accept("!", "_", "^", "**"):
-            if operator == "!":
+        while operator := self.accept("!", "_", "^", "**", *([DEGREES] if self.in_function else [])):
+            if operator == DEGREES:
+                base = Apply("multiply", (_expression(base), Apply("divide", (Constant("pi"), Number(Fraction(180))))))
+            elif operator == "!":
                 base = Apply("factorial", (_expression(base),))
             elif operator == "_":
                 base = self._subscript(base)
@@ -267,7 +278,9 @@ class _Parser(Cursor):
         exponent = None
         if self.accept("^"):
             exponent = _expression(self.nested(self._exponent))
+        outside, self.in_function = self.in_function, True
         argument = _expression(self._function_argument())
+        self.in_function = outside
         if exponent is not None and exact_value(exponent) == -1 and f"a{name}" in FUNCTIONS.values():
             return Apply(f"a{name}", (argument,))
         applied = Apply(name, (argument,))
@@ -306,7 +319,7 @@ class _Parser(Cursor):
 
     def environment(self) -> Answer:
         name = self.label()
-        if name not in ("pmatrix", "bmatrix", "matrix", "array", "vmatrix", "smallmatrix"):
+        if name not in ("pmatrix", "bmatrix", "matrix", "array", "Bmatrix", "vmatrix", "smallmatrix"):
             raise Unreadable(f"environment {name}")
         if name == "array":
             self.label()
@@ -360,6 +373,10 @@ def _spread(items: list[Answer]) -> tuple[Answer, ...]:
     return tuple(
         inner for item in items for inner in (item.items if isinstance(item, Several) and item.items else (item,))
     )
+
+
+def _product_of(factors: list[Expression]) -> Expression:
+    return factors[0] if len(factors) == 1 else Apply("multiply", tuple(factors))
 
 
 def _is_whole(node: Expression) -> bool:

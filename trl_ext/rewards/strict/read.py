@@ -7,14 +7,16 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from trl_ext.rewards.expression import Number
-from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Text, Time, Unreadable
+from trl_ext.rewards.expression import Apply, Number, exact_value
+from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Text, Time, Unreadable, is_expression
 from trl_ext.rewards.strict.clean import clean
+from trl_ext.rewards.strict.forms import is_numeral
 from trl_ext.rewards.strict.grammar import parse
 from trl_ext.rewards.strict.numerals import spelled_number, split_number_word
 from trl_ext.rewards.strict.sets import are_conditions, solution_set
+from trl_ext.rewards.strict.solutions import of_several_parts
 from trl_ext.rewards.strict.statements import statement
-from trl_ext.rewards.strict.units import is_known, read_unit
+from trl_ext.rewards.strict.units import currency, is_known, read_unit
 
 _TEXT_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
 _POWER = r"(?:\s*\^\s*\{?[23]\}?)?"
@@ -24,6 +26,11 @@ _UNIT_IN_TEXT = re.compile(
 _UNIT_IN_WORDS = re.compile(r"(?P<value>.*?[\d})\]])(?P<space>\s*)(?P<unit>[A-Za-z][A-Za-z./ '-]*(?:\^\{?[23]\}?)?)")
 _UNIT_SPELLINGS = {"{": "", "}": "", r"\dollar": "dollar", "%": "percent", "per cent": "percent"}
 _PERCENT = re.compile(r"(?P<value>[^%]+?)\s*%")
+_MONEY = re.compile(
+    r"(?P<sign>-?)\s*(?:\\currency(?P<name>[a-z]+)\s*(?P<value>[^\\]+|[^\\]*\\(?!currency).*)"
+    r"|(?P<before>.+?)\s*\\currency([a-z]+))"
+)
+_TRIGONOMETRIC = re.compile(r"(?<![a-z])(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DOLLARS = re.compile(r"(?P<sign>-?)\s*\\dollar\s*(?P<value>.+)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’ -]*")
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
@@ -32,6 +39,7 @@ _HOUR = re.compile(r"(0?[1-9]|1[0-2])\s*([ap])\s*\.?\s*m\b\.?", re.IGNORECASE)
 _BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?\s*(?:_\s*\{?\s*(\w{1,9})\s*\}?|(?:in )?base ?(\w{1,9}))")
 _BASE_NAMES = {"two": "2", "three": "3", "eight": "8", "ten": "10", "sixteen": "16"}
 _SIGNS = re.compile(r"[=<>:|]|\\(?:approx|simeq|le|ge|lt|gt|ne|in)(?![a-zA-Z])|reals?(?![a-z])")
+_SEVERAL = re.compile(r"=|\\in(?![a-zA-Z])|integer| to |or")
 _SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,3}")
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 CACHED_TEXTS = 1_000
@@ -67,6 +75,8 @@ def _read(text: str) -> list[Answer]:
         found += [] if " and " in words and are_conditions(tree) else [tree]
     if _JOINED_NUMBERS.fullmatch(text):  # a number, or an ordered list
         found.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
+    if _SEVERAL.search(words):
+        found += of_several_parts(text, words, readings)
     if _SIGNS.search(text):  # or words for the real numbers
         found += [said for said in (statement(text, readings), solution_set(words, parse)) if said]
     return found
@@ -98,13 +108,28 @@ def _quantities(text: str, words: str) -> list[Answer]:
     found: list[Answer] = []
     if r"\dollar" in text and (dollars := _DOLLARS.fullmatch(words)):
         found += _quantity(dollars["sign"] + dollars["value"], "dollars")
+    if r"\currency" in text and (money := _MONEY.fullmatch(words)):
+        found += _money(money)
     if "%" in text and (percent := _PERCENT.fullmatch(text)):
         found += _quantity(percent["value"], "percent")
-    if r"\text" in text and (match := _UNIT_IN_TEXT.fullmatch(text)) and match["value"]:
+    if r"\text" in text and (match := _UNIT_IN_TEXT.fullmatch(text)) and not _is_of_angle(match["value"]):
         found += _quantity(match["value"], _TEXT_GROUP.sub(r"\1", match["unit"]))
     if (match := _UNIT_IN_WORDS.fullmatch(text)) and _may_be_unit(match["space"], match["unit"]):
         found += _quantity(match["value"], match["unit"])
     return found
+
+
+def _money(money: re.Match[str]) -> list[Answer]:
+    with contextlib.suppress(Unreadable):
+        return [
+            Quantity(parse(money["sign"] + (money["value"] or money["before"])), currency(money["name"] or money[5]))
+        ]
+    return []
+
+
+def _is_of_angle(value: str) -> bool:
+    r"""Whether a unit is that of an angle within the value: `\sin 20^\circ` is no number of degrees; or none is given."""
+    return not value or _TRIGONOMETRIC.search(value) is not None
 
 
 def _may_be_unit(space: str, unit: str) -> bool:
@@ -117,15 +142,26 @@ def _may_be_unit(space: str, unit: str) -> bool:
 
 def _quantity(value: str, unit_phrase: str) -> list[Answer]:
     """`5` and `cm` as a quantity, `5` and `hundred` as a number, `5` and `hundred apples` as a quantity again."""
-    is_counted = False
-    while counted := split_number_word(unit_phrase.replace(r"\text", "").strip("{} ")):
-        is_counted, value, unit_phrase = True, rf"({value})\cdot {counted[0]}", counted[1]
+    counted = Fraction(1)
+    while word := split_number_word(unit_phrase.replace(r"\text", "").strip("{} ")):
+        counted, unit_phrase = counted * word[0], word[1]
+    for spelling, usual in _UNIT_SPELLINGS.items():
+        unit_phrase = unit_phrase.replace(spelling, usual)
+    unit = read_unit(re.sub(r"\s*\^\s*", "^", unit_phrase))
+    if unit and unit.dimension == "money":
+        value = value.replace(r"\dollar", "")
     with contextlib.suppress(Unreadable):
-        if is_counted and not unit_phrase.strip():
-            return [parse(_without_text_groups(value))]
-        for spelling, usual in _UNIT_SPELLINGS.items():
-            unit_phrase = unit_phrase.replace(spelling, usual)
-        if unit := read_unit(re.sub(r"\s*\^\s*", "^", unit_phrase)):
-            value = value.replace(r"\dollar", "") if unit.dimension == "money" else value
-            return [Quantity(parse(_without_text_groups(value)), unit)]
+        if unit or (counted != 1 and not unit_phrase.strip()):
+            tree = _times(parse(_without_text_groups(value)), counted)
+            return [Quantity(tree, unit)] if unit else [tree]
     return []
+
+
+def _times(tree: Answer, count: Fraction) -> Answer:
+    """`5 hundred` as 500, since no work is left in it."""
+    if count == 1:
+        return tree
+    if not is_expression(tree):
+        raise Unreadable("a count")
+    exact = exact_value(tree) if is_numeral(tree) else None
+    return Apply("multiply", (tree, Number(count))) if exact is None else Number(exact * count)

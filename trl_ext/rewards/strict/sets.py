@@ -30,7 +30,7 @@ _ALL_REALS = re.compile(
 _EXCEPT = re.compile(r"\\mathbb\{R\},? ?except (?:for )?(?:[a-z]=)?(.+)")
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _INFINITY = Constant("inf")
-MINUS_INFINITY = Apply("add", (Number(Fraction(0)), Apply("negate", (_INFINITY,))))  # as the grammar reads it
+MINUS_INFINITY = Apply("negate", (_INFINITY,))  # as the grammar reads it
 REALS = Ordered("()", (MINUS_INFINITY, _INFINITY))
 MAX_PARTS = 6
 Link = tuple[Answer, str, Answer]
@@ -168,7 +168,11 @@ def _solved(left: Answer, sign: str, right: Answer) -> Named | None:
         values = _where_absolute(bar.arguments[0], _root(whole, sign, "|"), name)
     else:
         return None
-    return None if values is None else Named(name, values)
+    return None if values is None else Named(name, values, is_solved=_is_alone(left, right) or _is_alone(right, left))
+
+
+def _is_alone(side: Expression, other: Expression) -> bool:
+    return isinstance(side, Variable) and not variables(other)
 
 
 def _where_linear(node: Expression, sign: str, name: str) -> Answer | None:
@@ -233,10 +237,11 @@ def _combined(word: str, parts: list[Answer | None]) -> Named | None:
     named = [part for part in parts if isinstance(part, Named)]
     if not parts or len(named) < len(parts) or len({part.name for part in named}) != 1:
         return None
+    is_solved = all(part.is_solved for part in named)
     if word == "or":
-        return Named(named[0].name, Union(tuple(item for part in named for item in _intervals(part.value))))
+        return Named(named[0].name, Union(tuple(item for part in named for item in _intervals(part.value))), is_solved)
     common = _common([part.value for part in named])
-    return None if common is None else Named(named[0].name, common)
+    return None if common is None else Named(named[0].name, common, is_solved)
 
 
 def _intervals(values: Answer) -> tuple[Answer, ...]:

@@ -14,21 +14,26 @@ from trl_ext.rewards.expression import Number, numeric_value
 from trl_ext.rewards.strict.answers import Answer, Named, Ordered, is_expression
 from trl_ext.rewards.strict.equality import equal
 
-_NAME = r"[a-zA-Z](?:_\{?\w+\}?)?"
+NAME = r"(?:[a-zA-Z]|\\(?:theta|phi|rho|alpha|beta|gamma|lambda|mu|omega))(?:_\{?\w+\}?)?"
 _NOUNS = "|".join(
     f"[{noun[0].upper()}{noun[0]}]{noun[1:]}"
     for noun in """answer area average base circumference cost degree diameter difference dimension distance
     height length maximum mean median minimum mode number perimeter price probability product profit radius
     range rate ratio remainder result slope solution speed sum time total value volume weight width""".split()
 )
+_KINDS = "[Tt]otal|[Ff]inal|[Ss]urface|[Cc]ombined|[Mm]inimum|[Mm]aximum|[Gg]reatest|[Ll]east|[Aa]verage|[Mm]ean"
+_LENGTH = r"(?:[A-Z]{2}|\[[A-Z]{3,}\])"  # of a segment, or an area
+_ANGLE = r"(?:[A-Z]|\\(?:theta|alpha|beta|gamma|phi)|\\angle ?[A-Z]{1,3})"
 _LABELS = {  # what stands left of the sign -> the brackets that its value must have, or None for any
-    "function": (rf"{_NAME}'?\(\w{{1,3}}(?:,\w{{1,3}})*\)", None),
+    "function": (rf"{NAME}'?\(\w{{1,3}}(?:,\w{{1,3}})*\)", None),
     "segment": (r"m?(?:\\angle ?|\\triangle ?|\\overline)?\{?[A-Z]{1,4}\}?|\|[A-Z]{2}\||\[[A-Z]{3,}\]", None),
-    "words": (rf"\\text\{{\s*(?:[Tt]he )?(?:{_NOUNS})\s*\}}", None),
-    "ratio": (rf"(?:{_NAME}|[A-Z]{{2}})(?::(?:{_NAME}|[A-Z]{{2}}))+", ":"),
-    "tuple": (rf"\({_NAME}(?:,{_NAME})+\)", "()"),
+    "words": (rf"\\text\{{\s*(?:[Tt]he )?(?:(?:{_KINDS}) )?(?:{_NOUNS})\s*\}}", None),
+    "quotient": (rf"\\frac\{{?{_LENGTH}\}}?\{{?{_LENGTH}\}}?|{_LENGTH}/{_LENGTH}", None),
+    "function of an angle": (rf"\\?(?:sin|cos|tan|cot|sec|csc) ?(?:{_ANGLE}|\({_ANGLE}\))", None),
+    "ratio": (rf"(?:{NAME}|[A-Z]{{2}})(?::(?:{NAME}|[A-Z]{{2}}))+", ":"),
+    "tuple": (rf"\({NAME}(?:,{NAME})+\)", "()"),
 }
-_LABEL = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, (pattern, _) in _LABELS.items()))
+LABEL = re.compile("|".join(f"(?P<{kind.replace(' ', '_')}>{pattern})" for kind, (pattern, _) in _LABELS.items()))
 _SIGN = re.compile(r"(?<![<>!:])=|\\approx(?![a-zA-Z])|\\simeq(?![a-zA-Z])")
 _DECIMAL = re.compile(r"-?\d*\.?\d+")
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
@@ -45,8 +50,8 @@ def statement(text: str, read: Callable[[str], Sequence[Answer]]) -> Answer | No
     members, signs = _split(text)
     if not signs or len(members) > MAX_MEMBERS or not all(members):
         return None
-    label = _LABEL.fullmatch(members[0])
-    is_variable = bool(re.fullmatch(_NAME, members[0]))
+    label = LABEL.fullmatch(members[0])
+    is_variable = bool(re.fullmatch(NAME, members[0]))
     if signs[0] == "=" and (label or (is_variable and len(members) > 2)):
         is_ratio = label is not None and label.lastgroup == "ratio"  # in brackets 9:16 is no time of day
         values = [f"({member})" if is_ratio else member for member in members[1:]]
@@ -76,7 +81,7 @@ def _split(text: str) -> tuple[list[str], list[str]]:
 
 
 def _fits(label: re.Match[str], value: Answer) -> bool:
-    brackets = _LABELS[label.lastgroup or ""][1]
+    brackets = _LABELS[(label.lastgroup or "").replace("_", " ")][1]
     if brackets is None:
         return True
     names = re.split(r"[,:]", label[0])

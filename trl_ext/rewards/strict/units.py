@@ -94,6 +94,11 @@ def read_unit(phrase: str) -> Unit | None:
     return _combine(names, power)
 
 
+def currency(name: str) -> Unit:
+    """The unit of a currency, by the name that `clean` gives its sign."""
+    return _KNOWN.get(name) or Unit(name, Fraction(1))
+
+
 def is_known(word: str) -> bool:
     """Whether the table has this word."""
     return _look_up(word) is not None

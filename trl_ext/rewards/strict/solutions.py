@@ -1,0 +1,79 @@
+r"""Answers of several parts: `(x,y)=(5,8),(8,5)`, `AB=4, CD=5`, `3 to 2`, and `n\pi` for all integers n."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+
+from trl_ext.rewards.expression import variables
+from trl_ext.rewards.strict.answers import Answer, Named, Ordered, Several, Union, Unreadable, is_expression
+from trl_ext.rewards.strict.grammar import parse
+from trl_ext.rewards.strict.progressions import as_progression
+from trl_ext.rewards.strict.statements import LABEL, NAME
+
+MAX_PARTS = 8
+_TUPLE = re.compile(rf"(\({NAME}(?:,{NAME})+\))(?:=|\\in)(.+)")
+_PART = re.compile(r"[,;]| and ")
+_INTERVALS = re.compile(r"[(\[][^()\[\]]{1,100}[)\]](?: ?or ?[(\[][^()\[\]]{1,100}[)\]])+")
+_EVERY = "(?:all |any |every |some |each |an |arbitrary )?"
+_INTEGERS = re.compile(
+    rf"(?P<body>.+?)[, ]*\(?(?:(?:where|for|with|and) ?)?{_EVERY}"
+    rf"(?:integers? (?P<named>[a-z])|(?P<name>[a-z]) ?(?:\\in ?\\mathbb\{{Z\}}|(?:is )?{_EVERY}integer))\)?"
+)
+_UNKNOWN = re.compile(r"(?:[a-zA-Z]|\\theta)=")
+
+
+def of_several_parts(text: str, words: str, read: Callable[[str], Sequence[Answer]]) -> list[Answer]:
+    """What a clean text means as an answer of several parts.
+
+    Args:
+        words: the text with the words of `\\text` groups as they are.
+        read: the readings of a part.
+    """
+    found = list[Answer]()
+    with contextlib.suppress(Unreadable):
+        if "=" in text or r"\in" in text:
+            found += _tuples(words) or _labeled(words, read)
+        if " to " in words:
+            found += _ratio(words)
+        if "or" in words and _INTERVALS.fullmatch(words):
+            several = parse(words)
+            found += [Union(several.items)] if isinstance(several, Several) else []
+        if (r"\mathbb{Z}" in text or "integer" in text) and (match := _INTEGERS.fullmatch(words)):
+            tree = parse(_UNKNOWN.sub("", match["body"].strip(), count=1))
+            found += [progression] if (progression := as_progression(tree, match["named"] or match["name"])) else []
+    return found
+
+
+def _tuples(words: str) -> list[Answer]:
+    """`(x,y)=(5,8) or (x,y)=(8,5)`: several tuples with the name of one."""
+    if (match := _TUPLE.fullmatch(words)) is None:
+        return []
+    label, rest = match[1], match[2].replace(f"{match[1]}=", "")
+    several, size = parse(rest), label.count(",") + 1
+    if not isinstance(several, Several) or len(several.items) < 2:
+        return []
+    fit = all(isinstance(item, Ordered) and item.brackets == "()" and len(item.items) == size for item in several.items)
+    return [Named(label, several)] if fit else []
+
+
+def _labeled(words: str, read: Callable[[str], Sequence[Answer]]) -> list[Answer]:
+    """`AB=4, CD=5` in this order, or in another if the names are given on both sides."""
+    parts = [part.strip().partition("=") for part in _PART.split(words)]
+    names = [name for name, _, _ in parts]
+    if not 1 < len(set(names)) == len(parts) <= MAX_PARTS:
+        return []
+    if not all(map(LABEL.fullmatch, names)):
+        return []
+    values = [read(value) for _, _, value in parts]
+    if not all(values):
+        return []
+    named = [Named(name, value[0]) for name, value in zip(names, values, strict=True)]
+    return [Ordered(",", tuple(named)), Ordered("=", tuple(sorted(named, key=lambda one: one.name)))]
+
+
+def _ratio(words: str) -> list[Answer]:
+    items = [parse(part) for part in words.split(" to ")[:MAX_PARTS]]
+    numbers = all(is_expression(item) and not variables(item) for item in items)
+    return [Ordered(":", tuple(items))] if numbers else []

@@ -1,0 +1,97 @@
+r"""Is an answer worked out as far as the reference answer is? `17+25` is not for 42, nor `2x+4=10` for `x=3`.
+
+Asked of answers that are equal to the reference answer. What the reference answer has left to do, the answer may have
+left to do as well: `2^{100}-1` for `4^{50}-1`.
+"""
+
+from __future__ import annotations
+
+from trl_ext.rewards.expression import Expression, Variable, variables
+from trl_ext.rewards.strict.answers import (
+    Answer,
+    Named,
+    Ordered,
+    Quantity,
+    Relation,
+    Several,
+    Union,
+    is_expression,
+)
+from trl_ext.rewards.strict.forms import EXPAND, factor_count, has_function, work_left
+
+NOT_WORKED_OUT, NOT_EXPANDED, NOT_FACTORED = "not worked out", "not multiplied out", "not factored"
+_ORDER = ("", NOT_EXPANDED, NOT_FACTORED, NOT_WORKED_OUT)
+
+
+def left_to_do(answer: Answer, reference: Answer) -> str:
+    """Why an answer that equals the reference is not worked out as far; the empty text if it is."""
+    if isinstance(answer, Named) and not answer.is_solved and not _is_unsolved(reference):
+        return NOT_WORKED_OUT
+    if isinstance(answer, Relation) and isinstance(reference, Relation):
+        return _in_relation(answer, reference)
+    answers, references = _items(answer), _items(reference)
+    if answers != [answer] or references != [reference]:
+        return max((_least(item, references) for item in answers), key=_ORDER.index, default="")
+    return _in_expression(answer, reference) if is_expression(answer) and is_expression(reference) else ""
+
+
+def _least(item: Answer, references: list[Answer]) -> str:
+    return min((left_to_do(item, reference) for reference in references), key=_ORDER.index, default="")
+
+
+def least(reasons: list[str]) -> str:
+    """The reason that says the least against an answer with several readings."""
+    return min(reasons, key=_ORDER.index)
+
+
+def _items(answer: Answer) -> list[Answer]:
+    """What is inside of an answer that is not an expression."""
+    if isinstance(answer, (Named, Quantity)):
+        return [answer.value]
+    if isinstance(answer, (Several, Ordered, Union)):
+        return list(answer.items)
+    if isinstance(answer, Relation):
+        return [side for side in answer.sides if not isinstance(side, Variable)] or [answer]
+    return [answer]
+
+
+def _in_expression(answer: Expression, reference: Expression) -> str:
+    if not variables(answer) <= variables(reference):
+        return NOT_WORKED_OUT
+    left = work_left(answer)
+    if left:
+        left -= work_left(reference) | ({"function"} if has_function(reference) else set())
+    if left - {EXPAND}:
+        return NOT_WORKED_OUT
+    if left:
+        return NOT_EXPANDED
+    wanted = factor_count(reference) if variables(reference) else 0
+    return NOT_FACTORED if wanted > 1 and factor_count(answer) < wanted else ""
+
+
+def _in_relation(answer: Relation, reference: Relation) -> str:
+    unknowns = _solved_for(reference)
+    if not unknowns:
+        return ""
+    if not unknowns & _solved_for(answer):
+        return NOT_WORKED_OUT
+    sides = [[side for side in one.sides if side not in unknowns] for one in (answer, reference)]
+    return max((_least(side, sides[1]) for side in sides[0]), key=_ORDER.index, default="")
+
+
+def _solved_for(relation: Relation) -> set[Answer]:
+    """The variables that stand alone on one side and in no other."""
+    found = set[Answer]()
+    for place, side in enumerate(relation.sides):
+        others = [other for n, other in enumerate(relation.sides) if n != place]
+        if isinstance(side, Variable) and not any(
+            is_expression(other) and side.name in variables(other) for other in others
+        ):
+            found.add(side)
+    return found
+
+
+def _is_unsolved(reference: Answer) -> bool:
+    if isinstance(reference, Named):
+        return not reference.is_solved
+    return isinstance(reference, Relation) and not _solved_for(reference)

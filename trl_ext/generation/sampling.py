@@ -10,6 +10,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from trl_ext.generation.policy import sampling_kwargs
@@ -115,7 +116,7 @@ def saved_config(config: GenerationConfig, stop: Sequence[str] | None = None) ->
     return saved
 
 
-def is_neutral(name: str, value: Any) -> bool:
+def is_neutral(name: str, value: object) -> bool:
     """Whether a field of sampling with this value changes nothing."""
     return value is None or value == NEUTRAL[name] or (not value and not NEUTRAL[name])
 
@@ -133,7 +134,7 @@ def shown(config: GenerationConfig, stop: Sequence[str] | None) -> dict[str, Any
     return {name: value for name, value in told.items() if value is not None} | {"stop": list(stop or [])}
 
 
-def without_adapter(model: Any) -> PreTrainedModel:
+def without_adapter(model: nn.Module) -> PreTrainedModel:
     """The model that an adapter, if there is one, was put around."""
-    found: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return found
+    found: Any = model
+    return found.get_base_model() if hasattr(model, "get_base_model") else found

@@ -51,6 +51,7 @@ class RunSummary(TypedDict):
     wall_clock_s: float
     recipe: NotRequired[str]
     seed: NotRequired[int]
+    sampling: NotRequired[dict[str, dict[str, Any]]]  # of `rollouts` and `validations`, as the engine was told
     ended_early: NotRequired[str | None]
     seconds_to_make_policy: NotRequired[float]
     seconds_to_save: NotRequired[float | None]

@@ -63,7 +63,7 @@ def test_a_list_has_none_or_values(recipe: tuple[type, ...]) -> None:
     lists = [name for name, shape in shapes_of(recipe).items() if shape.is_list]
     assert by_flags(parser, lists, "2") == {name: [2 if name in NUMBERS else "2"] for name in lists}
     for value in (2, [2]):
-        assert by_yaml(parser, lists, value) == dict.fromkeys(lists, [2])
+        assert by_yaml(parser, lists, value) == {name: [2] for name in lists}
     for name in lists:
         with pytest.raises(ValueError, match=f"{name}: .* next to other values"):
             by_flags(parser, [name], "2", "none")

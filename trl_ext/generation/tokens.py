@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,8 +70,8 @@ def _special_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int]) -> 
     """Those that begin, end or fill a text, or stand for something unknown, and are no part of it; the others."""
     added = tokenizer.added_tokens_decoder.items()
     special = {*tokenizer.all_special_ids, *(token for token, about in added if about.special)}
-    roles = {getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES} | {*eos_ids}
-    without_text = {token for token in roles & special if not _is_tag(tokenizer, token)}
+    named: Any = [getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES]
+    without_text = {token for token in special.intersection([*named, *eos_ids]) if not _is_tag(tokenizer, token)}
     return without_text, special - without_text
 
 

@@ -112,6 +112,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     _last_world_entropy: float
     _bare_model: PreTrainedModel
     entropy_coef: float
+    eos_token_ids: list[int]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         config = kwargs.get("args") or next((a for a in args if isinstance(a, ExtGRPOConfig)), None)

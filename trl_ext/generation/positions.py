@@ -79,9 +79,7 @@ def _frequencies_differ(config: Any, layer_type: str | None, parameters: Mapping
     if compute is None:  # the model's own, without a scaling
         return False
     given = {} if layer_type is None else {"layer_type": layer_type}
-    of_lengths = [
-        compute(config, torch.device("cpu"), seq_len=n, **given) for n in (_SHORT, beyond_context(config))
-    ]
+    of_lengths = [compute(config, torch.device("cpu"), seq_len=n, **given) for n in (_SHORT, beyond_context(config))]
     (short, scale), (long, other_scale) = of_lengths
     return scale != other_scale or not torch.equal(short, long)
 

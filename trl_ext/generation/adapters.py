@@ -64,8 +64,8 @@ def refuse_untrainable(peft_config: PeftConfig | None) -> None:
     """Refuse, by a `ValueError`, an adapter whose forward pass needs inputs that TRL does not give it."""
     if peft_config is not None and (needs := _NEED_MORE.get(peft_config.peft_type)):
         raise ValueError(
-            f"peft_type {peft_config.peft_type.value} cannot be trained here: its forward pass needs {needs}, which TRL "
-            "does not give; use another one, such as LORA"
+            f"peft_type {peft_config.peft_type.value} cannot be trained here: its forward pass needs {needs}, which "
+            "TRL does not give; use another one, such as LORA"
         )
 
 

@@ -154,8 +154,8 @@ class StepPlanner:
         if longest > limit:
             self._has_said_longer = True
             log.warning(
-                "micro_batch_tokens=%d: a row has %d tokens, and is a micro-batch of its own, like other long ones from "
-                "now on; lower max_completion_length if memory runs out", limit, longest,
+                "micro_batch_tokens=%d: a row has %d tokens, and is a micro-batch of its own, like other long ones "
+                "from now on; lower max_completion_length if memory runs out", limit, longest,
             )  # fmt: skip
 
     def micro_batches(self, step: int) -> list[Batch]:

@@ -10,9 +10,10 @@ import torch
 from transformers import Qwen3Config
 from trl import ModelConfig
 
+from trl_ext import ExtGRPOConfig
 from trl_ext.errors import InputError
 from trl_ext.experiments.foresee import read_shape, recipe_settings
-from trl_ext.foresight.shape import Launch, Lengths, RunShape, UnforeseenError, shape_of
+from trl_ext.foresight.shape import Launch, Lengths, RunShape, UnforeseenError, _of_micro_batches, shape_of
 from trl_ext.runs.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
@@ -148,3 +149,16 @@ def test_a_launch_is_what_accelerate_would_start() -> None:
         Launch.of_accelerate(ROOT / "accelerate_configs/none.yaml")
     with pytest.raises(InputError, match="num_processes"):
         Launch.of_accelerate(GRPO)
+
+
+def test_a_limit_of_tokens_counts_where_a_step_keeps_it(tmp_path: Path) -> None:
+    """Else the advice to lower it could not be followed."""
+    given = {"preset": "dapo", "micro_batch_tokens": 4096, "use_cpu": True, "report_to": "none"}
+    follows = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    for settings, parameters, kept in (
+        ({}, None, 4096), ({"entropy_coef": 0.1}, None, None), ({}, follows, None),
+    ):  # fmt: skip
+        config = ExtGRPOConfig(output_dir=str(tmp_path), **given, **settings)
+        network = Qwen3Config(rope_parameters=parameters)
+        found = _of_micro_batches(config, 8, network)
+        assert (found["micro_tokens"], found["dynamic"]) == (kept, kept is not None)

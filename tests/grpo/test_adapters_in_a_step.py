@@ -31,11 +31,12 @@ from trl_ext.generation.decoding import own_loop_unsupported
 from trl_ext.grpo.contiguous import log_probs
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "ADAPTION_PROMPT": {"adapter_len": 2, "adapter_layers": 2},
+    "ADAPTION_PROMPT": {"adapter_len": 2, "adapter_layers": 2, "target_modules": "self_attn"},
     "ADALORA": {"total_step": 100},
     "C3A": {"block_size": 8},
     "CARTRIDGE": {"num_virtual_tokens": 3},
     "CPT": {"cpt_token_ids": [3, 4], "cpt_mask": [1, 1], "cpt_tokens_type_mask": [1, 2]},
+    "FOURIERFT": {"n_frequency": 16},
     "IA3": {"target_modules": ["k_proj", "v_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
     "LN_TUNING": {"target_modules": ["input_layernorm"]},
     "MISS": {"r": 4},
@@ -56,8 +57,8 @@ OFF = {
     "ADAPTION_PROMPT": "queries once more", "LILY": "a mean over all tokens", "PVERA": "draws noise",
     "POLY": "the task of a row",
 }  # fmt: skip
-# What needs another package, another model, or weights in float32 to be made.
-NOT_MADE = {"ADAMSS", "XLORA", "SHADOW", "PSOFT"}
+# What needs another package, another model, or weights in float32; SHADOW's forward pass fails without TRL as well.
+NOT_MADE = {"ADAMSS", "XLORA", "PSOFT", "SHADOW"}
 UNKNOWN_TO_TRL = ("CPT", "MULTITASK_PROMPT_TUNING", "POLY")  # need inputs that TRL does not give
 
 

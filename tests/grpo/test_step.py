@@ -10,7 +10,7 @@ import peft
 import pytest
 import torch
 from datasets import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
 from tests.grpo.test_trainer import AS_TRL_CUTS, EOS, Recorder, logs
 from tests.support.tiny import WORDS, fraction_of_ones, make_trainer, save_tiny, scripted, tiny_model, weight_difference
@@ -158,6 +158,14 @@ def test_a_saving_that_is_off_is_logged_with_the_reason(tmp_path: Path, caplog: 
     )
     for setting in ({"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}):
         assert "a step takes TRL's micro-batches, with every row and all padding: the entropy bonus" in said(**setting)
+        assert "is not kept" not in caplog.text
+        assert "micro_batch_tokens=99 is not kept: a micro-batch is" in said(micro_batch_tokens=99, **setting)
+    assert "is not kept" not in said(micro_batch_tokens=99)
+    dynamic = LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    lines = said(model=LlamaForCausalLM(dynamic), micro_batch_tokens=99)
+    for name in ("share_prompt_prefix", "dynamic_micro_batches"):
+        assert f"{name} is off: its rotary embedding changes with the length of a pass" in lines
+    assert "micro_batch_tokens=99 is not kept" in lines
 
 
 def test_learned_positions_keep_the_padding_as_in_trl(tmp_path: Path) -> None:
@@ -287,6 +295,8 @@ def test_fewer_tokens_are_computed(tmp_path: Path) -> None:
 
 
 LIMIT = 60
+SMALL = {"vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "max_position_embeddings": 8, "eos_token_id": 1, "pad_token_id": 0}  # fmt: skip
 
 
 def limited(path: Path, sharing: bool, calls: int, **settings: Any) -> tuple[list[tuple[int, int]], Any]:

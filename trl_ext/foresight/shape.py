@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -200,7 +201,7 @@ def shape_of(
         loss=chosen(config, (name for name in OF_LOSS if hasattr(config, name)), off=False),
         settings=dict(given),
         **_of_weights(model, config, network),
-        **_of_micro_batches(config, max(1, step // gpus)),
+        **_of_micro_batches(config, max(1, step // gpus), network),
         **_of_engine(config, given, max(1, rollout // gpus) if recipe == "grpo" else _MAX_NUM_SEQS),
         **_of_run(task, config),
     )
@@ -222,13 +223,17 @@ def _of_weights(model: ModelConfig, config: Any, network: PretrainedConfig) -> d
     }
 
 
-def _of_micro_batches(config: Any, rows: int) -> dict[str, Any]:
-    """How the rows of a step on one GPU are divided, as far as the recipe's settings say."""
+def _of_micro_batches(config: Any, rows: int, network: PretrainedConfig) -> dict[str, Any]:
+    """How the rows of a step on one GPU are divided, as far as the recipe's settings and the network say."""
+    from trl_ext.grpo.step_planner import unpacked
+
+    model = cast(Any, SimpleNamespace(config=network))
+    packs = getattr(config, "dynamic_micro_batches", False) and config.uses_axes and not unpacked(config, model)
     return {
         "micro_rows": min(config.per_device_train_batch_size, rows),
-        "micro_tokens": getattr(config, "micro_batch_tokens", None),
+        "micro_tokens": config.micro_batch_tokens if packs else None,
         "shares_prompts": bool(getattr(config, "share_prompt_prefix", False)),
-        "dynamic": bool(getattr(config, "dynamic_micro_batches", False) and config.uses_axes),
+        "dynamic": bool(packs),
         "skips": bool(getattr(config, "skip_zero_advantage_rows", False)),
         "beta": float(getattr(config, "beta", 0.0)),
     }

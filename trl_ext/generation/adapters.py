@@ -25,6 +25,7 @@ _OF_WHOLE_ROWS = {
 }
 
 _LILY = getattr(PeftType, "LILY", None)
+LILY_S_MEAN = "the adapter (LILY) weighs experts by a mean over all tokens of a pass"
 _NEED_MORE = {  # than TRL gives a forward pass
     PeftType.POLY: "the task of each row",
     PeftType.MULTITASK_PROMPT_TUNING: "the task of each row",
@@ -50,7 +51,7 @@ def has_mean_over_a_pass(model: PreTrainedModel) -> bool:
 
 
 def adapter_of_places(model: PreTrainedModel) -> str | None:
-    """Why rows of this model cannot be moved or share a prompt, if it has an adapter that knows their places; or None."""
+    """Why rows of this model cannot be moved or share a prompt, because of an adapter, or None."""
     for adapter in getattr(model, "peft_config", {}).values():
         kind = adapter.peft_type.value
         if adapter.is_prompt_learning:
@@ -59,17 +60,15 @@ def adapter_of_places(model: PreTrainedModel) -> str | None:
             return f"the adapter ({kind} with alora_invocation_tokens) begins at a place in the prompt"
         if adapter.peft_type in _OF_WHOLE_ROWS:
             return f"the adapter ({kind}) {_OF_WHOLE_ROWS[adapter.peft_type]}"
-    return (
-        "the adapter (LILY) weighs experts by a mean over all tokens of a pass" if has_mean_over_a_pass(model) else None
-    )
+    return LILY_S_MEAN if has_mean_over_a_pass(model) else None
 
 
 def refuse_untrainable(peft_config: PeftConfig | None) -> None:
     """Refuse, by a `ValueError`, an adapter whose forward pass needs inputs that TRL does not give it."""
     if peft_config is not None and (needs := _NEED_MORE.get(peft_config.peft_type)):
         raise ValueError(
-            f"peft_type {peft_config.peft_type.value} cannot be trained here: its forward pass needs {needs}, which TRL "
-            "does not give; use another one, such as LORA"
+            f"peft_type {peft_config.peft_type.value} cannot be trained here: its forward pass needs {needs}, which "
+            "TRL does not give; use another one, such as LORA"
         )
 
 

@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType, send_to_device
 from torch import Tensor, nn
 
 from trl_ext.compat.trl_head import tiles_in_cache
-from trl_ext.generation.adapters import adapter_of_places, has_mean_over_a_pass
+from trl_ext.generation.adapters import LILY_S_MEAN, adapter_of_places, has_mean_over_a_pass
 from trl_ext.generation.kv_sharing import unsupported_checkpointing, unsupported_in_a_step
 from trl_ext.generation.positions import unsupported_positions
 from trl_ext.grpo import contiguous
@@ -59,22 +59,11 @@ def savings(
         fsdp: the model is sharded by FSDP.
         one_process: no backend reduces gradients.
     """
-    of_micro_batches = config.entropy_coef or config.use_adaptive_entropy or config.top_entropy_quantile < 1
-    inexact = {
-        "it may begin in one rollout and end in another": not steps_lie_in_one_rollout(config),
-        "the routers' auxiliary loss is a mean over a micro-batch": aux_loss,
-        "rows with images are not packed": images,
-        "its adapter (LILY) weighs experts by a mean over all tokens of a pass": has_mean_over_a_pass(model),
-        "the entropy bonus and top_entropy_quantile are of a micro-batch": of_micro_batches,
-    }
-    for reason in (reason for reason, applies in inexact.items() if applies):
-        return None, [f"a step takes TRL's micro-batches, with every row and all padding: {reason}"]
-    moved = adapter_of_places(model) or unsupported_positions(model)
-    refusal = (
-        adapter_of_places(model)
-        or unsupported_in_a_step(model)
-        or ("under FSDP the decoder cannot run alone" if fsdp else None)
-    )
+    if reason := inexact(config, model, aux_loss=aux_loss, images=images):
+        cut = f"a step takes TRL's micro-batches, with every row and all padding: {reason}"
+        return None, [cut, *_limit_not_kept(config)]
+    moved = unpacked(config, model)
+    refusal = moved or unsupported_in_a_step(model) or ("under FSDP the decoder cannot run alone" if fsdp else None)
     if config.gradient_checkpointing:
         reentrant = bool((config.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
         refusal = refusal or unsupported_checkpointing(model, reentrant)
@@ -94,15 +83,43 @@ def savings(
     )  # fmt: skip
     saves = batching.dynamic or batching.skip_zero_advantage or batching.share_prompts
     lines = [f"{name} is off: {why}" for name, why in off.items() if why and getattr(config, name)]
-    return batching if saves else None, lines
+    return batching if saves else None, lines + (_limit_not_kept(config) if moved else [])
+
+
+def inexact(
+    config: ExtGRPOConfig, model: PreTrainedModel, *, aux_loss: bool = False, images: bool = False
+) -> str | None:
+    """Why the rows of a step have to be computed in TRL's micro-batches, or None; arguments as of `savings`."""
+    of_micro_batches = config.entropy_coef or config.use_adaptive_entropy or config.top_entropy_quantile < 1
+    reasons = {
+        "it may begin in one rollout and end in another": not steps_lie_in_one_rollout(config),
+        "the routers' auxiliary loss is a mean over a micro-batch": aux_loss,
+        "rows with images are not packed": images,
+        LILY_S_MEAN: has_mean_over_a_pass(model),
+        "the entropy bonus and top_entropy_quantile are of a micro-batch": of_micro_batches,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def unpacked(config: ExtGRPOConfig, model: PreTrainedModel) -> str | None:
+    """Why rows keep their order, number and padding in micro-batches, or None."""
+    return inexact(config, model) or adapter_of_places(model) or unsupported_positions(model)
+
+
+def _limit_not_kept(config: ExtGRPOConfig) -> list[str]:
+    if config.micro_batch_tokens is None:
+        return []
+    return [
+        f"micro_batch_tokens={config.micro_batch_tokens} is not kept: a micro-batch is micro_train_batch_size rows of "
+        f"any length, {config.per_device_train_batch_size} now; lower that one if memory runs out"
+    ]
 
 
 class StepPlanner:
     """Maps each `training_step` call to its micro-batches.
 
-    The last call always computes one, since the backends reduce gradients there, and so does every other call of a step
-    that has enough of them. If a step has fewer than calls, its first calls are no-ops; what it has more, the first call
-    computes.
+    The last call always computes one, since the backends reduce gradients there. If a step has fewer micro-batches than
+    calls, its first calls are no-ops; if it has more, its first call computes several.
 
     Args:
         accelerator: of the ranks, which agree on the number of micro-batches.
@@ -137,8 +154,8 @@ class StepPlanner:
         if longest > limit:
             self._has_said_longer = True
             log.warning(
-                "micro_batch_tokens=%d: a row has %d tokens, and is a micro-batch of its own, like every longer one from "
-                "now on; lower max_completion_length if memory runs out", limit, longest,
+                "micro_batch_tokens=%d: a row has %d tokens, and is a micro-batch of its own, like other long ones "
+                "from now on; lower max_completion_length if memory runs out", limit, longest,
             )  # fmt: skip
 
     def micro_batches(self, step: int) -> list[Batch]:

@@ -178,25 +178,25 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Tensor | int | None) -> Tensor:
         """Called `gradient_accumulation_steps` times per optimizer step.
 
-        If the plan has fewer micro-batches, the first calls are no-ops; if it has more, the first call computes several.
+        If the plan has fewer micro-batches, the first calls are no-ops; if it has more, the first computes several.
         """
         if self._planner is None:
             return super().training_step(model, inputs, num_items_in_batch)
         began = time.perf_counter()
         if not self.model.training:  # Trainer does it after the rollout, and each time, through all modules
             model.train()
-        *earlier, last = self._next_micro_batches(self._planner, inputs) or [None]
+        micro_batches = self._next_micro_batches(self._planner, inputs)
         loss = torch.zeros((), device=self.accelerator.device)
-        for micro_batch in earlier:
+        for micro_batch in micro_batches[:-1]:
             with not_the_last(self.accelerator, model):  # Trainer's: TRL's would count another call
                 loss = loss + super(GRPOTrainer, self).training_step(model, micro_batch, num_items_in_batch)
             finish_prompts(micro_batch)
         self._current_train_step_time += time.perf_counter() - began
-        if last is None:
+        if not micro_batches:
             self._step += 1
             return loss
-        loss = loss + super().training_step(model, last, num_items_in_batch)
-        finish_prompts(last)
+        loss = loss + super().training_step(model, micro_batches[-1], num_items_in_batch)
+        finish_prompts(micro_batches[-1])
         return loss
 
     def _next_micro_batches(self, planner: StepPlanner, inputs: Inputs) -> list[Batch]:

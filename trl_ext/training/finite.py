@@ -33,9 +33,9 @@ def loss_scale(accelerator: Accelerator) -> float | None:
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         engine = accelerator.deepspeed_engine_wrapped.engine
-        scaler = getattr(engine.optimizer, "loss_scaler", None)
-        falls = getattr(scaler, "dynamic", False) and scaler.cur_scale > scaler.min_scale
-        return float(scaler.cur_scale) if falls else None
+        of_engine: Any = getattr(engine.optimizer, "loss_scaler", None)
+        falls = getattr(of_engine, "dynamic", False) and of_engine.cur_scale > of_engine.min_scale
+        return float(of_engine.cur_scale) if falls else None
     scaler = accelerator.scaler
     scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
     return scale if scale > 1 else None

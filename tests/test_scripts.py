@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.benchmarks import compare_leaderboard as compare
 from scripts import touched_names
+from scripts.benchmarks import compare_leaderboard as compare
 from scripts.benchmarks import length_trap, presets
 from scripts.results_page import rollouts_over_time
 from trl_ext import PRESETS, ExtGRPOTrainer

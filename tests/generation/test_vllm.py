@@ -214,7 +214,7 @@ def test_runs_that_start_together_have_ports_of_their_own(monkeypatch: pytest.Mo
         ("No available memory for the cache blocks.", "raise vllm_gpu_memory_utilization"),
         ("CUDA out of memory. Tried to allocate", "raise vllm_gpu_memory_utilization"),
         ("To serve at least one request with the model's max seq len", "lower vllm_max_model_length"),
-        ("max_model_len (9) is greater than the derived max_model_len", "lower vllm_max_model_length"),
+        ("User-specified max_model_len (9) is greater than the derived max_model_len", "lower vllm_max_model_length"),
         ("something else", "use_vllm: false"),
     ],
 )

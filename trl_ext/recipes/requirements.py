@@ -78,9 +78,9 @@ def _refuse_schedule(config: Any) -> None:
 def _refuse_kernels(config: Any) -> None:
     if config.use_liger_kernel and not (torch.accelerator.is_available() and is_liger_kernel_available()):
         raise ValueError("use_liger_kernel needs a GPU and liger-kernel (pip install liger-kernel); or leave it out")
-    batching = "use_transformers_continuous_batching"
-    if getattr(config, batching, False) and not config.use_vllm and not torch.accelerator.is_available():
-        raise ValueError(f"{batching} needs a GPU; leave it out, or generate with --use_vllm true")
+    for name in ("activation_offloading", "use_transformers_continuous_batching"):
+        if getattr(config, name, False) and not torch.accelerator.is_available():
+            raise ValueError(f"{name} needs a GPU; leave it out")
 
 
 def _refuse_compilation(config: Any) -> None:

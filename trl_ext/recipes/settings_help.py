@@ -63,7 +63,8 @@ COMMON = {
     "gradient_checkpointing": "Recompute activations in the backward pass: slower, less memory.",
     "seed": "The seed of everything that is random.",
     "vllm_gpu_memory_utilization": "The fraction of GPU memory that vLLM takes.",
-    "vllm_max_model_length": "The maximum length of prompt and response together, in tokens.",
+    "vllm_max_model_length": "The maximum length of prompt and response together, in tokens. The default is what the "
+    "longest prompt and response of the rows need.",
     "output_dir": "The run's folder. The default is runs/ and the name of the YAML file.",
     "save_steps": "Save a checkpoint every N optimizer steps.",
     "report_to": "Dashboards, separated by commas: tensorboard, wandb, trackio.",

@@ -62,7 +62,9 @@ class ExtSFTConfig(RunSettings, SFTConfig):
     sampling_max_tokens: int = HfArg(default=1024, help="The maximum length of a sampled response, in tokens.")
     vllm_gpu_memory_utilization: float = HfArg(default=0.3, help="The fraction of GPU memory that vLLM takes.")
     vllm_max_model_length: int | None = HfArg(
-        default=None, help="The maximum length of prompt and response together, in tokens."
+        default=None,
+        help="The maximum length of prompt and response together, in tokens. The default is what the longest prompt "
+        "and response of the rows need.",
     )
     vllm_enable_sleep_mode: bool = HfArg(default=False, help="Release the engine's memory while the policy is trained.")
 

@@ -209,7 +209,7 @@ def test_overrides_stand_in_the_order_a_step_calls_them(tmp_path: Path) -> None:
         save_strategy="steps", save_steps=1,
     )  # fmt: skip
     called: list[str] = []
-    for name in (*OVERRIDDEN, *OVERRIDDEN_IN_BOTH):
+    for name in dict.fromkeys((*OVERRIDDEN, *OVERRIDDEN_IN_BOTH)):
         original = getattr(trainer, name)
         assert original.__qualname__.split(".")[0] in ("ExtGRPOTrainer", "ReliableTrainer")
         setattr(trainer, name, lambda *a, name=name, original=original, **k: called.append(name) or original(*a, **k))

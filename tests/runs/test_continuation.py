@@ -1,4 +1,4 @@
-"""What of a checkpoint cannot be continued, or begins anew, is known from its files, before anything is loaded."""
+"""What of a checkpoint cannot be continued, or restarts, is known from its files, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_more_or_fewer_processes_are_compared_first(tmp_path: Path) -> None:
     ):
         refuse_what_does_not_continue(between, Resuming(2), changed=False)
     (line,) = refuse_what_does_not_continue(between, Resuming(2), changed=True)
-    assert "this begins anew: the random states of the processes" in line
+    assert "this restarts: the random states of the processes" in line
     assert refuse_what_does_not_continue(within, Resuming(1), changed=False) == []
     fewer = checkpoint(tmp_path / "two", 6, ("rng_state_0.pth", "rng_state_1.pth", *COMPLETE), ranks=2, rollout=[])
     with pytest.raises(InputError, match=r"written by 2 processes, and there is 1 now.*there is no such checkpoint"):
@@ -72,7 +72,7 @@ def test_step_of_expert_iteration_needs_as_many_rows(tmp_path: Path) -> None:
 def test_what_is_missing_is_named_with_a_complete_checkpoint(tmp_path: Path) -> None:
     older = checkpoint(tmp_path, 2, (*COMPLETE, "reference/model.safetensors"))
     cases: dict[str, tuple[tuple[str, ...], Resuming]] = {
-        "this would begin anew: the optimizer's moments (no optimizer.pt). Ask": (COMPLETE[2:], Resuming(1)),
+        "this would restart: the optimizer's moments (no optimizer.pt). Ask": (COMPLETE[2:], Resuming(1)),
         "(no scheduler.pt); the random states (no rng_state.pth), since it was saved with save_only_model": (
             COMPLETE[:1], Resuming(1),
         ),
@@ -86,7 +86,7 @@ def test_what_is_missing_is_named_with_a_complete_checkpoint(tmp_path: Path) -> 
         ):
             refuse_what_does_not_continue(folder, resuming, changed=False)
         (line, *_) = refuse_what_does_not_continue(folder, resuming, changed=True)
-        assert f"{folder} is resumed, and this begins anew: " in line
+        assert f"{folder} is resumed, and this restarts: " in line
         for path in [*folder.rglob("*.*")]:
             path.unlink()
         (folder / "reference").exists() and (folder / "reference").rmdir()

@@ -1,4 +1,4 @@
-"""A run that is resumed by other processes than it had ends in a line where it cannot go on, and never hangs."""
+"""A run that is resumed by other processes than it had ends in a line where it cannot continue, and never hangs."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_state_that_no_checkpoint_holds_is_refused_by_name(tmp_path: Path, caplo
         assert "--resume_changed" in said
         asked = run(f"{name} asked", resume_changed=True, **settings())
         asked.train(resume_from_checkpoint=str(checkpoint))
-        assert f"{checkpoint} is resumed, and this begins anew: {words[:20]}" in caplog.text
+        assert f"{checkpoint} is resumed, and this restarts: {words[:20]}" in caplog.text
         assert asked.state.global_step == 2
     run("synced", **SYNCED).train()
     (tmp_path / "synced" / "checkpoint-1" / "reference" / "model.safetensors").unlink()

@@ -63,7 +63,9 @@ def shown_line(folder: Path) -> str:
         made_from = "by a version that kept no fingerprint of the model and the rows, so they may be others now"
     elif "weights" not in known:
         made_from = "of the same responses and settings"
-    return f"shown, not measured again: the evaluation of {_when(folder)}, {made_from}; remove {folder} to measure anew"
+    return (
+        f"shown, not measured again: the evaluation of {_when(folder)}, {made_from}; remove {folder} to measure again"
+    )
 
 
 def _when(folder: Path) -> str:

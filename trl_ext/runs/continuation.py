@@ -1,6 +1,6 @@
 """Whether a run can continue from a checkpoint as it was: what the checkpoint holds, and who continues it.
 
-Read from the checkpoint's files before anything is loaded. What cannot be continued is refused; what would begin anew
+Read from the checkpoint's files before anything is loaded. What cannot be continued is refused; what would restart
 has to be asked for with `resume_changed`.
 """
 
@@ -60,10 +60,10 @@ def processes_of(checkpoint: Path) -> int | None:
 
 
 def refuse_what_does_not_continue(checkpoint: Path, resuming: Resuming, changed: bool) -> list[str]:
-    """What begins anew although the run is resumed, in lines to print; `changed` is what asks for it.
+    """What restarts although the run is resumed, in lines to print; `changed` is what asks for it.
 
     Raises:
-        InputError: the checkpoint cannot be continued by these processes, or something would begin anew and nobody
+        InputError: the checkpoint cannot be continued by these processes, or something would restart and nobody
             asked for it.
     """
     state = _shared_state(checkpoint)
@@ -72,20 +72,20 @@ def refuse_what_does_not_continue(checkpoint: Path, resuming: Resuming, changed:
     if are_others:
         _refuse_division(checkpoint, state, int(before or 0), resuming)
     _refuse_missing_shards(checkpoint, resuming)
-    anew = _begins_anew(checkpoint, state, resuming)
+    anew = _restarts(checkpoint, state, resuming)
     if are_others:
         anew.append(f"the random states of the processes, which were {before} and are {now}: samples are others")
     if anew and not changed:
-        complete = [other for other in _others(checkpoint) if not _begins_anew(other, _shared_state(other), resuming)]
+        complete = [other for other in _others(checkpoint) if not _restarts(other, _shared_state(other), resuming)]
         instead = f", resume from {complete[0]}, which has all of it" if complete and not are_others else ""
         raise InputError(
-            f"{checkpoint} would not be continued as it was; this would begin anew: {'; '.join(anew)}. Ask for that "
+            f"{checkpoint} would not be continued as it was; this would restart: {'; '.join(anew)}. Ask for that "
             f"with --resume_changed{instead}, or start a new run without --resume"
         )
-    return [f"{checkpoint} is resumed, and this begins anew: {each}" for each in anew]
+    return [f"{checkpoint} is resumed, and this restarts: {each}" for each in anew]
 
 
-def _begins_anew(checkpoint: Path, state: Mapping[str, Any], resuming: Resuming) -> list[str]:
+def _restarts(checkpoint: Path, state: Mapping[str, Any], resuming: Resuming) -> list[str]:
     """What the resumed run needs and the checkpoint does not hold."""
     missing = []
     if not resuming.sharded_by and not _has(checkpoint, *_OPTIMIZER):

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from trl_ext.algorithms.types import StepTotals as StepTotals
     from trl_ext.algorithms.types import TokenLoss as TokenLoss
     from trl_ext.grpo.config import ExtGRPOConfig as ExtGRPOConfig
+    from trl_ext.grpo.run_log import RunLog as RunLog
     from trl_ext.grpo.trainer import ExtGRPOTrainer as ExtGRPOTrainer
     from trl_ext.rewards import REWARDS as REWARDS
-    from trl_ext.training.run_log import RunLog as RunLog
 
 __version__ = "0.1.0"
 
@@ -34,7 +34,7 @@ _WHERE = {
     "POLICY_LOSSES": "algorithms.policy_losses",
     "PRESETS": "algorithms.presets",
     "REWARDS": "rewards",
-    "RunLog": "training.run_log",
+    "RunLog": "grpo.run_log",
     "StepTotals": "algorithms.types",
     "TokenLoss": "algorithms.types",
 }

@@ -8,6 +8,7 @@
 * `trl_engine.requests_with`: each request gets its own parameters, such as seeds.
 * `trl_scoring.old_log_probs_left_out`: TRL scores a rollout without old log-probabilities.
 * `trl_scoring.texts_left_on_ranks`: TRL gathers a rollout's texts only for a table that is printed.
+* `given.record_in_parser`: settings that TRL's parser makes know which of them were given.
 * `layers.caches_kept`: layers get the KV cache under gradient checkpointing.
 * `layers.attend_by_row`: sdpa attends within rows of different lengths that stand in one.
 * `weight_casts.casts_made_again`: a graph keeps no copies of the weights in autocast's dtype.

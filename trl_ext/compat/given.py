@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from trl_ext.compat.renamed import current_name
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _parsed: ContextVar[frozenset[str]] = ContextVar("_parsed", default=frozenset())
 
@@ -32,7 +35,7 @@ class RecordsGiven:
         return self
 
 
-def given(part: Any, names: Iterable[str], off: bool = True) -> dict[str, Any]:
+def given(part: DataclassInstance, names: Iterable[str], off: bool = True) -> dict[str, Any]:
     """Those of the settings that were given, or that have another value than their default.
 
     Args:
@@ -46,12 +49,12 @@ def given(part: Any, names: Iterable[str], off: bool = True) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in changed | said}
 
 
-def recorded_names(part: Any) -> tuple[str, ...]:
+def recorded_names(part: object) -> tuple[str, ...]:
     """The settings that were given, in alphabetical order; none of a config that an earlier version pickled."""
     return tuple(getattr(part, "_given", ()))
 
 
-def reset(part: Any, *names: str) -> None:
+def reset(part: DataclassInstance, *names: str) -> None:
     """Make settings as if they had not been given, once others have taken over what they say."""
     for field in dataclasses.fields(part):
         if field.name in names:
@@ -59,14 +62,14 @@ def reset(part: Any, *names: str) -> None:
     _record(part, {*recorded_names(part)} - {*names})
 
 
-def record_in_parser() -> None:
+def record_in_parser(parser: type[Any]) -> None:
     """Patch TRL's parser: the settings that it makes know which flags and which fields of its file were given."""
-    from trl import TrlParser
-
-    parse, set_defaults = TrlParser.parse_args_into_dataclasses, TrlParser.set_defaults_with_config
+    parse, set_defaults = parser.parse_args_into_dataclasses, parser.set_defaults_with_config
 
     @functools.wraps(parse)
-    def parse_and_record(self: Any, args: Any = None, *rest: Any, **options: Any) -> tuple[Any, ...]:
+    def parse_and_record(
+        self: Any, args: Sequence[str] | None = None, *rest: object, **options: object
+    ) -> tuple[Any, ...]:
         flags = {arg.partition("=")[0] for arg in (sys.argv[1:] if args is None else args)}
         found = {option.dest for flag, option in self._option_string_actions.items() if flag in flags}
         names = frozenset(found | getattr(self, "_names_in_file", set()))
@@ -81,15 +84,15 @@ def record_in_parser() -> None:
         return parsed
 
     @functools.wraps(set_defaults)
-    def set_and_record(self: Any, **settings: Any) -> Any:
+    def set_and_record(self: Any, **settings: object) -> object:
         self._names_in_file = set(settings)
         return set_defaults(self, **settings)
 
-    TrlParser.parse_args_into_dataclasses = parse_and_record
-    TrlParser.set_defaults_with_config = set_and_record
+    parser.parse_args_into_dataclasses = parse_and_record
+    parser.set_defaults_with_config = set_and_record
 
 
-def _record(part: Any, names: Iterable[str]) -> None:
+def _record(part: object, names: Iterable[str]) -> None:
     object.__setattr__(part, "_given", tuple(sorted(names)))  # in order: it is pickled into checkpoints
 
 

@@ -83,7 +83,7 @@ def resolve_handout(args: HandoutConfig) -> None:
     _resolve_axes(args)
 
 
-def take_over(args: Any, handout: str, trl: str) -> None:
+def take_over(args: BatchConfig, handout: str, trl: str) -> None:
     """Write a setting of the handout's name into TRL's; refuse another value that was given for that."""
     value, current = getattr(args, handout), getattr(args, trl)
     if value is None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import torch
 from transformers.hf_argparser import HfArg
+from trl import TrlParser
 from trl.import_utils import is_vllm_available
 
 from trl_ext.compat.given import RecordsGiven, given, record_in_parser
@@ -25,7 +26,7 @@ from trl_ext.training.options import check_at_least_1, check_evaluation, check_f
 _TRLS_ENGINE = (
     "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_model_impl",
 )  # fmt: skip
-record_in_parser()
+record_in_parser(TrlParser)
 
 
 @dataclass

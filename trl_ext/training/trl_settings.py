@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from trl_ext.compat.given import given, reset
 from trl_ext.registry import Registry, defaults_of, unknown
@@ -32,6 +32,7 @@ class Rule:
 class AxesConfig(Protocol):
     """A config that chooses the axes."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     advantage: str | None
     advantage_options: Any
     policy_loss: str | None

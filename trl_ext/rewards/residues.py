@@ -18,12 +18,16 @@ from trl_ext.rewards.expression import Apply, Expression, Number, Undefined, exa
 
 MAX_FACTORIAL = 10_000
 PRIMES = 4
+_ARITHMETIC = frozenset("add multiply divide quotient mixed negate power factorial binomial".split())
+_GROWING = frozenset({"power", "factorial", "binomial"})
 _BITS = 61
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)  # enough for numbers of 64 bits
 
 
 def same_residues(a: Expression, b: Expression) -> bool | None:
     """Whether two rational expressions have the same residues; None if one has none that is computed."""
+    if not is_arithmetic(a) or not is_arithmetic(b):
+        return None
     draw = random.Random(hash((_seed(a), _seed(b))))
     try:
         for _ in range(PRIMES):
@@ -33,6 +37,18 @@ def same_residues(a: Expression, b: Expression) -> bool | None:
     except (Undefined, ValueError):  # no inverse
         return None
     return True
+
+
+def is_arithmetic(node: Expression) -> bool:
+    """Whether an expression is made of rational numbers by functions that have residues."""
+    return isinstance(node, Number) or (
+        isinstance(node, Apply) and node.function in _ARITHMETIC and all(map(is_arithmetic, node.arguments))
+    )
+
+
+def may_be_large(node: Expression) -> bool:
+    """Whether a number may be too large to compute: it has a power, a factorial or a binomial."""
+    return isinstance(node, Apply) and (node.function in _GROWING or any(map(may_be_large, node.arguments)))
 
 
 def log_size(node: Expression) -> float | None:

@@ -1,4 +1,4 @@
-r"""Does an answer only repeat the problem? Asked where the problem is known, of answers that equal the reference answer.
+r"""Does an answer only repeat the problem? Where the problem is known, answers that equal the reference are checked.
 
 `\frac{24}{36}` for `\frac23` is correct, unless the problem was to reduce it: then the answer stands in the problem.
 """

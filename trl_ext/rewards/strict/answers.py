@@ -49,7 +49,7 @@ class Several:
 class Ordered:
     """A tuple or an interval with its brackets; `:` for a ratio, `|` for the rows of a matrix and for each row.
 
-    `,` marks what may be a number or a list (`100,200`), or has names (`AB=4, CD=5`), `=` the latter in the order of the
+    `,` marks what may be a number or a list (`100,200`), or has names (`AB=4, CD=5`), `=` the latter in the order of
     names, `::` what may be a time of day or a ratio (`9:16`).
     """
 

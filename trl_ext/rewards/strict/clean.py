@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 from trl_ext.rewards.extract import BOXED, boxed_content, closing_brace
 from trl_ext.rewards.strict.spellings import (
+    MARKED_ENDS,
+    MARKS,
     unwrapped,
     with_fractions,
     with_matrix_environments,
@@ -21,7 +23,8 @@ _CHARACTERS = {
     "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "°": r"^\circ ",
     "∈": r"\in ", "∅": r"\emptyset ", "\xa0": " ", "⁄": "/", "¢": r"\text{ cents}", "∘": r"\circ ", "∶": ":",
     "≈": r"\approx ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
-    "∖": r"\setminus ", "⋃": r"\cup ", "…": r"\ldots ", "⋯": r"\ldots ", "。": ".", "“": '"', "”": '"', "‘": "'", "’": "'",
+    "∖": r"\setminus ", "⋃": r"\cup ", "…": r"\ldots ", "⋯": r"\ldots ",
+    "。": ".", "“": '"', "”": '"', "‘": "'", "’": "'",
 }  # fmt: skip
 _CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
@@ -104,12 +107,16 @@ _PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
 )
 # A pattern can match only where its telltale occurs, which is much faster to see.
 _REWRITES = tuple((telltale, re.compile(pattern), replacement) for telltale, pattern, replacement in _PATTERNS)
+_REWRITES_WITHOUT_MACROS = tuple(
+    (telltale, pattern, replacement)
+    for telltale, pattern, replacement in _REWRITES
+    if "\\" not in telltale and telltale not in ("color", "space", "bb")
+)
 _MORE_REWRITES: Sequence[tuple[str, Callable[[str], str]]] = (
     (r"\over", with_fractions),
     (r"\choose", with_fractions),
     ("matrix{", with_matrix_environments),
     (".", with_periods),
-    (r"\text", without_marks_in_text),
 )
 _SPACES = re.compile(r" (?![a-zA-Z0-9])|(?<![a-zA-Z0-9]) ")
 _DOUBLED = re.compile(r"(?<!\\)\\\\(?:d?frac|sqrt|text|pi|infty|left|begin|cdot|times|pm|le|ge|cup|in)(?![a-zA-Z])")
@@ -121,18 +128,21 @@ _DELIMITERS = re.compile(r"\\[()\[\]]")
 
 def clean(text: str) -> str:
     r"""One spelling of `text`, without math delimiters, `\boxed`, markdown and a final full stop."""
-    text = unwrapped(_one_spelling_of_characters(_contents_of_boxes(text.strip())))
+    text = _one_spelling_of_characters(_contents_of_boxes(text.strip()))
+    text = unwrapped(text) if text.startswith(MARKS) else text
     text = _single_backslashes(text.replace("\x00", " "))
     text = text.replace("\\\\", "\x00")  # the end of a row, not the backslash of a macro after it
     text = _DELIMITERS.sub(" ", text) if "\\" in text else text
     text = text.replace(r"\$", r"\dollar ").replace("$", " ")
-    for telltale, pattern, replacement in _REWRITES:
+    for telltale, pattern, replacement in _REWRITES if "\\" in text else _REWRITES_WITHOUT_MACROS:
         if telltale in text:
             text = pattern.sub(replacement, text)
     text = _SPACES.sub("", " ".join(text.split()))
-    for telltale, rewrite in _MORE_REWRITES:
-        if telltale in text:
-            text = rewrite(text)
+    if not text.isdecimal():
+        for telltale, rewrite in _MORE_REWRITES:
+            if telltale in text:
+                text = rewrite(text)
+    text = without_marks_in_text(text) if text.endswith(MARKED_ENDS) else text
     if " " in text and (match := _SPACED_THOUSANDS.match(text)):
         text = match[1] + match[2].replace(" ", "") + text[match.end() :]
     text = text.strip(" \x00=").replace("\x00", "\\\\").removesuffix("\\")

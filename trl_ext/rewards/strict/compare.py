@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from itertools import product
 
-from trl_ext.rewards.expression import Constant, Undefined, exact_value, numeric_value, variables
-from trl_ext.rewards.residues import same_residues
+from trl_ext.rewards.expression import Undefined, exact_value, numeric_value, variables
+from trl_ext.rewards.residues import is_arithmetic, may_be_large, same_residues
 from trl_ext.rewards.strict.answers import Answer, Quantity, Several, is_expression
 from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.equality import equal
 from trl_ext.rewards.strict.read import readings_of_clean
 from trl_ext.rewards.strict.result import Result
-from trl_ext.rewards.strict.sets import MINUS_INFINITY
 from trl_ext.rewards.strict.worked_out import least, left_to_do
 
 MAX_LENGTH = 600  # characters; a longer answer is correct only if it is the reference in another spelling
@@ -70,14 +69,14 @@ def _is_near(answer: Answer, reference: Answer, tolerance: float) -> bool:
 
 def _is_too_large(answer: Answer) -> bool:
     """Whether a number is beyond what is computed, so that it equals nothing but its own spelling."""
-    if not is_expression(answer) or variables(answer) or exact_value(answer) is not None:
+    if not is_expression(answer) or not may_be_large(answer):
         return False
-    if same_residues(answer, answer) is not None or answer in (Constant("inf"), MINUS_INFINITY):
+    if not is_arithmetic(answer) or exact_value(answer) is not None:
         return False
     try:
         numeric_value(answer, {})
     except Undefined:
-        return True
+        return same_residues(answer, answer) is None
     return False
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, TypeVar
 
 from trl_ext.rewards.expression import Apply, Expression, Number, Variable, are_equal, exact_value, variables
-from trl_ext.rewards.residues import same_residues
+from trl_ext.rewards.residues import may_be_large, same_residues
 from trl_ext.rewards.strict.answers import (
     Answer,
     Based,
@@ -53,9 +53,10 @@ def equal(answer: Answer, reference: Answer) -> bool:
 
 def _equal_beyond_bounds(answer: Expression, reference: Expression) -> bool:
     """Whether two rational numbers are the same, one of which is too large to compute."""
-    if exact_value(answer) is not None and exact_value(reference) is not None:
+    if not may_be_large(answer) and not may_be_large(reference):
         return False
-    return not variables(answer) and not variables(reference) and same_residues(answer, reference) is True
+    is_computed = exact_value(answer) is not None and exact_value(reference) is not None
+    return not is_computed and same_residues(answer, reference) is True
 
 
 def _items_meant(inexplicit: Ordered, other: Answer) -> tuple[Answer, ...] | None:

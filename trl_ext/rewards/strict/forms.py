@@ -1,8 +1,9 @@
 r"""How far an expression is worked out: which operations are left that a finished answer would not have.
 
-A finished number is a numeral, a fraction, a radical, a multiple of pi or the like: `\frac{3}{4}`, `1\frac12`, `2\sqrt3+1`,
-`5\cdot10^3`. Powers, factorials and binomials of numbers are finished where they are of ten (`10^{6}`) or have `LARGE`
-values, which people do not write out. Fractions need not be reduced unless they are whole, and radicals not be simplified.
+A finished number is a numeral, a fraction, a radical, a multiple of pi or the like: `\frac{3}{4}`, `1\frac12`,
+`2\sqrt3+1`, `5\cdot10^3`. Powers, factorials and binomials of numbers are finished where they are of ten (`10^{6}`) or
+have `LARGE` values, which people do not write out. Fractions need not be reduced unless they are whole, and radicals
+not be simplified.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ EXPAND = "multiply out"  # a product of sums is left
 FRACTION = "fraction of variables"
 Key = tuple[tuple[Expression, Fraction], ...]  # a product without its coefficient: each factor with its exponent
 
-_ONE = Number(Fraction(1))
+_ZERO, _ONE, _TWO, _TEN = (Number(Fraction(n)) for n in (0, 1, 2, 10))
+_UNIT = Fraction(1)
 _OF_NUMBERS = ("absolute", "floor", "ceiling", "factorial", "binomial")
 _RATIONAL = frozenset({"add", "multiply", "divide", "quotient", "mixed", "negate", "factorial", "binomial"})
+_MAY_BE_RATIONAL = frozenset({"power", "root", "absolute", "floor", "ceiling"})
 _ARITHMETIC = frozenset({"add", "multiply", "divide", "quotient", "mixed", "negate", "power", "root", *_OF_NUMBERS})
 
 
@@ -51,6 +54,13 @@ def has_function(node: Expression, at_top: bool = False) -> bool:
     if not isinstance(node, Apply):
         return False
     return node.function not in _ARITHMETIC or (not at_top and any(map(has_function, node.arguments)))
+
+
+def contains(node: Expression, function: str) -> bool:
+    """Whether a node has a function, in it or at its top."""
+    return isinstance(node, Apply) and (
+        node.function == function or any(contains(argument, function) for argument in node.arguments)
+    )
 
 
 def factor_count(node: Expression) -> int:
@@ -91,10 +101,11 @@ def _is_rational(node: Expression) -> bool:
     """Whether a node is a rational number, which may be too large to compute."""
     if not isinstance(node, Apply):
         return isinstance(node, Number)
-    is_arithmetic = node.function in _RATIONAL or (
-        node.function == "power" and _is_whole(_without_sign(node.arguments[1]))
-    )
-    return exact_value(node) is not None or (is_arithmetic and all(map(_is_rational, node.arguments)))
+    if node.function in _RATIONAL:
+        return all(map(_is_rational, node.arguments))
+    if node.function == "power" and _is_whole(_without_sign(node.arguments[1])):
+        return _is_rational(node.arguments[0])
+    return node.function in _MAY_BE_RATIONAL and exact_value(node) is not None
 
 
 # Numerals.
@@ -112,7 +123,7 @@ def _is_unsigned(node: Expression) -> bool:
     if (parts := _fraction(node)) is not None:
         return _is_proper(*parts)
     is_scaled = node.function == "multiply" and len(node.arguments) == 2 and isinstance(node.arguments[0], Number)
-    return is_scaled and _is_power(node.arguments[1], of=10)
+    return is_scaled and _is_power_of(node.arguments[1])
 
 
 def _fraction(node: Apply) -> tuple[Expression, Expression] | None:
@@ -155,15 +166,14 @@ def _is_whole(node: Expression) -> bool:
     return isinstance(node, Number) and node.value.denominator == 1
 
 
-def _is_power(node: Expression, of: int) -> bool:
-    if not isinstance(node, Apply) or node.function != "power" or node.arguments[0] != Number(Fraction(of)):
-        return False
-    return _is_whole(_without_sign(node.arguments[1]))
+def _is_power_of(node: Expression, base: Expression = _TEN) -> bool:
+    is_power = isinstance(node, Apply) and node.function == "power" and node.arguments[0] == base
+    return is_power and isinstance(node, Apply) and _is_whole(_without_sign(node.arguments[1]))
 
 
 def _is_power_of_ten(node: Apply) -> bool:
     """`10^3` and `10^{-2}`; `10^2` is worked out as 100."""
-    return _is_power(node, of=10) and node.arguments[1] not in [Number(Fraction(n)) for n in range(3)]
+    return _is_power_of(node) and node.arguments[1] not in (_ZERO, _ONE, _TWO)
 
 
 def _is_large(node: Apply) -> bool:
@@ -198,7 +208,7 @@ def _of_sum(node: Apply) -> set[str]:
     parts = terms(node)
     left = set[str]()
     keys = [_key(part) for part in parts]
-    if max(Counter(keys).values()) > 1 or Number(Fraction(0)) in parts:  # two rational terms have the same, empty key
+    if max(Counter(keys).values()) > 1 or _ZERO in parts:  # two rational terms have the same, empty key
         left.add("add")
     if any(_is_sum(factor) for part in parts for factor in factors(part)[0]):
         left |= {EXPAND} if variables(node) else {"add"}
@@ -207,15 +217,15 @@ def _of_sum(node: Apply) -> set[str]:
 
 def _of_product(node: Apply) -> set[str]:
     above, below = factors(node)
-    left = {"quotient"} if _has_quotient(node) else set[str]()
-    rational = [factor for factor in above if exact_value(factor) is not None and factor != _ONE]
+    left = set[str]()
+    rational = [factor for factor in above if _is_rational(factor) and factor != _ONE]
     if len(rational) > 1 or _has_needless_one(node):
         left.add("multiply")
-    if sum(exact_value(factor) is not None for factor in below) > 1 or any(_has_i(factor) for factor in below):
+    if sum(_is_rational(factor) for factor in below) > 1 or any(_has_i(factor) for factor in below):
         left.add("divide")
     if any(map(variables, below)):
         left.add(FRACTION)
-    over, under = ([_base(factor) for factor in side if exact_value(factor) is None] for side in (above, below))
+    over, under = ([_base(factor) for factor in side if not _is_rational(factor)] for side in (above, below))
     bases = [base for base in over if not _is_sum(base)]
     if len(set(bases)) < len(bases) or sum(map(_is_radical, bases)) > 1:
         left.add("multiply")
@@ -226,7 +236,7 @@ def _of_product(node: Apply) -> set[str]:
 
 def _of_brackets(above: Sequence[Expression], below: Sequence[Expression], rational: Sequence[Expression]) -> set[str]:
     sums = [factor for factor in above if _is_sum(factor)]
-    others = [factor for factor in above if exact_value(factor) is None and not _is_sum(factor)]
+    others = [factor for factor in above if not _is_rational(factor) and not _is_sum(factor)]
     if not sums:
         return set()
     if not any(map(variables, above)):
@@ -241,7 +251,7 @@ def _of_power(node: Apply) -> set[str]:
         return {EXPAND} if variables(base) else {"power"}
     left = {"power"} if value in (0, 1) or base == Constant("i") or _has_i(exponent) else set[str]()
     is_compound = isinstance(base, Apply) and base.function in ("power", "multiply", "divide", "negate")
-    if (is_compound and exact_value(base) is None) or (_is_radical(base) and value is not None):
+    if (is_compound and not _is_rational(base)) or (_is_radical(base) and value is not None):
         left.add("power")
     if value is not None and value < 0 and variables(base):
         left.add(FRACTION)
@@ -252,8 +262,8 @@ def _of_root(node: Apply) -> set[str]:
     inner, index = node.arguments
     degree = exact_value(index) or Fraction(2)
     if not variables(inner):
-        return {"root"} if _has_root(inner) else set()
-    exponents = [_base_and_exponent(factor)[1] / degree for factor in factors(inner)[0] if exact_value(factor) is None]
+        return {"root"} if contains(inner, "root") else set()
+    exponents = [_base_and_exponent(factor)[1] / degree for factor in factors(inner)[0] if not _is_rational(factor)]
     is_power = not any(map(_is_sum, factors(inner)[0])) and all(exponent.denominator == 1 for exponent in exponents)
     return {"root"} if is_power else set()
 
@@ -280,22 +290,22 @@ _RULES = {
 
 
 def _key(term: Expression) -> Key:
-    """What like terms have in common; a radical by what is left under it once squares are out: that of 8 is that of 2."""
+    """What like terms have in common; a radical by what is left under it once squares are out, as of 8 and of 2."""
     powers = Counter[Expression]()
     above, below = factors(term)
     for side, sign in ((above, 1), (below, -1)):
         for factor in side:
-            if exact_value(factor) is None:
+            if not _is_rational(factor):
                 base, exponent = _base_and_exponent(factor)
                 powers[_simplest_radical(base)] += sign * exponent  # type: ignore[assignment]
     return tuple(sorted(powers.items(), key=repr))  # type: ignore[arg-type]
 
 
 def _base_and_exponent(factor: Expression) -> tuple[Expression, Fraction]:
-    if isinstance(factor, Apply) and factor.function == "power":
-        if (exponent := exact_value(factor.arguments[1])) is not None and exact_value(factor.arguments[0]) is None:
-            return factor.arguments[0], exponent
-    return factor, Fraction(1)
+    if not isinstance(factor, Apply) or factor.function != "power" or _is_rational(factor.arguments[0]):
+        return factor, _UNIT
+    exponent = exact_value(factor.arguments[1])
+    return (factor, _UNIT) if exponent is None else (factor.arguments[0], exponent)
 
 
 def _base(factor: Expression) -> Expression:
@@ -322,21 +332,7 @@ def _is_sum(node: Expression) -> bool:
 
 
 def _is_radical(node: Expression) -> bool:
-    return isinstance(node, Apply) and node.function == "root" and exact_value(node.arguments[0]) is not None
-
-
-def _contains(node: Expression, function: str) -> bool:
-    return isinstance(node, Apply) and (
-        node.function == function or any(_contains(argument, function) for argument in node.arguments)
-    )
-
-
-def _has_root(node: Expression) -> bool:
-    return _contains(node, "root")
-
-
-def _has_quotient(node: Apply) -> bool:
-    return _contains(node, "quotient")
+    return isinstance(node, Apply) and node.function == "root" and _is_rational(node.arguments[0])
 
 
 def _has_i(node: Expression) -> bool:

@@ -48,6 +48,8 @@ _CLOSING = {"(": ")]", "[": ")]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil
 _ROUNDED = {r"\lfloor": "floor", r"\lceil": "ceiling"}
 _ENDS = {")", "]", "}", r"\}", ",", ";", "&", r"\\", r"\rfloor", r"\rceil", r"\cup", r"\setminus", ":", r"\end", ""}
 _SIGNS = ("+", "-")
+_POSTFIX = ("!", "_", "^", "**")
+_POSTFIX_OF_ANGLES = (*_POSTFIX, DEGREES)
 MAX_DEPTH = 40
 
 
@@ -182,7 +184,7 @@ class _Parser(Cursor):
 
     def power(self) -> Answer:
         base = self.nested(self.atom)
-        while operator := self.accept("!", "_", "^", "**", *([DEGREES] if self.in_function else [])):
+        while operator := self.accept(*(_POSTFIX_OF_ANGLES if self.in_function else _POSTFIX)):
             if operator == DEGREES:
                 base = Apply("multiply", (_expression(base), Apply("divide", (Constant("pi"), Number(Fraction(180))))))
             elif operator == "!":

@@ -28,7 +28,7 @@ _UNIT_SPELLINGS = {"{": "", "}": "", r"\dollar": "dollar", "%": "percent", "per 
 _PERCENT = re.compile(r"(?P<value>[^%]+?)\s*%")
 _MONEY = re.compile(
     r"(?P<sign>-?)\s*(?:\\currency(?P<name>[a-z]+)\s*(?P<value>[^\\]+|[^\\]*\\(?!currency).*)"
-    r"|(?P<before>.+?)\s*\\currency([a-z]+))"
+    r"|(?P<before>.+?)\s*\\currency(?P<after>[a-z]+))"
 )
 _TRIGONOMETRIC = re.compile(r"(?<![a-z])(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DOLLARS = re.compile(r"(?P<sign>-?)\s*\\dollar\s*(?P<value>.+)")

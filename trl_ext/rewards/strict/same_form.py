@@ -1,4 +1,4 @@
-r"""Are two equal answers written in the same form? `1+x` and `x+1` are; `\frac24` and `\frac12`, `0.5` and `\frac12` not."""
+r"""Are two equal answers in the same form? `1+x` and `x+1` are; `\frac24` and `\frac12` are not."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ _UNKNOWN = re.compile(r"(?:[a-zA-Z]|\\theta)=")
 
 
 def of_several_parts(text: str, words: str, read: Callable[[str], Sequence[Answer]]) -> list[Answer]:
-    """What a clean text means as an answer of several parts.
+    r"""What a clean text means as an answer of several parts.
 
     Args:
-        words: the text with the words of `\\text` groups as they are.
+        words: the text with the words of `\text` groups as they are.
         read: the readings of a part.
     """
     found = list[Answer]()

@@ -1,4 +1,4 @@
-r"""Spellings that take more than one pattern to rewrite: emphasis and quotes, currency signs, `{1 \over 2}`, `0.33\ldots`."""
+r"""Spellings that take more than one pattern: emphasis and quotes, currency signs, `{1 \over 2}`, `0.33\ldots`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from trl_ext.rewards.extract import closing_brace
 
 MAX_REWRITES = 20  # of one kind in a text
 _WRAPPED = re.compile(r"(\*{1,3}|_{1,3}|`|\"|')(?=\S)([^*_`\"']+)(?<=\S)\1|``([^`']+)''|([*_`\"]+)([^*_`\"']+)\4")
-_MARKS = ("*", "`", "_", '"', "'")
+MARKS = ("*", "`", "_", '"', "'", "$")
+MARKED_ENDS = tuple(f"{mark}}}" for mark in ".,;:!? ")
 _OVER = re.compile(r"\\(over|choose)(?![a-zA-Z])")
 _FRACTION_OF = {"over": r"\frac", "choose": r"\binom"}
 _OPENING, _CLOSING = "{([", "})]"
@@ -17,7 +18,6 @@ _ENDLESS = re.compile(r"(?<!\d)(\d*\.\d{2,40})\s*(?:\\ldots(?![a-zA-Z])|\.{3,})"
 _DOTTED = re.compile(r"(?<![\d.])(\d*\.\d*)\\dot\s*\{?(\d)\}?(?:(\d{0,30})\\dot\s*\{?(\d)\}?)?")
 _IN_BRACKETS = re.compile(r"(-?\d*\.\d*)\((\d{1,30})\)")
 _PERIOD = re.compile(r"(\d*?)(\d+?)\2+")
-_EMPTY_TEXT = re.compile(r"\\text\s*\{[\s.,;:]*\}$")
 _END_OF_TEXT = re.compile(r"(?<=[^\s.,;:!?{}])[\s.,;:]+\}$|(?<=[a-zA-Z]{3})[!?]+[\s.]*\}$")
 
 
@@ -27,7 +27,7 @@ def unwrapped(text: str) -> str:
         if len(text) > 2 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
             text = text[1:-1].strip()
         core = text.strip().removesuffix(".").rstrip()
-        if not core.startswith(_MARKS) or (match := _WRAPPED.fullmatch(core)) is None:
+        if not core.startswith(MARKS) or (match := _WRAPPED.fullmatch(core)) is None:
             return text
         text = match[2] or match[3] or match[5]
     return text
@@ -80,6 +80,8 @@ def with_matrix_environments(text: str) -> str:
 
 def with_periods(text: str) -> str:
     r"""`0.166\ldots`, `0.1\dot{6}` and `0.1(6)` as `0.1\overline{6}`."""
+    if "\\" not in text and "(" not in text and "..." not in text:
+        return text
     text = _DOTTED.sub(lambda m: rf"{m[1]}\overline{{{m[2]}{m[3] or ''}{m[4] or ''}}}", text)
     if match := _IN_BRACKETS.fullmatch(text):
         return rf"{match[1]}\overline{{{match[2]}}}"
@@ -94,4 +96,4 @@ def _with_period(match: re.Match[str]) -> str:
 
 def without_marks_in_text(text: str) -> str:
     r"""`\text{ellipse.}` and `5\text{.}` without the full stop."""
-    return _END_OF_TEXT.sub("}", _EMPTY_TEXT.sub("", text).rstrip())
+    return _END_OF_TEXT.sub("}", text) if r"\text" in text else text

@@ -6,7 +6,7 @@ left to do as well: `2^{100}-1` for `4^{50}-1`.
 
 from __future__ import annotations
 
-from trl_ext.rewards.expression import Expression, Variable, variables
+from trl_ext.rewards.expression import Expression, Number, Variable, variables
 from trl_ext.rewards.strict.answers import (
     Answer,
     Named,
@@ -17,7 +17,7 @@ from trl_ext.rewards.strict.answers import (
     Union,
     is_expression,
 )
-from trl_ext.rewards.strict.forms import EXPAND, factor_count, has_function, work_left
+from trl_ext.rewards.strict.forms import EXPAND, contains, factor_count, has_function, work_left
 
 NOT_WORKED_OUT, NOT_EXPANDED, NOT_FACTORED = "not worked out", "not multiplied out", "not factored"
 _ORDER = ("", NOT_EXPANDED, NOT_FACTORED, NOT_WORKED_OUT)
@@ -25,6 +25,8 @@ _ORDER = ("", NOT_EXPANDED, NOT_FACTORED, NOT_WORKED_OUT)
 
 def left_to_do(answer: Answer, reference: Answer) -> str:
     """Why an answer that equals the reference is not worked out as far; the empty text if it is."""
+    if answer == reference:
+        return ""
     if isinstance(answer, Named) and not answer.is_solved and not _is_unsolved(reference):
         return NOT_WORKED_OUT
     if isinstance(answer, Relation) and isinstance(reference, Relation):
@@ -56,17 +58,25 @@ def _items(answer: Answer) -> list[Answer]:
 
 
 def _in_expression(answer: Expression, reference: Expression) -> str:
-    if not variables(answer) <= variables(reference):
+    if isinstance(answer, Number):
+        return ""
+    names = variables(reference)
+    if not variables(answer) <= names:
         return NOT_WORKED_OUT
-    left = work_left(answer)
+    left = _left(answer)
     if left:
-        left -= work_left(reference) | ({"function"} if has_function(reference) else set())
+        left -= _left(reference)
+        left -= {"function"} if has_function(reference) else set()
     if left - {EXPAND}:
         return NOT_WORKED_OUT
     if left:
         return NOT_EXPANDED
-    wanted = factor_count(reference) if variables(reference) else 0
+    wanted = factor_count(reference) if names else 0
     return NOT_FACTORED if wanted > 1 and factor_count(answer) < wanted else ""
+
+
+def _left(node: Expression) -> set[str]:
+    return {*work_left(node), *(["quotient"] if contains(node, "quotient") else [])}
 
 
 def _in_relation(answer: Relation, reference: Relation) -> str:

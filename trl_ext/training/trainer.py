@@ -148,7 +148,7 @@ class ReliableTrainer(Trainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         policy: Any = self.model if model is None else model
         below = any(Path(resume_from_checkpoint).glob("*/adapter_model.safetensors"))
-        if below and is_peft_model(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
+        if below and is_peft_model(policy) and (Path(resume_from_checkpoint) / ADAPTER).is_file():
             policy.load_adapter(resume_from_checkpoint, policy.active_adapters[0], is_trainable=True)
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Any:
@@ -216,13 +216,6 @@ class ReliableTrainer(Trainer):
         if checkpoint is not None:
             load_reference(self, Path(checkpoint))
             self.load_resume_state(state_of_rank(Path(checkpoint), self.accelerator.process_index))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Load the adapter next to its reference too: of several adapters `Trainer` loads those in subfolders only."""
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        policy: Any = self.model if model is None else model
-        if is_peft_model(policy) and len(policy.peft_config) > 1 and (Path(resume_from_checkpoint) / ADAPTER).is_file():
-            policy.load_adapter(resume_from_checkpoint, policy.active_adapters[0], is_trainable=True)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """As TRL's; the sum over a step tells whether the loss itself is finite where its gradient is not."""

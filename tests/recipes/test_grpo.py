@@ -332,6 +332,7 @@ def test_a_fork_may_train_on_rows_of_its_own(tmp_path: Path) -> None:
     shape.vocab_size = len(tiny_tokenizer())
     for part in (shape, tiny_tokenizer()):
         part.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").touch()
     path, asked = tmp_path / "mine.yaml", []
     run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "model"), "seed": 7}
     path.write_text(yaml.safe_dump({**TINY_RUN, **run}))
@@ -369,6 +370,7 @@ def test_base_policy_build_time_is_that_of_the_first_start(tmp_path: Path, monke
     shape.vocab_size = len(tiny_tokenizer())
     for part in (shape, tiny_tokenizer()):
         part.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").touch()
     rows = [{"problem": f"a {n}", "answer": "1"} for n in range(5)]
     write_splits(tmp_path, rows[:4], rows[4:])
     (tmp_path / "bare.prompt").write_text("{question}")

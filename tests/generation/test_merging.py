@@ -156,7 +156,7 @@ def test_a_merge_that_fails_or_does_not_fit_is_refused(tmp_path: Path, monkeypat
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
-def test_a_merged_model_is_made_once_and_again_when_a_part_changes(
+def test_a_merged_model_is_made_once_and_again_after_a_change(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base, folder = save_base(tmp_path / "base"), tmp_path / "lora"
@@ -215,7 +215,7 @@ def test_an_adapter_of_a_larger_vocabulary_brings_its_embedding(tmp_path: Path) 
     torch.testing.assert_close(scores(AutoModelForCausalLM.from_pretrained(merged_folder(source))), scores(model))
 
 
-def test_an_adapter_that_transformers_loaded_is_decoded_as_peft_has_it(tmp_path: Path) -> None:
+def test_an_adapter_of_transformers_is_decoded_as_pefts(tmp_path: Path) -> None:
     base, folder = save_base(tmp_path / "base"), tmp_path / "lora"
     wrapped = save_adapter(folder, base, lora())
     injected = AutoModelForCausalLM.from_pretrained(folder).eval()

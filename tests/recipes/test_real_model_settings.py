@@ -139,6 +139,7 @@ def left_out(run: Run, prompts: dict[str, list[str]], tokenizer: Path) -> dict[s
     sources = {role: Source(task.dataset, role, len(of), len(of), "stored") for role, of in prompts.items()}
     if run.recipe in RECIPES:
         Qwen2Config(vocab_size=151936, max_position_embeddings=context).save_pretrained(tokenizer)
+        (tokenizer / "model.safetensors").touch()
         kept = vars(rows_in_context(Data(**rows, sources=sources), task, str(tokenizer), model, config))
     else:
         room = Room(config.vllm_max_model_length, "vllm_max_model_length", config.max_tokens, "max_tokens")

@@ -16,7 +16,7 @@ from trl_ext.errors import InputError
 from trl_ext.generation.model_source import ModelSource, locate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, TrainingArguments
 
 _GENERATION = "generation_config.json"
 _EMBEDDING = re.compile(r"\.(embed_tokens|wte|embed_in|word_embeddings)\.(base_layer\.|original_module\.)?weight$")
@@ -37,20 +37,20 @@ def load_model(source: ModelSource, dtype: str | None = None) -> Any:
     return put_on_base(source, load_base(source, dtype=wanted))
 
 
-def load_tokenizer(source: ModelSource, processor: type = AutoTokenizer, **kwargs: Any) -> Any:
+def load_tokenizer(source: ModelSource, processor: type = AutoTokenizer, **kwargs: object) -> Any:
     """The tokenizer, or the processor, that an adapter was trained with, or the whole model's."""
     revision = source.known if source.tokenizer == source.base else {}
     return processor.from_pretrained(source.tokenizer, **revision, **kwargs)  # type: ignore[attr-defined]
 
 
-def load_base(source: ModelSource, **kwargs: Any) -> PreTrainedModel:
+def load_base(source: ModelSource, **kwargs: object) -> PreTrainedModel:
     """The base of an adapter as TRL has loaded it when the adapter was trained."""
     from trl.trainer.utils import create_model_from_path
 
     return create_model_from_path(source.base, **{"device_map": None, **source.known, **kwargs})
 
 
-def put_on_base(source: ModelSource, base: PreTrainedModel, **options: Any) -> PeftModel:
+def put_on_base(source: ModelSource, base: PreTrainedModel, **options: bool) -> PeftModel:
     """The adapter on its base, whose embedding gets as many rows as the adapter's, and its generation config.
 
     Args:
@@ -97,7 +97,7 @@ def check_trainable(source: ModelSource) -> None:
         )
 
 
-def with_adapter_loaded(given: dict[str, Any], config: Any) -> contextlib.AbstractContextManager[None]:
+def with_adapter_loaded(given: dict[str, Any], config: TrainingArguments) -> contextlib.AbstractContextManager[None]:
     """Put what TRL takes in the place of an adapter's folder among a trainer's arguments.
 
     The adapter is trained further; with a `peft_config` it is merged, and a new adapter is trained on top.
@@ -126,7 +126,7 @@ def with_adapter_loaded(given: dict[str, Any], config: Any) -> contextlib.Abstra
 
 
 def _loaded_for_training(
-    source: ModelSource, given: dict[str, Any], config: Any, kwargs: dict[str, Any]
+    source: ModelSource, given: dict[str, Any], config: TrainingArguments, kwargs: dict[str, Any]
 ) -> contextlib.AbstractContextManager[None]:
     """As TRL loads a whole model, and then the adapter on it."""
     if (quantization := given.pop("quantization_config", None)) is not None:
@@ -147,7 +147,7 @@ def _loaded_for_training(
 
 
 @contextlib.contextmanager
-def _without_init_kwargs(config: Any) -> Iterator[None]:
+def _without_init_kwargs(config: TrainingArguments) -> Iterator[None]:
     kwargs, config.model_init_kwargs = config.model_init_kwargs, None
     try:
         yield

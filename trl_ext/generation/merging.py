@@ -13,7 +13,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from filelock import FileLock
@@ -26,6 +26,9 @@ from trl_ext.errors import InputError
 from trl_ext.generation.adapter_models import load_base, load_tokenizer, put_on_base
 from trl_ext.generation.model_source import CONFIG, ModelSource, locate
 from trl_ext.io import print_line, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _ORIGIN = "merged_from.json"  # the last file of a merged model, so that a folder with it is complete
 # What changes with the position, or is chosen for each token, is in no weight of a whole model.
@@ -127,14 +130,14 @@ def _not_sharded() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _logits(model: Any) -> torch.Tensor:
+def _logits(model: PreTrainedModel) -> torch.Tensor:
     """Scores of the next tokens in a short text of any tokens."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     found: torch.Tensor = model(input_ids=torch.arange(16)[None] * 7919 % vocabulary).logits
     return found.float()
 
 
-def _tie_if_equal(model: Any) -> None:
+def _tie_if_equal(model: PreTrainedModel) -> None:
     """One tensor for embedding and output head where they are equal, and a configuration that says so."""
     head = model.get_output_embeddings()
     if head is not None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from trl_ext.compat.given import given as chosen
 from trl_ext.errors import InputError
 from trl_ext.io import read_yaml
 from trl_ext.runs.recipes import recipe_of
@@ -198,7 +197,7 @@ def shape_of(
         group=group,
         step=step,
         epochs=epochs,
-        loss=chosen(config, (name for name in OF_LOSS if hasattr(config, name)), off=False),
+        loss={name: getattr(config, name) for name in OF_LOSS if getattr(config, name, None) is not None},
         settings=dict(given),
         **_of_weights(model, config, network),
         **_of_micro_batches(config, max(1, step // gpus), network),

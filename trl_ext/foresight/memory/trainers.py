@@ -81,6 +81,8 @@ def fake_trainer(shape: RunShape, folder: str) -> FakeGRPO | FakeSFT:
 
 
 def _grpo(shape: RunShape, common: dict[str, Any]) -> FakeGRPO:
+    if not shape.beta:
+        common.pop("kl_estimator", None)  # which a configuration without a penalty refuses
     config = ExtGRPOConfig(
         **common,
         num_generations=shape.group,

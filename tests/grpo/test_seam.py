@@ -52,6 +52,7 @@ OVERRIDDEN_IN_BOTH = {
     "_run_epoch": "model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, "
     "ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch",
     "_load_rng_state": "checkpoint",
+    "compute_loss": "model, inputs, return_outputs=False, num_items_in_batch=None",
     "_get_grad_norm": "model, grad_norm=None",
     "_save_checkpoint": "model, trial",
     "_get_output_dir": "trial",

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from transformers.generation import GenerationMixin, GenerationMode
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from trl_ext.compat.floats import widest_float
 from trl_ext.compat.layers import CACHE
 from trl_ext.generation.adapters import adapter_of_places
+from trl_ext.generation.floats import widest_float
 from trl_ext.generation.kv_sharing import Sequences, unsupported_reason
 from trl_ext.generation.progress import advance
 from trl_ext.generation.sampling import is_neutral

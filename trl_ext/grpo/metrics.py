@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trl_ext.algorithms.types import StepTokens, StepTotals
-from trl_ext.compat.floats import widest_float
+from trl_ext.generation.floats import widest_float
 from trl_ext.grpo.batching import Batch, loss_mask
 from trl_ext.grpo.step_planner import steps_lie_in_one_rollout
 

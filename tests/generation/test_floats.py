@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.tiny import fraction_of_ones, make_trainer, tiny_model, tiny_sft
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.compat.floats import widest_float
 from trl_ext.generation.decoding import own_loop_unsupported
+from trl_ext.generation.floats import widest_float
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 
 GRPO: dict[str, Any] = {"preset": "grpo_clip", "max_steps": 2, "rollout_selection": "mixed_groups"}

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from trl_ext.algorithms.advantages import ADVANTAGES, for_training
 from trl_ext.algorithms.selection import SELECTIONS
-from trl_ext.compat.floats import widest_float
-from trl_ext.generation.tokens import completion_texts, special_ids_with_text
 from trl_ext.generation.floats import widest_float
+from trl_ext.generation.tokens import completion_texts, special_ids_with_text
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.training.state import to_plain
 

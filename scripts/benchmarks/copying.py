@@ -125,8 +125,8 @@ def main() -> None:
     if args.train:
         print("begins with 30 % copied, 10 % right and 60 % wrong answers; after 60 steps:")
         for worked_out in (True, False):
-            shares = ", ".join(f"{100 * share:.0f} % {kind}" for kind, share in trained_shares(worked_out).items())
-            print(f"worked_out={worked_out}: {shares}")
+            after = trained_shares(worked_out).items()
+            print(f"worked_out={worked_out}: " + ", ".join(f"{100 * share:.0f} % {kind}" for kind, share in after))
         return
     rows = rows_of(args.rows) if args.rows else mini_math(args.problems)
     table, paid = [], dict[int, tuple[str, str]]()

@@ -97,10 +97,9 @@ class Comparison:
 
     def options(self) -> dict[str, object]:
         """Keyword arguments of the function, without those at their defaults."""
-        given = {"tolerance": self.tolerance, "math_verify": self.math_verify}
-        return {name: value for name, value in given.items() if value} | (
-            {} if self.worked_out else {"worked_out": False}
-        )
+        given: dict[str, object] = {"tolerance": self.tolerance, "math_verify": self.math_verify}
+        given = {name: value for name, value in given.items() if value}
+        return given if self.worked_out else {**given, "worked_out": False}
 
 
 STRICT = Comparison("trl_ext.rewards.strict:compare")

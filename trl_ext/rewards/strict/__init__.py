@@ -17,6 +17,13 @@ Rules where mathematics leaves a choice:
 * Several answers are correct only where the reference has as many: `9 or 8` is not `9`.
 * `12 345` is a number. Decimals are exact: `0.333` is not `1/3`. Mixed numbers are sums: `3\frac{1}{2}` is `7/2`.
 * A numeral with a base needs the same digits and the base.
+* An answer is worked out as far as the reference answer is: `17+25`, `\frac{84}{2}` and `\sqrt{1764}` are not 42,
+  `2x+4=10` is not `x=3`, `3(x+4)` not `3x+12`, `x^2+x` not `x(x+1)`. What the reference has left to do may be left.
+  Powers, factorials and binomials of numbers count as worked out from a million on, and powers of ten: `2^{64}`,
+  `20!`, `10^6`, and not `2^{10}` for 1024 or `\binom{10}{3}` for 120. Fractions that are not whole need not be reduced,
+  nor radicals simplified; with `worked_out=False` equality is enough.
+* Numbers too large to write out are compared by their residues: `1/2004!`. A value for all integers may have another
+  parameter where one side says that it is one: `n\pi, n\in\mathbb{Z}` is `k\pi`.
 """
 
 from trl_ext.rewards.strict.compare import compare, is_readable

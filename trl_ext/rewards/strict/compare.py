@@ -41,10 +41,14 @@ def compare(answer: str, reference: str, tolerance: float = 0.0, worked_out: boo
     if not answers or not references:
         return Result(False, "cannot read the answer" if references else "cannot read the reference answer")
     for reason, are_same in (("same value", equal), ("within the tolerance", partial(_is_near, tolerance=tolerance))):
-        if reason == "same value" or tolerance:
-            left = [left_to_do(a, t) if worked_out else "" for a, t in product(answers, references) if are_same(a, t)]
-            if left:
-                return Result(not (why := least(left)), why or reason)
+        left = list[str]()
+        for a, t in product(answers, references) if reason == "same value" or tolerance else ():
+            if are_same(a, t):
+                left.append(left_to_do(a, t) if worked_out else "")
+                if not left[-1]:
+                    return Result(True, reason)
+        if left:
+            return Result(False, least(left))
     return Result(False, _difference(answers[0], references[0]))
 
 

@@ -72,7 +72,7 @@ def factor_count(node: Expression) -> int:
         if isinstance(factor, Number):
             counted += factor.value != 1
         elif exponent.denominator == 1 and exponent > 0:
-            counted += int(min(exponent, 1000))
+            counted += min(exponent.numerator, 1000)
             sums += _is_sum(base) and bool(variables(base))
     return counted if sums and not below else 0
 

@@ -128,7 +128,7 @@ def _money(money: re.Match[str]) -> list[Answer]:
 
 
 def _is_of_angle(value: str) -> bool:
-    r"""Whether a unit is that of an angle within the value: `\sin 20^\circ` is no number of degrees; or none is given."""
+    r"""Whether a unit is that of an angle within the value: `\sin 20^\circ` is no number of degrees; or of nothing."""
     return not value or _TRIGONOMETRIC.search(value) is not None
 
 

@@ -70,7 +70,8 @@ def _labeled(words: str, read: Callable[[str], Sequence[Answer]]) -> list[Answer
     if not all(values):
         return []
     named = [Named(name, value[0]) for name, value in zip(names, values, strict=True)]
-    return [Ordered(",", tuple(named)), Ordered("=", tuple(sorted(named, key=lambda one: one.name)))]
+    in_order: list[Answer] = [one for _, one in sorted(zip(names, named, strict=True), key=lambda pair: pair[0])]
+    return [Ordered(",", tuple(named)), Ordered("=", tuple(in_order))]
 
 
 def _ratio(words: str) -> list[Answer]:

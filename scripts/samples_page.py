@@ -45,7 +45,7 @@ def at_fault(rows: Sequence[Row]) -> list[str | None]:
     """
     tried = [(n, answer) for n, row in enumerate(rows) if not is_correct(row) for answer in readings(row)]
     responses = [f"</think> <answer> {answer} </answer>" for _, answer in tried]
-    grades = strict(responses, [rows[n]["answer"] for n, _ in tried], answer_format="r1_zero")
+    grades = strict(responses, [rows[n]["answer"] for n, _ in tried], answer_format="r1_zero", worked_out=False)
     read = {n for (n, _), grade in zip(tried, grades, strict=True) if grade.correct}
 
     def lost_by(n: int, row: Row) -> str | None:

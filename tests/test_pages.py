@@ -70,7 +70,8 @@ def test_such_flags_are_found() -> None:
 def test_every_flag_in_the_prose_of_a_page_is_one(page: str) -> None:
     prose = re.sub(r"```.*?```", "", PAGES[page].read_text(encoding="utf-8"), flags=re.DOTALL)
     fields = {field.name for tables in docs_pages.RECIPES.values() for t in tables for field in dataclasses.fields(t)}
-    others = {"config", "help", "show", "category", "resume", "config_file"}  # of argparse, evaluate.py and launchers
+    # of argparse, evaluate.py, launchers and vLLM's server
+    others = {"config", "help", "show", "category", "resume", "config_file", "generation", "override"}
     assert set(re.findall(r"`[^`\n]*--(\w+)[^`\n]*`", prose)) <= fields | others
 
 
@@ -170,6 +171,7 @@ def test_the_evaluation_block_runs_as_it_is_copied(tmp_path: Path, policy_cache:
 
 def test_every_member_of_an_axis_is_on_the_page_of_algorithms() -> None:
     told = read_yaml(algorithms_page.SOURCE)
+    assert told.pop("preset").keys() == PRESETS.keys()
     assert told.keys() == algorithms_page.AXES.keys() == set(grpo_config.AXES)
     assert {axis: set(of) for axis, of in told.items()} == {
         axis: set(of) for axis, (_, of) in algorithms_page.AXES.items()

@@ -20,6 +20,8 @@ from trl_ext.recipes.grpo import GRPOTask
 class Tokens:
     """A tokenizer of letters."""
 
+    bos_token_id = eos_token_id = None
+
     def __call__(self, text: list[str], **_: Any) -> dict[str, Any]:
         return {"input_ids": [list(one) for one in text]}
 
@@ -31,7 +33,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 1000))
     monkeypatch.setattr(before_run, "AutoConfig", SimpleNamespace(from_pretrained=lambda *_, **__: NETWORK))
-    monkeypatch.setattr(before_run, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda *_, **__: Tokens()))
+    monkeypatch.setattr(before_run, "load_tokenizer", lambda *_, **__: Tokens())
     monkeypatch.setattr(before_run, "shape_of", lambda *given: given)
     return asked
 

@@ -292,6 +292,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "compat/trl_scoring.py",
         "foresight/costs/counting.py",
         "foresight/shape.py",
+        "generation/adapter_models.py",
         "generation/server.py",
         "generation/vllm.py",
         "grpo/config.py",

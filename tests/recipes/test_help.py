@@ -104,15 +104,15 @@ def test_every_own_setting_is_in_one_group_with_a_sentence() -> None:
 
 def test_settings_with_one_text_share_it() -> None:
     def shown(name: str, default: str, text: str) -> Setting:
-        return Setting(name, default, text, "Model", True)
+        return Setting(name, default, text, "Model, problems and prompts", True)
 
     settings = [shown("model_name_or_path", "m", "Same text."), shown("use_peft", "x" * 68, "Same text. More.")]
     assert short_help(settings).splitlines() == [
-        "Model:", f"  --model_name_or_path [m], --use_peft [{'x' * 68}] Same text.",
+        "Model, problems and prompts:", f"  --model_name_or_path [m], --use_peft [{'x' * 68}] Same text.",
     ]  # fmt: skip
     settings[1] = shown("use_peft", "x" * 69, "Same text. More.")  # without room for it next to the flags
     assert short_help(settings).splitlines() == [
-        "Model:", f"  --model_name_or_path [m], --use_peft [{'x' * 69}]", " " * 36 + "Same text.",
+        "Model, problems and prompts:", f"  --model_name_or_path [m], --use_peft [{'x' * 69}]", " " * 36 + "Same text.",
     ]  # fmt: skip
     assert help_on("peft", settings).splitlines()[1] == "    Same text. More."
 

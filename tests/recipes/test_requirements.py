@@ -138,6 +138,7 @@ def folder(tmp_path: Path) -> Path:
     shape.vocab_size = len(tiny_tokenizer())
     for part in (shape, tiny_tokenizer()):
         part.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").touch()
     (tmp_path / "bare.prompt").write_text("{question}")
     for split, longest in (("train", 20), ("validation", 58)):
         rows = [{"problem": "a " * n, "answer": "1"} for n in (*range(1, 16), longest)]

@@ -295,7 +295,8 @@ def test_on_the_embedded_default_expert_iteration_learns(
 
 
 def test_missing_trace_file_is_refused_before_anything_loads(tmp_path: Path) -> None:
-    (tmp_path / "config.json").touch()  # a model, by its folder
+    for name in ("config.json", "model.safetensors"):  # a model, by its folder
+        (tmp_path / name).touch()
     with pytest.raises(InputError, match=r"no file '.*none.jsonl'"):
         run_here(SFT_SETTINGS, {"traces": str(tmp_path / "none.jsonl"), **SMALL_RUN}, tmp_path, str(tmp_path))
 

@@ -108,7 +108,7 @@ def test_answers_in_other_forms_are_told_from_unfinished_ones() -> None:
     assert not wrong
 
 
-def test_unfinished_answers_are_equal_where_that_is_all_that_is_asked() -> None:
+def test_unfinished_answers_are_equal_by_value_alone() -> None:
     """A row without `equal` is right or wrong whatever is left to do in it."""
     for row in LABELS + FORMS:
         verdict = compare(row["answer"], row["truth"], worked_out=False)

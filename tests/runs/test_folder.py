@@ -295,6 +295,7 @@ def test_what_may_change_when_a_run_is_resumed() -> None:
     free = {name for name in names if not differences({name: "a"}, {name: "b"}, KNOWN)}
     ours = free - {f.name for f in dataclasses.fields(GRPOConfig)}
     assert ours == {
+        "answer_column", "answer_source", "problem_column",  # the rows that they give are compared
         "collapse_threshold", "final_validation_problems", "foresee", "hub_merge_adapter", "log_generations_every",
         "max_nonfinite_steps", "restore_best", "resume", "resume_changed", "reward_timeout",
         "stop_after_zero_variance_steps", "target_accuracy", "time_budget", "validate_every", "validation_batch_size",

@@ -77,8 +77,8 @@ class DatasetSettings(RecordsGiven):
     )
     worked_out: bool | None = HfArg(
         default=None,
-        help="The strict grader wants an answer worked out as far as the reference answer is: 42, and not 17+25. The "
-        "default is true, and false for --responses that someone else drew.",
+        help="The strict grader refuses what is equal and not worked out: 17+25 for 42. Its measure is how far the "
+        "reference answer is worked out. The default is true, and false for --responses that someone else drew.",
     )
     too_long: str = HfArg(
         default="refuse",

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
-from unittest.mock import patch
 
 from accelerate import PartialState
 
@@ -79,22 +77,6 @@ def advance(tokens: int, finished: int = 0) -> None:
     """Count a step of whatever is being reported; nothing outside of `reporting`."""
     if (current := _CURRENT.get()) is not None:
         current.advance(tokens, finished)
-
-
-@contextlib.contextmanager
-def counting_steps(llm: Any) -> Iterator[None]:
-    """Report on the steps of a vLLM engine in the block, each of which decodes one token of every running sequence."""
-    engine = llm.llm_engine
-    step, most = engine.step, engine.vllm_config.scheduler_config.max_num_seqs
-
-    def counted() -> Any:
-        before = engine.get_num_unfinished_requests()
-        outputs = step()
-        advance(min(before, most), before - engine.get_num_unfinished_requests())
-        return outputs
-
-    with patch.object(engine, "step", counted):
-        yield
 
 
 def _duration(seconds: float) -> str:

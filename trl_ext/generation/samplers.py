@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from accelerate import PartialState
 
+from trl_ext.compat.vllm_steps import steps_counted
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
 from trl_ext.generation.hf import TokenLogProbs, eos_ids_of, hf_generate, is_finished
 from trl_ext.generation.model_source import locate
 from trl_ext.generation.policy import VLLM_SEES_SPECIAL_TOKENS
-from trl_ext.generation.progress import counting_steps
+from trl_ext.generation.progress import advance
 from trl_ext.generation.sampling import sampling_config, shown
 from trl_ext.generation.tokens import completion_texts, prompt_ids
 from trl_ext.generation.vllm_start import device_settings, starting_vllm
@@ -117,7 +118,7 @@ class VLLMSampler:
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
         """One completion per prompt, all of them in one batch."""
         params = [vllm_params(self.sampling, derive_seed(self.sampling.seed, number)) for number in numbers]
-        with counting_steps(self.llm):
+        with steps_counted(self.llm, advance):
             return vllm_sample(self.llm, prompts, params)
 
 

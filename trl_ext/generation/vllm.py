@@ -22,8 +22,9 @@ from torch import Tensor
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
 from trl_ext.compat.trl_engine import backend_made_by, engine_started_with, requests_with
+from trl_ext.compat.vllm_steps import steps_counted
 from trl_ext.errors import ServerError
-from trl_ext.generation.progress import counting_steps
+from trl_ext.generation.progress import advance
 from trl_ext.generation.request_seeds import Place, RequestSeeds
 from trl_ext.generation.sampling import OF_SERVERS
 from trl_ext.generation.server import Servers, urls_of
@@ -108,7 +109,7 @@ class ColocatedEngine(VLLMGeneration):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As TRL's, which makes one `SamplingParams` for all prompts."""
-        with requests_with(self.llm, self.seeds.applied), counting_steps(self.llm):
+        with requests_with(self.llm, self.seeds.applied), steps_counted(self.llm, advance):
             return super().generate(*args, **kwargs)
 
     def parameters(self) -> dict[str, Any]:

@@ -6,12 +6,11 @@ Where transformers has a check of its own, which comes after the model is loaded
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 from accelerate.utils import DynamoBackend
 from torch import nn
-from transformers import GenerationConfig, Trainer, get_scheduler
+from transformers import GenerationConfig, Trainer, TrainingArguments, get_scheduler
 from transformers.utils import is_liger_kernel_available
 
 from trl_ext.registry import unknown
@@ -19,7 +18,7 @@ from trl_ext.registry import unknown
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
-def check_requirements(config: Any) -> None:
+def check_requirements(config: TrainingArguments) -> None:
     """Refuse a trainer's settings that could only fail after the model is loaded, by a `ValueError`."""
     _refuse_trainers_evaluation(config)
     _refuse_optimizer(config)
@@ -35,7 +34,7 @@ def check_requirements(config: Any) -> None:
         _refuse_engine(config)
 
 
-def _refuse_trainers_evaluation(config: Any) -> None:
+def _refuse_trainers_evaluation(config: TrainingArguments) -> None:
     strategy, saving = (str(getattr(value, "value", value)) for value in (config.eval_strategy, config.save_strategy))
     asked = {f"eval_strategy: {strategy}": strategy != "no"}
     asked |= {f"{name}: true": bool(getattr(config, name)) for name in ("eval_on_start", "load_best_model_at_end")}
@@ -51,7 +50,7 @@ def _refuse_trainers_evaluation(config: Any) -> None:
         )
 
 
-def _refuse_optimizer(config: Any) -> None:
+def _refuse_optimizer(config: TrainingArguments) -> None:
     """By transformers' own function, which imports an optimizer's package."""
     name = str(getattr(config.optim, "value", config.optim))
     try:
@@ -64,7 +63,7 @@ def _refuse_optimizer(config: Any) -> None:
         raise ValueError(f"optim {name}: {_one_line(error)}; or take another, such as adamw_torch") from error
 
 
-def _refuse_schedule(config: Any) -> None:
+def _refuse_schedule(config: TrainingArguments) -> None:
     """Make one for a parameter of no use: most schedules want or have no options, and say so when they are made."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     name = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
@@ -75,7 +74,7 @@ def _refuse_schedule(config: Any) -> None:
         raise ValueError(f"lr_scheduler_type {name} with lr_scheduler_kwargs {options}: {_one_line(error)}") from error
 
 
-def _refuse_kernels(config: Any) -> None:
+def _refuse_kernels(config: TrainingArguments) -> None:
     if config.use_liger_kernel and not (torch.accelerator.is_available() and is_liger_kernel_available()):
         raise ValueError("use_liger_kernel needs a GPU and liger-kernel (pip install liger-kernel); or leave it out")
     for name in ("activation_offloading", "use_transformers_continuous_batching"):
@@ -83,7 +82,7 @@ def _refuse_kernels(config: Any) -> None:
             raise ValueError(f"{name} needs a GPU; leave it out")
 
 
-def _refuse_compilation(config: Any) -> None:
+def _refuse_compilation(config: TrainingArguments) -> None:
     if not config.torch_compile:
         return
     backends = [backend.value.lower() for backend in DynamoBackend if backend.value != "NO"]
@@ -93,7 +92,7 @@ def _refuse_compilation(config: Any) -> None:
         raise unknown("torch_compile_mode", str(config.torch_compile_mode), _COMPILE_MODES)
 
 
-def _refuse_engine(config: Any) -> None:
+def _refuse_engine(config: TrainingArguments) -> None:
     quantization = config.vllm_quantization
     if quantization is not None and not quantization.startswith("simulated") and not torch.accelerator.is_available():
         raise ValueError(

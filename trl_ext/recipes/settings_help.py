@@ -20,11 +20,11 @@ from trl_ext.registry import defaults_of
 
 _WIDTH, _NAMES = 120, 36  # characters of a line, and of the column with the names
 GROUPS = {
-    "Problems and prompts": "dataset dataset_config dataset_options train_split validation_split split problem_column "
+    "Model, problems and prompts": "model_name_or_path base_policy_seed dtype use_peft "
+    "dataset dataset_config dataset_options train_split validation_split split problem_column "
     "answer_column answer_source prompt answer_format train_problems problems sample_seed too_long",
     "Traces": "traces traces_split traces_config trace_prompt trace_response trace_answer num_unique_examples "
     "filter_correct",
-    "Model": "model_name_or_path base_policy_seed dtype use_peft",
     "Algorithm": "preset advantage policy_loss aggregation kl_estimator advantage_options policy_loss_options "
     "aggregation_options kl_estimator_options sampler_weight sampler_rejection rollout_selection_options "
     "sampler_weight_options sampler_rejection_options vllm_importance_sampling_mode beta cliprange "

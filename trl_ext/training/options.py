@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 
 def check_at_least_1(settings: object, *names: str) -> None:
@@ -27,7 +30,7 @@ def stop_strings(given: str | Sequence[str] | None) -> list[str]:
     return listed if all(listed) else []
 
 
-def check_sampling(config: Any) -> None:
+def check_sampling(config: TrainingArguments) -> None:
     """Refuse what a rollout of GRPO cannot be drawn with; an engine would, once it is loaded, in its own words."""
     if config.temperature <= 0:
         raise ValueError(
@@ -44,7 +47,7 @@ def check_sampling(config: Any) -> None:
         raise ValueError(f"repetition_penalty must be above 0 (1: off), got {config.repetition_penalty}")
 
 
-def check_files(config: Any) -> None:
+def check_files(config: TrainingArguments) -> None:
     """Refuse a setting that names a JSON file which is not there."""
     for name in ("deepspeed", "fsdp_config", "accelerator_config"):
         value = getattr(config, name)
@@ -52,7 +55,7 @@ def check_files(config: Any) -> None:
             raise ValueError(f"{name} {value}: there is no such file")
 
 
-def check_evaluation(config: Any) -> None:
+def check_evaluation(config: TrainingArguments) -> None:
     """Refuse what decides by evaluations of transformers' Trainer where there are none."""
     if str(getattr(config.eval_strategy, "value", config.eval_strategy)) != "no":
         return

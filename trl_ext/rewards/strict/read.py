@@ -27,8 +27,8 @@ _UNIT_IN_WORDS = re.compile(r"(?P<value>.*?[\d})\]])(?P<space>\s*)(?P<unit>[A-Za
 _UNIT_SPELLINGS = {"{": "", "}": "", r"\dollar": "dollar", "%": "percent", "per cent": "percent"}
 _PERCENT = re.compile(r"(?P<value>[^%]+?)\s*%")
 _MONEY = re.compile(
-    r"(?P<sign>-?)\s*(?:\\currency(?P<name>[a-z]+)\s*(?P<value>[^\\]+|[^\\]*\\(?!currency).*)"
-    r"|(?P<before>.+?)\s*\\currency(?P<after>[a-z]+))"
+    r"(?P<sign>-?)\s*+(?:\\currency(?P<name>[a-z]+)\s*+(?P<value>[^\\]++|[^\\]*+\\(?!currency).*)"
+    r"|(?P<before>.*?\S)\s*+\\currency(?P<after>[a-z]+))"
 )
 _TRIGONOMETRIC = re.compile(r"(?<![a-z])(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DOLLARS = re.compile(r"(?P<sign>-?)\s*\\dollar\s*(?P<value>.+)")

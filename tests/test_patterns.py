@@ -16,7 +16,7 @@ from trl_ext.rewards.strict.compare import MAX_LENGTH
 
 PACKAGE = Path(trl_ext.__file__).parent
 METHODS = ("search", "match", "fullmatch", "sub", "subn", "findall", "finditer", "split")
-LENGTH = 5_000  # of a text; a quadratic pattern takes some 0.3 s for it, a linear one below 1 ms
+LENGTH = 3_000  # of a text; a quadratic pattern takes some 0.1 s for it, a linear one below 1 ms
 SECONDS = 0.06
 # What reads texts of a bounded length only; `clean` and `compare`, which see to that, read any.
 BOUNDED = {f"trl_ext.rewards.strict.{name}:": MAX_LENGTH for name in ("grammar", "read", "sets", "solutions", "units")}

@@ -24,7 +24,7 @@ LIBRARIES = ("vllm", "transformers", "peft", "accelerate", "trl")
 # Modules whose names transformers collects when it is imported.
 _MODELS = [
     f"transformers.models.{name}"
-    for name in ("auto.configuration_auto", "auto.modeling_auto", "auto.tokenization_auto",
+    for name in ("auto.configuration_auto", "auto.modeling_auto", "auto.tokenization_auto", "auto.processing_auto",
                  "qwen3.configuration_qwen3", "qwen3.modeling_qwen3")
 ]  # fmt: skip
 

@@ -93,7 +93,7 @@ TOKENS = [
     "SG." + "a1" * 10 + "." + "a1" * 10, "123456789:" + "A1" * 17 + "b", "eyJ" + "a1" * 6 + "." + "a1" * 6 + ".x",
 ]  # fmt: skip
 NO_SECRETS = [
-    "PWD=/home/me", "monkey=3", "sig_digits=4", "design=5", "signature=(x)", "keyboard: us", "the key: 5 + 3 = 8",
+    "PWD=/a/folder", "monkey=3", "sig_digits=4", "design=5", "signature=(x)", "keyboard: us", "the key: 5 + 3 = 8",
     "x = 12345678:9", "a sign: -3", "sort_key_of=3", "password", "cookies and cream",
 ]  # fmt: skip
 

@@ -238,7 +238,6 @@ def test_outside_of_a_sandbox_the_probe_finds_nothing(tmp_path: Path) -> None:
         ("proc", "processes"),
         ("network", "network"),
         ("more", "files"),
-        ("root", "files"),
         ("read_only", "files"),
         ("filter", "rights"),
         ("capabilities", "rights"),

@@ -82,15 +82,21 @@ def _enter_new_root(folder: str, has_own_proc: bool) -> None:
             _show(path, folder, shown)
         for path in ("/proc", folder):
             os.makedirs(folder + path, exist_ok=True)
-        source, kind, flags = ("proc", "proc", 0xE) if has_own_proc else ("/proc", None, _BIND)
-        with contextlib.suppress(OSError):  # a container may hide parts of /proc, and then has no new one
-            mount(source, f"{folder}/proc", kind, flags)
+        _mount_proc(f"{folder}/proc", has_own_proc)
         os.chdir(folder)
         _pivot()
     except OSError:
         os.chdir("/")
         _LIBC.umount2(folder.encode(), _DETACH)
         raise
+
+
+def _mount_proc(place: str, has_own: bool) -> None:
+    if has_own:
+        with contextlib.suppress(OSError):  # a container may hide parts of /proc, and then has no new one
+            mount("proc", place, "proc", 0xE)
+            return
+    mount("/proc", place, None, _BIND)
 
 
 def _pivot() -> None:
@@ -148,9 +154,9 @@ def _unreadable(user: int) -> list[str]:
     """What of Python this user cannot read."""
     if user == os.getuid():
         return []
+    needed = sorted(_pythons_folders())  # before, since what that user cannot reach does not exist for it
     os.seteuid(user)
     try:
-        needed = sorted(_pythons_folders())
         modes = {path: os.R_OK | (os.X_OK if os.path.isdir(path) else 0) for path in needed}
         return [path for path in needed if not os.access(path, modes[path], effective_ids=True)]
     finally:

@@ -56,13 +56,14 @@ def _files(folder: str) -> bool:
     options, kinds = {path: given for path, given, _ in seen}, {path: kind for path, _, kind in seen}
     writable = {path for path, given, _ in seen if "ro" not in given}
     needed = [os.path.realpath(path) for path in needed_paths()]
-    needless = [path for path in options if not any(f"{path}/".startswith(f"{place}/") for place in needed)]
+    known = (*needed, "/proc")
+    needless = [path for path in options if not any(f"{path}/".startswith(f"{place}/") for place in known)]
     devices = [os.stat(f"/dev/{name}") for name in os.listdir("/dev")]
     return (
         len(seen) == len(mounts)
         and writable == {folder}
         and "rw" in options[folder]
-        and set(needless) <= {"/", "/proc", folder}
+        and set(needless) <= {"/", folder}
         and kinds["/"] == kinds[folder] == "tmpfs"
         and sorted(os.listdir("/dev")) == sorted(DEVICES)
         and all(stat.S_ISCHR(device.st_mode) and os.major(device.st_rdev) == 1 for device in devices)

@@ -104,9 +104,9 @@ def test_every_setting_of_a_step_has_its_effect(tmp_path: Path, monkeypatch: pyt
     batches: list[int] = []
     sample = ExpertIterationTrainer.sample
 
-    def counted(trainer: Any, prompts: Any, batch_size: int, *rest: Any) -> Any:
+    def counted(trainer: Any, prompts: Any, batch_size: int, *rest: Any, **more: Any) -> Any:
         batches.append(batch_size)
-        return sample(trainer, prompts, batch_size, *rest)
+        return sample(trainer, prompts, batch_size, *rest, **more)
 
     monkeypatch.setattr(ExpertIterationTrainer, "sample", counted)
     one = {"n_ei_steps": 1, "questions_per_step": 4, "group_size": 4}

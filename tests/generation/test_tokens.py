@@ -230,6 +230,7 @@ def test_recipes_measure_the_same_with_every_kind(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(900)  # several engines are started, 10 to 20 s each
 def test_vllm_takes_every_kind(tmp_path: Path) -> None:
     model = save(tmp_path / "model", EVERYTHING)
     vllm = {"use_vllm": "true", "vllm_max_model_length": 128, "vllm_enforce_eager": True}

@@ -218,6 +218,7 @@ def test_an_adapter_is_trained_further_or_gets_a_new_one_on_top(left: Path, tmp_
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(900)  # several engines are started, 10 to 20 s each
 @needs_vllm
 def test_vllm_says_of_an_adapter_what_hf_generate_says(left: Path, tmp_path: Path) -> None:
     engine = {"use_vllm": "true", "vllm_enforce_eager": True, "vllm_max_model_length": 256}

@@ -72,6 +72,7 @@ def test_validations_are_those_of_an_evaluation(policy: Path, run: tuple[Path, A
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(900)  # several engines are started, 10 to 20 s each
 def test_vllm_evaluates_as_the_runs_validations_did(policy: Path, run: tuple[Path, Any], tmp_path: Path) -> None:
     """What arrived with every field, and what was saved."""
     engine = {"use_vllm": "true", "dtype": "float32", "vllm_max_model_length": 128, "vllm_enforce_eager": True}

@@ -77,7 +77,7 @@ KINDS = ("copied", "right", "wrong")  # of the answers of the policy that is tra
 
 
 def trained_shares(worked_out: bool, steps: int = 60, rate: float = 0.5, seed: int = 0) -> dict[str, float]:
-    """The shares of copied, right and wrong answers after GRPO on Prealgebra, which begins at 30, 10 and 60 %.
+    """The shares of copied, correct and incorrect answers after GRPO on Prealgebra, which begins at 30, 10 and 60 %.
 
     The policy has a logit for each kind of answer, and nothing else. A step has 16 problems with 8 responses each, paid
     by the reward of training, which knows the prompts; the advantages are those of the group's mean and deviation.
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--train", action="store_true", help="train a policy of three kinds of answers")
     args = parser.parse_args()
     if args.train:
-        print("begins with 30 % copied, 10 % right and 60 % wrong answers; after 60 steps:")
+        print("begins with 30 % copied, 10 % correct and 60 % incorrect answers; after 60 steps:")
         for worked_out in (True, False):
             after = trained_shares(worked_out).items()
             print(f"worked_out={worked_out}: " + ", ".join(f"{100 * share:.0f} % {kind}" for kind, share in after))

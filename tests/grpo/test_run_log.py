@@ -62,7 +62,7 @@ def test_conversations_and_an_own_loss_leave_a_log(tmp_path: Path, own_loss: str
 
 
 @pytest.mark.slow
-def test_logs_begin_anew_and_go_on_at_a_checkpoint(tmp_path: Path) -> None:
+def test_logs_restart_and_are_resumed_at_a_checkpoint(tmp_path: Path) -> None:
     first = trainer_in(tmp_path, save_strategy="steps", save_steps=2)  # TRL's own loss
     first.add_callback(RunLog(first, every=1))
     first.train()

@@ -118,7 +118,7 @@ def merge_into(source: ModelSource, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _not_sharded() -> Iterator[None]:
-    """In the block models are loaded whole, by one rank, also where the run that goes on shards them by ZeRO-3."""
+    """In the block models are loaded whole, by one rank, also where the run itself shards them by ZeRO-3."""
     reference = sharding._hf_deepspeed_config_weak_ref
     config = reference() if reference is not None else None
     sharding.unset_hf_deepspeed_config()

@@ -27,7 +27,7 @@ class RunLog(TrainerCallback):
 
     `trainer.add_callback(RunLog(trainer))` is all that it takes. `generations.jsonl` has one group and a few more rows
     of a rollout with their values per token, for `python -m trl_ext.browse OUTPUT_DIR`; `metrics.jsonl` has what
-    Trainer logs, and `training.png` shows it when the training ends. A training that begins anew replaces earlier logs
+    Trainer logs, and `training.png` shows it when the training ends. A new training replaces earlier logs
     there, a resumed one continues them from its checkpoint.
 
     Args:
@@ -47,7 +47,7 @@ class RunLog(TrainerCallback):
         self._metrics = JsonlLog(self.folder / METRICS, Clock())
 
     def on_train_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Leave out what the training that begins, or goes on at a checkpoint, will log again."""
+        """Leave out what the training that begins, or is resumed at a checkpoint, will log again."""
         if not state.is_world_process_zero:
             return
         self.folder.mkdir(parents=True, exist_ok=True)

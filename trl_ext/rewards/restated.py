@@ -17,7 +17,8 @@ _MARK = "\x00"
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])")
 _FACTOR = re.compile(r"\bfactor", re.IGNORECASE)
 _EXPAND = re.compile(
-    r"\b(?:expan|multipl|simplif|distribut|product|combin|form\b|polynomial|express|write)", re.IGNORECASE
+    r"\b(?:expan|multiply|multipli|simplif|distribut|product|combine|combini|form\b|polynomial|express|write)",
+    re.IGNORECASE,
 )
 
 

@@ -21,7 +21,7 @@ _NOUNS = "|".join(
     height length maximum mean median minimum mode number perimeter price probability product profit radius
     range rate ratio remainder result slope solution speed sum time total value volume weight width""".split()
 )
-_KINDS = "[Tt]otal|[Ff]inal|[Ss]urface|[Cc]ombined|[Mm]inimum|[Mm]aximum|[Gg]reatest|[Ll]east|[Aa]verage|[Mm]ean"
+_KINDS = "[Tt]otal|[Ff]inal|Surface|surface|[Cc]ombined|[Mm]inimum|[Mm]aximum|[Gg]reatest|[Ll]east|[Aa]verage|[Mm]ean"
 _LENGTH = r"(?:[A-Z]{2}|\[[A-Z]{3,}\])"  # of a segment, or an area
 _ANGLE = r"(?:[A-Z]|\\(?:theta|alpha|beta|gamma|phi)|\\angle ?[A-Z]{1,3})"
 _LABELS = {  # what stands left of the sign -> the brackets that its value must have, or None for any

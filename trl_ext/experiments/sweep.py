@@ -132,7 +132,7 @@ def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) 
 
 
 def _refuse_other_inputs(commands: Mapping[str, Sequence[str]], folder: Path) -> None:
-    """What is done must have been done with the same files: data, a model, functions of one's own, YAML files."""
+    """What is done must have been done with the same files: data, a model, the user's own functions, YAML files."""
     path = folder / "inputs.json"
     known: dict[str, dict[str, str]] = read_json(path) if path.exists() else {}
     named = {name: [str(Path(script).with_suffix(".yaml")), *words] for name, (script, *words) in commands.items()}

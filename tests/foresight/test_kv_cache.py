@@ -137,8 +137,8 @@ def test_an_engine_says_the_tokens_foreseen(tmp_path: Path, monkeypatch: pytest.
     with starting_vllm():
         from vllm import LLM
 
-        settings = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "enforce_eager": True, "dtype": "float32"}
-        llm = LLM(str(tmp_path), max_num_seqs=4, **settings, **device_settings())
+        settings = {"max_model_len": 2048, "enforce_eager": True, "dtype": "float32", "max_num_seqs": 4}
+        llm = LLM(str(tmp_path), **{**device_settings(), **settings, "max_num_batched_tokens": 2048})
     engine = llm.llm_engine.vllm_config
     room = engine.cache_config.kv_cache_memory_bytes
     blocks = Blocks.of(network, token_bytes(network, 4), engine.cache_config.block_size)

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from transformers import TrainerCallback
 
 from tests.generation.test_vllm import SETTINGS, save_model
-from tests.support.tiny import ends_early, make_trainer, tiny_model, tiny_tokenizer
+from tests.support.tiny import ends_early, make_trainer, no_engine_steps, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.request_seeds import Place, RequestSeeds, request_seed
 from trl_ext.generation.vllm import ColocatedEngine
@@ -74,6 +74,8 @@ class DrawsAsV2:
     `SamplingStates.add_request` in vllm/v1/worker/gpu/sample/states.py: a request without a seed takes its seed from
     numpy's global generator; tokens then follow from it.
     """
+
+    llm_engine = no_engine_steps()
 
     def generate(self, prompts: Sequence[Any], sampling_params: Any, use_tqdm: bool = False) -> list[Any]:
         each = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(prompts)

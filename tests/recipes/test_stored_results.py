@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.recipes.test_grpo import SMALL
-from tests.support.tiny import save_tiny
+from tests.support.tiny import WORDS, save_tiny, tiny_tokenizer
 from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.record import load_or_create, write_record
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
@@ -57,6 +57,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 def inputs(folder: Path) -> Path:
     save_tiny(folder / "model")
+    tiny_tokenizer(WORDS[:-1]).save_pretrained(folder / "model")  # with its additional word as many as the model has
     write_jsonl(folder / "rows.jsonl", ROWS)
     (folder / "grade.py").write_text(
         "from trl_ext.rewards.graders import Grade\n\n\ndef mine(responses, answers):\n    return [Grade(True, None, False, '') for _ in responses]\n"

@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -84,6 +85,12 @@ def save_tiny(path: Path) -> Path:
     tiny_model().save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
     return path
+
+
+def no_engine_steps() -> Any:
+    """`LLM.llm_engine` of an engine of a test that answers without a step of decoding."""
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=1))
+    return SimpleNamespace(step=lambda: [], vllm_config=config)
 
 
 def prompts(n: int = 16) -> Dataset:

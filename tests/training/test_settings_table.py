@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig, SFTConfig
 from trl.generation import vllm_generation
 
 from scripts.docs_pages import HEADLINES, RULES, effects_of
-from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_sft, tiny_tokenizer
+from tests.support.tiny import ends_early, make_trainer, no_engine_steps, prompts, save_tiny, tiny_sft, tiny_tokenizer
 from tests.support.versions import needs_vllm
 from trl_ext.algorithms.objective import keeps_on_policy
 from trl_ext.algorithms.types import LossInputs
@@ -475,7 +475,9 @@ def test_requests_carry_what_the_settings_ask_for(tmp_path: Path, monkeypatch: p
         raise Asked(sampling_params)
 
     load_vllm()
-    engine = type("Engine", (), {"__init__": lambda self, **_: None, "generate": generate})
+    engine = type(
+        "Engine", (), {"__init__": lambda self, **_: None, "generate": generate, "llm_engine": no_engine_steps()}
+    )
     monkeypatch.setattr(vllm_generation, "LLM", engine)
     monkeypatch.setattr(ColocatedEngine, "_push_weights", lambda engine: None)
 

@@ -54,8 +54,8 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
 
 
 def takes_problems(grader: Grader) -> bool:
-    """Whether a grader looks at the problems as well, as `strict` does."""
-    return "problems" in inspect.signature(grader).parameters
+    """Whether a grader looks at the problems as well, as `strict` does, next to its responses and answers."""
+    return "problems" in list(inspect.signature(grader).parameters)[2:]
 
 
 def adapted(function: Callable[..., Any], path: str) -> Callable[..., Any]:

@@ -16,12 +16,12 @@ R1_ZERO = (
 
 
 def test_the_shipped_prompts_are_the_handouts_to_the_letter() -> None:
-    assert prompt_names() == ["question_only", "r1_zero"]
+    assert prompt_names() == ["chat", "question_only", "r1_zero"]
     assert load_prompt("r1_zero") == R1_ZERO
     assert load_prompt("question_only") == "{question}"
 
 
-@pytest.mark.parametrize("name", prompt_names())
+@pytest.mark.parametrize("name", ["question_only", "r1_zero"])
 def test_question_is_inserted_once_and_its_braces_are_kept(name: str) -> None:
     question = r"What is \frac{1}{2} + {x}, %s, \1?"
     before, after = load_prompt(name).split("{question}")
@@ -45,7 +45,7 @@ def test_unknown_prompt_name_suggests_the_nearest_and_choices() -> None:
     with pytest.raises(ValueError) as caught:
         load_prompt("r1_zer")
     assert str(caught.value) == (
-        "unknown prompt 'r1_zer'. Did you mean 'r1_zero'? Known: question_only, r1_zero, or a file's path"
+        "unknown prompt 'r1_zer'. Did you mean 'r1_zero'? Known: chat, question_only, r1_zero, or a file's path"
     )
 
 

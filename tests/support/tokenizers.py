@@ -44,20 +44,24 @@ def tokenizer_of(*, special: tuple[str, ...] = (), adds: str = "", **named: Any)
 
 
 def answering_model(
-    tokenizer: PreTrainedTokenizerFast, response: Sequence[str | int] = (*RESPONSE, "x", "y", EOS), spare: int = 0
+    tokenizer: PreTrainedTokenizerFast,
+    response: Sequence[str | int] = (*RESPONSE, "x", "y", EOS),
+    spare: int = 0,
+    after: str = PROMPT_PARTS[1],
 ) -> Qwen3ForCausalLM:
     """A model that continues the r1_zero prompt by these tokens, which differ, whatever comes before.
 
     Args:
         response: tokens or ids.
         spare: embeddings beyond the tokenizer's.
+        after: the token that the response follows, the prompt's last.
     """
     size, wide = len(tokenizer) + spare, 320  # which vLLM's kernels for a CPU take
     shape = {"hidden_size": wide, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
     shape |= {"vocab_size": size, "intermediate_size": 64, "num_hidden_layers": 1, "max_position_embeddings": 512}
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False, eos_token_id=tokenizer.eos_token_id))
-    chain = [t if isinstance(t, int) else tokenizer.convert_tokens_to_ids(t) for t in (PROMPT_PARTS[1], *response)]
+    chain = [t if isinstance(t, int) else tokenizer.convert_tokens_to_ids(t) for t in (after, *response)]
     with torch.no_grad():
         for layer in model.model.layers:  # nothing but the embedding reaches the head
             layer.self_attn.o_proj.weight.zero_()

@@ -24,7 +24,7 @@ from trl_ext.data.load import (
 from trl_ext.data.source import Source
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.mini.tasks import TASKS
-from trl_ext.prompts import load_prompt, prompt_names
+from trl_ext.prompts import Asking, prompt_names
 from trl_ext.registry import Registry, parse_options
 from trl_ext.rewards.extract import ANSWER_FORMATS
 
@@ -64,12 +64,16 @@ class DatasetSettings(RecordsGiven):
     )
     prompt: Annotated[str, OnResume.YARDSTICK] = HfArg(
         default="r1_zero",
-        help=f"The prompt template is {', '.join(prompt_names())}, or a file with {{question}} in it.",
+        help=f"The prompt template is {', '.join(prompt_names())}, or a file with {{question}} in it; chat and a .yaml "
+        "file of messages are put into the model's own chat template.",
+    )
+    system_prompt: Annotated[str | None, OnResume.YARDSTICK_AS_USED] = HfArg(
+        default=None, help="The system message of every conversation. The default is the template's own, if any."
     )
     answer_format: Annotated[str | None, OnResume.YARDSTICK] = HfArg(
         default=None,
         help=f"Where a response states its answer: {', '.join(sorted(ANSWER_FORMATS))}. The default "
-        "is boxed for the question_only prompt and r1_zero otherwise.",
+        "is r1_zero, and boxed for the question_only prompt and for conversations.",
     )
 
     numeric_tolerance: float = HfArg(
@@ -104,10 +108,10 @@ class DatasetSettings(RecordsGiven):
             raise ValueError(f"numeric_tolerance must be at least 0 and below 1, got {self.numeric_tolerance}")
         self.dataset_options = parse_options("dataset_options", self.dataset_options)
         check_options(self.dataset, self.dataset_options)
-        load_prompt(self.prompt)
+        asking = self.asking
         ANSWER_SOURCES.build(self.answer_source)
         if self.answer_format is None:
-            self.answer_format = "boxed" if self.prompt == "question_only" else "r1_zero"
+            self.answer_format = "boxed" if asking.is_chat or self.prompt == "question_only" else "r1_zero"
         ANSWER_FORMATS.get_function(self.answer_format)
 
     def read(self, split: str, n: int | None, seed: int, in_sample_order: bool = False) -> Problems:
@@ -132,7 +136,12 @@ class DatasetSettings(RecordsGiven):
         else:
             chosen = stored_table(dataset, split, config, n, self.sample_seed, in_sample_order)
         asked = {_COLUMNS[name]: str(value) for name, value in given(self, _COLUMNS).items()}
-        return problems_of(*chosen, asked, load_prompt(self.prompt))
+        return problems_of(*chosen, asked, self.asking)
+
+    @property
+    def asking(self) -> Asking:
+        """How a problem is put to the model; a ValueError for a template that there is not."""
+        return Asking.named(self.prompt, self.system_prompt)
 
     @property
     def _options(self) -> dict[str, Any] | None:

@@ -7,8 +7,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trl_ext.data.countdown import described
+from trl_ext.prompts.conversation import is_conversation
 
 Row = Mapping[str, Any]
+
+
+def value_at(row: Row, column: str) -> Any:
+    """A column's value, or one inside of it: `reward_model.ground_truth`; None where there is none."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for name in column.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            return None
+        value = value[name]
+    return value
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,8 @@ class Columns:
     needed: tuple[str, ...] = ()  # columns by which a table is recognized
     read: Callable[[Row], dict[str, Any]] | None = None  # makes the two columns from others
 
+    is_conversation: bool = False  # whether the problem is one, for a table to be recognized
+
     def __str__(self) -> str:
         made = f"{', '.join(self.needed)} -> " if self.read else ""
         return f"{made}{self.problem!r} is the problem, {self.answer!r} has the answer ({self.answer_source})"
@@ -58,6 +73,9 @@ FORMATS = (
     Columns("problem", "solution", "last_boxed", ("problem", "solution")),  # MATH
     Columns("problem", "answer", "as_is", ("target", "nums"), _of_countdown),  # Countdown-Tasks-3to4
     Columns("problem", "answer", "final_answer", ("messages",), _of_chat),  # Tulu 3
+    Columns("prompt", "reward_model.ground_truth", "as_is", ("prompt", "reward_model"), is_conversation=True),  # verl
+    Columns("prompt", "answer", "as_is", ("prompt", "answer"), is_conversation=True),  # TRL's conversations
+    Columns("prompt", "solution", "last_boxed", ("prompt", "solution"), is_conversation=True),
 )
 
 
@@ -71,7 +89,8 @@ def columns_of(first: Row, asked: Mapping[str, str]) -> Columns:
     found = Columns("problem", "answer", "as_is")
     for columns in FORMATS:
         agrees = all(getattr(columns, field) == name for field, name in asked.items() if field != "answer_source")
-        if set(columns.needed) <= first.keys() and agrees:
+        fits = set(columns.needed) <= first.keys() and columns.is_conversation <= is_conversation(first.get("prompt"))
+        if fits and agrees:
             found = columns
             break
     problem, answer = asked.get("problem", found.problem), asked.get("answer", found.answer)

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
-from trl_ext.data.formats import Columns, Row, columns_of
+from trl_ext.data.formats import Columns, Row, columns_of, value_at
 from trl_ext.data.sample import Table, stratified_sample
 from trl_ext.data.source import Source
 from trl_ext.io import read_jsonl
 from trl_ext.mini.task import first_rows
 from trl_ext.mini.tasks import TASKS
-from trl_ext.prompts import format_prompt
+from trl_ext.prompts import Asking
+from trl_ext.prompts.conversation import Conversation, conversation, is_conversation
 from trl_ext.registry import Registry
 from trl_ext.rewards.extract import boxed
 from trl_ext.rewards.ground_truth import accepted_answers
@@ -72,20 +73,20 @@ class Problems:
 
 
 def problems_of(
-    table: Table, numbers: Sequence[int], source: Source, asked: Mapping[str, str], template: str
+    table: Table, numbers: Sequence[int], source: Source, columns_asked: Mapping[str, str], asking: Asking
 ) -> Problems:
     """The chosen rows of a table, with prompts and answers, each with its number in the split as `row`.
 
     Args:
-        asked: fields of `Columns` that the settings give.
+        columns_asked: fields of `Columns` that the settings give.
 
     Raises:
-        ValueError: a column is missing, or a row has no answer; the message has the file's line, or the row's number
-            from 0, and the field.
+        ValueError: a column is missing, or a row has no answer or no problem; the message has the file's line, or the
+            row's number from 0, and the field.
     """
-    columns = columns_of(table[0] if len(table) else {}, asked)
+    columns = columns_of(table[0] if len(table) else {}, columns_asked)
     refuse_missing_columns(source.dataset, table, columns.needed or (columns.problem, columns.answer))
-    rows = _rows(table, numbers, columns, template, source)
+    rows = _rows(table, numbers, columns, asking, source)
     if rows and source.available is not None:
         source.columns, source.first = (
             str(columns),
@@ -99,15 +100,15 @@ def problems_of(
 
 
 def _rows(
-    table: Table, numbers: Sequence[int], columns: Columns, template: str, source: Source
+    table: Table, numbers: Sequence[int], columns: Columns, asking: Asking, source: Source
 ) -> list[dict[str, Any]]:
     """The rows with prompts and answers; notes in `source` which have several boxes to take the answer from."""
     extract, rows = ANSWER_SOURCES.build(columns.answer_source), []
     for number, stored in zip(numbers, table, strict=True):
         place = f"{source.file()!r}, {source.place(number)}"
         row = {**stored, **_made(stored, columns.read, place)} if columns.read else stored
-        rows.append(_row(row, place, template, columns, extract) | {"row": number})
-        if columns.answer_source == "last_boxed" and len(_BOX.findall(str(row[columns.answer]))) > 1:
+        rows.append(_row(row, place, asking, columns, extract) | {"row": number})
+        if columns.answer_source == "last_boxed" and len(_BOX.findall(str(value_at(row, columns.answer)))) > 1:
             source.several_boxes.append(source.place(number))
     return rows
 
@@ -183,7 +184,7 @@ def refuse_missing_columns(dataset: str, table: Table, needed: Sequence[str]) ->
     """Raise a ValueError, with the columns that there are, if a table's first row lacks a needed one."""
     columns = table[0].keys() if len(table) else ()
     for column in needed:
-        if column not in columns:
+        if column.partition(".")[0] not in columns and column not in columns:
             raise ValueError(f"{dataset!r} has no column {column!r}. It has: {', '.join(columns) or 'no rows'}")
 
 
@@ -198,17 +199,31 @@ def _splits_there(dataset: str) -> str:
 
 
 def _row(
-    row: dict[str, Any], place: str, template: str, columns: Columns, extract: Callable[[str], str | None]
+    row: dict[str, Any], place: str, asking: Asking, columns: Columns, extract: Callable[[str], str | None]
 ) -> dict[str, Any]:
-    problem, answer = row.get(columns.problem), row.get(columns.answer)
-    if not isinstance(problem, str) or not problem.strip():
-        raise ValueError(f"{place}: {columns.problem!r} is {problem!r}, not a text")
+    problem, answer = (
+        _problem(value_at(row, columns.problem), f"{place}: {columns.problem!r}"),
+        value_at(row, columns.answer),
+    )
     try:
         reference = reference_answer(answer, extract)
     except (TypeError, ValueError) as error:
         detail = f"{_found_by(answer)} ({error})" if str(error) else _found_by(answer)
         raise ValueError(f"{place}: no answer in {columns.answer!r}: {str(answer)[:80]!r}{detail}") from error
-    return {"prompt": format_prompt(template, problem), "answer": reference, "problem": problem, **strata_of(row)}
+    text = problem if isinstance(problem, str) else problem[-1]["content"]
+    return {"prompt": asking.prompt(problem), "answer": reference, "problem": text, **strata_of(row)}
+
+
+def _problem(value: Any, place: str) -> str | Conversation:
+    """A problem as the dataset has it, a text or a conversation, or a ValueError."""
+    if is_conversation(value):
+        try:
+            return conversation(value)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{place} is {value!r}, not a text")
+    return value
 
 
 def strata_of(row: Row) -> dict[str, int | str]:

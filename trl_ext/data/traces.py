@@ -6,15 +6,20 @@ traces that a model wrote, so that `filter_correct` has something to remove.
 
 from __future__ import annotations
 
+import functools
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from trl_ext.data.load import GENERATED_PROBLEMS, read_table, refuse_missing_columns
+from trl_ext.data.formats import PUBLISHED, Published
+from trl_ext.data.load import ANSWER_SOURCES, GENERATED_PROBLEMS, read_table, refuse_missing_columns
 from trl_ext.data.sample import stratified_sample
+from trl_ext.data.solutions import solution_columns, trace_of_messages, trace_of_solution
 from trl_ext.mini.problems import mini_math
-from trl_ext.prompts import format_prompt, load_prompt
+from trl_ext.prompts import Asking, format_prompt, load_prompt
+from trl_ext.prompts.conversation import conversation, is_conversation
 from trl_ext.rewards.hooks import Grader
 
 INCORRECT_FRACTION = 0.4
@@ -58,8 +63,13 @@ def load_traces(
     n: int | None = None,
     seed: int = 0,
     sample_seed: int = 0,
+    asking: Asking | None = None,
+    answer_format: str = "r1_zero",
 ) -> list[dict[str, Any]]:
     """Traces of a file, of the Hub, or of mini-MATH; each only once.
+
+    Without the columns of a prompt and a response, a table may have conversations (`messages`, whose last is the
+    response) or problems with solutions (GSM8K's `question` and `answer`, MATH's `problem` and `solution`).
 
     Args:
         dataset: `mini_math`, a Hub id, or a .jsonl/.json/.csv/.parquet file, with `{split}` in its path for the split.
@@ -67,48 +77,90 @@ def load_traces(
         n: a sample of n rows, of mini-MATH its first n; None for all, of mini-MATH 4,096.
         seed: of mini-MATH.
         sample_seed: of the sample.
+        asking: how the problems of solutions and the prompts of conversations are put; by default as r1_zero.
+        answer_format: that solutions are stated in.
 
     Raises:
         ValueError: a column is missing, or a prompt or a response is no text; with the row's number from 0.
     """
     if dataset == "mini_math":
         return unique(mini_math_traces(n or GENERATED_PROBLEMS, seed))
-    table = read_table(dataset, split, dataset_config)
-    refuse_missing_columns(dataset, table, (prompt_column, response_column))
-    numbers = range(len(table)) if n is None else stratified_sample(table, n, sample_seed)[0]
+    known = PUBLISHED.get(dataset, Published(dataset, dataset_config))
+    table = read_table(known.hub_id, split, dataset_config or known.config)
     columns = {"prompt": prompt_column, "response": response_column, "answer": answer_column}
-    return unique(_trace(table[number], f"{dataset!r}, row {number}", columns) for number in numbers)
+    read = _reader(table[0] if len(table) else {}, columns, asking or Asking.named("r1_zero"), answer_format)
+    if read is None:
+        refuse_missing_columns(dataset, table, (prompt_column, response_column))
+    numbers = range(len(table)) if n is None else stratified_sample(table, n, sample_seed)[0]
+    return unique(_trace(table[number], f"{dataset!r}, row {number}", read) for number in numbers)
 
 
-def _trace(row: Mapping[str, Any], place: str, columns: Mapping[str, str]) -> dict[str, Any]:
-    for column in (columns["prompt"], columns["response"]):
-        if not isinstance(row.get(column), str) or not row[column].strip():
-            raise ValueError(f"{place}: {column!r} is {row.get(column)!r}, not a text")
-    return {name: row[column] for name, column in columns.items() if name != "answer" or row.get(column) is not None}
+def _reader(
+    first: Mapping[str, Any], columns: Mapping[str, str], asking: Asking, answer_format: str
+) -> Callable[[Mapping[str, Any]], dict[str, Any]] | None:
+    """What makes a trace of a row of such a table; None if it has nothing to make one of."""
+    if {columns["prompt"], columns["response"]} <= first.keys():
+        return functools.partial(_written_out, columns=columns, asking=asking)
+    if is_conversation(first.get("messages")):
+        return lambda row: trace_of_messages(row["messages"], asking)
+    if found := solution_columns(first, {}):
+        extract = ANSWER_SOURCES.build(found.answer_source)
+        return lambda row: trace_of_solution(row, found, asking, answer_format, extract)
+    return None
+
+
+def _trace(
+    row: Mapping[str, Any], place: str, read: Callable[[Mapping[str, Any]], dict[str, Any]] | None
+) -> dict[str, Any]:
+    assert read is not None
+    try:
+        return read(row)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _written_out(row: Mapping[str, Any], columns: Mapping[str, str], asking: Asking) -> dict[str, Any]:
+    """A trace whose prompt and response are columns: texts as the model reads them, or messages."""
+    found = {name: row[column] for name, column in columns.items() if row.get(column) is not None}
+    if is_conversation(found.get("prompt")):
+        found["prompt"] = asking.prompt(conversation(found["prompt"]))
+    if is_conversation(found.get("response")):
+        found["response"] = "\n".join(said["content"] for said in conversation(found["response"], "assistant"))
+    for name, kinds in (("prompt", (str, list)), ("response", (str,))):
+        text = found.get(name)
+        if not isinstance(text, kinds) or not (text.strip() if isinstance(text, str) else text):
+            raise ValueError(f"{columns[name]!r} is {row.get(columns[name])!r}, not a text")
+    return found
 
 
 def unique(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows without those whose prompt and response are an earlier one's; the others in their order."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        found.setdefault((row["prompt"], row["response"]), row)
+        found.setdefault((prompt_key(row["prompt"]), row["response"]), row)
     return list(found.values())
+
+
+def prompt_key(prompt: Any) -> str:
+    """A text that two prompts share only if they are the same."""
+    return prompt if isinstance(prompt, str) else json.dumps(prompt)
 
 
 def with_answers(rows: Sequence[dict[str, Any]], answers: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Rows with an `answer` each, taken from the problem with the same prompt where they have none.
 
     Args:
-        answers: the reference answer by prompt.
+        answers: the reference answer by the `prompt_key` of its problem's prompt.
         where: what they are from, for the ValueError if a row's prompt is not among them.
     """
-    lacking = [row for row in rows if "answer" not in row and row["prompt"] not in answers]
+    lacking = [row for row in rows if "answer" not in row and prompt_key(row["prompt"]) not in answers]
     if lacking:
+        begins = prompt_key(lacking[0]["prompt"])[-80:]
         raise ValueError(
             f"{len(lacking)} of {len(rows)} traces have no answer to be graded by: no column with it (--trace_answer) "
-            f"and no problem with the same prompt in {where}. The first begins {lacking[0]['prompt'][-80:]!r}"
+            f"and no problem with the same prompt in {where}. The first begins {begins!r}"
         )
-    return [row if "answer" in row else {**row, "answer": answers[row["prompt"]]} for row in rows]
+    return [row if "answer" in row else {**row, "answer": answers[prompt_key(row["prompt"])]} for row in rows]
 
 
 def only_correct(rows: Sequence[dict[str, Any]], grader: Grader) -> list[dict[str, Any]]:

@@ -45,10 +45,12 @@ from trl_ext.io import (
     write_text,
 )
 from trl_ext.ranks import run_on_main_and_broadcast
+from trl_ext.recipes.chat import Chat, needs_a_model, refuse_unused_options
 from trl_ext.recipes.measured import FINGERPRINTS, SETTINGS, fingerprints, refuse_other_inputs, shown_line
 from trl_ext.recipes.preflight import check_vocabulary, tokenizer_and_shape
 from trl_ext.recipes.settings_help import COMMON
 from trl_ext.redaction import redact
+from trl_ext.registry import parse_options
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.rewards.workers.pool import PoolError
 from trl_ext.runs.fingerprint import fingerprints_of_named_files
@@ -68,6 +70,9 @@ class Evaluation(DatasetSettings):
     """What is measured, and how it is sampled."""
 
     model_name_or_path: str | None = HfArg(default=None, help=COMMON["model_name_or_path"])
+    chat_template_kwargs: dict[str, Any] | str | None = HfArg(
+        default=None, help="Variables of the model's chat template, such as enable_thinking=false."
+    )
     split: str = HfArg(aliases="--validation_split", default="validation", help="The split to evaluate on.")
     problems: int | None = HfArg(default=None, help="Evaluate on a sample of this many problems. The default is all.")
     samples: int = HfArg(default=1, help="The number of responses per problem.")
@@ -133,6 +138,11 @@ class Evaluation(DatasetSettings):
         super().__post_init__()
         self.build(GRADERS, self.grader)
         self.refuse_unused_tolerance(self.grader)
+        self.chat_template_kwargs = parse_options("chat_template_kwargs", self.chat_template_kwargs)
+        if not self.asking.is_chat:
+            refuse_unused_options(self.chat_template_kwargs, self.prompt)
+        elif not (self.model_name_or_path or self.responses):
+            raise needs_a_model(self.prompt)
         choose_engine(self.use_vllm)
         self.stop = stop_strings(self.stop)
         self.sampling()
@@ -198,6 +208,7 @@ def run_evaluation(
     problems, source = _load(settings, is_new)
     with state.main_process_first():
         model = settings.model_name_or_path or settings.base_policy(settings.seed)
+    problems = _as_texts(settings, model, problems)
     made_from = run_on_main_and_broadcast(lambda: fingerprints(settings, model, problems), InputError)
     decisive = _decisive(settings, source) | {FINGERPRINTS: made_from}
     run_on_main_and_broadcast(lambda: take_over(decisive), InputError)
@@ -272,6 +283,7 @@ def _grade_responses(settings: Evaluation) -> Report:
 def _export(settings: Evaluation, is_main: bool) -> Report:
     """Write the evaluation as tasks of other harnesses; nothing is sampled."""
     problems, _ = _load(settings, is_new=True)
+    problems = _as_texts(settings, str(settings.model_name_or_path), problems)
     options: dict[str, Any] = settings.build(GRADERS, settings.grader).keywords  # type: ignore[attr-defined]
     name = Path(settings.dataset.replace("{split}", settings.split)).stem
     task = ExportedTask(name, settings.grader, options, settings.samples, settings.sampling())
@@ -292,6 +304,22 @@ def _load(settings: Evaluation, is_new: bool) -> tuple[Dataset, Source]:
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     return read.rows, read.source
+
+
+def _as_texts(settings: Evaluation, model: str, problems: Dataset) -> Dataset:
+    """The problems with texts as prompts, by the model's chat template where they are conversations."""
+    if not settings.asking.is_chat:
+        return problems
+    try:
+        source = locate(model)
+        chat = Chat.with_model(source, tokenizer_and_shape(source)[0], settings.chat_template_kwargs)
+        settings.stop = list(dict.fromkeys([*settings.stop, *chat.more_stops]))
+        texts: Dataset = chat.texts(problems)
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+    if PartialState().is_main_process:
+        print(chat.line(texts))
+    return texts
 
 
 def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: Source) -> tuple[set[int], int | None]:

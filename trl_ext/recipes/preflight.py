@@ -27,6 +27,7 @@ from trl_ext.generation.model_source import ModelSource, locate
 from trl_ext.generation.server import Servers, urls_of
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
+from trl_ext.recipes.chat import Chat, doubled_begin, needs_a_model, refuse_unused_options
 from trl_ext.recipes.model_settings import check_model_settings, choose_attention
 from trl_ext.recipes.requirements import check_requirements
 from trl_ext.recipes.settings import Data, Task
@@ -68,12 +69,15 @@ def prepare(task: Task, model: ModelConfig, config: TrainingArguments, load: Cal
         began = time.monotonic()
         policy = model.model_name_or_path or _base_policy(task, config)
         seconds = time.monotonic() - began
-        data = rows_in_context(data, task, policy, model, config)
+        data, lines = rows_in_context(data, task, policy, model, config)
         first_rank(lambda: refuse_what_does_not_fit(task, model, config, data, policy))
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     note_overlap(data)
-    return Prepared(task, model, config, data, policy, seconds)
+    prepared = Prepared(task, model, config, data, policy, seconds)
+    for line in lines:
+        prepared.say(line)
+    return prepared
 
 
 def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -> None:
@@ -81,6 +85,10 @@ def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -
     if (line := choose_attention(model)) and not config.process_index:
         print_line(line)
     check_model_settings(model, config.use_vllm)
+    if not task.asking.is_chat:
+        refuse_unused_options(config.chat_template_kwargs, task.prompt)
+    elif not model.model_name_or_path:
+        raise needs_a_model(task.prompt)
     if getattr(config, "sync_ref_model", False) and model.use_peft:
         raise ValueError(
             "sync_ref_model with use_peft: the reference of an adapter is the model without it, and nothing that could "
@@ -137,11 +145,26 @@ def check_server(config: TrainingArguments) -> Servers:
     return Servers(urls, config.vllm_server_timeout, config.device.type)
 
 
-def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: TrainingArguments) -> Data:
-    """The rows whose prompts leave room for the longest response; a tokenizer that is not the model's is refused."""
+def rows_in_context(
+    data: Data, task: Task, policy: str, model: ModelConfig, config: TrainingArguments
+) -> tuple[Data, list[str]]:
+    """The rows whose prompts leave room for the longest response, and what is to be said of prompts.
+
+    Conversations become texts; a tokenizer that is not the model's is refused.
+    """
     known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
     source = locate(policy, model.model_revision)
     tokenizer, shape = tokenizer_and_shape(source, **known)
+    lines = []
+    if task.asking.is_chat:
+        chat = Chat.with_model(source, tokenizer, config.chat_template_kwargs)
+        data = replace(data, train=chat.texts(data.train), validation=chat.texts(data.validation))
+        config.stop = [*(config.stop or []), *chat.more_stops] or None
+        if getattr(config, "eos_token", "") is None:  # of fine-tuning, which ends responses with it
+            config.eos_token = chat.end
+        lines.append(chat.line(data.validation))
+    elif (begun := doubled_begin(tokenizer, data.validation)) is not None:
+        lines.append(begun)
     check_tokenizer(tokenizer, shape, policy, config.stop)
     context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
     if config.use_vllm and config.vllm_mode == "server":
@@ -162,7 +185,7 @@ def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, con
     if config.use_vllm and config.vllm_mode == "colocate" and config.vllm_max_model_length is None:
         sampled = [(getattr(data, role)["prompt"], lengths[role][0]) for role in data.sources]
         config.engine_context = engine_context(sampled, tokenizer, context)
-    return data
+    return data, lines
 
 
 def tokenizer_and_shape(source: ModelSource, **known: Any) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:

@@ -10,7 +10,7 @@ from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
 from trl_ext.compat.renamed import accepts_earlier_names
-from trl_ext.data.traces import first_unique, load_traces, only_correct, with_answers
+from trl_ext.data.traces import first_unique, load_traces, only_correct, prompt_key, with_answers
 from trl_ext.errors import InputError
 from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
@@ -27,8 +27,8 @@ class SFTTask(Task):
 
     traces: str = HfArg(
         default="mini_math",
-        help="The traces come from mini_math, a Hub id, or a file (.jsonl, .json, .csv, .parquet; "
-        "{split} in its path).",
+        help="The traces come from mini_math, gsm8k, a Hub id, or a file (.jsonl, .json, .csv, .parquet; "
+        "{split} in its path). Solutions as GSM8K and MATH have them are put into --prompt and the answer format.",
     )
     traces_split: str = HfArg(default="train", help="The split of the traces.")
     traces_config: str | None = HfArg(default=None, help="The configuration of a Hub dataset of traces.")
@@ -62,12 +62,14 @@ class SFTTask(Task):
             n=self.train_problems,
             seed=seed,
             sample_seed=self.sample_seed,
+            asking=self.asking,
+            answer_format=str(self.answer_format),
         )
         counts = {"unique": len(traces)}
         if self.filter_correct:
             if any("answer" not in row for row in traces):
                 problems = self.read(self.train_split, None, seed).rows
-                answers = dict(zip(problems["prompt"], problems["answer"], strict=True))
+                answers = dict(zip(map(prompt_key, problems["prompt"]), problems["answer"], strict=True))
                 traces = with_answers(traces, answers, f"{self.dataset!r}, split {self.train_split!r}")
             traces = only_correct(traces, self.grader())
             counts["correct"] = len(traces)

@@ -19,7 +19,7 @@ from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.hosts.group import join_on_cpu
 from trl_ext.redaction import redact
-from trl_ext.registry import unknown
+from trl_ext.registry import parse_options, unknown
 from trl_ext.training.options import check_at_least_1, check_evaluation, check_files, stop_strings
 
 # What a colocated engine is made with, and a server is not: TRL's settings; ours are those that `RunSettings` adds.
@@ -77,6 +77,10 @@ class RunSettings(RecordsGiven):
     )
     sampling_min_tokens: Annotated[int | None, OnResume.YARDSTICK] = HfArg(
         default=None, help="The minimum completion length in tokens (handout: 4)."
+    )
+
+    chat_template_kwargs: dict[str, Any] | str | None = HfArg(
+        default=None, help="Variables of the model's chat template, such as enable_thinking=false."
     )
 
     # The engine that generates.
@@ -148,6 +152,7 @@ class RunSettings(RecordsGiven):
                 f"max_steps is {config.max_steps}, which trains nothing; use recipes/evaluate.py to evaluate a model"
             )
         self.stop = stop_strings(self.stop) or None
+        self.chat_template_kwargs = parse_options("chat_template_kwargs", self.chat_template_kwargs)
         check_files(config)
         check_evaluation(config)
         self.engine_context: int | None = None  # of the rows, where `vllm_max_model_length` is not given

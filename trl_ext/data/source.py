@@ -23,6 +23,7 @@ class Source:
     too_long: list[str] = field(default_factory=list)  # places of rows left out because their prompts are too long
     unusable: list[str] = field(default_factory=list)  # answers that the grader can hardly accept, with their places
     also_in_training: int = 0  # problems of a validation set that are in the training set too
+    selected: str = ""  # by what, where not all of these rows are used
     columns: str = ""  # which are read, and how
     first: str = ""  # the first row's problem and answer
 
@@ -41,6 +42,8 @@ class Source:
         if self.order == "sampled" and self.available != self.rows + len(self.too_long):
             by = f"stratified by {' and '.join(self.stratified_by)}" if self.stratified_by else "drawn at random"
             known.append(f"{by} with sample_seed {self.sample_seed}")
+        if self.selected:
+            known.append(self.selected)
         if self.too_long:
             known.append(f"{len(self.too_long)} too long and left out: {listed(self.too_long)}")
         if boxes := self.several_boxes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from transformers.hf_argparser import HfArg
@@ -11,8 +12,10 @@ from trl import ModelConfig
 
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.renamed import accepts_earlier_names
+from trl_ext.evaluation.report import SAMPLES, is_correct
 from trl_ext.grpo.config import ExtGRPOConfig
-from trl_ext.recipes.settings import Task
+from trl_ext.io import read_jsonl
+from trl_ext.recipes.settings import Data, Task
 from trl_ext.rewards.hooks import REWARDS
 from trl_ext.training.options import check_at_least_1
 
@@ -23,6 +26,11 @@ class GRPOTask(Task):
     """Problems, a reward for the rollouts, and how the policy is measured."""
 
     reward: str = HfArg(default="strict", help=f"The reward: {', '.join(sorted(REWARDS))}, or file.py:function.")
+    pass_rates_from: str | None = HfArg(
+        default=None,
+        help="The folder of an evaluation on the training split with several samples: train only on problems that were "
+        "solved sometimes, neither never nor always.",
+    )
     log_generations_every: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
         default=20, help="Log a few generations every N optimizer steps."
     )
@@ -32,6 +40,26 @@ class GRPOTask(Task):
         self.reward_function()
         check_at_least_1(self, "log_generations_every")
 
+    def data(self, seed: int) -> Data:
+        """Rows with `prompt` and `answer`; those to train on may be chosen by `pass_rates_from`."""
+        data = super().data(seed)
+        if self.pass_rates_from is None:
+            return data
+        rates = pass_rates(Path(self.pass_rates_from))
+        known = [rates.get(problem) for problem in data.train["problem"]]
+        chosen = [number for number, rate in enumerate(known) if rate is not None and 0 < rate < 1]
+        source = data.sources["train"]
+        source.rows, source.selected = (
+            len(chosen),
+            (
+                f"those that {self.pass_rates_from} has solved sometimes, of {len(known) - known.count(None)} there: "
+                f"{known.count(0)} never, {known.count(1)} always"
+            ),
+        )
+        if not chosen:
+            raise ValueError(f"pass_rates_from: nothing to train on: {source.selected}")
+        return replace(data, train=data.train.select(chosen))
+
     def reward_function(self) -> Callable[..., Any]:
         """The reward, in TRL's signature."""
         return self.build(REWARDS, self.reward)
@@ -40,6 +68,19 @@ class GRPOTask(Task):
     def graders(self) -> dict[str, str]:
         """The reward, as far as it is a grader's, and validation's grader."""
         return {"train": self.reward, **super().graders}
+
+
+def pass_rates(folder: Path) -> dict[str, float]:
+    """By the text of each problem of an evaluation, the fraction of its samples that are correct."""
+    path = folder / SAMPLES
+    if not path.is_file():
+        raise ValueError(f"pass_rates_from: {str(folder)!r} has no {SAMPLES}: no evaluation has ended there")
+    verdicts: dict[str, list[bool]] = {}
+    for row in read_jsonl(path):
+        verdicts.setdefault(str(row["problem"]), []).append(is_correct(row))
+    if max(map(len, verdicts.values()), default=0) < 2:
+        raise ValueError(f"pass_rates_from: {str(folder)!r} has one sample per problem: evaluate with --samples 4")
+    return {problem: sum(correct) / len(correct) for problem, correct in verdicts.items()}
 
 
 GRPO_SETTINGS = (GRPOTask, ModelConfig, ExtGRPOConfig)

@@ -23,7 +23,7 @@ GROUPS = {
     "Model, problems and prompts": "model_name_or_path base_policy_seed dtype use_peft "
     "dataset dataset_config dataset_options train_split validation_split split problem_column "
     "answer_column answer_source prompt system_prompt chat_template_kwargs answer_format "
-    "train_problems problems sample_seed too_long",
+    "train_problems problems pass_rates_from sample_seed too_long",
     "Traces": "traces traces_split traces_config trace_prompt trace_response trace_answer num_unique_examples "
     "filter_correct",
     "Algorithm": "preset advantage policy_loss aggregation kl_estimator advantage_options policy_loss_options "

@@ -139,7 +139,7 @@ class Copy:
 
     def run_tests(self, tests: Sequence[str], mark: str, timeout: float, *, fork: bool) -> str:
         """Run pytest until the first failure; the outcome if there is a fault in the copy."""
-        arguments = ["-x", "-q", "-p", "no:cacheprovider", *tests, *(["-m", mark] if mark else [])]
+        arguments = ["-x", "-q", "--nightly", "-p", "no:cacheprovider", *tests, *(["-m", mark] if mark else [])]
         if fork and not want_the_machine(mark):
             status = self._in_a_fork(arguments, timeout)
         else:

@@ -6,10 +6,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'TEXT'
-usage: bash scripts/test.sh [--fast] [arguments of pytest]
+usage: bash scripts/test.sh [--fast | --all] [arguments of pytest]
 
-  (nothing)   all tests: the fast tier, then slow, distributed and vllm (gpu where there is one), then hosts
+  (nothing)   the fast tier, then slow, distributed and vllm (gpu where there is one), then hosts
   --fast      the fast tier only
+  --all       all tiers, with the tests that run nightly: more hosts, escapes of the sandbox, wheels, exports, benchmarks
 With -m of your own there is one run of pytest, with that selection. Examples:
     bash scripts/test.sh --fast -x -k ppo_clip
     bash scripts/test.sh -m vllm
@@ -24,6 +25,7 @@ for arg in "$@"; do
     case $arg in
         -h | --help) usage && exit 0 ;;
         --fast) fast_only=1 ;;
+        --all) args+=(--nightly) ;;
         *)
             [[ $arg == -m || $arg == -m=* ]] && own_marks=1
             args+=("$arg")

@@ -50,6 +50,7 @@ def test_accumulation_multiplies_what_sharded_gradients_send() -> None:
     assert sent(0, 1, trained=1e4) < sent(0, 1) / 50
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 @pytest.mark.parametrize("parallel", ["ddp", "zero1", "zero2", "zero3"])
 def test_two_ranks_send_what_the_sizes_predict(parallel: str, trained: Trained) -> None:
@@ -61,6 +62,7 @@ def test_two_ranks_send_what_the_sizes_predict(parallel: str, trained: Trained) 
     assert sum(sent.values()) == pytest.approx(sum(predicted.values()), rel=0.01)
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_zero2_computes_the_gradient_of_ddp(tmp_path: Path) -> None:
     """With a policy of which several micro-batches have the same prompts."""
@@ -72,6 +74,7 @@ def test_zero2_computes_the_gradient_of_ddp(tmp_path: Path) -> None:
     assert norms[1] == pytest.approx(norms[0], rel=2e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 @pytest.mark.parametrize("parallel", ["ddp", "zero3"])
 def test_a_step_sends_numbers_about_its_rollout_and_no_texts(parallel: str, trained: Trained) -> None:
@@ -84,6 +87,7 @@ def test_a_step_sends_numbers_about_its_rollout_and_no_texts(parallel: str, trai
     assert not [row for row in small if "unfinished" in row["function"]], "ranks tell each other of every token"
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_a_validation_sends_its_completions_once_and_its_figures(trained: Trained) -> None:
     rows = [row for row in trained("ddp").rows if row["carries"] == "validation"]

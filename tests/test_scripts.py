@@ -38,6 +38,7 @@ def script(name: str, *arguments: str, timeout: int = 280) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("name", [*(path.stem for path in SCRIPTS), *THIN])
@@ -78,6 +79,7 @@ def test_names_that_a_library_lacks_are_listed(tmp_path: Path) -> None:
     assert not any(line.startswith(("trl", "transformers")) for line in found)  # not in that folder
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_length_normalization_page_has_the_handout_numbers() -> None:
     said = script("length_normalization")
@@ -127,12 +129,14 @@ def test_comparison_needs_runs_of_one_length() -> None:
     assert "| 0.4500 ± 0.0707 |  | 299 to 299 |" in compare.table({"default": second}, [0, 1])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_fuzzer_finds_no_answer_that_takes_the_grader_down() -> None:
     said = script("fuzz_grader", "--answers", "300")
     assert "300" in said
 
 
+@pytest.mark.nightly
 @pytest.mark.vllm
 def test_a_sync_is_timed_and_trls_way_is_reported_as_it_is(tmp_path: Path) -> None:
     script("sync", "--shape", "tiny", "--repeats", "2", "--json", str(tmp_path / "sync.json"))
@@ -167,6 +171,7 @@ def test_the_length_trap_counts_what_is_left_by_length() -> None:
     assert len(found) == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.vllm
 def test_the_length_trap_trains_and_draws(tmp_path: Path) -> None:
     out = tmp_path / "trap.json"

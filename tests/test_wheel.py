@@ -116,6 +116,7 @@ def installed(built, tmp_path_factory):
     return Installed(tmp_path_factory.mktemp("installed"), built[1])
 
 
+@pytest.mark.nightly
 def test_installed_command_knows_its_files(installed):
     where = installed.run("python", "-c", "import trl_ext; print(trl_ext.__file__)").stdout
     assert where.startswith(str(installed.bin.parent))
@@ -128,6 +129,7 @@ def test_installed_command_knows_its_files(installed):
     assert list(installed.empty.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_installed_recipe_trains_with_files_of_the_package(installed, policy):
     settings = [*policy, "--config", "recipes/grpo_math.yaml", "--policy_loss=recipes/my_loss.py:soft_clip"]
     done = installed.run("trl-ext", "grpo", *settings)
@@ -136,6 +138,7 @@ def test_installed_recipe_trains_with_files_of_the_package(installed, policy):
     assert run["command"] == shlex.join(["trl-ext", "grpo", *settings])
 
 
+@pytest.mark.nightly
 def test_a_new_project_trains_and_its_test_passes(installed, policy):
     done = installed.run("trl-ext", "init", "mine")
     assert done.returncode == 0, done.stderr
@@ -164,6 +167,7 @@ def policy(tmp_path_factory):
     ]
 
 
+@pytest.mark.nightly
 def test_a_users_file_is_checked_against_our_types(installed):
     (installed.empty / "mine.py").write_text(USERS_FILE)
     # torch, transformers and TRL are left out: following them takes a minute and says nothing of ours.
@@ -190,6 +194,7 @@ def test_a_users_file_is_checked_against_our_types(installed):
     assert len(said) == 4  # the last one counts the errors
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("basedpyright") is None, reason="pyright is not installed (extra `dev`)")
 def test_a_users_file_is_checked_by_pyright_too(installed):
     folder = installed.empty / "checked"

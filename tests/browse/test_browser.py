@@ -16,6 +16,7 @@ from trl_ext.browse.rows import Source, plain_row
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed (Debian: apt-get install chromium)"),
 ]
 

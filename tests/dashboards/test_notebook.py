@@ -61,6 +61,7 @@ def test_a_parameter_that_the_notebook_lacks_is_refused(tmp_path: Path) -> None:
         run_notebook.executed({"STEP": "2"}, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_cell_runs_in_a_kernel_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_EXT_CACHE", str(tmp_path / "cache"))
@@ -174,6 +175,7 @@ class Left:
         self.groups = torch.distributed.is_initialized()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ten_runs_in_a_process_leave_nothing_behind(tmp_path: Path) -> None:
     left = []

@@ -124,6 +124,7 @@ def test_all_isolation_is_in_force_where_namespaces_are_allowed(attempted: tuple
     assert attempted[1] == ISOLATION
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root, to be another user")
 def test_isolation_holds_for_an_ordinary_user() -> None:
@@ -230,6 +231,7 @@ def test_outside_of_a_sandbox_the_probe_finds_nothing(tmp_path: Path) -> None:
     assert probe.verified(str(tmp_path)) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ def test_every_program_has_a_clear_outcome(outcomes: dict[str, ProgramOutcome], 
     check(name, outcomes[name])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SLOW))
 def test_every_slower_program_has_a_clear_outcome(slow_outcomes: dict[str, ProgramOutcome], name: str) -> None:

@@ -116,6 +116,7 @@ SEEN = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEEN)
 def test_their_graders_judge_as_was_seen(name: str) -> None:

@@ -119,6 +119,7 @@ def test_a_folder_with_files_is_not_written_into(tmp_path: Path) -> None:
         written(tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_lm_eval_loads_and_scores_the_task(tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="lm-eval is not installed")
@@ -146,6 +147,7 @@ def test_a_harness_samples_from_a_model_saved_with_stop_strings(
     assert sample().shape == (1, 4)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_inspect_evaluates_the_task(tmp_path: Path) -> None:
     pytest.importorskip("inspect_ai", reason="inspect is not installed")
@@ -166,6 +168,7 @@ def test_inspect_evaluates_the_task(tmp_path: Path) -> None:
     assert log.results.scores[0].metrics["accuracy"].value == 0.5
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_lighteval_loads_and_scores_the_task(tmp_path: Path) -> None:
     if importlib.util.find_spec("lighteval") is None:

@@ -79,6 +79,7 @@ def test_every_lab_has_the_course_questions_and_the_debated_ones(lab: Path) -> N
     assert (lab / read_lab(lab).config).is_file()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow  # processes that import every recipe
 @pytest.mark.parametrize("lab", LABS, ids=[lab.name for lab in LABS])
 def test_every_cell_of_every_question_resolves(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,7 @@ def test_all_savings_together_change_nothing(preset: str, tmp_path: Path) -> Non
     assert_same(tmp_path, ALL, preset=preset, **TWO_EPOCHS, learning_rate=rates.get(preset, 0.03))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(("loss", "aggregation"), itertools.product(sorted(POLICY_LOSSES), sorted(AGGREGATIONS)))
 def test_no_loss_and_aggregation_sees_a_difference(loss: str, aggregation: str, tmp_path: Path) -> None:
@@ -124,6 +125,7 @@ def test_no_loss_and_aggregation_sees_a_difference(loss: str, aggregation: str, 
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("advantage", sorted(ADVANTAGES))
 def test_no_advantage_sees_a_difference(advantage: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from trl_ext.runs.checkpoints import checkpoints, find_corruption, step_of
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(280)]
 
 
+@pytest.mark.nightly
 def test_lost_host_ends_the_run_everywhere_in_a_line(settings: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     arguments = ["--config", settings, "--output_dir", shared]

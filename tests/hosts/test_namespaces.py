@@ -32,6 +32,7 @@ pytestmark = [
 DEBIAN_ADDRESS = "127.0.1.1"  # of a host's own name
 
 
+@pytest.mark.nightly
 def test_link_down_for_30_s_is_survived_and_for_good_is_a_line(settings: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     arguments = ["--config", settings, "--output_dir", shared, "--max_steps", 100_000, "--ddp_timeout", 60]

@@ -15,6 +15,7 @@ from tests.support.launch import ended
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(280)]
 
 
+@pytest.mark.nightly
 def test_every_program_refuses_separate_folders_in_a_minute(settings: Path, tmp_path: Path) -> None:
     """And a checkpoint that is another one on another host; the check says what two hosts have in common."""
     recipes = ("grpo_math.py", "sft_math.py", "expert_iteration.py", "evaluate.py", "best_of_n.py", "trl_ext.hosts")

@@ -44,7 +44,13 @@ def trained(settings: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return of
 
 
-@pytest.mark.parametrize("config", ["two_cpu_ranks_ddp", "two_cpu_ranks_zero2", "two_cpu_ranks_zero3"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        "two_cpu_ranks_ddp",
+        *(pytest.param(f"two_cpu_ranks_{name}", marks=pytest.mark.nightly) for name in ("zero2", "zero3")),
+    ],
+)
 def test_two_hosts_train_as_one(config: str, trained: Callable[[str], Path], settings: Path, tmp_path: Path) -> None:
     folder = trained(config)
     assert json.loads((folder / "shared" / "summary.json").read_text())["hardware"]["processes"] == 2
@@ -62,6 +68,7 @@ def test_two_hosts_train_as_one(config: str, trained: Callable[[str], Path], set
 LOST = {"SIGKILL": "closed the connection", "SIGSTOP": "did not answer within ddp_timeout"}  # as a dead link does
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("config", "signals"), [("two_cpu_ranks_ddp", ["SIGKILL"]), ("two_cpu_ranks_zero2", ["SIGKILL", "SIGSTOP"])]
 )

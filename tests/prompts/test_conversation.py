@@ -124,7 +124,7 @@ def test_template_of_ones_own_has_roles_and_a_system_prompt_goes_first(tmp_path:
 # Datasets whose problems are conversations.
 
 VERL = {"data_source": "x", "prompt": ASKED, "reward_model": {"ground_truth": "2", "style": "rule"}, "extra_info": {}}
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "verl": VERL,  # DAPO-Math-17k has the same columns
     "answer": {"prompt": ASKED, "answer": "2"},
     "solution": {"prompt": ASKED, "solution": "It is \\boxed{2}."},

@@ -11,7 +11,7 @@ from trl_ext.io import write_jsonl
 from trl_ext.recipes.grpo import GRPOTask
 
 PROBLEMS = [{"problem": f"{i} + 1", "answer": str(i + 1)} for i in range(4)]
-SOLVED = {0: (0, 0), 1: (1, 0), 2: (1, 1)}  # problem 3 has not been evaluated
+SOLVED: dict[int, tuple[int, ...]] = {0: (0, 0), 1: (1, 0), 2: (1, 1)}  # problem 3 has not been evaluated
 
 
 def task(folder: Path, solved: dict[int, tuple[int, ...]]) -> GRPOTask:

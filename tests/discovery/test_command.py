@@ -154,6 +154,7 @@ def test_several_served_models_are_listed_in_the_error(tmp_path: Path, monkeypat
         run(PROBLEM, parsed(tmp_path, server.url))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_resume_needs_the_same_settings_and_counts_spent_budget(tmp_path: Path) -> None:
     with serving([block("score 1 ok")]) as server:

@@ -401,6 +401,7 @@ def test_questions_are_listed_and_unknown_ones_are_refused() -> None:
     assert "--lab 'none': no such folder. Known: effects, mini_math, qwen2.5_math_1.5b" in elsewhere.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.slow  # four runs of the recipe
 def test_a_question_is_answered_with_failed_cells_and_once_only(tmp_path: Path, folder: Path) -> None:
     tiny = {

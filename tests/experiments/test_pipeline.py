@@ -644,6 +644,7 @@ def test_only_the_last_stage_is_held_to_the_final_validation() -> None:
     assert "restore_best must be true" in found.message
 
 
+@pytest.mark.nightly
 @pytest.mark.slow  # a process that imports every recipe
 def test_all_stages_are_checked_before_the_first_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "run_stage", FakeStages([]))

@@ -51,7 +51,9 @@ def test_a_loss_sees_every_token_of_its_step_once(cut: dict[str, Any], tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", OF_STEP)
+@pytest.mark.parametrize(
+    "loss", ["kl_cov", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("clip_cov", "bapo"))]
+)
 def test_how_a_step_is_divided_changes_nothing_of_it(loss: str, tmp_path: Path) -> None:
     ends = {
         (size, saved): trained(

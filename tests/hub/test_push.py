@@ -271,6 +271,7 @@ def test_pushed_run_writes_the_same_tokens_after_download(hub: Hub, tmp_path: Pa
     assert tokens(here) == tokens(there)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_hub_failure_at_the_end_of_a_run_costs_only_the_push(hub: Hub, tmp_path: Path) -> None:
     policy = make_base_policy(0, tmp_path / "cache", SMALL, progress=False)
@@ -288,6 +289,7 @@ def test_hub_failure_at_the_end_of_a_run_costs_only_the_push(hub: Hub, tmp_path:
     assert not hub.files["me/mine"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "places"), [("all_checkpoints", {2, 4}), ("checkpoint", {"last-checkpoint"})])
 def test_complete_checkpoints_are_pushed_while_the_run_trains(

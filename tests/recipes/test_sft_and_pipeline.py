@@ -267,6 +267,7 @@ def test_a_pipelines_stages_are_checked_before_the_first_runs(tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "runs" / "chain").iterdir()] == ["pipeline.json"]  # the time it took
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_several_sizes_are_run_once_each_and_plotted(tmp_path: Path, policy: str) -> None:
     flags = [text for name, value in SMALL_SFT.items() if not isinstance(value, (list, bool)) for text in (f"--{name}", str(value))]  # fmt: skip

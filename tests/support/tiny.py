@@ -90,7 +90,7 @@ def save_tiny(path: Path) -> Path:
 def no_engine_steps() -> Any:
     """`LLM.llm_engine` of an engine of a test that answers without a step of decoding."""
     config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=1))
-    return SimpleNamespace(step=lambda: [], vllm_config=config)
+    return SimpleNamespace(step=list, vllm_config=config)
 
 
 def prompts(n: int = 16) -> Dataset:

@@ -171,7 +171,16 @@ def test_what_an_earlier_profile_saw_is_not_of_this_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["plain", "checkpointing", "eager attention", "prompts not shared", "lora"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "checkpointing",
+        *(
+            pytest.param(c, marks=pytest.mark.nightly)
+            for c in ("plain", "eager attention", "prompts not shared", "lora")
+        ),
+    ],
+)
 def test_a_real_step_has_the_memory_foreseen(case: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         measured = foresight.run("1m", case, foresight.Work(), Path(folder))

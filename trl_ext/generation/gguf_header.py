@@ -85,7 +85,9 @@ def read_header(path: Path) -> Header:
             raise InputError(f"{path}: not a GGUF file: it does not begin with {MAGIC.decode()}. Download it again")
         _refuse_split(path)
         if find_spec("gguf") is None:
-            raise InputError(f"{path}: a GGUF file is read by the package gguf, which is not installed: pip install gguf")
+            raise InputError(
+                f"{path}: a GGUF file is read by the package gguf, which is not installed: pip install gguf"
+            )
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             header, data = _parse(path, _Cursor(content, path))
             _refuse_truncated(header, data, len(content))
@@ -133,7 +135,9 @@ class _Cursor:
 
     def _refuse_end(self, size: int) -> None:
         if self.at + size > len(self.content):
-            raise InputError(f"{self.path}: truncated: it ends within its header, after {len(self.content)} bytes: {_AGAIN}")
+            raise InputError(
+                f"{self.path}: truncated: it ends within its header, after {len(self.content)} bytes: {_AGAIN}"
+            )
 
 
 _AGAIN = "copy or download it again"
@@ -167,7 +171,7 @@ def _tensor(path: Path, cursor: _Cursor) -> TensorInfo:
     sizes = _type_sizes()
     if kind not in sizes:
         raise InputError(
-            f"{path}: {name} is of quantization type {kind}, which the installed gguf does not know: pip install -U gguf"
+            f"{path}: {name} is of quantization type {kind}, unknown to the installed gguf: pip install -U gguf"
         )
     label, block, size = sizes[kind]
     return TensorInfo(name, shape, label, math.prod(shape) // block * size, offset)
@@ -218,6 +222,6 @@ def _refuse_unknown_architecture(header: Header) -> None:
     known = readable_architectures()
     if bare(header.architecture) not in map(bare, known):
         raise InputError(
-            f"{header.file}: general.architecture is {header.architecture!r}, which transformers cannot read from GGUF; "
-            f"it reads {', '.join(known)}. Give the original checkpoint, a folder of safetensors"
+            f"{header.file}: general.architecture is {header.architecture!r}, which transformers cannot read from "
+            f"GGUF; it reads {', '.join(known)}. Give the original checkpoint, a folder of safetensors"
         )

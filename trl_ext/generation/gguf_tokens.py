@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, as the file's own metadata describe it.
 
-What transformers makes of them differs in the BEGIN and END tokens, in most of the added tokens, and in where numbers are
-cut (`tokenizer.ggml.pre`), so that what is known exactly is built here, and transformers is asked for the rest.
+What transformers makes of them differs in the BEGIN and END tokens, in most of the added tokens, and in where numbers
+are cut (`tokenizer.ggml.pre`), so that what is known exactly is built here, and transformers is asked for the rest.
 """
 
 from __future__ import annotations
@@ -68,8 +68,16 @@ def end_token_ids(header: Header, tokenizer: PreTrainedTokenizerFast) -> list[in
     """Every token that ends a response: the metadata's first, the template's, and the usual ones that the model has."""
     tokens = header.fields["tokenizer.ggml.tokens"]
     kinds = header.fields.get("tokenizer.ggml.token_type") or [_CONTROL] * len(tokens)
-    named, controls = special_tokens(header), {token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL}
-    found = [named.get("eos"), named.get("eot"), _after_a_turn(tokenizer, controls), *(t for t in _ENDS if t in controls)]
+    named, controls = (
+        special_tokens(header),
+        {token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL},
+    )
+    found = [
+        named.get("eos"),
+        named.get("eot"),
+        _after_a_turn(tokenizer, controls),
+        *(t for t in _ENDS if t in controls),
+    ]
     places = {token: number for number, token in enumerate(tokens)}
     return [places[token] for token in dict.fromkeys(found) if token is not None]
 

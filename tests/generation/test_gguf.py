@@ -16,19 +16,17 @@ from tests.recipes.test_grpo import TINY_RUN
 from tests.recipes.test_left_behind import evaluated, recipe
 from tests.recipes.test_sft_and_pipeline import SMALL_SFT
 from tests.support.versions import needs_gguf, needs_smollm2, needs_vllm
-from trl_ext.errors import InputError
 from trl_ext.generation import gguf
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.model_source import locate
 from trl_ext.generation.samplers import VLLMSampler, vllm_params
 from trl_ext.grpo.prompt_sharing import Rows, SharedPrompts, completion_log_probs
 from trl_ext.prompts import format_prompt, load_prompt
-from trl_ext.recipes.best_of_n import BestOfN, run_best_of_n
 from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS
 
-pytestmark = [pytest.mark.slow, needs_gguf, needs_smollm2]
+pytestmark = [pytest.mark.slow, needs_gguf, needs_smollm2, pytest.mark.timeout(900)]  # next to other tests, too
 
 # float32 sums in another order, through 30 layers, make logits of up to 30 differ in their last digits, by about
 # 30 * 2**-24 * sqrt(30 * 576) = 2e-4 at the worst; a position that is off by one, or padding that is attended to, makes
@@ -44,7 +42,10 @@ GRPO = {
     "micro_train_batch_size": 4, "share_prompt_prefix": True, "save_strategy": "steps", "save_steps": 1, "preset": "dr_grpo",
     "learning_rate": 0.001, "reward": "tests/generation/test_gguf.py:length", "skip_zero_advantage_rows": False,
 }  # fmt: skip
-SFT = {**SMALL_SFT, **SHORT, **LORA, "max_steps": 2, "train_batch_size": 4, "learning_rate": 0.001}
+SFT = {
+    **SMALL_SFT, **SHORT, **LORA, "max_steps": 2, "train_batch_size": 2, "micro_train_batch_size": 2, "learning_rate": 0.001,
+    "validation_problems": 1,
+}  # fmt: skip
 
 
 def length(completions: list[str], **_: Any) -> list[float]:
@@ -120,31 +121,25 @@ def _log_probs(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return of_completion.gather(2, ids[..., None])[..., 0]
 
 
-def test_every_recipe_takes_it_and_what_it_leaves(top: Path, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_recipe_takes_it_and_what_it_leaves(top: Path, base: str, capsys: pytest.CaptureFixture[str]) -> None:
     evaluation = {"problems": 2, "max_tokens": 4, "prompt": "question_only"}
-    report = run_evaluation(evaluated("smollm2", top / "before", **evaluation))
-    assert len(report.rows) == 2
-    run_evaluation(evaluated("smollm2", top / "before", **evaluation))  # shown, since the file is the same
-    best = evaluated("smollm2", top / "best", BestOfN, samples=2, at=[1, 2], **evaluation)
-    assert run_best_of_n(best)
-    recipe(SFT_SETTINGS, SFT, "smollm2", top / "sft")
+    assert len(run_evaluation(evaluated("smollm2", top / "before", **evaluation)).rows) == 2
+    run_evaluation(evaluated("smollm2", top / "before", **evaluation))
+    assert "shown, not measured again" in capsys.readouterr().out  # since the file is the same
+    learned = recipe(SFT_SETTINGS, SFT, "smollm2", top / "sft")
     summary = recipe(GRPO_SETTINGS, GRPO, "smollm2", top / "grpo")
+    assert "share_prompt_prefix is off" not in capsys.readouterr().out
     run = top / "grpo" / "run"
     assert json.loads((run / "adapter_config.json").read_text())["base_model_name_or_path"] == base
+    assert learned["gguf"] == summary["gguf"]
     assert summary["gguf"]["file"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert all(row["loss"] == row["loss"] for row in steps if "loss" in row)  # no NaN
     card = (run / "README.md").read_text()
     assert card.count("The model of the GGUF file `SmolLM2-135M-Instruct.Q4_1.gguf`") == 1
-    assert "What Q4\\_1 and Q8\\_0 had rounded away, to 5.74 bits per weight, is lost" in card
+    assert r"What Q4\_1 and Q8\_0 had rounded away, to 5.74 bits per weight, is lost" in card
     assert "model_name_or_path: smollm2" in (run / "config.yaml").read_text()
     resumed = recipe(GRPO_SETTINGS, {**GRPO, "resume": str(run / "checkpoint-1")}, "smollm2", top / "grpo")
     assert resumed["gguf"] == summary["gguf"]
     assert len(run_evaluation(evaluated(run, top / "after", **evaluation)).rows) == 2
-    chained = recipe(SFT_SETTINGS, {**SFT, "max_steps": 1}, top / "sft" / "run", top / "chained")
-    assert chained["gguf"]["file"] == summary["gguf"]["file"]
-    with pytest.raises(InputError, match="rope|1 of 2|no such file|GGUF"):
-        run_evaluation(evaluated(top / "none.gguf", top / "no", **evaluation))
 
 
 @needs_vllm

@@ -53,8 +53,7 @@ GROUPS = {
 }
 # Those of TRL's that are shown, in a line each.
 COMMON = {
-    "model_name_or_path": "The model: a folder, a GGUF file, smollm2 (which a package brings), or a Hub id. The default is "
-    "the base policy, which is built locally.",
+    "model_name_or_path": "A folder, a GGUF file, smollm2 or a Hub id. The default is a policy built locally.",
     "gguf_file": "The GGUF file of the model's folder, where it has several.",
     "use_peft": "Train a LoRA adapter instead of all weights.",
     "beta": "The coefficient of the KL penalty; 0 loads no reference model.",

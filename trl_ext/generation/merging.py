@@ -24,7 +24,7 @@ from transformers.integrations import deepspeed as sharding
 
 from trl_ext.errors import InputError
 from trl_ext.generation.adapter_models import load_base, load_tokenizer, put_on_base
-from trl_ext.generation.model_source import CONFIG, ModelSource, locate
+from trl_ext.generation.model_source import CONFIG, ModelSource, loadable, locate
 from trl_ext.io import print_line, write_json
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _UNMERGEABLE_FIELDS = {
 def whole_model(model: str) -> str:
     """The model, or for an adapter's folder the one that it makes with its base, as an engine loads it."""
     source = locate(model)
-    return model if source.adapter is None else str(merged_folder(source))
+    return loadable(model) if source.adapter is None else str(merged_folder(source))
 
 
 def check_mergeable(source: ModelSource) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
+from trl_ext.generation.gguf import CONVERTED, converted_folder, file_named
 from trl_ext.io import read_json
 from trl_ext.registry import unknown
 
@@ -47,13 +48,17 @@ def locate(name: str, revision: str | None = None) -> ModelSource:
     """What has to be loaded for a model of this name.
 
     Args:
-        name: a folder of a whole model, of an adapter, or of a checkpoint of either; or a Hub id.
+        name: a folder of a whole model, of an adapter, or of a checkpoint of either; a GGUF file, a folder with one, or
+            the name of a model in a package (`PACKAGED`); or a Hub id.
         revision: of the Hub's repository; where `name` is an adapter's folder, of the base's.
 
     Raises:
         InputError: there is no such folder, or it holds no model that can be loaded; says what to give instead.
     """
     path = Path(name).expanduser()
+    if file := file_named(name):
+        folder = str(converted_folder(file))
+        return ModelSource(name, folder, folder)
     if path.is_dir():
         return _in_folder(name, path, revision)
     if path.is_file():
@@ -64,6 +69,15 @@ def locate(name: str, revision: str | None = None) -> ModelSource:
     if adapter is not None:
         return replace(_adapter_in(name, adapter, None), dtype=None)
     return ModelSource(name, name, name, revision=revision)
+
+
+def loadable(name: str, revision: str | None = None) -> str:
+    """The name by which everything loads a model: of a GGUF file the folder that it is converted to, else as it is.
+
+    Raises:
+        InputError: as `locate` does for a GGUF file.
+    """
+    return name if file_named(name) is None else locate(name, revision).base
 
 
 def _in_folder(name: str, path: Path, revision: str | None) -> ModelSource:
@@ -99,7 +113,9 @@ def _adapter_in(name: str, folder: Path, revision: str | None) -> ModelSource:
     if not isinstance(given, str) or not given:
         raise InputError(f"{file}: {_BASE} is {given!r}: put the place of the adapter's base model there")
     try:
-        base = locate(_from_there(folder, given), settings.get("revision") or revision)
+        base = locate(
+            _converted_again(folder, given) or _from_there(folder, given), settings.get("revision") or revision
+        )
     except InputError as error:
         raise InputError(f"{file}: {_BASE}: {error}. Put the place of the adapter's base model there") from error
     if base.adapter is not None:
@@ -119,11 +135,26 @@ def _from_there(folder: Path, base: str) -> str:
     return next((str(parent / path) for parent in above if (parent / path / CONFIG).is_file()), base)
 
 
+def _converted_again(folder: Path, base: str) -> str | None:
+    """A base that was a GGUF file's and is gone from the cache, made again from the file that the run names."""
+    wanted, name = Path(base).expanduser(), _setting_of_run(folder, "model_name_or_path")
+    if wanted.is_dir() or not wanted.name.startswith(CONVERTED) or name is None or (file := file_named(name)) is None:
+        return None
+    made = converted_folder(file)
+    return str(made) if made.name == wanted.name else None
+
+
 def _dtype_of_run(folder: Path) -> str | None:
-    """The `dtype` of the run that left a folder, or of the one whose checkpoint it is."""
+    """The `dtype` of the run that left a folder."""
+    dtype = _setting_of_run(folder, "dtype")
+    return dtype if dtype != "auto" else None
+
+
+def _setting_of_run(folder: Path, name: str) -> str | None:
+    """A setting of the run that left a folder, or of the one whose checkpoint it is; None if it is no text."""
     found = next((file for place in (folder, folder.parent) if (file := place / _RESOLVED).is_file()), None)
-    dtype = _json(found).get("dtype") if found else None
-    return dtype if isinstance(dtype, str) and dtype != "auto" else None
+    value = _json(found).get(name) if found else None
+    return value if isinstance(value, str) else None
 
 
 def _why_no_weights(path: Path, wanted: str) -> str:

@@ -12,9 +12,10 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, StrictUndefined
 
-from trl_ext.generation.model_source import ADAPTER
+from trl_ext.generation.gguf import origin_of
+from trl_ext.generation.model_source import ADAPTER, locate
 from trl_ext.io import fence_of, read_json, read_jsonl, read_yaml, write_text
-from trl_ext.runs.layout import CONFIG, CURVE, GENERATIONS, RunFolder
+from trl_ext.runs.layout import CONFIG, CURVE, GENERATIONS, SUMMARY, RunFolder
 from trl_ext.runs.provenance import devices_of, versions_of
 from trl_ext.runs.recipes import RECIPES
 from trl_ext.runs.report import selection_note
@@ -68,7 +69,8 @@ def card_data(name: str, summary: RunSummary, settings: Mapping[str, Any], libra
 
 def is_hub_id(name: object) -> TypeGuard[str]:
     """Whether this may name a repository of the Hub, and is no path of this machine."""
-    return isinstance(name, str) and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
+    looks_like_one = isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.endswith(".gguf")
+    return bool(looks_like_one) and not Path(str(name)).exists()
 
 
 def base_of(run: Path) -> str | None:
@@ -86,7 +88,8 @@ def _values(run: Path, repo_id: str | None, summary: Mapping[str, Any], settings
         "base": base,
         "name": (repo_id or run.name).rpartition("/")[2],
         "address": repo_id or run.name,
-        "source": _source(base),
+        "source": _source(base, summary.get("gguf")),
+        "quantized": without_markup(lost_by_quantization(gguf)) if (gguf := summary.get("gguf")) else "",
         "recipe": RECIPES[summary.get("recipe", "grpo")],
         "summary": summary,
         "settings": settings,
@@ -107,8 +110,46 @@ def _values(run: Path, repo_id: str | None, summary: Mapping[str, Any], settings
     }
 
 
-def _source(base: str | None) -> str:
+def gguf_origin(policy: str) -> dict[str, Any] | None:
+    """What is known of the GGUF file that a policy, or the earlier run that it is of, began with; else None."""
+    folder = Path(locate(policy).base)
+    if found := origin_of(folder):
+        return {**found, "of_base": True}
+    summaries = (place / SUMMARY for place in (folder, folder.parent))
+    earlier = next((read_json(file).get("gguf") for file in summaries if file.is_file()), None)
+    return {**earlier, "of_base": False} if earlier else None
+
+
+def lost_by_quantization(gguf: Mapping[str, Any]) -> str:
+    """What a model that was read from a GGUF file is not, in sentences."""
+    kinds = ", ".join(
+        f"{kind} ({tensors} tensors, {elements / 1e6:.1f} million weights)"
+        for kind, (tensors, elements) in gguf["elements"].items()
+    )
+    whose = "The base model" if gguf["of_base"] else "The base model of the earlier run"
+    about = ", ".join(filter(None, (gguf["name"], gguf["license"] and f"license {gguf['license']}")))
+    said = [f"{whose} was read from the GGUF file {gguf['file']} ({about or 'no name in it'}), which stores {kinds}."]
+    if gguf["quantized"]:
+        said.append(
+            f"What {' and '.join(gguf['quantized'])} had rounded away, to {gguf['bits_per_weight']} bits per weight, "
+            f"is lost: the weights were written out in {gguf['dtype']}, and scores are not those of the original "
+            "checkpoint."
+        )
+    else:
+        said.append(f"None of it is quantized; the weights were written out in {gguf['dtype']}.")
+    if gguf["tied"]:
+        said.append(
+            "The file had one matrix quantized twice, as embedding and as output head: both are the finer of the two, "
+            f"{gguf['tied']}."
+        )
+    said += [f"Not read from the file: {part}." for part in gguf["not_read"]]
+    return " ".join(said)
+
+
+def _source(base: str | None, gguf: Mapping[str, Any] | None = None) -> str:
     """What the model was made from, as a sentence begins."""
+    if gguf and gguf["of_base"]:
+        return f"The model of the GGUF file {code(gguf['file'])}"
     if is_hub_id(base):
         return code(base)
     is_ours = base is None or Path(base).name.startswith("base-policy-")

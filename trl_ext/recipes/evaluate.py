@@ -28,8 +28,9 @@ from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, SAMPLES, Report, grade_rows, is_correct
 from trl_ext.generation.completion import Sampling
+from trl_ext.generation.gguf import with_file
 from trl_ext.generation.merging import check_mergeable
-from trl_ext.generation.model_source import MERGE, ModelSource, locate
+from trl_ext.generation.model_source import MERGE, ModelSource, loadable, locate
 from trl_ext.generation.progress import reporting
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.hosts.group import join
@@ -70,6 +71,7 @@ class Evaluation(DatasetSettings):
     """What is measured, and how it is sampled."""
 
     model_name_or_path: str | None = HfArg(default=None, help=COMMON["model_name_or_path"])
+    gguf_file: str | None = HfArg(default=None, help=COMMON["gguf_file"])
     chat_template_kwargs: dict[str, Any] | str | None = HfArg(
         default=None, help="Variables of the model's chat template, such as enable_thinking=false."
     )
@@ -136,6 +138,7 @@ class Evaluation(DatasetSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.model_name_or_path = with_file(self.model_name_or_path, self.gguf_file)
         self.build(GRADERS, self.grader)
         self.refuse_unused_tolerance(self.grader)
         self.chat_template_kwargs = parse_options("chat_template_kwargs", self.chat_template_kwargs)
@@ -207,7 +210,8 @@ def run_evaluation(
     is_new = not (folder / SUMMARY).exists()
     problems, source = _load(settings, is_new)
     with state.main_process_first():
-        model = settings.model_name_or_path or settings.base_policy(settings.seed)
+        named = settings.model_name_or_path
+        model = loadable(named) if named else settings.base_policy(settings.seed)
     problems = _as_texts(settings, model, problems)
     made_from = run_on_main_and_broadcast(lambda: fingerprints(settings, model, problems), InputError)
     decisive = _decisive(settings, source) | {FINGERPRINTS: made_from}
@@ -288,7 +292,8 @@ def _export(settings: Evaluation, is_main: bool) -> Report:
     name = Path(settings.dataset.replace("{split}", settings.split)).stem
     task = ExportedTask(name, settings.grader, options, settings.samples, settings.sampling())
     if is_main:
-        print(write_tasks(Path(str(settings.export)), task, problems.to_list(), settings.model_name_or_path))
+        model = loadable(settings.model_name_or_path) if settings.model_name_or_path else None
+        print(write_tasks(Path(str(settings.export)), task, problems.to_list(), model))
     return Report([])
 
 

@@ -22,8 +22,9 @@ from trl_ext.data.references import COMPARING, Checker, check_references, first_
 from trl_ext.errors import InputError
 from trl_ext.foresight.before_run import refuse_what_does_not_fit
 from trl_ext.generation.adapter_models import check_trainable, embedding_rows, load_tokenizer
+from trl_ext.generation.gguf import with_file
 from trl_ext.generation.merging import check_mergeable
-from trl_ext.generation.model_source import ModelSource, locate
+from trl_ext.generation.model_source import ModelSource, loadable, locate
 from trl_ext.generation.server import Servers, urls_of
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
@@ -61,13 +62,14 @@ def prepare(task: Task, model: ModelConfig, config: TrainingArguments, load: Cal
     disable_progress_bars()
     hide_token(config)
     try:
+        model.model_name_or_path = with_file(model.model_name_or_path, task.gguf_file)
         _check_settings(task, model, config)
         if not {*COMPARING}.isdisjoint(task.graders.values()):
             shared_pool().start()  # half a second of imports, in processes of their own
         data = load(config.seed)
         first_rank(lambda: check_answers(data, task, config))
         began = time.monotonic()
-        policy = model.model_name_or_path or _base_policy(task, config)
+        policy = loadable(model.model_name_or_path) if model.model_name_or_path else _base_policy(task, config)
         seconds = time.monotonic() - began
         data, lines = rows_in_context(data, task, policy, model, config)
         first_rank(lambda: refuse_what_does_not_fit(task, model, config, data, policy))

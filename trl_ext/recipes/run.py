@@ -19,7 +19,7 @@ from trl_ext.dashboards.trackers import send_summary, tracker_runs_ended
 from trl_ext.data.dataset import problems_are
 from trl_ext.errors import Stopped
 from trl_ext.evaluation.yardstick import fingerprint, yardstick
-from trl_ext.hub.card import write_model_card
+from trl_ext.hub.card import gguf_origin, write_model_card
 from trl_ext.hub.push import push
 from trl_ext.io import as_yaml, plain, write_json, write_text
 from trl_ext.ranks import run_on_main_and_broadcast
@@ -170,6 +170,7 @@ class RecipeRun:
             },
             "ended_early": self.run.ended_early,
             "data": {role: source.summary() for role, source in self.data.sources.items()},
+            **({"gguf": gguf} if (gguf := gguf_origin(self.prepared.policy)) else {}),
             "seconds_to_make_policy": round(self.run.seconds_to_make_policy, 2),
             "seconds_to_save": round(trainer.seconds_to_save, 2),
         }

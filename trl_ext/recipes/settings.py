@@ -14,6 +14,7 @@ from trl_ext.compat.on_resume import OnResume
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS, Problems
 from trl_ext.data.source import Source
+from trl_ext.recipes.settings_help import COMMON
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.training.options import check_at_least_1
 
@@ -40,6 +41,7 @@ class Data:
 class Task(DatasetSettings):
     """What to learn and how it is measured; every recipe has its own."""
 
+    gguf_file: str | None = HfArg(default=None, help=COMMON["gguf_file"])
     train_split: str = HfArg(default="train", help="The splits to train on and to validate on.")
     validation_split: Annotated[str, OnResume.YARDSTICK] = HfArg(
         aliases="--split", default="validation", help="The splits to train on and to validate on."

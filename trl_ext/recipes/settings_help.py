@@ -20,7 +20,7 @@ from trl_ext.registry import defaults_of
 
 _WIDTH, _NAMES = 120, 36  # characters of a line, and of the column with the names
 GROUPS = {
-    "Model, problems and prompts": "model_name_or_path base_policy_seed dtype use_peft "
+    "Model, problems and prompts": "model_name_or_path gguf_file base_policy_seed dtype use_peft "
     "dataset dataset_config dataset_options train_split validation_split split problem_column "
     "answer_column answer_source prompt system_prompt chat_template_kwargs answer_format "
     "train_problems problems pass_rates_from sample_seed too_long",
@@ -54,7 +54,8 @@ GROUPS = {
 }
 # Those of TRL's that are shown, in a line each.
 COMMON = {
-    "model_name_or_path": "The model: a folder or a Hub id. The default is the base policy, which is built locally.",
+    "model_name_or_path": "A folder, a GGUF file, smollm2 or a Hub id. The default is a policy built locally.",
+    "gguf_file": "The GGUF file of the model's folder, where it has several.",
     "use_peft": "Train a LoRA adapter instead of all weights.",
     "beta": "The coefficient of the KL penalty; 0 loads no reference model.",
     "max_steps": "The number of optimizer steps.",

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trl_ext.generation.gguf import file_named
 from trl_ext.io import digest_of_files, plain, read_json, read_yaml
 
 # Of a model's folder; a file is of the first group that has it. A checkpoint's state of the training is of none.
@@ -30,8 +31,10 @@ _IN_WORDS = {"weights": "weights", "configuration": "configuration of the model"
 def fingerprint_of_model(name_or_path: str, revision: str | None = None) -> dict[str, str]:
     """A hash of weights, configuration and tokenizer: of a folder's files, or the commit of a model on the Hub.
 
-    An adapter's weights include those of the model that it is an adapter of.
+    An adapter's weights include those of the model that it is an adapter of; a GGUF file is all three.
     """
+    if file := file_named(name_or_path):
+        return dict.fromkeys(_GROUPS, digest_of_files([file]))
     folder = Path(name_or_path).expanduser()
     if not folder.is_dir():
         commit = _commit_on_hub(name_or_path, revision)
@@ -130,5 +133,7 @@ def _files_named(text: str) -> Iterator[Path]:
             yield from (found for found in path.parent.glob(path.name.replace("{split}", "*")) if found.is_file())
         elif path.is_file():
             yield path
+        elif not _is_model(path):
+            yield from path.glob("*.gguf")
     except OSError:  # no path at all, such as a text that is too long for one
         return

@@ -20,7 +20,7 @@ from trl_ext.registry import defaults_of
 
 _WIDTH, _NAMES = 120, 36  # characters of a line, and of the column with the names
 GROUPS = {
-    "Model, problems and prompts": "model_name_or_path base_policy_seed dtype use_peft "
+    "Model, problems and prompts": "model_name_or_path gguf_file base_policy_seed dtype use_peft "
     "dataset dataset_config dataset_options train_split validation_split split problem_column "
     "answer_column answer_source prompt answer_format train_problems problems sample_seed too_long",
     "Traces": "traces traces_split traces_config trace_prompt trace_response trace_answer num_unique_examples "

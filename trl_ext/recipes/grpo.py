@@ -28,8 +28,8 @@ class GRPOTask(Task):
     reward: str = HfArg(default="strict", help=f"The reward: {', '.join(sorted(REWARDS))}, or file.py:function.")
     pass_rates_from: str | None = HfArg(
         default=None,
-        help="The folder of an evaluation on the training split with several samples: train only on problems that were "
-        "solved sometimes, neither never nor always.",
+        help="Train only on problems that an evaluation, in this folder, solves sometimes. Its samples have to be of "
+        "the training split, several for each problem; those solved never or always have no gradient.",
     )
     log_generations_every: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
         default=20, help="Log a few generations every N optimizer steps."

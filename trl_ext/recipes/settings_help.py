@@ -36,10 +36,10 @@ GROUPS = {
     "Reward and grading": "reward reward_timeout grader numeric_tolerance worked_out",
     "Steps, batches and the optimizer": "max_steps n_grpo_steps n_ei_steps questions_per_step rollout_batch_size "
     "group_size train_batch_size micro_train_batch_size epochs_per_rollout_batch epochs_per_step rollout_chunk "
-    "num_train_epochs learning_rate lr_scheduler_type lr_decay_fraction bf16 gradient_checkpointing seed",
-    "Sampling": "sampling_temperature sampling_max_tokens sampling_min_tokens stop samples at first_from temperature "
-    "top_p max_tokens min_tokens batch_size",
-    "Generation engine": "use_vllm vllm_gpu_memory_utilization vllm_max_model_length vllm_max_num_seqs "
+    "learning_rate lr_scheduler_type lr_decay_fraction bf16 gradient_checkpointing seed",
+    "Sampling and its engine": "sampling_temperature sampling_max_tokens sampling_min_tokens stop samples at first_from temperature "
+    "top_p max_tokens min_tokens batch_size "
+    "use_vllm vllm_gpu_memory_utilization vllm_max_model_length vllm_max_num_seqs "
     "vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager vllm_enable_sleep_mode vllm_mode "
     "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port",
     "Computation that a step saves": "skip_zero_advantage_rows dynamic_micro_batches micro_batch_tokens "
@@ -59,7 +59,6 @@ COMMON = {
     "use_peft": "Train a LoRA adapter instead of all weights.",
     "beta": "The coefficient of the KL penalty; 0 loads no reference model.",
     "max_steps": "The number of optimizer steps.",
-    "num_train_epochs": "The number of passes over the training data; max_steps overrides it.",
     "learning_rate": "The peak learning rate.",
     "lr_scheduler_type": "The learning rate schedule, such as constant, linear or cosine.",
     "gradient_checkpointing": "Recompute activations in the backward pass: slower, less memory.",

@@ -16,6 +16,7 @@ from transformers import LogitsProcessor, StoppingCriteria, StopStringCriteria
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from trl_ext.generation.decoding import Decoding, gathers_weights, has_several_ranks, own_loop_unsupported
+from trl_ext.generation.interruption import sampling
 from trl_ext.generation.policy import overridden
 from trl_ext.generation.progress import advance
 from trl_ext.generation.sampling import without_adapter
@@ -52,7 +53,10 @@ def hf_generate(
     if reason := own_loop_unsupported(model, config):
         _log_once(f"completions are generated with the loop of transformers, which is slower: {reason}")
     ends = [_StopStrings(tokenizer, stop, width, minimum)] if stop else []
-    with overridden(without_adapter(model), {"generation_config": config}):  # of which fields that are None are filled
+    with (
+        overridden(without_adapter(model), {"generation_config": config}),  # of which fields that are None are filled
+        sampling(),
+    ):
         found = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),

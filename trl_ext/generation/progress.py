@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from accelerate import PartialState
 
+from trl_ext.generation.interruption import stop_if_told
 from trl_ext.io import print_line
 
 FIRST_SECONDS, SECONDS = 10.0, 30.0  # until the first line, and between two
@@ -74,7 +75,8 @@ def reporting(purpose: str, completions: int, longest: int) -> Iterator[None]:
 
 
 def advance(tokens: int, finished: int = 0) -> None:
-    """Count a step of whatever is being reported; nothing outside of `reporting`."""
+    """Count a step of whatever is being reported, nothing outside of `reporting`; ends sampling that is to stop."""
+    stop_if_told()
     if (current := _CURRENT.get()) is not None:
         current.advance(tokens, finished)
 

@@ -228,7 +228,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         begins_a_step = self.model.training and self._step % self.args.gradient_accumulation_steps == 0
-        with self.saving_if_server_is_lost() if self.served and begins_a_step else contextlib.nullcontext():
+        with self.saving_last_step() if begins_a_step else contextlib.nullcontext():
             return self._roll_out(inputs)
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> Batch:

@@ -37,6 +37,7 @@ from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
 from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.runs.checkpoints import checkpoints
+from trl_ext.runs.layout import PARTS
 from trl_ext.training.handout_settings import ELSEWHERE
 
 
@@ -243,6 +244,9 @@ def _fail(message: str, folder: str, frames: str = "") -> NoReturn:
 
 def _how_to_resume(folder: str) -> str:
     found = checkpoints(Path(folder))
+    if graded := [part for part in Path(folder).glob(PARTS) if part.stat().st_size]:
+        count = sum(len(part.read_bytes().splitlines()) for part in graded)
+        return f"{count} graded samples are in {folder}; the same command with --output_dir {folder} goes on from there"
     if not found:
         return f"partial output is in {folder}; there is no checkpoint to resume from"
     last = found[0].name

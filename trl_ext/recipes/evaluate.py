@@ -6,9 +6,11 @@ from trl_ext.compat.on_resume import OnResume, on_resume
 from trl_ext.compat.startup import use_all_cores
 
 # isort: split
+import contextlib
 import dataclasses
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,11 +25,12 @@ from trl_ext.data.lengths import Room, context_of, engine_context, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
 from trl_ext.data.responses import OPTIONAL, completion_of, fields_of, read_responses
 from trl_ext.data.source import Source
-from trl_ext.errors import InputError
+from trl_ext.errors import InputError, Stopped
 from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, SAMPLES, Report, grade_rows, is_correct
 from trl_ext.generation.completion import Sampling
+from trl_ext.generation.interruption import SamplingStopped, StopRequest
 from trl_ext.generation.merging import check_mergeable
 from trl_ext.generation.model_source import MERGE, ModelSource, locate
 from trl_ext.generation.progress import reporting
@@ -52,7 +55,7 @@ from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.rewards.workers.pool import PoolError
 from trl_ext.runs.fingerprint import fingerprints_of_named_files
-from trl_ext.runs.layout import SUMMARY
+from trl_ext.runs.layout import PARTS, SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
 from trl_ext.runs.resume import SettingsKnowledge
@@ -338,7 +341,7 @@ def _claim(folder: Path, decisive: dict[str, Any]) -> None:
     state.wait_for_everyone()
     if state.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        for part in folder.glob("samples.rank*.jsonl"):
+        for part in folder.glob(PARTS):
             drop_torn_line(part)
         write_text(folder / SETTINGS, as_yaml(decisive))
     state.wait_for_everyone()
@@ -370,7 +373,11 @@ def _sample(
     correct, done = sum(map(is_correct, rows.values())), len(rows)
     part = Path(settings.output_dir) / f"samples.rank{state.process_index}.jsonl"
     is_quiet = None if state.is_main_process else True  # None: a bar in a terminal
-    with reporting("sampling", len(mine), settings.max_tokens), tqdm(total=len(mine), disable=is_quiet) as bar:
+    with (
+        _stopping_on_sigterm(alone=state.num_processes == 1),
+        reporting("sampling", len(mine), settings.max_tokens),
+        tqdm(total=len(mine), disable=is_quiet) as bar,
+    ):
         for start in range(0, len(mine), settings.batch_size):
             numbers = mine[start : start + settings.batch_size]
             chosen = [problems[n // settings.samples] for n in numbers]
@@ -384,10 +391,31 @@ def _sample(
     return sampler.parameters()
 
 
+@contextlib.contextmanager
+def _stopping_on_sigterm(alone: bool) -> Iterator[None]:
+    """SIGTERM ends the batch that is being sampled; one that is being graded is written first.
+
+    Args:
+        alone: of several processes, each is ended by the signal itself, since none can wait for the others.
+
+    Raises:
+        Stopped: the signal came.
+    """
+    if not alone:
+        yield
+        return
+    request = StopRequest()
+    try:
+        with request.listening(), request.ending_sampling():
+            yield
+    except SamplingStopped:
+        raise Stopped(signal.SIGTERM) from None
+
+
 def _write(folder: Path, report: Report, drawn: Mapping[str, Any], source: Source, seconds: float) -> None:
     """All ranks' samples in one file, in order, and the summary; `drawn` says by what."""
     write_jsonl(folder / SAMPLES, report.rows)
-    for part in folder.glob("samples.rank*.jsonl"):
+    for part in folder.glob(PARTS):
         part.unlink()
     more = {**drawn, "data": source.summary(), "wall_clock_s": round(seconds, 1), **provenance()}
     write_json(folder / SUMMARY, redact({**evaluation_summary(report), **more}), indent=2)

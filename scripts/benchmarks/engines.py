@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from trl_ext.compat.startup import use_all_cores
@@ -31,11 +32,15 @@ from trl_ext.runs.provenance import provenance
 HF, VLLM = "HF generate", "vLLM"
 
 
-def serve(engine: str, model: str, dtype: str, tokens: int, calls: Connection) -> None:
+def serve(engine: str, model: str, dtype: str, tokens: int, threads: int | None, calls: Connection) -> None:
     """Load a model into an engine, and answer lists of prompts with the seconds that sampling took."""
     from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 
-    use_all_cores()
+    if threads is None:
+        use_all_cores()
+    else:  # fewer, where other programs have cores of the machine
+        torch.set_num_threads(threads)
+        os.environ |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     began = time.perf_counter()
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=tokens, min_tokens=tokens, stop=(), seed=0)
@@ -60,7 +65,7 @@ def measure(model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for engine in (HF, VLLM):
         for dtype in args.dtypes:
             mine, theirs = spawn.Pipe()
-            process = spawn.Process(target=serve, args=(engine, model, dtype, args.tokens, theirs))
+            process = spawn.Process(target=serve, args=(engine, model, dtype, args.tokens, args.threads, theirs))
             process.start()
             theirs.close()  # else a process that is lost is waited for
             processes[f"{engine}, {dtype}"] = process, mine
@@ -76,9 +81,11 @@ def measure(model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
                     rates.setdefault(name, []).append(completions * args.tokens / seconds)
         for name, values in rates.items():
             found[name]["tokens_per_s"][completions] = round(median(values), 1)
+            found[name].setdefault("rounds", {})[completions] = [round(value, 1) for value in values]
     for process, calls in processes.values():
         calls.send([])
-        process.join()
+        process.join(10)
+        process.kill()  # an engine may wait for what it has started
     return found
 
 
@@ -90,6 +97,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8, help="completions of a prompt (default: 8)")
     parser.add_argument("--tokens", type=int, default=64, help="of a completion (default: 64)")
     parser.add_argument("--dtypes", nargs="+", default=["float32"], help="of the weights (default: float32)")
+    parser.add_argument("--threads", type=int, help="of an engine (default: all cores)")
     parser.add_argument("--repeats", type=int, default=3, help="timed rounds (default: 3)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
@@ -105,7 +113,7 @@ def main() -> None:
             rates = ", ".join(f"{rate:,.0f} tokens/s of {n}" for n, rate in figures["tokens_per_s"].items())
             print(f"{engine:<24} {rates}; ready after {figures['ready_s']} s")
     if args.json:
-        found = {"models": results, "tokens": args.tokens, "group": args.group, **provenance()}
+        found = {"models": results, "tokens": args.tokens, "group": args.group, "threads": args.threads, **provenance()}
         args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 

@@ -204,9 +204,7 @@ class Validation(TrainerCallback):
             self._sample_and_record(state, problems, restored)
             self.run.owes_validation = False
 
-    def _sample_and_record(
-        self, state: TrainerState, problems: Sequence[dict[str, Any]], restored: int | None
-    ) -> None:
+    def _sample_and_record(self, state: TrainerState, problems: Sequence[dict[str, Any]], restored: int | None) -> None:
         began = time.time()
         trainer = self.trainer
         is_chosen = self.restore_best and restored is not None

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import torch
 from tqdm import tqdm
 
@@ -50,7 +51,8 @@ def serve(engine: str, model: str, dtype: str, tokens: int, threads: int | None,
     else:
         sampler = VLLMSampler(model, sampling, dtype=dtype, max_model_len=512)  # prompts of some 150
     calls.send(time.perf_counter() - began)
-    while prompts := calls.recv():
+    while True:
+        prompts = calls.recv()
         began = time.perf_counter()
         found = sampler(prompts, range(len(prompts)))
         assert sum(completion.tokens for completion in found) == tokens * len(prompts)
@@ -82,10 +84,9 @@ def measure(model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         for name, values in rates.items():
             found[name]["tokens_per_s"][completions] = round(median(values), 1)
             found[name].setdefault("rounds", {})[completions] = [round(value, 1) for value in values]
-    for process, calls in processes.values():
-        calls.send([])
-        process.join(10)
-        process.kill()  # an engine may wait for what it has started
+    for process, _ in processes.values():
+        for left in [*psutil.Process(process.pid).children(recursive=True), process]:
+            left.kill()  # an engine may wait for what it has started
     return found
 
 

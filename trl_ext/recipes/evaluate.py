@@ -30,6 +30,7 @@ from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, SAMPLES, Report, grade_rows, is_correct
 from trl_ext.generation.completion import Sampling
+from trl_ext.generation.engine_choice import choose_engine
 from trl_ext.generation.interruption import SamplingStopped, StopRequest
 from trl_ext.generation.merging import check_mergeable
 from trl_ext.generation.model_source import MERGE, ModelSource, locate
@@ -60,7 +61,6 @@ from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
 from trl_ext.runs.resume import SettingsKnowledge
 from trl_ext.training.options import check_at_least_1, stop_strings
-from trl_ext.training.settings import choose_engine
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -87,8 +87,8 @@ class Evaluation(DatasetSettings):
     )
     use_vllm: str = HfArg(
         default="auto",
-        help="Generate with vLLM: auto, true or false. auto uses it where there are a GPU and "
-        "vLLM, and HF generate otherwise.",
+        help="Generate with vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and on a CPU where "
+        "its build for CPUs is installed and the model is large enough; HF generate otherwise.",
     )
     batch_size: int = HfArg(
         default=256, help="Sample, grade and write this many responses at a time; vLLM is fastest with 4096."
@@ -136,7 +136,7 @@ class Evaluation(DatasetSettings):
         super().__post_init__()
         self.build(GRADERS, self.grader)
         self.refuse_unused_tolerance(self.grader)
-        choose_engine(self.use_vllm)
+        choose_engine(self.use_vllm)  # refuses what it cannot be
         self.stop = stop_strings(self.stop)
         self.sampling()
         check_at_least_1(self, "samples", "batch_size")
@@ -161,12 +161,16 @@ class Evaluation(DatasetSettings):
         if source.adapter and self.export:
             merge = f"{MERGE} {source.name} {source.name}-merged makes a whole model"
             raise InputError(f"export: every harness loads adapters in another way, and {source.name} is one: {merge}")
-        if choose_engine(self.use_vllm)[0]:
+        if self.engine()[0]:
             check_mergeable(source)
+
+    def engine(self) -> tuple[bool, str]:
+        """Whether vLLM samples, and why."""
+        return choose_engine(self.use_vllm, self.model_name_or_path)
 
     def sampler(self, model: str, context: int | None = None) -> Sampler:
         """The engine, loaded; with vLLM for `context` tokens, unless `vllm_max_model_length` says how many."""
-        if not choose_engine(self.use_vllm)[0]:
+        if not self.engine()[0]:
             return HFSampler(model, self.sampling(), self.batch_size, self.dtype)
         return VLLMSampler(
             model,
@@ -212,6 +216,8 @@ def run_evaluation(
     if is_new:
         if state.is_main_process:
             print(source.line(settings.split))
+            with_vllm, why = settings.engine()
+            print(f"responses by {'vLLM' if with_vllm else 'HF generate'}: {why}")
         todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
         sampling = _sample(settings, model, problems, [n for n in todo if n not in rows], rows, context)
         state.wait_for_everyone()
@@ -219,7 +225,7 @@ def run_evaluation(
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
         if is_new:
-            engine = "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate"
+            engine = "vLLM" if settings.engine()[0] else "HF generate"
             of_model = settings.model_name_or_path or "the base policy"
             drawn = {"model": of_model, "engine": engine, "sampling": sampling}
             _write(folder, report, drawn, source, time.time() - began)
@@ -302,7 +308,7 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: 
     try:
         tokenizer, shape = tokenizer_and_shape(locate(model))
         check_vocabulary(tokenizer, shape, model)
-        context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
+        context, setting = context_of(shape, settings.engine()[0], settings.vllm_max_model_length)
         rows = problems.add_column("place", range(len(problems)))
         if context is not None:
             room = Room(context, setting, settings.max_tokens, "max_tokens")

@@ -43,7 +43,7 @@ class StopOnSigterm(TrainerCallback):
         return bool(accelerator.gather(torch.tensor([self.request.received], device=accelerator.device)).any())
 
     def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Stop if any rank received SIGTERM, unless this is the last step; but a validation of it may have ended early."""
+        """Stop if any rank received SIGTERM, unless this is the last step and its validation was not ended by it."""
         has_come, has_ended_early = self.has_come(), self.trainer.stop_signal is not None
         if has_ended_early or (has_come and not control.should_training_stop):
             self.trainer.stop_signal = signal.SIGTERM

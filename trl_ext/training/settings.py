@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import torch
 from transformers.hf_argparser import HfArg
 from trl import TrlParser
-from trl.import_utils import is_vllm_available
 
 from trl_ext.compat.given import RecordsGiven, given, record_in_parser
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
+from trl_ext.generation.engine_choice import choose_engine
 from trl_ext.hosts.group import join_on_cpu
 from trl_ext.redaction import redact
 from trl_ext.registry import unknown
@@ -82,8 +82,8 @@ class RunSettings(RecordsGiven):
     # The engine that generates.
     use_vllm: str = HfArg(
         default="auto",
-        help="Generate with colocated vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and HF "
-        "generate otherwise.",
+        help="Generate with colocated vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and on a "
+        "CPU where its build for CPUs is installed and the model is large enough; HF generate otherwise.",
         metadata={"nargs": "?", "const": "true"},
     )
     vllm_max_num_seqs: int | None = HfArg(
@@ -201,18 +201,3 @@ def is_without_fp16(use_cpu: bool) -> bool:
     return (use_cpu or not torch.accelerator.is_available()) and not by_deepspeed
 
 
-def choose_engine(asked: bool | str) -> tuple[bool, str]:
-    """Whether vLLM generates, and why; refuses vLLM where it is not installed."""
-    choices = {"auto": None, "true": True, "false": False}
-    if str(asked).lower() not in choices:
-        raise ValueError(f"use_vllm must be auto, true or false, got {asked!r}")
-    chosen = choices[str(asked).lower()]
-    if chosen and not is_vllm_available():
-        raise ValueError("use_vllm is true and vLLM is not installed: pip install 'trl_ext[vllm]', or use_vllm: auto")
-    if chosen is not None:
-        return chosen, "as asked for"
-    if not torch.cuda.is_available():
-        return False, "there is no GPU, and on a CPU generate is faster for small models"
-    if not is_vllm_available():
-        return False, "vLLM is not installed (pip install 'trl_ext[vllm]')"
-    return True, "there are a GPU and vLLM"

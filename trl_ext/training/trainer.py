@@ -177,13 +177,13 @@ class ReliableTrainer(Trainer):
         """Leave out `eval_on_start` in a resumed run."""
         if self._to_restore is not None:  # it has been evaluated at its start
             return {}
-        found: dict[str, float] = {}
+        found: dict[str, float] | None = None
         # A checkpoint comes after it, and has the states of the generators that it draws from.
         with to_the_end() if self.stop_signal is not None else self.stopping_early():
             found = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-            return found
-        self.control.should_save = False
-        return found
+        if found is None:
+            self.control.should_save = False
+        return found or {}
 
     def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: str | None, **kwargs: Any) -> Any:
         """Handle four cases that `Trainer` does not.

@@ -3,8 +3,8 @@
     python -m scripts.benchmarks.engines
     python -m scripts.benchmarks.engines --models SmolLM2-135M Qwen2.5-0.5B --json engines.json
 
-Each engine is a process of its own, since vLLM binds threads to cores, and waits while another samples. Every completion
-has all its tokens, so both decode equally many. The start of an engine is apart: a run has it once.
+Each engine is a process of its own, since vLLM binds threads to cores, and waits while another samples. Every
+completion has all its tokens, so both decode equally many. The start of an engine is apart: a run has it once.
 """
 
 from __future__ import annotations

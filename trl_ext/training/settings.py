@@ -68,8 +68,8 @@ class RunSettings(RecordsGiven):
     bf16: bool | None = HfArg(
         default=None,
         help="Train in bfloat16 by autocast. The default is on with a GPU (unless fp16 is set), and for a large model "
-        "on a CPU that multiplies it fast (AMX, AVX512-BF16). Else it is off on a CPU, where TRL has it on: other CPUs are "
-        "slower in bfloat16, and all are less exact.",
+        "on a CPU that multiplies it fast (AMX, AVX512-BF16). Else it is off on a CPU, where TRL has it on: other CPUs "
+        "are slower in bfloat16, and all are less exact.",
     )
 
     # Sampling from the policy: rollouts and validation.

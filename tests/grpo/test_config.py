@@ -444,7 +444,7 @@ def test_bf16_is_chosen_for_large_models_where_a_cpu_multiplies_it_fast(
     known = {"amx_bf16": fast == "AMX", "avx512_bf16": fast is not None}
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: known)
     monkeypatch.setattr("trl_ext.generation.engine_choice._millions", {"large": 500.0, "small": 0.9}.get)
-    settings = {"output_dir": "unused", "use_cpu": True, "report_to": "none", "use_vllm": False}
+    settings: dict[str, Any] = {"output_dir": "unused", "use_cpu": True, "report_to": "none", "use_vllm": False}
     with choosing_by_model():
         for model in ("large", "small", None):
             note_model(model)

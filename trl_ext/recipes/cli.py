@@ -249,7 +249,7 @@ def _how_to_resume(folder: str) -> str:
     found = checkpoints(Path(folder))
     if graded := [part for part in Path(folder).glob(PARTS) if part.stat().st_size]:
         count = sum(len(part.read_bytes().splitlines()) for part in graded)
-        return f"{count} graded samples are in {folder}; the same command with --output_dir {folder} goes on from there"
+        return f"{count} graded samples are in {folder}; the same command with --output_dir {folder} draws the rest"
     if not found:
         return f"partial output is in {folder}; there is no checkpoint to resume from"
     last = found[0].name

@@ -60,9 +60,9 @@ def test_both_loops_count_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (current.tokens, current.finished) == (sum(map(len, rows)), 2)
 
 
-@pytest.mark.parametrize("preset", [None, "grpo_clip"], ids=["the loop of transformers", "ours"])
-def test_rollouts_without_stop_strings_are_counted(
-    preset: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stop", [None, ["="]], ids=["the loop of transformers", "ours"])
+def test_rollouts_are_counted_with_stop_strings_and_without(
+    stop: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[progress.SamplingProgress] = []
     usual = progress.SamplingProgress.advance
@@ -72,7 +72,9 @@ def test_rollouts_without_stop_strings_are_counted(
         counted[:] = [self]
 
     monkeypatch.setattr(progress.SamplingProgress, "advance", kept)
-    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, max_steps=1, preset=preset)
+    trainer = make_trainer(
+        ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, max_steps=1, preset="grpo_clip", stop=stop
+    )
     trainer.train()
     (rollout,) = counted
     assert rollout.purpose == "rollout after step 0"
@@ -81,4 +83,4 @@ def test_rollouts_without_stop_strings_are_counted(
     is_close = (
         0.9 * drawn <= rollout.tokens <= drawn
     )  # where a policy draws the pad token, transformers' loop has padding
-    assert rollout.tokens == drawn if preset else is_close
+    assert rollout.tokens == drawn if stop else is_close

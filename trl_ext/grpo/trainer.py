@@ -367,28 +367,20 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return prompt_ids, *others
 
     def _generate_single_turn(
-        self, prompt_ids: list[list[int]], images: object = None, *args: object, **kwargs: object
+        self, prompt_ids: list[list[int]], *args: object, **kwargs: object
     ) -> tuple[list[list[int]], list[list[float]] | None]:
         with reporting(f"rollout after step {self.state.global_step}", len(prompt_ids), self.max_completion_length):
             if self.use_vllm:
-                ids, logps = super()._generate_single_turn(prompt_ids, images, *args, **kwargs)
+                ids, logps = super()._generate_single_turn(prompt_ids, *args, **kwargs)
                 self.sampled_logps = logps
                 return ids, logps
-            if self.args.stop or self._samples_by_our_loop(images):
+            if self.args.stop:
                 return self._hf_completion_ids(prompt_ids), None  # TRL takes log-probabilities of engines only
             recorder = TokenLogProbs(len(prompt_ids), self.temperature or 1.0)
             with generating_with(self.accelerator.unwrap_model(self.model), recorder, recorder.record):
-                ids, _ = super()._generate_single_turn(prompt_ids, images, *args, **kwargs)
+                ids, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)
             self._keep_logps(ids, recorder)
             return ids, None
-
-    def _samples_by_our_loop(self, images: object) -> bool:
-        """Whether completions without stop strings are decoded as those with them, and not with TRL's call.
-
-        Stock TRL's draws are kept where its loss is, too.
-        """
-        batching = getattr(self.args, "use_transformers_continuous_batching", False)
-        return self.args.uses_axes and images is None and not batching
 
     def _calculate_rewards(
         self,

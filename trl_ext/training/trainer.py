@@ -15,11 +15,11 @@ checkpoint on SIGTERM, and completions of the current policy. What it overrides 
         (get_batch_samples, training_step: see grpo/trainer.py and sft/trainer.py)
         compute_loss                sums up a step's losses
         _get_grad_norm              skips a step whose gradient is not finite
+        _maybe_log_save_evaluate    keeps the states of generators, for a checkpoint of the step that is just over
         _save_checkpoint            in a scratch folder, renamed into place when it is complete
           _get_output_dir           the scratch folder
           _save                     with the generation config that rollouts are sampled with
           _push_from_checkpoint     after that
-        _maybe_log_save_evaluate    keeps the states of generators, for a checkpoint of the step that is just over
       _finalize_training            restores our state where there was no step left
 """
 
@@ -246,6 +246,10 @@ class ReliableTrainer(Trainer):
         self._step_loss = None
         return norm
 
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._rng_after_step = RngStates()
+
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         began = time.monotonic()
         self._save_atomically(model, trial)
@@ -272,10 +276,6 @@ class ReliableTrainer(Trainer):
         super()._push_from_checkpoint(checkpoint_folder)
         if self._uploads() != before:
             self._being_pushed = [*self._being_pushed, Path(checkpoint_folder)]
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._rng_after_step = RngStates()
 
     def _finalize_training(self, *args: Any) -> Any:
         if self._to_restore is not None:  # there was no step left

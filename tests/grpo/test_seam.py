@@ -295,6 +295,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "foresight/costs/counting.py",
         "foresight/shape.py",
         "generation/adapter_models.py",
+        "generation/engine_choice.py",
         "generation/server.py",
         "generation/vllm.py",
         "grpo/config.py",

@@ -14,8 +14,8 @@ from trl.import_utils import is_vllm_available
 
 from trl_ext.generation.model_source import locate
 
-# Parameters of a large model. HF generate was ahead of vLLM at 135 million on two shared cores with AVX2, and vLLM of
-# HF generate at 494 million on two with AMX; to be measured on an idle machine with scripts/benchmarks/engines.py.
+# Parameters of a large model. On a busy machine with AVX2, in float32 and with a thread each, vLLM had 0.7 of the
+# tokens/s of HF generate at 135 million, and 1.5 of them at 494 million (scripts/benchmarks/engines.py).
 MIN_MILLIONS = 300
 _FAST_BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}  # by torch's name of the capability
 _MODELS: ContextVar[list[str] | None] = ContextVar("model of the run, once it is known", default=None)

@@ -29,10 +29,11 @@ def lines_in_notebook(error: BaseException) -> list[str]:
 
 
 class Stopped(Exception):
-    """A signal asked the run to stop; it has saved a checkpoint and done so."""
+    """A signal asked the run to stop; it has saved a checkpoint and done so, or written what it has graded."""
 
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
+    def __init__(self, number: int, step: int | None = None) -> None:
+        where = "" if step is None else f" after step {step}"
+        super().__init__(f"stopped by {signal.Signals(number).name}{where}")
         self.signal = number
 
 

@@ -160,7 +160,7 @@ class Watch(TrainerCallback):
 def replaying(engine: Replay) -> Iterator[None]:
     """While configurations and trainers are made: their engine is the replay, vLLM or not."""
     with (
-        patch("trl_ext.training.settings.is_vllm_available", lambda: True),
+        patch("trl_ext.generation.engine_choice.is_vllm_available", lambda: True),
         patch("trl.trainer.grpo_trainer.VLLMGeneration", lambda **_: engine),
         patch("trl_ext.generation.vllm.ColocatedEngine", lambda **_: engine),
         patch("trl_ext.generation.vllm.load_vllm", lambda: None),

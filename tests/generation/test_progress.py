@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.support.tiny import tiny_model, tiny_tokenizer
+from tests.support.tiny import ends_early, make_trainer, tiny_model, tiny_tokenizer
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation import progress
 from trl_ext.generation.hf import hf_generate
 from trl_ext.generation.progress import advance, reporting
@@ -55,3 +58,29 @@ def test_both_loops_count_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
             current = progress._CURRENT.get()
         assert current is not None
         assert (current.tokens, current.finished) == (sum(map(len, rows)), 2)
+
+
+@pytest.mark.parametrize("stop", [None, ["="]], ids=["the loop of transformers", "ours"])
+def test_rollouts_are_counted_with_stop_strings_and_without(
+    stop: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[progress.SamplingProgress] = []
+    usual = progress.SamplingProgress.advance
+
+    def kept(self: progress.SamplingProgress, tokens: int, finished: int = 0) -> None:
+        usual(self, tokens, finished)
+        counted[:] = [self]
+
+    monkeypatch.setattr(progress.SamplingProgress, "advance", kept)
+    trainer = make_trainer(
+        ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, max_steps=1, preset="grpo_clip", stop=stop
+    )
+    trainer.train()
+    (rollout,) = counted
+    assert rollout.purpose == "rollout after step 0"
+    assert rollout.finished == rollout.completions == len(trainer.last_rollout)
+    drawn = sum(row["tokens"] for row in trainer.last_rollout)
+    is_close = (
+        0.9 * drawn <= rollout.tokens <= drawn
+    )  # where a policy draws the pad token, transformers' loop has padding
+    assert rollout.tokens == drawn if stop else is_close

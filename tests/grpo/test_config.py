@@ -12,6 +12,7 @@ import torch
 import yaml
 from trl import GRPOConfig, TrlParser
 
+from tests.support.tiny import tiny_model
 from tests.support.versions import needs_vllm
 from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import AGGREGATIONS
@@ -19,10 +20,10 @@ from trl_ext.algorithms.kl import KL_ESTIMATORS
 from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
+from trl_ext.generation.engine_choice import choose_engine, choosing_by_model, note_model, parameters_of
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.registry import UnknownName, parse_options
 from trl_ext.training.handout_settings import resolve_handout
-from trl_ext.training.settings import choose_engine
 
 AXES = {"advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS}
 
@@ -402,14 +403,66 @@ def test_the_engine_is_chosen_with_a_reason(
     asked: Any, gpu: bool, vllm: bool, chosen: bool, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    monkeypatch.setattr("trl_ext.training.settings.is_vllm_available", lambda: vllm)
+    monkeypatch.setattr("trl_ext.generation.engine_choice.is_vllm_available", lambda: vllm)
     found, why = choose_engine(asked)
     assert found is chosen
     assert why.startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("millions", "build", "chosen", "reason"),
+    [
+        (494.0, True, True, "on a CPU vLLM is used from 300 million parameters on, of which the model has 494"),
+        (494.0, False, False, "there is no GPU, and vLLM's build for CPUs, faster for this model, is not installed"),
+        (135.0, True, False, "there is no GPU, and on a CPU vLLM is used from 300 million parameters on, of which the model"),
+        (None, True, False, "there is no GPU, and on a CPU vLLM is used from 300 million parameters on; use_vllm: true"),
+    ],
+    ids=["large", "large, no build for CPUs", "small", "cannot be read"],
+)  # fmt: skip
+def test_on_a_cpu_the_models_size_chooses_the_engine(
+    millions: float | None, build: bool, chosen: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("trl_ext.generation.engine_choice._millions", {"a model": millions}.get)
+    monkeypatch.setattr("trl_ext.generation.engine_choice.has_vllm_for_cpus", lambda: build)
+    note_model("a model")
+    assert choose_engine("auto")[0] is False  # nobody asks for a choice by the model
+    with choosing_by_model():
+        note_model("a model")
+        for found, why in (choose_engine("auto"), choose_engine("auto", "a model")):
+            assert found is chosen
+            assert why.startswith(reason)
+        assert choose_engine(False) == (False, "as asked for")
+        note_model(None)
+        assert choose_engine("auto")[0] is False
+
+
+@pytest.mark.parametrize("fast", [None, "AMX", "AVX512-BF16"])
+def test_bf16_is_chosen_for_large_models_where_a_cpu_multiplies_it_fast(
+    fast: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"amx_bf16": fast == "AMX", "avx512_bf16": fast is not None}
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: known)
+    monkeypatch.setattr("trl_ext.generation.engine_choice._millions", {"large": 500.0, "small": 0.9}.get)
+    settings: dict[str, Any] = {"output_dir": "unused", "use_cpu": True, "report_to": "none", "use_vllm": False}
+    with choosing_by_model():
+        for model in ("large", "small", None):
+            note_model(model)
+            unset, off = ExtGRPOConfig(**settings), ExtGRPOConfig(**settings, bf16=False)
+            assert (unset.bf16, off.bf16) == (model == "large" and fast is not None, False)
+            assert (f"multiplies fast ({fast})" in unset.precision_reason) is unset.bf16
+
+
+def test_parameters_are_counted_from_the_configuration(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "tokenizer.json").touch()
+    assert parameters_of(str(tmp_path)) == sum(weight.numel() for weight in model.parameters())
+
+
 def test_an_engine_that_is_not_there_or_unheard_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trl_ext.training.settings.is_vllm_available", lambda: False)
+    monkeypatch.setattr("trl_ext.generation.engine_choice.is_vllm_available", lambda: False)
     with pytest.raises(ValueError, match=r"vLLM is not installed: pip install 'trl_ext\[vllm\]'"):
         choose_engine(True)
     with pytest.raises(ValueError, match="use_vllm must be auto, true or false, got 'maybe'"):

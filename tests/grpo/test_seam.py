@@ -54,6 +54,8 @@ OVERRIDDEN_IN_BOTH = {
     "_load_rng_state": "checkpoint",
     "compute_loss": "model, inputs, return_outputs=False, num_items_in_batch=None",
     "_get_grad_norm": "model, grad_norm=None",
+    "_maybe_log_save_evaluate": "tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, "
+    "learning_rate=None",
     "_save_checkpoint": "model, trial",
     "_get_output_dir": "trial",
     "_save": "output_dir=None, state_dict=None",
@@ -293,6 +295,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "foresight/costs/counting.py",
         "foresight/shape.py",
         "generation/adapter_models.py",
+        "generation/engine_choice.py",
         "generation/server.py",
         "generation/vllm.py",
         "grpo/config.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -290,6 +291,7 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, l
     )
     trainer.sample = lambda prompts, seed: [Completion("a response", 1, True, entropy_estimate=0.25)] * len(prompts)
     trainer.log_now = lambda logs: None
+    trainer.stopping_early = contextlib.nullcontext
     trainer.log_table = lambda name, rows: None
     trainer.seconds_to_save = 0.0
     return Validation(problems, grade, lambda state: state.global_step % 20 == 0, {"seed": 0}, run, trainer, log_to)

@@ -266,7 +266,7 @@ def test_lost_server_leaves_the_state_before_the_step(tmp_path: Path) -> None:
         trainer.skipped_steps = 9  # as a step that has begun changes the state
         raise ServerError("lost")
 
-    with pytest.raises(ServerError, match="lost"), trainer.saving_if_server_is_lost():
+    with pytest.raises(ServerError, match="lost"), trainer.saving_last_step():
         lose()
     assert find_corruption(tmp_path / "checkpoint-1") is None
     saved = torch.load(tmp_path / "checkpoint-1" / "trl_ext_0.pt", weights_only=True)

@@ -10,6 +10,10 @@ from unittest.mock import patch
 
 from torch import Tensor, nn
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
+from transformers.generation import StoppingCriteriaList
+
+from trl_ext.generation.interruption import sampling
+from trl_ext.generation.progress import CountedTokens, advance
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -18,12 +22,19 @@ if TYPE_CHECKING:
 def generating_with(
     model: nn.Module, processor: LogitsProcessor, at_end: Callable[[Tensor], None]
 ) -> AbstractContextManager[object]:
-    """In the block `generate` has one more logits processor, which misses the last token; `at_end` gets all of them."""
+    """In the block `generate` has one more logits processor, which misses the last token; `at_end` gets all of them.
+
+    Its tokens are counted, and a request to stop ends it.
+    """
     generate: Any = model.generate
 
     def generate_with(*args: Any, **kwargs: Any) -> Any:
-        output = generate(*args, logits_processor=LogitsProcessorList([processor]), **kwargs)
+        more: dict[str, Any] = {"logits_processor": LogitsProcessorList([processor])}
+        more["stopping_criteria"] = StoppingCriteriaList([CountedTokens(kwargs.get("generation_config"))])
+        with sampling():
+            output = generate(*args, **more, **kwargs)
         at_end(output)
+        advance(0, finished=len(output))
         return output
 
     return patch.object(model, "generate", generate_with)

@@ -146,7 +146,8 @@ class ExpertIterationTrainer(ExtSFTTrainer):
             if self.ei_step >= self.args.n_ei_steps or self._is_to_stop(self._seconds_of_rollouts):
                 self.control.should_training_stop = True
                 return [], None
-            self._begin_step(self.ei_step + 1)
+            with self.saving_last_step():
+                self._begin_step(self.ei_step + 1)
         batches = [self._prepare_inputs(batch) for batch in self._micro_batches(self._left.pop(0))]
         return batches, self._get_num_items_in_batch(batches, device)
 

@@ -16,8 +16,9 @@ from transformers import LogitsProcessor, StoppingCriteria, StopStringCriteria
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from trl_ext.generation.decoding import Decoding, gathers_weights, has_several_ranks, own_loop_unsupported
+from trl_ext.generation.interruption import sampling
 from trl_ext.generation.policy import overridden
-from trl_ext.generation.progress import advance
+from trl_ext.generation.progress import CountedTokens, advance
 from trl_ext.generation.sampling import without_adapter
 
 if TYPE_CHECKING:
@@ -52,12 +53,15 @@ def hf_generate(
     if reason := own_loop_unsupported(model, config):
         _log_once(f"completions are generated with the loop of transformers, which is slower: {reason}")
     ends = [_StopStrings(tokenizer, stop, width, minimum)] if stop else []
-    with overridden(without_adapter(model), {"generation_config": config}):  # of which fields that are None are filled
+    with (
+        overridden(without_adapter(model), {"generation_config": config}),  # of which fields that are None are filled
+        sampling(),
+    ):
         found = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
             generation_config=config,
-            stopping_criteria=StoppingCriteriaList([*ends, _Counted(config.pad_token_id)] if reason else ends),
+            stopping_criteria=StoppingCriteriaList([*ends, CountedTokens(config)] if reason else ends),
             logits_processor=LogitsProcessorList([logps] if logps else []),
             **({} if reason else {"custom_generate": Decoding(logps)}),
             # Ranks whose weights are whole need not step together, and tell each other of every token.
@@ -114,18 +118,6 @@ class _StopStrings(StoppingCriteria):
             if len(rows):
                 ended[rows] = self.complete(completion[rows], scores, **kwargs)
         return ended
-
-
-class _Counted(StoppingCriteria):
-    """Ends nothing; reports the tokens of the loop of transformers, whose finished rows are padded."""
-
-    def __init__(self, pad_token_id: int | None) -> None:
-        self.pad_token_id = -1 if pad_token_id is None else pad_token_id
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
-        """(rows,) False, called after every token."""
-        advance(int((input_ids[:, -1] != self.pad_token_id).sum()))
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 class TokenLogProbs(LogitsProcessor):

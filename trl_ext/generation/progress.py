@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+import torch
 from accelerate import PartialState
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria
 
+from trl_ext.generation.interruption import stop_if_told
 from trl_ext.io import print_line
 
 FIRST_SECONDS, SECONDS = 10.0, 30.0  # until the first line, and between two
@@ -74,9 +78,23 @@ def reporting(purpose: str, completions: int, longest: int) -> Iterator[None]:
 
 
 def advance(tokens: int, finished: int = 0) -> None:
-    """Count a step of whatever is being reported; nothing outside of `reporting`."""
+    """Count a step of whatever is being reported, nothing outside of `reporting`; ends sampling that is to stop."""
+    stop_if_told()
     if (current := _CURRENT.get()) is not None:
         current.advance(tokens, finished)
+
+
+class CountedTokens(StoppingCriteria):
+    """Ends nothing; reports the tokens of the loop of transformers, whose finished rows are padded."""
+
+    def __init__(self, config: GenerationConfig | None) -> None:
+        pad = None if config is None else config.pad_token_id
+        self.pad_token_id = -1 if pad is None else pad
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
+        """(rows,) False, called after every token."""
+        advance(int((input_ids[:, -1] != self.pad_token_id).sum()))
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def _duration(seconds: float) -> str:

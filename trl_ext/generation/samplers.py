@@ -17,6 +17,7 @@ from accelerate import PartialState
 from trl_ext.compat.vllm_steps import steps_counted
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
 from trl_ext.generation.hf import TokenLogProbs, eos_ids_of, hf_generate, is_finished
+from trl_ext.generation.interruption import sampling as interruptible
 from trl_ext.generation.model_source import locate
 from trl_ext.generation.policy import VLLM_SEES_SPECIAL_TOKENS
 from trl_ext.generation.progress import advance
@@ -118,7 +119,7 @@ class VLLMSampler:
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
         """One completion per prompt, all of them in one batch."""
         params = [vllm_params(self.sampling, derive_seed(self.sampling.seed, number)) for number in numbers]
-        with steps_counted(self.llm, advance):
+        with steps_counted(self.llm, advance), interruptible():
             return vllm_sample(self.llm, prompts, params)
 
 

@@ -24,6 +24,7 @@ from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 from trl_ext.compat.trl_engine import backend_made_by, engine_started_with, requests_with
 from trl_ext.compat.vllm_steps import steps_counted
 from trl_ext.errors import ServerError
+from trl_ext.generation.interruption import sampling
 from trl_ext.generation.progress import advance
 from trl_ext.generation.request_seeds import Place, RequestSeeds
 from trl_ext.generation.sampling import OF_SERVERS
@@ -109,7 +110,7 @@ class ColocatedEngine(VLLMGeneration):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As TRL's, which makes one `SamplingParams` for all prompts."""
-        with requests_with(self.llm, self.seeds.applied), steps_counted(self.llm, advance):
+        with requests_with(self.llm, self.seeds.applied), steps_counted(self.llm, advance), sampling():
             return super().generate(*args, **kwargs)
 
     def parameters(self) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         begins_a_step = self.model.training and self._step % self.args.gradient_accumulation_steps == 0
-        with self.saving_if_server_is_lost() if self.served and begins_a_step else contextlib.nullcontext():
+        with self.saving_last_step() if begins_a_step else contextlib.nullcontext():
             return self._roll_out(inputs)
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> Batch:
@@ -370,17 +370,17 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self, prompt_ids: list[list[int]], *args: object, **kwargs: object
     ) -> tuple[list[list[int]], list[list[float]] | None]:
         with reporting(f"rollout after step {self.state.global_step}", len(prompt_ids), self.max_completion_length):
-            if not self.use_vllm and self.args.stop:
-                return self._hf_completion_ids(prompt_ids), None  # TRL takes log-probabilities of engines only
             if self.use_vllm:
                 ids, logps = super()._generate_single_turn(prompt_ids, *args, **kwargs)
                 self.sampled_logps = logps
                 return ids, logps
-        recorder = TokenLogProbs(len(prompt_ids), self.temperature or 1.0)
-        with generating_with(self.accelerator.unwrap_model(self.model), recorder, recorder.record):
-            ids, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        self._keep_logps(ids, recorder)
-        return ids, None
+            if self.args.stop:
+                return self._hf_completion_ids(prompt_ids), None  # TRL takes log-probabilities of engines only
+            recorder = TokenLogProbs(len(prompt_ids), self.temperature or 1.0)
+            with generating_with(self.accelerator.unwrap_model(self.model), recorder, recorder.record):
+                ids, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            self._keep_logps(ids, recorder)
+            return ids, None
 
     def _calculate_rewards(
         self,

@@ -26,6 +26,7 @@ from trl import TrlParser
 
 from trl_ext.compat.renamed import RenamedWarning, current_flags, current_name, current_names
 from trl_ext.errors import InputError, NotSavedError, PushError, ServerError, SettingsError, Stopped
+from trl_ext.generation.engine_choice import choosing_by_model, note_model
 from trl_ext.hosts.compilation import warning_of_locks
 from trl_ext.hosts.folder import refuse_different, refuse_unshared
 from trl_ext.hosts.group import join, learn_hosts, leave_at_exit
@@ -37,6 +38,7 @@ from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
 from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.runs.checkpoints import checkpoints
+from trl_ext.runs.layout import PARTS
 from trl_ext.training.handout_settings import ELSEWHERE
 
 
@@ -78,6 +80,7 @@ class _Parser(TrlParser):
         namespace, rest = super().parse_known_args(*args, **kwargs)
         resolve_none(namespace, self._shapes)
         self.has_folder = not is_none(getattr(namespace, "output_dir", None))
+        note_model(getattr(namespace, "model_name_or_path", None))  # settings are made of the namespace next
         return namespace, rest
 
     def set_defaults_with_config(self, **settings: Any) -> list[str]:
@@ -182,7 +185,8 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         check_launch()
     except InputError as error:
         sys.exit(f"error: {error}")
-    parsed = parse(settings, description, default_config)  # joins the group of processes
+    with choosing_by_model():
+        parsed = parse(settings, description, default_config)  # joins the group of processes
     leave_at_exit()
     try:
         _check_hosts(parsed[-1])
@@ -243,6 +247,9 @@ def _fail(message: str, folder: str, frames: str = "") -> NoReturn:
 
 def _how_to_resume(folder: str) -> str:
     found = checkpoints(Path(folder))
+    if graded := [part for part in Path(folder).glob(PARTS) if part.stat().st_size]:
+        count = sum(len(part.read_bytes().splitlines()) for part in graded)
+        return f"{count} graded samples are in {folder}; the same command with --output_dir {folder} draws the rest"
     if not found:
         return f"partial output is in {folder}; there is no checkpoint to resume from"
     last = found[0].name

@@ -6,9 +6,11 @@ from trl_ext.compat.on_resume import OnResume, on_resume
 from trl_ext.compat.startup import use_all_cores
 
 # isort: split
+import contextlib
 import dataclasses
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,12 +25,14 @@ from trl_ext.data.lengths import Room, context_of, engine_context, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
 from trl_ext.data.responses import OPTIONAL, completion_of, fields_of, read_responses
 from trl_ext.data.source import Source
-from trl_ext.errors import InputError
+from trl_ext.errors import InputError, Stopped
 from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, SAMPLES, Report, grade_rows, is_correct
 from trl_ext.generation.completion import Sampling
+from trl_ext.generation.engine_choice import choose_engine
 from trl_ext.generation.gguf import with_file
+from trl_ext.generation.interruption import SamplingStopped, StopRequest
 from trl_ext.generation.merging import check_mergeable
 from trl_ext.generation.model_source import MERGE, ModelSource, loadable, locate
 from trl_ext.generation.progress import reporting
@@ -55,12 +59,11 @@ from trl_ext.registry import parse_options
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.rewards.workers.pool import PoolError
 from trl_ext.runs.fingerprint import fingerprints_of_named_files
-from trl_ext.runs.layout import SUMMARY
+from trl_ext.runs.layout import PARTS, SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
 from trl_ext.runs.resume import SettingsKnowledge
 from trl_ext.training.options import check_at_least_1, stop_strings
-from trl_ext.training.settings import choose_engine
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -91,8 +94,8 @@ class Evaluation(DatasetSettings):
     )
     use_vllm: str = HfArg(
         default="auto",
-        help="Generate with vLLM: auto, true or false. auto uses it where there are a GPU and "
-        "vLLM, and HF generate otherwise.",
+        help="Generate with vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and on a CPU where "
+        "its build for CPUs is installed and the model is large enough; HF generate otherwise.",
     )
     batch_size: int = HfArg(
         default=256, help="Sample, grade and write this many responses at a time; vLLM is fastest with 4096."
@@ -146,7 +149,7 @@ class Evaluation(DatasetSettings):
             refuse_unused_options(self.chat_template_kwargs, self.prompt)
         elif not (self.model_name_or_path or self.responses):
             raise needs_a_model(self.prompt)
-        choose_engine(self.use_vllm)
+        choose_engine(self.use_vllm)  # refuses what it cannot be
         self.stop = stop_strings(self.stop)
         self.sampling()
         check_at_least_1(self, "samples", "batch_size")
@@ -171,12 +174,16 @@ class Evaluation(DatasetSettings):
         if source.adapter and self.export:
             merge = f"{MERGE} {source.name} {source.name}-merged makes a whole model"
             raise InputError(f"export: every harness loads adapters in another way, and {source.name} is one: {merge}")
-        if choose_engine(self.use_vllm)[0]:
+        if self.engine()[0]:
             check_mergeable(source)
+
+    def engine(self) -> tuple[bool, str]:
+        """Whether vLLM samples, and why."""
+        return choose_engine(self.use_vllm, self.model_name_or_path)
 
     def sampler(self, model: str, context: int | None = None) -> Sampler:
         """The engine, loaded; with vLLM for `context` tokens, unless `vllm_max_model_length` says how many."""
-        if not choose_engine(self.use_vllm)[0]:
+        if not self.engine()[0]:
             return HFSampler(model, self.sampling(), self.batch_size, self.dtype)
         return VLLMSampler(
             model,
@@ -224,6 +231,8 @@ def run_evaluation(
     if is_new:
         if state.is_main_process:
             print(source.line(settings.split))
+            with_vllm, why = settings.engine()
+            print(f"responses by {'vLLM' if with_vllm else 'HF generate'}: {why}")
         todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
         sampling = _sample(settings, model, problems, [n for n in todo if n not in rows], rows, context)
         state.wait_for_everyone()
@@ -231,7 +240,7 @@ def run_evaluation(
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
         if is_new:
-            engine = "vLLM" if choose_engine(settings.use_vllm)[0] else "HF generate"
+            engine = "vLLM" if settings.engine()[0] else "HF generate"
             of_model = settings.model_name_or_path or "the base policy"
             drawn = {"model": of_model, "engine": engine, "sampling": sampling}
             _write(folder, report, drawn, source, time.time() - began)
@@ -332,7 +341,7 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: 
     try:
         tokenizer, shape = tokenizer_and_shape(locate(model))
         check_vocabulary(tokenizer, shape, model)
-        context, setting = context_of(shape, choose_engine(settings.use_vllm)[0], settings.vllm_max_model_length)
+        context, setting = context_of(shape, settings.engine()[0], settings.vllm_max_model_length)
         rows = problems.add_column("place", range(len(problems)))
         if context is not None:
             room = Room(context, setting, settings.max_tokens, "max_tokens")
@@ -371,7 +380,7 @@ def _claim(folder: Path, decisive: dict[str, Any]) -> None:
     state.wait_for_everyone()
     if state.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        for part in folder.glob("samples.rank*.jsonl"):
+        for part in folder.glob(PARTS):
             drop_torn_line(part)
         write_text(folder / SETTINGS, as_yaml(decisive))
     state.wait_for_everyone()
@@ -403,7 +412,11 @@ def _sample(
     correct, done = sum(map(is_correct, rows.values())), len(rows)
     part = Path(settings.output_dir) / f"samples.rank{state.process_index}.jsonl"
     is_quiet = None if state.is_main_process else True  # None: a bar in a terminal
-    with reporting("sampling", len(mine), settings.max_tokens), tqdm(total=len(mine), disable=is_quiet) as bar:
+    with (
+        _stopping_on_sigterm(alone=state.num_processes == 1),
+        reporting("sampling", len(mine), settings.max_tokens),
+        tqdm(total=len(mine), disable=is_quiet) as bar,
+    ):
         for start in range(0, len(mine), settings.batch_size):
             numbers = mine[start : start + settings.batch_size]
             chosen = [problems[n // settings.samples] for n in numbers]
@@ -417,10 +430,31 @@ def _sample(
     return sampler.parameters()
 
 
+@contextlib.contextmanager
+def _stopping_on_sigterm(alone: bool) -> Iterator[None]:
+    """SIGTERM ends the batch that is being sampled; one that is being graded is written first.
+
+    Args:
+        alone: of several processes, each is ended by the signal itself, since none can wait for the others.
+
+    Raises:
+        Stopped: the signal came.
+    """
+    if not alone:
+        yield
+        return
+    request = StopRequest()
+    try:
+        with request.listening(), request.ending_sampling():
+            yield
+    except SamplingStopped:
+        raise Stopped(signal.SIGTERM) from None
+
+
 def _write(folder: Path, report: Report, drawn: Mapping[str, Any], source: Source, seconds: float) -> None:
     """All ranks' samples in one file, in order, and the summary; `drawn` says by what."""
     write_jsonl(folder / SAMPLES, report.rows)
-    for part in folder.glob("samples.rank*.jsonl"):
+    for part in folder.glob(PARTS):
         part.unlink()
     more = {**drawn, "data": source.summary(), "wall_clock_s": round(seconds, 1), **provenance()}
     write_json(folder / SUMMARY, redact({**evaluation_summary(report), **more}), indent=2)

@@ -37,8 +37,8 @@ GROUPS = {
     "Steps, batches and the optimizer": "max_steps n_grpo_steps n_ei_steps questions_per_step rollout_batch_size "
     "group_size train_batch_size micro_train_batch_size epochs_per_rollout_batch epochs_per_step rollout_chunk "
     "learning_rate lr_scheduler_type lr_decay_fraction bf16 gradient_checkpointing seed",
-    "Sampling and its engine": "sampling_temperature sampling_max_tokens sampling_min_tokens stop samples at first_from temperature "
-    "top_p max_tokens min_tokens batch_size "
+    "Sampling and its engine": "sampling_temperature sampling_max_tokens sampling_min_tokens stop samples at "
+    "first_from temperature top_p max_tokens min_tokens batch_size "
     "use_vllm vllm_gpu_memory_utilization vllm_max_model_length vllm_max_num_seqs "
     "vllm_dtype vllm_quantization vllm_enable_prefix_caching vllm_enforce_eager vllm_enable_sleep_mode vllm_mode "
     "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port",

@@ -36,6 +36,7 @@ class Run:
     seconds_to_make_policy: float = 0.0  # that its start took; 0 where the base policy was there
     zero_variance_steps: int = 0  # the last logged steps in a row in which no group had reward variance
     ended_early: str | None = None  # the rule that ended it before its last step
+    owes_validation: bool = False  # of the last step, which SIGTERM ended
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint has to hold of it."""
@@ -45,6 +46,7 @@ class Run:
             "validations": self.validations,
             "seconds_to_make_policy": self.seconds_to_make_policy,
             "without_spread": self.zero_variance_steps,
+            "owes_validation": self.owes_validation,
             "logs": log_sizes(self.folder),
         }
 
@@ -82,7 +84,9 @@ def open_run(
         folder, checkpoint, record = run_on_main_and_broadcast(choose, InputError)
         clock, validations = Clock(record.get("wall_clock_s", 0.0)), record.get("validations", [])
         made = record.get("seconds_to_make_policy", 0.0)
-        yield Run(folder, settings, checkpoint, clock, validations, made, record.get("without_spread", 0))
+        run = Run(folder, settings, checkpoint, clock, validations, made, record.get("without_spread", 0))
+        run.owes_validation = record.get("owes_validation", False)  # earlier versions had none
+        yield run
 
 
 def _resumable(

@@ -138,17 +138,19 @@ class Validation(TrainerCallback):
     def on_train_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Validate before the first step, unless the run did so before it was interrupted."""
         give_validations_an_axis()
-        if not self.run.validations:
+        is_first = not self.run.validations
+        if is_first or self.run.owes_validation:
             self._measure(state, self.problems)
-            if self.restore_best:
+            if is_first and self.run.validations and self.restore_best:
                 self.trainer.save_checkpoint_now()
-        self._find_best()
+        if self.run.validations:
+            self._find_best()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Validate when it is due, and have the best step so far saved."""
         if self.is_due(state):
             self._measure(state, self.problems)
-            if self._find_best() == state.global_step and args.save_strategy != "no":
+            if self.run.validations and self._find_best() == state.global_step and args.save_strategy != "no":
                 control.should_save = True
 
     def on_train_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -192,7 +194,17 @@ class Validation(TrainerCallback):
         return {"fresh_samples": not greedy, "problems_that_chose": shared, "accuracy_on_others": accuracy}
 
     def _measure(self, state: TrainerState, problems: Sequence[dict[str, Any]], restored: int | None = None) -> None:
-        """Sample, grade and record; `restored` is the step whose weights the final validation uses."""
+        """Sample, grade and record, unless SIGTERM ends that; a resumed run then does it first.
+
+        Args:
+            restored: the step whose weights the final validation uses.
+        """
+        self.run.owes_validation = True
+        with self.trainer.stopping_early():
+            self._sample_and_record(state, problems, restored)
+            self.run.owes_validation = False
+
+    def _sample_and_record(self, state: TrainerState, problems: Sequence[dict[str, Any]], restored: int | None) -> None:
         began = time.time()
         trainer = self.trainer
         is_chosen = self.restore_best and restored is not None

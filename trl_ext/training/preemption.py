@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import signal
-import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from trl_ext.generation.interruption import StopRequest
 from trl_ext.hosts.grace import TIMEOUT, seconds_allowed
 
 if TYPE_CHECKING:
@@ -23,29 +21,17 @@ log = logging.getLogger(__name__)
 
 
 class StopOnSigterm(TrainerCallback):
-    """On SIGTERM, finishes the optimizer step, saves a checkpoint and ends the training, on all ranks alike."""
+    """On SIGTERM, finishes the optimizer step, saves a checkpoint and ends the training, on all ranks alike.
+
+    In the middle of sampling, `request` may end it earlier, see `ReliableTrainer.stopping_on_sigterm`.
+    """
 
     def __init__(self, trainer: ReliableTrainer) -> None:
         self.trainer = trainer
-        self._received = False
+        self.request = StopRequest()
         self._checked: float | None = None  # when the signal was last checked for
         self._longest = 0.0  # seconds between two checks: a step with its validation and saving
         self._has_warned = False
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle SIGTERM while the block runs; Python allows that in the main thread only."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGTERM, self._note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-    def _note(self, number: int, frame: object) -> None:
-        self._received = True
 
     def has_come(self) -> bool:
         """Whether any rank received SIGTERM. A collective operation."""
@@ -54,11 +40,12 @@ class StopOnSigterm(TrainerCallback):
         self._checked = now
         self._warn_if_too_slow()
         accelerator = self.trainer.accelerator
-        return bool(accelerator.gather(torch.tensor([self._received], device=accelerator.device)).any())
+        return bool(accelerator.gather(torch.tensor([self.request.received], device=accelerator.device)).any())
 
     def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Stop if any rank received SIGTERM."""
-        if self.has_come() and not control.should_training_stop:
+        """Stop if any rank received SIGTERM, unless this is the last step and its validation was not ended by it."""
+        has_come, has_ended_early = self.has_come(), self.trainer.stop_signal is not None
+        if has_ended_early or (has_come and not control.should_training_stop):
             self.trainer.stop_signal = signal.SIGTERM
             control.should_save = control.should_training_stop = True
 

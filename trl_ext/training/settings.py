@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import torch
 from transformers.hf_argparser import HfArg
 from trl import TrlParser
-from trl.import_utils import is_vllm_available
 
 from trl_ext.compat.given import RecordsGiven, given, record_in_parser
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
+from trl_ext.generation.engine_choice import choose_engine, choose_precision_on_cpu
 from trl_ext.hosts.group import join_on_cpu
 from trl_ext.redaction import redact
 from trl_ext.registry import parse_options, unknown
@@ -67,8 +67,9 @@ class RunSettings(RecordsGiven):
 
     bf16: bool | None = HfArg(
         default=None,
-        help="Train in bfloat16 by autocast. The default is on with a GPU (unless fp16 is set) and "
-        "off on a CPU, where TRL has it on: a CPU is slower and less exact in bfloat16.",
+        help="Train in bfloat16 by autocast. The default is on with a GPU (unless fp16 is set), and for a large model "
+        "on a CPU that multiplies it fast (AMX, AVX512-BF16). Else it is off on a CPU, where TRL has it on: other CPUs "
+        "are slower in bfloat16, and all are less exact.",
     )
 
     # Sampling from the policy: rollouts and validation.
@@ -86,8 +87,8 @@ class RunSettings(RecordsGiven):
     # The engine that generates.
     use_vllm: str = HfArg(
         default="auto",
-        help="Generate with colocated vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and HF "
-        "generate otherwise.",
+        help="Generate with colocated vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and on a "
+        "CPU where its build for CPUs is installed and the model is large enough; HF generate otherwise.",
         metadata={"nargs": "?", "const": "true"},
     )
     vllm_max_num_seqs: int | None = HfArg(
@@ -161,8 +162,7 @@ class RunSettings(RecordsGiven):
             join_on_cpu(config.ddp_timeout)
         self.precision_reason = None
         if self.bf16 is None and not config.fp16 and (config.use_cpu or not torch.cuda.is_available()):
-            self.bf16 = False
-            self.precision_reason = "float32, since this is a CPU and bf16 is not set (TRL: bfloat16 with use_cpu)"
+            self.bf16, self.precision_reason = choose_precision_on_cpu()
         if (self.bf16 or config.bf16_full_eval) and not (config.use_cpu or torch.accelerator.is_available()):
             config.use_cpu = True  # which transformers asks for
             self.precision_reason = self.precision_reason or "bfloat16 by autocast on this CPU, as bf16 asks for"
@@ -204,20 +204,3 @@ def is_without_fp16(use_cpu: bool) -> bool:
     """Whether accelerate drops `fp16` in silence: on a CPU, unless DeepSpeed decides."""
     by_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
     return (use_cpu or not torch.accelerator.is_available()) and not by_deepspeed
-
-
-def choose_engine(asked: bool | str) -> tuple[bool, str]:
-    """Whether vLLM generates, and why; refuses vLLM where it is not installed."""
-    choices = {"auto": None, "true": True, "false": False}
-    if str(asked).lower() not in choices:
-        raise ValueError(f"use_vllm must be auto, true or false, got {asked!r}")
-    chosen = choices[str(asked).lower()]
-    if chosen and not is_vllm_available():
-        raise ValueError("use_vllm is true and vLLM is not installed: pip install 'trl_ext[vllm]', or use_vllm: auto")
-    if chosen is not None:
-        return chosen, "as asked for"
-    if not torch.cuda.is_available():
-        return False, "there is no GPU, and on a CPU generate is faster for small models"
-    if not is_vllm_available():
-        return False, "vLLM is not installed (pip install 'trl_ext[vllm]')"
-    return True, "there are a GPU and vLLM"

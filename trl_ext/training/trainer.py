@@ -10,11 +10,12 @@ checkpoint on SIGTERM, and completions of the current policy. What it overrides 
       _load_callback_state          in place
       _prepare_for_training         notes the checkpoint to resume from
       _evaluate                     not at the start of a resumed run
-      _run_epoch                    ends before the first step where a callback asked for it
+      _run_epoch                    ends before the first step where a callback asked for it, and where SIGTERM came
         _load_rng_state             the last call before the first step: restores our state
         (get_batch_samples, training_step: see grpo/trainer.py and sft/trainer.py)
         compute_loss                sums up a step's losses
         _get_grad_norm              skips a step whose gradient is not finite
+        _maybe_log_save_evaluate    keeps the states of generators, for a checkpoint of the step that is just over
         _save_checkpoint            in a scratch folder, renamed into place when it is complete
           _get_output_dir           the scratch folder
           _save                     with the generation config that rollouts are sampled with
@@ -51,6 +52,7 @@ from trl_ext.dashboards.trackers import send_table, trackers_last
 from trl_ext.errors import InputError, NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished
+from trl_ext.generation.interruption import SamplingStopped, to_the_end
 from trl_ext.generation.model_source import ADAPTER
 from trl_ext.generation.policy import overridden, without_dropout
 from trl_ext.generation.progress import reporting
@@ -88,6 +90,7 @@ from trl_ext.training.carried import (
 )
 from trl_ext.training.finite import NonFiniteError, loss_scale, write_report
 from trl_ext.training.preemption import StopOnSigterm
+from trl_ext.training.rng import RngStates
 from trl_ext.training.saving import lack_of_room
 from trl_ext.training.state import from_plain, to_plain
 
@@ -120,6 +123,7 @@ class ReliableTrainer(Trainer):
     _to_restore: str | None = None
     _sampler: Any = None
     _listener: StopOnSigterm | None = None
+    _rng_after_step: RngStates | None = None  # where a checkpoint of it would have had them
     _rng_at_epoch: Tensor | None = (
         None  # torch's, from which a sampler without a generator draws the order of the epoch
     )
@@ -173,14 +177,19 @@ class ReliableTrainer(Trainer):
         """Leave out `eval_on_start` in a resumed run."""
         if self._to_restore is not None:  # it has been evaluated at its start
             return {}
-        found: dict[str, float] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-        return found
+        found: dict[str, float] | None = None
+        # A checkpoint comes after it, and has the states of the generators that it draws from.
+        with to_the_end() if self.stop_signal is not None else self.stopping_early():
+            found = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        if found is None:
+            self.control.should_save = False
+        return found or {}
 
     def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: str | None, **kwargs: Any) -> Any:
-        """Handle three cases that `Trainer` does not.
+        """Handle four cases that `Trainer` does not.
 
         A callback stopped the run before the first step; a resumed run needs the data orders of its earlier epochs
-        drawn; a resumed run has no step left.
+        drawn; a resumed run has no step left; SIGTERM ended a rollout, so that no further step is made.
         """
         if self.control.should_training_stop:
             return None
@@ -191,9 +200,10 @@ class ReliableTrainer(Trainer):
             self._draw_orders_before(epoch, is_begun=kwargs["steps_trained_in_current_epoch"] > 0)
         else:
             self._rng_at_epoch = torch.get_rng_state()
-        return super()._run_epoch(
-            epoch=epoch, epochs_trained=epochs_trained, resume_from_checkpoint=resume_from_checkpoint, **kwargs
-        )
+        with self.stopping_early():
+            super()._run_epoch(
+                epoch=epoch, epochs_trained=epochs_trained, resume_from_checkpoint=resume_from_checkpoint, **kwargs
+            )
 
     def _draw_orders_before(self, epoch: int, is_begun: bool) -> None:
         """Have the sampler draw the order of this epoch as it did: from its own generator, or from torch's."""
@@ -235,6 +245,10 @@ class ReliableTrainer(Trainer):
             self._skip_step(float(norm))
         self._step_loss = None
         return norm
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._rng_after_step = RngStates()
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         began = time.monotonic()
@@ -319,18 +333,21 @@ class ReliableTrainer(Trainer):
         self._save_checkpoint(self.model, None)
 
     @contextlib.contextmanager
-    def saving_if_server_is_lost(self) -> Iterator[None]:
-        """Save a checkpoint of the last optimizer step if the block, which has begun the next one, loses its server.
+    def saving_last_step(self) -> Iterator[None]:
+        """Save a checkpoint of the last optimizer step if the block, which has begun the next one, is ended early.
 
-        Nothing draws from the generators whose states `Trainer` saves before the completions are there.
+        That is where SIGTERM came while it sampled, or where it has lost its server. Nothing else that a checkpoint has
+        changes before the completions are there.
         """
         state = copy.deepcopy(self.resume_state())
         try:
             yield
-        except ServerError:
+        except (ServerError, SamplingStopped):
             step, run = self.state.global_step, Path(self.args.output_dir)
             wanted = step and self.args.save_strategy != "no"
             if wanted and not run_on_main_and_broadcast((run / checkpoint_name(step)).exists):
+                if self._rng_after_step is not None:
+                    self._rng_after_step.restore()
                 self._save_atomically(self.model, None, state)
             raise
 
@@ -476,20 +493,39 @@ class ReliableTrainer(Trainer):
 
     @contextlib.contextmanager
     def stopping_on_sigterm(self) -> Iterator[None]:
-        """While the block trains, SIGTERM finishes the step, saves a checkpoint and ends the training."""
+        """While the block trains, SIGTERM finishes the step, saves a checkpoint and ends the training.
+
+        A process on its own does not wait for what it is sampling: a rollout is left out, and the checkpoint is of the
+        step before it. Several have to agree, and where weights are sharded they sample together.
+        """
         callback = self._listener = StopOnSigterm(self)
         self.add_callback(callback)
+        ends_sampling = callback.request.ending_sampling() if self._is_alone else contextlib.nullcontext()
         try:
-            with callback.listening():
+            with callback.request.listening(), ends_sampling, self.stopping_early():
                 yield
         finally:
             self.remove_callback(callback)
+
+    @contextlib.contextmanager
+    def stopping_early(self) -> Iterator[None]:
+        """Where SIGTERM ends what the block samples, the block ends, and so does the training before its next step."""
+        try:
+            yield
+        except SamplingStopped:
+            self.stop_signal = signal.SIGTERM
+            self.control.should_training_stop = True
 
     def stop_requested(self) -> bool:
         """Whether any rank received SIGTERM outside of a step; if so the run has to end. A collective operation."""
         if self._listener is not None and self._listener.has_come():
             self.stop_signal = signal.SIGTERM
         return self.stop_signal is not None
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no other process takes part, and no library shards what a checkpoint has."""
+        return self.accelerator.num_processes == 1 and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     # Completions of the current policy, on all ranks.
 

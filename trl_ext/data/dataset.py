@@ -64,7 +64,7 @@ class DatasetSettings(RecordsGiven):
     )
     prompt: Annotated[str, OnResume.YARDSTICK] = HfArg(
         default="r1_zero",
-        help=f"The prompt template is {', '.join(prompt_names())}, or a file with {{question}} in it. chat and a .yaml "
+        help=f"The prompt is {', '.join(prompt_names())}, or a file with {{question}} in it. chat and a .yaml "
         "file of messages are put into the model's own chat template.",
     )
     system_prompt: Annotated[str | None, OnResume.YARDSTICK_AS_USED] = HfArg(

@@ -50,7 +50,7 @@ GROUPS = {
     "max_nonfinite_steps ddp_timeout foresee",
     "Responses of others, harnesses of others": "responses response_fields response_stop export",
     "Output, checkpoints and the Hub": "output_dir resume resume_changed save_steps "
-    "log_generations_every show category report_to push_to_hub hub_model_id hub_merge_adapter",
+    "log_generations_every show category report_to push_to_hub hub_merge_adapter",
 }
 # Those of TRL's that are shown, in a line each.
 COMMON = {
@@ -69,8 +69,7 @@ COMMON = {
     "output_dir": "The run's folder. The default is runs/ and the name of the YAML file.",
     "save_steps": "Save a checkpoint every N optimizer steps.",
     "report_to": "Dashboards, separated by commas: tensorboard, wandb, trackio.",
-    "push_to_hub": "Push the model, its card and its figures at the end; needs hub_model_id.",
-    "hub_model_id": "The Hub repository: NAME or OWNER/NAME.",
+    "push_to_hub": "Push the model, its card and its figures at the end, to hub_model_id: NAME or OWNER/NAME.",
 }
 
 
@@ -147,7 +146,7 @@ def help_on(topic: str, settings: Sequence[Setting]) -> str:
 def page_of(doc: str | None, script: str, settings: Sequence[Setting]) -> str:
     """What `--help` prints."""
     return (
-        f"usage: {script} [--config FILE] [--NAME VALUE ...]\n\n{(doc or '').strip()}\n"
+        f"usage: {script} [--config FILE] [--NAME VALUE ...]\n{(doc or '').strip()}\n"
         "--config FILE reads these from YAML. In brackets: what holds unless set. --help NAME: one; --help all: all."
         f"\n\n{short_help(settings)}"
     )

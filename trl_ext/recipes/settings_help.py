@@ -69,7 +69,7 @@ COMMON = {
     "output_dir": "The run's folder. The default is runs/ and the name of the YAML file.",
     "save_steps": "Save a checkpoint every N optimizer steps.",
     "report_to": "Dashboards, separated by commas: tensorboard, wandb, trackio.",
-    "push_to_hub": "Push the model, its card and its figures at the end; needs hub_model_id: [OWNER/]NAME.",
+    "push_to_hub": "Push the model, its card and its figures at the end; needs hub_model_id.",
 }
 
 

@@ -23,6 +23,7 @@ from trl_ext.evaluation.report import Report
 from trl_ext.evaluation.vllm import evaluate_vllm
 from trl_ext.functional import log_generations
 from trl_ext.generation.completion import Sampling
+from trl_ext.generation.engine_choice import dtype_to_sample_in
 from trl_ext.generation.samplers import HFSampler, VLLMSampler, vllm_params
 from trl_ext.io import read_jsonl
 from trl_ext.mini.policy import make_base_policy
@@ -169,7 +170,7 @@ def test_settings_of_the_engine_reach_it(policy: str, tmp_path: Path, monkeypatc
         {k: given[k] for k in ("dtype", "gpu_memory_utilization", "max_model_len", "enforce_eager")}
         for given in started
     )
-    assert usual == {"dtype": "auto", "gpu_memory_utilization": 0.9, "max_model_len": None, "enforce_eager": False}
+    assert usual == {"dtype": dtype_to_sample_in("auto"), "gpu_memory_utilization": 0.9, "max_model_len": None, "enforce_eager": False}
     assert list(found.values()) == list(changed.values())
 
 

@@ -108,7 +108,9 @@ class VLLMSampler:
         if PartialState().num_processes > 1:  # else vLLM puts the engines of all ranks on the first GPU
             engine["distributed_executor_backend"] = "external_launcher"
         with starting_vllm():
-            self.llm = LLM(model=model, seed=sampling.seed, **device_settings(), **engine)
+            self.llm = LLM(
+                model=model, seed=sampling.seed, **{**device_settings(engine.get("max_model_len")), **engine}
+            )
         self.sampling = sampling
 
     def parameters(self) -> dict[str, Any]:

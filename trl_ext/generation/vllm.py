@@ -120,7 +120,10 @@ class ColocatedEngine(VLLMGeneration):
         return {**settings, **self.generation_kwargs}
 
     def _init_vllm(self) -> None:
-        with engine_started_with(**device_settings(), **self.engine_settings), starting_vllm():
+        own = self.engine_settings
+        context = own.get("max_model_len") or self.max_model_length
+        of_device = device_settings(context, own.get("max_num_seqs") or self.max_num_seqs)
+        with engine_started_with(**{**of_device, **own}), starting_vllm():
             super()._init_vllm()
 
     def sync_weights(self) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
 
+from trl_ext.generation.engine_choice import dtype_to_sample_in
+
+_BATCH_ON_CPU = 1024  # tokens of a batch at least: vLLM wants one for each sequence, 256 by default
 _REMEDIES = (
     (
         ("No available memory for the cache blocks", "Free memory on device", "out of memory", "CPU KV cache"),
@@ -26,14 +29,22 @@ _REMEDIES = (
 )
 
 
-def device_settings() -> dict[str, Any]:
-    """Arguments of vLLM's `LLM` that the device needs.
+def device_settings(context: int | None = None, sequences: int | None = None) -> dict[str, Any]:
+    """Arguments of vLLM's `LLM` that the device needs, unless others are given.
 
     On a CPU a prompt must not be split: vLLM 0.31 then draws a token too many for a request with a seed and sets the
     generator back, which a CPU's cannot ("CPU Generator does not use offset"). A batch then has to hold the longest
-    prompt: vLLM's own size of a batch follows from the context, and TRL's is 4,096 tokens whatever the context is.
+    prompt. It holds little more, since an engine begins with a pass over as many tokens as a batch may have, for which
+    a model of 0.5 billion parameters takes minutes at vLLM's own size; TRL's is 4,096 tokens whatever the context is.
+
+    Args:
+        context: the most tokens of prompt and response together; None leaves the size of a batch to vLLM.
+        sequences: the most that are decoded at a time.
     """
-    return {} if torch.cuda.is_available() else {"enable_chunked_prefill": False, "max_num_batched_tokens": None}
+    if torch.cuda.is_available():
+        return {}
+    batch = None if context is None else max(context, sequences or 0, _BATCH_ON_CPU)
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": batch, "dtype": dtype_to_sample_in(None)}
 
 
 @contextlib.contextmanager

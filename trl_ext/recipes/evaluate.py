@@ -30,7 +30,7 @@ from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES, SAMPLES, Report, grade_rows, is_correct
 from trl_ext.generation.completion import Sampling
-from trl_ext.generation.engine_choice import choose_engine
+from trl_ext.generation.engine_choice import choose_engine, dtype_to_sample_in
 from trl_ext.generation.gguf import with_file
 from trl_ext.generation.interruption import SamplingStopped, StopRequest
 from trl_ext.generation.merging import check_mergeable
@@ -183,12 +183,13 @@ class Evaluation(DatasetSettings):
 
     def sampler(self, model: str, context: int | None = None) -> Sampler:
         """The engine, loaded; with vLLM for `context` tokens, unless `vllm_max_model_length` says how many."""
+        dtype = dtype_to_sample_in(self.dtype, locate(model).dtype)
         if not self.engine()[0]:
-            return HFSampler(model, self.sampling(), self.batch_size, self.dtype)
+            return HFSampler(model, self.sampling(), self.batch_size, dtype)
         return VLLMSampler(
             model,
             self.sampling(),
-            dtype=self.dtype,
+            dtype=dtype,
             max_model_len=context if self.vllm_max_model_length is None else self.vllm_max_model_length,
             gpu_memory_utilization=self.vllm_gpu_memory_utilization,
             enforce_eager=self.vllm_enforce_eager,
@@ -232,7 +233,9 @@ def run_evaluation(
         if state.is_main_process:
             print(source.line(settings.split))
             with_vllm, why = settings.engine()
-            print(f"responses by {'vLLM' if with_vllm else 'HF generate'}: {why}")
+            dtype = dtype_to_sample_in(settings.dtype, locate(model).dtype)
+            stored = "" if dtype == "auto" else f", weights in {dtype}"
+            print(f"responses by {'vLLM' if with_vllm else 'HF generate'}{stored}: {why}")
         todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
         sampling = _sample(settings, model, problems, [n for n in todo if n not in rows], rows, context)
         state.wait_for_everyone()

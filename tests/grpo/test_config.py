@@ -438,9 +438,7 @@ def test_on_a_cpu_the_models_size_chooses_the_engine(
 
 
 @pytest.mark.parametrize("fast", [None, "AMX", "AVX512-BF16"])
-def test_bf16_is_chosen_for_large_models_where_a_cpu_multiplies_it_fast(
-    fast: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_is_chosen_for_large_models_on_fast_cpus(fast: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"amx_bf16": fast == "AMX", "avx512_bf16": fast is not None}
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: known)
     monkeypatch.setattr("trl_ext.generation.engine_choice._millions", {"large": 500.0, "small": 0.9}.get)

@@ -106,7 +106,7 @@ def test_shipped_conversation_asks_for_a_box() -> None:
     assert DatasetSettings(prompt="chat", answer_format="r1_zero").answer_format == "r1_zero"
 
 
-def test_template_of_ones_own_has_roles_and_a_system_prompt_goes_first(tmp_path: Path) -> None:
+def test_template_of_ones_own_has_roles_and_system_goes_first(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("- {role: system, content: Be brief.}\n- {role: user, content: 'Solve {question}: {x}'}\n")
     own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Solve 1?: {x}"}]
@@ -221,6 +221,6 @@ def test_what_is_no_trace_is_refused(row: dict[str, Any], words: str, tmp_path: 
 
 def test_a_text_that_doubles_bos_is_mended_and_said() -> None:
     rows = [{"prompt": f"{BOS}1 + 1?"}]
-    assert "reads it once" in str(doubled_begin(tokenizer("bos_is_added_too"), rows))
-    assert doubled_begin(tokenizer("begins_with_bos"), rows) is None
-    assert doubled_begin(tokenizer("bos_is_added_too"), [{"prompt": "1 + 1?"}]) is None
+    assert "reads it once" in doubled_begin(tokenizer("bos_is_added_too"), rows)
+    assert doubled_begin(tokenizer("begins_with_bos"), rows) == ""
+    assert doubled_begin(tokenizer("bos_is_added_too"), [{"prompt": "1 + 1?"}]) == ""

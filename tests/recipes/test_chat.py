@@ -148,9 +148,7 @@ def test_vllm_asks_by_the_template(model: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_has_no_conversation_is_refused_before_anything_loads(
-    given: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_what_has_no_conversation_is_refused_first(given: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         run_evaluation(settings(None, tmp_path / "evaluation", **given))  # type: ignore[arg-type]
     of_config = {name: given.pop(name) for name in list(given) if name == "chat_template_kwargs"}

@@ -170,7 +170,12 @@ def test_settings_of_the_engine_reach_it(policy: str, tmp_path: Path, monkeypatc
         {k: given[k] for k in ("dtype", "gpu_memory_utilization", "max_model_len", "enforce_eager")}
         for given in started
     )
-    assert usual == {"dtype": dtype_to_sample_in("auto"), "gpu_memory_utilization": 0.9, "max_model_len": None, "enforce_eager": False}
+    assert usual == {
+        "dtype": dtype_to_sample_in("auto"),
+        "gpu_memory_utilization": 0.9,
+        "max_model_len": None,
+        "enforce_eager": False,
+    }
     assert list(found.values()) == list(changed.values())
 
 

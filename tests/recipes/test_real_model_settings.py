@@ -20,7 +20,7 @@ from trl_ext.experiments.lab.questions import COMMON, cells_of, read_lab, read_q
 from trl_ext.experiments.pipeline.settings import read_pipeline
 from trl_ext.experiments.speedrun import read_entry
 from trl_ext.io import as_flags
-from trl_ext.prompts import format_prompt, load_prompt
+from trl_ext.prompts import format_prompt, load_prompt, load_template
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.evaluate import Evaluation
@@ -28,9 +28,14 @@ from trl_ext.recipes.preflight import rows_in_context
 from trl_ext.recipes.settings import Data
 from trl_ext.runs.recipes import RECIPES
 
-CONTEXTS = {"Qwen/Qwen2.5-Math-1.5B": 4096, "Qwen/Qwen3-0.6B": 40960}
+CONTEXTS = {
+    "Qwen/Qwen2.5-Math-1.5B": 4096,
+    "Qwen/Qwen3-0.6B": 40960,
+    "Qwen/Qwen2.5-Coder-0.5B-Instruct": 32768,
+}
 # Tokens of the longest prompts in r1_zero, counted with Qwen's own merges.
 LONGEST = {"DigitalLearningGmbH/MATH-lighteval": 1747, "gsm8k": 304}
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 REAL_ROWS = "TRL_EXT_REAL_ROWS"
 FILES = {"DigitalLearningGmbH/MATH-lighteval": "math", "gsm8k": "gsm8k"}  # what their names begin with there
 SPLITS = ("train", "test")
@@ -102,8 +107,19 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tokenizer_of(folder: Path, texts: list[str], size: int) -> Path:
     """A folder with a tokenizer that splits texts as Qwen's does, of `size` tokens learned from `texts`."""
-    Qwen2Tokenizer().train_new_from_iterator(texts, size, show_progress=False).save_pretrained(folder)
+    tokenizer = Qwen2Tokenizer().train_new_from_iterator(texts, size, show_progress=False)
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)
     return folder
+
+
+def text_of(template: str) -> str:
+    """A template as the model reads it, a conversation by Qwen's chat template."""
+    loaded = load_template(template)
+    if isinstance(loaded, str):
+        return loaded
+    said = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in loaded)
+    return f"{said}<|im_start|>assistant\n"
 
 
 def prompt_of(tokens: int, tokenizer: Qwen2Tokenizer, template: str) -> str:
@@ -111,7 +127,7 @@ def prompt_of(tokens: int, tokenizer: Qwen2Tokenizer, template: str) -> str:
     problem = "In the figure, what is the area of the shaded region?\n[asy]\n"
     for n in count():
         problem += f"draw(({n},{n + 3})--(12,{7 * n})--cycle); label($\\frac{{{n}}}{{9}}$, ({n},-1), S);\n"
-        prompt = format_prompt(load_prompt(template), problem)
+        prompt = format_prompt(text_of(template), problem)
         if len(tokenizer(prompt)["input_ids"]) >= tokens:
             return prompt
     raise AssertionError
@@ -132,7 +148,7 @@ def left_out(run: Run, prompts: dict[str, list[str]], tokenizer: Path) -> dict[s
     """How many of the prompts for training and validation the run leaves out, as its recipe decides it."""
     task, model, config = parsed(run)
     context = CONTEXTS[model.model_name_or_path]
-    assert config.vllm_max_model_length <= context
+    assert (config.vllm_max_model_length or 0) <= context
     rows = {
         role: Dataset.from_list([{"prompt": p, "row": n} for n, p in enumerate(of)]) for role, of in prompts.items()
     }
@@ -142,7 +158,7 @@ def left_out(run: Run, prompts: dict[str, list[str]], tokenizer: Path) -> dict[s
         (tokenizer / "model.safetensors").touch()
         kept = vars(rows_in_context(Data(**rows, sources=sources), task, str(tokenizer), model, config))
     else:
-        room = Room(config.vllm_max_model_length, "vllm_max_model_length", config.max_tokens, "max_tokens")
+        room = Room(config.vllm_max_model_length or context, "vllm_max_model_length", config.max_tokens, "max_tokens")
         loaded = Qwen2Tokenizer.from_pretrained(tokenizer)
         kept = {r: rows_that_fit(rows[r], r, sources[r], loaded, room, config.too_long) for r in rows}
     return {role: len(rows[role]) - len(kept[role]) for role in rows}
@@ -185,7 +201,7 @@ def test_no_row_of_the_real_datasets_is_left_out(tmp_path: Path) -> None:
         length = (config.max_tokens,) if task is config else (config.max_completion_length, task.validation_max_tokens)
         what = (run.recipe in RECIPES, task.dataset, task.prompt, task.too_long, config.vllm_max_model_length, *length)
         if what not in found:  # most cells of a lab are alike in all that decides it
-            template = load_prompt(task.prompt)
+            template = text_of(task.prompt)
             prompts = [[format_prompt(template, p) for p in problems[task.dataset, split]] for split in SPLITS]
             found[what] = left_out(run, dict(zip(("train", "validation"), prompts, strict=True)), tokenizer)
             longest = [max(len(ids) for ids in loaded(text=of, verbose=False)["input_ids"]) for of in prompts]

@@ -308,7 +308,7 @@ def test_what_may_change_when_a_run_is_resumed() -> None:
                  if found.is_yardstick}  # fmt: skip
     assert yardstick == {
         "answer_format", "generation_kwargs", "min_p", "prompt", "repetition_penalty", "sampling_min_tokens", "stop",
-        "top_k", "top_p", "validation_grader", "validation_max_tokens", "validation_problems", "validation_split",
+        "system_prompt", "top_k", "top_p", "validation_grader", "validation_max_tokens", "validation_problems", "validation_split",
         "validation_samples", "validation_temperature",
     }  # fmt: skip
 

@@ -139,14 +139,14 @@ def by_hf_generate(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     [("rollout after step 3", 3, False), ("rollout after step 2", 2, False), ("validation after step 2", 2, True)],
     ids=["in an epoch", "at the start of an epoch", "validation"],
 )
-def test_sigterm_ends_sampling_by_hf_generate_and_run_resumes_identically(
+def test_sigterm_ends_sampling_by_hf_generate_and_run_resumes(
     by_hf_generate: Runs, slow: str, step: int, owes_validation: bool
 ) -> None:
     by_hf_generate.check(slow, step, owes_validation)
 
 
 @pytest.mark.vllm
-def test_sigterm_ends_a_rollout_by_vllm_and_run_resumes_identically(tmp_path: Path) -> None:
+def test_sigterm_ends_a_rollout_by_vllm_and_run_resumes(tmp_path: Path) -> None:
     runs = Runs(tmp_path, use_vllm="true", vllm_enforce_eager=True)
     runs.check("rollout after step 3", 3)
 
@@ -182,7 +182,7 @@ def test_sigterm_in_an_evaluation_keeps_graded_samples(engine: str, by_hf_genera
 # --- the request itself -----------------------------------------------------------------------------------------
 
 
-def test_handler_raises_while_an_engine_samples_and_at_no_other_time() -> None:
+def test_handler_raises_only_while_an_engine_samples() -> None:
     request, before = StopRequest(), signal.getsignal(signal.SIGTERM)
     done: list[str] = []
     with request.listening():

@@ -9,32 +9,28 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from torch import Tensor, nn
-from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
-from transformers.generation import StoppingCriteriaList
-
-from trl_ext.generation.interruption import sampling
-from trl_ext.generation.progress import CountedTokens, advance
+from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
 
 def generating_with(
-    model: nn.Module, processor: LogitsProcessor, at_end: Callable[[Tensor], None]
+    model: nn.Module, processor: LogitsProcessor, criterion: StoppingCriteria, at_end: Callable[[Tensor], None]
 ) -> AbstractContextManager[object]:
-    """In the block `generate` has one more logits processor, which misses the last token; `at_end` gets all of them.
+    """In the block `generate` has one more processor, which misses the last token, and one more stopping criterion.
 
-    Its tokens are counted, and a request to stop ends it.
+    `at_end` gets all tokens.
     """
     generate: Any = model.generate
+    more: dict[str, Any] = {
+        "logits_processor": LogitsProcessorList([processor]),
+        "stopping_criteria": StoppingCriteriaList([criterion]),
+    }
 
     def generate_with(*args: Any, **kwargs: Any) -> Any:
-        more: dict[str, Any] = {"logits_processor": LogitsProcessorList([processor])}
-        more["stopping_criteria"] = StoppingCriteriaList([CountedTokens(kwargs.get("generation_config"))])
-        with sampling():
-            output = generate(*args, **more, **kwargs)
+        output = generate(*args, **more, **kwargs)
         at_end(output)
-        advance(0, finished=len(output))
         return output
 
     return patch.object(model, "generate", generate_with)

@@ -50,8 +50,9 @@ from trl_ext.generation.adapter_models import with_adapter_loaded
 from trl_ext.generation.adapters import check_adapter, refuse_untrainable
 from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.hf import TokenLogProbs
+from trl_ext.generation.interruption import sampling
 from trl_ext.generation.policy import sampling_kwargs
-from trl_ext.generation.progress import reporting
+from trl_ext.generation.progress import CountedTokens, advance, reporting
 from trl_ext.generation.tokens import to_be_continued
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.batching import Batch, as_wide_as, has_gradient, loss_mask, numbers_of_sequences
@@ -377,8 +378,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             if self.args.stop:
                 return self._hf_completion_ids(prompt_ids), None  # TRL takes log-probabilities of engines only
             recorder = TokenLogProbs(len(prompt_ids), self.temperature or 1.0)
-            with generating_with(self.accelerator.unwrap_model(self.model), recorder, recorder.record):
+            counted = CountedTokens(self.generation_config)
+            model = self.accelerator.unwrap_model(self.model)
+            with generating_with(model, recorder, counted, recorder.record), sampling():
                 ids, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            advance(0, finished=len(ids))
             self._keep_logps(ids, recorder)
             return ids, None
 

@@ -54,6 +54,8 @@ def load_prompt(name_or_path: str | Path) -> str:
         found = text.read_text(encoding="utf-8")
     elif Path(name_or_path).is_file():
         found = Path(name_or_path).read_text(encoding="utf-8")
+    elif (files(__package__) / f"{name_or_path}{_CONVERSATIONS[0]}").is_file():
+        raise ValueError(f"prompt {str(name_or_path)!r} is a conversation, not a text: load_template reads it")
     else:
         raise ValueError(f"{unknown('prompt', str(name_or_path), prompt_names())}, or a file's path")
     return _checked(found.removesuffix("\n"), str(name_or_path))

@@ -82,13 +82,13 @@ def needs_a_model(prompt: str) -> ValueError:
     )
 
 
-def doubled_begin(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """A line where a text template writes the BOS token that the tokenizer adds as well: the model reads it once."""
+def doubled_begin(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What to say where a text template writes the BOS token that the tokenizer adds as well; else an empty text."""
     bos = tokenizer.bos_token
     if not bos or not len(rows) or not rows[0]["prompt"].startswith(bos):
-        return None
+        return ""
     adds = tokenizer(text="a")["input_ids"][:1] == [tokenizer.bos_token_id]
-    return f"the prompt begins with {bos!r}, which the tokenizer adds too: the model reads it once" if adds else None
+    return f"the prompt begins with {bos!r}, which the tokenizer adds too: the model reads it once" if adds else ""
 
 
 def _generation_config(source: ModelSource) -> GenerationConfig:

@@ -71,15 +71,12 @@ def prepare(task: Task, model: ModelConfig, config: TrainingArguments, load: Cal
         began = time.monotonic()
         policy = loadable(model.model_name_or_path) if model.model_name_or_path else _base_policy(task, config)
         seconds = time.monotonic() - began
-        data, lines = rows_in_context(data, task, policy, model, config)
+        data = rows_in_context(data, task, policy, model, config)
         first_rank(lambda: refuse_what_does_not_fit(task, model, config, data, policy))
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     note_overlap(data)
-    prepared = Prepared(task, model, config, data, policy, seconds)
-    for line in lines:
-        prepared.say(line)
-    return prepared
+    return Prepared(task, model, config, data, policy, seconds)
 
 
 def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -> None:
@@ -147,26 +144,23 @@ def check_server(config: TrainingArguments) -> Servers:
     return Servers(urls, config.vllm_server_timeout, config.device.type)
 
 
-def rows_in_context(
-    data: Data, task: Task, policy: str, model: ModelConfig, config: TrainingArguments
-) -> tuple[Data, list[str]]:
-    """The rows whose prompts leave room for the longest response, and what is to be said of prompts.
+def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: TrainingArguments) -> Data:
+    """The rows whose prompts leave room for the longest response, as texts.
 
-    Conversations become texts; a tokenizer that is not the model's is refused.
+    A tokenizer that is not the model's is refused.
     """
     known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
     source = locate(policy, model.model_revision)
     tokenizer, shape = tokenizer_and_shape(source, **known)
-    lines = []
     if task.asking.is_chat:
         chat = Chat.with_model(source, tokenizer, config.chat_template_kwargs)
         data = replace(data, train=chat.texts(data.train), validation=chat.texts(data.validation))
         config.stop = [*(config.stop or []), *chat.more_stops] or None
         if getattr(config, "eos_token", "") is None:  # of fine-tuning, which ends responses with it
             config.eos_token = chat.end
-        lines.append(chat.line(data.validation))
-    elif (begun := doubled_begin(tokenizer, data.validation)) is not None:
-        lines.append(begun)
+        data.note = chat.line(data.validation)
+    else:
+        data.note = doubled_begin(tokenizer, data.validation)
     check_tokenizer(tokenizer, shape, policy, config.stop)
     context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
     if config.use_vllm and config.vllm_mode == "server":
@@ -187,7 +181,7 @@ def rows_in_context(
     if config.use_vllm and config.vllm_mode == "colocate" and config.vllm_max_model_length is None:
         sampled = [(getattr(data, role)["prompt"], lengths[role][0]) for role in data.sources]
         config.engine_context = engine_context(sampled, tokenizer, context)
-    return data, lines
+    return data
 
 
 def tokenizer_and_shape(source: ModelSource, **known: Any) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:

@@ -27,6 +27,7 @@ class Data:
     validation: Any  # rows with `prompt` and `answer`
     sources: dict[str, Source] = field(default_factory=dict)  # by role; rows of one's own may have none
     counts: dict[str, int] = field(default_factory=dict)  # numbers of traces after each filter
+    note: str = ""  # what is to be known of the prompts
 
     def lines(self) -> list[str]:
         """What is to be known of the rows, as a person reads it."""
@@ -34,7 +35,7 @@ class Data:
         lines = [source.line(role) for role, source in known if source.available is not None or source.too_long]
         if "correct" in self.counts:
             lines.insert(0, "{correct} of {unique} traces have the correct answer".format_map(self.counts))
-        return lines
+        return [*lines, self.note] if self.note else lines
 
 
 @dataclass

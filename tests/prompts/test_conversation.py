@@ -81,8 +81,8 @@ def test_what_a_model_cannot_be_asked_is_said_by_name() -> None:
         ("hello", "not a list of messages"),
         ([{"role": "user", "content": None}], "message 0: content is 'None', not a text"),
         (
-            [*ASKED, {"role": "asistant", "content": "2"}],
-            "message 1: unknown role 'asistant'. Did you mean 'assistant'",
+            [*ASKED, {"role": "assistants", "content": "2"}],
+            "message 1: unknown role 'assistants'. Did you mean 'assistant'",
         ),
         (
             [*ASKED, {"role": "assistant", "content": "2"}],

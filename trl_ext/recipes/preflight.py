@@ -155,7 +155,7 @@ def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, con
     if task.asking.is_chat:
         chat = Chat.with_model(source, tokenizer, config.chat_template_kwargs)
         data = replace(data, train=chat.texts(data.train), validation=chat.texts(data.validation))
-        config.stop = [*(config.stop or []), *chat.more_stops] or None
+        config.stop = list(dict.fromkeys([*(config.stop or []), *chat.more_stops])) or None  # a run's own file has them
         if getattr(config, "eos_token", "") is None:  # of fine-tuning, which ends responses with it
             config.eos_token = chat.end
         data.note = chat.line(data.validation)

@@ -146,6 +146,7 @@ def test_sigterm_ends_sampling_by_hf_generate_and_run_resumes(
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(900)
 def test_sigterm_ends_a_rollout_by_vllm_and_run_resumes(tmp_path: Path) -> None:
     runs = Runs(tmp_path, use_vllm="true", vllm_enforce_eager=True)
     runs.check("rollout after step 3", 3)
@@ -160,12 +161,15 @@ def test_sigterm_in_first_validation_ends_run_without_checkpoint(by_hf_generate:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["false", pytest.param("true", marks=pytest.mark.vllm)])
+@pytest.mark.parametrize(
+    "engine", ["false", pytest.param("true", marks=(pytest.mark.vllm, pytest.mark.nightly, pytest.mark.timeout(900)))]
+)
 def test_sigterm_in_an_evaluation_keeps_graded_samples(engine: str, by_hf_generate: Runs, tmp_path: Path) -> None:
     recipe, given = RECIPE.with_name("evaluate.py"), yaml.safe_load((by_hf_generate.folder / "run.yaml").read_text())
     arguments = [
         "--model_name_or_path", given["model_name_or_path"], "--grader", given["validation_grader"], "--problems", "6",
         "--batch_size", "4", "--max_tokens", "30", "--min_tokens", "30", "--use_vllm", engine, "--output_dir", "run",
+        "--vllm_enforce_eager", "true",
     ]  # fmt: skip
     (tmp_path / "cut").mkdir()
     # The first batch has 120 tokens, so that the second one is slow.

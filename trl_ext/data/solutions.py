@@ -18,9 +18,9 @@ SOLUTIONS = ("after_hashes", "last_boxed")  # sources of an answer that stands a
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
 
 
-def solution_columns(first: Mapping[str, Any], asked: Mapping[str, str]) -> Columns | None:
+def solution_columns(first: Mapping[str, Any]) -> Columns | None:
     """Where a table has problems and their solutions; None if it has none, or only answers."""
-    found = columns_of(first, asked)
+    found = columns_of(first, {})
     is_there = value_at(first, found.problem) is not None and value_at(first, found.answer) is not None
     return found if is_there and found.read is None and found.answer_source in SOLUTIONS else None
 

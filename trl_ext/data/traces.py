@@ -103,7 +103,7 @@ def _reader(
         return functools.partial(_written_out, columns=columns, asking=asking)
     if is_conversation(first.get("messages")):
         return lambda row: trace_of_messages(row["messages"], asking)
-    if found := solution_columns(first, {}):
+    if found := solution_columns(first):
         extract = ANSWER_SOURCES.build(found.answer_source)
         return lambda row: trace_of_solution(row, found, asking, answer_format, extract)
     return None

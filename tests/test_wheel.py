@@ -69,7 +69,7 @@ def run_python(code, folder):
 
 def test_wheel_has_every_module_and_the_recipes_data(built):
     inside = {n for n in zipfile.ZipFile(built[1]).namelist() if ".dist-info/" not in n}
-    endings = {"trl_ext": "py prompt md html css js json", "recipes": "py yaml txt", "accelerate_configs": "yaml"}
+    endings = {"trl_ext": "py prompt yaml md html css js json", "recipes": "py yaml txt", "accelerate_configs": "yaml"}
     files = {
         p.relative_to(REPO).as_posix()
         for f, es in endings.items()

@@ -8,8 +8,10 @@ request, HF generate every batch.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+from unittest.mock import patch
 
 import torch
 from accelerate import PartialState
@@ -105,12 +107,13 @@ class VLLMSampler:
         from trl_ext.generation.merging import whole_model
 
         model = whole_model(model)
-        if PartialState().num_processes > 1:  # else vLLM puts the engines of all ranks on the first GPU
-            engine["distributed_executor_backend"] = "external_launcher"
-        with starting_vllm():
-            self.llm = LLM(
-                model=model, seed=sampling.seed, **{**device_settings(engine.get("max_model_len")), **engine}
-            )
+        state, own = PartialState(), {name: value for name, value in engine.items() if value is not None}
+        # Else vLLM puts the engines of all ranks on the first GPU, and leaves one of a CPU's cores to its scheduler.
+        if state.num_processes > 1 or not torch.cuda.is_available():
+            own["distributed_executor_backend"] = "external_launcher"
+        place = {"RANK": state.process_index, "LOCAL_RANK": state.local_process_index, "WORLD_SIZE": state.num_processes}
+        with starting_vllm(), patch.dict(os.environ, {name: str(number) for name, number in place.items()}):
+            self.llm = LLM(model=model, seed=sampling.seed, **{**device_settings(own.get("max_model_len")), **own})
         self.sampling = sampling
 
     def parameters(self) -> dict[str, Any]:

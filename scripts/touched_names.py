@@ -67,6 +67,7 @@ TEXTS = {
     ),
     "vllm/envs.py": '"VLLM_CPU_KVCACHE_SPACE" "VLLM_SERVER_DEV_MODE"',
     "vllm/config/model.py": "hf_text_config",
+    "vllm/v1/sample/ops/topk_topp_sampler.py": "TopKTopPSampler forward_cpu apply_top_k_top_p logprobs_mode",
 }
 
 # By an abstract class: ours in its file, whose methods have to be all that any version leaves abstract.

@@ -147,7 +147,7 @@ def test_every_recipe_takes_it_and_what_it_leaves(top: Path, base: str, capsys: 
 
 @needs_vllm
 @pytest.mark.vllm
-def test_trained_with_vllm_and_a_correction_it_is_pushed_and_evaluated(top: Path) -> None:
+def test_trained_with_vllm_and_correction_it_is_pushed(top: Path) -> None:
     engine = {
         "use_vllm": "true",
         "vllm_max_model_length": 128,

@@ -55,7 +55,7 @@ def test_frequencies_are_the_probabilities() -> None:
 
 @pytest.mark.vllm
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
-def test_a_request_draws_the_same_beside_any_others() -> None:
+def test_a_request_draws_the_same_next_to_any_others() -> None:
     draw_by_cumulative_sums()
     draw_by_cumulative_sums()  # a second engine of the process
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
@@ -66,7 +66,7 @@ def test_a_request_draws_the_same_beside_any_others() -> None:
     def drawn(rows: slice, **limits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
         seeds = range(ROWS)[rows]
         made = {i: torch.Generator().manual_seed(seed) for i, seed in enumerate(seeds)}
-        limits = {name: limits.get(name, None) for name in "kp"}
+        limits = {name: limits.get(name) for name in "kp"}
         words, shown = sampler.forward_cpu(logits[rows].clone(), made, **limits)
         return words.tolist(), shown
 

@@ -111,7 +111,11 @@ class VLLMSampler:
         # Else vLLM puts the engines of all ranks on the first GPU, and leaves one of a CPU's cores to its scheduler.
         if state.num_processes > 1 or not torch.cuda.is_available():
             own["distributed_executor_backend"] = "external_launcher"
-        place = {"RANK": state.process_index, "LOCAL_RANK": state.local_process_index, "WORLD_SIZE": state.num_processes}
+        place = {
+            "RANK": state.process_index,
+            "LOCAL_RANK": state.local_process_index,
+            "WORLD_SIZE": state.num_processes,
+        }
         with starting_vllm(), patch.dict(os.environ, {name: str(number) for name, number in place.items()}):
             self.llm = LLM(model=model, seed=sampling.seed, **{**device_settings(own.get("max_model_len")), **own})
         self.sampling = sampling

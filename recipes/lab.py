@@ -27,7 +27,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trl_ext.compat.renamed import current_name
 from trl_ext.errors import InputError
 from trl_ext.experiments.ending import ending_in_a_line
 from trl_ext.experiments.lab.preregistration import effect_of, sentence
@@ -92,7 +91,7 @@ def answer(folder: Path, args: argparse.Namespace, rest: list[str]) -> None:
     """Run the cells and write the pages, a question after those whose winners it starts from."""
     lab = read_lab(folder)
     known = question_names(folder)
-    names = known if args.questions == ["all"] else [n if n in known else current_name(n) for n in args.questions]
+    names = known if args.questions == ["all"] else args.questions
     questions = in_order(read_question(folder, name) for name in names)
     output = args.output_dir or Path("runs") / f"lab_{folder.name}"
     before = {name for question in questions for name in question.after} - set(names)

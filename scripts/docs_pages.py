@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from scripts.algorithms_page import algorithms_page
-from trl_ext.compat.renamed import RENAMED
 from trl_ext.io import markdown_table, read_yaml
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.evaluate import Evaluation
@@ -41,16 +40,6 @@ recipe that trains also has all others of TRL and transformers (`--help all`; on
 `--stop '["</answer>"]'`.
 
 Written by `python -m scripts.docs_pages` from the settings' classes.
-"""
-
-RENAMED_INTRODUCTION = """\
-## Renamed
-
-The old names work for one release more, with a warning: as flags, in YAML files, in a config's constructor and as its
-attributes.
-
-| before | now |
-|---|---|
 """
 
 EFFECTS_INTRODUCTION = """\
@@ -101,8 +90,7 @@ def main() -> None:
 
 def settings_page() -> str:
     """What `--help` of the recipes shows, a table per group."""
-    renamed = "\n".join(f"| `{old}` | `{new}` |" for old, new in RENAMED.items())
-    return f"{SETTINGS_INTRODUCTION}\n{settings_reference()}\n{RENAMED_INTRODUCTION}{renamed}\n"
+    return f"{SETTINGS_INTRODUCTION}\n{settings_reference()}\n"
 
 
 def settings_reference() -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trl_ext.grpo.trainer import ExtGRPOTrainer as ExtGRPOTrainer
     from trl_ext.rewards import REWARDS as REWARDS
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _WHERE = {
     "ADVANTAGES": "algorithms.advantages",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import TypeVar
+
+C = TypeVar("C", bound=type)
 
 _PACKAGE = Path(__file__).parent
 _INSTALLED = (_PACKAGE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib")))
@@ -26,6 +30,22 @@ def lines_in_notebook(error: BaseException) -> list[str]:
     places = [frame.filename if Path(frame.filename).is_file() else "cell" for frame in own]
     where = [f"{place}, line {frame.lineno}: {frame.line}" for place, frame in zip(places, own, strict=True)]
     return [*where, f"{type(error).__name__}: {error}"]
+
+
+def brief_in_notebooks(cls: C) -> C:
+    """Class decorator: a `ValueError` of the constructor, TRL's and transformers' too, has few lines in a notebook."""
+    init = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def brief(self: object, *args: object, **kwargs: object) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except ValueError as error:
+            error._render_traceback_ = functools.partial(lines_in_notebook, error)  # type: ignore[attr-defined]
+            raise
+
+    cls.__init__ = brief  # type: ignore[misc]
+    return cls
 
 
 class Stopped(Exception):

@@ -17,8 +17,6 @@ from trl import GRPOConfig
 
 from tests.recipes.test_grpo import DEFAULT, ON_A_CPU
 from tests.runs.test_checkpoints import save
-from tests.support.versions import needs_vllm
-from trl_ext import ExtGRPOConfig
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.errors import InputError
 from trl_ext.evaluation.yardstick import yardstick
@@ -254,25 +252,6 @@ def test_setting_added_later_does_not_refuse_a_checkpoint(recipe: tuple[type, ..
         if known.meaning.get(name) not in means_nothing:
             (found,) = differences({}, {name: "another"}, known)
             assert found[:3] == (name, default, "another")
-
-
-@needs_vllm
-@pytest.mark.parametrize("version", ["with TRL's mode alone", "with the axes and TRL's mode"])
-def test_earlier_record_of_the_samplers_correction_is_read(version: str) -> None:
-    vllm = {"use_vllm": True, "vllm_mode": "colocate", "preset": "dapo", "output_dir": "unused", "use_cpu": True}
-    asked = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1.5}
-    now = settings_of([ExtGRPOConfig(**vllm, **asked)])
-    before = now | {"vllm_importance_sampling_mode": "sequence_mask"}  # as resolved: TRL's defaults next to the axes
-    if version == "with TRL's mode alone":
-        before = {name: value for name, value in now.items() if not name.startswith("sampler_")} | asked
-    assert differences(before, now, KNOWN) == []
-    found = differences(before, settings_of([ExtGRPOConfig(**vllm)]), KNOWN)
-    assert {difference.name for difference in found} >= {"sampler_weight_options"}
-    no_engine = vllm | {"use_vllm": False}
-    mode = {"vllm_importance_sampling_mode": "sequence_mask"}
-    now = settings_of([ExtGRPOConfig(**no_engine)])
-    assert differences(now | mode, now, KNOWN) == []
-    assert differences(now | mode | {"policy_loss": None}, now | {"policy_loss": None}, KNOWN) != []  # TRL's loss
 
 
 def test_policy_rebuilt_elsewhere_is_equal_and_another_is_not(tmp_path: Path) -> None:

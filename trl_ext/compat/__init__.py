@@ -26,6 +26,5 @@
 * `torch_on_cpu.set_default_group_timeout`: DeepSpeed's process groups on CPUs get the run's `ddp_timeout`.
 * `torch_on_cpu.muon_without_emulation`: torch's Muon multiplies in float32 on a CPU without bfloat16.
 
-And two tables: `renamed`: earlier names of this package's settings; `on_resume`: which settings a resumed run may
-change.
+And a table, `on_resume`: which settings a resumed run may change.
 """

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
-from trl_ext.compat.renamed import current_name
-
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -30,7 +28,7 @@ class RecordsGiven:
         """Record the names; unpickling and copying call this without arguments and restore the record."""
         self = super().__new__(cls)
         fields = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
-        passed = {*fields[: len(args)], *(current_name(name, warn=False) for name in kwargs)}
+        passed = {*fields[: len(args)], *kwargs}
         _record(self, _parsed.get() & passed if passed >= set(fields) else passed)
         return self
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from trl_ext.compat.renamed import earlier_names_in
 from trl_ext.discovery.budget import Budget, BudgetSpent
 
 if TYPE_CHECKING:
@@ -222,6 +221,3 @@ def _reply_of(completion: ChatCompletion, messages: Sequence[Message]) -> Reply:
     except (AttributeError, TypeError, ValueError):
         prompt, answer, is_estimated = _estimated(messages), len(text) // _CHARACTERS_PER_TOKEN, True
     return Reply(text, finish, prompt, answer, is_estimated=is_estimated, reasoning=str(reasoning))
-
-
-__getattr__ = earlier_names_in(globals())

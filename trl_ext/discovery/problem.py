@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trl_ext.compat.renamed import accepts_earlier_names, earlier_names_in
 from trl_ext.discovery.sandbox import run_program
 from trl_ext.discovery.sandbox.limits import Limits, ProgramFailure, ProgramOutcome, describe_isolation
 
@@ -44,7 +43,6 @@ class Polished:
     verdict: Verdict
 
 
-@accepts_earlier_names
 @dataclass(frozen=True)
 class Problem:
     """A problem that a model can work on.
@@ -134,6 +132,3 @@ def extract_program(response: str) -> str | None:
     python = [code for language, code in blocks if language in ("python", "py", "python3")]
     chosen = python or [code for language, code in blocks if not language]
     return chosen[-1] if chosen else None
-
-
-__getattr__ = earlier_names_in(globals())

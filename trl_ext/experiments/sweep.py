@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.compat.renamed import current_flags
 from trl_ext.errors import InputError
 from trl_ext.experiments.progress import ProgressDisplay
 from trl_ext.hosts.grace import patient_environment
@@ -120,7 +119,6 @@ def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) 
     path = folder / "commands.json"
     known: dict[str, list[str]] = read_json(path) if path.exists() else {}
     now = {name: redact_command([Path(script).name, *arguments]) for name, (script, *arguments) in commands.items()}
-    known, now = ({k: current_flags(words, warn=False) for k, words in each.items()} for each in (known, now))
     other = [name for name in now if name in known and known[name] != now[name] and finished(folder / name)]
     if other:
         raise InputError(

@@ -22,7 +22,7 @@ from transformers.hf_argparser import HfArg
 
 from trl_ext.compat.given import given
 from trl_ext.compat.on_resume import OnResume
-from trl_ext.compat.renamed import accepts_earlier_names
+from trl_ext.errors import brief_in_notebooks
 from trl_ext.evaluation.report import grade_rows
 from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step, step_counts, step_line
 from trl_ext.expert_iteration.selection import SELECTIONS, Row
@@ -45,7 +45,7 @@ _SCHEDULES = ("constant", "constant_with_warmup")
 log = logging.getLogger(__name__)
 
 
-@accepts_earlier_names
+@brief_in_notebooks
 @dataclass
 class ExpertIterationConfig(ExtSFTConfig):
     """What a step samples, keeps and fine-tunes on; the rest is as in SFT.

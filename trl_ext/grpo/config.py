@@ -26,8 +26,7 @@ from trl_ext.algorithms.sampler_correction import (
 from trl_ext.algorithms.selection import SELECTIONS
 from trl_ext.compat.given import given, reset
 from trl_ext.compat.on_resume import OnResume
-from trl_ext.compat.renamed import accepts_earlier_names
-from trl_ext.errors import InputError
+from trl_ext.errors import InputError, brief_in_notebooks
 from trl_ext.registry import parse_options, unknown
 from trl_ext.training.handout_settings import resolve_handout
 from trl_ext.training.options import check_sampling
@@ -54,7 +53,7 @@ def _help(axis: str, purpose: str) -> str:
     return f"{purpose} One of: {', '.join(sorted(AXES[axis]))}, or file.py:function."
 
 
-@accepts_earlier_names
+@brief_in_notebooks
 @dataclass
 class ExtGRPOConfig(RunSettings, GRPOConfig):
     """TRL's `GRPOConfig` plus the axes and the course handout's vocabulary.

@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +23,6 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from transformers.trainer import TRAINER_STATE_NAME
 from trl import TrlParser
 
-from trl_ext.compat.renamed import RenamedWarning, current_flags, current_name, current_names
 from trl_ext.errors import InputError, NotSavedError, PushError, ServerError, SettingsError, Stopped
 from trl_ext.generation.engine_choice import choosing_by_model, note_model
 from trl_ext.hosts.compilation import warning_of_locks
@@ -63,7 +61,7 @@ class _Parser(TrlParser):
     def check_names(self, flags: Iterable[str], fields: Iterable[str], config: Path) -> None:
         """Refuse flags and YAML fields that do not exist, with the nearest existing name."""
         known = [option for option in self._option_string_actions if option.startswith("--")]
-        fields = [f"--{current_name(name, warn=False)}" for name in fields if name != "env"]
+        fields = [f"--{name}" for name in fields if name != "env"]
         for name, where in [*((flag, "") for flag in flags), *((field, f" in {config}") for field in fields)]:
             if name not in known:
                 words = [flag for flag in ELSEWHERE.get(name[2:], ()) if flag in known]
@@ -84,8 +82,7 @@ class _Parser(TrlParser):
         return namespace, rest
 
     def set_defaults_with_config(self, **settings: Any) -> list[str]:
-        """Take a YAML file's settings, also by an earlier name or by the name that another recipe has for one."""
-        settings = current_names(settings)
+        """Take a YAML file's settings, also by the name that another recipe has for one."""
         found: dict[str, list[str]] = {}
         for name in settings:
             option = self._option_string_actions.get(f"--{name}")
@@ -131,7 +128,6 @@ def read_settings(
         formatter_class=_HelpFormatter,
     )
     try:
-        args = current_flags(args)
         flags = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
         given = {flag[2:].replace("-", "_") for flag in flags}
         fields = _fields(config)
@@ -177,10 +173,9 @@ def _fields(config: Path) -> dict[str, Any]:
 
 def start(run: Callable[..., Any], settings: Sequence[type], description: str | None, default_config: Path) -> None:
     """Parse the arguments and run; what a recipe's last line calls."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        warnings.simplefilter("default", RenamedWarning)  # Python shows none of its kind from within a package
-        if warning := warning_of_locks():  # before DeepSpeed is initialized, which compiles
-            print(warning, file=sys.stderr)
+    # before DeepSpeed is initialized, which compiles
+    if os.environ.get("LOCAL_RANK", "0") == "0" and (warning := warning_of_locks()):
+        print(warning, file=sys.stderr)
     try:
         check_launch()
     except InputError as error:

@@ -10,7 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl import ModelConfig
 
 from trl_ext.compat.given import given
-from trl_ext.compat.renamed import accepts_earlier_names
+from trl_ext.errors import brief_in_notebooks
 from trl_ext.expert_iteration.trainer import FOLDER, STEPS, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.settings import Task
@@ -18,7 +18,7 @@ from trl_ext.runs.layout import METRICS
 from trl_ext.runs.report import write_steps_plot
 
 
-@accepts_earlier_names
+@brief_in_notebooks
 @dataclass
 class ExpertIterationTask(Task):
     """Questions to sample for, with the grader that validates; the policy is measured after each step."""

@@ -11,7 +11,7 @@ from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
 from trl_ext.compat.on_resume import OnResume
-from trl_ext.compat.renamed import accepts_earlier_names
+from trl_ext.errors import brief_in_notebooks
 from trl_ext.evaluation.report import SAMPLES, is_correct
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.io import read_jsonl
@@ -20,7 +20,7 @@ from trl_ext.rewards.hooks import REWARDS
 from trl_ext.training.options import check_at_least_1
 
 
-@accepts_earlier_names
+@brief_in_notebooks
 @dataclass
 class GRPOTask(Task):
     """Problems, a reward for the rollouts, and how the policy is measured."""

@@ -9,9 +9,8 @@ from datasets import Dataset
 from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
-from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.data.traces import first_unique, load_traces, only_correct, prompt_key, with_answers
-from trl_ext.errors import InputError
+from trl_ext.errors import InputError, brief_in_notebooks
 from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
 from trl_ext.recipes.settings import Data, Task
@@ -20,7 +19,7 @@ from trl_ext.sft.trainer import ExtSFTConfig, tokenized
 log = logging.getLogger(__name__)
 
 
-@accepts_earlier_names
+@brief_in_notebooks
 @dataclass
 class SFTTask(Task):
     """Traces to fine-tune on, and problems that the policy is measured on."""

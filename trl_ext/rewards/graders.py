@@ -16,7 +16,6 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
-from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.registry import Registry, unknown
 from trl_ext.rewards.extract import ANSWER_FORMATS, COMPATIBLE_FORMATS, Extraction
 from trl_ext.rewards.ground_truth import accepted_answers
@@ -112,7 +111,6 @@ Pair = tuple[str, str]  # answer, reference answer
 _verdicts: dict[Comparison, dict[Pair, tuple[bool, str]]] = {}
 
 
-@accepts_earlier_names
 @dataclass(frozen=True, slots=True)
 class Grade:
     """One graded response."""

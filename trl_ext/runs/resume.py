@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trl_ext.algorithms.sampler_correction import trl_mode
 from trl_ext.compat.on_resume import OnResume, on_resume
-from trl_ext.compat.renamed import current_names
 from trl_ext.data.dataset import FIRST_ROWS
 from trl_ext.errors import InputError
 from trl_ext.io import plain
@@ -44,8 +42,7 @@ class SettingsKnowledge:
 
     def completed(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
         """An earlier record, with the default of each setting that its version did not have."""
-        before = _with_sampler_axes(current_names(before, warn=False))
-        return {name: self.defaults[name] for name in now if name in self.defaults} | before
+        return {name: self.defaults[name] for name in now if name in self.defaults} | dict(before)
 
     def may_differ(self, name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
         """Whether a run may be resumed with another value of this setting."""
@@ -55,21 +52,6 @@ class SettingsKnowledge:
         if meaning is OnResume.YARDSTICK_AS_USED:
             return before.get(name) is None
         return meaning in (OnResume.MAY_CHANGE, OnResume.OF_PROCESS)
-
-
-def _with_sampler_axes(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record in which a run with axes has two for the sampler; earlier versions have TRL's mode next to them."""
-    trl = [f"vllm_importance_sampling_{name}" for name in ("mode", "clip_min", "clip_max")]
-    found = dict(record)
-    if record.get("policy_loss") is None or record.get(trl[0]) is None:
-        return found
-    if record.get("use_vllm") is True and record.get("vllm_importance_sampling_correction") is True:
-        pair = trl_mode(record[trl[0]], record.get(trl[1]), record.get(trl[2]))
-        for axis, (name, options) in zip(("sampler_weight", "sampler_rejection"), pair, strict=True):
-            found[axis], found[f"{axis}_options"] = record.get(axis, name), record.get(f"{axis}_options", options)
-    for name in trl:
-        found.pop(name, None)
-    return found
 
 
 class Difference(NamedTuple):
@@ -114,7 +96,7 @@ def settings_of(parts: Iterable[Any], **more: object) -> dict[str, Any]:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], known: SettingsKnowledge) -> list[Difference]:
     """Each setting that would make the resumed run another experiment."""
-    noted, before = current_names(before, warn=False), known.completed(before, now)
+    noted, before = before, known.completed(before, now)
     return [
         Difference(name, before.get(name), now.get(name), known.meaning.get(name) in _YARDSTICK)
         for name in sorted({*before, *now})

@@ -20,8 +20,8 @@ from trl.distributed import DistributedBackend
 from trl_ext.compat.given import given
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.compat.on_resume import OnResume
-from trl_ext.compat.renamed import accepts_earlier_names
 from trl_ext.dashboards.progress import show_rewards_in_notebook
+from trl_ext.errors import brief_in_notebooks
 from trl_ext.generation.adapter_models import with_adapter_loaded
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.hf import eos_ids_of
@@ -37,7 +37,7 @@ from trl_ext.training.trainer import ReliableTrainer
 from trl_ext.training.trl_settings import check_needs
 
 
-@accepts_earlier_names
+@brief_in_notebooks
 @dataclass
 class ExtSFTConfig(RunSettings, SFTConfig):
     """TRL's `SFTConfig` plus the handout's normalizer and batch sizes, and the settings of sampling from the policy.

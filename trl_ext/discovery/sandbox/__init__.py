@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from trl_ext.compat.renamed import earlier_names_in
 from trl_ext.discovery.sandbox.limits import (
     ISOLATION,
     Kind,
@@ -223,6 +222,3 @@ def _kill_marked(mark: str) -> None:
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(_MARK) == mark:
                 process.kill()
-
-
-__getattr__ = earlier_names_in(globals())

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from trl_ext.compat.renamed import earlier_names_in
-
 # What each means where it is in force, and the risk where it is not.
 _WORDS = {
     "processes": ("its own processes", "other processes are in sight"),
@@ -81,6 +79,3 @@ def describe_isolation(isolation: Sequence[str]) -> str:
     open_to_it = [risk for name, (_, risk) in _WORDS.items() if name not in isolation]
     text = ", ".join(["limits on time, memory, processes and output", *kept])
     return text + (f"; not in force here: {', '.join(open_to_it)}" if open_to_it else "")
-
-
-__getattr__ = earlier_names_in(globals())

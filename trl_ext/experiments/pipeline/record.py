@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_ext.compat.renamed import current_names
 from trl_ext.errors import InputError
 from trl_ext.experiments.pipeline.settings import Pipeline, Stage
 from trl_ext.io import digest_of, read_json, write_json
@@ -47,7 +46,7 @@ def load_or_create(folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     )
     noted = {"inputs": inputs} if inputs else {}
     begun = {name: entry for name, entry in record.items() if name not in NOT_STAGES}
-    if _by_current_names(record.get("stages", ())) == _by_current_names(now):
+    if record.get("stages") == now:
         _refuse_changed_inputs(folder, record, inputs)
         return {**{name: entry for name, entry in record.items() if name != "inputs"}, **noted}
     if any("seconds" in entry for entry in begun.values()):
@@ -101,11 +100,6 @@ def elapsed_seconds(folder: Path) -> float:
 def entry_seconds(entry: Mapping[str, float]) -> float:
     """Seconds of a stage, or of everything outside the stages."""
     return entry.get("seconds", entry.get("earlier", 0.0) + entry.get("running", 0.0))
-
-
-def _by_current_names(stages: Sequence[Any]) -> Any:
-    """What makes a pipeline, as it is recorded, with its stages' settings by their names in this version."""
-    return json.loads(json.dumps(stages), object_hook=lambda settings: current_names(settings, warn=False))
 
 
 def resume_point(wanted: Path) -> tuple[Path, float]:

@@ -23,6 +23,7 @@ from trl_ext.generation.samplers import HFSampler
 from trl_ext.generation.sampling import (
     MACHINERY,
     NEUTRAL,
+    NOT_FOR_ROLLOUTS,
     OF_MODEL,
     rollout_settings,
     samples_whole_distribution,
@@ -187,6 +188,24 @@ def test_saved_model_has_trls_own_settings_too(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "run" / "generation_config.json").read_text())
     assert {**given, "suppress_tokens": [3], "no_repeat_ngram_size": 4}.items() <= saved.items()
     assert not {"typical_p", "length_penalty", "disable_compile"} & saved.keys()
+
+
+def test_every_field_given_to_hf_generate_is_used_or_refused(tmp_path: Path) -> None:
+    """Whatever TRL's trainer takes as `generation_kwargs` trains here, too."""
+    save_tiny(tmp_path)
+    for name in {*NEUTRAL} & {*ARRIVES}:
+        for stop in (None, ["stop"]):
+            given = {"stop": stop, "generation_kwargs": {name: ARRIVES[name]}, "max_completion_length": 10}
+            settings = {"model": arrived(tmp_path, {}), "max_steps": 1, **given}
+            if name in NOT_FOR_ROLLOUTS:
+                with pytest.raises(ValueError, match=f"generation_kwargs: {name} {NOT_FOR_ROLLOUTS[name][:9]}"):
+                    make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, **settings)
+                continue
+            trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, **settings)
+            trainer.train()
+            assert trainer.state.global_step == 1, name
+    with pytest.raises(ValueError, match=r"no setting repetition_penality\. Did you mean repetition_penalty"):
+        ExtGRPOConfig(str(tmp_path), use_cpu=True, generation_kwargs={"repetition_penality": 1.1})
 
 
 def test_both_engines_settings_have_the_same_fields(tmp_path: Path) -> None:

@@ -419,7 +419,7 @@ ENGINE: dict[str, tuple[Any, str]] = {  # by setting: a value, and the keyword o
     "vllm_gpu_memory_utilization": (0.17, "gpu_memory_utilization"), "vllm_max_model_length": (77, "max_model_len"),
     "vllm_max_num_seqs": (5, "max_num_seqs"), "vllm_dtype": ("bfloat16", "dtype"),
     "vllm_quantization": ("fp8", "quantization"), "vllm_enable_prefix_caching": (False, "enable_prefix_caching"),
-    "vllm_enforce_eager": (True, "enforce_eager"),
+    "vllm_enforce_eager": (torch.cuda.is_available(), "enforce_eager"),  # not the default
 }  # fmt: skip
 
 

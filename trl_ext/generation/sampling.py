@@ -48,6 +48,16 @@ MACHINERY: dict[str, Any] = {
     "output_attentions": None, "output_hidden_states": None, "output_scores": None, "output_logits": None,
     "return_dict_in_generate": None,
 }  # fmt: skip
+# What of it HF generate does not take for a batch of rollouts, TRL's trainer neither, and why.
+_ONE_ROW, _CODE = "works on a single prompt, not on a batch", "needs code from the Hub, which is not run here"
+NOT_FOR_ROLLOUTS = {
+    "num_return_sequences": "makes other rollouts than the trainer asks for: group_size says how many a prompt has",
+    "stop_strings": "has no tokenizer there: stop says which strings end a completion",
+    "constraints": _CODE, "force_words_ids": _CODE, "dola_layers": _CODE,
+    "use_mtp": "needs weights that no causal language model is loaded with", "token_healing": "changes the prompt",
+    "is_assistant": "is for a model that drafts for another", "prompt_lookup_num_tokens": _ONE_ROW,
+    "assistant_early_exit": _ONE_ROW,
+}  # fmt: skip
 # Further entries of a `generation_config.json` that vLLM applies; a server does so to requests that leave them out.
 OF_SERVERS = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 

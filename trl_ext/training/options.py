@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from transformers import GenerationConfig
+
+from trl_ext.generation.sampling import NOT_FOR_ROLLOUTS
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -45,6 +50,20 @@ def check_sampling(config: TrainingArguments) -> None:
         raise ValueError(f"min_p must be between 0 and 1 (0: off), got {config.min_p}")
     if config.repetition_penalty <= 0:
         raise ValueError(f"repetition_penalty must be above 0 (1: off), got {config.repetition_penalty}")
+    if not config.use_vllm:
+        _check_fields(config.generation_kwargs or {})
+
+
+def _check_fields(given: Mapping[str, object]) -> None:
+    """Refuse fields for HF generate that transformers does not know, or does not take for a batch of rollouts."""
+    known = [name for name in vars(GenerationConfig()) if name[0] != "_"]
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {nearest[0]}?" if nearest else ""
+            raise ValueError(f"generation_kwargs: HF generate has no setting {name}.{hint}")
+        if name in NOT_FOR_ROLLOUTS:
+            raise ValueError(f"generation_kwargs: {name} {NOT_FOR_ROLLOUTS[name]}")
 
 
 def check_files(config: TrainingArguments) -> None:

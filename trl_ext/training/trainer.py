@@ -653,9 +653,10 @@ class ReliableTrainer(Trainer):
 
     def _keep_logps(self, completion_ids: list[list[int]], recorded: TokenLogProbs) -> None:
         """Keep what HF generate recorded, if tokens were drawn from what it recorded."""
-        is_exact = samples_whole_distribution(self.generation_config)
-        rows = zip(recorded.rows(), completion_ids, strict=True)
-        self.sampled_logps = [row[: len(ids)] for row, ids in rows] if is_exact else None
+        self.sampled_logps = None
+        if samples_whole_distribution(self.generation_config):  # beams have no row of their own
+            rows = zip(recorded.rows(), completion_ids, strict=True)
+            self.sampled_logps = [row[: len(ids)] for row, ids in rows]
 
     def _is_finished(self, completion_ids: list[list[int]]) -> Tensor:
         stop, minimum = self.args.stop, self.args.sampling_min_tokens or 0

@@ -60,7 +60,7 @@ class DatasetSettings(RecordsGiven):
         help="The columns that hold the problem and its answer or solution. Unset, known layouts are recognized.",
     )
     answer_source: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
-        default="as_is", help=f"How the answer is read from answer_column. One of: {', '.join(sorted(ANSWER_SOURCES))}."
+        default="as_is", help=f"How it is read. One of: {', '.join(sorted(ANSWER_SOURCES))}."
     )
     prompt: Annotated[str, OnResume.YARDSTICK] = HfArg(
         default="r1_zero",

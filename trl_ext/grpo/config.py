@@ -75,11 +75,11 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
     advantage_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
     policy_loss: str | None = HfArg(default=None, help=_help("policy_loss", "Loss of each token."))
     policy_loss_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
-    aggregation: str | None = HfArg(default=None, help=_help("aggregation", "Token average."))
+    aggregation: str | None = HfArg(default=None, help=_help("aggregation", "Mean over tokens."))
     aggregation_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
     kl_estimator: str = HfArg(default="k3", help=_help("kl_estimator", "The KL penalty's estimator."))
     kl_estimator_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
-    sampler_weight: str | None = HfArg(default=None, help=_help("sampler_weight", "Importance weights."))
+    sampler_weight: str | None = HfArg(default=None, help=_help("sampler_weight", "An importance weight."))
     sampler_rejection: str | None = HfArg(
         default=None, help=_help("sampler_rejection", "Left out for vLLM's mismatch.")
     )

@@ -20,6 +20,7 @@
 * `fake_modules.rows_not_packed`: on fake tensors, no row is taken for several in one.
 * `fake_modules.reference_made_by`: `GRPOTrainer` gets its reference model instead of loading it.
 * `hf_sampling.generating_with`: HF `generate` has one more processor and criterion where TRL calls it.
+* `vllm_draws.draw_by_cumulative_sums`: vLLM on a CPU draws a token by one random number.
 * `tracker_names.draw_by_step_in_trackio`: trackio draws by the optimizer step, not by the number of logs.
 * `tracker_names.keep_names_of_ours`: trackers show `validation/...`, `sampling/...` and others without `train/`.
 * `torch_on_cpu.load_to_numbered_cpus`: `torch.load` maps to cpu:0.

@@ -8,10 +8,8 @@ request, HF generate every batch.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
-from unittest.mock import patch
 
 import torch
 from accelerate import PartialState
@@ -25,7 +23,7 @@ from trl_ext.generation.policy import VLLM_SEES_SPECIAL_TOKENS
 from trl_ext.generation.progress import advance
 from trl_ext.generation.sampling import sampling_config, shown
 from trl_ext.generation.tokens import completion_texts, prompt_ids
-from trl_ext.generation.vllm_start import device_settings, starting_vllm
+from trl_ext.generation.vllm_start import device_settings, place_in_environment, starting_vllm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -111,12 +109,7 @@ class VLLMSampler:
         # Else vLLM puts the engines of all ranks on the first GPU, and leaves one of a CPU's cores to its scheduler.
         if state.num_processes > 1 or not torch.cuda.is_available():
             own["distributed_executor_backend"] = "external_launcher"
-        place = {
-            "RANK": state.process_index,
-            "LOCAL_RANK": state.local_process_index,
-            "WORLD_SIZE": state.num_processes,
-        }
-        with starting_vllm(), patch.dict(os.environ, {name: str(number) for name, number in place.items()}):
+        with starting_vllm(), place_in_environment(state):
             self.llm = LLM(model=model, seed=sampling.seed, **{**device_settings(own.get("max_model_len")), **own})
         self.sampling = sampling
 

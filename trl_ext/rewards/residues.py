@@ -11,6 +11,7 @@ import random
 import zlib
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TypeGuard
 
 import mpmath
 
@@ -46,9 +47,14 @@ def is_arithmetic(node: Expression) -> bool:
     )
 
 
-def may_be_large(node: Expression) -> bool:
+def may_be_large(node: object) -> TypeGuard[Apply]:
     """Whether a number may be too large to compute: it has a power, a factorial or a binomial."""
-    return isinstance(node, Apply) and (node.function in _GROWING or any(map(may_be_large, node.arguments)))
+    if type(node) is not Apply:  # asked of every pair that is not equal, and most are plain numbers
+        return False
+    for part in node.arguments:
+        if type(part) is Apply and may_be_large(part):
+            return True
+    return node.function in _GROWING
 
 
 def log_size(node: Expression) -> float | None:

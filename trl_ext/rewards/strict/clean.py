@@ -142,7 +142,7 @@ def clean(text: str) -> str:
         for telltale, rewrite in _MORE_REWRITES:
             if telltale in text:
                 text = rewrite(text)
-    text = without_marks_in_text(text) if text.endswith(MARKED_ENDS) else text
+        text = without_marks_in_text(text) if text.endswith(MARKED_ENDS) else text
     if " " in text and (match := _SPACED_THOUSANDS.match(text)):
         text = match[1] + match[2].replace(" ", "") + text[match.end() :]
     text = text.strip(" \x00=").replace("\x00", "\\\\").removesuffix("\\")

@@ -28,9 +28,11 @@ from typing import Any
 from tqdm import tqdm
 
 from trl_ext.errors import InputError
-from trl_ext.experiments.ending import ending_in_a_line
-from trl_ext.experiments.lab.preregistration import effect_of, sentence
-from trl_ext.experiments.lab.questions import (
+from trl_ext.runs.layout import METRICS, RunFolder, finished
+from trl_ext.runs.recipes import RECIPES
+from trl_ext.tools.experiments.ending import ending_in_a_line
+from trl_ext.tools.experiments.lab.preregistration import effect_of, sentence
+from trl_ext.tools.experiments.lab.questions import (
     Cell,
     Question,
     Settings,
@@ -41,11 +43,9 @@ from trl_ext.experiments.lab.questions import (
     read_lab,
     read_question,
 )
-from trl_ext.experiments.lab.report import best_cell, read_winner, table, write_report
-from trl_ext.experiments.sweep import run_all
-from trl_ext.experiments.verdict import command as verdict
-from trl_ext.runs.layout import METRICS, RunFolder, finished
-from trl_ext.runs.recipes import RECIPES
+from trl_ext.tools.experiments.lab.report import best_cell, read_winner, table, write_report
+from trl_ext.tools.experiments.sweep import run_all
+from trl_ext.tools.experiments.verdict import command as verdict
 
 HERE = Path(os.path.relpath(Path(__file__).parent))  # so that pages name no folder of this machine
 

@@ -17,10 +17,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from trl_ext.experiments.ending import ending_in_a_line
-from trl_ext.experiments.leaderboard import RESULT, run_leaderboard
-from trl_ext.experiments.pipeline.settings import read_pipeline
-from trl_ext.experiments.rules import RULES
+from trl_ext.tools.experiments.ending import ending_in_a_line
+from trl_ext.tools.experiments.leaderboard import RESULT, run_leaderboard
+from trl_ext.tools.experiments.pipeline.settings import read_pipeline
+from trl_ext.tools.experiments.rules import RULES
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trl_ext.experiments.ending import ending_in_a_line
-from trl_ext.experiments.pipeline.run import run_pipeline
-from trl_ext.experiments.pipeline.settings import read_pipeline
+from trl_ext.tools.experiments.ending import ending_in_a_line
+from trl_ext.tools.experiments.pipeline.run import run_pipeline
+from trl_ext.tools.experiments.pipeline.settings import read_pipeline
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.experiments.ending import ending_in_a_line
-from trl_ext.experiments.sweep import run_all
 from trl_ext.io import write_json
 from trl_ext.plots import figure
+from trl_ext.tools.experiments.ending import ending_in_a_line
+from trl_ext.tools.experiments.sweep import run_all
 
 FILTERS = {"no": [False], "yes": [True], "both": [False, True]}
 LABELS = {False: "all traces", True: "only traces with the correct answer"}

@@ -17,8 +17,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from trl_ext.experiments.ending import ending_in_a_line
-from trl_ext.experiments.speedrun import GOAL, LEAST_SEEDS, RECORD, compared, race, read_entry, read_record, verify
+from trl_ext.tools.experiments.ending import ending_in_a_line
+from trl_ext.tools.experiments.speedrun import (
+    GOAL,
+    LEAST_SEEDS,
+    RECORD,
+    compared,
+    race,
+    read_entry,
+    read_record,
+    verify,
+)
 
 
 def main() -> None:

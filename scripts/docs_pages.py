@@ -188,19 +188,22 @@ def _shown(text: str) -> str:
 
 # Packages.
 
+CORE = ("algorithms", "grpo", "rewards", "generation", "training")  # what trains; the others in the order of the layers
+
 
 def packages_page() -> str:
     """The packages by layers, with the first sentence of each docstring."""
     numbered = [(str(number), name) for number, layer in enumerate(layers(), start=1) for name in layer.split()]
-    page = {name: name if (DOCS / f"packages/{name}.md").exists() else "modules" for _, name in numbered}
+    last = {name: Path(name).name for _, name in numbered}
+    page = {name: last[name] if (DOCS / f"packages/{last[name]}.md").exists() else "modules" for name in last}
     rows = [[number, f"[{name}]({page[name]}.md)", sentence(name)] for number, name in numbered]
     head = (DOCS / "packages" / "index.md").read_text(encoding="utf-8").partition("| layer |")[0]
     return "\n".join([*head.splitlines(), *markdown_table(["layer", "package", "what it holds"], rows), ""])
 
 
 def readme() -> str:
-    """README.md, with the packages and the first sentence of each docstring in the tree."""
-    names = " ".join(layers()).split()
+    """README.md, with the packages and the first sentence of each docstring in the tree, the core first."""
+    names = sorted(" ".join(layers()).split(), key=lambda name: CORE.index(name) if name in CORE else len(CORE))
     width = max(map(len, names)) + 2
     is_package = {name: (ROOT / "trl_ext" / name).is_dir() for name in names}
     tree = [f"  {name + '/':{width}}{sentence(name)}" for name in names if is_package[name]]

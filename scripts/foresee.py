@@ -5,7 +5,7 @@ python scripts/foresee.py --config recipes/grpo_math_qwen2.5_math_1.5b.yaml --gp
 
 from __future__ import annotations
 
-from trl_ext.experiments.foresee_command import main
+from trl_ext.tools.foresight.command import main
 
 if __name__ == "__main__":
     main()

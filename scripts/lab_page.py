@@ -23,11 +23,11 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from trl_ext.experiments.lab.preregistration import BEFORE, HIGHER, Hypothesis
-from trl_ext.experiments.lab.questions import question_names, read_question
-from trl_ext.experiments.lab.report import PARTS
 from trl_ext.io import markdown_table, read_json, write_json
 from trl_ext.plots import COLORS, figure
+from trl_ext.tools.experiments.lab.preregistration import BEFORE, HIGHER, Hypothesis
+from trl_ext.tools.experiments.lab.questions import question_names, read_question
+from trl_ext.tools.experiments.lab.report import PARTS
 
 Effects = Mapping[str, Mapping[str, Any]]  # a question's `effect` in its report
 

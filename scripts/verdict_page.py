@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 from scripts.benchmarks.false_alarms import tables
-from trl_ext.experiments.verdict.report import CURVES, PAGE
 from trl_ext.io import read_json, read_yaml, write_text
+from trl_ext.tools.experiments.verdict.report import CURVES, PAGE
 
 
 def section(text: str, finding: str, plots: str) -> str:

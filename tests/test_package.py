@@ -30,7 +30,7 @@ LAYERS = (
     "registry redaction ranks compat",
     "io",
     "plots",
-    "hosts algorithms prompts rewards generation discovery",
+    "hosts algorithms prompts rewards generation",
     "functional mini",
     "data evaluation",
     "runs",
@@ -38,20 +38,28 @@ LAYERS = (
     "training",
     "grpo sft",
     "expert_iteration",
-    "foresight",
     "recipes",
-    "experiments",
     "command",
+    "tools/discovery tools/experiments",
+    "tools/foresight",
 )
 LAYER_OF = {package: number for number, row in enumerate(LAYERS) for package in row.split()}
+TOOLS = [package for package in LAYER_OF if package.startswith("tools/")]
 WITHOUT_TRL = set(
-    "errors io registry redaction ranks plots algorithms prompts rewards discovery functional mini data runs hub browse".split()
+    "errors io registry redaction ranks plots algorithms prompts rewards functional mini data runs hub browse"
+    " tools/discovery".split()
 )
 PURE = [
     f"trl_ext.algorithms.{name}"
     for name in ("advantages", "aggregation", "kl", "masking", "objective", "policy_losses", "presets", "types")
 ]
 HEAVY = ("trl", "transformers", "vllm", "deepspeed", "datasets", "accelerate", "peft", "matplotlib", "openai", "scipy")
+
+
+def package_of(module: str) -> str:
+    """The row's name for a module's package; a tool is a package of its own."""
+    first, *below = module.split(".")[1:]
+    return f"{first}/{below[0]}" if first == "tools" and below else first
 
 
 @cache
@@ -137,9 +145,9 @@ def test_every_package_says_what_it_is_for() -> None:
 
 @pytest.mark.parametrize("package", sorted(LAYER_OF))
 def test_a_package_imports_from_lower_layers_only(package: str) -> None:
-    own = [module for module in MODULES if module.split(".")[1:2] == [package]]
+    own = [module for module in MODULES if module != "trl_ext" and package_of(module) == package]
     assert own
-    used = {name.split(".")[1] for module in own for name in imports(module, types=True) if name.startswith("trl_ext.")}
+    used = {package_of(name) for module in own for name in imports(module, types=True) if name.startswith("trl_ext.")}
     for other in (used & set(LAYER_OF)) - {package}:
         assert LAYER_OF[other] < LAYER_OF[package], f"{package} imports {other}, which is not below it"
     known = {name.split(".")[0] for module in own for name in imports(module)}
@@ -147,7 +155,15 @@ def test_a_package_imports_from_lower_layers_only(package: str) -> None:
 
 
 def test_every_package_has_its_layer() -> None:
-    assert {module.split(".")[1] for module in MODULES if module != "trl_ext"} == set(LAYER_OF)
+    assert {package_of(module) for module in set(MODULES) - {"trl_ext", "trl_ext.tools"}} == set(LAYER_OF)
+
+
+def test_nothing_outside_the_tools_imports_them() -> None:
+    """For types and within functions neither: what they do for a run is found by entry points."""
+    inside = {module for module in MODULES if module.startswith("trl_ext.tools")}
+    assert {package_of(module) for module in inside} == {"tools", *TOOLS}
+    for module in set(MODULES) - inside:
+        assert not {name for name in imports(module, types=True) if name.startswith("trl_ext.tools")}, module
 
 
 @pytest.mark.parametrize("module", PURE)
@@ -189,7 +205,7 @@ def test_axes_handout_functions_and_rewards_import_only_torch() -> None:
 
 
 def test_discovery_loop_imports_neither_torch_nor_client_early() -> None:
-    assert loaded_by("import trl_ext.discovery.command, trl_ext.discovery.evaluator") == set()
+    assert loaded_by("import trl_ext.tools.discovery.command, trl_ext.tools.discovery.evaluator") == set()
 
 
 @pytest.mark.slow

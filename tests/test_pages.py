@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("*.md"))}
 FAULTS = PAGES["faults.md"]
-NAMED = re.findall(r"`((?:\w+/)?test_\w+)::(test_\w+)`", FAULTS.read_text(encoding="utf-8"))
+NAMED = re.findall(r"`((?:\w+/)*test_\w+)::(test_\w+)`", FAULTS.read_text(encoding="utf-8"))
 WITH_EXAMPLES = ("tutorial.md", "packages/algorithms.md", "packages/rewards.md")
 
 
@@ -82,9 +82,9 @@ def test_a_written_page_is_what_the_code_says(path: str) -> None:
 
 def test_every_package_has_its_page_and_every_page_its_place() -> None:
     packages = {name for layer in LAYERS for name in layer.split() if (ROOT / "trl_ext" / name).is_dir()}
-    assert {f"packages/{name}.md" for name in packages} <= set(PAGES)
-    for name in packages:
-        assert f"::: trl_ext.{name}\n" in PAGES[f"packages/{name}.md"].read_text(encoding="utf-8")
+    pages = {name: PAGES[f"packages/{Path(name).name}.md"] for name in packages}
+    for name, page in pages.items():
+        assert f"::: trl_ext.{name.replace('/', '.')}\n" in page.read_text(encoding="utf-8")
     single = {name for layer in LAYERS for name in layer.split()} - packages
     shown = "".join(page.read_text(encoding="utf-8") for page in PAGES.values())
     assert all(f"::: trl_ext.{name}\n" in shown for name in single)

@@ -23,11 +23,6 @@ from tests.recipes.test_grpo import DEFAULT, ON_A_CPU, RECIPE, refused
 from trl_ext.data.source import Source
 from trl_ext.errors import InputError
 from trl_ext.evaluation.report import Report
-from trl_ext.experiments.lab.questions import Cell
-from trl_ext.experiments.leaderboard import _write as write_result
-from trl_ext.experiments.pipeline.record import load_or_create, write_record
-from trl_ext.experiments.pipeline.settings import Pipeline, Stage
-from trl_ext.experiments.sweep import run_all
 from trl_ext.hub.card import write_model_card
 from trl_ext.io import as_yaml, write_text
 from trl_ext.recipes.best_of_n import BestOfN
@@ -42,6 +37,11 @@ from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.redaction import MASK, redact, redact_command, redact_text
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.resume import settings_of
+from trl_ext.tools.experiments.lab.questions import Cell
+from trl_ext.tools.experiments.leaderboard import _write as write_result
+from trl_ext.tools.experiments.pipeline.record import load_or_create, write_record
+from trl_ext.tools.experiments.pipeline.settings import Pipeline, Stage
+from trl_ext.tools.experiments.sweep import run_all
 
 SECRET = "pl4nted-s3cret"
 TOKEN = "hf_" + "Zz9" * 11

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from problem import ruler
 
-from trl_ext.discovery.command import discover
+from trl_ext.tools.discovery.command import discover
 
 if __name__ == "__main__":
     discover({"ruler": ruler}, __doc__, "runs/golomb_ruler")

@@ -11,7 +11,7 @@ import sys
 
 from problem import verify
 
-from trl_ext.discovery.evaluator import evaluate, evaluator_parser
+from trl_ext.tools.discovery.evaluator import evaluate, evaluator_parser
 
 if __name__ == "__main__":
     sys.exit(evaluate(evaluator_parser(__doc__).parse_args(), verify))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from polisher_problem import polisher
 from problem import constructor
 
-from trl_ext.discovery.command import discover
+from trl_ext.tools.discovery.command import discover
 
 if __name__ == "__main__":
     discover({"constructor": constructor, "polisher": polisher}, __doc__, "runs/kissing_number")

@@ -11,10 +11,10 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-from trl_ext.discovery.problem import Polished, Problem, Verdict, global_of, with_run
-from trl_ext.discovery.sandbox import run_program
-from trl_ext.discovery.sandbox.limits import Limits, ProgramFailure
 from trl_ext.registry import import_function
+from trl_ext.tools.discovery.problem import Polished, Problem, Verdict, global_of, with_run
+from trl_ext.tools.discovery.sandbox import run_program
+from trl_ext.tools.discovery.sandbox.limits import Limits, ProgramFailure
 
 DIMENSION = 11
 MAX_POINTS = 1000  # no set of 869 is valid in 11 dimensions (de Laat and Leijenhorst 2022): larger sets are refused

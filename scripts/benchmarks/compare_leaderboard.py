@@ -17,10 +17,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from trl_ext.evaluation.statistics import paired_interval
-from trl_ext.experiments.sweep import run_all
 from trl_ext.io import markdown_table, write_text
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.runs.provenance import provenance
+from trl_ext.tools.experiments.sweep import run_all
 
 from .compare_methods import write_methods_plot
 

@@ -22,13 +22,13 @@ from typing import Any
 
 import yaml
 
-from trl_ext.experiments.sweep import run_all
 from trl_ext.io import write_text
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.plots import figure, plot_accuracy
 from trl_ext.runs.layout import finished
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.summary import ValidationEntry
+from trl_ext.tools.experiments.sweep import run_all
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PARTS = ("sizes", "steps", "methods")

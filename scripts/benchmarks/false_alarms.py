@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from trl_ext.evaluation.sequential import Design, Draws, first_alarms, power, seeds_needed
 from trl_ext.evaluation.statistics import student_t_quantile
 from trl_ext.io import markdown_table, write_json
+from trl_ext.tools.experiments.verdict.sequential import Design, Draws, first_alarms, power, seeds_needed
 
 Arms = Callable[[np.random.Generator, tuple[int, ...]], Draws]
 PROBLEMS = 512

@@ -31,11 +31,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from trl import ModelConfig
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.foresight.memory.step import MOMENTS, measure
-from trl_ext.foresight.shape import Launch, Lengths, shape_of
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.runs.provenance import provenance
+from trl_ext.tools.foresight.memory.step import MOMENTS, measure
+from trl_ext.tools.foresight.shape import Launch, Lengths, shape_of
 
 from .peak_memory import peak, start_peak
 from .random_model import SHAPES, network_of, save_random_model

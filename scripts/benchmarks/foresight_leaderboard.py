@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
-from trl_ext.experiments.foresee import read_shape
-from trl_ext.experiments.pipeline.settings import read_pipeline
-from trl_ext.foresight.costs.counting import ModelCosts
-from trl_ext.foresight.efficiency import Efficiency
-from trl_ext.foresight.hardware import GPUS, Gpu, gpu_by_name
-from trl_ext.foresight.memory.step import foresee
-from trl_ext.foresight.networks import published
-from trl_ext.foresight.plan import seconds_of
-from trl_ext.foresight.roofline import Timing, count_costs, foresee_time
-from trl_ext.foresight.shape import Launch, Lengths, RunShape
+from trl_ext.tools.experiments.pipeline.settings import read_pipeline
+from trl_ext.tools.foresight.costs.counting import ModelCosts
+from trl_ext.tools.foresight.efficiency import Efficiency
+from trl_ext.tools.foresight.hardware import GPUS, Gpu, gpu_by_name
+from trl_ext.tools.foresight.memory.step import foresee
+from trl_ext.tools.foresight.networks import published
+from trl_ext.tools.foresight.plan import seconds_of
+from trl_ext.tools.foresight.recipe import read_shape
+from trl_ext.tools.foresight.roofline import Timing, count_costs, foresee_time
+from trl_ext.tools.foresight.shape import Launch, Lengths, RunShape
 
 _MEANS = (300.0, 450.0, 600.0)  # tokens of a completion
 _TRAINED = (0.4, 0.7, 1.0)  # fraction of the rows

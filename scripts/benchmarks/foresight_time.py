@@ -26,14 +26,14 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
-from trl_ext.foresight.costs.counting import ModelCosts
-from trl_ext.foresight.efficiency import Efficiency
-from trl_ext.foresight.hardware import Gpu, gpu_by_name
-from trl_ext.foresight.plan import Rates
-from trl_ext.foresight.roofline import Timing, count_costs, foresee_time
-from trl_ext.foresight.shape import Launch, Lengths, RunShape
 from trl_ext.generation.hf import hf_generate
 from trl_ext.runs.provenance import provenance
+from trl_ext.tools.foresight.costs.counting import ModelCosts
+from trl_ext.tools.foresight.efficiency import Efficiency
+from trl_ext.tools.foresight.hardware import Gpu, gpu_by_name
+from trl_ext.tools.foresight.plan import Rates
+from trl_ext.tools.foresight.roofline import Timing, count_costs, foresee_time
+from trl_ext.tools.foresight.shape import Launch, Lengths, RunShape
 
 from .cpu_ceilings import measure_cpu, seconds_of
 from .random_model import SHAPES, network_of, save_random_model

@@ -39,7 +39,8 @@ def test_all_commands_are_listed_with_a_sentence_without_torch() -> None:
 
 def test_what_trains_nothing_itself_answers_without_torch() -> None:
     """What they do, they do in other processes or import when it begins; all but `explain`, which asks TRL."""
-    found = {name: target for name, target in recipes.PROGRAMS.items() if name != "explain"}
+    trains = {name.replace("_", "-") for name in RECIPES}
+    found = {name: target for name, target in programs().items() if name not in {*trains, "explain"}}
     given = {name: str(shipped(f"recipes/{of}")) if of.endswith(".py") else of for name, of in found.items()}
     program = (
         "import contextlib, io, os, runpy, sys\n"
@@ -60,7 +61,8 @@ def test_the_overview_names_every_program_with_what_it_does() -> None:
     lines = overview().splitlines()
     assert max(map(len, lines)) <= 120
     listed = [line.split()[0] for line in lines if line[:2] == "  " and line[2] != " "]
-    assert listed == [*OWN, *(name.replace("_", "-") for name in RECIPES), *recipes.PROGRAMS]
+    assert listed == [*OWN, *programs()]
+    assert {"grpo", "lab", "foresee", "browse"} < set(listed)
     for target in programs().values():
         assert about(target)[0].isupper()
         assert about(target).endswith(".")

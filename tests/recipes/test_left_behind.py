@@ -23,8 +23,6 @@ from tests.support.recipe import run_recipe
 from tests.support.versions import needs_vllm
 from trl_ext.browse.command import browse
 from trl_ext.errors import PushError
-from trl_ext.experiments.foresee import read_shape
-from trl_ext.foresight.shape import Launch
 from trl_ext.generation.merging import whole_model
 from trl_ext.generation.model_source import locate
 from trl_ext.hub.card import write_model_card
@@ -39,6 +37,8 @@ from trl_ext.recipes.explain import explain, read
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.runs.resume import find_checkpoint
+from trl_ext.tools.foresight.recipe import read_shape
+from trl_ext.tools.foresight.shape import Launch
 
 GRPO = {**TINY_RUN, "max_steps": 1, "validation_problems": 2, "train_problems": 16}
 EI = {**SMALL_EI, "n_ei_steps": 1, "validation_problems": 2, "save_strategy": "no"}

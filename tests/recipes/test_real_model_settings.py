@@ -16,9 +16,6 @@ from tests.recipes.test_grpo import ON_A_CPU, ROOT
 from trl_ext.data.lengths import Room, rows_that_fit
 from trl_ext.data.load import READERS, read_table
 from trl_ext.data.source import Source
-from trl_ext.experiments.lab.questions import COMMON, cells_of, read_lab, read_question
-from trl_ext.experiments.pipeline.settings import read_pipeline
-from trl_ext.experiments.speedrun import read_entry
 from trl_ext.io import as_flags
 from trl_ext.prompts import format_prompt, load_prompt, load_template
 from trl_ext.recipes.best_of_n import BestOfN
@@ -27,6 +24,9 @@ from trl_ext.recipes.evaluate import Evaluation
 from trl_ext.recipes.preflight import rows_in_context
 from trl_ext.recipes.settings import Data
 from trl_ext.runs.recipes import RECIPES
+from trl_ext.tools.experiments.lab.questions import COMMON, cells_of, read_lab, read_question
+from trl_ext.tools.experiments.pipeline.settings import read_pipeline
+from trl_ext.tools.experiments.speedrun import read_entry
 
 CONTEXTS = {
     "Qwen/Qwen2.5-Math-1.5B": 4096,

@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM
 from tests.recipes.test_grpo import ON_A_CPU, ROOT, SMALL, rows, without_times
 from tests.support.recipe import run_recipe
 from trl_ext.errors import InputError
-from trl_ext.experiments.pipeline.settings import read_pipeline
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS, SFTTask
+from trl_ext.tools.experiments.pipeline.settings import read_pipeline
 
 RECIPES = ROOT / "recipes"
 YAMLS = [

@@ -15,9 +15,6 @@ from safetensors.torch import load_file, save_file
 from tests.recipes.test_grpo import SMALL
 from tests.support.tiny import WORDS, save_tiny, tiny_tokenizer
 from trl_ext.errors import InputError
-from trl_ext.experiments.pipeline.record import load_or_create, write_record
-from trl_ext.experiments.pipeline.settings import Pipeline, Stage
-from trl_ext.experiments.sweep import run_all
 from trl_ext.io import digest_of_files, read_jsonl, write_jsonl
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.best_of_n import BestOfN, run_best_of_n
@@ -25,6 +22,9 @@ from trl_ext.recipes.evaluate import Evaluation, run_evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.runs.fingerprint import fingerprint_of_model
 from trl_ext.runs.resume import SettingsKnowledge, differences
+from trl_ext.tools.experiments.pipeline.record import load_or_create, write_record
+from trl_ext.tools.experiments.pipeline.settings import Pipeline, Stage
+from trl_ext.tools.experiments.sweep import run_all
 
 ROWS = [{"problem": f"{n} + 1 =", "answer": str(n + 1)} for n in range(4)]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from trl_ext.discovery.archive import Attempt
-from trl_ext.discovery.budget import Budget
-from trl_ext.discovery.client import Client, Endpoint
-from trl_ext.discovery.log import Log, attempts_of, read_log
-from trl_ext.discovery.loop import Loop, Plan
-from trl_ext.discovery.problem import Polished, Problem, Verdict
-from trl_ext.discovery.strategies import STRATEGIES
+from trl_ext.tools.discovery.archive import Attempt
+from trl_ext.tools.discovery.budget import Budget
+from trl_ext.tools.discovery.client import Client, Endpoint
+from trl_ext.tools.discovery.log import Log, attempts_of, read_log
+from trl_ext.tools.discovery.loop import Loop, Plan
+from trl_ext.tools.discovery.problem import Polished, Problem, Verdict
+from trl_ext.tools.discovery.strategies import STRATEGIES
 
 
 def verify(program: str) -> Verdict:

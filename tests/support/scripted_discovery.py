@@ -13,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.discovery.test_kissing_evaluator import CORE_PROGRAM
 from tests.support.scripted_server import Answer, block, serving
+from tests.tools.discovery.test_kissing_evaluator import CORE_PROGRAM
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "recipes" / "kissing_number" / "scripted"

@@ -430,9 +430,9 @@ def foreseen_runs(path: Path) -> dict[str, Any]:
     """What either rank meets, prints and starts where a run on a GPU, which is not there, is foreseen."""
     from tests.generation.test_vllm import save_model
     from trl_ext.data.references import first_rank
-    from trl_ext.foresight import before_run
     from trl_ext.recipes.cli import read_settings
     from trl_ext.recipes.grpo import GRPO_SETTINGS
+    from trl_ext.tools.foresight import before_run
 
     policy, settings = save_model(path / os.environ["RANK"], tied=True), path / os.environ["RANK"] / "run.yaml"
     settings.write_text(f"sampling_max_tokens: 64\nuse_cpu: true\nuse_vllm: false\noutput_dir: {path}\n")

@@ -8,6 +8,7 @@ from trl_ext.compat.startup import use_all_cores
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from trl import ModelConfig
 from trl_ext.data.lengths import Room, context_of, engine_context, rows_that_fit
 from trl_ext.data.references import COMPARING, Checker, check_references, first_rank
 from trl_ext.errors import InputError
-from trl_ext.foresight.before_run import refuse_what_does_not_fit
 from trl_ext.generation.adapter_models import check_trainable, embedding_rows, load_tokenizer
 from trl_ext.generation.gguf import with_file
 from trl_ext.generation.merging import check_mergeable
@@ -36,6 +36,9 @@ from trl_ext.rewards.graders import shared_pool
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainingArguments
+
+
+CHECKS_GROUP = "trl_ext.checks"  # entry points: functions that get what `run_checks` gets
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def prepare(task: Task, model: ModelConfig, config: TrainingArguments, load: Cal
         policy = loadable(model.model_name_or_path) if model.model_name_or_path else _base_policy(task, config)
         seconds = time.monotonic() - began
         data = rows_in_context(data, task, policy, model, config)
-        first_rank(lambda: refuse_what_does_not_fit(task, model, config, data, policy))
+        first_rank(lambda: run_checks(task, model, config, data, policy))
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     note_overlap(data)
@@ -115,6 +118,22 @@ def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -
 def _base_policy(task: Task, config: TrainingArguments) -> str:
     with config.main_process_first(desc="making the base policy"):
         return task.base_policy(config.seed)
+
+
+def run_checks(task: Task, model: ModelConfig, config: TrainingArguments, data: Data, policy: str) -> None:
+    """The checks of a run that installed distributions bring, such as this one's estimate of memory.
+
+    Raises:
+        ValueError: one of them refuses the run, or `foresee: true` asks for an estimate and none is installed.
+    """
+    checks = metadata.entry_points(group=CHECKS_GROUP)
+    if not checks and task.foresees():
+        missing = f"no check is installed as an entry point of {CHECKS_GROUP!r}: pip install -e . makes them known"
+        if str(task.foresee).lower() == "true":
+            raise ValueError(f"foresee: true, and {missing}")
+        print_line(f"memory is not foreseen: {missing}")
+    for brought in checks:
+        brought.load()(task, model, config, data, policy)
 
 
 def check_dashboards(report_to: list[str]) -> None:

@@ -1,6 +1,6 @@
 """`RECIPES`: what a recipe is called, and everything that follows from the name: script, settings, words of a card.
 
-`PROGRAMS` are the other programs by name, and `shipped` is where the files of `recipes/` and `accelerate_configs/` are.
+`programs` are all commands by name, and `shipped` is where the files of `recipes/` and `accelerate_configs/` are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import pkgutil
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 
@@ -72,12 +73,11 @@ def recipe_of(task: object) -> str:
     return next((modules[kind.__module__] for kind in type(task).__mro__ if kind.__module__ in modules), "grpo")
 
 
-# What trains nothing by itself, or trains by the recipes above: a script of `recipes/`, or a module with a `main`.
-PROGRAMS = {
+# Scripts of `recipes/` that train nothing by themselves, or train by the recipes above.
+SCRIPTS = {
     "evaluate": "evaluate.py",
     "best-of-n": "best_of_n.py",
     "compare": "compare.py",
-    "disagreements": "trl_ext.evaluation.disagreements",
     "pipeline": "pipeline.py",
     "lab": "lab.py",
     "leaderboard": "leaderboard.py",
@@ -86,17 +86,16 @@ PROGRAMS = {
     "plot-runs": "plot_runs.py",
     "golomb-ruler": "golomb_ruler/discover.py",
     "kissing-number": "kissing_number/discover.py",
-    "hub": "trl_ext.hub",
-    "browse": "trl_ext.browse",
-    "explain": "trl_ext.recipes.explain",
-    "foresee": "trl_ext.experiments.foresee_command",
 }
+PROGRAMS_GROUP = "trl_ext.programs"  # entry points: modules that are run as `python -m`, of any installed distribution
 _INSTALLED = Path(__file__).parents[1] / "_data"  # where a wheel has the two folders; a checkout has them at its top
 
 
 def programs() -> dict[str, str]:
     """Script or module of every command, by the name that it has there, recipes first."""
-    return {**{name.replace("_", "-"): recipe.script for name, recipe in RECIPES.items()}, **PROGRAMS}
+    trains = {name.replace("_", "-"): recipe.script for name, recipe in RECIPES.items()}
+    modules = {entry.name: entry.module for entry in metadata.entry_points(group=PROGRAMS_GROUP)}
+    return {**trains, **SCRIPTS, **modules}
 
 
 def shipped(path: str = "") -> Path:

@@ -1,0 +1,196 @@
+"""What is compared, on what, with how many seeds: all of it fixed, checked and written down before the first run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import InputError
+from trl_ext.io import as_flags, digest_of, plain, read_json, read_yaml, write_json
+from trl_ext.redaction import redact
+from trl_ext.registry import unknown
+from trl_ext.runs.recipes import RECIPES
+from trl_ext.tools.experiments.lab.questions import GRPO, read_as
+from trl_ext.tools.experiments.preflight import Planned, refusal_of
+from trl_ext.tools.experiments.verdict.sequential import Design
+
+PLAN = "plan.json"
+VERDICTS = 2  # that a task gives: at equal samples and at equal wall-clock
+_OURS = ("config", "output_dir", "resume", "seed", "save_strategy")  # which a run is given here
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Problems, a policy and a budget that every arm has: a YAML file of `recipes/try`, or of one's own."""
+
+    name: str
+    config: str  # GRPO's YAML file, relative to the task's
+    settings: Settings = field(default_factory=dict)  # over that file's
+    about: str = ""  # in words
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.settings, Mapping):
+            raise ValueError(f"settings must be a mapping, got {self.settings!r}")
+        if taken := [name for name in self.settings if name in _OURS]:
+            raise ValueError(f"settings: {', '.join(taken)} is set by `try`; remove it")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of the comparison."""
+
+    label: str
+    settings: Settings  # over the task's
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison that can be run."""
+
+    idea: Arm
+    against: Arm
+    tasks: tuple[Task, ...]
+    design: Design
+    margin: float  # differences below it are called equal
+    more: tuple[str, ...] = ()  # arguments of all runs
+
+    @property
+    def arms(self) -> tuple[Arm, Arm]:
+        """Both."""
+        return self.idea, self.against
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return f"{self.idea.label} against {self.against.label}"
+
+
+def arm_of(text: str) -> Arm:
+    """The arm that a preset, a loss, a loss of one's own or `NAME=VALUE[,NAME=VALUE]` describes.
+
+    Raises:
+        InputError: it is none of them.
+    """
+    from trl_ext.algorithms.policy_losses import POLICY_LOSSES  # imports torch, which `--help` does not need
+    from trl_ext.algorithms.presets import PRESETS
+
+    if re.match(r"\w+=", text):
+        settings = dict(pair.split("=", 1) for pair in re.split(r",(?=\w+=)", text))
+    elif text in PRESETS:
+        settings = {"preset": text}
+    elif text in POLICY_LOSSES or ":" in text:
+        settings = {"policy_loss": text}
+    else:
+        raise InputError(f"{unknown('preset or policy loss', text, {*PRESETS, *POLICY_LOSSES})}, or file.py:function")
+    return Arm(re.sub(r"[^\w=.+-]", "_", text.rpartition(":")[2]), settings)
+
+
+def arms_of(idea: str, against: str) -> tuple[Arm, Arm]:
+    """Both arms; the idea's settings are over those that it is compared with, so that nothing else differs."""
+    theirs, ours = arm_of(against), arm_of(idea)
+    label = ours.label if ours.label != theirs.label else f"{ours.label}-2"
+    return Arm(label, {**theirs.settings, **ours.settings}), theirs
+
+
+def read_tasks(given: Sequence[str], shipped: Path) -> tuple[Task, ...]:
+    """Tasks from YAML files, folders of them, or names of shipped ones; all shipped ones where none is given.
+
+    Raises:
+        InputError: there is no such file, it does not describe a task, or two have the same name.
+    """
+    known = {path.stem: path for path in sorted(shipped.glob("*.yaml"))}
+    paths: list[Path] = [] if given else list(known.values())
+    for text in given:
+        path = known.get(text, Path(text))
+        if not path.exists():
+            raise InputError(f"--tasks: {unknown('task', text, known)}, or a YAML file, or a folder of them")
+        paths += sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+    if not paths:
+        raise InputError(f"--tasks: no YAML file in {', '.join(given) or str(shipped)}")
+    if len({path.stem for path in paths}) < len(paths):
+        raise InputError(f"--tasks: two files have the same name: {', '.join(map(str, paths))}")
+    return tuple(_read_task(path) for path in paths)
+
+
+def _read_task(path: Path) -> Task:
+    """With its `config` from the working directory; one whose validations differ in their problems is refused."""
+    task = read_as(path, Task, name=path.stem)
+    config = Path(os.path.normpath(path.parent / task.config))
+    if not config.is_file():
+        raise InputError(f"{path}: config: no file {str(config)!r}")
+    settings = {**(read_yaml(config) or {}), **task.settings}
+    last, between = settings.get("final_validation_problems"), settings.get("validation_problems")
+    if last not in (None, between):
+        raise InputError(
+            f"{path}: final_validation_problems is {last} and validation_problems {between}; a curve needs the same "
+            "problems at every point: leave final_validation_problems out"
+        )
+    return Task(task.name, str(config), task.settings, task.about)
+
+
+def arguments_of(task: Task, arm: Arm, seed: int, more: Sequence[str]) -> list[str]:
+    """Of a run's recipe."""
+    settings = {"save_strategy": "no", "disable_tqdm": True, **task.settings, **arm.settings}
+    return ["--config", task.config, *as_flags(settings), *more, "--seed", str(seed)]
+
+
+def run_name(task: Task, arm: Arm, seed: int) -> str:
+    """Of the folder that a run is in."""
+    return f"{task.name},{arm.label},seed={seed}"
+
+
+def commands_of(plan: Plan, seeds: int, recipes: Path) -> dict[str, list[str]]:
+    """Script and arguments of the runs of the first seeds, by name; arms take turns in who is first."""
+    script = str(recipes / RECIPES[GRPO].script)
+    return {
+        run_name(task, arm, seed): [script, *arguments_of(task, arm, seed, plan.more)]
+        for seed in range(seeds)
+        for task in plan.tasks
+        for arm in (plan.arms if seed % 2 else plan.arms[::-1])
+    }
+
+
+def check(plan: Plan) -> None:
+    """Parse the settings of both arms on every task, with losses loaded and tried on an example, without a model.
+
+    Raises:
+        InputError: with the task, the arm and what does not fit.
+    """
+    each = [(task, arm) for task in plan.tasks for arm in plan.arms]
+    planned = [Planned(GRPO, task.config, arguments_of(task, arm, 0, plan.more)) for task, arm in each]
+    if refusal := refusal_of(planned):
+        task, arm = each[refusal.stage - 1]
+        raise InputError(f"task {task.name!r}, {arm.label}: {refusal.message}")
+
+
+def fix(plan: Plan, output: Path) -> None:
+    """Write the plan down, or find it as it was; looks that were not fixed beforehand would make intervals too narrow.
+
+    Raises:
+        InputError: the folder has another plan, or a file that it is made of has changed since.
+    """
+    now, path = redact(plain({**asdict(plan), "files": _digests(plan)})), output / PLAN
+    if not path.exists():
+        output.mkdir(parents=True, exist_ok=True)
+        write_json(path, now)
+        return
+    before = read_json(path)
+    if other := [name for name in now if before.get(name) != now[name]]:
+        earlier = before.get("files", {})
+        changed = [name for name, digest in now["files"].items() if earlier.get(name, digest) != digest]
+        what = f"{', '.join(changed)} has changed" if changed else f"{other[0]} was another"
+        raise InputError(f"{path}: {what}; choose another --output_dir, or remove {output}")
+
+
+def _digests(plan: Plan) -> dict[str, str]:
+    """What the files say that the plan names: tasks' recipes, and functions of one's own."""
+    paths = {task.config for task in plan.tasks}
+    for arm in plan.arms:
+        places = (str(value).rpartition(":")[0] for value in arm.settings.values())
+        paths |= {place for place in places if place.endswith(".py")}
+    return {path: digest_of(Path(path)) for path in sorted(paths)}

@@ -19,7 +19,8 @@ if __name__ == "__main__":
 from pathlib import Path
 
 from trl_ext.recipes.cli import start
-from trl_ext.recipes.evaluate import Evaluation, run_evaluation
+from trl_ext.recipes.evaluate import run_evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 
 if __name__ == "__main__":
     start(run_evaluation, (Evaluation,), __doc__, default_config=Path(__file__).with_suffix(".yaml"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from scripts.algorithms_page import algorithms_page
 from trl_ext.io import markdown_table, read_yaml
 from trl_ext.recipes.best_of_n import BestOfN
-from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.settings_help import GROUPS, Setting, kept_help, page_of, settings_in
 from trl_ext.runs.recipes import RECIPES as RUN_RECIPES
 from trl_ext.training.settings_table import MODEL, OURS, SFT, TRL
@@ -188,7 +188,14 @@ def _shown(text: str) -> str:
 
 # Packages.
 
-CORE = ("algorithms", "grpo", "rewards", "generation", "training")  # what trains; the others in the order of the layers
+CORE = (
+    "algorithms",
+    "grpo",
+    "step",
+    "rewards",
+    "generation",
+    "training",
+)  # what trains; the others in the order of the layers
 
 
 def packages_page() -> str:

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState
+from jaxtyping import install_import_hook
 
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+
+# The shapes and dtypes in annotations hold in every call, and wherever a dataclass is made.
+install_import_hook("trl_ext.step", "beartype.beartype")
 
 # A shell's background job ignores Ctrl-C, and so would all that the tests start and send it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

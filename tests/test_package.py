@@ -30,7 +30,7 @@ LAYERS = (
     "registry redaction ranks compat",
     "io",
     "plots",
-    "hosts algorithms prompts rewards generation",
+    "hosts algorithms prompts rewards generation step",
     "functional mini",
     "data evaluation",
     "runs",
@@ -158,6 +158,14 @@ def test_every_package_has_its_layer() -> None:
     assert {package_of(module) for module in set(MODULES) - {"trl_ext", "trl_ext.tools"}} == set(LAYER_OF)
 
 
+def test_the_saving_of_work_has_one_door() -> None:
+    outside = {module for module in MODULES if not module.startswith("trl_ext.step")}
+    assert any("trl_ext.step" in imports(module) for module in outside)
+    behind = {module for module in MODULES if module.startswith("trl_ext.step.")}
+    for module in outside:
+        assert not imports(module, types=True) & behind, f"{module} does not import from trl_ext.step itself"
+
+
 def test_nothing_outside_the_tools_imports_them() -> None:
     """For types and within functions neither: what they do for a run is found by entry points."""
     inside = {module for module in MODULES if module.startswith("trl_ext.tools")}
@@ -174,7 +182,9 @@ def test_the_mathematics_imports_torch_and_itself_only(module: str) -> None:
 
 
 def test_there_is_no_circle() -> None:
-    below = {module: imports(module, everywhere=False) & set(MODULES) - {module, "trl_ext"} for module in MODULES}
+    """Not for types either."""
+    own = set(MODULES) - {"trl_ext"}
+    below = {module: imports(module, everywhere=False, types=True) & own - {module} for module in MODULES}
     remaining = set(MODULES)
     while remaining:
         free = {module for module in remaining if not below[module] & remaining}

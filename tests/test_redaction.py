@@ -27,9 +27,9 @@ from trl_ext.hub.card import write_model_card
 from trl_ext.io import as_yaml, write_text
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.cli import parse, start
-from trl_ext.recipes.evaluate import Evaluation
 from trl_ext.recipes.evaluate import _decisive as settings_of_evaluation
 from trl_ext.recipes.evaluate import _write as write_evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.run import write_config

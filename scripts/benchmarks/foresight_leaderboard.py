@@ -24,8 +24,9 @@ from trl_ext.tools.foresight.memory.step import foresee
 from trl_ext.tools.foresight.networks import published
 from trl_ext.tools.foresight.plan import seconds_of
 from trl_ext.tools.foresight.recipe import read_shape
-from trl_ext.tools.foresight.roofline import Timing, count_costs, foresee_time
+from trl_ext.tools.foresight.roofline import count_costs, foresee_time
 from trl_ext.tools.foresight.shape import Launch, Lengths, RunShape
+from trl_ext.tools.foresight.timing import Timing
 
 _MEANS = (300.0, 450.0, 600.0)  # tokens of a completion
 _TRAINED = (0.4, 0.7, 1.0)  # fraction of the rows

@@ -32,8 +32,9 @@ from trl_ext.tools.foresight.costs.counting import ModelCosts
 from trl_ext.tools.foresight.efficiency import Efficiency
 from trl_ext.tools.foresight.hardware import Gpu, gpu_by_name
 from trl_ext.tools.foresight.plan import Rates
-from trl_ext.tools.foresight.roofline import Timing, count_costs, foresee_time
+from trl_ext.tools.foresight.roofline import count_costs, foresee_time
 from trl_ext.tools.foresight.shape import Launch, Lengths, RunShape
+from trl_ext.tools.foresight.timing import Timing
 
 from .cpu_ceilings import measure_cpu, seconds_of
 from .random_model import SHAPES, network_of, save_random_model

@@ -35,6 +35,7 @@ from trl_ext.generation.hf import hf_generate
 from trl_ext.generation.vllm import SIMULATED
 from trl_ext.plots import figure
 from trl_ext.runs.provenance import provenance
+from trl_ext.step import Rows
 
 from .random_model import save_random_model
 
@@ -81,12 +82,12 @@ class Trainer(ExtGRPOTrainer):
         self.correct: list[tuple[int, float, bool]] = []  # length, mean weight, whether any token is kept
         super().__init__(*args, **kwargs)
 
-    def _sampler_weight(self, inputs: Any, old_logp: Tensor, mask: Tensor) -> Tensor | None:
-        weight = super()._sampler_weight(inputs, old_logp, mask)
+    def _sampler_weight(self, rows: Rows, old_logp: Tensor) -> Tensor | None:
+        weight, mask = super()._sampler_weight(rows, old_logp), rows.trained
         each = torch.ones_like(old_logp) if weight is None else weight.expand_as(old_logp)
         lengths = mask.sum(dim=1)
-        for row in (inputs["advantages"].flatten() > 0).nonzero().flatten().tolist():
-            own = each[row][mask[row].bool()]
+        for row in (rows.advantages.flatten() > 0).nonzero().flatten().tolist():
+            own = each[row][mask[row]]
             self.correct.append((int(lengths[row]), own.mean().item(), bool((own > 0).any())))
         return weight
 

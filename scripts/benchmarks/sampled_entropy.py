@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from scripts.benchmarks.random_model import SHAPES, save_random_model
 from trl_ext.functional import compute_entropy
 from trl_ext.generation.completion import entropy_estimates
-from trl_ext.generation.hf import TokenLogProbs, hf_generate
+from trl_ext.generation.hf import hf_generate
+from trl_ext.generation.token_logprobs import TokenLogProbs
 from trl_ext.runs.provenance import provenance
 
 PASS_ROWS = 8  # of a forward pass

@@ -18,6 +18,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,9 +33,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_ext.compat import layers
-from trl_ext.grpo import contiguous
-from trl_ext.grpo.batching import Batch, Batching, loss_mask
 from trl_ext.runs.provenance import provenance
+from trl_ext.step import Batching, MicroBatch, Rows
 
 from .random_model import SHAPES, save_random_model
 from .step import Workload
@@ -47,7 +47,7 @@ WORKLOADS = {
 }
 
 
-def step_of(work: Workload, vocabulary: int, ragged: bool = True) -> Batch:
+def step_of(work: Workload, vocabulary: int, ragged: bool = True) -> Rows:
     """The rows of a step, as TRL pads them; prompts of half to one and a half times the workload's length."""
     random = np.random.default_rng(4)
     lengths = torch.tensor(work.lengths())
@@ -55,27 +55,28 @@ def step_of(work: Workload, vocabulary: int, ragged: bool = True) -> Batch:
     prompts = torch.tensor(np.repeat(sizes if ragged else sizes * 0 + work.prompt, work.group))
     width, longest = int(prompts.max()), int(lengths.max())
     rewards = torch.tensor(work.rewards()).view(-1, work.group)
-    return {
-        "prompt_ids": torch.randint(3, vocabulary, (work.rollouts, width)),
-        "prompt_mask": (torch.arange(width) >= width - prompts[:, None]).long(),
-        "completion_ids": torch.randint(3, vocabulary, (work.rollouts, longest)),
-        "completion_mask": (torch.arange(longest) < lengths[:, None]).long(),
-        "advantages": (rewards - rewards.mean(dim=1, keepdim=True)).flatten(),
-    }
+    trained = torch.arange(longest) < lengths[:, None]
+    return Rows(
+        prompt_ids=torch.randint(3, vocabulary, (work.rollouts, width)),
+        prompt_mask=(torch.arange(width) >= width - prompts[:, None]).long(),
+        completion_ids=torch.randint(3, vocabulary, (work.rollouts, longest)),
+        completion_mask=trained.long(),
+        trained=trained,
+        advantages=(rewards - rewards.mean(dim=1, keepdim=True)).view(-1, 1),
+    )
 
 
-def padding(plan: list[Batch]) -> float:
+def padding(plan: list[MicroBatch]) -> float:
     """The fraction of the tokens in contiguous rows that is padding."""
-    real = sum(int(b["prompt_mask"].sum() + b["completion_mask"].sum()) for b in plan)
-    rows = [(b["prompt_mask"].sum(dim=1) + b["completion_mask"].sum(dim=1)) for b in plan]
-    return 1 - real / sum(len(row) * int(row.max()) for row in rows)
+    lengths = [one.rows.prompt_mask.sum(dim=1) + one.rows.completion_mask.sum(dim=1) for one in plan]
+    return 1 - sum(int(row.sum()) for row in lengths) / sum(len(row) * int(row.max()) for row in lengths)
 
 
-def packed(batch: Batch) -> dict[str, Any]:
+def packed(rows: Rows) -> dict[str, Any]:
     """Arguments of the model for all rows of a micro-batch in one, and where each begins."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    real = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1) > 0
-    scored = torch.cat([torch.zeros_like(batch["prompt_mask"]), loss_mask(batch).long()], dim=1) > 0
+    ids = torch.cat([rows.prompt_ids, rows.completion_ids], dim=1)
+    real = torch.cat([rows.prompt_mask, rows.completion_mask], dim=1) > 0
+    scored = torch.cat([torch.zeros_like(rows.prompt_mask), rows.trained.long()], dim=1) > 0
     lengths = real.sum(dim=1)
     labels = torch.roll(ids.masked_fill(~scored, -100)[real], -1)[None]
     positions = torch.cat([torch.arange(n) for n in lengths.tolist()])[None].to(ids.device)
@@ -137,21 +138,20 @@ LAYOUTS: dict[str, Callable[..., Any] | None] = {
 }
 
 
-def loss_of(model: Any, name: str, batch: Batch) -> Tensor:
+def loss_of(model: Any, name: str, batch: MicroBatch) -> Tensor:
     """The sum of advantage times log-probability over the trained tokens."""
-    mask = loss_mask(batch)
-    fields = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "columns")
+    rows = batch.rows
     if name == "padded at the end":
-        logp, _ = contiguous.log_probs(model, *(batch[field] for field in fields))
-        return (logp * batch["advantages"][:, None] * mask).sum()
-    given = packed(batch)
-    weight = torch.repeat_interleave(batch["advantages"], given["lengths"])
+        logp, _ = batch.log_probs(model, model)
+        return (logp * rows.advantages * rows.trained).sum()
+    given = packed(rows)
+    weight = torch.repeat_interleave(rows.advantages[:, 0], given["lengths"])
     lengths = {} if LAYOUTS[name] is None else {"lengths": given["lengths"]}
     del given["lengths"]
     return (model(**given, **lengths, attention_mask=None, fused_lm_head=True).log_probs[0] * weight).sum()
 
 
-def time_layouts(model: Any, plan: list[Batch], repeats: int) -> dict[str, Any]:
+def time_layouts(model: Any, plan: list[MicroBatch], repeats: int) -> dict[str, Any]:
     """Per layout: seconds of a step, its ratio to the padded one, and the difference of the gradient."""
     on_gpu = model.device.type == "cuda"
     seconds: dict[str, list[float]] = {name: [] for name in LAYOUTS}
@@ -211,8 +211,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         model = AutoModelForCausalLM.from_pretrained(save_random_model(Path(scratch), args.shape), dtype=torch.float32)
     add_fused_lm_head(model.to(device), outputs=("log_probs", "entropy"))
-    plan = [{name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-            for batch in plans[args.workload]]  # fmt: skip
+    rows = step_of(WORKLOADS[args.workload], 4096)
+    moved = replace(rows, **{name: value.to(device) for name, value in rows.tensors().items()})
+    plan = Batching(rows=WORKLOADS[args.workload].micro).plan(moved)
     found["layouts"] = time_layouts(model, plan, args.repeats)
     for name, one in found["layouts"].items():
         print(f"{name:<26}", json.dumps(one))

@@ -20,8 +20,9 @@ from trl_ext.generation.decoding import (
     is_partitioned,
     own_loop_unsupported,
 )
-from trl_ext.generation.hf import TokenLogProbs, hf_generate
+from trl_ext.generation.hf import hf_generate
 from trl_ext.generation.kv_sharing import BufferedLayer, Sequences, _select_rows_of
+from trl_ext.generation.token_logprobs import TokenLogProbs
 
 TOKENIZER = piece_tokenizer()
 

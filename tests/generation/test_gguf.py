@@ -22,12 +22,12 @@ from trl_ext.generation import gguf
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.model_source import locate
 from trl_ext.generation.samplers import VLLMSampler, vllm_params
-from trl_ext.grpo.prompt_sharing import Rows, SharedPrompts, completion_log_probs
 from trl_ext.io import read_jsonl
 from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS
+from trl_ext.step.prompt_sharing import Completions, SharedPrompts, completion_log_probs
 
 pytestmark = [pytest.mark.slow, needs_gguf, needs_smollm2, pytest.mark.timeout(900)]  # next to other tests, too
 
@@ -109,7 +109,7 @@ def test_shared_and_padded_prompts_give_the_same_log_probs(base: str) -> None:
     groups = [0, 0, 1, 1]
     whole = torch.cat([prompts[groups], ids], dim=1), torch.cat([attended[groups], mask], dim=1)
     padded = _log_probs(model(*whole, position_ids=(whole[1].cumsum(1) - 1).clamp(min=0)).logits, ids)
-    rows, shared = Rows(groups, mask.sum(dim=1).tolist()), SharedPrompts(prompts, attended, [0, 1], 1, False)
+    rows, shared = Completions(groups, mask.sum(dim=1).tolist()), SharedPrompts(prompts, attended, [0, 1], 1, False)
     found, _ = completion_log_probs(model, shared.cache(model.base_model, rows), prompts[groups], ids, mask, rows)
     assert ((found - padded) * mask).abs().max() < AGREE
     for row, group in enumerate(groups):  # and each alone, without any padding

@@ -18,8 +18,8 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_ext.generation.decoding import own_loop_unsupported
 from trl_ext.generation.kv_sharing import unsupported_in_a_step, unsupported_reason
 from trl_ext.generation.positions import beyond_context, rope_follows_length, unsupported_positions
-from trl_ext.grpo.contiguous import log_probs
-from trl_ext.grpo.prompt_sharing import Rows, SharedPrompts, completion_log_probs
+from trl_ext.step.contiguous import contiguous_log_probs
+from trl_ext.step.prompt_sharing import Completions, SharedPrompts, completion_log_probs
 
 CONTEXT = 8  # tokens that the frequencies are made for; the rows below are longer
 ROPES: dict[str, dict[str, Any]] = {
@@ -71,8 +71,8 @@ def distances_from_padded_rows(model: Any) -> list[float]:
     padded = logps.gather(2, COMPLETIONS[..., None])[..., 0] * MASKS[1]
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     columns = int(attended.sum(dim=1).max())
-    contiguous, _ = log_probs(model, PROMPTS, MASKS[0], COMPLETIONS, MASKS[1], columns)
-    rows = Rows([0, 1, 2], MASKS[1].sum(dim=1).tolist())
+    contiguous, _ = contiguous_log_probs(model, PROMPTS, MASKS[0], COMPLETIONS, MASKS[1], columns)
+    rows = Completions([0, 1, 2], MASKS[1].sum(dim=1).tolist())
     cache = SharedPrompts(PROMPTS, MASKS[0], [0, 1, 2], 1).cache(model.base_model, rows)
     shared, _ = completion_log_probs(model, cache, PROMPTS, COMPLETIONS, MASKS[1], rows)
     return [float((found - padded).abs().max()) for found in (contiguous, shared)]
@@ -212,11 +212,11 @@ def test_every_decoder_of_transformers_is_exact_or_refused() -> None:
         rows = alone(model)
         columns = int((MASKS[0].sum(dim=1) + MASKS[1].sum(dim=1)).max())
         with torch.no_grad():
-            found, _ = log_probs(model, PROMPTS, MASKS[0], COMPLETIONS, MASKS[1], columns)
+            found, _ = contiguous_log_probs(model, PROMPTS, MASKS[0], COMPLETIONS, MASKS[1], columns)
             assert (found - rows).abs().max() < FLOAT32, family
             compared.append(family)
             if unsupported_in_a_step(model) is None and family not in SAID_IN_THE_FIRST_STEP:
-                given = Rows([0, 1, 2], MASKS[1].sum(dim=1).tolist())
+                given = Completions([0, 1, 2], MASKS[1].sum(dim=1).tolist())
                 cache = SharedPrompts(PROMPTS, MASKS[0], [0, 1, 2], 1).cache(model.base_model, given)
                 found, _ = completion_log_probs(model, cache, PROMPTS, COMPLETIONS, MASKS[1], given)
                 assert (found - rows).abs().max() < FLOAT32, family

@@ -13,7 +13,8 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from torch import Tensor
 from transformers import GenerationConfig
 
-from tests.grpo.test_prompt_sharing import (
+from tests.grpo.test_step import ALL, PLAIN, trained, trainer_of
+from tests.step.test_prompt_sharing import (
     GROUPS,
     MICRO_BATCHES,
     PROMPTS,
@@ -24,11 +25,10 @@ from tests.grpo.test_prompt_sharing import (
     model_of,
     taken_from,
 )
-from tests.grpo.test_step import ALL, PLAIN, trained, trainer_of
 from tests.support.tiny import weight_difference
 from trl_ext.generation.adapters import adapter_of_places
 from trl_ext.generation.decoding import own_loop_unsupported
-from trl_ext.grpo.contiguous import log_probs
+from trl_ext.step.contiguous import contiguous_log_probs
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "ADAPTION_PROMPT": {"adapter_len": 2, "adapter_layers": 2, "target_modules": "self_attn"},
@@ -86,7 +86,7 @@ def gradient_of_contiguous_rows(model: Any) -> dict[str, Tensor]:
         ids, mask = completions(len(groups), number)
         prompts = PROMPTS[[GROUPS.index(group) for group in groups]]
         columns = int(((prompts != 0).sum(dim=1) + mask.sum(dim=1)).max())
-        loss_of(log_probs(model, prompts, (prompts != 0).long(), ids, mask, columns)[0]).backward()
+        loss_of(contiguous_log_probs(model, prompts, (prompts != 0).long(), ids, mask, columns)[0]).backward()
     return taken_from(model)
 
 

@@ -16,7 +16,7 @@ from tests.grpo.test_trainer import AS_TRL_CUTS, EOS, Recorder, logs
 from tests.support.tiny import WORDS, fraction_of_ones, make_trainer, save_tiny, scripted, tiny_model, weight_difference
 from trl_ext import ADVANTAGES, AGGREGATIONS, POLICY_LOSSES, PRESETS, ExtGRPOConfig
 from trl_ext.algorithms.selection import SELECTIONS
-from trl_ext.grpo import step_planner
+from trl_ext.grpo.savings import savings as savings_of
 
 PLAIN: dict[str, Any] = {**AS_TRL_CUTS, "reuse_log_probs": False}
 ALL = dict.fromkeys(PLAIN, True)
@@ -365,7 +365,7 @@ def test_model_without_attention_heads_still_drops_rows(tmp_path: Path) -> None:
     model = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4))
     config = ExtGRPOConfig(output_dir=str(tmp_path), preset="grpo_clip", report_to="none", use_cpu=True)
     facts = dict.fromkeys(("aux_loss", "images", "fsdp", "one_process"), False)
-    batching, lines = step_planner.savings(config, model, keeps_rows=False, **facts)
+    batching, lines = savings_of(config, model, keeps_rows=False, **facts)
     assert batching is not None
     assert (batching.skip_zero_advantage, batching.share_prompts, batching.dynamic) == (True, False, False)
     assert len(lines) == 2

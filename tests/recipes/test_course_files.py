@@ -16,7 +16,7 @@ from tests.recipes.test_grpo import ON_A_CPU, ROOT
 from trl_ext.errors import SettingsError
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.cli import read_settings
-from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.runs.recipes import RECIPES
 
 COURSE = (ROOT / "docs" / "course.md").read_text()

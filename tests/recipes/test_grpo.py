@@ -37,7 +37,7 @@ from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
 from trl_ext.recipes import preflight
 from trl_ext.recipes import run as recipe
 from trl_ext.recipes.cli import parse, start
-from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
 from trl_ext.recipes.preflight import Prepared, check_server, tokenizer_and_shape

@@ -31,7 +31,8 @@ from trl_ext.io import read_jsonl
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.best_of_n import BestOfN, run_best_of_n
 from trl_ext.recipes.cli import parse
-from trl_ext.recipes.evaluate import Evaluation, run_evaluation
+from trl_ext.recipes.evaluate import run_evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.explain import explain, read
 from trl_ext.recipes.grpo import GRPO_SETTINGS

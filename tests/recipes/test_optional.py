@@ -14,7 +14,7 @@ from trl_ext.generation.completion import Sampling
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.cli import _Parser, read_settings
-from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.optional import NAMED_NONE, Shape, shapes_of

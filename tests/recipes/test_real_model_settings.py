@@ -20,7 +20,7 @@ from trl_ext.io import as_flags
 from trl_ext.prompts import format_prompt, load_prompt, load_template
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.cli import parse
-from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.preflight import rows_in_context
 from trl_ext.recipes.settings import Data
 from trl_ext.runs.recipes import RECIPES

@@ -20,7 +20,8 @@ from trl_ext.errors import InputError
 from trl_ext.io import write_jsonl
 from trl_ext.recipes import evaluate, preflight
 from trl_ext.recipes.cli import read_settings
-from trl_ext.recipes.evaluate import Evaluation, run_evaluation
+from trl_ext.recipes.evaluate import run_evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.requirements import check_requirements
 from trl_ext.recipes.sft import SFT_SETTINGS

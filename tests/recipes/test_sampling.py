@@ -17,7 +17,8 @@ from tests.support.recipe import run_recipe
 from trl_ext.generation.sampling import OF_SERVERS
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.cli import parse
-from trl_ext.recipes.evaluate import Evaluation, run_evaluation
+from trl_ext.recipes.evaluate import run_evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 
 RUN: dict[str, Any] = {

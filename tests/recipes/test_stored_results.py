@@ -18,7 +18,8 @@ from trl_ext.errors import InputError
 from trl_ext.io import digest_of_files, read_jsonl, write_jsonl
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.best_of_n import BestOfN, run_best_of_n
-from trl_ext.recipes.evaluate import Evaluation, run_evaluation
+from trl_ext.recipes.evaluate import run_evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.runs.fingerprint import fingerprint_of_model
 from trl_ext.runs.resume import SettingsKnowledge, differences

@@ -25,10 +25,7 @@ def kept(
     ids = torch.tensor([[0, 1, 2], [3, 4, 5]])
     logp = torch.tensor([[-0.123456, -2.0, -3.0], [-4.0, -5.0, -6.0]], requires_grad=True)
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    batch = {"completion_ids": ids, "row": torch.tensor(rows)}
-    if sampled is not None:
-        batch["sampling_per_token_logps"] = sampled
-    log.keep(step, batch, LossInputs(logp, logp.detach() - 1, advantage, mask), -logp)
+    log.keep(step, torch.tensor(rows), ids, LossInputs(logp, logp.detach() - 1, advantage, mask), sampled, -logp)
 
 
 def test_a_row_tells_its_trained_tokens_with_rounded_values() -> None:

@@ -29,7 +29,7 @@ from trl_ext.generation.vllm import ColocatedEngine
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.trainer import ExtGRPOTrainer
 from trl_ext.recipes.best_of_n import BestOfN
-from trl_ext.recipes.evaluate import Evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.expert_iteration import ExpertIterationTask
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.model_settings import check_model_settings, choose_attention, init_kwargs, loaded_as

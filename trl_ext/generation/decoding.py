@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
     from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
-    from trl_ext.generation.hf import TokenLogProbs
+    from trl_ext.generation.token_logprobs import TokenLogProbs
 
 MIN_ROWS_TO_SHRINK = 8
 _MODES = (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LogitsProcessor, StoppingCriteria, StopStringCriteria
+from transformers import StoppingCriteria, StopStringCriteria
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
 from trl_ext.generation.decoding import Decoding, gathers_weights, has_several_ranks, own_loop_unsupported
@@ -20,6 +20,7 @@ from trl_ext.generation.interruption import sampling
 from trl_ext.generation.policy import overridden
 from trl_ext.generation.progress import CountedTokens, advance
 from trl_ext.generation.sampling import without_adapter
+from trl_ext.generation.token_logprobs import TokenLogProbs
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -118,56 +119,6 @@ class _StopStrings(StoppingCriteria):
             if len(rows):
                 ended[rows] = self.complete(completion[rows], scores, **kwargs)
         return ended
-
-
-class TokenLogProbs(LogitsProcessor):
-    """Records the log-probability of every sampled token at a temperature (1: the model's own), before top-p.
-
-    It keeps one number per token: of a step's (N, V) distribution only what the next step needs.
-    """
-
-    def __init__(self, n: int, temperature: float = 1.0) -> None:
-        self.temperature = temperature
-        self._rows: list[list[float]] = [[] for _ in range(n)]
-        self._which = list(range(n))  # rows still in the batch
-        self._previous: tuple[Tensor, Tensor] | None = None  # logits (U, V) whose token is not known yet, their sum
-        self._taken: list[Tensor] = []  # (rows,) each
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Called by `generate` with the tokens so far and the logits of the next."""
-        self.record(input_ids)
-        logits = scores.float() if self.temperature == 1 else scores.float() / self.temperature
-        self._previous = logits, logits.logsumexp(dim=-1)
-        return scores
-
-    def record(self, input_ids: Tensor, of_row: Tensor | None = None) -> None:
-        """Record the last token's log-probability.
-
-        Args:
-            input_ids: (rows, tokens)
-            of_row: (rows,) which of the logits each row's are; None where each row has its own.
-        """
-        if self._previous is not None:
-            logits, normalizer = self._previous
-            each = torch.arange(len(input_ids), device=logits.device) if of_row is None else of_row
-            self._taken.append(logits[each, input_ids[:, -1]] - normalizer[each])
-            self._previous = None
-
-    def select_rows(self, kept: Tensor) -> None:
-        """Continue with these rows of the batch only."""
-        self._flush()
-        self._which = [self._which[i] for i in kept.tolist()]
-
-    def rows(self) -> list[list[float]]:
-        """N lists, one number per token; what comes after a row's end means nothing."""
-        self._flush()
-        return self._rows
-
-    def _flush(self) -> None:
-        if self._taken:
-            for row, values in zip(self._which, torch.stack(self._taken, dim=1).tolist(), strict=True):
-                self._rows[row] += values
-        self._taken = []
 
 
 def cut_completion(

@@ -16,12 +16,13 @@ from accelerate import PartialState
 
 from trl_ext.compat.vllm_steps import steps_counted
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
-from trl_ext.generation.hf import TokenLogProbs, eos_ids_of, hf_generate, is_finished
+from trl_ext.generation.hf import eos_ids_of, hf_generate, is_finished
 from trl_ext.generation.interruption import sampling as interruptible
 from trl_ext.generation.model_source import locate
 from trl_ext.generation.policy import VLLM_SEES_SPECIAL_TOKENS
 from trl_ext.generation.progress import advance
 from trl_ext.generation.sampling import sampling_config, shown
+from trl_ext.generation.token_logprobs import TokenLogProbs
 from trl_ext.generation.tokens import completion_texts, prompt_ids
 from trl_ext.generation.vllm_start import device_settings, place_in_environment, starting_vllm
 

@@ -1,1 +1,1 @@
-"""GRPO: the configuration, the trainer, and the plan of an optimizer step."""
+"""GRPO: the configuration, the trainer, and what a rollout becomes."""

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trl_ext.grpo.batching import PROMPT_FIELDS, Batch, loss_mask
 from trl_ext.grpo.rollout import Rollout
+from trl_ext.step import PROMPT_FIELDS, TRLBatch, loss_mask
 
 
 @dataclass(frozen=True)
 class Try:
     """What one call of TRL's sampling and scoring gave on this rank."""
 
-    batch: Batch  # M rows
+    batch: TRLBatch  # M rows
     rollout: Rollout
     rows: list[dict[str, Any]]  # of the log
     problems: list[int] | None  # by number, one per row

@@ -11,13 +11,10 @@ from torch import Tensor
 
 from trl_ext.algorithms.types import StepTokens, StepTotals
 from trl_ext.generation.floats import widest_float
-from trl_ext.grpo.batching import Batch, loss_mask
-from trl_ext.grpo.step_planner import steps_lie_in_one_rollout
+from trl_ext.step import MicroBatch, Rows, TRLBatch, loss_mask
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-    from trl_ext.grpo.config import ExtGRPOConfig
 
 
 # Metrics that are no mean over tokens, from the means that are accumulated under their names. The effective sample size
@@ -36,31 +33,37 @@ _LONGEST = 2**32  # more tokens than a completion has
 
 
 class StepCounts:
-    """The totals of the optimizer step that a micro-batch belongs to, counted once per step."""
+    """The totals of the optimizer step that a micro-batch belongs to, counted once per step.
 
-    def __init__(self, config: ExtGRPOConfig) -> None:
-        self.slices, self.accumulation = config.steps_per_generation, config.gradient_accumulation_steps
-        self.is_exact = steps_lie_in_one_rollout(config)
-        self.max_tokens = config.max_completion_length
+    Args:
+        slices, accumulation: TRL's micro-batches per rollout and per optimizer step.
+        max_tokens: of a completion.
+    """
+
+    def __init__(self, slices: int, accumulation: int, max_tokens: int) -> None:
+        self.slices, self.accumulation, self.max_tokens = slices, accumulation, max_tokens
+        self.is_exact = slices % accumulation == 0  # no step begins in one rollout and ends in another
         self._latest: tuple[int, StepTotals] | None = None  # a step's, by its number
 
     def step_totals(
-        self, accelerator: Accelerator, batch: Batch, call: int, accumulation: int, rollout: Sequence[Batch]
+        self, accelerator: Accelerator, rows: Rows, call: int, accumulation: int, rollout: Sequence[TRLBatch]
     ) -> StepTotals:
         """Counts over all ranks; of a step that spans two rollouts a rollout's average, as in TRL.
 
         The tokens of such a step cannot be counted in advance.
 
         Args:
+            rows: of the micro-batch.
             call: number of the `training_step` call in the run.
-            accumulation: TRL's micro-batches of this step, or 0 in an evaluation, whose totals are the batch's.
+            accumulation: TRL's micro-batches of this step, or 0 in an evaluation, whose totals are the rows'.
             rollout: TRL's slices.
         """
-        mask, ranks = loss_mask(batch), accelerator.num_processes
+        mask, ranks = rows.trained, accelerator.num_processes
         if not accumulation:
             return StepTotals(len(mask) * ranks, mask.sum().item() * ranks, self.max_tokens)
         if not self.is_exact:
-            tokens = float(batch["num_items_in_batch"]) * accumulation / self.slices
+            assert rows.tokens_of_rollout is not None
+            tokens = float(rows.tokens_of_rollout) * accumulation / self.slices
             return StepTotals(len(mask) * ranks * accumulation, tokens, self.max_tokens)
         step, first = call // self.accumulation, call % self.slices
         if self._latest is None or self._latest[0] != step:
@@ -143,7 +146,7 @@ class StepMetrics:
 
 @torch.no_grad()
 def tokens_of_step(
-    batches: Sequence[Batch], log_probs: Callable[[Batch], Tensor], accelerator: Accelerator
+    batches: Sequence[MicroBatch], log_probs: Callable[[MicroBatch], Tensor], accelerator: Accelerator
 ) -> list[StepTokens]:
     """The step as each of this rank's micro-batches sees it, in their order. A collective operation.
 
@@ -151,12 +154,12 @@ def tokens_of_step(
         batches: this rank's micro-batches of the step, as many as on any rank.
         log_probs: computes a micro-batch's (B, T) log-probabilities under the current policy.
     """
-    masks, parts, keys = [loss_mask(batch) for batch in batches], [], []
+    masks, parts, keys = [batch.rows.trained for batch in batches], [], []
     for batch, mask in zip(batches, masks, strict=True):
-        logp = log_probs(batch)
-        values = (logp, batch.get("old_per_token_logps", logp), batch["advantages"].view(len(mask), -1).expand_as(mask))
+        logp, rows = log_probs(batch), batch.rows
+        values = (logp, logp if rows.old_logp is None else rows.old_logp, rows.advantages.expand_as(mask))
         parts.append(torch.stack([value[mask].to(logp.dtype) for value in values], dim=1))
-        row = batch["row"] if "row" in batch else torch.zeros(len(mask), dtype=torch.long, device=mask.device)
+        row = torch.zeros(len(mask), dtype=torch.long, device=mask.device) if rows.row is None else rows.row
         keys.append((row[:, None] * _LONGEST + torch.arange(mask.shape[1], device=mask.device))[mask])
     order = torch.cat(keys).argsort()  # by row of the rollout
     own = torch.cat(parts)[order]  # (tokens of this rank, 3)

@@ -12,7 +12,7 @@
           _compute_loss        ours                   LossInputs and StepTotals to the Objective
 
 Without a preset or an axis, TRL's advantages and loss are used. TRL 1.16 has no public hook for any of it.
-What is no override and needs no trainer is next to it: step_planner.py, metrics.py, rollout.py, dynamic_sampling.py.
+What is no override and needs no trainer is next to it: savings.py, metrics.py, rollout.py, dynamic_sampling.py.
 `tests/grpo/test_seam.py` holds the signatures and this order.
 
 Letters: P prompts, G completions per prompt, N = P*G, B rows of a micro-batch, T completion tokens.
@@ -49,30 +49,33 @@ from trl_ext.dashboards.progress import show_rewards_in_notebook
 from trl_ext.generation.adapter_models import with_adapter_loaded
 from trl_ext.generation.adapters import check_adapter, refuse_untrainable
 from trl_ext.generation.completion import entropy_estimates
-from trl_ext.generation.hf import TokenLogProbs
 from trl_ext.generation.interruption import sampling
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.progress import CountedTokens, advance, reporting
+from trl_ext.generation.token_logprobs import TokenLogProbs
 from trl_ext.generation.tokens import to_be_continued
 from trl_ext.generation.vllm import engine_settings
-from trl_ext.grpo.batching import Batch, as_wide_as, has_gradient, loss_mask, numbers_of_sequences
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.curriculum import Curriculum
 from trl_ext.grpo.dynamic_sampling import Try, sample_until_full
 from trl_ext.grpo.metrics import StepCounts, StepMetrics, tokens_of_step
 from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
 from trl_ext.grpo.rollout import Rollout, log_rows, sample_metrics, with_special_tokens
-from trl_ext.grpo.step_planner import (
-    StepPlanner,
-    finish_prompts,
-    not_the_last,
-    planned_log_probs,
-    restored_rollout,
-    savings,
-)
+from trl_ext.grpo.savings import savings
 from trl_ext.grpo.without_effect import chosen_without_effect
 from trl_ext.rewards.guard import Guard, RewardError, guarded
 from trl_ext.runs.token_log import TokenLog
+from trl_ext.step import (
+    MicroBatch,
+    Rows,
+    StepPlanner,
+    TRLBatch,
+    as_wide_as,
+    loss_mask,
+    not_the_last,
+    numbers_of_sequences,
+    restored_rollout,
+)
 from trl_ext.training.ending import TimeBudget
 from trl_ext.training.state import from_plain, to_plain
 from trl_ext.training.trainer import ReliableTrainer
@@ -81,16 +84,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.trainer_utils import TrainOutput
 
-Inputs = Batch | list[dict[str, Any]]  # a batch of TRL's, or rows of the dataset
+Inputs = MicroBatch | TRLBatch | list[dict[str, Any]]  # planned, TRL's, or rows of the dataset
 
 # Metrics of the objective whose mean is over the computed rows only; the others are 0 in rows that were left out.
 _OF_COMPUTED = {"sampling/masked_frac"}
-
-# Fields of a batch that TRL's own loss passes to a model with image inputs.
-_IMAGE_FIELDS = (
-    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
-    "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
-)  # fmt: skip
 
 # Attributes that a checkpoint has by their name, TRL's among them.
 _RESUMED = (
@@ -109,7 +106,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     args: ExtGRPOConfig
     _logs: dict[str, Any]
-    _buffered_inputs: list[Batch]
+    _buffered_inputs: list[TRLBatch]
     _last_world_entropy: float
     _bare_model: PreTrainedModel
     entropy_coef: float
@@ -150,7 +147,10 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._planner: StepPlanner | None = None  # of micro-batches; without one TRL's are taken as they are
         if config.uses_axes:
             self._set_up_axes(config)
-        self._step_metrics, self._counts = StepMetrics(), StepCounts(config)
+        self._step_metrics, self._counts = (
+            StepMetrics(),
+            StepCounts(config.steps_per_generation, config.gradient_accumulation_steps, config.max_completion_length),
+        )
         self._entropy_controller = EntropyController(
             config.entropy_target, config.entropy_coef_delta, config.entropy_coef_min, config.entropy_coef_max
         )
@@ -191,16 +191,16 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         for micro_batch in micro_batches[:-1]:
             with not_the_last(self.accelerator, model):  # Trainer's: TRL's would count another call
                 loss = loss + super(GRPOTrainer, self).training_step(model, micro_batch, num_items_in_batch)
-            finish_prompts(micro_batch)
+            micro_batch.finish()
         self._current_train_step_time += time.perf_counter() - began
         if not micro_batches:
             self._step += 1
             return loss
         loss = loss + super().training_step(model, micro_batches[-1], num_items_in_batch)
-        finish_prompts(micro_batches[-1])
+        micro_batches[-1].finish()
         return loss
 
-    def _next_micro_batches(self, planner: StepPlanner, inputs: Inputs) -> list[Batch]:
+    def _next_micro_batches(self, planner: StepPlanner, inputs: Inputs) -> list[MicroBatch]:
         before = self._buffered_inputs
         self._prepare_inputs(inputs)
         if self._buffered_inputs is not before or not planner.plans:
@@ -219,20 +219,21 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self._is_on_policy() or not self._defers_old_log_probs():
             return
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            for batch in planner.off_policy_batches(several_epochs=self.num_iterations > 1):
-                batch["old_per_token_logps"] = self._log_probs(self.model, batch)[0]
+            planner.store_old(
+                lambda batch: self._log_probs(self.model, batch)[0], several_epochs=self.num_iterations > 1
+            )
 
     def _prepare_inputs(self, generation_batch: Inputs) -> Inputs:
-        if isinstance(generation_batch, dict) and "completion_ids" in generation_batch:
-            return generation_batch  # a micro-batch already
+        if isinstance(generation_batch, MicroBatch):
+            return generation_batch
         return super()._prepare_inputs(generation_batch)
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> TRLBatch:
         begins_a_step = self.model.training and self._step % self.args.gradient_accumulation_steps == 0
         with self.saving_last_step() if begins_a_step else contextlib.nullcontext():
             return self._roll_out(inputs)
 
-    def _roll_out(self, inputs: list[dict[str, Any]]) -> Batch:
+    def _roll_out(self, inputs: list[dict[str, Any]]) -> TRLBatch:
         began, synced = time.perf_counter(), self._seconds_syncing()
         found = self._sample(inputs)
         if self.model.training and self.args.dynamic_sampling_tries > 1:
@@ -280,7 +281,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
                 left_out.enter_context(old_log_probs_left_out(self, self._is_on_policy()))
             if not self.log_completions:
                 left_out.enter_context(texts_left_on_ranks(self))
-            batch: Batch = super()._generate_and_score_completions(inputs)
+            batch: TRLBatch = super()._generate_and_score_completions(inputs)
         return Try(batch, self._rollout, self.last_rollout, problems)
 
     def _sample_until_full(self, first: Try, inputs: list[dict[str, Any]], began: float) -> Try:
@@ -337,14 +338,14 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._curriculum.update(numbers[:: self.num_generations].tolist(), informative)
         self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.uninformative)))
 
-    def _informative(self, batch: Batch) -> list[bool]:
+    def _informative(self, batch: TRLBatch) -> list[bool]:
         """For each group of all ranks, whether a row of it has a gradient."""
         reward = self._rollout.reward.view(-1, self.num_generations)  # (P, G) of all ranks
         if not self._ignores_zero_advantage_rows():
             return [True] * len(reward)
         found = rewards_differ(reward)
         if self.args.uses_axes:
-            rows = torch.tensor(has_gradient(batch), device=self.accelerator.device)
+            rows = torch.tensor(Rows.of_trl(batch).has_gradient(), device=self.accelerator.device)
             found = self.accelerator.gather(rows).view(reward.shape).any(dim=1)
         informative: list[bool] = found.tolist()
         return informative
@@ -433,36 +434,37 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def _guards(self) -> list[Guard]:  # reward models have none
         return [function.guard for function in self.reward_funcs if hasattr(function, "guard")]
 
-    def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+    def _compute_loss(self, model: nn.Module, inputs: MicroBatch | TRLBatch) -> Tensor:
         if not self.args.uses_axes:
             return super()._compute_loss(model, inputs)
-        mask = loss_mask(inputs)
-        step = self._tokens_of_step(model, inputs)  # first: its passes take the shared prompts that ours continues on
-        logp, entropy, aux_loss = self._log_probs(model, inputs)
-        # A batch of TRL's has no old log-probabilities where they equal the current ones.
-        old_logp = inputs.get("old_per_token_logps", logp.detach())
-        x = LossInputs(logp, old_logp, inputs["advantages"].view(len(logp), -1), mask)
+        batch = inputs if isinstance(inputs, MicroBatch) else MicroBatch.of_trl(inputs)
+        rows, mask = batch.rows, batch.rows.trained
+        step = self._tokens_of_step(model, batch)  # first: its passes take the shared prompts that ours continues on
+        logp, entropy, aux_loss = self._log_probs(model, batch)
+        old_logp = logp.detach() if rows.old_logp is None else rows.old_logp
+        x = LossInputs(logp, old_logp, rows.advantages, mask)
         accumulation = self.current_gradient_accumulation_steps if self.model.training else 0
-        totals = self._counts.step_totals(self.accelerator, inputs, self._step, accumulation, self._buffered_inputs)
+        totals = self._counts.step_totals(self.accelerator, rows, self._step, accumulation, self._buffered_inputs)
         high_entropy = None
         if self.top_entropy_quantile < 1:
             high_entropy = self.get_high_entropy_mask(entropy, mask, 1 - self.top_entropy_quantile)
         loss, metrics = self._objective(
             x,
             totals,
-            ref_logp=inputs.get("ref_per_token_logps"),
-            sampler_weight=self._sampler_weight(inputs, old_logp, mask),
-            sampled_logp=inputs.get("sampling_per_token_logps"),
+            ref_logp=rows.ref_logp,
+            sampler_weight=self._sampler_weight(rows, old_logp),
+            sampled_logp=rows.sampled_logp,
             entropy=entropy.detach(),
-            group=inputs.get("group"),
+            group=rows.group,
             step=step,
             policy_mask=high_entropy,
         )
-        if self.model.training and "row" in inputs:
-            for row, value in zip(inputs["row"].tolist(), masked_mean(entropy, mask, dim=1).tolist(), strict=True):
+        if self.model.training and rows.row is not None:
+            for row, value in zip(rows.row.tolist(), masked_mean(entropy, mask, dim=1).tolist(), strict=True):
                 self.last_rollout[row]["token_entropy"] = value
             if self._token_log is not None:
-                self._token_log.keep(self.state.global_step, inputs, x, entropy)
+                ids, sampled = rows.completion_ids, rows.sampled_logp
+                self._token_log.keep(self.state.global_step, rows.row, ids, x, sampled, entropy)
         self._step_metrics.add({"entropy": entropy, **metrics}, mask)
         is_counted = accumulation and self._counts.is_exact
         self._log_step_metrics(dict.fromkeys(metrics.keys() - _OF_COMPUTED, totals.tokens) if is_counted else {})
@@ -470,38 +472,41 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         loss = loss * self.accelerator.num_processes
         return loss + self._terms_of_a_micro_batch(aux_loss, entropy, mask if high_entropy is None else high_entropy)
 
-    def _log_probs(self, model: nn.Module, inputs: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _log_probs(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """(B, T) log-probabilities and entropies of the completions, and the auxiliary loss of a mixture of experts."""
-        if "prompts" in inputs or "columns" in inputs:
+        if batch.by is not None:
             with self.accelerator.autocast():
-                return *planned_log_probs(model, self._bare_model, inputs), None
+                return *batch.log_probs(model, self._bare_model), None
+        rows = batch.rows
         return self._get_per_token_logps_and_entropies(
             model,
-            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-            inputs["completion_ids"].shape[1],
+            torch.cat([rows.prompt_ids, rows.completion_ids], dim=1),
+            torch.cat([rows.prompt_mask, rows.completion_mask], dim=1),
+            rows.completion_ids.shape[1],
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
-            **{name: inputs[name] for name in _IMAGE_FIELDS if name in inputs},
+            **rows.images,
         )
 
-    def _tokens_of_step(self, model: nn.Module, inputs: Batch) -> StepTokens | None:
+    def _tokens_of_step(self, model: nn.Module, batch: MicroBatch) -> StepTokens | None:
         """The tokens of the optimizer step if the policy loss asks for them, from a forward pass at its start."""
         if "step" not in self.args.inputs_of_loss:
             return None
         if not self.model.training:
-            return tokens_of_step([inputs], lambda batch: self._log_probs(model, batch)[0], self.accelerator)[0]
-        accumulation = self.args.gradient_accumulation_steps
-        step = self._step // accumulation
-        first = step * accumulation % self.args.steps_per_generation
-        batches = self._buffered_inputs[first : first + accumulation]
+            return tokens_of_step([batch], lambda one: self._log_probs(model, one)[0], self.accelerator)[0]
+        step, place = divmod(self._step, self.args.gradient_accumulation_steps)
         if self._planner is not None:
-            batches = self._planner.plans[first // accumulation]
+            batches = self._planner.of_step(self._step)
+            place = next(number for number, one in enumerate(batches) if one is batch)
         if self._step_tokens[0] != step:
+            if self._planner is None:
+                first = (self._step - place) % self.args.steps_per_generation
+                slices = self._buffered_inputs[first : first + self.args.gradient_accumulation_steps]
+                batches = [MicroBatch.of_trl(one) for one in slices]
             with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-                found = tokens_of_step(batches, lambda batch: self._log_probs(model, batch)[0], self.accelerator)
+                found = tokens_of_step(batches, lambda one: self._log_probs(model, one)[0], self.accelerator)
             self._step_tokens = step, found
-        return self._step_tokens[1][next(place for place, batch in enumerate(batches) if batch is inputs)]
+        return self._step_tokens[1][place]
 
     def _terms_of_a_micro_batch(self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor) -> Tensor | float:
         """The routers' auxiliary loss and the entropy bonus, which TRL averages over its micro-batch."""
@@ -523,11 +528,12 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
                     self._mode_metrics["entropy_coef"].append(self.entropy_coef)
         return terms
 
-    def _sampler_weight(self, inputs: Batch, old_logp: Tensor, mask: Tensor) -> Tensor | None:
+    def _sampler_weight(self, rows: Rows, old_logp: Tensor) -> Tensor | None:
         """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, or None."""
         if self._sampler_correction is None:
             return None
-        sampled = inputs["sampling_per_token_logps"]
+        sampled, mask = rows.sampled_logp, rows.trained
+        assert sampled is not None
         weight = self._sampler_correction(old_logp, sampled, mask)
         if self._defers_old_log_probs():  # else TRL has logged it
             self._step_metrics.add_logp_difference(old_logp, sampled, mask)
@@ -555,7 +561,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         batching, off = savings(config, model, keeps_rows, **facts)
         self._warn(off)
         if batching is not None:
-            self._planner = StepPlanner(batching, config, self.accelerator)
+            steps = config.gradient_accumulation_steps, config.steps_per_generation
+            self._planner = StepPlanner(batching, *steps, self.accelerator)
             # Kept, since accelerate looks for installed packages, in files, whenever it is asked.
             self._bare_model = model.get_base_model() if is_peft_model(model) else model
 

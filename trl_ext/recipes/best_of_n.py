@@ -18,7 +18,8 @@ from trl_ext.evaluation.report import SAMPLES, Report, is_correct
 from trl_ext.evaluation.statistics import mean_interval
 from trl_ext.io import read_jsonl, read_yaml, write_json, write_jsonl
 from trl_ext.plots import figure
-from trl_ext.recipes.evaluate import Evaluation, differing, run_evaluation
+from trl_ext.recipes.evaluate import differing, run_evaluation
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.measured import FINGERPRINTS, SETTINGS, refuse_other_inputs
 from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance

@@ -18,7 +18,7 @@ from trl_ext.runs.fingerprint import (
 from trl_ext.runs.layout import SUMMARY
 
 if TYPE_CHECKING:
-    from trl_ext.recipes.evaluate import Evaluation
+    from trl_ext.recipes.evaluation_settings import Evaluation
 
 FINGERPRINTS = "made_from"  # in an evaluation's settings.yaml
 SETTINGS = "settings.yaml"

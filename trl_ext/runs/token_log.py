@@ -5,7 +5,7 @@ Letters: B rows of a micro-batch, T completion tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,20 +36,21 @@ class TokenLog:
         self._step = -1
         self._places: dict[int, tuple[_MicroBatch, int]] = {}
 
-    def keep(self, step: int, batch: Mapping[str, Any], x: LossInputs, entropy: Tensor) -> None:
+    def keep(self, step: int, row: Tensor, ids: Tensor, x: LossInputs, sampled: Tensor | None, entropy: Tensor) -> None:
         """Keep a micro-batch; the first one of a step takes the place of those of the step before.
 
         Args:
-            batch: `row` (B,), `completion_ids` (B, T) and, of an engine, `sampling_per_token_logps` (B, T); without
-                them the sampler is the old policy, from which HF generate draws.
+            row: (B,) numbers of its rows in the rollout.
+            ids: (B, T) of the completions.
+            sampled: (B, T) an engine's log-probabilities; without, the sampler is the old policy.
             entropy: (B, T)
         """
         if step != self._step:
             self._step, self._places = step, {}
-        sampled = batch.get("sampling_per_token_logps", x.old_logp)
+        sampled = x.old_logp if sampled is None else sampled
         values = {"logp": x.logp.detach(), "sampled_logp": sampled.detach(), "entropy": entropy.detach()}
-        kept = _MicroBatch(batch["completion_ids"], x.mask, x.advantage, values)
-        self._places |= {row: (kept, place) for place, row in enumerate(batch["row"].tolist())}
+        kept = _MicroBatch(ids, x.mask, x.advantage, values)
+        self._places |= {number: (kept, place) for place, number in enumerate(row.tolist())}
 
     def of_row(self, row: int) -> dict[str, Any]:
         """`per_token` of a row: a list for each value, the tokens' texts, and the advantage (a number if all agree).

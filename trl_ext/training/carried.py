@@ -19,10 +19,10 @@ from trl_ext.runs.continuation import REFERENCE
 from trl_ext.training.state import to_plain
 
 if TYPE_CHECKING:
-    from trl_ext.training.trainer import ReliableTrainer
+    from transformers import Trainer
 
 
-def save_reference(trainer: ReliableTrainer, checkpoint: Path) -> None:
+def save_reference(trainer: Trainer, checkpoint: Path) -> None:
     """Write the reference that `sync_ref_model` moves; a collective operation where it is sharded."""
     if (reference := _synced_reference(trainer)) is None:
         return
@@ -32,7 +32,7 @@ def save_reference(trainer: ReliableTrainer, checkpoint: Path) -> None:
             save_model(reference, str(checkpoint / REFERENCE))
 
 
-def load_reference(trainer: ReliableTrainer, checkpoint: Path) -> None:
+def load_reference(trainer: Trainer, checkpoint: Path) -> None:
     """Restore what `save_reference` has written; an earlier version's checkpoint has nothing."""
     reference = _synced_reference(trainer)
     if reference is None or not (checkpoint / REFERENCE).is_file():
@@ -96,7 +96,7 @@ def without_state(callbacks: Iterable[TrainerCallback], model: nn.Module) -> lis
 ALLOCATOR = "AdaLoRA's rank allocator"
 
 
-def _synced_reference(trainer: ReliableTrainer) -> nn.Module | None:
+def _synced_reference(trainer: Trainer) -> nn.Module | None:
     reference = getattr(trainer, "ref_model", None) if getattr(trainer.args, "sync_ref_model", False) else None
     if reference is None or trainer.is_fsdp_enabled:
         return None

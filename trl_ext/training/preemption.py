@@ -6,7 +6,7 @@ import logging
 import math
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -15,9 +15,17 @@ from trl_ext.generation.interruption import StopRequest
 from trl_ext.hosts.grace import TIMEOUT, seconds_allowed
 
 if TYPE_CHECKING:
-    from trl_ext.training.trainer import ReliableTrainer
+    from accelerate import Accelerator
 
 log = logging.getLogger(__name__)
+
+
+class Stoppable(Protocol):
+    """The trainer, as far as stopping it goes."""
+
+    accelerator: Accelerator
+    stop_signal: int | None  # that it has been ended by
+    seconds_to_save: float  # a checkpoint
 
 
 class StopOnSigterm(TrainerCallback):
@@ -26,7 +34,7 @@ class StopOnSigterm(TrainerCallback):
     In the middle of sampling, `request` may end it earlier, see `ReliableTrainer.stopping_on_sigterm`.
     """
 
-    def __init__(self, trainer: ReliableTrainer) -> None:
+    def __init__(self, trainer: Stoppable) -> None:
         self.trainer = trainer
         self.request = StopRequest()
         self._checked: float | None = None  # when the signal was last checked for

@@ -51,7 +51,7 @@ from trl_ext.compat.torch_on_cpu import load_to_numbered_cpus
 from trl_ext.dashboards.trackers import send_table, trackers_last
 from trl_ext.errors import InputError, NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
-from trl_ext.generation.hf import TokenLogProbs, hf_generate, is_finished
+from trl_ext.generation.hf import hf_generate, is_finished
 from trl_ext.generation.interruption import SamplingStopped, to_the_end
 from trl_ext.generation.model_source import ADAPTER
 from trl_ext.generation.policy import overridden, without_dropout
@@ -65,6 +65,7 @@ from trl_ext.generation.sampling import (
     shown,
     without_adapter,
 )
+from trl_ext.generation.token_logprobs import TokenLogProbs
 from trl_ext.generation.tokens import completion_texts
 from trl_ext.io import is_disk_fault
 from trl_ext.ranks import gather_on_main, run_on_main_and_broadcast

@@ -14,8 +14,9 @@ from trl_ext.tools.foresight.costs.counting import ModelCosts, count_model
 from trl_ext.tools.foresight.efficiency import Efficiency
 from trl_ext.tools.foresight.hardware import GPUS, Gpu
 from trl_ext.tools.foresight.plan import Plan, seconds_of
-from trl_ext.tools.foresight.roofline import PHASES, Timing, foresee_time
+from trl_ext.tools.foresight.roofline import PHASES, foresee_time
 from trl_ext.tools.foresight.shape import Launch, Lengths
+from trl_ext.tools.foresight.timing import Timing
 
 H100 = GPUS["h100"]
 CPU = Gpu("cpu", 2**34, 1e11, 1e11, 1e11, 1e10, 1e10, asynchronous=False)

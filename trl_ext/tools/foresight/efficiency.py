@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trl_ext.tools.foresight.plan import Rates
-    from trl_ext.tools.foresight.roofline import Timing
+    from trl_ext.tools.foresight.timing import Timing
 
 _PACED = {  # a rate -> the name by which its measured pace is kept
     "completion_token": "rollout",

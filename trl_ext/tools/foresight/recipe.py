@@ -29,8 +29,9 @@ from trl_ext.tools.foresight.memory.report import engine_line, figures, limit_li
 from trl_ext.tools.foresight.memory.step import foresee
 from trl_ext.tools.foresight.networks import network_of, prompt_lengths
 from trl_ext.tools.foresight.pilot import read_run
-from trl_ext.tools.foresight.roofline import Timing, count_costs, foresee_time
+from trl_ext.tools.foresight.roofline import count_costs, foresee_time
 from trl_ext.tools.foresight.shape import Launch, Lengths, RunShape, shape_of
+from trl_ext.tools.foresight.timing import Timing
 from trl_ext.tools.foresight.waste import larger_micro_batches
 
 LENGTHS = ("prompt", "longest_prompt", "completion")  # that --set takes next to the settings, in tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,8 @@ from trl_ext.tools.foresight.costs.operations import Work
 from trl_ext.tools.foresight.costs.sampling import Sampling
 from trl_ext.tools.foresight.efficiency import Efficiency
 from trl_ext.tools.foresight.hardware import Gpu
-from trl_ext.tools.foresight.plan import Plan, Rates, Workload, plan
+from trl_ext.tools.foresight.plan import Rates, Workload
+from trl_ext.tools.foresight.timing import Phase, Timing
 
 if TYPE_CHECKING:
     from trl_ext.tools.foresight.shape import RunShape
@@ -37,42 +37,6 @@ PHASES = {  # name -> what has one of it, and the part of a run whose measured p
 }
 _NO_PRODUCTS = torch.float32
 _SAVED = 3 * 4  # bytes per trained parameter of a checkpoint: weights and both moments
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a run and what it takes once."""
-
-    name: str
-    per: str  # what has one of it: a rollout, an optimizer step, a validation, a checkpoint, the run
-    seconds: float
-    bound: str  # the ceiling that most of these seconds are spent at
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A run foreseen."""
-
-    phases: tuple[Phase, ...]
-    rates: Rates
-    workload: Workload
-    tokens_computed_per_trained: float  # prompt and completion, by completion
-
-    def plan(self, budget: float) -> Plan:
-        """How a budget of so many seconds is spent."""
-        return plan(self.rates, self.workload, budget)
-
-    def table(self, budget: float | None = None) -> str:
-        """The phases, a line each, and how a budget of so many seconds is spent."""
-        lines = [f"{'phase':<24}{'once per':<12}{'seconds':>10}  bound by"]
-        lines += [f"{p.name:<24}{p.per:<12}{p.seconds:>10.3f}  {p.bound}" for p in self.phases if p.seconds]
-        if budget is not None:
-            found, every = self.plan(budget), self.workload.validate_every
-            lines += ["", f"{found.steps} optimizer steps, {found.steps / self.workload.updates:.0f} rollouts and "
-                          f"{found.steps // every + 2} validations fit into {budget:.0f} s"]  # fmt: skip
-            parts = sorted(found.seconds.items(), key=lambda part: -part[1])
-            lines += [f"{name:<24}{seconds:>10.1f} s{seconds / budget:>8.1%}" for name, seconds in parts]
-        return "\n".join(lines)
 
 
 def foresee_time(

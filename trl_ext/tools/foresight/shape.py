@@ -224,7 +224,7 @@ def _of_weights(model: ModelConfig, config: Any, network: PretrainedConfig) -> d
 
 def _of_micro_batches(config: Any, rows: int, network: PretrainedConfig) -> dict[str, Any]:
     """How the rows of a step on one GPU are divided, as far as the recipe's settings and the network say."""
-    from trl_ext.grpo.step_planner import unpacked
+    from trl_ext.grpo.savings import unpacked
 
     model = cast(Any, SimpleNamespace(config=network))
     packs = getattr(config, "dynamic_micro_batches", False) and config.uses_axes and not unpacked(config, model)

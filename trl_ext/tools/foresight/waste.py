@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trl_ext.tools.foresight.roofline import Phase, Timing
     from trl_ext.tools.foresight.shape import RunShape
+    from trl_ext.tools.foresight.timing import Phase, Timing
 
 _TOKENS = (8192, 16_384, 32_768)
 _NEARLY = 1.05  # times the least seconds, for which a smaller micro-batch is as good

@@ -9,8 +9,16 @@ import pytest
 import torch
 from transformers import DeepseekV3Config, GPT2Config, GPTNeoXConfig, PretrainedConfig, Qwen3Config
 
-from trl_ext.tools.foresight.memory.parts import BUCKET, CONTEXT, ENGINE_REST, GIB, MARGIN, NCCL, foresee_memory
-from trl_ext.tools.foresight.memory.step import Measured
+from trl_ext.tools.foresight.memory.parts import (
+    BUCKET,
+    CONTEXT,
+    ENGINE_REST,
+    GIB,
+    MARGIN,
+    NCCL,
+    Measured,
+    foresee_memory,
+)
 from trl_ext.tools.foresight.shape import Launch, Lengths, RunShape, UnforeseenError
 
 N = 1000  # parameters

@@ -17,7 +17,8 @@ from scripts.benchmarks import foresight
 from tests.tools.foresight.memory.test_parts import shape
 from trl_ext.compat import layers
 from trl_ext.tools.foresight.memory.ledger import ALLOCATION
-from trl_ext.tools.foresight.memory.step import MOMENTS, Measured, measure
+from trl_ext.tools.foresight.memory.parts import Measured
+from trl_ext.tools.foresight.memory.step import MOMENTS, measure
 from trl_ext.tools.foresight.memory.trainers import rows_of_step
 from trl_ext.tools.foresight.shape import Lengths, RunShape
 
@@ -58,7 +59,8 @@ def test_what_is_static_has_the_size_of_the_parameters(plain: Measured) -> None:
 
 def test_a_rollout_is_kept_with_the_micro_batches_of_it(plain: Measured) -> None:
     tokens = 4 * ((32 + 128) * (8 + 8) + 128 * 4)  # bytes of ids and masks, and of log-probabilities
-    small = (1 + 2 + 2 * 2) * ALLOCATION  # a count; advantages and groups of the rollout and of two micro-batches
+    # A count; advantages and groups of the rollout and of two micro-batches; which tokens of those are trained on.
+    small = (1 + 2 + 2 * 2 + 2) * ALLOCATION
     assert plain.rows == 4
     assert plain.resident["batches"] == 2 * tokens + small
     assert {parts["batches"] for parts in plain.peaks.values()} == {plain.resident["batches"]}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trl_ext.generation.kv_sharing import unsupported_in_a_step
-from trl_ext.grpo.batching import Batch, Batching
+from trl_ext.step import Batching, MicroBatch, OnPrompts, Rows
 from trl_ext.tools.foresight.costs.counting import ModelCosts
 from trl_ext.tools.foresight.costs.operations import Polynomial, Work
 from trl_ext.tools.foresight.costs.rollouts import spread_lengths
@@ -54,20 +54,22 @@ def plan_step(shape: RunShape) -> MicroBatches:
         checkpointing=shape.checkpointing,
     )
     planned = batching.plan(_rows(shape))
-    sets = {id(batch["prompts"]): batch["prompts"].ids.shape for batch in planned if "prompts" in batch}
+    sets = {id(one.by.prompts): one.by.prompts.ids.shape for one in planned if isinstance(one.by, OnPrompts)}
     return MicroBatches(
-        rows=np.array([len(batch["completion_ids"]) for batch in planned], dtype=float),
-        prompts=np.array([batch["prompt_ids"].shape[1] for batch in planned], dtype=float),
-        completions=np.array([_width(batch) for batch in planned], dtype=float),
+        rows=np.array([len(one.rows) for one in planned], dtype=float),
+        prompts=np.array([one.rows.prompt_ids.shape[1] for one in planned], dtype=float),
+        completions=np.array([_width(one) for one in planned], dtype=float),
         shared=tuple((int(u), int(width)) for u, width in sets.values()) if sets else None,
     )
 
 
-def _width(batch: Batch) -> float:
-    return float(np.mean(batch["rows"].lengths)) if "rows" in batch else batch["completion_ids"].shape[1]
+def _width(one: MicroBatch) -> float:
+    if isinstance(one.by, OnPrompts):
+        return float(np.mean(one.by.completions.lengths))
+    return one.rows.completion_ids.shape[1]
 
 
-def _rows(shape: RunShape) -> Batch:
+def _rows(shape: RunShape) -> Rows:
     """One GPU's rows of a step as the trainer has them, of which only lengths, groups and advantages matter."""
     n, group = rows_per_gpu(shape), min(shape.group, rows_per_gpu(shape))
     groups = -(-n // group)
@@ -78,14 +80,15 @@ def _rows(shape: RunShape) -> Batch:
     trained = (np.diff(np.floor(places + 1e-9)) > 0).repeat(group)[:n]  # at even distances
     prompt_mask = np.arange(prompts.max())[::-1] < prompts[:, None]
     completion_mask = np.arange(completions.max()) < completions[:, None]
-    return {
-        "prompt_ids": torch.zeros(prompt_mask.shape, dtype=torch.long),
-        "prompt_mask": torch.from_numpy(prompt_mask.astype(np.int64)),
-        "completion_ids": torch.zeros(completion_mask.shape, dtype=torch.long),
-        "completion_mask": torch.from_numpy(completion_mask.astype(np.int64)),
-        "advantages": torch.from_numpy(trained.astype(np.float32)),
-        "group": torch.arange(groups).repeat_interleave(group)[:n],
-    }
+    return Rows(
+        prompt_ids=torch.zeros(prompt_mask.shape, dtype=torch.long),
+        prompt_mask=torch.from_numpy(prompt_mask.astype(np.int64)),
+        completion_ids=torch.zeros(completion_mask.shape, dtype=torch.long),
+        completion_mask=torch.from_numpy(completion_mask.astype(np.int64)),
+        trained=torch.from_numpy(completion_mask),
+        advantages=torch.from_numpy(trained.astype(np.float32))[:, None],
+        group=torch.arange(groups).repeat_interleave(group)[:n],
+    )
 
 
 def training_work(costs: ModelCosts, batches: MicroBatches, checkpointing: bool, on_gpu: bool) -> list[Work]:

@@ -19,7 +19,6 @@ from trl_ext.tools.foresight.kv_cache import IN_FLIGHT, Blocks, layer_tokens, to
 from trl_ext.tools.foresight.shape import context_of
 
 if TYPE_CHECKING:
-    from trl_ext.tools.foresight.memory.step import Measured
     from trl_ext.tools.foresight.shape import RunShape
 
 GIB = 2**30
@@ -33,6 +32,23 @@ GATHERED = 512 * 2**20  # bytes that are gathered at a time for the engine (`gen
 _QUANTIZED = {"fp8": 1.0, "awq": 0.5, "gptq": 0.5, "int4": 0.5, "int8": 1.0, "bitsandbytes": 0.5}  # bytes, a parameter
 
 Parts = Mapping[str, int]  # component -> bytes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes of one process that shards nothing."""
+
+    peaks: Mapping[str, Mapping[str, int]]  # moment -> kind -> bytes, at the moment's highest total
+    resident: Mapping[str, int]  # kind -> bytes between optimizer steps
+    parameters: int  # in number
+    trainable: int  # in number
+    largest_parameter: int  # in number
+    largest_layer: int  # parameters of the largest module that has some of its own, in number
+    rows: int = 1  # whose "batches" are counted: the rollout, and micro-batches that are copied from it
+
+    def total(self, moment: str) -> int:
+        """Bytes at a moment's peak."""
+        return sum(self.peaks.get(moment, {}).values())
 
 
 @dataclass(frozen=True)

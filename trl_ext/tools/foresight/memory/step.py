@@ -20,8 +20,8 @@ from trl_ext.tools.foresight.memory.trainers import (
 # isort: split
 import contextlib
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -30,29 +30,12 @@ from transformers import Trainer
 from trl_ext.compat.fake_modules import parameters_replaced, rows_not_packed
 from trl_ext.compat.layers import attention_as_on_gpu
 from trl_ext.compat.trl_head import head_as_on_gpu, head_within
-from trl_ext.grpo.batching import Batch
+from trl_ext.step import MicroBatch, TRLBatch
 from trl_ext.tools.foresight.memory.ledger import ALLOCATION, Answered, Ledger
-from trl_ext.tools.foresight.memory.parts import Memory, foresee_memory
+from trl_ext.tools.foresight.memory.parts import Measured, Memory, foresee_memory
 from trl_ext.tools.foresight.shape import RunShape
 
 MOMENTS = ("forward", "backward", "optimizer step")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Bytes of one process that shards nothing."""
-
-    peaks: Mapping[str, Mapping[str, int]]  # moment -> kind -> bytes, at the moment's highest total
-    resident: Mapping[str, int]  # kind -> bytes between optimizer steps
-    parameters: int  # in number
-    trainable: int  # in number
-    largest_parameter: int  # in number
-    largest_layer: int  # parameters of the largest module that has some of its own, in number
-    rows: int = 1  # whose "batches" are counted: the rollout, and micro-batches that are copied from it
-
-    def total(self, moment: str) -> int:
-        """Bytes at a moment's peak."""
-        return sum(self.peaks.get(moment, {}).values())
 
 
 def foresee(shape: RunShape, capacity: int) -> Memory:
@@ -85,7 +68,9 @@ def measure(shape: RunShape, on_gpu: bool = True) -> Measured:
             return replace(_step(trainer, widest, ledger, accumulates=shape.accumulation > 1), rows=rows)
 
 
-def _step(trainer: FakeGRPO | FakeSFT, widest: list[Batch], ledger: Ledger, accumulates: bool) -> Measured:
+def _step(
+    trainer: FakeGRPO | FakeSFT, widest: Sequence[MicroBatch | TRLBatch], ledger: Ledger, accumulates: bool
+) -> Measured:
     """Peaks of these micro-batches and the optimizer; on top of gradients of earlier ones if it `accumulates` them."""
     model = trainer.model
     ledger.file_model(model)
@@ -107,8 +92,8 @@ def _step(trainer: FakeGRPO | FakeSFT, widest: list[Batch], ledger: Ledger, accu
             model.zero_grad()
         with ledger.during("forward"):
             Trainer.training_step(trainer, model, micro_batch, None)
-            if "prompts" in micro_batch:
-                micro_batch["prompts"].backward()
+            if isinstance(micro_batch, MicroBatch):
+                micro_batch.finish()
     with ledger.during("optimizer step", "optimizer"):
         trainer.accelerator.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm or 1.0)
         optimizer.step()

@@ -10,6 +10,7 @@ from trl_ext.grpo.trainer import ExtGRPOTrainer  # first: it imports vLLM's stan
 # isort: split
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -20,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from trl_ext.compat.fake_modules import reference_made_by
-from trl_ext.grpo.batching import Batch
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.step import MicroBatch, OnPrompts, TRLBatch
 from trl_ext.tools.foresight.costs.micro_batches import rows_per_gpu, shares_prompts
 from trl_ext.tools.foresight.shape import RunShape
 
@@ -133,7 +134,7 @@ def rows_of_step(shape: RunShape) -> int:
     return 2 * half * max(1, math.ceil(filling / (2 * half if shares_prompts(shape) else half)))
 
 
-def micro_batches(trainer: FakeGRPO | FakeSFT, shape: RunShape) -> list[Batch]:
+def micro_batches(trainer: FakeGRPO | FakeSFT, shape: RunShape) -> Sequence[MicroBatch | TRLBatch]:
     """The widest of a step, one of each shape; all of them where they share prompts."""
     return _of_grpo(trainer, shape) if isinstance(trainer, FakeGRPO) else [_of_sft(shape)]
 
@@ -145,18 +146,18 @@ def trained_tokens(shape: RunShape) -> int:
     return max(1, shape.longest_row - round(shape.lengths.prompt))
 
 
-def _of_sft(shape: RunShape) -> Batch:
+def _of_sft(shape: RunShape) -> TRLBatch:
     assert shape.longest_row is not None
     ids = torch.ones(shape.micro_rows, shape.longest_row, dtype=torch.long)
     return {"input_ids": ids, "attention_mask": ids.clone(), "labels": ids.clone()}
 
 
-def _of_grpo(trainer: FakeGRPO, shape: RunShape) -> list[Batch]:
+def _of_grpo(trainer: FakeGRPO, shape: RunShape) -> Sequence[MicroBatch | TRLBatch]:
     rows, lengths = rows_of_step(shape), shape.lengths
     prompts = torch.tensor([lengths.longest_prompt] * (rows // 2) + [max(1, round(lengths.prompt))] * (rows // 2))
     places = torch.arange(lengths.longest_prompt)
     completion = torch.ones(rows, lengths.max_completion, dtype=torch.long)
-    batch: Batch = {
+    batch: TRLBatch = {
         "prompt_ids": torch.ones(rows, lengths.longest_prompt, dtype=torch.long),
         "prompt_mask": (places >= lengths.longest_prompt - prompts[:, None]).long(),
         "completion_ids": completion,
@@ -182,19 +183,22 @@ def _of_grpo(trainer: FakeGRPO, shape: RunShape) -> list[Batch]:
     return _distinct(trainer._planner.plans[0])
 
 
-def tensors_of_rows(trainer: FakeGRPO | FakeSFT, widest: list[Batch]) -> tuple[list[torch.Tensor], int]:
+def tensors_of_rows(
+    trainer: FakeGRPO | FakeSFT, widest: Sequence[MicroBatch | TRLBatch]
+) -> tuple[list[torch.Tensor], int]:
     """What a trainer keeps of rows, the rollout and the micro-batches that are copied from it; and how many rows."""
-    kept: list[Any] = widest
+    slices, planned = widest, list[MicroBatch]()
     if isinstance(trainer, FakeGRPO):
-        kept = [trainer._buffered_inputs, trainer._planner.plans if trainer._planner else []]
-        rows = sum(len(part["completion_ids"]) for part in trainer._buffered_inputs)
-    else:
-        rows = sum(len(part["input_ids"]) for part in widest)
+        slices = trainer._buffered_inputs
+        planned = [one for plan in trainer._planner.plans for one in plan] if trainer._planner else []
+    batches = [part for part in slices if not isinstance(part, MicroBatch)]
+    rows = sum(len(part["completion_ids" if "completion_ids" in part else "input_ids"]) for part in batches)
+    kept = [batches, [(one.rows.tensors(), one.copies and one.copies.of) for one in planned]]
     return [tensor for tensor in tree_leaves(kept) if isinstance(tensor, torch.Tensor)], rows
 
 
-def _distinct(plan: list[Batch]) -> list[Batch]:
-    if any("prompts" in micro_batch for micro_batch in plan):
+def _distinct(plan: list[MicroBatch]) -> list[MicroBatch]:
+    if any(isinstance(one.by, OnPrompts) for one in plan):
         return plan
-    shapes = [(len(one["completion_ids"]), one["prompt_ids"].shape[1], one["completion_ids"].shape[1]) for one in plan]
+    shapes = [(len(one.rows), one.rows.prompt_ids.shape[1], one.rows.completion_ids.shape[1]) for one in plan]
     return [one for place, one in enumerate(plan) if shapes[place] not in shapes[:place]]

@@ -13,8 +13,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from trl.trainer.utils import add_fused_lm_head
 
 from tests.support.tiny import tiny_model
-from trl_ext.grpo.contiguous import can_pack, contiguous_rows, log_probs
-from trl_ext.grpo.packing import attention_cost, sharing_pays
+from trl_ext.grpo.savings import attention_cost
+from trl_ext.step.contiguous import can_pack, contiguous_log_probs, contiguous_rows
+from trl_ext.step.packing import sharing_pays
 
 # The last row's completion is masked, as one that was cut off is.
 PROMPT_MASK = torch.tensor([[0, 0, 1], [1, 1, 1], [0, 1, 1], [0, 1, 1]])
@@ -64,7 +65,7 @@ def test_log_probabilities_are_those_of_each_row_alone(columns: int, packed: boo
         AttentionMaskInterface.register("by_position", lambda *_, **__: None)
         model.set_attn_implementation("by_position")
     given = (PROMPTS, PROMPT_MASK, COMPLETIONS, COMPLETION_MASK)
-    logp, entropy = log_probs(model, *given, columns, packed)
+    logp, entropy = contiguous_log_probs(model, *given, columns, packed)
     model.set_attn_implementation("sdpa")
     assert logp.shape == entropy.shape == (4, 4)
     assert not logp[COMPLETION_MASK == 0].any()
@@ -100,7 +101,7 @@ def test_attention_has_no_mask_of_queries_by_keys(monkeypatch: pytest.MonkeyPatc
         "scaled_dot_product_attention",
         lambda *a, **k: seen.append((k["attn_mask"], k["is_causal"])) or original(*a, **k),
     )
-    log_probs(fused_model(), PROMPTS, PROMPT_MASK, COMPLETIONS, COMPLETION_MASK, columns=5)
+    contiguous_log_probs(fused_model(), PROMPTS, PROMPT_MASK, COMPLETIONS, COMPLETION_MASK, columns=5)
     assert seen == [(None, True)] * 2  # layers
 
 

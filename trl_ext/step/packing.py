@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from transformers import PreTrainedModel
-
 
 @dataclass(frozen=True)
 class Row:
@@ -131,20 +129,6 @@ def as_on_every_rank(
     found = [*sets, *([] for _ in counts[len(sets) :])]
     aligned = [split_into(runs, count) for runs, count in zip(found, counts, strict=True)]
     return aligned if any(aligned) else [[[]]]
-
-
-def attention_cost(model: PreTrainedModel) -> float:
-    """The work of comparing a token with another one in all layers, in that of a token's matrix products.
-
-    Floating-point operations of a forward pass: 4 for each dimension of a head (scores, and their weighted sum of
-    values) against 2 for each parameter outside of the embeddings.
-    """
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-    embeddings = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer}
-    parameters = {id(p): getattr(p, "ds_numel", p.numel()) for p in model.parameters() if id(p) not in embeddings}
-    return 4 * width * config.num_hidden_layers / (2 * sum(parameters.values()))
 
 
 def sharing_pays(prompt: int, completions: Sequence[int], attention: float) -> bool:

@@ -21,22 +21,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from trl_ext.compat.layers import CACHE, Lengths, attend_by_row, caches_kept, keys_with
 from trl_ext.compat.weight_casts import casts_made_again
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 @dataclass(frozen=True)
-class Rows:
+class Completions:
     """Completions of a micro-batch, in its order."""
 
     groups: list[int]
@@ -60,22 +58,22 @@ class SharedPrompts:
         self._remaining = 0
         self._parts: list[tuple[_Shared, _Shared]] = []  # keys and values of each layer
 
-    def cache(self, decoder: PreTrainedModel, rows: Rows) -> Cache:
+    def cache(self, decoder: PreTrainedModel, completions: Completions) -> Cache:
         """The prompts' keys and values for these rows. Call once per micro-batch.
 
         Args:
             decoder: the part of the model that maps tokens to hidden states.
-            rows: of the micro-batch.
+            completions: of the micro-batch.
         """
         if not self._remaining:
             self._compute(decoder)
         self._remaining -= 1
         last = not self._remaining
         joined = last and not self.apart
-        prompts = [self.groups.index(group) for group in rows.groups]
+        prompts = [self.groups.index(group) for group in completions.groups]
         before = [self.lengths[prompt] for prompt in prompts]
-        keys = [n + m for n, m in zip(before, rows.lengths, strict=True)]
-        placed = _Placed(prompts, before, Lengths(rows.lengths, keys, self.ids.device))
+        keys = [n + m for n, m in zip(before, completions.lengths, strict=True)]
+        placed = _Placed(prompts, before, Lengths(completions.lengths, keys, self.ids.device))
         cache = Cache(layers=[_AfterPrompts(*parts, placed, joined) for parts in self._parts])
         if joined or (last and not torch.is_grad_enabled()):
             self._parts = []
@@ -191,19 +189,11 @@ class _AfterPrompts(DynamicLayer):
         return 0
 
 
-class _Context(Protocol):
-    """Of `_Concatenated`."""
-
-    placed: _Placed
-    shared: _Shared
-    needs_input_grad: tuple[bool, ...]
-
-
 class _Concatenated(torch.autograd.Function):
     """Each row's prompt, then its own keys or values; the prompts get the gradient of all their micro-batches."""
 
     @staticmethod
-    def forward(ctx: _Context, own: Tensor, prompts: Tensor, placed: _Placed, shared: _Shared) -> Tensor:
+    def forward(ctx: Any, own: Tensor, prompts: Tensor, placed: _Placed, shared: _Shared) -> Tensor:
         ctx.placed, ctx.shared = placed, shared
         width, parts = prompts.shape[2], []
         for prompt, n, row in zip(placed.prompts, placed.before, own.split(placed.lengths.queries, 2), strict=True):
@@ -211,14 +201,19 @@ class _Concatenated(torch.autograd.Function):
         return torch.cat(parts, dim=2)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         of_prompts, own = ctx.placed.cut(gradients[0])
         ctx.shared.add(ctx.placed.prompts, of_prompts)
         return torch.cat(own, dim=2), ctx.shared.of_live() if ctx.needs_input_grad[1] else None, None, None
 
 
 def completion_log_probs(
-    model: nn.Module, cache: Cache, prompt_ids: Tensor, completion_ids: Tensor, completion_mask: Tensor, rows: Rows
+    model: nn.Module,
+    cache: Cache,
+    prompt_ids: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    completions: Completions,
 ) -> tuple[Tensor, Tensor]:
     """(B, T) log-probabilities and entropies of the completions' tokens, 0 where `completion_mask` is 0.
 
@@ -227,7 +222,7 @@ def completion_log_probs(
         cache: of the rows' prompts without their last tokens.
         prompt_ids: (B, L), padded on the left.
         completion_ids, completion_mask: (B, T), padded on the right.
-        rows: of the micro-batch.
+        completions: of the micro-batch.
 
     Raises:
         ValueError: the model's attention is not told of the rows.
@@ -238,7 +233,7 @@ def completion_log_probs(
     labels = completion_ids.masked_fill(completion_mask == 0, -100)
 
     def in_one(values: Tensor) -> Tensor:  # (1, N)
-        return torch.cat([row[:n] for row, n in zip(values, rows.lengths, strict=True)])[None]
+        return torch.cat([row[:n] for row, n in zip(values, completions.lengths, strict=True)])[None]
 
     attend_by_row()
     with caches_kept():
@@ -256,7 +251,7 @@ def completion_log_probs(
             f"share_prompt_prefix=True: {len(cache.layers) - lengths.seen} of {len(cache.layers)} layers do not call "
             "transformers' sdpa attention with the keys of their cache; set share_prompt_prefix: false"
         )
-    found = outputs.log_probs[0].split(rows.lengths), outputs.entropy[0].split(rows.lengths)
-    missing = ids.shape[1] - max(rows.lengths)
+    found = outputs.log_probs[0].split(completions.lengths), outputs.entropy[0].split(completions.lengths)
+    missing = ids.shape[1] - max(completions.lengths)
     logp, entropy = (nn.functional.pad(pad_sequence(parts, batch_first=True), (0, missing)) for parts in found)
     return logp, entropy

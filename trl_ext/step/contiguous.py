@@ -44,7 +44,7 @@ def contiguous_rows(
     return ids.gather(1, sources % ids.shape[1]), places.clamp(max=columns - 1)
 
 
-def log_probs(
+def contiguous_log_probs(
     model: nn.Module,
     prompt_ids: Tensor,
     prompt_mask: Tensor,

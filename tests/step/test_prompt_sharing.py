@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_ext.generation.kv_sharing import unsupported_checkpointing, unsupported_in_a_step
-from trl_ext.grpo import prompt_sharing
-from trl_ext.grpo.prompt_sharing import Rows, SharedPrompts, completion_log_probs
+from trl_ext.step import prompt_sharing
+from trl_ext.step.prompt_sharing import Completions, SharedPrompts, completion_log_probs
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "olmo2", "granite", "glm4", "phi3", "gemma", "qwen3_moe")
 PROMPTS = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12], [0, 3, 4, 5, 6]])  # 0 is padding
@@ -64,7 +64,7 @@ def gradient_on_shared_prompts(model: Any, apart: bool = False) -> dict[str, Ten
     for number, groups in enumerate(MICRO_BATCHES):
         prompts = PROMPTS[[GROUPS.index(group) for group in groups]]
         ids, mask = completions(len(groups), number)
-        rows = Rows(groups, mask.sum(dim=1).tolist())
+        rows = Completions(groups, mask.sum(dim=1).tolist())
         logp, _ = completion_log_probs(model, shared.cache(decoder, rows), prompts, ids, mask, rows)
         loss_of(logp).backward()
         shared.backward()
@@ -109,7 +109,7 @@ def test_gradients_are_kept_twice_only_where_the_passes_are_one(apart: bool) -> 
     model = model_of("qwen3")
     shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 1, apart)
     ids, mask = completions(3, 0)
-    rows = Rows(GROUPS, mask.sum(dim=1).tolist())
+    rows = Completions(GROUPS, mask.sum(dim=1).tolist())
     logp, _ = completion_log_probs(model, shared.cache(model.base_model, rows), PROMPTS, ids, mask, rows)
     loss_of(logp).backward()
     weight = model.model.layers[0].self_attn.k_proj.weight
@@ -153,7 +153,7 @@ def test_log_probabilities_do_not_depend_on_the_order_of_rows() -> None:
         for _ in range(2):  # a set that is used up is computed again
             shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 2, apart=True)
             for groups in ([3, 9], [9, 3]):
-                ids, mask, rows = torch.full((2, 2), 7), torch.ones(2, 2, dtype=torch.long), Rows(groups, [2, 2])
+                ids, mask, rows = torch.full((2, 2), 7), torch.ones(2, 2, dtype=torch.long), Completions(groups, [2, 2])
                 prompts = PROMPTS[[GROUPS.index(group) for group in groups]]
                 logp, _ = completion_log_probs(model, shared.cache(model.base_model, rows), prompts, ids, mask, rows)
                 found.append(logp if groups[0] == 3 else logp.flip(0))
@@ -167,7 +167,7 @@ def test_gradients_of_half_precision_add_up_in_float32() -> None:
     model = model_of("qwen2").to(torch.bfloat16)
     shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 2)
     ids, mask = completions(1, 0)
-    rows = Rows([3], mask.sum(dim=1).tolist())
+    rows = Completions([3], mask.sum(dim=1).tolist())
     cache = shared.cache(model.base_model, rows)
     completion_log_probs(model, cache, PROMPTS[:1], ids, mask, rows)[0].sum().backward()
     sums = [part.gradient for parts in shared._parts for part in parts]
@@ -180,7 +180,7 @@ def test_layers_that_ignore_the_cache_are_an_error() -> None:
     shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 1)
     model.model.layers = model.model.layers[:1]
     with pytest.raises(ValueError, match="1 of 2 layers of Qwen3Model do not use the cache"):
-        shared.cache(model.base_model, Rows(GROUPS, [1, 1, 1]))
+        shared.cache(model.base_model, Completions(GROUPS, [1, 1, 1]))
 
 
 def test_attention_that_does_not_take_rows_apart_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_attention_that_does_not_take_rows_apart_is_an_error(monkeypatch: pytest
     monkeypatch.setattr(prompt_sharing, "keys_with", lambda lengths, keys: keys)  # as if a model changed them
     shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 1)
     ids, mask = completions(3, 0)
-    rows = Rows(GROUPS, mask.sum(dim=1).tolist())
+    rows = Completions(GROUPS, mask.sum(dim=1).tolist())
     cache = shared.cache(model.base_model, rows)
     with pytest.raises(ValueError, match="2 of 2 layers do not call transformers' sdpa attention"):
         completion_log_probs(model, cache, PROMPTS, ids, mask, rows)

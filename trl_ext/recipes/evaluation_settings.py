@@ -1,0 +1,154 @@
+"""`Evaluation`: the settings of recipes/evaluate.py, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from transformers.hf_argparser import HfArg
+
+from trl_ext.compat.on_resume import OnResume
+from trl_ext.data.dataset import DatasetSettings
+from trl_ext.data.responses import OPTIONAL, fields_of
+from trl_ext.errors import InputError
+from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES
+from trl_ext.generation.completion import Sampling
+from trl_ext.generation.engine_choice import choose_engine, dtype_to_sample_in
+from trl_ext.generation.gguf import with_file
+from trl_ext.generation.merging import check_mergeable
+from trl_ext.generation.model_source import MERGE, ModelSource, locate
+from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
+from trl_ext.recipes.chat import needs_a_model, refuse_unused_options
+from trl_ext.recipes.settings_help import COMMON
+from trl_ext.registry import parse_options
+from trl_ext.rewards.graders import GRADERS
+from trl_ext.training.options import check_at_least_1, stop_strings
+
+
+@dataclass
+class Evaluation(DatasetSettings):
+    """What is measured, and how it is sampled."""
+
+    model_name_or_path: str | None = HfArg(default=None, help=COMMON["model_name_or_path"])
+    gguf_file: str | None = HfArg(default=None, help=COMMON["gguf_file"])
+    chat_template_kwargs: dict[str, Any] | str | None = HfArg(
+        default=None, help="Variables of the model's chat template, such as enable_thinking=false."
+    )
+    split: str = HfArg(aliases="--validation_split", default="validation", help="The split to evaluate on.")
+    problems: int | None = HfArg(default=None, help="Evaluate on a sample of this many problems. The default is all.")
+    samples: int = HfArg(default=1, help="The number of responses per problem.")
+    grader: str = HfArg(
+        default="compatible",
+        help=f"The grader of the responses. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
+    )
+    temperature: float = HfArg(default=1.0, help="The sampling temperature; 0 means greedy decoding.")
+    top_p: float = HfArg(default=1.0, help="The probability mass of nucleus sampling.")
+    max_tokens: int = HfArg(default=1024, help="The maximum response length in tokens.")
+    min_tokens: int = HfArg(default=0, help="The minimum response length in tokens.")
+    stop: list[str] = HfArg(
+        default_factory=lambda: ["</answer>"], help="Generation stops at any of these strings, which stay in the text."
+    )
+    use_vllm: str = HfArg(
+        default="auto",
+        help="Generate with vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and on a CPU where "
+        "its build for CPUs is installed and the model is large enough; HF generate otherwise.",
+    )
+    batch_size: int = HfArg(
+        default=256, help="Sample, grade and write this many responses at a time; vLLM is fastest with 4096."
+    )
+    dtype: str = HfArg(default="auto", help="The dtype of the weights: auto, bfloat16, float16 or float32.")
+    vllm_gpu_memory_utilization: Annotated[float, OnResume.MAY_CHANGE] = HfArg(
+        default=0.9, help=COMMON["vllm_gpu_memory_utilization"]
+    )
+    vllm_max_model_length: int | None = HfArg(default=None, help=COMMON["vllm_max_model_length"])
+    vllm_enforce_eager: Annotated[bool | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None,
+        help="Disable compilation and CUDA graphs: slower sampling, faster start-up. The default is false on a GPU, "
+        "true on a CPU.",
+    )
+    seed: int = HfArg(default=0, help="The seed of the samples, of mini-MATH and of the base policy.")
+    ddp_timeout: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
+        default=1800, help="Seconds after which a rank gives up waiting for the others."
+    )
+    responses: str | None = HfArg(
+        default=None,
+        help="Grade the responses of this JSONL file, which someone else drew: a line has prompt, response and truth. "
+        "No model is loaded.",
+    )
+    response_fields: list[str] = HfArg(
+        default_factory=list,
+        help="What that file calls its fields, such as prompt=question response=resps.0.0 truth=target; dots go into "
+        f"objects and lists. Optional: {', '.join(OPTIONAL)}; verdict is someone else's, to compare with.",
+    )
+    response_stop: str = HfArg(
+        default="",
+        help="What another harness took away from the responses' ends, such as </answer>: put back where it is missing "
+        "and the response is not known to be cut off.",
+    )
+    export: Annotated[str | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None,
+        help="Write this evaluation as tasks for lm-eval, lighteval and inspect into this new folder, and end.",
+    )
+    show: Annotated[int, OnResume.MAY_CHANGE] = HfArg(default=0, help="Print this many examples at the end.")
+    category: Annotated[str | None, OnResume.MAY_CHANGE] = HfArg(
+        default=None, help=f"Print only examples of one category: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}."
+    )
+    output_dir: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
+        default="", help="The folder of the results. The default is runs/ and the name of the YAML file."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.model_name_or_path = with_file(self.model_name_or_path, self.gguf_file)
+        self.build(GRADERS, self.grader)
+        self.refuse_unused_tolerance(self.grader)
+        self.chat_template_kwargs = parse_options("chat_template_kwargs", self.chat_template_kwargs)
+        if not self.asking.is_chat:
+            refuse_unused_options(self.chat_template_kwargs, self.prompt)
+        elif not (self.model_name_or_path or self.responses):
+            raise needs_a_model(self.prompt)
+        choose_engine(self.use_vllm)  # refuses what it cannot be
+        self.stop = stop_strings(self.stop)
+        self.sampling()
+        check_at_least_1(self, "samples", "batch_size")
+        fields_of(self.response_fields)
+        if (self.response_fields or self.response_stop) and not self.responses:
+            raise ValueError(
+                "response_fields and response_stop say how the responses are: give --responses FILE as well"
+            )
+        if self.responses and self.export:
+            raise ValueError("responses are graded here and have no task to export: give one of responses and export")
+        self.category = HANDOUT_NAMES.get(self.category or "", self.category)
+        if self.category is not None and self.category not in OUTCOMES:
+            raise ValueError(f"unknown category {self.category!r}. Known: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}")
+
+    def sampling(self) -> Sampling:
+        """How responses are drawn."""
+        stop = tuple(self.stop)
+        return Sampling(self.temperature, self.top_p, self.max_tokens, self.min_tokens, stop, self.seed)
+
+    def check_model(self, source: ModelSource) -> None:
+        """Refuse, by an `InputError`, an adapter that cannot be used as these settings say."""
+        if source.adapter and self.export:
+            merge = f"{MERGE} {source.name} {source.name}-merged makes a whole model"
+            raise InputError(f"export: every harness loads adapters in another way, and {source.name} is one: {merge}")
+        if self.engine()[0]:
+            check_mergeable(source)
+
+    def engine(self) -> tuple[bool, str]:
+        """Whether vLLM samples, and why."""
+        return choose_engine(self.use_vllm, self.model_name_or_path)
+
+    def sampler(self, model: str, context: int | None = None) -> Sampler:
+        """The engine, loaded; with vLLM for `context` tokens, unless `vllm_max_model_length` says how many."""
+        dtype = dtype_to_sample_in(self.dtype, locate(model).dtype)
+        if not self.engine()[0]:
+            return HFSampler(model, self.sampling(), self.batch_size, dtype)
+        return VLLMSampler(
+            model,
+            self.sampling(),
+            dtype=dtype,
+            max_model_len=context if self.vllm_max_model_length is None else self.vllm_max_model_length,
+            gpu_memory_utilization=self.vllm_gpu_memory_utilization,
+            enforce_eager=self.vllm_enforce_eager,
+        )

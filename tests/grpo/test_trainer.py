@@ -40,6 +40,7 @@ from tests.support.versions import needs_vllm
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer, StepTotals
 from trl_ext.generation.completion import Completion
 from trl_ext.grpo.metrics import StepMetrics
+from trl_ext.rewards.score import Score
 
 EOS, STOP_WORD = 1, 6
 ON_POLICY: dict[str, Any] = {"rollout_batch_size": 16, "train_batch_size": 16, "n_grpo_steps": 2, "max_steps": -1}
@@ -612,7 +613,7 @@ def graded(completions: list[str], log_extra: Any, log_metric: Any, **_: Any) ->
     log_extra("correct", correct)
     log_metric("rewards/answer_reward", sum(correct) / len(correct))
     log_metric("rewards/format_reward", 0.75)
-    return [float(c) for c in correct]
+    return [Score(c, correct=c) for c in correct]
 
 
 def test_logged_metrics_have_the_values_worked_out_by_hand(tmp_path: Path) -> None:
@@ -713,6 +714,20 @@ def test_positive_reward_counts_as_correct_by_default(tmp_path: Path) -> None:
     trainer = record(tmp_path, fraction_of_ones, rollout_func=scripted(words), max_steps=1)
     entry = logs(trainer)[0]
     assert (entry["completions/mean_length_correct"], entry["completions/mean_length_incorrect"]) == (4, 2)
+
+
+def test_a_logged_column_of_any_name_is_not_correctness(tmp_path: Path) -> None:
+    def logs_correct(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
+        log_extra("correct", ["no"] * len(completions))  # of another meaning
+        return fraction_of_ones(completions)
+
+    words = lambda row, step: [10 if row % 2 else 4] * (1 + 2 * (row % 2)) + [EOS]  # noqa: E731
+    plain, logging = (
+        record(tmp_path / name, reward, rollout_func=scripted(words), max_steps=1)
+        for name, reward in (("plain", fraction_of_ones), ("logging", logs_correct))
+    )
+    assert logs(plain)[0]["completions/mean_length_correct"] == logs(logging)[0]["completions/mean_length_correct"] == 4
+    assert logging.last_rollout[0]["correct"] == "no"
 
 
 def test_groups_of_equal_reward_are_counted(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from trl_ext.ranks import is_of_gather
 from trl_ext.rewards import GRADERS, REWARDS
 from trl_ext.rewards.guard import RewardError, guarded
 from trl_ext.rewards.hooks import completion_text
+from trl_ext.rewards.score import Score
 from trl_ext.training.callbacks import GenerationsLog
 
 EOS = 1
@@ -237,9 +238,9 @@ def test_a_column_of_another_length_names_the_reward(tmp_path: Path) -> None:
 
 
 def test_response_without_verdict_is_not_correct_or_incorrect(tmp_path: Path) -> None:
-    def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
-        log_extra("correct", [(True, None, False, False)[row % 4] for row, _ in enumerate(completions)])
-        return [float(row % 2) for row, _ in enumerate(completions)]
+    def graded(completions: list[str], **_: Any) -> list[float]:
+        verdicts = [(True, None, False, False)[row % 4] for row, _ in enumerate(completions)]
+        return [Score(row % 2, verdict) for row, verdict in enumerate(verdicts)]
 
     entry = trained(tmp_path, graded).state.log_history[0]
     # rows of 2, 3, 4 and 5 tokens, EOS included

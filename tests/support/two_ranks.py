@@ -45,6 +45,7 @@ from trl_ext.generation.completion import Completion
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.expert_iteration import EndOfStep
 from trl_ext.rewards.graders import Grade
+from trl_ext.rewards.score import Score
 from trl_ext.runs.folder import Run
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.training.callbacks import Validation
@@ -65,11 +66,10 @@ def words_of_row(row: int, step: int) -> list[int]:
     return [3 + (row * 7 + i * i) % 3 + 5 * (i % 2) for i in range(1 + row * row % 10)] + [STOP_WORD if row % 3 else 4]
 
 
-def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float | None]:
+def graded(completions: list[str], **_: Any) -> list[float | None]:
     """The fraction of ones, except for a row that nothing scores; correct is a matter of length."""
-    log_extra("correct", [len(text.split()) > 4 for text in completions])
     return [
-        None if text.startswith("b") else share
+        None if text.startswith("b") else Score(share, correct=len(text.split()) > 4)
         for text, share in zip(completions, fraction_of_ones(completions), strict=True)
     ]
 

@@ -89,13 +89,15 @@ def describe_nonfinite(advantages: Tensor, advantage: str | None, rewards: dict[
     return f", because {' and '.join(counts)} of {len(advantages)} completions"
 
 
-def correct_by_row(logged: Sequence[Any] | None, rewards: Tensor) -> Tensor:
+def correct_by_row(functions: Sequence[Guard], rewards: Tensor) -> Tensor:
     """(rows,) 1 for a correct response, 0 for an incorrect one, NaN for neither.
 
+    By the first reward function that says so, with `Score`; if none does, rewards above 0 are correct.
+
     Args:
-        logged: the column `correct` of a reward function, None for neither; without it, rewards above 0 are correct.
         rewards: (rows,) of this rank.
     """
-    if not logged:
+    verdicts = next((function.correct for function in functions if function.correct is not None), None)
+    if verdicts is None:
         return (rewards > 0).float()
-    return rewards.new_tensor([torch.nan if value is None else float(bool(value)) for value in logged])
+    return rewards.new_tensor([torch.nan if verdict is None else float(verdict) for verdict in verdicts])

@@ -406,7 +406,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self.sampled_logps = None  # a rollout of somebody else's function would find this one's
         rows = log_rows(inputs, prompts, completions, completion_ids_list, entropies)
         columns = distinct_columns(self._guards, rows[0], self.reward_func_names)
-        correct = correct_by_row(columns.get("correct"), reward[offset : offset + len(prompts)])
+        correct = correct_by_row(self._guards, reward[offset : offset + len(prompts)])
         self._rollout = Rollout(rewards, reward, finished, lengths, correct, offset)
         self._pending_extra_logs.clear()
         if self.log_completions:  # TRL gathers them, for its table

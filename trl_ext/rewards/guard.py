@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import CodeType, FrameType
 from typing import Any, SupportsFloat, SupportsIndex
 
+from trl_ext.rewards.score import Score
+
 RewardFunction = Callable[..., Any]  # in TRL's signature; an async one returns an awaitable
 
 
@@ -54,6 +56,7 @@ class Guard:
 
     Attributes:
         columns: what the last call logged by `log_extra`.
+        correct: what the last call's `Score`s say, None for a plain number; None altogether if it returned no `Score`.
         is_all_nan: whether the last call returned NaN for every completion.
     """
 
@@ -61,6 +64,7 @@ class Guard:
         self.reward_fn, self.timeout, self._code = reward_fn, timeout, _code_of(reward_fn)
         self.name = getattr(_unwrapped(reward_fn), "__name__", type(reward_fn).__name__)
         self.columns: dict[str, list[Any]] = {}
+        self.correct: list[bool | None] | None = None
         self.is_all_nan = False
 
     def call(self, *args: object, **kwargs: Any) -> list[Any]:
@@ -91,7 +95,7 @@ class Guard:
         return self._end(rewards, kwargs)
 
     def _begin(self, kwargs: dict[str, Any]) -> None:
-        self.columns, self.is_all_nan = {}, False
+        self.columns, self.correct, self.is_all_nan = {}, None, False
         if (log_extra := kwargs.get("log_extra")) is None:
             return
 
@@ -121,6 +125,8 @@ class Guard:
         for column, values in self.columns.items():
             if len(values) != expected:
                 raise self.fault(f"logged {len(values)} values in column {column!r} for {expected} completions")
+        if any(isinstance(reward, Score) for reward in rewards):
+            self.correct = [reward.correct if isinstance(reward, Score) else None for reward in rewards]
         self.is_all_nan = bool(rewards) and all(reward is not None and math.isnan(reward) for reward in rewards)
         return rewards
 

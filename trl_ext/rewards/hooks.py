@@ -13,9 +13,10 @@ from typing import Any
 
 from trl_ext.registry import Registry
 from trl_ext.rewards.graders import GRADERS, Grade, each_response, takes_one_response
+from trl_ext.rewards.score import Score
 
 Grader = Callable[..., Sequence[Grade]]
-Reward = Callable[..., list[float]]
+Reward = Callable[..., list[Score]]
 LogExtra = Callable[[str, list[Any]], None]
 LogMetric = Callable[[str, float], None]
 
@@ -35,7 +36,7 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
         log_extra: LogExtra | None = None,
         log_metric: LogMetric | None = None,
         **columns: object,
-    ) -> list[float]:
+    ) -> list[Score]:
         texts = [completion_text(completion, place) for place, completion in enumerate(completions)]
         given = {p.name: columns[p.name] for p in options if p.name in columns}
         if takes_problems(grader):
@@ -43,7 +44,7 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
         grades = grader(texts, answer, **given)
         _log(grades, log_extra, log_metric)
         paid = ("reward", "format_reward") if pays_format else ("reward",)
-        return [sum(grade.rewards()[name] for name in paid) for grade in grades]
+        return [Score(sum(grade.rewards()[name] for name in paid), grade.correct) for grade in grades]
 
     functools.update_wrapper(reward, grader, ("__module__", "__name__", "__qualname__", "__doc__"))
     reward.__name__ += "_and_format" if pays_format else ""

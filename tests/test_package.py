@@ -242,6 +242,19 @@ print(json.dumps([told, g.VLLMClient is c.VLLMClient, g.is_vllm_available()]))
     assert at_once[1:] == [True, True]
 
 
+def test_the_seam_stays_small() -> None:
+    """What an override needs is next to it: lines, modules of ours that it imports, attributes of its own."""
+    source = MODULES["trl_ext.grpo.trainer"].read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 450
+    assert len({name for name in imports("trl_ext.grpo.trainer", types=True) if name in MODULES}) <= 18
+    assigned = {
+        node.attr
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+    assert len(assigned) <= 30
+
+
 def test_few_parameters_may_be_anything() -> None:
     """`*args` and `**kwargs` count too; the most common annotation that is checked by nobody."""
     parameters = [

@@ -19,7 +19,8 @@ from scripts import touched_names
 from scripts.benchmarks import compare_leaderboard as compare
 from scripts.benchmarks import length_trap, presets
 from scripts.results_page import rollouts_over_time
-from trl_ext import PRESETS, ExtGRPOTrainer
+from trl_ext import PRESETS
+from trl_ext.step import Rows
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*.py") if "parse_args(" in path.read_text())
@@ -153,13 +154,13 @@ def test_every_preset_and_member_is_named_in_a_run() -> None:
     assert {(axis, name) for axis, registry in presets.AXES.items() for name in registry} <= found | of_presets
 
 
-def test_the_length_trap_counts_the_weights_of_correct_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_length_trap_counts_the_weights_of_correct_rows() -> None:
     weight = torch.tensor([[1.0, 0.5, 9.0], [1.0, 1.0, 1.0], [0.0, 0.0, 9.0]])
-    monkeypatch.setattr(ExtGRPOTrainer, "_sampler_weight", lambda *_: weight)
     trainer = object.__new__(length_trap.Trainer)
     trainer.correct = []
     mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0]])
-    trainer._sampler_weight({"advantages": torch.tensor([0.5, -0.5, 0.5])}, torch.zeros(3, 3), mask)
+    rows = Rows(*[torch.ones(3, 1).long()] * 2, mask, mask, mask.bool(), torch.tensor([[0.5], [-0.5], [0.5]]))
+    trainer.count(lambda *_: weight, rows, torch.zeros(3, 3))
     assert trainer.correct == [(2, 0.75, True), (2, 0.0, False)]  # of their own tokens, without the incorrect row
 
 

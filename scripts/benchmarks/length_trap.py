@@ -13,12 +13,13 @@ the correct answers is counted by their length, and so is how many problems the 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean
@@ -75,15 +76,22 @@ def with_noise(weight: Tensor) -> Tensor:
     return weight + NOISE * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
 
 
+Weigh = Callable[[Rows, Tensor], Tensor | None]  # rows and (B, T) old log-probabilities to weights
+
+
 class Trainer(ExtGRPOTrainer):
     """Counts what the correction makes of the correct completions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.correct: list[tuple[int, float, bool]] = []  # length, mean weight, whether any token is kept
         super().__init__(*args, **kwargs)
+        assert self._loss is not None
+        weigh = self._loss.sampler_weight
+        self._loss.sampler_weight = functools.partial(self.count, weigh)  # type: ignore[method-assign]
 
-    def _sampler_weight(self, rows: Rows, old_logp: Tensor) -> Tensor | None:
-        weight, mask = super()._sampler_weight(rows, old_logp), rows.trained
+    def count(self, weigh: Weigh, rows: Rows, old_logp: Tensor) -> Tensor | None:
+        """The weights that `weigh` gives, counted."""
+        weight, mask = weigh(rows, old_logp), rows.trained
         each = torch.ones_like(old_logp) if weight is None else weight.expand_as(old_logp)
         lengths = mask.sum(dim=1)
         for row in (rows.advantages.flatten() > 0).nonzero().flatten().tolist():

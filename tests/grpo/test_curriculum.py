@@ -117,7 +117,7 @@ def test_rollout_avoids_uninformative_problems(tmp_path: Path) -> None:
         assert all(len(set(prompts[i : i + group])) == 1 for i in range(0, len(prompts), group))
     assert len(set(seen[0])) > 1
     assert set(seen[-1]) == {"a"}
-    assert trainer._curriculum.uninformative == [1, 2, 3, 4, 5, 6, 7]
+    assert trainer._problems.curriculum.uninformative == [1, 2, 3, 4, 5, 6, 7]
     assert trainer.resume_state()["curriculum"]["taught"] == {0: True} | dict.fromkeys(range(1, 8), False)
     logged = [entry["curriculum/settled_problems"] for entry in trainer.state.log_history if "loss" in entry]
     assert logged[-1] == 7.0
@@ -130,10 +130,10 @@ def test_unscored_problem_is_uninformative_and_group_chosen_once(tmp_path: Path)
         return [scores.get(prompt, [0.0] * 4)[i % 4] for i, prompt in enumerate(prompts)]
 
     trainer: Any = trainer_of(tmp_path, partly, uninformative_keep_prob=1e-9, max_steps=2, learning_rate=0.0)
-    choose, asked = trainer._curriculum.choose, []
-    trainer._curriculum.choose = lambda problem, place: asked.append(place) or choose(problem, place)
+    choose, asked = trainer._problems.curriculum.choose, []
+    trainer._problems.curriculum.choose = lambda problem, place: asked.append(place) or choose(problem, place)
     trainer.train()
-    assert trainer._curriculum.informative == {number: number == 2 for number in range(8)}
+    assert trainer._problems.curriculum.informative == {number: number == 2 for number in range(8)}
     assert sorted(asked) == [(rollout, group) for rollout in (0, 1) for group in range(4)]  # on any number of ranks
 
 
@@ -160,26 +160,26 @@ def test_uninformative_is_what_the_loss_has_no_gradient_of(
         tmp_path, alike, uninformative_keep_prob=1e-9, max_steps=2, learning_rate=0.0, **model, **settings
     )
     trainer.train()
-    assert trainer._curriculum is not None
-    assert trainer._curriculum.uninformative == uninformative
+    assert trainer._problems.curriculum is not None
+    assert trainer._problems.curriculum.uninformative == uninformative
 
 
 def test_resumed_run_restores_the_curriculum(tmp_path: Path) -> None:
     trainer: Any = trainer_of(tmp_path, uninformative_keep_prob=0.5, max_steps=1)
     trainer.train()
     trainer._unscored_in_a_row, trainer._nonfinite = 2, ", because"
-    state, before = trainer.resume_state(), trainer._curriculum
+    state, before = trainer.resume_state(), trainer._problems.curriculum
     assert (state["_unscored_in_a_row"], state["_nonfinite"]) == (2, ", because")
-    trainer._curriculum = Curriculum.of_dataset(trainer.train_dataset, 0.5, trainer.args.seed)
+    trainer._problems.curriculum = Curriculum.of_dataset(trainer.train_dataset, 0.5, trainer.args.seed)
     trainer.load_resume_state(state)
-    assert trainer._curriculum.informative == before.informative != {}
-    assert trainer._curriculum.of_kind == before.of_kind != {}
+    assert trainer._problems.curriculum.informative == before.informative != {}
+    assert trainer._problems.curriculum.of_kind == before.of_kind != {}
     del state["curriculum"]  # of a run that had none
     trainer.load_resume_state(state)
 
 
 def test_default_has_no_curriculum(tmp_path: Path) -> None:
-    assert trainer_of(tmp_path)._curriculum is None
+    assert trainer_of(tmp_path)._problems.curriculum is None
 
 
 @pytest.mark.parametrize("keep_prob", [-0.1, 1.1])

@@ -12,8 +12,8 @@ from datasets import Dataset
 
 from tests.support.tiny import ends_early, make_trainer, tiny_model, weight_difference
 from trl_ext import ADVANTAGES, ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.grpo.dynamic_sampling import Try, assemble, fill
-from trl_ext.grpo.rollout import Rollout
+from trl_ext.grpo.dynamic_sampling import assemble, fill
+from trl_ext.grpo.rollout import Rollout, Try
 from trl_ext.training.ending import TimeBudget
 
 

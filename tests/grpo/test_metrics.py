@@ -5,7 +5,7 @@ import torch
 from accelerate import Accelerator
 
 from trl_ext.grpo.metrics import StepMetrics
-from trl_ext.grpo.rollout import sample_metrics
+from trl_ext.grpo.rollout import Rollout, sample_metrics
 
 
 def test_mean_is_over_all_tokens_of_the_step() -> None:
@@ -39,6 +39,13 @@ def test_a_masked_infinity_does_not_reach_the_mean() -> None:
     assert metrics.finish(Accelerator(cpu=True), {})["a"] == pytest.approx(1.0)
 
 
+def rollout_of(lengths: list[float], finished: list[bool], correct: list[float]) -> Rollout:
+    unread = torch.zeros(len(lengths))
+    return Rollout(
+        unread[:, None], unread, torch.tensor(finished), torch.tensor(lengths).float(), torch.tensor(correct).float(), 0
+    )
+
+
 def test_lengths_and_entropy_are_of_all_ranks() -> None:
     asked: list[torch.Size] = []
 
@@ -47,9 +54,9 @@ def test_lengths_and_entropy_are_of_all_ranks() -> None:
         # and a rank with one incorrect response of 7 tokens and 2 nats per token
         return torch.cat([own, torch.tensor([[1, 1, 7, 0, 0, 1, 7, 7, 14, 7, -7]])])
 
-    lengths, finished = torch.tensor([2.0, 3, 5, 12]), torch.tensor([True, True, True, False])
-    correct, entropy = torch.tensor([0, 1, 1, torch.nan]), torch.tensor([1, torch.nan, torch.nan, 0.5])
-    found, sampled = sample_metrics(lengths, finished, correct, entropy, gather)
+    rollout = rollout_of([2, 3, 5, 12], finished=[True, True, True, False], correct=[0, 1, 1, torch.nan])
+    rows = [{"entropy_estimate": nats} for nats in (1.0, None, None, 0.5)]
+    found, sampled = sample_metrics(rollout, rows, gather)
     names = ("clipped_ratio", "mean_terminated_length", "min_terminated_length", "max_terminated_length")
     assert [found[f"completions/{name}"] for name in names] == pytest.approx([0.2, 17 / 4, 2, 7])
     assert sampled == {
@@ -61,7 +68,7 @@ def test_lengths_and_entropy_are_of_all_ranks() -> None:
 
 
 def test_lengths_where_no_response_ended() -> None:
-    endless, unknown = torch.tensor([False, False]), torch.tensor([torch.nan, torch.nan])
-    found, sampled = sample_metrics(torch.tensor([3.0, 4]), endless, torch.tensor([1.0, 1]), unknown, lambda own: own)
+    endless = rollout_of([3, 4], finished=[False, False], correct=[1, 1])
+    found, sampled = sample_metrics(endless, [{"entropy_estimate": None}] * 2, lambda own: own)
     assert list(found.values()) == [1, 0, 0, 0]
     assert sampled == {"completions/mean_length_correct": 3.5}

@@ -299,6 +299,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "generation/server.py",
         "generation/vllm.py",
         "grpo/config.py",
+        "grpo/construction.py",
         "grpo/trainer.py",
         "sft/trainer.py",
         "training/settings.py",

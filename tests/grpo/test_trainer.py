@@ -64,13 +64,15 @@ class Recorder(ExtGRPOTrainer):
         self.rollouts: list[dict[str, Any]] = []
         self.rollout_weights: list[dict[str, torch.Tensor]] = []
         self.losses: list[float] = []
-        objective = self._objective
+        if self._loss is None:  # TRL's own
+            return
+        objective = self._loss.objective
 
         def record(x: Any, totals: Any, **others: Any) -> Any:
             self.seen.append((self.state.global_step, x, {**others, "totals": totals}))
             return objective(x, totals, **others)
 
-        self._objective = record
+        self._loss.objective = record  # type: ignore[assignment]
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         self.rollout_weights.append({k: v.detach().clone() for k, v in self.model.state_dict().items()})
@@ -207,9 +209,10 @@ def test_evaluation_loss_uses_the_chosen_advantage(tmp_path: Path) -> None:
     trainer = make_trainer(Recorder, ExtGRPOConfig, tmp_path, ends_early, **given)
     trainer.evaluate()
     ((_, x, _),) = trainer.seen
-    assert x.advantage.flatten().tolist() == trainer._rollout.reward.tolist()
-    assert x.advantage.max() > 0
-    assert list(trainer._logs["advantages"]) == trainer._rollout.reward.tolist()
+    rewards = list(trainer._logs["rewards"]["ends_early"])
+    assert x.advantage.flatten().tolist() == rewards
+    assert max(rewards) > 0
+    assert list(trainer._logs["advantages"]) == rewards
 
 
 def test_adapter_with_kl_is_evaluated_against_its_reference(tmp_path: Path) -> None:

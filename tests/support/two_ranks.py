@@ -184,7 +184,7 @@ def uninformative_run(path: Path) -> dict[str, Any]:
     """With a curriculum, of problems of which every other group has no reward variance."""
     data = {"train_dataset": of_kinds(), "reward": every_other_group}
     trainer = scripted_run(path, uninformative_keep_prob=0.1, max_steps=6, **data)
-    return found_by(trainer) | {"curriculum": trainer._curriculum.state_dict()}
+    return found_by(trainer) | {"curriculum": trainer._problems.curriculum.state_dict()}
 
 
 def decaying(path: Path, **settings: Any) -> Any:
@@ -396,7 +396,7 @@ def resumed_by_two(path: Path) -> dict[str, Any]:
     except InputError as error:
         refused = str(error)
     between = resumed(4)
-    settled = sorted(between._curriculum.informative.items())
+    settled = sorted(between._problems.curriculum.informative.items())
     return {"refused": refused, "steps": between.state.global_step, "settled": settled}
 
 

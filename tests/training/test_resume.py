@@ -134,10 +134,10 @@ def test_resumed_run_has_uninterrupted_choices_and_rates(tmp_path: Path) -> None
 
     whole, again = decaying("whole", 0.0), decaying("again", 30.0)
     whole.train()
-    assert not all(whole._curriculum.informative.values())
+    assert not all(whole._problems.curriculum.informative.values())
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert_same_end(whole, again)
-    assert again._curriculum.state_dict() == whole._curriculum.state_dict()
+    assert again._problems.curriculum.state_dict() == whole._problems.curriculum.state_dict()
     rates = [entry["learning_rate"] for entry in again.state.log_history if "loss" in entry]
     assert rates == pytest.approx([0.01, 0.01, 0.009, 0.008, 0.007, 0.006])
 

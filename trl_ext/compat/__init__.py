@@ -7,6 +7,7 @@
 * `trl_engine.engine_started_with`: vLLM's `LLM` gets settings that TRL does not pass.
 * `trl_engine.requests_with`: each request gets its own parameters, such as seeds.
 * `vllm_steps.steps_counted`: a vLLM engine reports each step.
+* `trl_scoring.only_what_is_used`: the two below, where they apply.
 * `trl_scoring.old_log_probs_left_out`: TRL scores a rollout without old log-probabilities.
 * `trl_scoring.texts_left_on_ranks`: TRL gathers a rollout's texts only for a table that is printed.
 * `given.record_in_parser`: settings that TRL's parser makes know which of them were given.

@@ -13,6 +13,21 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 
+@contextlib.contextmanager
+def only_what_is_used(trainer: GRPOTrainer, on_policy: bool | None) -> Iterator[None]:
+    """In the block, `_generate_and_score_completions` leaves out what nobody reads: see the functions below.
+
+    Args:
+        on_policy: None if TRL's old log-probabilities are used.
+    """
+    with contextlib.ExitStack() as left_out:
+        if on_policy is not None:
+            left_out.enter_context(old_log_probs_left_out(trainer, on_policy))
+        if not trainer.log_completions:
+            left_out.enter_context(texts_left_on_ranks(trainer))
+        yield
+
+
 def old_log_probs_left_out(trainer: GRPOTrainer, on_policy: bool) -> AbstractContextManager[object]:
     """In the block, `_generate_and_score_completions` computes neither old log-probabilities nor engine corrections.
 

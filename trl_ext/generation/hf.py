@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import StoppingCriteria, StopStringCriteria
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
+from trl_ext.compat.hf_sampling import generating_with
 from trl_ext.generation.decoding import Decoding, gathers_weights, has_several_ranks, own_loop_unsupported
 from trl_ext.generation.interruption import sampling
 from trl_ext.generation.policy import overridden
@@ -26,6 +28,20 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def recorded(model: PreTrainedModel, config: GenerationConfig, n: int, temperature: float) -> Iterator[TokenLogProbs]:
+    """In the block, HF `generate` records what it samples of `n` prompts, counts it for progress, and can be stopped.
+
+    Args:
+        model: unwrapped, whose `generate` is called by TRL.
+        config: that it is called with.
+    """
+    recorder, counted = TokenLogProbs(n, temperature), CountedTokens(config)
+    with generating_with(model, recorder, counted, recorder.record), sampling():
+        yield recorder
+    advance(0, finished=n)
 
 
 @torch.no_grad()

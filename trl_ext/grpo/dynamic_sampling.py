@@ -10,24 +10,13 @@ Letters: P groups of a rollout, G completions per group, M rows of this rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trl_ext.grpo.rollout import Rollout
-from trl_ext.step import PROMPT_FIELDS, TRLBatch, loss_mask
-
-
-@dataclass(frozen=True)
-class Try:
-    """What one call of TRL's sampling and scoring gave on this rank."""
-
-    batch: TRLBatch  # M rows
-    rollout: Rollout
-    rows: list[dict[str, Any]]  # of the log
-    problems: list[int] | None  # by number, one per row
+from trl_ext.grpo.rollout import Rollout, Try
+from trl_ext.step import PROMPT_FIELDS, loss_mask
 
 
 def sample_until_full(

@@ -5,22 +5,28 @@ Letters: N completions of all ranks, M of this rank, R reward functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from trl_ext.algorithms.advantages import ADVANTAGES, for_training
+from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
+from trl_ext.algorithms.masking import masked_mean
 from trl_ext.algorithms.selection import SELECTIONS
+from trl_ext.generation.completion import entropy_estimates
 from trl_ext.generation.floats import widest_float
 from trl_ext.generation.tokens import completion_texts, special_ids_with_text
+from trl_ext.grpo.rewards import correct_by_row
 from trl_ext.rewards.hooks import completion_text
+from trl_ext.step import Rows, TRLBatch, numbers_of_sequences
 from trl_ext.training.state import to_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from trl_ext.rewards.guard import Guard
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,21 @@ class Rollout:
     lengths: Tensor  # (M,) in tokens
     correct: Tensor  # (M,) 1, 0, or NaN for neither
     offset: int  # position of this rank's first completion among the N
+
+    @classmethod
+    def scored(
+        cls, rewards: Tensor, weights: Tensor, functions: Sequence[Guard], finished: Tensor, lengths: Tensor, rank: int
+    ) -> Rollout:
+        """By the rewards of all ranks' completions, and what the reward functions say of this rank's.
+
+        Args:
+            weights: (R,) of the reward functions.
+            functions: those of them that are no reward models.
+            rank: this one's number.
+        """
+        reward, offset = total_reward(rewards, weights), rank * len(finished)
+        correct = correct_by_row(functions, reward[offset : offset + len(finished)])
+        return cls(rewards, reward, finished, lengths, correct, offset)
 
     def advantage_inputs(
         self, names: Sequence[str], weights: Tensor, group_size: int, gather: Callable[[Tensor], Tensor]
@@ -93,6 +114,54 @@ class Rollout:
             row["reward"] = reward.item()
 
 
+@dataclass(frozen=True)
+class Try:
+    """What one call of TRL's sampling and scoring gave on this rank."""
+
+    batch: TRLBatch  # M rows
+    rollout: Rollout
+    rows: list[dict[str, Any]]  # of the log
+    problems: list[int] | None  # by number, one per row
+
+
+def add_numbers(batch: TRLBatch, offset: int, group_size: int | None, sequences: bool) -> None:
+    """Add what of a row survives TRL's shuffle: `row`, and in training `group` and `sequence`, see `Rows`.
+
+    Args:
+        offset: of this rank's first row among those of all ranks.
+        group_size: None in an evaluation.
+        sequences: equal completions are to be found.
+    """
+    batch["row"] = torch.arange(len(batch["prompt_ids"]), device=batch["prompt_ids"].device)
+    if group_size is None:
+        return
+    group = (offset + batch["row"]) // group_size
+    batch["group"] = numbers_of_sequences(batch["prompt_ids"], batch["prompt_mask"], group)
+    if sequences:
+        completions = batch["completion_ids"], batch["completion_mask"]
+        batch["sequence"] = numbers_of_sequences(*completions, batch["group"])
+
+
+def note(log: Sequence[dict[str, Any]], name: str, values: Tensor) -> None:
+    """Add a value to each row of the log."""
+    for row, value in zip(log, values.tolist(), strict=True):
+        row[name] = value
+
+
+def note_entropies(log: Sequence[dict[str, Any]], rows: Rows, entropy: Tensor) -> None:
+    """Add the mean entropy of its trained tokens, of (B, T), to the log's row of each row."""
+    if rows.row is not None:
+        means = masked_mean(entropy, rows.trained, dim=1)
+        note([log[number] for number in rows.row.tolist()], "token_entropy", means)
+
+
+def replace_last(table: MutableSequence[float], values: Sequence[float]) -> None:
+    """Put values in the place of as many at the end of a table that may have room for fewer."""
+    for _ in range(min(len(values), len(table))):
+        table.pop()
+    table.extend(values)
+
+
 def with_special_tokens(
     completions: Sequence[Any],
     completion_ids: Sequence[Sequence[int]],
@@ -124,13 +193,14 @@ def log_rows(
     prompts: Sequence[object],
     completions: Sequence[Any],
     completion_ids: Sequence[Sequence[int]],
-    entropies: Sequence[float | None],
+    sampled_logps: Sequence[Sequence[float | None]] | None,
 ) -> list[dict[str, Any]]:
     """Completions as they are logged, without their rewards; one value per completion, all but the last are TRL's.
 
     Args:
-        entropies: estimated from the sampled tokens' log-probabilities.
+        sampled_logps: of their tokens, from which the entropy is estimated; None if unknown.
     """
+    entropies = entropy_estimates(completion_ids, sampled_logps)
     return [
         {
             "prompt": prompt,
@@ -149,7 +219,7 @@ def log_rows(
 
 
 def sample_metrics(
-    lengths: Tensor, finished: Tensor, correct: Tensor, entropy: Tensor, gather: Callable[[Tensor], Tensor]
+    rollout: Rollout, rows: Sequence[Mapping[str, Any]], gather: Callable[[Tensor], Tensor]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """TRL's truncation metrics; mean lengths by outcome and entropy of all tokens: of all ranks' completions.
 
@@ -157,24 +227,24 @@ def sample_metrics(
     left out.
 
     Args:
-        lengths: (M,) in tokens.
-        finished: (M,) bool.
-        correct: (M,) 1, 0, or NaN for neither.
-        entropy: (M,) means over a completion's tokens; NaN where it is not known.
+        rows: this rank's of the log.
         gather: concatenates the ranks' values; called once, with a few numbers instead of the rows.
     """
+    lengths, finished, correct = rollout.lengths, rollout.finished, rollout.correct
+    estimates = [row["entropy_estimate"] for row in rows]
+    entropy = torch.tensor([torch.nan if e is None else e for e in estimates], device=lengths.device)
     groups = [finished, correct == 1, correct == 0]
-    sums = [value for rows in groups for value in (rows.sum(), (lengths * rows).sum())]
+    sums = [value for of_group in groups for value in (of_group.sum(), (lengths * of_group).sum())]
     dtype = widest_float(lengths.device)
     sums += [(lengths * ~entropy.isnan()).sum(), (lengths * entropy).to(dtype).nansum()]
     ended = lengths[finished]
     extremes = [ended.min(), -ended.max()] if len(ended) else [lengths.new_tensor(torch.inf)] * 2
     own = torch.stack([value.to(dtype) for value in (lengths.new_tensor(len(lengths)), *sums, *extremes)])
     everyones = gather(own[None])  # (ranks, 11)
-    rows, ends, ended_tokens, *outcomes, tokens, nats = everyones[:, :9].sum(dim=0).tolist()
+    count, ends, ended_tokens, *outcomes, tokens, nats = everyones[:, :9].sum(dim=0).tolist()
     shortest, minus_longest = everyones[:, 9:].amin(dim=0).tolist()
     found = {
-        "completions/clipped_ratio": 1 - _float32(ends / rows),
+        "completions/clipped_ratio": 1 - _float32(ends / count),
         "completions/mean_terminated_length": _float32(ended_tokens / ends) if ends else 0.0,
         "completions/min_terminated_length": shortest if ends else 0.0,
         "completions/max_terminated_length": -minus_longest if ends else 0.0,

@@ -12,7 +12,6 @@
           _compute_loss        ours                   LossInputs and StepTotals to the Objective
 
 Without a preset or an axis, TRL's advantages and loss are used. TRL 1.16 has no public hook for any of it.
-What is no override and needs no trainer is next to it: savings.py, metrics.py, rollout.py, dynamic_sampling.py.
 `tests/grpo/test_seam.py` holds the signatures and this order.
 
 Letters: P prompts, G completions per prompt, N = P*G, B rows of a micro-batch, T completion tokens.
@@ -25,59 +24,50 @@ from trl_ext.compat import lazy_vllm as _lazy_vllm  # noqa: F401
 # isort: split
 import contextlib
 import functools
-import inspect
 import logging
-import math
 import time
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import DistributedType, gather_object, is_peft_model
+from accelerate.utils import DistributedType, is_peft_model
 from torch import Tensor, nn
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from trl_ext.algorithms.advantages import total_reward
-from trl_ext.algorithms.entropy import EntropyController
-from trl_ext.algorithms.masking import masked_mean, masked_sum
-from trl_ext.algorithms.selection import rewards_differ
-from trl_ext.algorithms.types import LossInputs, StepTokens
-from trl_ext.compat.hf_sampling import generating_with
-from trl_ext.compat.trl_scoring import old_log_probs_left_out, texts_left_on_ranks
-from trl_ext.dashboards.progress import show_rewards_in_notebook
-from trl_ext.generation.adapter_models import with_adapter_loaded
-from trl_ext.generation.adapters import check_adapter, refuse_untrainable
-from trl_ext.generation.completion import entropy_estimates
-from trl_ext.generation.interruption import sampling
-from trl_ext.generation.policy import sampling_kwargs
-from trl_ext.generation.progress import CountedTokens, advance, reporting
-from trl_ext.generation.token_logprobs import TokenLogProbs
+from trl_ext.compat.trl_scoring import only_what_is_used
+from trl_ext.generation.hf import recorded
+from trl_ext.generation.progress import reporting
 from trl_ext.generation.tokens import to_be_continued
-from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.config import ExtGRPOConfig
-from trl_ext.grpo.curriculum import Curriculum
-from trl_ext.grpo.dynamic_sampling import Try, sample_until_full
-from trl_ext.grpo.metrics import StepCounts, StepMetrics, tokens_of_step
-from trl_ext.grpo.rewards import correct_by_row, describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
-from trl_ext.grpo.rollout import Rollout, log_rows, sample_metrics, with_special_tokens
+from trl_ext.grpo.construction import config_of, constructing
+from trl_ext.grpo.problem_sampler import ProblemSampler
+from trl_ext.grpo.rewards import describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
+from trl_ext.grpo.rollout import (
+    Rollout,
+    Try,
+    add_numbers,
+    log_rows,
+    note,
+    note_entropies,
+    replace_last,
+    sample_metrics,
+    with_special_tokens,
+)
 from trl_ext.grpo.savings import savings
+from trl_ext.grpo.step_loss import Call, StepLoss
 from trl_ext.grpo.without_effect import chosen_without_effect
-from trl_ext.rewards.guard import Guard, RewardError, guarded
+from trl_ext.rewards.guard import Guard, RewardError
 from trl_ext.runs.token_log import TokenLog
 from trl_ext.step import (
     MicroBatch,
-    Rows,
     StepPlanner,
     TRLBatch,
     as_wide_as,
     loss_mask,
     not_the_last,
-    numbers_of_sequences,
-    restored_rollout,
+    resumed_rollout,
 )
-from trl_ext.training.ending import TimeBudget
-from trl_ext.training.state import from_plain, to_plain
 from trl_ext.training.trainer import ReliableTrainer
 
 if TYPE_CHECKING:
@@ -85,15 +75,6 @@ if TYPE_CHECKING:
     from transformers.trainer_utils import TrainOutput
 
 Inputs = MicroBatch | TRLBatch | list[dict[str, Any]]  # planned, TRL's, or rows of the dataset
-
-# Metrics of the objective whose mean is over the computed rows only; the others are 0 in rows that were left out.
-_OF_COMPUTED = {"sampling/masked_frac"}
-
-# Attributes that a checkpoint has by their name, TRL's among them.
-_RESUMED = (
-    "_logs", "_current_train_step_time", "_last_world_entropy", "entropy_coef", "last_rollout", "_unscored_in_a_row",
-    "_nonfinite",
-)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +85,10 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     With neither a preset nor an axis in the config it trains exactly as TRL does.
     """
 
+    resumed = (
+        "_logs", "_current_train_step_time", "_last_world_entropy", "entropy_coef", "last_rollout",
+        "_unscored_in_a_row", "_nonfinite",
+    )  # fmt: skip
     args: ExtGRPOConfig
     _logs: dict[str, Any]
     _buffered_inputs: list[TRLBatch]
@@ -113,53 +98,24 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     eos_token_ids: list[int]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        config = kwargs.get("args") or next((a for a in args if isinstance(a, ExtGRPOConfig)), None)
-        if not isinstance(config, ExtGRPOConfig):
-            raise TypeError("ExtGRPOTrainer needs args=ExtGRPOConfig(...)")
+        config = config_of(args, kwargs)
         # TRL counts a completion that ended at a stop string as truncated; with `stop` we mask truncated ones.
         self._mask_truncated = bool(config.stop) and config.mask_truncated_completions
-        if config.stop or config.sampling_min_tokens:
-            config.generation_kwargs = sampling_kwargs(config)
-        given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
-        refuse_untrainable(given.get("peft_config"))
-        if config.use_vllm:
-            check_adapter(given["model"], given.get("peft_config"))
-        loaded = with_adapter_loaded(given, config)
-        if config.overlong_buffer is not None:
-            given["reward_funcs"] = config.with_overlong_penalty(given["reward_funcs"])
-        with engine_settings(config), loaded:
+        with constructing(self, config, args, kwargs) as given:
             super().__init__(**given)
-        show_rewards_in_notebook(self)
-        if None in self.eos_token_ids:  # TRL's for a tokenizer without EOS
-            self.eos_token_ids = [token for token in self.eos_token_ids if token is not None]
-            if not self.use_vllm:
-                self.generation_config.eos_token_id = self.eos_token_ids or None
-                self.generation_kwargs["eos_token_id"] = self.eos_token_ids or None
         self.served = self.use_vllm and config.vllm_mode == "server"
         if self.use_vllm:
             self.vllm_generation.seed_requests(config.seed, self.place_in_run)
-        self.reward_funcs = [
-            function if isinstance(function, torch.nn.Module) else guarded(function, config.reward_timeout)
-            for function in self.reward_funcs  # type: ignore[has-type]
-        ]
         self.set_sampling({} if self.use_vllm else self.generation_kwargs)
         self.mask_truncated_completions = config.mask_truncated_completions and not self._mask_truncated
         self._planner: StepPlanner | None = None  # of micro-batches; without one TRL's are taken as they are
+        self._loss: StepLoss | None = None  # by the axes; without one TRL's
         if config.uses_axes:
             self._set_up_axes(config)
-        self._step_metrics, self._counts = (
-            StepMetrics(),
-            StepCounts(config.steps_per_generation, config.gradient_accumulation_steps, config.max_completion_length),
-        )
-        self._entropy_controller = EntropyController(
-            config.entropy_target, config.entropy_coef_delta, config.entropy_coef_min, config.entropy_coef_max
-        )
-        self._step_tokens: tuple[int, list[StepTokens]] = (-1, [])  # of the latest step, by its number
         self._token_log: TokenLog | None = None
-        self._curriculum: Curriculum | None = None
-        if config.uninformative_keep_prob < 1 or config.dynamic_sampling_tries > 1:
-            self._curriculum = Curriculum.of_dataset(self.train_dataset, config.uninformative_keep_prob, config.seed)
-        self._rollout: Rollout  # the last scored completions, of training or of an evaluation
+        ignores_zero = self._ignores_zero_advantage_rows()
+        self._problems = ProblemSampler(config, self.train_dataset, self.accelerator, ignores_zero, self._log_training)
+        self._scored: tuple[Rollout, list[dict[str, Any]]] | None = None  # what `_sample` is about to take
         self.last_rollout: list[dict[str, Any]] = []
         self._unscored_in_a_row = 0  # rollouts
 
@@ -205,23 +161,13 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._prepare_inputs(inputs)
         if self._buffered_inputs is not before or not planner.plans:
             planner.plan(self._buffered_inputs)
-            self._store_old_log_probs(planner)
+            if self._defers_old_log_probs() and not self._is_on_policy():
+                planner.store_old(functools.partial(self._score, self.model), self.num_iterations > 1)
         if self._step % planner.accumulation == 0:
+            assert self._loss is not None
             rows = planner.accumulation * self.args.per_device_train_batch_size
-            every_row = torch.arange(rows, device=self.accelerator.device)
-            trained = (every_row < planner.rows_trained(self._step)).float()
-            self._step_metrics.add({"step/rows_trained": trained}, every_row >= 0)
+            self._loss.add_rows_trained(planner.rows_trained(self._step), rows)
         return planner.micro_batches(self._step)
-
-    @torch.no_grad()
-    def _store_old_log_probs(self, planner: StepPlanner) -> None:
-        """Compute the old log-probabilities of micro-batches that an off-policy step will train on."""
-        if self._is_on_policy() or not self._defers_old_log_probs():
-            return
-        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            planner.store_old(
-                lambda batch: self._log_probs(self.model, batch)[0], several_epochs=self.num_iterations > 1
-            )
 
     def _prepare_inputs(self, generation_batch: Inputs) -> Inputs:
         if isinstance(generation_batch, MicroBatch):
@@ -237,21 +183,18 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         began, synced = time.perf_counter(), self._seconds_syncing()
         found = self._sample(inputs)
         if self.model.training and self.args.dynamic_sampling_tries > 1:
-            found = self._sample_until_full(found, inputs, began)
+            retry = functools.partial(self._sample, inputs)
+            found = self._problems.resampled(found, retry, began, self.callback_handler.callbacks)
         batch, rollout = found.batch, found.rollout
-        batch["row"] = torch.arange(len(inputs), device=self.accelerator.device)  # survives TRL's shuffle
         if self.model.training:
             syncing = self._seconds_syncing() - synced
             self._metrics["train"]["sync_time"].append(syncing)  # read by scripts/plan_budget.py, with the next
             self._metrics["train"]["rollout_time"].append(time.perf_counter() - began - syncing)
-            group = (rollout.offset + batch["row"]) // self.num_generations
-            batch["group"] = numbers_of_sequences(batch["prompt_ids"], batch["prompt_mask"], group)
         if self._mask_truncated:
             batch["completion_mask"] = batch["completion_mask"] * rollout.finished[:, None]
             batch["num_items_in_batch"] = self.accelerator.gather(loss_mask(batch).sum()).sum()
-        if self.model.training and self._planner is not None:
-            completions = batch["completion_ids"], batch["completion_mask"]
-            batch["sequence"] = numbers_of_sequences(*completions, batch["group"])
+        group_size = self.num_generations if self.model.training else None
+        add_numbers(batch, rollout.offset, group_size, sequences=self._planner is not None)
         if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
             batch["advantages"] = as_wide_as(batch["completion_ids"], rollout.own(self._advantages(rollout)))
         elif self.model.training and rollout.reward.isinf().any() and self.accelerator.is_main_process:
@@ -259,100 +202,40 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
                 "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
             )
         if self.model.training and batch["advantages"].ndim == 1:
-            for row, advantage in zip(self.last_rollout, batch["advantages"].tolist(), strict=True):
-                row["advantage"] = advantage
-        if found.problems is not None and self.args.dynamic_sampling_tries == 1:
-            self._update_curriculum(found.problems, self._informative(batch))
+            note(found.rows, "advantage", batch["advantages"])
+        if self.model.training:  # an evaluation may come between two steps on one rollout
+            self.last_rollout = found.rows
+            self._problems.learn(found)
         return batch
 
     def _sample(self, inputs: list[dict[str, Any]], attempt: int = 0) -> Try:
         """Completions of these rows, or of the problems that the curriculum selects in their place, with rewards."""
-        problems = None
-        if self._curriculum is not None and self.model.training:
-            rollout = self._step // (
-                self.args.steps_per_generation * self.num_iterations
-            )  # micro-steps depend on ranks
-            first_row = self.accelerator.process_index * len(inputs)
-            prompts = [row["prompt"] for row in inputs]
-            problems = self._curriculum.select(prompts, first_row, self.num_generations, rollout, attempt)
+        problems = self._problems.problems_for(inputs, self._step, attempt) if self.model.training else None
+        if problems is not None:
             inputs = [self.train_dataset[problem] for problem in problems]
-        with contextlib.ExitStack() as left_out:
-            if self._defers_old_log_probs():
-                left_out.enter_context(old_log_probs_left_out(self, self._is_on_policy()))
-            if not self.log_completions:
-                left_out.enter_context(texts_left_on_ranks(self))
+        with only_what_is_used(self, self._is_on_policy() if self._defers_old_log_probs() else None):
             batch: TRLBatch = super()._generate_and_score_completions(inputs)
-        return Try(batch, self._rollout, self.last_rollout, problems)
-
-    def _sample_until_full(self, first: Try, inputs: list[dict[str, Any]], began: float) -> Try:
-        """The rollout with other problems in place of uninformative ones, as far as tries and time allow."""
-
-        def judge(found: Try) -> list[bool]:
-            informative: list[bool] = self._kept(found.rollout).any(dim=1).tolist()
-            assert found.problems is not None
-            self._update_curriculum(found.problems, informative)
-            return informative
-
-        def may_retry(tries: int) -> bool:
-            """Whether a time budget leaves twice what one of this rollout's tries took; collective with a budget."""
-            budgets = [callback for callback in self.callback_handler.callbacks if isinstance(callback, TimeBudget)]
-            ahead = 2 * (time.perf_counter() - began) / tries
-            return tries < self.args.dynamic_sampling_tries and not any(budget.is_spent(ahead) for budget in budgets)
-
-        ranks = self.num_generations, self.accelerator.gather, gather_object
-        found, metrics = sample_until_full(first, lambda n: self._sample(inputs, attempt=n), judge, may_retry, *ranks)
-        for name, value in metrics.items():
-            self._metrics["train"][name].append(value)
-        self._rollout, self.last_rollout = found.rollout, found.rows
-        return found
-
-    def _kept(self, rollout: Rollout) -> Tensor:
-        """(P, G) bool: the completions of all ranks that are trained on."""
-        assert self._select is not None
-        return rollout.kept(self._select, self.num_generations, self.accelerator.gather)
+        assert self._scored is not None
+        (rollout, rows), self._scored = self._scored, None
+        return Try(batch, rollout, rows, problems)
 
     def _advantages(self, rollout: Rollout) -> Tensor:
         """(N,) or (N, T) advantages of all ranks; TRL's table of completions gets their means over tokens."""
-        left_out = None
-        if self.model.training and self._select is not None:
-            left_out = ~self._kept(rollout) & ~rollout.reward.view(-1, self._generations).isinf()
-            self._metrics["train"]["rollout_selection/kept_frac"].append(1 - left_out.sum().item() / left_out.numel())
+        left_out = self._problems.left_out(rollout) if self.model.training else None
         weights = self.reward_weights.to(rollout.reward.device)
         advantages = rollout.advantages(
             self._advantage_fn, weights, self._generations, self.accelerator.gather, left_out
         )
         of_completions = advantages if advantages.ndim == 1 else advantages.mean(dim=1)
-        table = self._logs["advantages"]  # TRL has appended its own
-        for _ in range(min(len(advantages), len(table))):
-            table.pop()
-        table.extend(of_completions.tolist())
+        replace_last(self._logs["advantages"], of_completions.tolist())  # TRL has appended its own
         if self.model.training:
-            by_name = dict(zip(self.reward_func_names, rollout.rewards.unbind(1), strict=True))
-            self._nonfinite = describe_nonfinite(of_completions, self.args.advantage, by_name)
+            by_name = zip(self.reward_func_names, rollout.rewards.unbind(1), strict=True)
+            self._nonfinite = describe_nonfinite(of_completions, self.args.advantage, dict(by_name))
         return advantages
-
-    def _update_curriculum(self, problems: list[int], informative: list[bool]) -> None:
-        """Tell the curriculum which groups of all ranks were informative, given the problems of this rank's rows."""
-        assert self._curriculum is not None
-        numbers = self.accelerator.gather(torch.tensor(problems, device=self.accelerator.device))
-        self._curriculum.update(numbers[:: self.num_generations].tolist(), informative)
-        self._metrics["train"]["curriculum/settled_problems"].append(float(len(self._curriculum.uninformative)))
-
-    def _informative(self, batch: TRLBatch) -> list[bool]:
-        """For each group of all ranks, whether a row of it has a gradient."""
-        reward = self._rollout.reward.view(-1, self.num_generations)  # (P, G) of all ranks
-        if not self._ignores_zero_advantage_rows():
-            return [True] * len(reward)
-        found = rewards_differ(reward)
-        if self.args.uses_axes:
-            rows = torch.tensor(Rows.of_trl(batch).has_gradient(), device=self.accelerator.device)
-            found = self.accelerator.gather(rows).view(reward.shape).any(dim=1)
-        informative: list[bool] = found.tolist()
-        return informative
 
     def _ignores_zero_advantage_rows(self) -> bool:
         """Whether rows with advantage 0 have no gradient."""
-        return self._objective.ignores_zero_advantage_rows() if self.args.uses_axes else self.beta == 0
+        return self._loss.objective.ignores_zero_advantage_rows() if self._loss else self.beta == 0
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         prompt_ids, completion_ids, tool_mask, completions, *others = super()._generate(prompts)
@@ -378,12 +261,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
                 return ids, logps
             if self.args.stop:
                 return self._hf_completion_ids(prompt_ids), None  # TRL takes log-probabilities of engines only
-            recorder = TokenLogProbs(len(prompt_ids), self.temperature or 1.0)
-            counted = CountedTokens(self.generation_config)
             model = self.accelerator.unwrap_model(self.model)
-            with generating_with(model, recorder, counted, recorder.record), sampling():
+            with recorded(model, self.generation_config, len(prompt_ids), self.temperature or 1.0) as recorder:
                 ids, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-            advance(0, finished=len(ids))
             self._keep_logps(ids, recorder)
             return ids, None
 
@@ -400,22 +280,17 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         score = functools.partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
         unscored = torch.zeros(len(prompts), len(self.reward_funcs), device=device)
         rewards = score_on_all_ranks(score, self._fault_of_nan, unscored)
-        reward = total_reward(rewards, self.reward_weights.to(device))
-        offset = self.accelerator.process_index * len(prompts)
-        entropies = entropy_estimates(completion_ids_list, self.sampled_logps)
+        weights, rank = self.reward_weights.to(device), self.accelerator.process_index
+        rollout = Rollout.scored(rewards, weights, self._guards, finished, lengths, rank)
+        rows = log_rows(inputs, prompts, completions, completion_ids_list, self.sampled_logps)
         self.sampled_logps = None  # a rollout of somebody else's function would find this one's
-        rows = log_rows(inputs, prompts, completions, completion_ids_list, entropies)
         columns = distinct_columns(self._guards, rows[0], self.reward_func_names)
-        correct = correct_by_row(self._guards, reward[offset : offset + len(prompts)])
-        self._rollout = Rollout(rewards, reward, finished, lengths, correct, offset)
         self._pending_extra_logs.clear()
         if self.log_completions:  # TRL gathers them, for its table
             self._pending_extra_logs.update(columns)
-        self._rollout.complete(rows, columns, self.reward_func_names)
-        if self.model.training:  # an evaluation may come between two steps on one rollout
-            self.last_rollout = rows
-        entropy = torch.tensor([math.nan if e is None else e for e in entropies], device=device)
-        truncation, sampled = sample_metrics(lengths, finished, correct, entropy, self.accelerator.gather)
+        rollout.complete(rows, columns, self.reward_func_names)
+        self._scored = rollout, rows
+        truncation, sampled = sample_metrics(rollout, rows, self.accelerator.gather)
         for name, value in truncation.items() if self.args.stop else ():
             metrics[name][-1] = value  # TRL has counted completions that ended at a stop string as truncated
         for name, value in sampled.items():
@@ -435,42 +310,40 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return [function.guard for function in self.reward_funcs if hasattr(function, "guard")]
 
     def _compute_loss(self, model: nn.Module, inputs: MicroBatch | TRLBatch) -> Tensor:
-        if not self.args.uses_axes:
+        if self._loss is None:
             return super()._compute_loss(model, inputs)
         batch = inputs if isinstance(inputs, MicroBatch) else MicroBatch.of_trl(inputs)
-        rows, mask = batch.rows, batch.rows.trained
-        step = self._tokens_of_step(model, batch)  # first: its passes take the shared prompts that ours continues on
-        logp, entropy, aux_loss = self._log_probs(model, batch)
-        old_logp = logp.detach() if rows.old_logp is None else rows.old_logp
-        x = LossInputs(logp, old_logp, rows.advantages, mask)
+        rows = batch.rows
         accumulation = self.current_gradient_accumulation_steps if self.model.training else 0
-        totals = self._counts.step_totals(self.accelerator, rows, self._step, accumulation, self._buffered_inputs)
+        call = Call(self._step, accumulation, self._buffered_inputs)
+        # First: its passes take the shared prompts that ours continues on.
+        planned = self._planner.of_step(self._step) if self._planner is not None and call.trains else None
+        step = self._loss.tokens_of(batch, planned, call, functools.partial(self._score, model))
+        logp, entropy, aux_loss = self._log_probs(model, batch)
         high_entropy = None
         if self.top_entropy_quantile < 1:
-            high_entropy = self.get_high_entropy_mask(entropy, mask, 1 - self.top_entropy_quantile)
-        loss, metrics = self._objective(
-            x,
-            totals,
-            ref_logp=rows.ref_logp,
-            sampler_weight=self._sampler_weight(rows, old_logp),
-            sampled_logp=rows.sampled_logp,
-            entropy=entropy.detach(),
-            group=rows.group,
-            step=step,
-            policy_mask=high_entropy,
-        )
+            high_entropy = self.get_high_entropy_mask(entropy, rows.trained, 1 - self.top_entropy_quantile)
+        loss, x = self._loss(batch, logp, entropy, call, step, high_entropy)
         if self.model.training and rows.row is not None:
-            for row, value in zip(rows.row.tolist(), masked_mean(entropy, mask, dim=1).tolist(), strict=True):
-                self.last_rollout[row]["token_entropy"] = value
+            note_entropies(self.last_rollout, rows, entropy)
             if self._token_log is not None:
                 ids, sampled = rows.completion_ids, rows.sampled_logp
                 self._token_log.keep(self.state.global_step, rows.row, ids, x, sampled, entropy)
-        self._step_metrics.add({"entropy": entropy, **metrics}, mask)
-        is_counted = accumulation and self._counts.is_exact
-        self._log_step_metrics(dict.fromkeys(metrics.keys() - _OF_COMPUTED, totals.tokens) if is_counted else {})
-        # Trainer and DDP average over ranks, while our totals already count all of them.
-        loss = loss * self.accelerator.num_processes
-        return loss + self._terms_of_a_micro_batch(aux_loss, entropy, mask if high_entropy is None else high_entropy)
+        trained = rows.trained if high_entropy is None else high_entropy
+        bonus = self.entropy_coef, self._last_world_entropy
+        terms, bonus, logged = self._loss.terms(aux_loss, entropy, trained, call, bonus)
+        self.entropy_coef, self._last_world_entropy = bonus
+        if not self.model.training or self.accelerator.sync_gradients:  # the end of a step, or of an evaluation's batch
+            logged |= self._loss.finish()
+        for name, value in logged.items():
+            self._mode_metrics[name].append(value)
+        return loss + terms
+
+    @torch.no_grad()
+    def _score(self, model: nn.Module, batch: MicroBatch) -> Tensor:
+        """(B, T) log-probabilities of a micro-batch."""
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            return self._log_probs(model, batch)[0]
 
     def _log_probs(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """(B, T) log-probabilities and entropies of the completions, and the auxiliary loss of a mixture of experts."""
@@ -488,71 +361,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             **rows.images,
         )
 
-    def _tokens_of_step(self, model: nn.Module, batch: MicroBatch) -> StepTokens | None:
-        """The tokens of the optimizer step if the policy loss asks for them, from a forward pass at its start."""
-        if "step" not in self.args.inputs_of_loss:
-            return None
-        if not self.model.training:
-            return tokens_of_step([batch], lambda one: self._log_probs(model, one)[0], self.accelerator)[0]
-        step, place = divmod(self._step, self.args.gradient_accumulation_steps)
-        if self._planner is not None:
-            batches = self._planner.of_step(self._step)
-            place = next(number for number, one in enumerate(batches) if one is batch)
-        if self._step_tokens[0] != step:
-            if self._planner is None:
-                first = (self._step - place) % self.args.steps_per_generation
-                slices = self._buffered_inputs[first : first + self.args.gradient_accumulation_steps]
-                batches = [MicroBatch.of_trl(one) for one in slices]
-            with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-                found = tokens_of_step(batches, lambda one: self._log_probs(model, one)[0], self.accelerator)
-            self._step_tokens = step, found
-        return self._step_tokens[1][place]
-
-    def _terms_of_a_micro_batch(self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor) -> Tensor | float:
-        """The routers' auxiliary loss and the entropy bonus, which TRL averages over its micro-batch."""
-        accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
-        terms: Tensor | float = 0.0
-        if aux_loss is not None:
-            terms = self.router_aux_loss_coef * aux_loss / accumulation
-            logged = self.accelerator.gather_for_metrics(aux_loss.detach()).mean().item()
-            self._mode_metrics["aux_loss"].append(logged)
-        if self.entropy_coef or self.use_adaptive_entropy:
-            bonus = masked_sum(entropy, trained) / trained.sum().clamp(min=1)
-            is_on = not self.use_adaptive_entropy or self._last_world_entropy <= self.args.entropy_target
-            terms = terms - self.entropy_coef * is_on * bonus / accumulation
-            if self.use_adaptive_entropy and self.model.training:
-                self._entropy_controller.add(entropy, trained)
-                if self.accelerator.sync_gradients:
-                    found = self._entropy_controller.finish(self.entropy_coef, self.accelerator.reduce)
-                    self.entropy_coef, self._last_world_entropy = found
-                    self._mode_metrics["entropy_coef"].append(self.entropy_coef)
-        return terms
-
-    def _sampler_weight(self, rows: Rows, old_logp: Tensor) -> Tensor | None:
-        """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, or None."""
-        if self._sampler_correction is None:
-            return None
-        sampled, mask = rows.sampled_logp, rows.trained
-        assert sampled is not None
-        weight = self._sampler_correction(old_logp, sampled, mask)
-        if self._defers_old_log_probs():  # else TRL has logged it
-            self._step_metrics.add_logp_difference(old_logp, sampled, mask)
-        self._step_metrics.add_mismatch(old_logp, sampled, mask, weight.expand_as(mask), self.max_completion_length)
-        return weight
-
-    def _log_step_metrics(self, counts: dict[str, float]) -> None:
-        """Log the step's metrics at the end of an optimizer step, and after every batch of an evaluation."""
-        if self.model.training and not self.accelerator.sync_gradients:
-            return
-        for name, value in self._step_metrics.finish(self.accelerator, counts).items():
-            self._mode_metrics[name].append(value)
-
     # How this run trains.
 
     def _set_up_axes(self, config: ExtGRPOConfig) -> None:
-        self._advantage_fn, self._objective = config.advantage_fn(), config.objective()
-        self._select = config.selection_fn()
-        self._sampler_correction = config.sampler_correction()
+        self._advantage_fn = config.advantage_fn()
+        self._loss = StepLoss(config, self.accelerator, self._defers_old_log_probs, self.router_aux_loss_coef)
         self.vllm_importance_sampling_mode = GRPOConfig.vllm_importance_sampling_mode  # of ratios that nobody reads
         self._warn_of_settings(config)
         model, keeps_rows = self.accelerator.unwrap_model(self.model), not self._ignores_zero_advantage_rows()
@@ -587,6 +400,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         """Whether every rollout is used up in one optimizer step, so that old and current policy are the same."""
         return self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
 
+    def _log_training(self, name: str, value: float) -> None:
+        self._metrics["train"][name].append(value)
+
     @property
     def _generations(self) -> int:
         return int(self.num_generations if self.model.training else self.num_generations_eval)
@@ -598,9 +414,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def resume_state(self) -> dict[str, Any]:
         """The curriculum, metrics not yet logged, and the rollout while steps on it are left."""
-        state = super().resume_state() | {name: to_plain(getattr(self, name)) for name in _RESUMED}
-        if self._curriculum is not None:
-            state["curriculum"] = self._curriculum.state_dict()
+        state = super().resume_state()
+        if self._problems.curriculum is not None:
+            state["curriculum"] = self._problems.curriculum.state_dict()
         micro_steps = self.args.steps_per_generation * self.num_iterations
         state["steps_per_rollout"] = -(-micro_steps // self.args.gradient_accumulation_steps)
         if self._step % micro_steps:
@@ -615,20 +431,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if state is None:
             return
-        for name in (name for name in _RESUMED if name in state):  # earlier versions kept fewer of these
-            setattr(self, name, from_plain(getattr(self, name), state[name]))
-        if self._curriculum is not None and "curriculum" in state:
-            self._curriculum.load_state_dict(state["curriculum"])
+        if self._problems.curriculum is not None and "curriculum" in state:
+            self._problems.curriculum.load_state_dict(state["curriculum"])
         rows, slices = self.args.per_device_train_batch_size, self.args.steps_per_generation
-        rollout = restored_rollout(state.get("rollout", ()), rows, slices, self.accelerator.device)
-        if rollout and self._planner is not None:
-            self._planner.plan(rollout)
-            if all(gather_object([self._planner.fits(state)])):
-                self._planner.load_state_dict(state, self.accelerator.device)
-            else:
-                rollout = []
-                self._warn(["the checkpoint's steps were planned otherwise: the remaining ones use a new rollout"])
-        self._buffered_inputs = rollout or self._buffered_inputs
+        found = resumed_rollout(state, rows, slices, self._planner, self.accelerator.device)
+        self._buffered_inputs = found or self._buffered_inputs
 
     def log_tokens(self) -> Callable[[int], dict[str, Any]]:
         """Keep every step's values per token until the next step; returns what tells a row's, by its number."""

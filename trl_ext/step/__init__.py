@@ -6,7 +6,7 @@ which knows the forward pass that computes it.
 
 from trl_ext.step.batching import Batching
 from trl_ext.step.micro_batch import MicroBatch, OnPrompts
-from trl_ext.step.planner import StepPlanner, not_the_last, restored_rollout
+from trl_ext.step.planner import StepPlanner, not_the_last, resumed_rollout
 from trl_ext.step.rows import PROMPT_FIELDS, Rows, TRLBatch, as_wide_as, loss_mask, numbers_of_sequences
 
 __all__ = [
@@ -21,5 +21,5 @@ __all__ = [
     "loss_mask",
     "not_the_last",
     "numbers_of_sequences",
-    "restored_rollout",
+    "resumed_rollout",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, send_to_device
+from accelerate.utils import DistributedType, gather_object, send_to_device
 from torch import Tensor, nn
 
 from trl_ext.step.batching import Batching
@@ -135,8 +135,18 @@ def not_the_last(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
         accelerator.sync_gradients = True
 
 
-def restored_rollout(stored: Sequence[TRLBatch], rows: int, slices: int, device: torch.device) -> list[TRLBatch]:
-    """The slices of a checkpoint's rollout; none, with a warning, where a rollout has not `slices` of `rows` rows."""
+def resumed_rollout(
+    state: dict[str, Any], rows: int, slices: int, planner: StepPlanner | None, device: torch.device
+) -> list[TRLBatch]:
+    """The rollout on which a checkpoint has steps left, planned; none, with a warning, if it cannot be continued.
+
+    A collective operation with a planner.
+
+    Args:
+        state: the checkpoint's, of this rank.
+        rows, slices: of a rollout now: `slices` of `rows` rows.
+    """
+    stored = state.get("rollout", ())
     sizes = [len(batch["prompt_ids"]) for batch in stored]
     if sizes and sizes != [rows] * slices:
         log.warning(
@@ -145,4 +155,12 @@ def restored_rollout(stored: Sequence[TRLBatch], rows: int, slices: int, device:
             len(sizes), sizes[0], slices, rows,
         )  # fmt: skip
         return []
-    return [send_to_device(batch, device) for batch in stored]
+    rollout = [send_to_device(batch, device) for batch in stored]
+    if rollout and planner is not None:
+        planner.plan(rollout)
+        if not all(gather_object([planner.fits(state)])):
+            if planner.accelerator.is_main_process:
+                log.warning("the checkpoint's steps were planned otherwise: the remaining ones use a new rollout")
+            return []
+        planner.load_state_dict(state, device)
+    return rollout

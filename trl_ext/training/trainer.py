@@ -118,6 +118,7 @@ class ReliableTrainer(Trainer):
     skipped_in_a_row: int = 0  # the latest of them, without a finite one in between
     last_rollout: Sequence[dict[str, Any]] = ()  # this rank's rows of training, for the log and for a skipped step
     sampled_logps: Sequence[Sequence[float | None]] | None = None  # of the tokens generated last; None if unknown
+    resumed: Sequence[str] = ()  # other attributes that a checkpoint has, by their names
     _nonfinite: str = ""  # why a gradient may not be finite: continues a sentence that ends with "has norm nan"
     _step_loss: Tensor | None = None  # this rank's sum over the micro-batches of a step
     _being_pushed: Sequence[Path] = ()
@@ -302,6 +303,7 @@ class ReliableTrainer(Trainer):
             "rng_at_epoch": self._rng_at_epoch,
             "callbacks": states_of_callbacks(self.callback_handler.callbacks),
             "without_state": without_state(self.callback_handler.callbacks, self.model),
+            **{name: to_plain(getattr(self, name)) for name in self.resumed},
         }
 
     def load_resume_state(self, state: dict[str, Any] | None) -> None:
@@ -319,6 +321,8 @@ class ReliableTrainer(Trainer):
         self.skipped_steps = state.get("skipped_steps", 0)
         self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
         load_states_of_callbacks(self.callback_handler.callbacks, state.get("callbacks", {}))
+        for name in (name for name in self.resumed if name in state):  # earlier versions kept fewer of these
+            setattr(self, name, from_plain(getattr(self, name), state[name]))
 
     def _resuming(self) -> Resuming:
         sharded_by = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else None

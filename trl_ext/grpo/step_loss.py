@@ -1,0 +1,182 @@
+"""`StepLoss`: the loss of a micro-batch by the axes, with what the whole optimizer step has to be counted for it.
+
+Letters: B rows of a micro-batch, T completion tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trl_ext.algorithms.entropy import EntropyController
+from trl_ext.algorithms.masking import masked_sum
+from trl_ext.algorithms.types import LossInputs, StepTokens
+from trl_ext.grpo.config import ExtGRPOConfig
+from trl_ext.grpo.metrics import StepCounts, StepMetrics, tokens_of_step
+from trl_ext.step import MicroBatch, Rows, TRLBatch
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+# Metrics of the objective whose mean is over the computed rows only; the others are 0 in rows that were left out.
+_OF_COMPUTED = {"sampling/masked_frac"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call of `training_step`, or of an evaluation, in which a loss is computed."""
+
+    number: int  # in the run, from 0
+    accumulation: int  # TRL's micro-batches of its optimizer step; 0 in an evaluation
+    rollout: Sequence[TRLBatch]  # TRL's slices
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is no evaluation's."""
+        return self.accumulation > 0
+
+
+class StepLoss:
+    """Maps micro-batches and their log-probabilities to losses, and accumulates the metrics of a step.
+
+    Args:
+        config: of the axes.
+        accelerator: of the ranks.
+        defers_old: whether our own passes compute the old log-probabilities, and TRL has logged nothing of them.
+        router_coef: of the routers' auxiliary loss.
+    """
+
+    def __init__(
+        self, config: ExtGRPOConfig, accelerator: Accelerator, defers_old: Callable[[], bool], router_coef: float
+    ) -> None:
+        self.config, self.accelerator, self.defers_old = config, accelerator, defers_old
+        self.router_coef = router_coef
+        self.objective, self.sampler_correction = config.objective(), config.sampler_correction()
+        self.metrics = StepMetrics()
+        self.counts = StepCounts(
+            config.steps_per_generation, config.gradient_accumulation_steps, config.max_completion_length
+        )
+        self._entropy_controller = EntropyController(
+            config.entropy_target, config.entropy_coef_delta, config.entropy_coef_min, config.entropy_coef_max
+        )
+        self._counted: dict[str, float] = {}  # the divisors of the metrics added last, by their names
+        self._tokens: tuple[int, list[StepTokens]] = (-1, [])  # of the latest step, by its number
+
+    def __call__(
+        self,
+        batch: MicroBatch,
+        logp: Tensor,
+        entropy: Tensor,
+        call: Call,
+        step: StepTokens | None,
+        policy_mask: Tensor | None,
+    ) -> tuple[Tensor, LossInputs]:
+        """The loss, whose mean over ranks and sum over a step's micro-batches is the step's, and what it is of.
+
+        Args:
+            logp, entropy: (B, T), the first one with a graph.
+            step: what `tokens_of` has found.
+            policy_mask: (B, T) bool, the tokens that the policy loss is of; None: all that are trained on.
+        """
+        rows, mask = batch.rows, batch.rows.trained
+        old_logp = logp.detach() if rows.old_logp is None else rows.old_logp
+        x = LossInputs(logp, old_logp, rows.advantages, mask)
+        totals = self.counts.step_totals(self.accelerator, rows, call.number, call.accumulation, call.rollout)
+        loss, metrics = self.objective(
+            x,
+            totals,
+            ref_logp=rows.ref_logp,
+            sampler_weight=self.sampler_weight(rows, old_logp),
+            sampled_logp=rows.sampled_logp,
+            entropy=entropy.detach(),
+            group=rows.group,
+            step=step,
+            policy_mask=policy_mask,
+        )
+        self.metrics.add({"entropy": entropy, **metrics}, mask)
+        is_counted = call.trains and self.counts.is_exact
+        self._counted = dict.fromkeys(metrics.keys() - _OF_COMPUTED, totals.tokens) if is_counted else {}
+        # Trainer and DDP average over ranks, while our totals already count all of them.
+        return loss * self.accelerator.num_processes, x
+
+    def sampler_weight(self, rows: Rows, old_logp: Tensor) -> Tensor | None:
+        """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, or None."""
+        if self.sampler_correction is None:
+            return None
+        sampled, mask = rows.sampled_logp, rows.trained
+        assert sampled is not None
+        weight = self.sampler_correction(old_logp, sampled, mask)
+        if self.defers_old():  # else TRL has logged it
+            self.metrics.add_logp_difference(old_logp, sampled, mask)
+        longest = self.config.max_completion_length
+        self.metrics.add_mismatch(old_logp, sampled, mask, weight.expand_as(mask), longest)
+        return weight
+
+    def tokens_of(
+        self,
+        batch: MicroBatch,
+        planned: Sequence[MicroBatch] | None,
+        call: Call,
+        log_probs: Callable[[MicroBatch], Tensor],
+    ) -> StepTokens | None:
+        """The tokens of the optimizer step if the policy loss asks for them, from a forward pass at its start.
+
+        Args:
+            planned: the step's micro-batches, `batch` among them; None: TRL's, in the order of the calls.
+            log_probs: (B, T) of a micro-batch under the current policy, without gradient.
+        """
+        if "step" not in self.config.inputs_of_loss:
+            return None
+        if not call.trains:
+            return tokens_of_step([batch], log_probs, self.accelerator)[0]
+        step, place = divmod(call.number, self.config.gradient_accumulation_steps)
+        if planned is not None:
+            place = next(number for number, one in enumerate(planned) if one is batch)
+        if self._tokens[0] != step:
+            if planned is None:
+                first = (call.number - place) % self.config.steps_per_generation
+                slices = call.rollout[first : first + self.config.gradient_accumulation_steps]
+                planned = [MicroBatch.of_trl(one) for one in slices]
+            self._tokens = step, tokens_of_step(planned, log_probs, self.accelerator)
+        return self._tokens[1][place]
+
+    def terms(
+        self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor, call: Call, bonus: tuple[float, float]
+    ) -> tuple[Tensor | float, tuple[float, float], dict[str, float]]:
+        """The routers' auxiliary loss and the entropy bonus, which TRL averages over its micro-batch; and metrics.
+
+        Args:
+            aux_loss: None without a mixture of experts.
+            entropy: (B, T)
+            trained: (B, T) bool, the tokens that the bonus is of.
+            bonus: its coefficient and the entropy of the step before; returned as the next micro-batch gets them.
+        """
+        terms: Tensor | float = 0.0
+        logged: dict[str, float] = {}
+        (coefficient, last_entropy), config, accumulation = bonus, self.config, call.accumulation or 1
+        if aux_loss is not None:
+            terms = self.router_coef * aux_loss / accumulation
+            logged["aux_loss"] = self.accelerator.gather_for_metrics(aux_loss.detach()).mean().item()
+        if coefficient or config.use_adaptive_entropy:
+            mean = masked_sum(entropy, trained) / trained.sum().clamp(min=1)
+            is_on = not config.use_adaptive_entropy or last_entropy <= config.entropy_target
+            terms = terms - coefficient * is_on * mean / accumulation
+            if config.use_adaptive_entropy and call.trains:
+                self._entropy_controller.add(entropy, trained)
+                if self.accelerator.sync_gradients:
+                    bonus = self._entropy_controller.finish(coefficient, self.accelerator.reduce)
+                    logged["entropy_coef"] = bonus[0]
+        return terms, bonus, logged
+
+    def add_rows_trained(self, trained: int, rows: int) -> None:
+        """Log how many of this rank's rows of the step are trained on."""
+        every_row = torch.arange(rows, device=self.accelerator.device)
+        self.metrics.add({"step/rows_trained": (every_row < trained).float()}, every_row >= 0)
+
+    def finish(self) -> dict[str, float]:
+        """The step's metrics over all ranks, at its end; those of the objective are means over all of its tokens."""
+        return self.metrics.finish(self.accelerator, self._counted)

@@ -25,6 +25,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run the tests that are marked nightly too")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--nightly"):
+        os.environ["TRL_EXT_NIGHTLY"] = "1"  # for the processes that tests start
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the nightly tests to scripts/test.sh --all."""
     if not config.getoption("--nightly"):

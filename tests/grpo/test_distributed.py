@@ -93,13 +93,19 @@ SAME_ON_ONE_RANK = [
     "step_tokens",
     *FINE_TUNED,
 ]
+UNDER_ZERO = [
+    run if run in two_ranks.UNDER_ZERO else pytest.param(run, marks=pytest.mark.nightly) for run in SAME_ON_ONE_RANK
+]
 RUNS = [
     *SAME_ON_ONE_RANK,
     "uninformative",
     "decay",
     "stock_trl",
     "stock_ours",
-    *(f"off_policy_{preset}" for preset in sorted(PRESETS)),
+    *(
+        pytest.param(f"off_policy_{preset}", marks=() if preset in two_ranks.OFF_POLICY else pytest.mark.nightly)
+        for preset in sorted(PRESETS)
+    ),
 ]
 
 
@@ -119,7 +125,7 @@ def test_two_ranks_train_to_the_weights_of_one(run: str, ranks: list[dict[str, A
     assert distance(ranks[0][run]["weights"], one_rank[run]["weights"]) < 1e-7
 
 
-@pytest.mark.parametrize("run", SAME_ON_ONE_RANK)
+@pytest.mark.parametrize("run", UNDER_ZERO)
 def test_under_zero_two_ranks_train_to_the_weights_of_one(
     run: str, sharded: list[dict[str, Any]], one_rank: dict[str, Any]
 ) -> None:

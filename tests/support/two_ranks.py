@@ -6,13 +6,14 @@ python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, faults
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -53,6 +54,11 @@ from trl_ext.training.ending import TimeBasedLRDecay, TimeBudget
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+NIGHTLY = "TRL_EXT_NIGHTLY" in os.environ  # set by pytest --nightly
+# Savings, sums over ranks and selections act before a loss is called: three presets show it, of tokens, of sequences,
+# and with dynamic sampling. The others run nightly, as do, under ZeRO, the runs that exchange nothing of their own.
+OFF_POLICY = ("dapo_full", "grpo_clip", "gspo")
+UNDER_ZERO = ("token_mean", "kl", "left_out", "unequal", "saved", "as_trl_cuts", "dynamic_sampling", "sft")
 SAMPLED = ["aa0", "1", "bbbb2", "0", "c1"]  # an odd number, of different lengths
 STOP_WORD = 6
 
@@ -111,30 +117,41 @@ def found_by(trainer: Any) -> dict[str, Any]:
 
 def runs_of_axes(path: Path) -> dict[str, Any]:
     """What has to be the same on one rank and on two, by the name of the run."""
-    found = {name: found_by(scripted_run(path / name, aggregation=name)) for name in sorted(AGGREGATIONS)}
-    found["kl"] = found_by(scripted_run(path / "kl", num_iterations=2, max_steps=4))
-    left_out = {"reward": infinite_in_the_second_rollout(), "advantage": "raw", "max_steps": 4}
-    found["left_out"] = found_by(scripted_run(path / "left_out", **left_out))
-    unequal = {"words": second_half_never_ends, "mask_truncated_completions": True}
-    found["unequal"] = found_by(scripted_run(path / "unequal", **unequal))
     two_epochs = {"reward": every_other_group, "num_iterations": 2, "max_steps": 4, "gradient_checkpointing": False}
     two_epochs |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8 // RANKS}
-    found["saved"] = found_by(scripted_run(path / "saved", **two_epochs))
-    found["as_trl_cuts"] = found_by(scripted_run(path / "as_trl_cuts", **two_epochs, **PLAIN))
-    for advantage in ("opo", "discounted", "gdpo"):  # which ask for lengths, are per token, have several rewards
-        rewards = [graded, by_problem] if advantage == "gdpo" else graded
-        found[advantage] = found_by(
-            scripted_run(path / advantage, reward=rewards, advantage=advantage, num_iterations=2)
-        )
-    sampled_again = {"dynamic_sampling_tries": 3, "train_dataset": of_kinds(), "reward": by_problem, "max_steps": 4}
-    found["dynamic_sampling"] = found_by(scripted_run(path / "dynamic_sampling", **sampled_again))
-    selected = {"rollout_selection": "shortest", "rollout_selection_options": {"keep": 2}, "num_iterations": 2}
-    found["selected"] = found_by(scripted_run(path / "selected", reward=graded, max_steps=4, **selected))
-    of_step = {"policy_loss": "clip_cov", "policy_loss_options": {"fraction": 0.2, "low": 0.01}, "num_iterations": 2}
-    found["step_tokens"] = found_by(scripted_run(path / "step_tokens", reward=graded, max_steps=4, **of_step))
-    for name, more in {"sft": {}, "sft_constant": {"normalize_constant": 7.0}}.items():
-        found[name] = found_by(fine_tuned(path / name, **more))
-    found["expert_iteration"] = found_by(expert_iteration(path / "expert_iteration"))
+    several = {"reward": graded, "num_iterations": 2}  # advantages that ask for lengths, are per token, of two rewards
+    scripted_runs: dict[str, dict[str, Any]] = {
+        **{name: {"aggregation": name} for name in sorted(AGGREGATIONS)},
+        "kl": {"num_iterations": 2, "max_steps": 4},
+        "left_out": {"reward": infinite_in_the_second_rollout(), "advantage": "raw", "max_steps": 4},
+        "unequal": {"words": second_half_never_ends, "mask_truncated_completions": True},
+        "saved": two_epochs,
+        "as_trl_cuts": two_epochs | PLAIN,
+        "opo": {"advantage": "opo", **several},
+        "discounted": {"advantage": "discounted", **several},
+        "gdpo": {"advantage": "gdpo", **several, "reward": [graded, by_problem]},
+        "dynamic_sampling": {
+            "dynamic_sampling_tries": 3, "train_dataset": of_kinds(), "reward": by_problem, "max_steps": 4,
+        },
+        "selected": {
+            "rollout_selection": "shortest", "rollout_selection_options": {"keep": 2}, "num_iterations": 2,
+            "reward": graded, "max_steps": 4,
+        },
+        "step_tokens": {
+            "policy_loss": "clip_cov", "policy_loss_options": {"fraction": 0.2, "low": 0.01}, "num_iterations": 2,
+            "reward": graded, "max_steps": 4,
+        },
+    }  # fmt: skip
+    others: dict[str, Callable[[Path], Any]] = {
+        "sft": fine_tuned,
+        "sft_constant": functools.partial(fine_tuned, normalize_constant=7.0),
+        "expert_iteration": expert_iteration,
+    }
+    found: dict[str, Any] = {}
+    for name in (*scripted_runs, *others):
+        if name in UNDER_ZERO or NIGHTLY or not DEEPSPEED:
+            run = others.get(name) or functools.partial(scripted_run, **scripted_runs[name])
+            found[name] = found_by(run(path / name))
     if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         partition_everything(path.with_suffix(".json"))
     found["sets"] = with_several_sets(path / "sets", micro_batch_tokens=40)
@@ -266,7 +283,9 @@ def all_runs(path: Path) -> dict[str, Any]:
         found["uninformative"] = uninformative_run(path / "uninformative")
         keep("decay", decaying(path / "decay", **accumulate))
         off_policy = {"rollout_batch_size": 32, "train_batch_size": 16, "num_iterations": 2, "max_steps": 6}
-        for preset in sorted(PRESETS):  # several optimizer steps on each rollout, sampled by each rank
+        for preset in sorted(
+            PRESETS if NIGHTLY else OFF_POLICY
+        ):  # several optimizer steps on each rollout, sampled by each rank
             keep(f"off_policy_{preset}", ours(path / preset, ends_early, preset=preset, **off_policy, **accumulate))
     tokenizer = piece_tokenizer()
     model = chain_model(tokenizer, ["0", "x", "<eos>"], ["1", "y", "</", "answer", ">"], ["2", "z", "z"])

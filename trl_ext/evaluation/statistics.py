@@ -11,14 +11,14 @@ from functools import cache
 Z95 = 1.959964  # two-sided 95 % of a normal distribution
 
 
-def wilson_interval(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
-    """Interval of a fraction, `z` standard errors to each side, inside 0 and 1 even near them (Wilson 1927)."""
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95 % interval of a fraction, inside 0 and 1 even near them (Wilson 1927)."""
     if not 0 <= successes <= trials or trials == 0:
         raise ValueError(f"{successes} successes in {trials} trials")
-    fraction, penalty = successes / trials, z * z / trials
-    center = (fraction + penalty / 2) / (1 + penalty)
-    half = z * math.sqrt(fraction * (1 - fraction) / trials + penalty / (4 * trials)) / (1 + penalty)
-    return max(0.0, center - half), min(1.0, center + half)
+    from scipy.stats import binomtest  # a second of imports
+
+    found = binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -51,31 +51,14 @@ def latest_within_one_standard_error(accuracies: Sequence[float], trials: Sequen
     return max(i for i, accuracy in enumerate(accuracies) if accuracy >= least)
 
 
-def student_t_within(t: float, freedom: int) -> float:
-    """P(-t < T < t) for Student's T with whole degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine, cosine) if odd else (1.0, 1.0)
-    for k in range(2 + odd, freedom - 1, 2):
-        term *= (k - 1) / k * cosine**2
-        total += term
-    if not odd:
-        return sine * total
-    return 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
-
-
 @cache
 def student_t_quantile(outside: float, freedom: int) -> float:
     """The t outside of -t .. t which a share `outside` of Student's distribution lies."""
     if not 0 < outside < 1 or freedom < 1:
         raise ValueError(f"a share between 0 and 1 and one degree of freedom at least, got {outside} and {freedom}")
-    low, high = 0.0, math.pi / 2  # of the angle, in which a bisection has no tail to run into
-    for _ in range(60):
-        middle = (low + high) / 2
-        within = student_t_within(math.sqrt(freedom) * math.tan(middle), freedom)
-        low, high = (middle, high) if within < 1 - outside else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
+    from scipy.stats import t
+
+    return float(t.isf(outside / 2, freedom))
 
 
 def paired_interval(
@@ -122,6 +105,8 @@ def compare_paired(first: Sequence[float], second: Sequence[float]) -> Compariso
 
 def sign_test(better: int, worse: int) -> float:
     """Two-sided probability of a split at least as uneven if either side were as likely."""
-    trials = better + worse
-    tail = sum(math.comb(trials, k) for k in range(min(better, worse) + 1))
-    return min(1.0, 2 * tail / 2**trials)
+    if better + worse == 0:
+        return 1.0
+    from scipy.stats import binomtest
+
+    return float(binomtest(better, better + worse).pvalue)

@@ -86,13 +86,12 @@ def test_a_group_sums_to_zero(name: str) -> None:
     assert_close(member(name)(REWARDS).sum(dim=1), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [4, 7, 8])
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 0.7, 10.1])
 @pytest.mark.parametrize("name", sorted(set(EVERY) - NO_BASELINE))
-def test_equal_rewards_teach_nothing(name: str, value: float, size: int) -> None:
+def test_equal_rewards_teach_nothing(name: str) -> None:
     """In float32, as the trainer has them: rounding of the mean divided by eps must not become an advantage."""
-    advantage = member(name)(torch.full((3, size), value))
-    assert advantage.abs().max().item() <= 1e-6 * max(1.0, value)
+    for size, value in itertools.product((4, 7, 8), (0.0, 1.0, 0.1, 0.7, 10.1)):
+        advantage = member(name)(torch.full((3, size), value))
+        assert advantage.abs().max().item() <= 1e-6 * max(1.0, value), (size, value)
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - NOT_SHIFTABLE))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -98,9 +97,8 @@ def test_phrases_that_are_not_units(phrase: str) -> None:
 # Answers to a verdict.
 
 
-@pytest.mark.parametrize("row", LABELS, ids=[f"{row['category']}: {row['answer']} | {row['truth']}" for row in LABELS])
-def test_a_hand_labeled_answer(row: dict[str, Any]) -> None:
-    assert compare(row["answer"], row["truth"]).correct is row["right"]
+def test_every_hand_labeled_answer_has_its_verdict() -> None:
+    assert not [row for row in LABELS if compare(row["answer"], row["truth"]).correct is not row["right"]]
 
 
 def test_answers_in_other_forms_are_told_from_unfinished_ones() -> None:
@@ -123,11 +121,11 @@ def test_the_labels_are_many_distinct_and_of_both_kinds() -> None:
         assert min(sum(row["right"] is right for row in rows) for right in (True, False)) >= 300
 
 
-@pytest.mark.parametrize("row", LABELS, ids=[f"{row['answer']} | {row['truth']}" for row in LABELS])
-def test_reference_matches_its_respelling_and_no_label_crashes(row: dict[str, Any]) -> None:
-    reference = row["truth"]
-    assert compare(f" ${reference}$. ", reference).correct
-    compare(reference, row["answer"])  # with the sides exchanged there is a verdict, whichever
+def test_reference_matches_its_respelling_and_no_label_crashes() -> None:
+    references = [row["truth"] for row in LABELS]
+    assert not [reference for reference in references if not compare(f" ${reference}$. ", reference).correct]
+    for row in LABELS:
+        compare(row["truth"], row["answer"])  # with the sides exchanged there is a verdict, whichever
 
 
 @pytest.mark.parametrize(
@@ -177,8 +175,8 @@ HUGE = 100_000
         '"' * 5000, "AB=" * 100, "1 to " * 100, r"\sin" * 60 + "^\\circ", "1" + r",\!" * 150, "." * 5000, "7" * 200 + ".{" * 100, "0.(" * 150,
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("reference", ["5", "x+1", r"\sqrt{2}", "(1,2)", r"\{1,2\}"])
-def test_whatever_a_model_writes_gets_a_verdict_at_once(answer: str, reference: str) -> None:
-    began = time.perf_counter()
-    assert not compare(answer, reference).correct
-    assert time.perf_counter() - began < 1.0
+def test_whatever_a_model_writes_gets_a_verdict_at_once(answer: str) -> None:
+    for reference in ("5", "x+1", r"\sqrt{2}", "(1,2)", r"\{1,2\}"):
+        began = time.perf_counter()
+        assert not compare(answer, reference).correct
+        assert time.perf_counter() - began < 1.0, reference

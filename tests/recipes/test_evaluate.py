@@ -369,7 +369,10 @@ def test_evaluate_refuses_or_drops_prompts_beyond_the_context(
         run_evaluation(settings(policy, tmp_path / "run", too_long="drop", **given))  # shown again
 
 
-def test_evaluate_refuses_unmatchable_reference_answers(tmp_path: Path) -> None:
+def test_evaluate_refuses_unmatchable_reference_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", True
+    )  # else it is asked for the model, again and again
     solution = {"problem": "1 + 1?", "answer": "1 + 1 = 2.\n#### 2"}
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(solution)}\n" * 3)
     wrong = settings("not_there", tmp_path / "run", dataset=str(tmp_path / "rows.jsonl"))

@@ -34,6 +34,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 1000))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the model is none on the Hub
     monkeypatch.setattr(before_run, "AutoConfig", SimpleNamespace(from_pretrained=lambda *_, **__: NETWORK))
     monkeypatch.setattr(before_run, "load_tokenizer", lambda *_, **__: Tokens())
     monkeypatch.setattr(before_run, "shape_of", lambda *given: given)

@@ -86,8 +86,8 @@ class Trainer(ExtGRPOTrainer):
         self.correct: list[tuple[int, float, bool]] = []  # length, mean weight, whether any token is kept
         super().__init__(*args, **kwargs)
         assert self._loss is not None
-        weigh = self._loss.sampler_weight
-        self._loss.sampler_weight = functools.partial(self.count, weigh)  # type: ignore[method-assign]
+        weigh = self._loss.weigh
+        self._loss.weigh = functools.partial(self.count, weigh)  # type: ignore[method-assign]
 
     def count(self, weigh: Weigh, rows: Rows, old_logp: Tensor) -> Tensor | None:
         """The weights that `weigh` gives, counted."""

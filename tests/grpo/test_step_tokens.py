@@ -78,7 +78,7 @@ def test_a_step_that_begins_on_shared_prompts_is_the_same(tmp_path: Path) -> Non
     whole_groups = {"rollout_batch_size": 32, "train_batch_size": 32, "n_grpo_steps": 1, "epochs_per_rollout_batch": 2}
     settings = {**whole_groups, **axes("clip_cov"), "rollout_func": with_long_prompts}
     plain, ours = (trained(tmp_path / name, **settings, **cut) for name, cut in (("plain", PLAIN), ("ours", ALL)))
-    assert all(isinstance(plan[0].by, OnPrompts) for plan in ours._planner.plans)
+    assert all(isinstance(plan[0].forward, OnPrompts) for plan in ours._planner.plans)
     assert weight_difference(plain.model, ours.model) < 1e-7
 
 

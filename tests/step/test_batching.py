@@ -151,7 +151,7 @@ def test_what_is_taken_is_trimmed_to_its_longest_row() -> None:
     assert taken.advantages.tolist() == [[0.0], [-1.0]]
     assert rows_trained(found) == [2, 1]
     assert taken.tokens_of_rollout == 10
-    assert found.by == Contiguous(3)
+    assert found.forward == Contiguous(3)
 
 
 def test_widths_are_multiples_where_asked() -> None:
@@ -207,7 +207,7 @@ def test_plan_skips_zero_advantage_rows_and_trims() -> None:
     assert sizes(Batching(rows=2, dynamic=False).plan(batch())) == [(2, 3, 4), (1, 3, 4)]
     kept = Batching(rows=2, dynamic=False, skip_zero_advantage=False).plan(batch())
     assert [rows_trained(b) for b in kept] == [[0, 1], [2, 3]]
-    assert [b.by for b in kept] == [None, None], "as TRL pads them"
+    assert [b.forward for b in kept] == [None, None], "as TRL pads them"
 
 
 def test_of_equal_rows_one_is_computed() -> None:
@@ -237,10 +237,12 @@ def random_batch(seed: int) -> Rows:
 def passes(plan: list[MicroBatch]) -> Iterator[tuple[int, int]]:
     """Rows and tokens of each forward pass of a plan, those over shared prompts too."""
     for one in plan:
-        assert one.by is not None
+        assert one.forward is not None
         n = len(one.rows)
-        yield n, sum(one.by.completions.lengths) if isinstance(one.by, OnPrompts) else n * one.by.columns
-    for prompts in {id(one.by.prompts): one.by.prompts for one in plan if isinstance(one.by, OnPrompts)}.values():
+        yield n, sum(one.forward.completions.lengths) if isinstance(one.forward, OnPrompts) else n * one.forward.columns
+    for prompts in {
+        id(one.forward.prompts): one.forward.prompts for one in plan if isinstance(one.forward, OnPrompts)
+    }.values():
         yield len(prompts.ids), prompts.ids.numel()
 
 
@@ -256,7 +258,7 @@ def test_no_pass_of_several_rows_has_more_tokens_than_the_limit(sharing: bool) -
         for others in (other_rank(), other_rank(3, 2)):
             plan = made.plan(random_batch(seed), others)
             assert sorted(row for one in plan for row in rows_trained(one)) == list(range(24))
-            assert any(isinstance(one.by, OnPrompts) for one in plan if one.trains) == sharing
+            assert any(isinstance(one.forward, OnPrompts) for one in plan if one.trains) == sharing
             beyond = [(n, tokens) for n, tokens in passes(plan) if n > 1 and tokens > limit]
             assert beyond == [], (seed, limit, multiple, checkpointing, rows)
     (whole,) = Batching(1, 10_000, skip_zero_advantage=False).plan(random_batch(0))
@@ -271,8 +273,8 @@ def test_step_without_useful_rows_still_has_a_micro_batch() -> None:
 
 
 def on_prompts(one: MicroBatch) -> OnPrompts:
-    assert isinstance(one.by, OnPrompts)
-    return one.by
+    assert isinstance(one.forward, OnPrompts)
+    return one.forward
 
 
 def test_micro_batches_of_one_set_share_prompts_and_their_width() -> None:
@@ -337,7 +339,7 @@ def test_a_group_of_long_completions_does_not_share_its_prompt() -> None:
 
     def plan(attention: float) -> list[tuple[bool, list[int]]]:
         shared = Batching(rows=2, tokens=1000, skip_zero_advantage=False, share_prompts=True, attention=attention)
-        return [(isinstance(run.by, OnPrompts), rows_trained(run)) for run in shared.plan(rows)]
+        return [(isinstance(run.forward, OnPrompts), rows_trained(run)) for run in shared.plan(rows)]
 
     assert plan(2 * 2 / 13 - 1e-6) == [(False, [3, 2]), (True, [0, 1])]
     assert plan(2 * 2 / 13 + 1e-6) == [(False, [0, 3, 1, 2])]

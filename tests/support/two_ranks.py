@@ -170,8 +170,8 @@ def with_several_sets(path: Path, **settings: Any) -> dict[str, Any]:
         path, rollout_batch_size=32, gradient_checkpointing=True, max_steps=2, **data, **cut, **settings
     )
     plans = trainer._planner.plans if trainer._planner else []
-    prompts = [list(dict.fromkeys(id(one.by.prompts) for one in plan)) for plan in plans]
-    trained = [len({id(one.by.prompts) for one in plan if one.trains}) for plan in plans]
+    prompts = [list(dict.fromkeys(id(one.forward.prompts) for one in plan)) for plan in plans]
+    trained = [len({id(one.forward.prompts) for one in plan if one.trains}) for plan in plans]
     found = {"sets": [len(sets) for sets in prompts], "trained_sets": trained, "micro_batches": [*map(len, plans)]}
     return found_by(trainer) | found
 

@@ -193,14 +193,14 @@ def log_rows(
     prompts: Sequence[object],
     completions: Sequence[Any],
     completion_ids: Sequence[Sequence[int]],
-    sampled_logps: Sequence[Sequence[float | None]] | None,
+    generated_logps: Sequence[Sequence[float | None]] | None,
 ) -> list[dict[str, Any]]:
     """Completions as they are logged, without their rewards; one value per completion, all but the last are TRL's.
 
     Args:
-        sampled_logps: of their tokens, from which the entropy is estimated; None if unknown.
+        generated_logps: of their tokens, from which the entropy is estimated; None if unknown.
     """
-    entropies = entropy_estimates(completion_ids, sampled_logps)
+    entropies = entropy_estimates(completion_ids, generated_logps)
     return [
         {
             "prompt": prompt,

@@ -90,7 +90,7 @@ class StepLoss:
             x,
             totals,
             ref_logp=rows.ref_logp,
-            sampler_weight=self.sampler_weight(rows, old_logp),
+            sampler_weight=self.weigh(rows, old_logp),
             sampled_logp=rows.sampled_logp,
             entropy=entropy.detach(),
             group=rows.group,
@@ -103,8 +103,11 @@ class StepLoss:
         # Trainer and DDP average over ranks, while our totals already count all of them.
         return loss * self.accelerator.num_processes, x
 
-    def sampler_weight(self, rows: Rows, old_logp: Tensor) -> Tensor | None:
-        """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, or None."""
+    def weigh(self, rows: Rows, old_logp: Tensor) -> Tensor | None:
+        """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, which is logged.
+
+        None, and nothing logged, without a correction.
+        """
         if self.sampler_correction is None:
             return None
         sampled, mask = rows.sampled_logp, rows.trained

@@ -115,7 +115,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._token_log: TokenLog | None = None
         ignores_zero = self._ignores_zero_advantage_rows()
         self._problems = ProblemSampler(config, self.train_dataset, self.accelerator, ignores_zero, self._log_training)
-        self._scored: tuple[Rollout, list[dict[str, Any]]] | None = None  # what `_sample` is about to take
+        self._rewarded: tuple[Rollout, list[dict[str, Any]]] | None = None  # what `_sample` is about to take
         self.last_rollout: list[dict[str, Any]] = []
         self._unscored_in_a_row = 0  # rollouts
 
@@ -158,11 +158,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def _next_micro_batches(self, planner: StepPlanner, inputs: Inputs) -> list[MicroBatch]:
         before = self._buffered_inputs
-        self._prepare_inputs(inputs)
+        self._prepare_inputs(inputs)  # fills `_buffered_inputs` where a rollout is due
         if self._buffered_inputs is not before or not planner.plans:
             planner.plan(self._buffered_inputs)
             if self._defers_old_log_probs() and not self._is_on_policy():
-                planner.store_old(functools.partial(self._score, self.model), self.num_iterations > 1)
+                planner.store_old(functools.partial(self._log_probs_only, self.model), self.num_iterations > 1)
         if self._step % planner.accumulation == 0:
             assert self._loss is not None
             rows = planner.accumulation * self.args.per_device_train_batch_size
@@ -215,8 +215,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             inputs = [self.train_dataset[problem] for problem in problems]
         with only_what_is_used(self, self._is_on_policy() if self._defers_old_log_probs() else None):
             batch: TRLBatch = super()._generate_and_score_completions(inputs)
-        assert self._scored is not None
-        (rollout, rows), self._scored = self._scored, None
+        assert self._rewarded is not None
+        (rollout, rows), self._rewarded = self._rewarded, None
         return Try(batch, rollout, rows, problems)
 
     def _advantages(self, rollout: Rollout) -> Tensor:
@@ -257,7 +257,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         with reporting(f"rollout after step {self.state.global_step}", len(prompt_ids), self.max_completion_length):
             if self.use_vllm:
                 ids, logps = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-                self.sampled_logps = logps
+                self.generated_logps = logps
                 return ids, logps
             if self.args.stop:
                 return self._hf_completion_ids(prompt_ids), None  # TRL takes log-probabilities of engines only
@@ -282,14 +282,14 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         rewards = score_on_all_ranks(score, self._fault_of_nan, unscored)
         weights, rank = self.reward_weights.to(device), self.accelerator.process_index
         rollout = Rollout.scored(rewards, weights, self._guards, finished, lengths, rank)
-        rows = log_rows(inputs, prompts, completions, completion_ids_list, self.sampled_logps)
-        self.sampled_logps = None  # a rollout of somebody else's function would find this one's
+        rows = log_rows(inputs, prompts, completions, completion_ids_list, self.generated_logps)
+        self.generated_logps = None  # a rollout of somebody else's function would find this one's
         columns = distinct_columns(self._guards, rows[0], self.reward_func_names)
         self._pending_extra_logs.clear()
         if self.log_completions:  # TRL gathers them, for its table
             self._pending_extra_logs.update(columns)
         rollout.complete(rows, columns, self.reward_func_names)
-        self._scored = rollout, rows
+        self._rewarded = rollout, rows
         truncation, sampled = sample_metrics(rollout, rows, self.accelerator.gather)
         for name, value in truncation.items() if self.args.stop else ():
             metrics[name][-1] = value  # TRL has counted completions that ended at a stop string as truncated
@@ -318,7 +318,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         call = Call(self._step, accumulation, self._buffered_inputs)
         # First: its passes take the shared prompts that ours continues on.
         planned = self._planner.of_step(self._step) if self._planner is not None and call.trains else None
-        step = self._loss.tokens_of(batch, planned, call, functools.partial(self._score, model))
+        step = self._loss.tokens_of(batch, planned, call, functools.partial(self._log_probs_only, model))
         logp, entropy, aux_loss = self._log_probs(model, batch)
         high_entropy = None
         if self.top_entropy_quantile < 1:
@@ -329,10 +329,10 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             if self._token_log is not None:
                 ids, sampled = rows.completion_ids, rows.sampled_logp
                 self._token_log.keep(self.state.global_step, rows.row, ids, x, sampled, entropy)
-        trained = rows.trained if high_entropy is None else high_entropy
-        bonus = self.entropy_coef, self._last_world_entropy
-        terms, bonus, logged = self._loss.terms(aux_loss, entropy, trained, call, bonus)
-        self.entropy_coef, self._last_world_entropy = bonus
+        policy_mask = rows.trained if high_entropy is None else high_entropy
+        coefficient = self.entropy_coef, self._last_world_entropy
+        terms, coefficient, logged = self._loss.terms(aux_loss, entropy, policy_mask, call, coefficient)
+        self.entropy_coef, self._last_world_entropy = coefficient
         if not self.model.training or self.accelerator.sync_gradients:  # the end of a step, or of an evaluation's batch
             logged |= self._loss.finish()
         for name, value in logged.items():
@@ -340,14 +340,14 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return loss + terms
 
     @torch.no_grad()
-    def _score(self, model: nn.Module, batch: MicroBatch) -> Tensor:
+    def _log_probs_only(self, model: nn.Module, batch: MicroBatch) -> Tensor:
         """(B, T) log-probabilities of a micro-batch."""
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             return self._log_probs(model, batch)[0]
 
     def _log_probs(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """(B, T) log-probabilities and entropies of the completions, and the auxiliary loss of a mixture of experts."""
-        if batch.by is not None:
+        if batch.forward is not None:
             with self.accelerator.autocast():
                 return *batch.log_probs(model, self._bare_model), None
         rows = batch.rows

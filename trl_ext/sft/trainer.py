@@ -190,7 +190,7 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
         _, ids, logps, _ = self.vllm_generation.generate(prompts=ids_of_prompts, images=None, num_generations=1)
-        self.sampled_logps = [[of_token[0] for of_token in row] for row in logps]
+        self.generated_logps = [[of_token[0] for of_token in row] for row in logps]
         return list(ids)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:

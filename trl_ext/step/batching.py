@@ -42,7 +42,7 @@ def select_rows(
 ) -> MicroBatch:
     """These rows, without the padding that all of them have, and their copies behind them.
 
-    Without a `width` they are for a pass over contiguous rows, else for TRL's.
+    Without a `width` they are for a pass over contiguous rows; with one, for TRL's or for one that the caller names.
 
     Args:
         chosen: if empty, the result is the shortest row, fully masked: every rank needs a forward pass.
@@ -59,7 +59,7 @@ def select_rows(
     found = MicroBatch(rows.taken(torch.tensor(index, device=device), prompt, completion))
     if width is None:
         longest = max(2, *(row.prompt + row.completion for row in chosen))
-        found = replace(found, by=Contiguous(rounded_up(longest, multiple_of)))
+        found = replace(found, forward=Contiguous(rounded_up(longest, multiple_of)))
     if copies := [place for place, row in enumerate(chosen) for _ in row.copies]:
         of = torch.tensor([*range(len(chosen)), *copies], device=device)
         found = replace(found, copies=Copies(len(chosen), of))
@@ -139,6 +139,6 @@ class Batching:
             chosen = run or [shortest(kept)]
             lengths = [max(1, row.completion) for row in chosen]
             taken = select_rows(rows, chosen, self.multiple_of, replace(width, completion=max(lengths)))
-            taken = replace(taken, by=OnPrompts(shared, Completions([row.group for row in chosen], lengths)))
+            taken = replace(taken, forward=OnPrompts(shared, Completions([row.group for row in chosen], lengths)))
             found.append(taken if run else taken.untrained())
         return found

@@ -49,7 +49,7 @@ class MicroBatch:
     """Rows in one forward pass; those of a rank that has fewer micro-batches than others are not trained on."""
 
     rows: Rows
-    by: Pass | None = None  # None: TRL's own, with all padding
+    forward: Pass | None = None  # None: TRL's own, with all padding
     copies: Copies | None = None
 
     @classmethod
@@ -77,16 +77,16 @@ class MicroBatch:
             model: with TRL's fused head, wrapped by the distributed backend.
             bare: without that wrapper, and without an adapter's.
         """
-        assert self.by is not None, "TRL's own pass is the trainer's"
+        assert self.forward is not None, "TRL's own pass is the trainer's"
         rows = self.rows if self.copies is None else self.rows.first(self.copies.computed)
         with tiles_in_cache(bare.config.get_text_config().vocab_size, rows.prompt_ids.device):
-            if isinstance(self.by, OnPrompts):
-                cache = self.by.prompts.cache(bare.base_model, self.by.completions)
+            if isinstance(self.forward, OnPrompts):
+                cache = self.forward.prompts.cache(bare.base_model, self.forward.completions)
                 tokens = rows.prompt_ids, rows.completion_ids, rows.completion_mask
-                logp, entropy = completion_log_probs(model, cache, *tokens, self.by.completions)
+                logp, entropy = completion_log_probs(model, cache, *tokens, self.forward.completions)
             else:
                 sides = rows.prompt_ids, rows.prompt_mask, rows.completion_ids, rows.completion_mask
-                logp, entropy = contiguous_log_probs(model, *sides, self.by.columns, can_pack(bare))
+                logp, entropy = contiguous_log_probs(model, *sides, self.forward.columns, can_pack(bare))
         if self.copies is None:
             return logp, entropy
         # By `embedding`, whose backward pass adds gradients in the same order every time.
@@ -94,5 +94,5 @@ class MicroBatch:
 
     def finish(self) -> None:
         """Call after its backward pass: the last one on some prompts of a process alone has theirs follow."""
-        if isinstance(self.by, OnPrompts):
-            self.by.prompts.backward()
+        if isinstance(self.forward, OnPrompts):
+            self.forward.prompts.backward()

@@ -34,7 +34,7 @@ class Rows:
     completion_mask: Int[Tensor, "B T"]
     trained: Bool[Tensor, "B T"]  # which tokens the model has generated and is trained on
     advantages: Float[Tensor, "B A"]  # one of a row, or one of each token
-    old_logp: Float[Tensor, "B T"] | None = None  # None: equal to the current ones, or not computed yet
+    old_logp: Float[Tensor, "B T"] | None = None  # before the step; None where they are the current ones
     ref_logp: Float[Tensor, "B T"] | None = None
     sampled_logp: Float[Tensor, "B T"] | None = None  # an engine's
     row: Int[Tensor, " B"] | None = None  # number in the rollout; None where nothing is trained on

@@ -117,7 +117,7 @@ class ReliableTrainer(Trainer):
     skipped_steps: int = 0  # other optimizer steps with a non-finite gradient in the whole run
     skipped_in_a_row: int = 0  # the latest of them, without a finite one in between
     last_rollout: Sequence[dict[str, Any]] = ()  # this rank's rows of training, for the log and for a skipped step
-    sampled_logps: Sequence[Sequence[float | None]] | None = None  # of the tokens generated last; None if unknown
+    generated_logps: Sequence[Sequence[float | None]] | None = None  # of the tokens generated last; None if unknown
     resumed: Sequence[str] = ()  # other attributes that a checkpoint has, by their names
     _nonfinite: str = ""  # why a gradient may not be finite: continues a sentence that ends with "has norm nan"
     _step_loss: Tensor | None = None  # this rank's sum over the micro-batches of a step
@@ -617,7 +617,7 @@ class ReliableTrainer(Trainer):
                 ids_of_rows = self.completion_ids([prompts[i] for i in chosen])
             finished = self._is_finished(ids_of_rows)
             texts = completion_texts(self._tokenizer, ids_of_rows, self.eos_token_ids)
-            entropies = entropy_estimates(ids_of_rows, None if is_greedy else self.sampled_logps)
+            entropies = entropy_estimates(ids_of_rows, None if is_greedy else self.generated_logps)
             found = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, strict=True)
             for i, text, ids, end, entropy in found:
                 completions[i] = Completion(text, len(ids), end, entropy_estimate=entropy)
@@ -658,10 +658,10 @@ class ReliableTrainer(Trainer):
 
     def _keep_logps(self, completion_ids: list[list[int]], recorded: TokenLogProbs) -> None:
         """Keep what HF generate recorded, if tokens were drawn from what it recorded."""
-        self.sampled_logps = None
+        self.generated_logps = None
         if samples_whole_distribution(self.generation_config):  # beams have no row of their own
             rows = zip(recorded.rows(), completion_ids, strict=True)
-            self.sampled_logps = [row[: len(ids)] for row, ids in rows]
+            self.generated_logps = [row[: len(ids)] for row, ids in rows]
 
     def _is_finished(self, completion_ids: list[list[int]]) -> Tensor:
         stop, minimum = self.args.stop, self.args.sampling_min_tokens or 0

@@ -54,7 +54,9 @@ def plan_step(shape: RunShape) -> MicroBatches:
         checkpointing=shape.checkpointing,
     )
     planned = batching.plan(_rows(shape))
-    sets = {id(one.by.prompts): one.by.prompts.ids.shape for one in planned if isinstance(one.by, OnPrompts)}
+    sets = {
+        id(one.forward.prompts): one.forward.prompts.ids.shape for one in planned if isinstance(one.forward, OnPrompts)
+    }
     return MicroBatches(
         rows=np.array([len(one.rows) for one in planned], dtype=float),
         prompts=np.array([one.rows.prompt_ids.shape[1] for one in planned], dtype=float),
@@ -64,8 +66,8 @@ def plan_step(shape: RunShape) -> MicroBatches:
 
 
 def _width(one: MicroBatch) -> float:
-    if isinstance(one.by, OnPrompts):
-        return float(np.mean(one.by.completions.lengths))
+    if isinstance(one.forward, OnPrompts):
+        return float(np.mean(one.forward.completions.lengths))
     return one.rows.completion_ids.shape[1]
 
 

@@ -198,7 +198,7 @@ def tensors_of_rows(
 
 
 def _distinct(plan: list[MicroBatch]) -> list[MicroBatch]:
-    if any(isinstance(one.by, OnPrompts) for one in plan):
+    if any(isinstance(one.forward, OnPrompts) for one in plan):
         return plan
     shapes = [(len(one.rows), one.rows.prompt_ids.shape[1], one.rows.completion_ids.shape[1]) for one in plan]
     return [one for place, one in enumerate(plan) if shapes[place] not in shapes[:place]]

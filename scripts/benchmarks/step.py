@@ -37,9 +37,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.compat import layers
 from trl_ext.compat.startup import use_all_cores
 from trl_ext.runs.provenance import provenance
+from trl_ext.step import attention
 
 from .peak_memory import peak, start_peak
 from .random_model import SHAPES, save_random_model
@@ -216,7 +216,7 @@ def measure(args: argparse.Namespace, work: Workload, checkpointing: bool = Fals
             for name, (trainer, watch) in made.items():
                 watch.weighs = place > args.repeats
                 apart = {"kernel_of_rows": lambda *_: None} if name == ROW_BY_ROW else {}
-                with patch.multiple(layers, **apart) if apart else nullcontext():
+                with patch.multiple(attention, **apart) if apart else nullcontext():
                     trainer.train()
         watches = {name: watch for name, (_, watch) in made.items()}
     stock, units = watches[STOCK], work.units(args.correction, checkpointing)

@@ -32,9 +32,8 @@ from tqdm import tqdm
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_ext.compat import layers
 from trl_ext.runs.provenance import provenance
-from trl_ext.step import Batching, MicroBatch, Rows
+from trl_ext.step import Batching, MicroBatch, Rows, attention
 
 from .random_model import SHAPES, save_random_model
 from .step import Workload
@@ -85,7 +84,7 @@ def packed(rows: Rows) -> dict[str, Any]:
 
 def per_segment(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """A call of the causal kernel for each completion."""
-    query, key, value = layers.in_autocast_dtype(query, key, value)
+    query, key, value = attention.in_autocast_dtype(query, key, value)
     segments = zip(*(x.split(kwargs["lengths"].tolist(), dim=2) for x in (query, key, value)), strict=True)
     found = [scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True) for one in segments]
     return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
@@ -94,13 +93,13 @@ def per_segment(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **k
 def at_once(module: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """As completions attend to shared prompts."""
     sizes = kwargs["lengths"].tolist()
-    lengths = layers.Lengths(sizes, sizes, query.device)
-    return layers.by_row(module, query, layers.keys_with(lengths, key), value, None)
+    lengths = attention.Lengths(sizes, sizes, query.device)
+    return attention.by_row(module, query, attention.keys_with(lengths, key), value, None)
 
 
 def nested(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """Nested tensors in the jagged layout."""
-    query, key, value = layers.in_autocast_dtype(query, key, value)
+    query, key, value = attention.in_autocast_dtype(query, key, value)
     repeats = query.shape[1] // key.shape[1]
     lengths = kwargs["lengths"].to(query.device)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -114,7 +113,7 @@ def nested(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs
 
 def flex(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """FlexAttention with a mask function of documents."""
-    query, key, value = layers.in_autocast_dtype(query, key, value)
+    query, key, value = attention.in_autocast_dtype(query, key, value)
     mask = block_mask(tuple(kwargs["lengths"].tolist()), query.device)
     found = torch.compile(flex_attention, dynamic=True)(query, key, value, block_mask=mask, enable_gqa=True)
     return found.transpose(1, 2).contiguous(), None
@@ -204,9 +203,9 @@ def main() -> None:
     for name, plan in plans.items():
         found["padding"][name] = padding(plan)
         print(f"{name}: {padding(plan):.1%} of {len(plan)} micro-batches is padding")
-    for name, attention in LAYOUTS.items():
-        if attention is not None:
-            AttentionInterface.register(name.replace(" ", "_"), attention)
+    for name, function in LAYOUTS.items():
+        if function is not None:
+            AttentionInterface.register(name.replace(" ", "_"), function)
             AttentionMaskInterface.register(name.replace(" ", "_"), lambda *_, **__: None)
     with tempfile.TemporaryDirectory() as scratch:
         model = AutoModelForCausalLM.from_pretrained(save_random_model(Path(scratch), args.shape), dtype=torch.float32)

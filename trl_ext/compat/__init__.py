@@ -12,7 +12,7 @@
 * `trl_scoring.texts_left_on_ranks`: TRL gathers a rollout's texts only for a table that is printed.
 * `given.record_in_parser`: settings that TRL's parser makes know which of them were given.
 * `layers.caches_kept`: layers get the KV cache under gradient checkpointing.
-* `layers.attend_by_row`: sdpa attends within rows of different lengths that stand in one.
+* `layers.attend_by`: a function attends in the place of sdpa, such as within rows of different lengths in one.
 * `weight_casts.casts_made_again`: a graph keeps no copies of the weights in autocast's dtype.
 * `trl_head.tiles_in_cache`: on a CPU, tiles of the LM head's logits fit into the caches.
 * `trl_head.head_as_on_gpu`: TRL's LM head on fake tensors computes as its GPU kernels would have it.

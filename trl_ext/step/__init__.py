@@ -4,6 +4,7 @@ The door: everything else of the package imports from here. `StepPlanner` makes 
 which knows the forward pass that computes it.
 """
 
+from trl_ext.step.attention import attention_as_on_gpu
 from trl_ext.step.batching import Batching
 from trl_ext.step.micro_batch import MicroBatch, OnPrompts
 from trl_ext.step.planner import StepPlanner, not_the_last, resumed_rollout
@@ -18,6 +19,7 @@ __all__ = [
     "StepPlanner",
     "TRLBatch",
     "as_wide_as",
+    "attention_as_on_gpu",
     "loss_mask",
     "not_the_last",
     "numbers_of_sequences",

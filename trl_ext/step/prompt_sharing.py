@@ -29,8 +29,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from trl_ext.compat.layers import CACHE, Lengths, attend_by_row, caches_kept, keys_with
+from trl_ext.compat.layers import CACHE, attend_by, caches_kept
 from trl_ext.compat.weight_casts import casts_made_again
+from trl_ext.step.attention import Lengths, by_row, keys_with
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def completion_log_probs(
     def in_one(values: Tensor) -> Tensor:  # (1, N)
         return torch.cat([row[:n] for row, n in zip(values, completions.lengths, strict=True)])[None]
 
-    attend_by_row()
+    attend_by(by_row)
     with caches_kept():
         outputs = model(
             input_ids=in_one(ids),

@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 
 from scripts.benchmarks import foresight
 from tests.tools.foresight.memory.test_parts import shape
-from trl_ext.compat import layers
+from trl_ext.step import attention
 from trl_ext.tools.foresight.memory.ledger import ALLOCATION
 from trl_ext.tools.foresight.memory.parts import Measured
 from trl_ext.tools.foresight.memory.step import MOMENTS, measure
@@ -90,7 +90,7 @@ def test_shared_prompts_take_no_more_than_trls_step(autocast: torch.dtype | None
 
 
 def test_a_gpus_rows_in_one_are_attended_to_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers._ByRowOnCPU, "forward", lambda *_: pytest.fail("as on a CPU"))
+    monkeypatch.setattr(attention._ByRowOnCPU, "forward", lambda *_: pytest.fail("as on a CPU"))
     settings = {"group": 8, "lengths": Lengths(64, 64, 16, 16), "shares_prompts": True}
     assert activations(measure(run(**settings, autocast_dtype=torch.bfloat16))) > 0
 

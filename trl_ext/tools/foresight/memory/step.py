@@ -28,9 +28,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Trainer
 
 from trl_ext.compat.fake_modules import parameters_replaced, rows_not_packed
-from trl_ext.compat.layers import attention_as_on_gpu
 from trl_ext.compat.trl_head import head_as_on_gpu, head_within
-from trl_ext.step import MicroBatch, TRLBatch
+from trl_ext.step import MicroBatch, TRLBatch, attention_as_on_gpu
 from trl_ext.tools.foresight.memory.ledger import ALLOCATION, Answered, Ledger
 from trl_ext.tools.foresight.memory.parts import Measured, Memory, foresee_memory
 from trl_ext.tools.foresight.shape import RunShape

@@ -3,6 +3,7 @@
     python scripts/plant_faults.py                        all faults, two at a time
     python scripts/plant_faults.py --only losses          those whose file, text or tests contain `losses`
     python scripts/plant_faults.py --only '*clamp*' --jobs 4
+    python scripts/plant_faults.py --changed origin/main --within 120   those of files that differ from there
     python scripts/plant_faults.py --list                 show them and plant none
 
 The faults are in the faults.toml of each package's tests. Every worker plants them in its own copy of the tree, so
@@ -11,6 +12,8 @@ its tests fail or hang: they get four times what they took without a fault, and 
 process that has imported the libraries; what is not caught there is tried once more in a new process. Tests with ranks
 or an engine need the whole machine, so their faults come last, one at a time, and each in a new process. A fault that
 survives means that a test is missing. The exit status is 0 only if every fault was caught.
+
+A fault is found by its code: where a formatter has broken or joined its line, spaces and trailing commas do not count.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import argparse
 import contextlib
 import fnmatch
 import json
+import math
 import os
 import queue
+import re
 import select
 import shutil
 import subprocess
@@ -63,7 +68,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Fault:
-    """Replace `find`, which occurs once in `file`, by `replace`; `tests`, of one tier (`mark`), should go red."""
+    """Replace `find`, whose code occurs once in `file`, by `replace`; `tests`, of one tier (`mark`), should go red."""
 
     file: str
     find: str
@@ -75,15 +80,47 @@ class Fault:
         return f"{self.file}: {self.find.strip()!r} -> {self.replace.strip()!r}"
 
     def planted(self, root: Path) -> str | None:
-        """The file's text with the fault in it; None if `find` does not occur exactly once."""
+        """The file's text with the fault in it; None if `find` does not occur exactly once, however it is formatted."""
         path = root / self.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        return text.replace(self.find, self.replace) if text.count(self.find) == 1 else None
+        if text.count(self.find) == 1:
+            return text.replace(self.find, self.replace)
+        places = list(re.finditer(as_code(self.find), text)) if self.find not in text else []
+        if len(places) != 1:
+            return None
+        start, end = places[0].span()
+        return text[:start] + self.replace.strip() + text[end:]
 
     def matches(self, pattern: str) -> bool:
         """Whether `pattern`, a part of the description or a glob over all of it, selects this fault."""
         text = f"{self} [{' '.join(self.tests)}]"
         return pattern in text or fnmatch.fnmatch(text, pattern)
+
+
+def as_code(text: str) -> str:
+    """A regular expression for the same code, however it is broken into lines, with or without trailing commas."""
+    tokens = re.findall(r"\w+|[^\w\s]", text)
+    found = ""
+    for before, token in zip(["", *tokens], tokens, strict=False):
+        apart = r"\s+" if before[-1:].isidentifier() and token[0].isidentifier() else r"\s*"
+        found += (apart if found else "") + (r",?\s*" if token in ")]}" and before != "," else "") + re.escape(token)
+    return found
+
+
+def changed_files(since: str) -> set[str]:
+    """The files that differ from where this branch has left a commit, those that git does not know included.
+
+    Raises:
+        SystemExit: git knows no such commit.
+    """
+
+    def said(*command: str) -> list[str]:
+        done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"error: --changed {since}: {done.stderr.strip()}")
+        return done.stdout.splitlines()
+
+    return {*said("diff", "--name-only", "--merge-base", since), *said("ls-files", "--others", "--exclude-standard")}
 
 
 def want_the_machine(mark: str) -> bool:
@@ -196,6 +233,11 @@ def try_fault(fault: Fault, copies: queue.Queue[Copy], timeout: float) -> tuple[
         copies.put(copy)
 
 
+def try_in_time(fault: Fault, copies: queue.Queue[Copy], timeout: float, deadline: float) -> tuple[str, float] | None:
+    """`try_fault`, or None if the deadline is over."""
+    return try_fault(fault, copies, timeout) if time.monotonic() <= deadline else None
+
+
 def unharmed(faults: Sequence[Fault], copies: queue.Queue[Copy], timeout: float) -> dict[Tests, float]:
     """Seconds of the tests that pass without a fault."""
 
@@ -216,10 +258,13 @@ def unharmed(faults: Sequence[Fault], copies: queue.Queue[Copy], timeout: float)
     return {case: seconds for case, seconds in zip(cases, took, strict=True) if seconds is not None}
 
 
-def plant(faults: Sequence[Fault], jobs: int, timeout: float) -> dict[Fault, tuple[str, float]]:
-    """Outcome and seconds of every fault, `jobs` at a time."""
+def plant(
+    faults: Sequence[Fault], jobs: int, timeout: float, within: float = math.inf
+) -> dict[Fault, tuple[str, float]]:
+    """Outcome and seconds of every fault, `jobs` at a time, but for those that are not begun in `within` seconds."""
     if not faults:
         return {}
+    deadline = time.monotonic() + within
     with tempfile.TemporaryDirectory(prefix="plant_faults_") as folder, contextlib.ExitStack() as at_end:
         copies: queue.Queue[Copy] = queue.Queue()
         for i in range(jobs):
@@ -231,12 +276,15 @@ def plant(faults: Sequence[Fault], jobs: int, timeout: float) -> dict[Fault, tup
         rest = [fault for fault in faults if fault not in results]
         with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(rest), desc="faults", unit="fault") as bar:
             running = {
-                pool.submit(try_fault, fault, copies, 30 + 4 * green[fault.tests, fault.mark]): fault for fault in rest
+                pool.submit(try_in_time, fault, copies, 30 + 4 * green[fault.tests, fault.mark], deadline): fault
+                for fault in rest
             }
             try:
                 for done in as_completed(running):
-                    fault, (outcome, _) = running[done], done.result()
-                    results[fault] = done.result()
+                    fault, result = running[done], done.result()
+                    if result is None:
+                        continue
+                    outcome, results[fault] = result[0], result
                     counts = Counter(outcome for outcome, _ in results.values())
                     bar.set_postfix_str(", ".join(f"{n} {outcome}" for outcome, n in counts.items()))
                     bar.update()
@@ -245,7 +293,7 @@ def plant(faults: Sequence[Fault], jobs: int, timeout: float) -> dict[Fault, tup
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)
                 raise
-    return {fault: results[fault] for fault in faults}
+    return {fault: results[fault] for fault in faults if fault in results}
 
 
 def print_table(results: dict[Fault, tuple[str, float]]) -> None:
@@ -268,12 +316,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tier", choices=("fast", "beyond"), help="only faults whose tests are of the fast tier, or not"
     )
+    parser.add_argument("--changed", metavar="COMMIT", help="only faults of files that differ from this commit's")
+    parser.add_argument(
+        "--within", type=float, default=math.inf, metavar="S", help="begin no fault after so many seconds"
+    )
     parser.add_argument("--list", action="store_true", help="show the faults and stop")
     parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds unharmed (default: 300)")
     parser.add_argument("--faults", type=Path, default=FAULTS, metavar="FILE", help="another list")
     args = parser.parse_args(arguments)
     tiers = (False, True) if args.tier is None else (args.tier == "beyond",)
     faults = [fault for fault in read_faults(args.faults) if fault.matches(args.only) and bool(fault.mark) in tiers]
+    if args.changed is not None:
+        changed = changed_files(args.changed)
+        files = [{fault.file, *(test.partition("::")[0] for test in fault.tests)} for fault in faults]
+        faults = [fault for fault, of in zip(faults, files, strict=True) if of & changed]
+        if not faults:
+            print(f"no fault is of a file that differs from {args.changed}")
+            return 0
     if not faults or args.jobs < 1:
         parser.error(f"no fault matches {args.only!r}" if not faults else f"--jobs must be at least 1, got {args.jobs}")
     if args.list:
@@ -281,8 +340,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     alone = [fault for fault in faults if want_the_machine(fault.mark)]
     sharing = [fault for fault in faults if fault not in alone]
-    results = plant(sharing, args.jobs, args.timeout) | plant(alone, 1, args.timeout)
+    began = time.monotonic()
+    results = plant(sharing, args.jobs, args.timeout, args.within)
+    results |= plant(alone, 1, args.timeout, args.within - (time.monotonic() - began))
     print_table(results)
+    if left := len(faults) - len(results):
+        print(f"{left:4d} not tried        --within {args.within:g} seconds were over")
     return int(any(outcome not in NOTICED for outcome, _ in results.values()))
 
 

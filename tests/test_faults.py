@@ -90,6 +90,41 @@ def test_harmless_fault_survives_missing_one_is_stale_both_fail(tmp_path: Path) 
     assert planted(tmp_path, harmless, STALE, only="nothing_of_this")[0] == 1
 
 
+@pytest.mark.parametrize(
+    "formatted",
+    [
+        "x = call(first, second=[1, 2])",
+        "x = call(\n    first,\n    second=[1, 2],\n)",
+        "x = call(first, second=[\n    1,\n    2,\n])",
+    ],
+)
+def test_a_fault_is_found_however_its_line_is_formatted(formatted: str, tmp_path: Path) -> None:
+    fault = plant_faults.Fault("code.py", "call(first, second=[1, 2])", "call(second)", ("tests",))
+    (tmp_path / "code.py").write_text(f"before = 1\n{formatted}\nafter = 2\n")
+    assert fault.planted(tmp_path) == "before = 1\nx = call(second)\nafter = 2\n"
+    (tmp_path / "code.py").write_text(f"{formatted}\n{formatted}\n")
+    assert fault.planted(tmp_path) is None
+    (tmp_path / "code.py").write_text(formatted.replace("first", "firstly"))
+    assert fault.planted(tmp_path) is None
+
+
+def test_faults_are_chosen_by_what_a_change_touches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plant_faults, "changed_files", lambda since: {"trl_ext/algorithms/kl.py", "README.md"})
+    shown: list[str] = []
+    monkeypatch.setattr(plant_faults, "print", lambda *lines, **_: shown.extend(lines), raising=False)
+    assert plant_faults.main(["--changed", "somewhere", "--list"]) == 0
+    assert shown
+    assert all("trl_ext/algorithms/kl.py" in line or "README.md" in line for line in shown)
+    monkeypatch.setattr(plant_faults, "changed_files", lambda since: {"nothing.py"})
+    assert plant_faults.main(["--changed", "somewhere"]) == 0
+    assert shown[-1] == "no fault is of a file that differs from somewhere"
+
+
+def test_no_such_commit_is_said() -> None:
+    with pytest.raises(SystemExit, match="--changed no_such_commit: "):
+        plant_faults.changed_files("no_such_commit")
+
+
 def test_the_help_has_examples() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0

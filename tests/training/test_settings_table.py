@@ -106,7 +106,7 @@ def test_an_entry_stands_once() -> None:
 def test_an_entry_shows_what_it_says_or_has_a_reason() -> None:
     for name, effect in [pair for part in EFFECTS_OF.values() for pair in part.items()]:
         assert effect.remark or effect.verdict == "honored", name
-        named = re.match(r"((?:\w+/)?test_\w+)::(test_\w+)$", effect.shown_by)
+        named = re.match(r"((?:\w+/)*test_\w+)::(test_\w+)$", effect.shown_by)
         assert "::" not in effect.shown_by or named, name
         if named:
             assert f"def {named[2]}(" in (TESTS / f"{named[1]}.py").read_text(encoding="utf-8"), name

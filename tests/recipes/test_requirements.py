@@ -18,7 +18,7 @@ from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.support.versions import needs_vllm
 from trl_ext.errors import InputError
 from trl_ext.io import write_jsonl
-from trl_ext.recipes import evaluate, preflight
+from trl_ext.recipes import evaluation_settings, preflight
 from trl_ext.recipes.cli import read_settings
 from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.evaluation_settings import Evaluation
@@ -178,7 +178,7 @@ def test_an_evaluations_context_follows_from_its_rows(folder: Path, monkeypatch:
     def start(model: str, sampling: Any, **engine: Any) -> None:
         raise Started(engine["max_model_len"])
 
-    monkeypatch.setattr(evaluate, "VLLMSampler", start)
+    monkeypatch.setattr(evaluation_settings, "VLLMSampler", start)
     found = []
     for more in ({"max_tokens": 6}, {"max_tokens": 7}, {"max_tokens": 6, "vllm_max_model_length": 99}):
         asked: Any = {"dataset": str(folder / "{split}.jsonl"), "prompt": str(folder / "bare.prompt"), **more}

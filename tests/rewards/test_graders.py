@@ -14,6 +14,7 @@ from trl_ext.registry import UnknownName
 from trl_ext.rewards import ANSWER_FORMATS, GRADERS, REWARDS, math_reward_fn, question_only_reward_fn, r1_zero_reward_fn
 from trl_ext.rewards.graders import forget_verdicts
 from trl_ext.rewards.hooks import completion_text
+from trl_ext.rewards.score import Score
 from trl_ext.rewards.workers.pool import Pool, PoolError, WorkerLimits
 
 COMPARE = ["compatible", "strict"]  # the graders and rewards that compare an answer with a reference answer
@@ -243,7 +244,8 @@ def test_reward_has_trl_signature_and_one_float_per_completion(name: str, answer
     reward = REWARDS.build(name, answer_format=answer_format)
     rewards = reward(completions=completions, answer=["1", "3", "2", ""], **columns)
     assert rewards == [1.0, 0.0, 0.0, 0.0]
-    assert all(type(reward) is float for reward in rewards)
+    assert all(type(reward) is Score for reward in rewards), "floats that say whether the response is correct"
+    assert [reward.correct for reward in rewards] == [True, False, False, False]
     assert reward.__name__ == name  # which TRL logs
 
 

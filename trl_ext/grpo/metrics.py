@@ -38,11 +38,11 @@ class StepCounts:
     Args:
         slices, accumulation: TRL's micro-batches per rollout and per optimizer step.
         max_tokens: of a completion.
+        is_exact: no step begins in one rollout and ends in another.
     """
 
-    def __init__(self, slices: int, accumulation: int, max_tokens: int) -> None:
-        self.slices, self.accumulation, self.max_tokens = slices, accumulation, max_tokens
-        self.is_exact = slices % accumulation == 0  # no step begins in one rollout and ends in another
+    def __init__(self, slices: int, accumulation: int, max_tokens: int, is_exact: bool) -> None:
+        self.slices, self.accumulation, self.max_tokens, self.is_exact = slices, accumulation, max_tokens, is_exact
         self._latest: tuple[int, StepTotals] | None = None  # a step's, by its number
 
     def step_totals(

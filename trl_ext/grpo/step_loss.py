@@ -17,6 +17,7 @@ from trl_ext.algorithms.masking import masked_sum
 from trl_ext.algorithms.types import LossInputs, StepTokens
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.metrics import StepCounts, StepMetrics, tokens_of_step
+from trl_ext.grpo.savings import steps_lie_in_one_rollout
 from trl_ext.step import MicroBatch, Rows, TRLBatch
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ class StepLoss:
         self.router_coef = router_coef
         self.objective, self.sampler_correction = config.objective(), config.sampler_correction()
         self.metrics = StepMetrics()
-        self.counts = StepCounts(
-            config.steps_per_generation, config.gradient_accumulation_steps, config.max_completion_length
-        )
+        slices, accumulation = config.steps_per_generation, config.gradient_accumulation_steps
+        is_exact = steps_lie_in_one_rollout(config)
+        self.counts = StepCounts(slices, accumulation, config.max_completion_length, is_exact)
         self._entropy_controller = EntropyController(
             config.entropy_target, config.entropy_coef_delta, config.entropy_coef_min, config.entropy_coef_max
         )

@@ -3,7 +3,6 @@
     accelerate launch recipes/grpo_math.py
     accelerate launch recipes/grpo_math.py --preset dr_grpo --seed 2
     accelerate launch recipes/grpo_math.py --config recipes/grpo_math_qwen2.5_math_1.5b.yaml
-
 Settings come from a YAML file (`--config`, default recipes/grpo_math.yaml), then from the command line.
 """
 

@@ -15,12 +15,15 @@ from functools import partial
 from pathlib import Path
 
 from scripts.algorithms_page import algorithms_page
+from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.io import markdown_table, read_yaml
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.evaluation_settings import Evaluation
-from trl_ext.recipes.settings_help import GROUPS, Setting, kept_help, page_of, settings_in
+from trl_ext.recipes.settings_help import Setting, kept_help, page_of, settings_in
 from trl_ext.runs.recipes import RECIPES as RUN_RECIPES
-from trl_ext.training.settings_table import MODEL, OURS, SFT, TRL
+from trl_ext.setting import Group
+from trl_ext.training.settings_table import MODEL, SFT, TRL
+from trl_ext.training.trl_settings import rules_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -74,7 +77,7 @@ HEADLINES = {  # by class, what follows its name
     "Evaluation": "; problems are as in `GRPOTask`",
     "BestOfN": "",
 }
-RULES = {"GRPOConfig": TRL, "ModelConfig": MODEL, "ExtGRPOConfig": OURS, "SFTConfig": SFT}
+RULES = {"GRPOConfig": TRL, "ModelConfig": MODEL, "ExtGRPOConfig": rules_of(ExtGRPOConfig), "SFTConfig": SFT}
 
 
 def main() -> None:
@@ -97,15 +100,16 @@ def settings_reference() -> str:
     """The settings that `--help` shows, by the recipes that have them, as a table for each group."""
     recipes = {Path(script).stem: settings_of(script) for script in RECIPES}
     lines: list[str] = []
-    for group, names in GROUPS.items():
+    shown = {(s.group, s.name): None for settings in recipes.values() for s in settings}  # each once, in order
+    for group in Group:
         rows = []
-        for name in names.split():
+        for name in (name for shown_in, name in shown if shown_in is group):
             texts: dict[str, dict[str, str]] = {}  # by recipe, the default: two recipes may mean two things by a name
             for recipe, settings in recipes.items():
                 for setting in (s for s in settings if s.name == name and s.group == group):
                     texts.setdefault(setting.text, {})[recipe] = setting.default
             rows += [[f"`{name}`", _cell(text), _defaults(found)] for text, found in texts.items()]
-        lines += [f"## {group}", "", *markdown_table(["setting", "meaning", "default in"], rows), ""]
+        lines += [f"## {group.value}", "", *markdown_table(["setting", "meaning", "default in"], rows), ""]
     return "\n".join(lines)
 
 

@@ -27,7 +27,8 @@ MODULES = {
 # A package imports from the rows above its own only, for types and within functions too.
 LAYERS = (
     "errors",
-    "registry redaction ranks compat",
+    "registry redaction ranks setting",
+    "compat",
     "io",
     "plots",
     "hosts algorithms prompts rewards generation step",
@@ -46,7 +47,7 @@ LAYERS = (
 LAYER_OF = {package: number for number, row in enumerate(LAYERS) for package in row.split()}
 TOOLS = [package for package in LAYER_OF if package.startswith("tools/")]
 WITHOUT_TRL = set(
-    "errors io registry redaction ranks plots algorithms prompts rewards functional mini data runs hub browse"
+    "errors io registry redaction ranks setting plots algorithms prompts rewards functional mini data runs hub browse"
     " tools/discovery".split()
 )
 PURE = [

@@ -305,7 +305,7 @@ def test_an_evaluation_is_exported_without_a_model(
     [
         ({"samples": 0}, "samples must be at least 1, got 0"),
         ({"category": "format2"}, "unknown category 'format2'. Known: correct, format_only, neither, format1_answer1"),
-        ({"top_p": 0.0}, "0 < top_p <= 1"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1"),
         ({"grader": "lenient"}, "unknown grader 'lenient'"),
         ({"use_vllm": "maybe"}, "auto, true or false"),
         ({"response_fields": ["truth=x"]}, "give --responses FILE as well"),

@@ -43,11 +43,11 @@ from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
 from trl_ext.recipes.preflight import Prepared, check_server, tokenizer_and_shape
 from trl_ext.recipes.run import write_config
 from trl_ext.recipes.settings import Data
+from trl_ext.recipes.settings_help import handout_words
 from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.rewards import GRADERS
 from trl_ext.runs.folder import Run
 from trl_ext.runs.recipes import RECIPES
-from trl_ext.training.handout_settings import ELSEWHERE
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "grpo_math.py"
@@ -187,11 +187,19 @@ def test_a_mistake_ends_the_run_while_arguments_are_parsed(
 
 
 def test_the_handouts_words_are_answered_with_settings() -> None:
-    fields = [{f.name for part in of.settings() for f in dataclasses.fields(part)} for of in RECIPES.values()]
-    assert {"gpu_memory_utilization", "n_train_steps_per_rollout_batch", "D_b", "normalize_by_std"} <= ELSEWHERE.keys()
-    for word, flags in ELSEWHERE.items():
-        assert not all(word in of for of in fields), f"{word} is a setting"
-        assert all(any(flag[2:] in of for of in fields) for flag in flags), f"{word}: {flags}"
+    recipes = {name: recipe.settings() for name, recipe in RECIPES.items()}
+    fields = {name: {f.name for part in parts for f in dataclasses.fields(part)} for name, parts in recipes.items()}
+    words = {name: handout_words(parts) for name, parts in recipes.items()}
+    assert {"gpu_memory_utilization", "n_train_steps_per_rollout_batch", "D_b", "normalize_by_std"} <= set().union(
+        *words.values()
+    )
+    for name, flags in words.items():
+        assert all(flag[2:] in fields[name] for flag in flags.values()), name
+    for word in set().union(*words.values()):
+        assert not all(word in names for names in fields.values()), f"{word} is a setting"
+    assert words["grpo"]["reward_fn"] == "--reward"
+    assert words["sft"]["reward_fn"] == "--validation_grader"
+    assert words["expert_iteration"]["D_b"] == "--questions_per_step"
 
 
 def test_a_field_that_a_yaml_misspells_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

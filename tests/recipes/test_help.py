@@ -13,11 +13,11 @@ from scripts.docs_pages import RECIPES as SCRIPTS
 from scripts.docs_pages import help_page, settings_of, settings_reference
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS
-from trl_ext.recipes.settings_help import COMMON, GROUPS, Setting, help_on, kept_help, settings_in, short_help, topic_of
+from trl_ext.recipes.settings_help import THEIRS, Setting, help_on, kept_help, settings_in, short_help, topic_of
+from trl_ext.setting import Group
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 DEFAULT = RECIPES / "grpo_math.yaml"
-GROUPED = " ".join(GROUPS.values()).split()
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -90,21 +90,23 @@ def test_what_help_is_asked_for(arguments: list[str], topic: str | None) -> None
 
 
 def test_every_own_setting_is_in_one_group_with_a_sentence() -> None:
-    assert len(GROUPED) == len(set(GROUPED))
     every = {setting for script in SCRIPTS for setting in settings_of(script)}
-    assert set(GROUPED) == {setting.name for setting in every if setting.is_ours} | set(COMMON)
+    assert set(THEIRS) <= {setting.name for setting in every if not setting.is_ours}
+    groups: dict[str, set[Group | None]] = {}
     for setting in every:
         if setting.is_ours:
+            groups.setdefault(setting.name, set()).add(setting.group)
             first = setting.text.partition(". ")[0]
             assert first[0].isupper(), setting
             assert first.partition(" ")[0] not in ("Of", "Default:", "True:", "No", "TRL:"), setting
             assert setting.text.endswith("."), setting
             assert len(first.split()) >= 3, setting
+    assert [name for name, found in groups.items() if len(found) > 1 or None in found] == []
 
 
 def test_settings_with_one_text_share_it() -> None:
     def shown(name: str, default: str, text: str) -> Setting:
-        return Setting(name, default, text, "Model, problems and prompts", True)
+        return Setting(name, default, text, Group.MODEL, True)
 
     settings = [shown("model_name_or_path", "m", "Same text."), shown("use_peft", "x" * 68, "Same text. More.")]
     assert short_help(settings).splitlines() == [
@@ -126,7 +128,8 @@ def test_a_default_is_the_yaml_files_where_it_has_one() -> None:
 
 def test_reference_has_every_own_setting() -> None:
     page = settings_reference()
-    assert all(f"| `{name}` | " in page for name in GROUPED)
+    shown = {setting.name for script in SCRIPTS for setting in settings_of(script) if setting.group}
+    assert all(f"| `{name}` | " in page for name in shown)
     assert "| `seed` | The seed of everything that is random. | `0` grpo_math, sft_math, expert_iteration |" in page
     assert page.count("| `rollout_batch_size` | ") == 2
     assert "The rank of" not in page

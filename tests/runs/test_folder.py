@@ -17,7 +17,6 @@ from trl import GRPOConfig
 
 from tests.recipes.test_grpo import DEFAULT, ON_A_CPU
 from tests.runs.test_checkpoints import save
-from trl_ext.compat.on_resume import OnResume
 from trl_ext.errors import InputError
 from trl_ext.evaluation.yardstick import yardstick
 from trl_ext.recipes.cli import parse
@@ -29,6 +28,7 @@ from trl_ext.runs.clock import Clock
 from trl_ext.runs.folder import Run, lock, next_free_folder, open_run
 from trl_ext.runs.layout import RUN_RECORD
 from trl_ext.runs.resume import SettingsKnowledge, cut_logs, differences, find_checkpoint, settings_of
+from trl_ext.setting import OnResume
 
 KNOWN = SettingsKnowledge.of(GRPO_SETTINGS)
 SETTINGS = {

@@ -1,26 +1,11 @@
-"""Which settings a resumed run may change.
-
-Our settings declare it in their type, `Annotated[int, OnResume.MAY_CHANGE]` (their metadata goes to argparse); changing
-one without a declaration makes it another experiment. TRL's and transformers' settings are in a table.
-"""
+"""Which settings a resumed run may change: ours say it at their fields, TRL's and transformers' are in a table."""
 
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Iterable
-from enum import Enum
 
-
-class OnResume(Enum):
-    """The meaning of a different value in a resumed run."""
-
-    MAY_CHANGE = "changes what is logged or saved, or when, but not what is learned"
-    LENGTH = "may change if the learning rate's schedule has no end"
-    YARDSTICK = "changes how validations are measured"
-    YARDSTICK_AS_USED = "the same, recorded only when used; a record may lack it"
-    OF_PROCESS = "belongs to the process, not to the run"
-
+from trl_ext.setting import OnResume, facts
 
 _THEIRS = {
     OnResume.LENGTH: "max_steps num_train_epochs",
@@ -41,7 +26,5 @@ def on_resume(classes: Iterable[type]) -> dict[str, OnResume]:
         names = {f.name for f in dataclasses.fields(part)}
         theirs |= {name: OnResume.MAY_CHANGE for name in names if name.startswith(_THEIR_BOOKKEEPING)}
         theirs |= {name: meaning for meaning, known in _THEIRS.items() for name in names & set(known.split())}
-        for name, hint in typing.get_type_hints(part, include_extras=True).items():
-            declared = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, OnResume)]
-            ours |= dict.fromkeys([name] if declared else [], *declared)
+        ours |= facts(part, lambda known: known.on_resume)
     return theirs | ours

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from transformers.hf_argparser import HfArg
+from typing import Any
 
 from trl_ext.compat.given import RecordsGiven, given
-from trl_ext.compat.on_resume import OnResume
 from trl_ext.data.formats import PUBLISHED
 from trl_ext.data.lengths import TOO_LONG
 from trl_ext.data.load import (
@@ -27,6 +24,7 @@ from trl_ext.mini.tasks import TASKS
 from trl_ext.prompts import Asking, prompt_names
 from trl_ext.registry import Registry, parse_options
 from trl_ext.rewards.extract import ANSWER_FORMATS
+from trl_ext.setting import Group, OnResume, check_intervals, setting
 
 # A resumed run may name them otherwise, since its record has a fingerprint of the rows that they led to.
 _COLUMNS = {"problem_column": "problem", "answer_column": "answer", "answer_source": "answer_source"}
@@ -37,75 +35,112 @@ FIRST_ROWS = "the first rows"  # also what records say nothing of, since version
 class DatasetSettings(RecordsGiven):
     """A dataset's place, columns and prompt; a ValueError for a name or a choice that there is not."""
 
-    dataset: str = HfArg(
-        default="mini_math",
-        help=f"The problems: {', '.join(GENERATORS)}, gsm8k, a Hub id or a file. Published "
-        f"sets are {', '.join(PUBLISHED)}; a file is .jsonl, .json, .csv or .parquet, with {{split}} in its path. "
-        "GSM8K, MATH, Countdown and chats are read as they are published.",
+    dataset: str = setting(
+        "mini_math",
+        (
+            f"The problems: {', '.join(GENERATORS)}, gsm8k, a Hub id or a file. Published "
+            f"sets are {', '.join(PUBLISHED)}; a file is .jsonl, .json, .csv or .parquet, with {{split}} in its path. "
+            "GSM8K, MATH, Countdown and chats are read as they are published."
+        ),
+        Group.MODEL,
     )
-    dataset_config: str | None = HfArg(
-        default=None, help="The configuration of a Hub dataset; several are separated by commas."
+    dataset_config: str | None = setting(
+        None, "The configuration of a Hub dataset; several are separated by commas.", Group.MODEL
     )
-    dataset_options: dict[str, Any] | str | None = HfArg(
-        default=None,
-        help=f"Options of {', '.join(name for name in TASKS if TASKS.options(name))}, such as longest=12. "
-        "The base policy that is made for such a dataset has read it with the same options.",
+    dataset_options: dict[str, Any] | str | None = setting(
+        None,
+        (
+            f"Options of {', '.join(name for name in TASKS if TASKS.options(name))}, such as longest=12. "
+            "The base policy that is made for such a dataset has read it with the same options."
+        ),
+        Group.MODEL,
     )
-    problem_column: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
-        default="problem",
-        help="The columns that hold the problem and its answer or solution. Unset, known layouts are recognized.",
+    problem_column: str = setting(
+        "problem",
+        "The column that holds it. Unset, known layouts are recognized.",
+        Group.MODEL,
+        on_resume=OnResume.MAY_CHANGE,
     )
-    answer_column: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
-        default="answer",
-        help="The columns that hold the problem and its answer or solution. Unset, known layouts are recognized.",
+    answer_column: str = setting(
+        "answer",
+        "The column that holds it. Unset, known layouts are recognized.",
+        Group.MODEL,
+        on_resume=OnResume.MAY_CHANGE,
     )
-    answer_source: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
-        default="as_is", help=f"How it is read. One of: {', '.join(sorted(ANSWER_SOURCES))}."
+    answer_source: str = setting(
+        "as_is",
+        f"How the answer is read. One of: {', '.join(sorted(ANSWER_SOURCES))}.",
+        Group.MODEL,
+        on_resume=OnResume.MAY_CHANGE,
     )
-    prompt: Annotated[str, OnResume.YARDSTICK] = HfArg(
-        default="r1_zero",
-        help=f"The prompt is {', '.join(prompt_names())}, or a file with {{question}} in it. chat and a .yaml "
-        "file of messages are put into the model's own chat template.",
+    prompt: str = setting(
+        "r1_zero",
+        (
+            f"The prompt is {', '.join(prompt_names())}, or a file with {{question}} in it. chat and a .yaml "
+            "file of messages are put into the model's own chat template."
+        ),
+        Group.MODEL,
+        on_resume=OnResume.YARDSTICK,
     )
-    system_prompt: Annotated[str | None, OnResume.YARDSTICK_AS_USED] = HfArg(
-        default=None, help="The system message of every conversation. The default is the template's own, if any."
+    system_prompt: str | None = setting(
+        None,
+        "The system message of every conversation. The default is the template's own, if any.",
+        Group.MODEL,
+        on_resume=OnResume.YARDSTICK_AS_USED,
     )
-    answer_format: Annotated[str | None, OnResume.YARDSTICK] = HfArg(
-        default=None,
-        help=f"Where a response states its answer: {', '.join(sorted(ANSWER_FORMATS))}. The default "
-        "is r1_zero, and boxed for the question_only prompt and for conversations.",
+    answer_format: str | None = setting(
+        None,
+        (
+            f"Where a response states its answer: {', '.join(sorted(ANSWER_FORMATS))}. The default "
+            "is r1_zero, and boxed for the question_only prompt and for conversations."
+        ),
+        Group.MODEL,
+        on_resume=OnResume.YARDSTICK,
     )
 
-    numeric_tolerance: float = HfArg(
-        default=0.0, help="The relative error that the strict grader accepts in a number; 0 means exact."
+    numeric_tolerance: float = setting(
+        0.0,
+        "The relative error that the strict grader accepts in a number; 0 means exact.",
+        Group.REWARD,
+        within="[0, 1)",
     )
-    worked_out: bool | None = HfArg(
-        default=None,
-        help="The strict grader refuses what is equal and not worked out: 17+25 for 42. Its measure is how far the "
-        "reference answer is worked out. The default is true, and false for --responses that someone else drew.",
+    worked_out: bool | None = setting(
+        None,
+        (
+            "The strict grader refuses what is equal and not worked out: 17+25 for 42. Its measure is how far the "
+            "reference answer is worked out. The default is true, and false for --responses that someone else drew."
+        ),
+        Group.REWARD,
     )
-    too_long: str = HfArg(
-        default="refuse",
-        help=f"What happens to prompts that leave no room for the longest response: {', '.join(TOO_LONG)}.",
+    too_long: str = setting(
+        "refuse",
+        f"What happens to prompts that leave no room for the longest response: {', '.join(TOO_LONG)}.",
+        Group.MODEL,
     )
-    sample_seed: int = HfArg(
-        default=0,
-        help="The seed of dataset subsampling, independent of --seed. A number of problems is a "
-        "sample stratified by level and subject; runs with other seeds are therefore measured "
-        "on the same problems.",
+    sample_seed: int = setting(
+        0,
+        (
+            "The seed of dataset subsampling, independent of --seed. A number of problems is a "
+            "sample stratified by level and subject; runs with other seeds are therefore measured "
+            "on the same problems."
+        ),
+        Group.MODEL,
     )
 
-    base_policy_seed: int | None = HfArg(
-        default=None,
-        help="The seed of the base policy that is made without --model_name_or_path. The default is --seed; with one "
-        "number for all seeds, runs differ in what they train and not in where they begin.",
+    gguf_file: str | None = setting(None, "The GGUF file of the model's folder, where it has several.", Group.MODEL)
+    base_policy_seed: int | None = setting(
+        None,
+        (
+            "The seed of the base policy that is made without --model_name_or_path. The default is --seed; with one "
+            "number for all seeds, runs differ in what they train and not in where they begin."
+        ),
+        Group.MODEL,
     )
 
     def __post_init__(self) -> None:
+        check_intervals(self)
         if self.too_long not in TOO_LONG:
             raise ValueError(f"too_long must be one of {', '.join(TOO_LONG)}, got {self.too_long!r}")
-        if not 0 <= self.numeric_tolerance < 1:
-            raise ValueError(f"numeric_tolerance must be at least 0 and below 1, got {self.numeric_tolerance}")
         self.dataset_options = parse_options("dataset_options", self.dataset_options)
         check_options(self.dataset, self.dataset_options)
         asking = self.asking

@@ -13,15 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from datasets import IterableDataset
 from tqdm import tqdm
-from transformers.hf_argparser import HfArg
 
 from trl_ext.compat.given import given
-from trl_ext.compat.on_resume import OnResume
 from trl_ext.errors import brief_in_notebooks
 from trl_ext.evaluation.report import grade_rows
 from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step, step_counts, step_line
@@ -30,9 +28,9 @@ from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, write_jsonl
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.registry import parse_options
+from trl_ext.setting import Group, OnResume, setting
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.ending import TimeBudget
-from trl_ext.training.options import check_at_least_1
 
 FOLDER, ROLLOUTS, KEPT, STEPS = "expert_iteration", "rollouts.jsonl", "kept.jsonl", "steps.jsonl"
 _WITHOUT_MEANING = {
@@ -57,27 +55,48 @@ class ExpertIterationConfig(ExtSFTConfig):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*ExtSFTConfig._VALID_DICT_FIELDS, "selection_options"]
 
-    n_ei_steps: Annotated[int, OnResume.LENGTH] = HfArg(default=5, help="The number of expert-iteration steps.")
-    questions_per_step: int = HfArg(default=512, help="The number of questions per step (handout: 512, 1024 or 2048).")
-    group_size: int = HfArg(default=4, help="The number of rollouts per question.")
-    epochs_per_step: int = HfArg(default=1, help="The number of passes over the rows that a step keeps.")
-    selection: str = HfArg(
-        default="every",
-        help=f"Which correct rollouts are kept. One of: {', '.join(sorted(SELECTIONS))}, or file.py:function.",
+    n_ei_steps: int = setting(
+        5, "The number of expert-iteration steps.", Group.OPTIMIZER, on_resume=OnResume.LENGTH, within="[1, inf)"
     )
-    selection_options: dict[str, Any] | str | None = HfArg(
-        default=None, help="Options of the selection: a mapping in YAML, and `k=2` or JSON as a flag."
+    questions_per_step: int = setting(
+        512,
+        "The number of questions per step (handout: 512, 1024 or 2048).",
+        Group.OPTIMIZER,
+        handout="n_prompts_per_rollout_batch D_b",
+        within="[1, inf)",
     )
-    rollout_batch_size: int = HfArg(
-        default=256, help="The number of rollouts per batch of HF generate; vLLM takes a chunk at once."
+    group_size: int = setting(
+        4, "The number of rollouts per question.", Group.OPTIMIZER, handout="G", within="[1, inf)"
     )
-    rollout_chunk: int = HfArg(
-        default=4096, help="Sample, grade and write this many rollouts at a time, the most that a kill can lose."
+    epochs_per_step: int = setting(
+        1,
+        "The number of passes over the rows that a step keeps.",
+        Group.OPTIMIZER,
+        handout="n_sft_steps",
+        within="[1, inf)",
+    )
+    selection: str = setting(
+        "every",
+        f"Which correct rollouts are kept. One of: {', '.join(sorted(SELECTIONS))}, or file.py:function.",
+        Group.ALGORITHM,
+    )
+    selection_options: dict[str, Any] | str | None = setting(
+        None, "Options of the selection: a mapping in YAML, and `k=2` or JSON as a flag.", Group.ALGORITHM
+    )
+    rollout_batch_size: int = setting(
+        256,
+        "The number of rollouts per batch of HF generate; vLLM takes a chunk at once.",
+        Group.OPTIMIZER,
+        within="[1, inf)",
+    )
+    rollout_chunk: int = setting(
+        4096,
+        "Sample, grade and write this many rollouts at a time, the most that a kill can lose.",
+        Group.OPTIMIZER,
+        within="[1, inf)",
     )
 
     def __post_init__(self) -> None:
-        check_at_least_1(self, "n_ei_steps", "questions_per_step", "group_size", "epochs_per_step")
-        check_at_least_1(self, "rollout_batch_size", "rollout_chunk")
         self.selection_options = parse_options("selection_options", self.selection_options)
         select = self.selection_function()
         if self.selection in SELECTIONS:

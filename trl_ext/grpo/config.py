@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from transformers.hf_argparser import HfArg
 from trl import GRPOConfig
 from trl.rewards import get_soft_overlong_punishment
 
@@ -25,17 +24,18 @@ from trl_ext.algorithms.sampler_correction import (
 )
 from trl_ext.algorithms.selection import SELECTIONS
 from trl_ext.compat.given import given, reset
-from trl_ext.compat.on_resume import OnResume
 from trl_ext.errors import InputError, brief_in_notebooks
 from trl_ext.registry import parse_options, unknown
+from trl_ext.setting import Group, OnResume, setting
 from trl_ext.training.handout_settings import resolve_handout
 from trl_ext.training.options import check_sampling
 from trl_ext.training.settings import RunSettings
-from trl_ext.training.settings_table import OURS, TRL
+from trl_ext.training.settings_table import TRL
 from trl_ext.training.trl_settings import (
     check_needs,
     refuse_ignored,
     refuse_next_to,
+    rules_of,
     take_over_advantage,
     take_over_policy_loss,
 )
@@ -67,114 +67,194 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*GRPOConfig._VALID_DICT_FIELDS, *_OPTIONS]
 
-    preset: str | None = HfArg(
-        default=None,
-        help=f"A combination of the axes. One of: {', '.join(PRESETS)}.",
+    preset: str | None = setting(None, f"A combination of the axes. One of: {', '.join(PRESETS)}.", Group.ALGORITHM)
+    advantage: str | None = setting(None, _help("advantage", "How rewards become advantages."), Group.ALGORITHM)
+    advantage_options: dict[str, Any] | str | None = setting(None, _OPTIONS_HELP, Group.ALGORITHM)
+    policy_loss: str | None = setting(None, _help("policy_loss", "The loss of each token."), Group.ALGORITHM)
+    policy_loss_options: dict[str, Any] | str | None = setting(None, _OPTIONS_HELP, Group.ALGORITHM)
+    aggregation: str | None = setting(
+        None,
+        _help("aggregation", "Mean over tokens."),
+        Group.ALGORITHM,
+        handout="normalize_constant constant_normalizer",
     )
-    advantage: str | None = HfArg(default=None, help=_help("advantage", "How rewards become advantages."))
-    advantage_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
-    policy_loss: str | None = HfArg(default=None, help=_help("policy_loss", "Loss of each token."))
-    policy_loss_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
-    aggregation: str | None = HfArg(default=None, help=_help("aggregation", "Mean over tokens."))
-    aggregation_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
-    kl_estimator: str = HfArg(default="k3", help=_help("kl_estimator", "The KL penalty's estimator."))
-    kl_estimator_options: dict[str, Any] | str | None = HfArg(default=None, help=_OPTIONS_HELP)
-    sampler_weight: str | None = HfArg(default=None, help=_help("sampler_weight", "An importance weight."))
-    sampler_rejection: str | None = HfArg(
-        default=None, help=_help("sampler_rejection", "Left out for vLLM's mismatch.")
+    aggregation_options: dict[str, Any] | str | None = setting(None, _OPTIONS_HELP, Group.ALGORITHM)
+    kl_estimator: str = setting(
+        "k3", _help("kl_estimator", "The KL penalty's estimator."), Group.ALGORITHM, needs="uses_axes beta"
     )
-    sampler_weight_options: dict[str, Any] | str | None = HfArg(default=None, help=_FORMS_HELP)
-    sampler_rejection_options: dict[str, Any] | str | None = HfArg(default=None, help=_FORMS_HELP)
-    vllm_importance_sampling_mode: str | None = HfArg(
-        default=None,
-        help="TRL's name for a weight with a rejection, such as sequence_mask. It also has sequence_truncate, "
-        "token_mask and token_truncate. If unset, sequence_mask with TRL's loss; with a preset or an axis, "
-        "sampler_weight token and sampler_rejection sequence_mean_k3.",
+    kl_estimator_options: dict[str, Any] | str | None = setting(
+        None, _OPTIONS_HELP, Group.ALGORITHM, needs="uses_axes beta"
     )
-    reward_timeout: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
-        default=600.0, help="The time limit of a reward function, in seconds per rollout."
+    sampler_weight: str | None = setting(
+        None,
+        _help("sampler_weight", "An importance weight."),
+        Group.ALGORITHM,
+        needs="uses_axes use_vllm vllm_importance_sampling_correction",
+    )
+    sampler_rejection: str | None = setting(
+        None,
+        _help("sampler_rejection", "Which tokens vLLM's mismatch rejects."),
+        Group.ALGORITHM,
+        needs="uses_axes use_vllm vllm_importance_sampling_correction",
+    )
+    sampler_weight_options: dict[str, Any] | str | None = setting(
+        None, _FORMS_HELP, Group.ALGORITHM, needs="uses_axes use_vllm vllm_importance_sampling_correction"
+    )
+    sampler_rejection_options: dict[str, Any] | str | None = setting(
+        None, _FORMS_HELP, Group.ALGORITHM, needs="uses_axes use_vllm vllm_importance_sampling_correction"
+    )
+    vllm_importance_sampling_mode: str | None = setting(
+        None,
+        (
+            "TRL's name for a weight with a rejection, such as sequence_mask. It also has sequence_truncate, "
+            "token_mask and token_truncate. If unset, sequence_mask with TRL's loss; with a preset or an axis, "
+            "sampler_weight token and sampler_rejection sequence_mean_k3."
+        ),
+        Group.ALGORITHM,
+    )
+    reward_timeout: float | None = setting(
+        600.0,
+        "The time limit of a reward function, in seconds per rollout.",
+        Group.REWARD,
+        on_resume=OnResume.MAY_CHANGE,
+        within="(0, inf)",
+        unit="seconds",
     )
 
     # Savings of an optimizer step, for the same gradient; they need a preset or an axis.
-    skip_zero_advantage_rows: bool = HfArg(
-        default=True, help="Skip rows without gradient: zero advantage and no KL penalty."
+    skip_zero_advantage_rows: bool = setting(
+        True, "Skip rows without gradient: zero advantage and no KL penalty.", Group.SAVINGS
     )
-    dynamic_micro_batches: bool = HfArg(
-        default=True, help="Pack rows by tokens into micro-batches without padding; compute equal rows once."
+    dynamic_micro_batches: bool = setting(
+        True, "Pack rows by tokens into micro-batches without padding; compute equal rows once.", Group.SAVINGS
     )
-    micro_batch_tokens: int | None = HfArg(
-        default=None,
-        help="The maximum number of tokens in a micro-batch, padding included. The default is what "
-        "micro_train_batch_size rows with the rollout's longest prompt and completion have.",
+    micro_batch_tokens: int | None = setting(
+        None,
+        (
+            "The maximum number of tokens in a micro-batch, padding included. The default is what "
+            "micro_train_batch_size rows with the rollout's longest prompt and completion have."
+        ),
+        Group.SAVINGS,
+        needs="uses_axes dynamic_micro_batches",
+        within="[1, inf)",
     )
-    share_prompt_prefix: bool = HfArg(
-        default=True, help="Compute a group's prompt once for its completions; needs dynamic_micro_batches."
+    share_prompt_prefix: bool = setting(
+        True, "Compute a group's prompt once for its completions; needs dynamic_micro_batches.", Group.SAVINGS
     )
-    reuse_log_probs: bool = HfArg(
-        default=True, help="Take the old log-probabilities from the first pass; no second forward pass."
+    reuse_log_probs: bool = setting(
+        True, "Take the old log-probabilities from the first pass; no second forward pass.", Group.SAVINGS
     )
 
     # Which problems a rollout is made of, and which of its completions are trained on.
-    uninformative_keep_prob: float = HfArg(
-        default=1.0,
-        help="Revisit problems of zero reward variance with this probability. Others take their place; "
-        "problems not yet seen are judged by their subject and level.",
+    uninformative_keep_prob: float = setting(
+        1.0,
+        (
+            "Revisit problems of zero reward variance with this probability. Others take their place; "
+            "problems not yet seen are judged by their subject and level."
+        ),
+        Group.ALGORITHM,
+        within="[0, 1]",
     )
 
-    rollout_selection: str | None = HfArg(
-        default=None,
-        help="Which completions are trained on, such as mixed_groups; if unset, all. The choices: "
-        f"{', '.join(sorted(SELECTIONS))}, or file.py:function.",
+    rollout_selection: str | None = setting(
+        None,
+        (
+            "Which completions are trained on, such as mixed_groups; if unset, all. The choices: "
+            f"{', '.join(sorted(SELECTIONS))}, or file.py:function."
+        ),
+        Group.ALGORITHM,
+        needs="uses_axes",
     )
-    rollout_selection_options: dict[str, Any] | str | None = HfArg(default=None, help=_FORMS_HELP)
-    dynamic_sampling_tries: int = HfArg(
-        default=1,
-        help="Try a rollout up to N times, until rollout_selection keeps some of each group. Unset, it is mixed_groups "
-        "here, DAPO's. Other problems take the place of groups of which it keeps none; 1 is off.",
+    rollout_selection_options: dict[str, Any] | str | None = setting(
+        None, _FORMS_HELP, Group.ALGORITHM, needs="rollout_selection"
     )
-    overlong_buffer: float | None = HfArg(
-        default=None,
-        help="Subtract up to 1 in the last N tokens of the maximum length (DAPO). Below 1, a fraction of them.",
+    dynamic_sampling_tries: int = setting(
+        1,
+        (
+            "Try a rollout up to N times, until rollout_selection keeps some of each group. Unset, it is mixed_groups "
+            "here, DAPO's. Other problems take the place of groups of which it keeps none; 1 is off."
+        ),
+        Group.ALGORITHM,
+        needs="uses_axes",
+        within="[1, inf)",
+    )
+    overlong_buffer: float | None = setting(
+        None,
+        "Subtract up to 1 in the last N tokens of the maximum length (DAPO). Below 1, a fraction of them.",
+        Group.ALGORITHM,
     )
 
     # The handout's names, each resolved into the TRL field named in its help.
-    rollout_batch_size: int | None = HfArg(
-        default=None, help="The number of completions per rollout (TRL: generation_batch_size)."
+    rollout_batch_size: int | None = setting(
+        None,
+        "The number of completions per rollout.",
+        Group.OPTIMIZER,
+        trl="generation_batch_size",
+        handout="n_prompts_per_rollout_batch D_b",
+        within="[1, inf)",
     )
-    group_size: int | None = HfArg(default=None, help="The number of completions per prompt (TRL: num_generations).")
-    train_batch_size: int | None = HfArg(
-        default=None, help="The number of completions per optimizer step, over all ranks."
+    group_size: int | None = setting(
+        None,
+        "The number of completions per prompt.",
+        Group.OPTIMIZER,
+        trl="num_generations",
+        handout="G",
+        within="[1, inf)",
     )
-    micro_train_batch_size: int | None = HfArg(
-        default=None, help="The number of completions per forward pass (TRL: per_device_train_batch_size)."
+    train_batch_size: int | None = setting(
+        None, "The number of completions per optimizer step, over all ranks.", Group.OPTIMIZER, within="[1, inf)"
     )
-    epochs_per_rollout_batch: int | None = HfArg(
-        default=None, help="The number of passes over each rollout batch (TRL: num_iterations)."
+    micro_train_batch_size: int | None = setting(
+        None,
+        "The number of completions per forward pass.",
+        Group.OPTIMIZER,
+        trl="per_device_train_batch_size",
+        handout="n_microbatches_per_rollout_batch",
+        within="[1, inf)",
     )
-    n_grpo_steps: Annotated[int | None, OnResume.LENGTH] = HfArg(
-        default=None, help="The number of rollout batches in the run; max_steps follows from it."
+    epochs_per_rollout_batch: int | None = setting(
+        None,
+        "The number of passes over each rollout batch.",
+        Group.OPTIMIZER,
+        trl="num_iterations",
+        handout="n_train_steps_per_rollout_batch",
+        within="[1, inf)",
     )
-    cliprange: float | None = HfArg(default=None, help="Set eps_low and eps_high of ppo_clip to one number.")
-    use_std_normalization: bool | None = HfArg(
-        default=None, help="Choose the advantage group_std (true) or group_mean (false)."
+    n_grpo_steps: int | None = setting(
+        None,
+        "The number of rollout batches in the run; max_steps follows from it.",
+        Group.OPTIMIZER,
+        on_resume=OnResume.LENGTH,
+        within="[1, inf)",
     )
-    advantage_eps: float | None = HfArg(
-        default=None, help="The eps added to the rewards' standard deviation (handout: 1e-6, TRL: 1e-4)."
+    cliprange: float | None = setting(
+        None, "Set eps_low and eps_high of ppo_clip to one number.", Group.ALGORITHM, within="[0, inf)"
     )
-    sampling_temperature: float | None = HfArg(
-        default=None, help="The sampling temperature of rollouts (TRL: temperature)."
+    use_std_normalization: bool | None = setting(
+        None,
+        "Choose the advantage group_std (true) or group_mean (false).",
+        Group.ALGORITHM,
+        handout="normalize_by_std normalized_by_std",
     )
-    sampling_max_tokens: int | None = HfArg(
-        default=None, help="The maximum completion length in tokens (TRL: max_completion_length)."
+    advantage_eps: float | None = setting(
+        None,
+        "The eps added to the rewards' standard deviation (handout: 1e-6, TRL: 1e-4).",
+        Group.ALGORITHM,
+        within="[0, inf)",
+    )
+    sampling_temperature: float | None = setting(
+        None, "The sampling temperature of rollouts.", Group.SAMPLING, trl="temperature"
+    )
+    sampling_max_tokens: int | None = setting(
+        None,
+        "The maximum completion length in tokens.",
+        Group.SAMPLING,
+        trl="max_completion_length",
+        handout="max_tokens",
+        within="[1, inf)",
     )
 
     def __post_init__(self) -> None:
-        if self.reward_timeout is not None and self.reward_timeout <= 0:
-            raise ValueError(f"reward_timeout must be positive seconds, got {self.reward_timeout}")
-        if not 0 <= self.uninformative_keep_prob <= 1:
-            raise ValueError(f"uninformative_keep_prob must be between 0 and 1, got {self.uninformative_keep_prob}")
-        if self.dynamic_sampling_tries < 1:
-            raise ValueError(f"dynamic_sampling_tries must be at least 1, got {self.dynamic_sampling_tries}")
         if self.dynamic_sampling_tries > 1 and self.log_completions:
             raise ValueError(
                 f"log_completions=True would be ignored next to dynamic_sampling_tries={self.dynamic_sampling_tries}, "
@@ -281,7 +361,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         axes = ("advantage", "policy_loss", "aggregation")
         chosen = [name for name in axes if getattr(self, name) or getattr(self, f"{name}_options")]
         if self.preset is None and not chosen:
-            check_needs(self, OURS)
+            check_needs(self, rules_of(type(self)))
             if self.vllm_importance_sampling_mode is None:
                 self.vllm_importance_sampling_mode = GRPOConfig.vllm_importance_sampling_mode
             return
@@ -296,7 +376,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         take_over_policy_loss(self, TRL, base.policy_loss, base.policy_loss_options, POLICY_LOSSES)
         for axis in axes:
             self._resolve_axis(axis, getattr(base, axis), getattr(base, f"{axis}_options"))
-        check_needs(self, OURS | TRL)
+        check_needs(self, rules_of(type(self)) | TRL)
         if self.rollout_selection:
             SELECTIONS.try_on_example(self.rollout_selection, self._build("rollout_selection"), self._group)
         self._resolve_sampler()

@@ -13,7 +13,6 @@ from trl_ext.plots import figure
 from trl_ext.runs.clock import Clock
 from trl_ext.runs.layout import GENERATIONS, METRICS
 from trl_ext.training.callbacks import GenerationsLog, JsonlLog, Log
-from trl_ext.training.options import check_at_least_1
 
 if TYPE_CHECKING:
     from trl_ext.grpo.trainer import ExtGRPOTrainer
@@ -40,7 +39,8 @@ class RunLog(TrainerCallback):
 
     def __init__(self, trainer: ExtGRPOTrainer, every: int = 20, folder: str | Path | None = None) -> None:
         self.every = every
-        check_at_least_1(self, "every")
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, got {self.every}")
         self.folder = Path(folder or trainer.args.output_dir)
         whole: dict[str, Any] = {"group": trainer.args.num_generations, "per_token": trainer.log_tokens()}
         self._generations = GenerationsLog(self.folder / GENERATIONS, every, trainer, **whole)

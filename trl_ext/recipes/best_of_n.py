@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from accelerate import PartialState
-from transformers.hf_argparser import HfArg
 
 from trl_ext.errors import InputError
 from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
@@ -23,6 +22,7 @@ from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.measured import FINGERPRINTS, SETTINGS, refuse_other_inputs
 from trl_ext.runs.layout import SUMMARY
 from trl_ext.runs.provenance import provenance
+from trl_ext.setting import Group, setting
 
 CURVES = {
     "pass": "pass@n: any of n correct (unbiased over all samples)",
@@ -36,10 +36,14 @@ CURVES = {
 class BestOfN(Evaluation):
     """An evaluation with several samples per problem."""
 
-    samples: int = HfArg(default=16, help="The number of responses per problem, and the largest n.")
-    at: list[int] = HfArg(default_factory=lambda: [1, 4, 8, 16], help="The values of n.")
-    first_from: str | None = HfArg(
-        default=None, help="The folder of an evaluation whose samples are each problem's first ones, as far as they go."
+    samples: int = setting(
+        16, "The number of responses per problem, and the largest n.", Group.SAMPLING, within="[1, inf)"
+    )
+    at: list[int] = setting(lambda: [1, 4, 8, 16], "The values of n.", Group.SAMPLING)
+    first_from: str | None = setting(
+        None,
+        "The folder of an evaluation whose samples are each problem's first ones, as far as they go.",
+        Group.SAMPLING,
     )
 
     def __post_init__(self) -> None:

@@ -33,11 +33,10 @@ from trl_ext.hosts.lost import explain
 from trl_ext.io import read_json, read_yaml, write_json
 from trl_ext.recipes.optional import is_none, refuse_null, resolve_none, shapes_of, take_words_for_none
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
-from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
+from trl_ext.recipes.settings_help import handout_words, help_on, page_of, settings_in, topic_of
 from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.runs.checkpoints import checkpoints
 from trl_ext.runs.layout import PARTS
-from trl_ext.training.handout_settings import ELSEWHERE
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -62,10 +61,10 @@ class _Parser(TrlParser):
         """Refuse flags and YAML fields that do not exist, with the nearest existing name."""
         known = [option for option in self._option_string_actions if option.startswith("--")]
         fields = [f"--{name}" for name in fields if name != "env"]
+        words = handout_words(self.dataclass_types)
         for name, where in [*((flag, "") for flag in flags), *((field, f" in {config}") for field in fields)]:
             if name not in known:
-                words = [flag for flag in ELSEWHERE.get(name[2:], ()) if flag in known]
-                nearest = next(iter(words or difflib.get_close_matches(name, known, n=1)), None)
+                nearest = words.get(name[2:]) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
                 hint = f" Did you mean {nearest}?" if nearest else ""
                 raise ValueError(f"unknown setting {name}{where}.{hint} --help all lists every one")
 

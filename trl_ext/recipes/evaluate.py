@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from trl_ext.compat.on_resume import OnResume, on_resume
+from trl_ext.compat.on_resume import on_resume
 from trl_ext.compat.startup import use_all_cores
 from trl_ext.recipes.evaluation_settings import Evaluation
+from trl_ext.setting import OnResume
 
 # isort: split
 import contextlib

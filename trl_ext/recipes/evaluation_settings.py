@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from transformers.hf_argparser import HfArg
-
-from trl_ext.compat.on_resume import OnResume
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.responses import OPTIONAL, fields_of
 from trl_ext.errors import InputError
@@ -19,82 +16,124 @@ from trl_ext.generation.merging import check_mergeable
 from trl_ext.generation.model_source import MERGE, ModelSource, locate
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.recipes.chat import needs_a_model, refuse_unused_options
-from trl_ext.recipes.settings_help import COMMON
+from trl_ext.recipes.settings_help import THEIRS
 from trl_ext.registry import parse_options
 from trl_ext.rewards.graders import GRADERS
-from trl_ext.training.options import check_at_least_1, stop_strings
+from trl_ext.setting import Group, OnResume, setting
+from trl_ext.training.options import stop_strings
 
 
 @dataclass
 class Evaluation(DatasetSettings):
     """What is measured, and how it is sampled."""
 
-    model_name_or_path: str | None = HfArg(default=None, help=COMMON["model_name_or_path"])
-    gguf_file: str | None = HfArg(default=None, help=COMMON["gguf_file"])
-    chat_template_kwargs: dict[str, Any] | str | None = HfArg(
-        default=None, help="Variables of the model's chat template, such as enable_thinking=false."
+    model_name_or_path: str | None = setting(None, THEIRS["model_name_or_path"].text, Group.MODEL, handout="model_id")
+    chat_template_kwargs: dict[str, Any] | str | None = setting(
+        None, "Variables of the model's chat template, such as enable_thinking=false.", Group.MODEL
     )
-    split: str = HfArg(aliases="--validation_split", default="validation", help="The split to evaluate on.")
-    problems: int | None = HfArg(default=None, help="Evaluate on a sample of this many problems. The default is all.")
-    samples: int = HfArg(default=1, help="The number of responses per problem.")
-    grader: str = HfArg(
-        default="compatible",
-        help=f"The grader of the responses. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
+    split: str = setting("validation", "The split to evaluate on.", Group.MODEL, aliases="--validation_split")
+    problems: int | None = setting(
+        None, "Evaluate on a sample of this many problems. The default is all.", Group.MODEL, within="[1, inf)"
     )
-    temperature: float = HfArg(default=1.0, help="The sampling temperature; 0 means greedy decoding.")
-    top_p: float = HfArg(default=1.0, help="The probability mass of nucleus sampling.")
-    max_tokens: int = HfArg(default=1024, help="The maximum response length in tokens.")
-    min_tokens: int = HfArg(default=0, help="The minimum response length in tokens.")
-    stop: list[str] = HfArg(
-        default_factory=lambda: ["</answer>"], help="Generation stops at any of these strings, which stay in the text."
+    samples: int = setting(1, "The number of responses per problem.", Group.SAMPLING, within="[1, inf)")
+    grader: str = setting(
+        "compatible",
+        f"The grader of the responses. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
+        Group.REWARD,
     )
-    use_vllm: str = HfArg(
-        default="auto",
-        help="Generate with vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and on a CPU where "
-        "its build for CPUs is installed and the model is large enough; HF generate otherwise.",
+    temperature: float = setting(
+        1.0, "The sampling temperature; 0 means greedy decoding.", Group.SAMPLING, within="[0, inf)"
     )
-    batch_size: int = HfArg(
-        default=256, help="Sample, grade and write this many responses at a time; vLLM is fastest with 4096."
+    top_p: float = setting(1.0, "The probability mass of nucleus sampling.", Group.SAMPLING, within="(0, 1]")
+    max_tokens: int = setting(1024, "The maximum response length in tokens.", Group.SAMPLING, within="[1, inf)")
+    min_tokens: int = setting(0, "The minimum response length in tokens.", Group.SAMPLING, within="[0, inf)")
+    stop: list[str] = setting(
+        lambda: ["</answer>"], "Generation stops at any of these strings, which stay in the text.", Group.SAMPLING
     )
-    dtype: str = HfArg(default="auto", help="The dtype of the weights: auto, bfloat16, float16 or float32.")
-    vllm_gpu_memory_utilization: Annotated[float, OnResume.MAY_CHANGE] = HfArg(
-        default=0.9, help=COMMON["vllm_gpu_memory_utilization"]
+    use_vllm: str = setting(
+        "auto",
+        (
+            "Generate with vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and on a CPU where "
+            "its build for CPUs is installed and the model is large enough; HF generate otherwise."
+        ),
+        Group.SAMPLING,
     )
-    vllm_max_model_length: int | None = HfArg(default=None, help=COMMON["vllm_max_model_length"])
-    vllm_enforce_eager: Annotated[bool | None, OnResume.MAY_CHANGE] = HfArg(
-        default=None,
-        help="Disable compilation and CUDA graphs: slower sampling, faster start-up. The default is false on a GPU, "
-        "true on a CPU.",
+    batch_size: int = setting(
+        256,
+        "Sample, grade and write this many responses at a time; vLLM is fastest with 4096.",
+        Group.SAMPLING,
+        within="[1, inf)",
     )
-    seed: int = HfArg(default=0, help="The seed of the samples, of mini-MATH and of the base policy.")
-    ddp_timeout: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
-        default=1800, help="Seconds after which a rank gives up waiting for the others."
+    dtype: str = setting("auto", "The dtype of the weights: auto, bfloat16, float16 or float32.", Group.MODEL)
+    vllm_gpu_memory_utilization: float = setting(
+        0.9,
+        THEIRS["vllm_gpu_memory_utilization"].text,
+        Group.SAMPLING,
+        on_resume=OnResume.MAY_CHANGE,
+        handout="gpu_memory_utilization",
     )
-    responses: str | None = HfArg(
-        default=None,
-        help="Grade the responses of this JSONL file, which someone else drew: a line has prompt, response and truth. "
-        "No model is loaded.",
+    vllm_max_model_length: int | None = setting(None, THEIRS["vllm_max_model_length"].text, Group.SAMPLING)
+    vllm_enforce_eager: bool | None = setting(
+        None,
+        (
+            "Disable compilation and CUDA graphs: slower sampling, faster start-up. The default is false on a GPU, "
+            "true on a CPU."
+        ),
+        Group.SAMPLING,
+        on_resume=OnResume.MAY_CHANGE,
     )
-    response_fields: list[str] = HfArg(
-        default_factory=list,
-        help="What that file calls its fields, such as prompt=question response=resps.0.0 truth=target; dots go into "
-        f"objects and lists. Optional: {', '.join(OPTIONAL)}; verdict is someone else's, to compare with.",
+    seed: int = setting(0, "The seed of the samples, of mini-MATH and of the base policy.", Group.OPTIMIZER)
+    ddp_timeout: int = setting(
+        1800,
+        "Seconds after which a rank gives up waiting for the others.",
+        Group.LIMITS,
+        on_resume=OnResume.MAY_CHANGE,
+        within="[1, inf)",
     )
-    response_stop: str = HfArg(
-        default="",
-        help="What another harness took away from the responses' ends, such as </answer>: put back where it is missing "
-        "and the response is not known to be cut off.",
+    responses: str | None = setting(
+        None,
+        (
+            "Grade the responses of this JSONL file, which someone else drew: a line has prompt, response and truth. "
+            "No model is loaded."
+        ),
+        Group.OTHERS,
     )
-    export: Annotated[str | None, OnResume.MAY_CHANGE] = HfArg(
-        default=None,
-        help="Write this evaluation as tasks for lm-eval, lighteval and inspect into this new folder, and end.",
+    response_fields: list[str] = setting(
+        list,
+        (
+            "What that file calls its fields, such as prompt=question response=resps.0.0 truth=target; dots go into "
+            f"objects and lists. Optional: {', '.join(OPTIONAL)}; verdict is someone else's, to compare with."
+        ),
+        Group.OTHERS,
     )
-    show: Annotated[int, OnResume.MAY_CHANGE] = HfArg(default=0, help="Print this many examples at the end.")
-    category: Annotated[str | None, OnResume.MAY_CHANGE] = HfArg(
-        default=None, help=f"Print only examples of one category: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}."
+    response_stop: str = setting(
+        "",
+        (
+            "What another harness took away from the responses' ends, such as </answer>: put back where it is missing "
+            "and the response is not known to be cut off."
+        ),
+        Group.OTHERS,
     )
-    output_dir: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
-        default="", help="The folder of the results. The default is runs/ and the name of the YAML file."
+    export: str | None = setting(
+        None,
+        "Write this evaluation as tasks for lm-eval, lighteval and inspect into this new folder, and end.",
+        Group.OTHERS,
+        on_resume=OnResume.MAY_CHANGE,
+    )
+    show: int = setting(
+        0, "Print this many examples at the end.", Group.OUTPUT, on_resume=OnResume.MAY_CHANGE, within="[0, inf)"
+    )
+    category: str | None = setting(
+        None,
+        f"Print only examples of one category: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}.",
+        Group.OUTPUT,
+        on_resume=OnResume.MAY_CHANGE,
+    )
+    output_dir: str = setting(
+        "",
+        "The folder of the results. The default is runs/ and the name of the YAML file.",
+        Group.OUTPUT,
+        on_resume=OnResume.MAY_CHANGE,
     )
 
     def __post_init__(self) -> None:
@@ -110,7 +149,6 @@ class Evaluation(DatasetSettings):
         choose_engine(self.use_vllm)  # refuses what it cannot be
         self.stop = stop_strings(self.stop)
         self.sampling()
-        check_at_least_1(self, "samples", "batch_size")
         fields_of(self.response_fields)
         if (self.response_fields or self.response_stop) and not self.responses:
             raise ValueError(

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
-from trl_ext.compat.on_resume import OnResume
 from trl_ext.errors import brief_in_notebooks
 from trl_ext.evaluation.report import SAMPLES, is_correct
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.settings import Data, Task
 from trl_ext.rewards.hooks import REWARDS
-from trl_ext.training.options import check_at_least_1
+from trl_ext.setting import Group, OnResume, setting
 
 
 @brief_in_notebooks
@@ -25,20 +23,28 @@ from trl_ext.training.options import check_at_least_1
 class GRPOTask(Task):
     """Problems, a reward for the rollouts, and how the policy is measured."""
 
-    reward: str = HfArg(default="strict", help=f"The reward: {', '.join(sorted(REWARDS))}, or file.py:function.")
-    pass_rates_from: str | None = HfArg(
-        default=None,
-        help="Train only on problems that an evaluation, in this folder, solves sometimes. Its samples have to be of "
-        "the training split, several for each problem; those solved never or always have no gradient.",
+    reward: str = setting(
+        "strict", f"The reward: {', '.join(sorted(REWARDS))}, or file.py:function.", Group.REWARD, handout="reward_fn"
     )
-    log_generations_every: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
-        default=20, help="Log a few generations every N optimizer steps."
+    pass_rates_from: str | None = setting(
+        None,
+        (
+            "Train only on problems that an evaluation, in this folder, solves sometimes. Its samples have to be of "
+            "the training split, several for each problem; those solved never or always have no gradient."
+        ),
+        Group.MODEL,
+    )
+    log_generations_every: int = setting(
+        20,
+        "Log a few generations every N optimizer steps.",
+        Group.OUTPUT,
+        on_resume=OnResume.MAY_CHANGE,
+        within="[1, inf)",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reward_function()
-        check_at_least_1(self, "log_generations_every")
 
     def data(self, seed: int) -> Data:
         """Rows with `prompt` and `answer`; those to train on may be chosen by `pass_rates_from`."""

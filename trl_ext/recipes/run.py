@@ -13,7 +13,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from trl import ModelConfig
 
 from trl_ext.compat.given import given
-from trl_ext.compat.on_resume import OnResume, on_resume
+from trl_ext.compat.on_resume import on_resume
 from trl_ext.dashboards.progress import show_progress
 from trl_ext.dashboards.trackers import send_summary, tracker_runs_ended
 from trl_ext.data.dataset import problems_are
@@ -35,6 +35,7 @@ from trl_ext.runs.recipes import recipe_of
 from trl_ext.runs.report import before_after_table, selection_note, write_curve
 from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
+from trl_ext.setting import OnResume
 from trl_ext.training.callbacks import JsonlLog, Validation
 from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from transformers.hf_argparser import HfArg
 
-from trl_ext.compat.on_resume import OnResume
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS, Problems
 from trl_ext.data.source import Source
-from trl_ext.recipes.settings_help import COMMON
 from trl_ext.rewards.graders import GRADERS
-from trl_ext.training.options import check_at_least_1
+from trl_ext.setting import Group, OnResume, setting
 
 
 @dataclass
@@ -42,60 +39,121 @@ class Data:
 class Task(DatasetSettings):
     """What to learn and how it is measured; every recipe has its own."""
 
-    gguf_file: str | None = HfArg(default=None, help=COMMON["gguf_file"])
-    train_split: str = HfArg(default="train", help="The splits to train on and to validate on.")
-    validation_split: Annotated[str, OnResume.YARDSTICK] = HfArg(
-        aliases="--split", default="validation", help="The splits to train on and to validate on."
+    train_split: str = setting("train", "The split to train on.", Group.MODEL)
+    validation_split: str = setting(
+        "validation",
+        "The split to validate on.",
+        Group.MODEL,
+        on_resume=OnResume.YARDSTICK,
+        aliases="--split",
     )
-    train_problems: int | None = HfArg(
-        default=None,
-        help="Train on a sample of this many problems. The default is all, and "
-        f"{GENERATED_PROBLEMS} of a generated dataset.",
+    train_problems: int | None = setting(
+        None,
+        (
+            "Train on a sample of this many problems. The default is all, and "
+            f"{GENERATED_PROBLEMS} of a generated dataset."
+        ),
+        Group.MODEL,
+        within="[1, inf)",
     )
-    validation_problems: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = HfArg(
-        default=None, help="Validate on a sample of this many problems. The default is all."
+    validation_problems: int | None = setting(
+        None,
+        "Validate on a sample of this many problems. The default is all.",
+        Group.VALIDATION,
+        on_resume=OnResume.YARDSTICK_AS_USED,
+        within="[1, inf)",
     )
-    validation_grader: Annotated[str, OnResume.YARDSTICK_AS_USED] = HfArg(
-        default="compatible",
-        help=f"The validations' grader. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
+    validation_grader: str = setting(
+        "compatible",
+        f"The validations' grader. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
+        Group.VALIDATION,
+        on_resume=OnResume.YARDSTICK_AS_USED,
+        handout="reward_fn",
     )
-    validate_every: Annotated[int, OnResume.MAY_CHANGE] = HfArg(default=20, help="Validate every N optimizer steps.")
-    validation_batch_size: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
-        default=256, help="Sample this many prompts per batch in a validation."
+    validate_every: int = setting(
+        20,
+        "Validate every N optimizer steps.",
+        Group.VALIDATION,
+        on_resume=OnResume.MAY_CHANGE,
+        handout="eval_interval eval_step",
+        within="[1, inf)",
     )
-    validation_temperature: Annotated[float | None, OnResume.YARDSTICK_AS_USED] = HfArg(
-        default=None,
-        help="The sampling temperature of validations; 0 means greedy decoding. The default is that of training.",
+    validation_batch_size: int = setting(
+        256,
+        "Sample this many prompts per batch in a validation.",
+        Group.VALIDATION,
+        on_resume=OnResume.MAY_CHANGE,
+        within="[1, inf)",
     )
-    validation_max_tokens: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = HfArg(
-        default=None, help="The maximum response length in validations, in tokens. The default is that of training."
+    validation_temperature: float | None = setting(
+        None,
+        "The sampling temperature of validations; 0 means greedy decoding. The default is that of training.",
+        Group.VALIDATION,
+        on_resume=OnResume.YARDSTICK_AS_USED,
+        within="[0, inf)",
     )
-    validation_samples: Annotated[int, OnResume.YARDSTICK] = HfArg(
-        default=1, help="Sample each problem of a validation N times, and measure pass@k for k = 2, 4, ... up to N."
+    validation_max_tokens: int | None = setting(
+        None,
+        "The maximum response length in validations, in tokens. The default is that of training.",
+        Group.VALIDATION,
+        on_resume=OnResume.YARDSTICK_AS_USED,
+        within="[1, inf)",
     )
-    final_validation_problems: Annotated[int | None, OnResume.MAY_CHANGE] = HfArg(
-        default=None,
-        help="The number of problems in the final validation. They include those of the other "
-        "validations, which is the default.",
+    validation_samples: int = setting(
+        1,
+        "Sample each problem of a validation N times, and measure pass@k for k = 2, 4, ... up to N.",
+        Group.VALIDATION,
+        on_resume=OnResume.YARDSTICK,
+        within="[1, inf)",
     )
-    restore_best: Annotated[bool, OnResume.MAY_CHANGE] = HfArg(
-        default=False,
-        help="End with the weights of the best validation instead of the last ones. Of validations "
-        "within one standard error of the best, the latest counts.",
+    final_validation_problems: int | None = setting(
+        None,
+        (
+            "The number of problems in the final validation. They include those of the other "
+            "validations, which is the default."
+        ),
+        Group.VALIDATION,
+        on_resume=OnResume.MAY_CHANGE,
+        within="[1, inf)",
     )
-    foresee: Annotated[str, OnResume.OF_PROCESS] = HfArg(
-        default="auto",
-        help="Foresee the memory of the run and refuse what would not fit: auto, true or false. auto does so with a "
-        "GPU; trl-ext foresee does so without.",
+    restore_best: bool = setting(
+        False,
+        (
+            "End with the weights of the best validation instead of the last ones. Of validations "
+            "within one standard error of the best, the latest counts."
+        ),
+        Group.VALIDATION,
+        on_resume=OnResume.MAY_CHANGE,
     )
-    collapse_threshold: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
-        default=None, help="End the run when two validations in a row are below this fraction of the best."
+    foresee: str = setting(
+        "auto",
+        (
+            "Foresee the memory of the run and refuse what would not fit: auto, true or false. auto does so with a "
+            "GPU; trl-ext foresee does so without."
+        ),
+        Group.LIMITS,
+        on_resume=OnResume.OF_PROCESS,
     )
-    target_accuracy: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
-        default=None, help="End the run when a validation has this accuracy."
+    collapse_threshold: float | None = setting(
+        None,
+        "End the run when two validations in a row are below this fraction of the best.",
+        Group.LIMITS,
+        on_resume=OnResume.MAY_CHANGE,
+        within="(0, 1)",
     )
-    stop_after_zero_variance_steps: Annotated[int | None, OnResume.MAY_CHANGE] = HfArg(
-        default=None, help="End the run after N logged steps in a row without reward variance in any group."
+    target_accuracy: float | None = setting(
+        None,
+        "End the run when a validation has this accuracy.",
+        Group.LIMITS,
+        on_resume=OnResume.MAY_CHANGE,
+        within="(0, 1]",
+    )
+    stop_after_zero_variance_steps: int | None = setting(
+        None,
+        "End the run after N logged steps in a row without reward variance in any group.",
+        Group.LIMITS,
+        on_resume=OnResume.MAY_CHANGE,
+        within="[1, inf)",
     )
 
     def __post_init__(self) -> None:
@@ -105,16 +163,7 @@ class Task(DatasetSettings):
         if self.train_problems is None and self.trains_on[0] in GENERATORS:
             self.train_problems = GENERATED_PROBLEMS
         self._refuse_to_validate_on_what_is_trained_on()
-        check_at_least_1(self, "validate_every", "validation_batch_size", "final_validation_problems")
-        check_at_least_1(self, "validation_samples", "validation_max_tokens")
-        if self.validation_temperature is not None and self.validation_temperature < 0:
-            raise ValueError(f"validation_temperature must be at least 0, got {self.validation_temperature}")
-        check_at_least_1(self, "stop_after_zero_variance_steps")
         self.foresees()  # refuses an unknown choice
-        if self.collapse_threshold is not None and not 0 < self.collapse_threshold < 1:
-            raise ValueError(f"collapse_threshold must be between 0 and 1, got {self.collapse_threshold}")
-        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
-            raise ValueError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
 
     def foresees(self) -> bool:
         """Whether memory is foreseen before the model loads."""

@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 
 from datasets import Dataset
-from transformers.hf_argparser import HfArg
 from trl import ModelConfig
 
 from trl_ext.data.traces import first_unique, load_traces, only_correct, prompt_key, with_answers
@@ -14,6 +13,7 @@ from trl_ext.errors import InputError, brief_in_notebooks
 from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
 from trl_ext.recipes.settings import Data, Task
+from trl_ext.setting import Group, setting
 from trl_ext.sft.trainer import ExtSFTConfig, tokenized
 
 log = logging.getLogger(__name__)
@@ -24,24 +24,30 @@ log = logging.getLogger(__name__)
 class SFTTask(Task):
     """Traces to fine-tune on, and problems that the policy is measured on."""
 
-    traces: str = HfArg(
-        default="mini_math",
-        help="The traces come from mini_math, gsm8k, a Hub id, or a file (.jsonl, .json, .csv, .parquet; "
-        "{split} in its path). Solutions as GSM8K and MATH have them are put into --prompt and the answer format.",
+    traces: str = setting(
+        "mini_math",
+        (
+            "The traces come from mini_math, gsm8k, a Hub id, or a file (.jsonl, .json, .csv, .parquet; "
+            "{split} in its path). Solutions as GSM8K and MATH have them are put into --prompt and the answer format."
+        ),
+        Group.TRACES,
     )
-    traces_split: str = HfArg(default="train", help="The split of the traces.")
-    traces_config: str | None = HfArg(default=None, help="The configuration of a Hub dataset of traces.")
-    trace_prompt: str = HfArg(default="prompt", help="The column that holds the prompt as the model reads it.")
-    trace_response: str = HfArg(default="response", help="The column that holds the response to learn.")
-    trace_answer: str = HfArg(
-        default="answer",
-        help="The column that holds the reference answer, for --filter_correct. Without one, the "
-        "answer is that of the problem with the same prompt in --dataset.",
+    traces_split: str = setting("train", "The split of the traces.", Group.TRACES)
+    traces_config: str | None = setting(None, "The configuration of a Hub dataset of traces.", Group.TRACES)
+    trace_prompt: str = setting("prompt", "The column that holds the prompt as the model reads it.", Group.TRACES)
+    trace_response: str = setting("response", "The column that holds the response to learn.", Group.TRACES)
+    trace_answer: str = setting(
+        "answer",
+        (
+            "The column that holds the reference answer, for --filter_correct. Without one, the "
+            "answer is that of the problem with the same prompt in --dataset."
+        ),
+        Group.TRACES,
     )
-    num_unique_examples: str = HfArg(
-        default="full", help="Fine-tune on this many of the traces, such as 128, or on all of them: full."
+    num_unique_examples: str = setting(
+        "full", "Fine-tune on this many of the traces, such as 128, or on all of them: full.", Group.TRACES
     )
-    filter_correct: bool = HfArg(default=False, help="Keep only traces whose answer the validation grader accepts.")
+    filter_correct: bool = setting(False, "Keep only traces whose answer the validation grader accepts.", Group.TRACES)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trl_ext.compat.on_resume import OnResume, on_resume
+from trl_ext.compat.on_resume import on_resume
 from trl_ext.data.dataset import FIRST_ROWS
 from trl_ext.errors import InputError
 from trl_ext.io import plain
@@ -18,6 +18,7 @@ from trl_ext.redaction import redact
 from trl_ext.registry import defaults_of
 from trl_ext.runs.checkpoints import checkpoints, find_corruption, newest
 from trl_ext.runs.layout import GENERATIONS, METRICS
+from trl_ext.setting import OnResume
 
 LOGS = (METRICS, GENERATIONS)
 _SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")

@@ -8,18 +8,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
-from transformers.hf_argparser import HfArg
 from trl import SFTConfig, SFTTrainer
 from trl.distributed import DistributedBackend
 
 from trl_ext.compat.given import given
 from trl_ext.compat.lazy_vllm import load_vllm
-from trl_ext.compat.on_resume import OnResume
 from trl_ext.dashboards.progress import show_rewards_in_notebook
 from trl_ext.errors import brief_in_notebooks
 from trl_ext.generation.adapter_models import with_adapter_loaded
@@ -29,8 +27,8 @@ from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.tokens import prompt_ids
 from trl_ext.generation.vllm import ColocatedEngine, ServerEngine
 from trl_ext.registry import unknown
-from trl_ext.training.handout_settings import resolve_train_batch, take_over
-from trl_ext.training.options import check_at_least_1
+from trl_ext.setting import Group, OnResume, check_intervals, setting
+from trl_ext.training.handout_settings import resolve_train_batch, take_over_names
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import SFT
 from trl_ext.training.trainer import ReliableTrainer
@@ -46,50 +44,81 @@ class ExtSFTConfig(RunSettings, SFTConfig):
         ValueError: settings that contradict each other; the message has the numbers.
     """
 
-    normalize_constant: float | None = HfArg(
-        default=None,
-        help="Divide each row's summed token loss by this constant, then average over rows "
-        "(handout). The default is TRL's mean over all response tokens of the optimizer step.",
+    normalize_constant: float | None = setting(
+        None,
+        (
+            "Divide each row's summed token loss by this constant, then average over rows "
+            "(handout). The default is TRL's mean over all response tokens of the optimizer step."
+        ),
+        Group.ALGORITHM,
+        handout="constant_normalizer",
+        within="(0, inf)",
     )
-    train_batch_size: int | None = HfArg(default=None, help="The number of rows per optimizer step, over all ranks.")
-    micro_train_batch_size: int | None = HfArg(
-        default=None, help="The number of rows per forward pass (TRL: per_device_train_batch_size)."
+    train_batch_size: int | None = setting(
+        None, "The number of rows per optimizer step, over all ranks.", Group.OPTIMIZER, within="[1, inf)"
     )
-    completion_only_loss: bool | None = HfArg(
-        default=True, help="Compute the loss on the response tokens only; false includes the prompt."
+    micro_train_batch_size: int | None = setting(
+        None,
+        "The number of rows per forward pass.",
+        Group.OPTIMIZER,
+        trl="per_device_train_batch_size",
+        handout="n_microbatches_per_rollout_batch",
+        within="[1, inf)",
     )
-    sampling_temperature: float = HfArg(default=1.0, help="The sampling temperature of rollouts and validations.")
-    sampling_max_tokens: int = HfArg(default=1024, help="The maximum length of a sampled response, in tokens.")
-    vllm_gpu_memory_utilization: float = HfArg(default=0.3, help="The fraction of GPU memory that vLLM takes.")
-    vllm_max_model_length: int | None = HfArg(
-        default=None,
-        help="The maximum length of prompt and response together, in tokens. The default is what the longest prompt "
-        "and response of the rows need.",
+    completion_only_loss: bool | None = setting(
+        True, "Compute the loss on the response tokens only; false includes the prompt.", Group.ALGORITHM
     )
-    vllm_enable_sleep_mode: bool = HfArg(default=False, help="Release the engine's memory while the policy is trained.")
+    sampling_temperature: float = setting(
+        1.0, "The sampling temperature of rollouts and validations.", Group.SAMPLING, within="[0, inf)"
+    )
+    sampling_max_tokens: int = setting(
+        1024,
+        "The maximum length of a sampled response, in tokens.",
+        Group.SAMPLING,
+        handout="max_tokens",
+        within="[1, inf)",
+    )
+    vllm_gpu_memory_utilization: float = setting(
+        0.3, "The fraction of GPU memory that vLLM takes.", Group.SAMPLING, handout="gpu_memory_utilization"
+    )
+    vllm_max_model_length: int | None = setting(
+        None,
+        (
+            "The maximum length of prompt and response together, in tokens. The default is what the longest prompt "
+            "and response of the rows need."
+        ),
+        Group.SAMPLING,
+    )
+    vllm_enable_sleep_mode: bool = setting(
+        False, "Release the engine's memory while the policy is trained.", Group.SAMPLING
+    )
 
     # As TRL's GRPO has them; its SFT samples nothing.
-    vllm_mode: str = HfArg(
-        default="colocate", help="Sample with an engine on each GPU (colocate), or on vLLM servers (server)."
+    vllm_mode: str = setting(
+        "colocate", "Sample with an engine on each GPU (colocate), or on vLLM servers (server).", Group.SAMPLING
     )
-    vllm_server_base_url: Annotated[str | None, OnResume.MAY_CHANGE] = HfArg(
-        default=None, help="The address of a vLLM server, http://HOST:PORT; several are separated by commas."
+    vllm_server_base_url: str | None = setting(
+        None,
+        "The address of a vLLM server, http://HOST:PORT; several are separated by commas.",
+        Group.SAMPLING,
+        on_resume=OnResume.MAY_CHANGE,
     )
-    vllm_server_host: Annotated[str, OnResume.MAY_CHANGE] = HfArg(default="0.0.0.0", help="Its host, without base_url.")
-    vllm_server_port: Annotated[int, OnResume.MAY_CHANGE] = HfArg(default=8000, help="Its port, without base_url.")
-    vllm_server_timeout: Annotated[float, OnResume.MAY_CHANGE] = HfArg(
-        default=240.0, help="The number of seconds to wait for it at the start."
+    vllm_server_host: str = setting(
+        "0.0.0.0", "Its host, without base_url.", Group.SAMPLING, on_resume=OnResume.MAY_CHANGE
     )
-    vllm_group_port: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
-        default=51216, help="The port of the NCCL group that sends it the weights, with GPUs on both sides."
+    vllm_server_port: int = setting(8000, "Its port, without base_url.", Group.SAMPLING, on_resume=OnResume.MAY_CHANGE)
+    vllm_server_timeout: float = setting(
+        240.0, "The number of seconds to wait for it at the start.", Group.SAMPLING, on_resume=OnResume.MAY_CHANGE
+    )
+    vllm_group_port: int = setting(
+        51216,
+        "The port of the NCCL group that sends it the weights, with GPUs on both sides.",
+        Group.SAMPLING,
+        on_resume=OnResume.MAY_CHANGE,
     )
 
     def __post_init__(self) -> None:
-        check_at_least_1(self, "train_batch_size", "micro_train_batch_size", "sampling_max_tokens")
-        if self.normalize_constant is not None and self.normalize_constant <= 0:
-            raise ValueError(f"normalize_constant must be positive, got {self.normalize_constant}")
-        if self.sampling_temperature < 0:
-            raise ValueError(f"sampling_temperature must be at least 0, got {self.sampling_temperature}")
+        check_intervals(self)
         if self.vllm_mode not in ("colocate", "server"):
             raise unknown("vllm_mode", self.vllm_mode, ("colocate", "server"))
         self._refuse_what_does_not_go_together()
@@ -98,7 +127,7 @@ class ExtSFTConfig(RunSettings, SFTConfig):
         self.data_seed = self.seed if data_seed is None else data_seed
         self.resolve_run_settings()
         resolve_train_batch(self)
-        take_over(self, "micro_train_batch_size", "per_device_train_batch_size")
+        take_over_names(self)
         super().__post_init__()
         # Trainer reads this name as rows per forward pass; the handout's meaning has been resolved by now.
         self.train_batch_size = self.per_device_train_batch_size * max(1, self.n_gpu)

@@ -7,38 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 from trl_ext.algorithms.presets import LOSS_TYPES
 from trl_ext.compat.given import given, reset
-from trl_ext.training.options import check_at_least_1
-
-_RENAMED = {
-    "rollout_batch_size": "generation_batch_size",
-    "group_size": "num_generations",
-    "micro_train_batch_size": "per_device_train_batch_size",
-    "epochs_per_rollout_batch": "num_iterations",
-    "sampling_temperature": "temperature",
-    "sampling_max_tokens": "max_completion_length",
-}
-ELSEWHERE = {  # words of the handout that are no settings here, and what is, by recipe the first that it has
-    "gpu_memory_utilization": ("--vllm_gpu_memory_utilization",),
-    "n_train_steps_per_rollout_batch": ("--epochs_per_rollout_batch",),
-    "n_prompts_per_rollout_batch": ("--rollout_batch_size", "--questions_per_step"),
-    "n_microbatches_per_rollout_batch": ("--micro_train_batch_size",),
-    "n_train_steps": ("--max_steps",),
-    "n_sft_steps": ("--max_steps", "--epochs_per_step"),
-    "eval_interval": ("--validate_every",),
-    "eval_step": ("--validate_every",),
-    "G": ("--group_size",),
-    "D_b": ("--questions_per_step", "--rollout_batch_size"),
-    "reward_fn": ("--reward", "--validation_grader"),
-    "model_id": ("--model_name_or_path",),
-    "lr": ("--learning_rate",),
-    "betas": ("--adam_beta1",),
-    "max_tokens": ("--sampling_max_tokens",),
-    "min_tokens": ("--sampling_min_tokens",),
-    "normalize_constant": ("--aggregation",),
-    "constant_normalizer": ("--normalize_constant", "--aggregation"),
-    "normalize_by_std": ("--use_std_normalization",),
-    "normalized_by_std": ("--use_std_normalization",),
-}
+from trl_ext.setting import facts
 
 
 class BatchConfig(Protocol):
@@ -72,25 +41,23 @@ class HandoutConfig(BatchConfig, Protocol):
 
 def resolve_handout(args: HandoutConfig) -> None:
     """Write the handout's fields into TRL's, in place; refuse what disagrees or does not divide, with the numbers."""
-    sizes = ("rollout_batch_size", "group_size", "train_batch_size", "micro_train_batch_size", "n_grpo_steps")
-    check_at_least_1(args, *sizes)
     _check_rollout(args)
     resolve_train_batch(args)
-    for handout, trl in _RENAMED.items():
-        take_over(args, handout, trl)
+    take_over_names(args)
     _resolve_steps(args)
     _resolve_loss_type(args)
     _resolve_axes(args)
 
 
-def take_over(args: BatchConfig, handout: str, trl: str) -> None:
-    """Write a setting of the handout's name into TRL's; refuse another value that was given for that."""
-    value, current = getattr(args, handout), getattr(args, trl)
-    if value is None:
-        return
-    if current != value and given(args, [trl], off=False):
-        raise ValueError(f"{handout}={value} and {trl}={current} contradict each other; set one of them")
-    setattr(args, trl, value)
+def take_over_names(args: BatchConfig) -> None:
+    """Write each setting that has another name in TRL into TRL's; refuse another value that was given for that."""
+    for name, trl in facts(type(args), lambda known: known.trl).items():
+        value, current = getattr(args, name), getattr(args, trl)
+        if value is None:
+            continue
+        if current != value and given(args, [trl], off=False):
+            raise ValueError(f"{name}={value} and {trl}={current} contradict each other; set one of them")
+        setattr(args, trl, value)
 
 
 def _divide(numerator: tuple[str, int], denominator: tuple[str, int]) -> int:

@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 
-def check_at_least_1(settings: object, *names: str) -> None:
-    """Refuse a setting below 1; None means that it is not set."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-
-
 def stop_strings(given: str | Sequence[str] | None) -> list[str]:
     """The strings at which generation stops, given as one, several or none; an empty text is none.
 

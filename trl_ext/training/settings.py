@@ -7,20 +7,19 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from transformers.hf_argparser import HfArg
 from trl import TrlParser
 
 from trl_ext.compat.given import RecordsGiven, given, record_in_parser
-from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.generation.engine_choice import choose_engine, choose_precision_on_cpu
 from trl_ext.hosts.group import join_on_cpu
 from trl_ext.redaction import redact
 from trl_ext.registry import parse_options, unknown
-from trl_ext.training.options import check_at_least_1, check_evaluation, check_files, stop_strings
+from trl_ext.setting import Group, OnResume, check_intervals, setting
+from trl_ext.training.options import check_evaluation, check_files, stop_strings
 
 # What a colocated engine is made with, and a server is not: TRL's settings; ours are those that `RunSettings` adds.
 _TRLS_ENGINE = (
@@ -34,82 +33,131 @@ class RunSettings(RecordsGiven):
     """Mixin for TRL's configs."""
 
     # Resuming.
-    resume: Annotated[str | None, OnResume.OF_PROCESS] = HfArg(
-        default=None,
-        help="Resume from a checkpoint: auto, or its folder. auto takes the newest intact one in "
-        "output_dir, and starts a new run if there is none.",
+    resume: str | None = setting(
+        None,
+        (
+            "Resume from a checkpoint: auto, or its folder. auto takes the newest intact one in "
+            "output_dir, and starts a new run if there is none."
+        ),
+        Group.OUTPUT,
+        on_resume=OnResume.OF_PROCESS,
     )
-    resume_changed: Annotated[bool, OnResume.OF_PROCESS] = HfArg(
-        default=False, help="Resume even though settings differ from those of the run so far."
+    resume_changed: bool = setting(
+        False,
+        "Resume even though settings differ from those of the run so far.",
+        Group.OUTPUT,
+        on_resume=OnResume.OF_PROCESS,
     )
 
     # Pushing to the Hub.
-    hub_merge_adapter: Annotated[bool, OnResume.MAY_CHANGE] = HfArg(
-        default=False, help="Merge the adapter into the base model before pushing to the Hub."
+    hub_merge_adapter: bool = setting(
+        False,
+        "Merge the adapter into the base model before pushing to the Hub.",
+        Group.OUTPUT,
+        on_resume=OnResume.MAY_CHANGE,
     )
 
     # Fault tolerance and time limits.
-    max_nonfinite_steps: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
-        default=3, help="End the run after N steps in a row with a non-finite gradient. Each of them is skipped."
+    max_nonfinite_steps: int = setting(
+        3,
+        "End the run after N steps in a row with a non-finite gradient. Each of them is skipped.",
+        Group.LIMITS,
+        on_resume=OnResume.MAY_CHANGE,
+        within="[1, inf)",
     )
-    time_budget: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
-        default=None,
-        help="The wall-clock limit in seconds. It includes start-up, the final validation and "
-        "saving, whose cost is estimated from the slowest so far.",
+    time_budget: float | None = setting(
+        None,
+        (
+            "The wall-clock limit in seconds. It includes start-up, the final validation and "
+            "saving, whose cost is estimated from the slowest so far."
+        ),
+        Group.LIMITS,
+        on_resume=OnResume.MAY_CHANGE,
+        within="(0, inf)",
+        unit="seconds",
     )
 
-    lr_decay_fraction: float | None = HfArg(
-        default=None,
-        help="Decay the learning rate linearly to zero over this last fraction of --time_budget. "
-        "The decay follows the clock and multiplies the schedule over steps; runs are then no "
-        "longer bit-reproducible. The default is no such decay.",
+    lr_decay_fraction: float | None = setting(
+        None,
+        (
+            "Decay the learning rate linearly to zero over this last fraction of --time_budget. "
+            "The decay follows the clock and multiplies the schedule over steps; runs are then no "
+            "longer bit-reproducible. The default is no such decay."
+        ),
+        Group.OPTIMIZER,
+        within="(0, 1]",
     )
 
-    bf16: bool | None = HfArg(
-        default=None,
-        help="Train in bfloat16 by autocast. The default is on with a GPU (unless fp16 is set), and for a large model "
-        "on a CPU that multiplies it fast (AMX, AVX512-BF16). Else it is off on a CPU, where TRL has it on: other CPUs "
-        "are slower in bfloat16, and all are less exact.",
+    bf16: bool | None = setting(
+        None,
+        (
+            "Train in bfloat16 by autocast. The default is on with a GPU (unless fp16 is set), and for a large model "
+            "on a CPU that multiplies it fast (AMX, AVX512-BF16). Else it is off on a CPU, where TRL has it on: other "
+            "CPUs are slower in bfloat16, and all are less exact."
+        ),
+        Group.OPTIMIZER,
     )
 
     # Sampling from the policy: rollouts and validation.
-    stop: Annotated[list[str] | None, OnResume.YARDSTICK] = HfArg(
-        default=None, help="Generation stops at any of these strings, which stay in the text."
+    stop: list[str] | None = setting(
+        None,
+        "Generation stops at any of these strings, which stay in the text.",
+        Group.SAMPLING,
+        on_resume=OnResume.YARDSTICK,
     )
-    sampling_min_tokens: Annotated[int | None, OnResume.YARDSTICK] = HfArg(
-        default=None, help="The minimum completion length in tokens (handout: 4)."
+    sampling_min_tokens: int | None = setting(
+        None,
+        "The minimum completion length in tokens (handout: 4).",
+        Group.SAMPLING,
+        on_resume=OnResume.YARDSTICK,
+        handout="min_tokens",
+        within="[0, inf)",
     )
 
-    chat_template_kwargs: dict[str, Any] | str | None = HfArg(
-        default=None, help="Variables of the model's chat template, such as enable_thinking=false."
+    chat_template_kwargs: dict[str, Any] | str | None = setting(
+        None, "Variables of the model's chat template, such as enable_thinking=false.", Group.MODEL
     )
 
     # The engine that generates.
-    use_vllm: str = HfArg(
-        default="auto",
-        help="Generate with colocated vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and on a "
-        "CPU where its build for CPUs is installed and the model is large enough; HF generate otherwise.",
-        metadata={"nargs": "?", "const": "true"},
+    use_vllm: str = setting(
+        "auto",
+        (
+            "Generate with colocated vLLM: auto, true or false. auto uses it where there are a GPU and vLLM, and on a "
+            "CPU where its build for CPUs is installed and the model is large enough; HF generate otherwise."
+        ),
+        Group.SAMPLING,
+        nargs="?",
+        const="true",
     )
-    vllm_max_num_seqs: int | None = HfArg(
-        default=None,
-        help="The maximum number of sequences that vLLM decodes at a time. The default is a whole "
-        "GRPO rollout, else vLLM's own.",
+    vllm_max_num_seqs: int | None = setting(
+        None,
+        (
+            "The maximum number of sequences that vLLM decodes at a time. The default is a whole "
+            "GRPO rollout, else vLLM's own."
+        ),
+        Group.SAMPLING,
+        within="[1, inf)",
     )
-    vllm_dtype: str | None = HfArg(default=None, help="The engine's dtype: bfloat16, float16, float32 or auto.")
-    vllm_quantization: str | None = HfArg(
-        default=None,
-        help="Quantize the engine's weights, such as to fp8. The policy that is trained is not quantized. "
-        "simulated_fp8, simulated_int4 and simulated_int3 round them instead, for rollouts and not for validations, to "
-        "see on any hardware what that does to a run.",
+    vllm_dtype: str | None = setting(None, "The engine's dtype: bfloat16, float16, float32 or auto.", Group.SAMPLING)
+    vllm_quantization: str | None = setting(
+        None,
+        (
+            "Quantize the engine's weights, such as to fp8. The policy that is trained is not quantized. "
+            "simulated_fp8, simulated_int4 and simulated_int3 round them instead, for rollouts, not for validations: "
+            "to see on any hardware what that does to a run."
+        ),
+        Group.SAMPLING,
     )
-    vllm_enable_prefix_caching: bool | None = HfArg(
-        default=None, help="Cache the KV states of prompts that a group shares. vLLM's own default is on."
+    vllm_enable_prefix_caching: bool | None = setting(
+        None, "Cache the KV states of prompts that a group shares. vLLM's own default is on.", Group.SAMPLING
     )
-    vllm_enforce_eager: bool | None = HfArg(
-        default=None,
-        help="Disable compilation and CUDA graphs: slower rollouts, less memory, faster start-up. The default is "
-        "false on a GPU, true on a CPU.",
+    vllm_enforce_eager: bool | None = setting(
+        None,
+        (
+            "Disable compilation and CUDA graphs: slower rollouts, less memory, faster start-up. The default is "
+            "false on a GPU, true on a CPU."
+        ),
+        Group.SAMPLING,
     )
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,11 +188,7 @@ class RunSettings(RecordsGiven):
         config: Any = self
         if isinstance(config.report_to, str):
             config.report_to = config.report_to.split(",")  # several in a flag
-        check_at_least_1(self, "max_nonfinite_steps")
-        if self.time_budget is not None and self.time_budget <= 0:
-            raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
-        if self.lr_decay_fraction is not None and not 0 < self.lr_decay_fraction <= 1:
-            raise ValueError(f"lr_decay_fraction must be above 0 and at most 1, got {self.lr_decay_fraction}")
+        check_intervals(self)
         if self.lr_decay_fraction is not None and self.time_budget is None:
             raise ValueError("lr_decay_fraction is a fraction of the time budget: give --time_budget too")
         for name in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):

@@ -1,4 +1,4 @@
-"""What our code does with settings next to a preset or an axis; all others are honored or have no effect.
+"""What our code does with TRL's settings next to a preset or an axis; all others are honored or have no effect.
 
 Without a preset and without an axis, training is TRL's and so are its settings. The page of all settings,
 `docs/reference/trl_settings.md`, is written from this table and from `docs/site/trl_settings.yaml`, which says how each
@@ -65,17 +65,6 @@ MODEL: dict[str, Rule] = {  # `ModelConfig`
         Rule(needs=("use_peft",)),
     ),
     **rules("bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage", Rule(needs=("load_in_4bit",))),
-}
-
-OURS: dict[str, Rule] = {  # `ExtGRPOConfig`
-    **rules("kl_estimator kl_estimator_options", Rule(needs=("uses_axes", "beta"))),
-    **rules(
-        "sampler_weight sampler_weight_options sampler_rejection sampler_rejection_options",
-        Rule(needs=("uses_axes", "use_vllm", "vllm_importance_sampling_correction")),
-    ),
-    **rules("dynamic_sampling_tries rollout_selection", Rule(needs=("uses_axes",))),
-    "rollout_selection_options": Rule(needs=("rollout_selection",)),
-    "micro_batch_tokens": Rule(needs=("uses_axes", "dynamic_micro_batches")),
 }
 
 _TOKENIZED = "a row is a prompt and a response, tokenized before TRL sees it"

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from trl_ext.compat.given import given, reset
 from trl_ext.registry import Registry, defaults_of, unknown
+from trl_ext.setting import facts
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class AxesConfig(Protocol):
 def rules(names: str, rule: Rule) -> dict[str, Rule]:
     """One rule for several settings, whose names are separated by spaces."""
     return dict.fromkeys(names.split(), rule)
+
+
+def rules_of(settings: type) -> dict[str, Rule]:
+    """The rules that our settings have at their fields: what each needs."""
+    return {name: Rule(needs=needs) for name, needs in facts(settings, lambda known: known.needs).items()}
 
 
 def check_needs(part: Any, table: Mapping[str, Rule]) -> None:

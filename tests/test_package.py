@@ -30,7 +30,7 @@ LAYERS = (
     "registry redaction ranks compat",
     "io",
     "plots",
-    "hosts algorithms prompts rewards generation step",
+    "hosts algorithms rewards generation step",
     "functional mini",
     "data evaluation",
     "runs",
@@ -46,7 +46,7 @@ LAYERS = (
 LAYER_OF = {package: number for number, row in enumerate(LAYERS) for package in row.split()}
 TOOLS = [package for package in LAYER_OF if package.startswith("tools/")]
 WITHOUT_TRL = set(
-    "errors io registry redaction ranks plots algorithms prompts rewards functional mini data runs hub browse"
+    "errors io registry redaction ranks plots algorithms rewards functional mini data runs hub browse"
     " tools/discovery".split()
 )
 PURE = [
@@ -206,9 +206,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_axes_handout_functions_and_rewards_import_only_torch() -> None:
-    more = (
-        "functional algorithms.sampler_correction rewards evaluation.report runs.report mini.problems prompts".split()
-    )
+    more = "functional algorithms.sampler_correction rewards evaluation.report runs.report mini.problems".split()
+    more.append("generation.prompts")
     names = [*PURE, *(f"trl_ext.{name}" for name in more)]
     exported = "from trl_ext import ADVANTAGES, POLICY_LOSSES, PRESETS, LossInputs, REWARDS"
     assert loaded_by(f"import {', '.join(names)}; {exported}") == {"torch"}

@@ -22,9 +22,9 @@ from trl_ext.data.load import (
     stored_table,
 )
 from trl_ext.data.source import Source
+from trl_ext.generation.prompts import Asking, prompt_names
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.mini.tasks import TASKS
-from trl_ext.prompts import Asking, prompt_names
 from trl_ext.registry import Registry, parse_options
 from trl_ext.rewards.extract import ANSWER_FORMATS
 

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.tokenizers import BOS, END, TURN, tokenizer_of
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.traces import load_traces
+from trl_ext.generation.conversation import ChatTemplate, conversation
+from trl_ext.generation.prompts import Asking, load_template
 from trl_ext.generation.tokens import prompt_ids
 from trl_ext.mini.policy import EOS
-from trl_ext.prompts import Asking, load_template
-from trl_ext.prompts.conversation import ChatTemplate, conversation
 from trl_ext.recipes.chat import doubled_begin
 
 CHATML = (

@@ -15,17 +15,18 @@ from typing import TypeAlias
 
 import yaml
 
-from trl_ext.prompts.conversation import Conversation, conversation, with_system
+from trl_ext.generation.conversation import Conversation, conversation, with_system
 from trl_ext.registry import unknown
 
 Template: TypeAlias = str | Conversation
 PLACEHOLDER, CHAT = "{question}", "chat"
 _TEXT, _CONVERSATIONS = ".prompt", (".yaml", ".yml", ".json")
+_SHIPPED = files(__package__) / "templates"
 
 
 def prompt_names() -> list[str]:
     """The names of the shipped templates, sorted."""
-    names = (Path(file.name) for file in files(__package__).iterdir())
+    names = (Path(file.name) for file in _SHIPPED.iterdir())
     return sorted(name.stem for name in names if name.suffix in (_TEXT, *_CONVERSATIONS))
 
 
@@ -35,7 +36,7 @@ def load_template(name_or_path: str | Path) -> Template:
     Raises:
         ValueError: neither a shipped name nor an existing file, no `{question}`, or no conversation that a user ends.
     """
-    shipped = files(__package__) / f"{name_or_path}{_CONVERSATIONS[0]}"
+    shipped = _SHIPPED / f"{name_or_path}{_CONVERSATIONS[0]}"
     if str(name_or_path) in prompt_names() and shipped.is_file():
         return _conversation(shipped.read_text(encoding="utf-8"), str(name_or_path))
     if Path(name_or_path).suffix in _CONVERSATIONS and Path(name_or_path).is_file():
@@ -49,12 +50,12 @@ def load_prompt(name_or_path: str | Path) -> str:
     Raises:
         ValueError: neither a shipped name nor an existing file, or the template lacks `{question}`.
     """
-    text = files(__package__) / f"{name_or_path}{_TEXT}"
+    text = _SHIPPED / f"{name_or_path}{_TEXT}"
     if str(name_or_path) in prompt_names() and text.is_file():
         found = text.read_text(encoding="utf-8")
     elif Path(name_or_path).is_file():
         found = Path(name_or_path).read_text(encoding="utf-8")
-    elif (files(__package__) / f"{name_or_path}{_CONVERSATIONS[0]}").is_file():
+    elif (_SHIPPED / f"{name_or_path}{_CONVERSATIONS[0]}").is_file():
         raise ValueError(f"prompt {str(name_or_path)!r} is a conversation, not a text: load_template reads it")
     else:
         raise ValueError(f"{unknown('prompt', str(name_or_path), prompt_names())}, or a file's path")

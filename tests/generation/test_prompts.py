@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_ext.prompts import format_prompt, load_prompt, prompt_names
+from trl_ext.generation.prompts import format_prompt, load_prompt, prompt_names
 
 R1_ZERO = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant "

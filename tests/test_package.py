@@ -36,8 +36,7 @@ LAYERS = (
     "runs",
     "hub browse dashboards",
     "training",
-    "grpo sft",
-    "expert_iteration",
+    "grpo imitation",
     "recipes",
     "command",
     "tools/discovery tools/experiments",
@@ -219,7 +218,7 @@ def test_discovery_loop_imports_neither_torch_nor_client_early() -> None:
 
 @pytest.mark.slow
 def test_the_trainers_load_vllm_only_when_they_use_it() -> None:
-    assert "vllm" not in loaded_by("import trl_ext.grpo.trainer, trl_ext.sft.trainer, trl_ext.recipes.grpo")
+    assert "vllm" not in loaded_by("import trl_ext.grpo.trainer, trl_ext.imitation.sft, trl_ext.recipes.grpo")
 
 
 @pytest.mark.slow

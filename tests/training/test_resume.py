@@ -28,8 +28,8 @@ from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tin
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import NotSavedError, ServerError
 from trl_ext.hosts.grace import TIMEOUT
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.runs.checkpoints import checkpoints, find_corruption, newest
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.training.ending import TimeBasedLRDecay, TimeBudget
 from trl_ext.training.preemption import StopOnSigterm
 

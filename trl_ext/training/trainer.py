@@ -12,7 +12,7 @@ checkpoint on SIGTERM, and completions of the current policy. What it overrides 
       _evaluate                     not at the start of a resumed run
       _run_epoch                    ends before the first step where a callback asked for it, and where SIGTERM came
         _load_rng_state             the last call before the first step: restores our state
-        (get_batch_samples, training_step: see grpo/trainer.py and sft/trainer.py)
+        (get_batch_samples, training_step: see grpo/trainer.py and imitation/sft.py)
         compute_loss                sums up a step's losses
         _get_grad_norm              skips a step whose gradient is not finite
         _maybe_log_save_evaluate    keeps the states of generators, for a checkpoint of the step that is just over

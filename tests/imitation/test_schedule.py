@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step, step_counts, step_line
-from trl_ext.expert_iteration.trainer import _forget_after, _replace_row
+from trl_ext.imitation.expert_iteration import _forget_after, _replace_row
+from trl_ext.imitation.schedule import optimizer_steps, questions_of_step, step_counts, step_line
 from trl_ext.io import read_jsonl
 
 

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 from trl_ext.evaluation.report import is_correct, mean_length
-from trl_ext.expert_iteration.selection import Row
 from trl_ext.generation.completion import mean_over_tokens
+from trl_ext.imitation.selection import Row
 
 
 def questions_of_step(available: int, wanted: int, step: int, seed: int) -> list[int]:

@@ -24,13 +24,13 @@ from trl_ext.compat.given import given
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.errors import brief_in_notebooks
 from trl_ext.evaluation.report import grade_rows
-from trl_ext.expert_iteration.schedule import optimizer_steps, questions_of_step, step_counts, step_line
-from trl_ext.expert_iteration.selection import SELECTIONS, Row
 from trl_ext.generation.completion import derive_seed
+from trl_ext.imitation.schedule import optimizer_steps, questions_of_step, step_counts, step_line
+from trl_ext.imitation.selection import SELECTIONS, Row
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, write_jsonl
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.registry import parse_options
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.ending import TimeBudget
 from trl_ext.training.options import check_at_least_1
 

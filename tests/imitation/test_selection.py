@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trl_ext.expert_iteration.selection import SELECTIONS
+from trl_ext.imitation.selection import SELECTIONS
 from trl_ext.registry import UnknownName
 
 EVERY = sorted(SELECTIONS)

@@ -16,7 +16,7 @@ from datasets import load_dataset
 
 from tests.support.tiny import save_tiny, tiny_model, tiny_sft, weight_difference
 from tests.training.test_resume import history
-from trl_ext.expert_iteration.trainer import ROLLOUTS, STEPS, ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.imitation.expert_iteration import ROLLOUTS, STEPS, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.expert_iteration import EndOfStep
 from trl_ext.rewards.graders import Grade

@@ -16,7 +16,7 @@ from tests.generation.test_vllm import save_model
 from tests.support.tiny import tiny_model, tiny_sft, tiny_tokenizer, weight_difference
 from tests.training.test_resume import history
 from trl_ext import functional
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, _rows, tokenized
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer, _rows, tokenized
 from trl_ext.training.settings_table import SFT
 
 TRACES = [{"prompt": f"{i % 9} + {i % 5} =", "response": " ".join("abc"[(i + j) % 3] for j in range(1 + i % 6))} for i in range(16)]  # fmt: skip

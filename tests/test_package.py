@@ -34,7 +34,7 @@ LAYERS = (
     "functional mini",
     "data evaluation",
     "runs",
-    "hub browse dashboards",
+    "hub browse",
     "training",
     "grpo imitation",
     "recipes",

@@ -20,7 +20,6 @@ from trl.distributed import DistributedBackend
 from trl_ext.compat.given import given
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.compat.on_resume import OnResume
-from trl_ext.dashboards.progress import show_rewards_in_notebook
 from trl_ext.errors import brief_in_notebooks
 from trl_ext.generation.adapter_models import with_adapter_loaded
 from trl_ext.generation.adapters import check_adapter
@@ -31,6 +30,7 @@ from trl_ext.generation.vllm import ColocatedEngine, ServerEngine
 from trl_ext.registry import unknown
 from trl_ext.training.handout_settings import resolve_train_batch, take_over
 from trl_ext.training.options import check_at_least_1
+from trl_ext.training.progress import show_rewards_in_notebook
 from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import SFT
 from trl_ext.training.trainer import ReliableTrainer

@@ -14,8 +14,6 @@ from trl import ModelConfig
 
 from trl_ext.compat.given import given
 from trl_ext.compat.on_resume import OnResume, on_resume
-from trl_ext.dashboards.progress import show_progress
-from trl_ext.dashboards.trackers import send_summary, tracker_runs_ended
 from trl_ext.data.dataset import problems_are
 from trl_ext.errors import Stopped
 from trl_ext.evaluation.yardstick import fingerprint, yardstick
@@ -37,6 +35,8 @@ from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
 from trl_ext.training.callbacks import JsonlLog, Validation
 from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget
+from trl_ext.training.progress import show_progress
+from trl_ext.training.trackers import send_summary, tracker_runs_ended
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

@@ -48,7 +48,6 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl.models import unwrap_model_for_generation
 
 from trl_ext.compat.torch_on_cpu import load_to_numbered_cpus
-from trl_ext.dashboards.trackers import send_table, trackers_last
 from trl_ext.errors import InputError, NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
 from trl_ext.generation.hf import hf_generate, is_finished
@@ -94,6 +93,7 @@ from trl_ext.training.preemption import StopOnSigterm
 from trl_ext.training.rng import RngStates
 from trl_ext.training.saving import lack_of_room
 from trl_ext.training.state import from_plain, to_plain
+from trl_ext.training.trackers import send_table, trackers_last
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ def show_rewards_in_notebook(trainer: Trainer) -> None:
     if is_in_notebook():
         from transformers.utils.notebook import NotebookProgressCallback  # needs IPython
 
-        from trl_ext.dashboards.notebook import NotebookProgress
+        from trl_ext.training.notebook import NotebookProgress
 
         if trainer.pop_callback(NotebookProgressCallback) is not None:
             trainer.add_callback(NotebookProgress)

@@ -16,12 +16,12 @@ from transformers.integrations import TensorBoardCallback, integration_utils
 from tests.support.tiny import ends_early, make_trainer, prompts, tiny_sft
 from tests.support.tiny import tiny_tokenizer as tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.dashboards.trackers import send_summary, send_table, tracker_runs_ended, trackers_last
 from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.io import read_jsonl
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Run
 from trl_ext.training.callbacks import GenerationsLog, Validation
+from trl_ext.training.trackers import send_summary, send_table, tracker_runs_ended, trackers_last
 
 FIGURES = {"step", "accuracy", "format_rate", "mean_tokens", "mean_tokens_correct", "mean_tokens_incorrect",
            "entropy_estimate", "seconds"}  # fmt: skip

@@ -8,7 +8,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.utils.notebook import NotebookProgressCallback, NotebookTrainingTracker
 
 from trl_ext.compat.tracker_names import VALIDATIONS
-from trl_ext.dashboards.progress import Log, figures_of
+from trl_ext.training.progress import Log, figures_of
 
 
 class NotebookProgress(NotebookProgressCallback):

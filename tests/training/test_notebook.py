@@ -97,11 +97,11 @@ def test_an_error_of_input_shows_the_users_line_and_its_message(tmp_path: Path) 
 def test_a_table_of_rewards_takes_the_place_of_the_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.utils.notebook import NotebookProgressCallback
 
-    from trl_ext.dashboards.notebook import NotebookProgress
-    from trl_ext.dashboards.progress import show_progress
+    from trl_ext.training.notebook import NotebookProgress
+    from trl_ext.training.progress import show_progress
 
     monkeypatch.setattr("transformers.trainer.DEFAULT_PROGRESS_CALLBACK", NotebookProgressCallback)
-    monkeypatch.setattr("trl_ext.dashboards.progress.is_in_notebook", lambda: True)
+    monkeypatch.setattr("trl_ext.training.progress.is_in_notebook", lambda: True)
     trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, ends_early, preset="grpo_clip", disable_tqdm=False)
     before = list(trainer.callback_handler.callbacks)
     show_progress(trainer)  # as a recipe does

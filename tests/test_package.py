@@ -38,7 +38,6 @@ LAYERS = (
     "training",
     "grpo imitation",
     "recipes",
-    "command",
     "tools/discovery tools/experiments",
     "tools/foresight",
 )

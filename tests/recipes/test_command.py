@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from scripts.docs_pages import help_page
-from trl_ext.command.main import OWN, about, files, in_package, main, overview, path_of
 from trl_ext.errors import InputError
+from trl_ext.recipes.command import OWN, about, files, in_package, main, overview, path_of
 from trl_ext.runs import recipes
 from trl_ext.runs.recipes import RECIPES, programs, shipped, shown_command
 
 ROOT = Path(__file__).parents[2]
-COMMAND = "from trl_ext.command.main import main; main()"
+COMMAND = "from trl_ext.recipes.command import main; main()"
 
 
 def answer(*arguments: str, more: str = "") -> subprocess.CompletedProcess[str]:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trl_ext.command.project import project_files, write_project
 from trl_ext.errors import InputError
 from trl_ext.grpo.without_effect import without_effect
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.recipes.project import project_files, write_project
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

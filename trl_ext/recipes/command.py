@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trl_ext import __version__
-from trl_ext.command.project import write_project
 from trl_ext.errors import InputError
+from trl_ext.recipes.project import write_project
 from trl_ext.recipes.settings_help import kept_help, topic_of
 from trl_ext.registry import UnknownName, unknown
 from trl_ext.runs.recipes import RECIPES, programs, shipped

@@ -50,7 +50,7 @@ from trl_ext.rewards.graders import Grade
 from trl_ext.rewards.score import Score
 from trl_ext.runs.folder import Run
 from trl_ext.training.callbacks import Validation
-from trl_ext.training.ending import TimeBasedLRDecay, TimeBudget
+from trl_ext.training.stopping import TimeBasedLRDecay, TimeBudget
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"

@@ -31,8 +31,8 @@ from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, write_jsonl
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.registry import parse_options
-from trl_ext.training.ending import TimeBudget
 from trl_ext.training.options import check_at_least_1
+from trl_ext.training.stopping import TimeBudget
 
 FOLDER, ROLLOUTS, KEPT, STEPS = "expert_iteration", "rollouts.jsonl", "kept.jsonl", "steps.jsonl"
 _WITHOUT_MEANING = {

@@ -25,11 +25,9 @@ from trl import TrlParser
 
 from trl_ext.errors import InputError, NotSavedError, PushError, ServerError, SettingsError, Stopped
 from trl_ext.generation.engine_choice import choosing_by_model, note_model
-from trl_ext.hosts.compilation import warning_of_locks
-from trl_ext.hosts.folder import refuse_different, refuse_unshared
-from trl_ext.hosts.group import join, learn_hosts, leave_at_exit
-from trl_ext.hosts.launch import check_launch
-from trl_ext.hosts.lost import explain
+from trl_ext.hosts.launch import check_launch, warning_of_locks
+from trl_ext.hosts.process_group import explain_network_error, join, learn_hosts, leave_at_exit
+from trl_ext.hosts.shared_folder import refuse_different, refuse_unshared
 from trl_ext.io import read_json, read_yaml, write_json
 from trl_ext.recipes.optional import is_none, refuse_null, resolve_none, shapes_of, take_words_for_none
 from trl_ext.recipes.own_files import lines_of_own_files, summary_of
@@ -220,7 +218,7 @@ def _message_of(error: Exception) -> tuple[str, str]:
 
     Any other ends the process with its traceback, without secrets, since it may end in a log.
     """
-    if (lost := explain(error)) is not None:
+    if (lost := explain_network_error(error)) is not None:
         return lost, ""
     advice = _LESS_MEMORY if is_out_of_memory(error) else ""
     if not advice and (own := lines_of_own_files(error)):

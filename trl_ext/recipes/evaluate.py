@@ -32,7 +32,7 @@ from trl_ext.generation.engine_choice import dtype_to_sample_in
 from trl_ext.generation.interruption import SamplingStopped, StopRequest
 from trl_ext.generation.model_source import loadable, locate
 from trl_ext.generation.progress import reporting
-from trl_ext.hosts.group import join
+from trl_ext.hosts.process_group import join
 from trl_ext.io import (
     append_jsonl,
     as_yaml,

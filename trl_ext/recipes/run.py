@@ -34,8 +34,8 @@ from trl_ext.runs.report import before_after_table, selection_note, write_curve
 from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
 from trl_ext.training.callbacks import JsonlLog, Validation
-from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget
 from trl_ext.training.progress import show_progress
+from trl_ext.training.stopping import EarlyStop, TimeBasedLRDecay, TimeBudget
 from trl_ext.training.trackers import send_summary, tracker_runs_ended
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, print_line
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.rewards.graders import Grade
+from trl_ext.runs.clock import reserve_seconds
 from trl_ext.runs.layout import checkpoint_name
 from trl_ext.runs.summary import Selection, ValidationEntry
-from trl_ext.training.reserve import reserve_seconds
 from trl_ext.training.trackers import give_validations_an_axis
 
 _LOGGED = 4  # responses of a validation

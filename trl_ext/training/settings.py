@@ -17,7 +17,7 @@ from trl_ext.compat.given import RecordsGiven, given, record_in_parser
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.generation.engine_choice import choose_engine, choose_precision_on_cpu
-from trl_ext.hosts.group import join_on_cpu
+from trl_ext.hosts.process_group import join_on_cpu
 from trl_ext.redaction import redact
 from trl_ext.registry import parse_options, unknown
 from trl_ext.training.options import check_at_least_1, check_evaluation, check_files, stop_strings

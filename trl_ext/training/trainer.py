@@ -79,20 +79,20 @@ from trl_ext.runs.checkpoints import (
 )
 from trl_ext.runs.continuation import Resuming, refuse_what_does_not_continue, state_of_rank
 from trl_ext.runs.layout import RUN_RECORD, checkpoint_name
-from trl_ext.training.carried import (
+from trl_ext.training.checkpoint_state import (
     ALLOCATOR,
+    RngStates,
+    from_plain,
     load_reference,
     load_states_of_callbacks,
     restore_exportable,
     save_reference,
     states_of_callbacks,
+    to_plain,
     without_state,
 )
-from trl_ext.training.finite import NonFiniteError, loss_scale, write_report
+from trl_ext.training.faults import NonFiniteError, lack_of_room, loss_scale, write_report
 from trl_ext.training.preemption import StopOnSigterm
-from trl_ext.training.rng import RngStates
-from trl_ext.training.saving import lack_of_room
-from trl_ext.training.state import from_plain, to_plain
 from trl_ext.training.trackers import send_table, trackers_last
 
 log = logging.getLogger(__name__)

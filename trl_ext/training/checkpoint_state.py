@@ -1,4 +1,4 @@
-"""State of a run that neither `Trainer` nor TRL saves: a reference that follows the policy, and callbacks.
+"""State of a run that neither `Trainer` nor TRL saves: a reference that follows the policy, callbacks, generators.
 
 `docs/packages/training.md` lists every object that holds state, and who keeps it.
 """
@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import contextlib
+import random
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerControl
 
 from trl_ext.runs.continuation import REFERENCE
-from trl_ext.training.state import to_plain
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -132,3 +136,46 @@ def _holds_tensors(callback: TrainerCallback, known: set[int]) -> bool:
             if any(isinstance(weight, Tensor) and id(weight) not in known for weight in weights):
                 return True
     return False
+
+
+@dataclass(frozen=True)
+class RngStates:
+    """Of Python, numpy and torch, whose states `Trainer` saves, when this was made."""
+
+    of_python: Any = field(default_factory=random.getstate)
+    of_numpy: Any = field(default_factory=np.random.get_state)
+    of_torch: torch.Tensor = field(default_factory=torch.get_rng_state)
+    of_gpu: torch.Tensor | None = field(
+        default_factory=lambda: torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    )
+
+    def restore(self) -> None:
+        """Put them back."""
+        random.setstate(self.of_python)
+        np.random.set_state(self.of_numpy)
+        torch.set_rng_state(self.of_torch)
+        if self.of_gpu is not None:
+            torch.cuda.set_rng_state(self.of_gpu)
+
+
+def to_plain(value: object) -> Any:
+    """Convert to the types that `torch.load` reads without running code; other types become text."""
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return [to_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str, torch.Tensor)) else str(value)
+
+
+def from_plain(like: object, value: Any) -> Any:
+    """Invert `to_plain`, with the container types of the value that it replaces."""
+    if isinstance(like, deque):
+        return deque(value, maxlen=like.maxlen)
+    if isinstance(like, defaultdict):
+        found: defaultdict[Any, Any] = defaultdict(like.default_factory)
+        for key, item in value.items():
+            found[key] = from_plain(found[key], item)
+        return found
+    if isinstance(like, dict):
+        return {key: from_plain(like.get(key), item) for key, item in value.items()}
+    return value

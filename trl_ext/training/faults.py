@@ -1,4 +1,4 @@
-"""Optimizer steps whose gradient is not finite: the error, the report, and those that float16's loss scaler skips.
+"""Faults that a training survives: optimizer steps whose gradient is not finite, and a disk without room.
 
 A loss in float16 is multiplied by a scale, so that small gradients do not vanish. The scaler begins with a large one,
 skips each step whose gradient overflows, and lowers the scale until one does not; now and then it tries a larger one.
@@ -7,18 +7,20 @@ skips each step whose gradient overflows, and lowers the scale until one does no
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
 
 from trl_ext.io import write_text
+from trl_ext.runs.checkpoints import checkpoints, size
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
+_SPARE = 1.05  # times the last checkpoint's size
 _NAMED = 10  # parameters that a report names
 
 
@@ -50,3 +52,15 @@ def write_report(path: Path, model: nn.Module, step: int, norm: float, rows: Seq
     ]
     report = {"step": step, "grad_norm": norm, "parameters": named[:_NAMED], "rows": rows}
     write_text(path, json.dumps(report, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def lack_of_room(run: Path, accelerator: Accelerator) -> str | None:
+    """Why the disk has no room for another checkpoint, the same on every rank; None if it has."""
+    found = None
+    last = checkpoints(run)[:1]
+    if last and accelerator.is_main_process:
+        needed, free = int(_SPARE * size(last[0])), shutil.disk_usage(run).free
+        if free < needed:
+            found = f"it needs about {needed / 1e9:.3g} GB and the disk of {run} has {free / 1e9:.3g} GB free"
+    is_full = torch.tensor([found is not None], device=accelerator.device)
+    return (found or "the disk is full") if accelerator.gather(is_full).any() else None

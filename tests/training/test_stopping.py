@@ -17,7 +17,7 @@ from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Run
 from trl_ext.runs.report import selection_note
 from trl_ext.training.callbacks import Validation
-from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget, collapsed
+from trl_ext.training.stopping import EarlyStop, TimeBasedLRDecay, TimeBudget, collapsed
 
 
 def arguments(tmp_path: Path, **more: Any) -> TrainingArguments:

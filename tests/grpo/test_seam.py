@@ -288,6 +288,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     recipes = {"cli.py", "expert_iteration.py", "explain.py", "grpo.py", "model_settings.py", "preflight.py"}
     assert importers == {f"recipes/{name}" for name in (*recipes, "run.py", "sft.py")} | {
         "compat/fake_modules.py",
+        "compat/given.py",
         "compat/lazy_vllm.py",
         "compat/trl_engine.py",
         "compat/trl_head.py",
@@ -302,7 +303,6 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "grpo/construction.py",
         "grpo/trainer.py",
         "imitation/sft.py",
-        "training/settings.py",
         "training/trainer.py",
     }
 

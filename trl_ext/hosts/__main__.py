@@ -16,6 +16,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
+from trl_ext.compat.startup import silence_misleading_messages
 from trl_ext.errors import InputError
 from trl_ext.hosts.launch import check_launch
 from trl_ext.hosts.preflight import check_hosts
@@ -24,6 +25,7 @@ from trl_ext.hosts.process_group import explain_network_error, join, leave
 
 def main() -> None:
     """Parse the arguments and check."""
+    silence_misleading_messages()
     parser = argparse.ArgumentParser(
         prog="python -m trl_ext.hosts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

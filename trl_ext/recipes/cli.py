@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from trl_ext.compat.startup import START as START
-
-# isort: split
 import argparse
 import difflib
 import os
@@ -23,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from transformers.trainer import TRAINER_STATE_NAME
 from trl import TrlParser
 
+from trl_ext.compat import install
 from trl_ext.errors import InputError, NotSavedError, PushError, ServerError, SettingsError, Stopped
 from trl_ext.generation.engine_choice import choosing_by_model, note_model
 from trl_ext.hosts.launch import check_launch, warning_of_locks
@@ -118,6 +116,7 @@ def read_settings(
 
     The last of the dataclasses has `output_dir`, by default `runs/` and the YAML file's name.
     """
+    install()
     config, args = _config_file(list(sys.argv[1:] if arguments is None else arguments), default_config)
     parser = _Parser(
         tuple(settings),

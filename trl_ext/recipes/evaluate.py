@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from trl_ext.compat.on_resume import OnResume, on_resume
-from trl_ext.compat.startup import use_all_cores
-from trl_ext.recipes.evaluation_settings import Evaluation
-
-# isort: split
 import contextlib
 import dataclasses
 import signal
@@ -19,6 +14,8 @@ from accelerate import PartialState
 from tqdm import tqdm
 from transformers.utils import logging
 
+from trl_ext.compat.on_resume import OnResume, on_resume
+from trl_ext.compat.startup import use_all_cores
 from trl_ext.data.dataset import problems_are
 from trl_ext.data.lengths import Room, context_of, engine_context, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
@@ -46,6 +43,7 @@ from trl_ext.io import (
 )
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.chat import Chat
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.measured import FINGERPRINTS, SETTINGS, fingerprints, refuse_other_inputs, shown_line
 from trl_ext.recipes.preflight import check_vocabulary, tokenizer_and_shape
 from trl_ext.redaction import redact

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.compat.tracker_names import VALIDATIONS, draw_by_step_in_trackio, keep_names_of_ours
+from trl_ext.compat.tracker_names import VALIDATIONS
 from trl_ext.evaluation.report import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_within_one_standard_error
 from trl_ext.generation.completion import derive_seed
@@ -24,9 +24,6 @@ from trl_ext.training.trackers import give_validations_an_axis
 
 _LOGGED = 4  # responses of a validation
 _FIGURES = ("accuracy", "mean_tokens", "mean_tokens_correct", "mean_tokens_incorrect", "entropy_estimate")
-
-keep_names_of_ours()
-draw_by_step_in_trackio()
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import torch
 from transformers.hf_argparser import HfArg
-from trl import TrlParser
 
-from trl_ext.compat.given import RecordsGiven, given, record_in_parser
+from trl_ext.compat.given import RecordsGiven, given
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.generation.engine_choice import choose_engine, choose_precision_on_cpu
@@ -26,7 +25,6 @@ from trl_ext.training.options import check_at_least_1, check_evaluation, check_f
 _TRLS_ENGINE = (
     "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_model_impl",
 )  # fmt: skip
-record_in_parser(TrlParser)
 
 
 @dataclass

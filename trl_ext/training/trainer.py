@@ -47,7 +47,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 from trl.models import unwrap_model_for_generation
 
-from trl_ext.compat.torch_on_cpu import load_to_numbered_cpus
+from trl_ext.compat import install
+from trl_ext.compat.torch_on_cpu import loading_to_numbered_cpus
 from trl_ext.errors import InputError, NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
 from trl_ext.generation.hf import hf_generate, is_finished
@@ -97,8 +98,6 @@ from trl_ext.training.trackers import send_table, trackers_last
 
 log = logging.getLogger(__name__)
 
-load_to_numbered_cpus()
-
 
 class ReliableTrainer(Trainer):
     """Mixin for TRL's trainers, inherited before one of them."""
@@ -130,6 +129,10 @@ class ReliableTrainer(Trainer):
         None  # torch's, from which a sampler without a generator draws the order of the epoch
     )
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        install()
+        super().__init__(*args, **kwargs)
+
     # Overrides, in the order in which `Trainer` calls them.
 
     def train(
@@ -147,7 +150,8 @@ class ReliableTrainer(Trainer):
             lines = run_on_main_and_broadcast(check, InputError)
             for line in lines if self.accelerator.is_main_process else ():
                 log.warning("%s", line)
-        return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+        with loading_to_numbered_cpus():
+            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the policy's adapter too where another one, such as TRL's reference, lies in a folder below it."""

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trl_ext.errors import InputError
-from trl_ext.grpo.without_effect import without_effect
+from trl_ext.grpo.ineffective_settings import ineffective_settings
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.project import project_files, write_project
@@ -50,7 +50,7 @@ def test_its_loss_has_an_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     config = parse(GRPO_SETTINGS, None, tmp_path / "train.yaml", ["--use_cpu", "true"])[2]
-    assert "policy_loss" not in without_effect(config)
+    assert "policy_loss" not in ineffective_settings(config)
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:

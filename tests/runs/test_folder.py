@@ -19,7 +19,7 @@ from tests.recipes.test_grpo import DEFAULT, ON_A_CPU
 from tests.runs.test_checkpoints import save
 from trl_ext.compat.on_resume import OnResume
 from trl_ext.errors import InputError
-from trl_ext.evaluation.yardstick import yardstick
+from trl_ext.evaluation.validation_conditions import validation_conditions
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS as EXPERIMENT
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -183,7 +183,7 @@ def test_changed_measurement_discards_earlier_validations(tmp_path: Path) -> Non
 def test_validation_settings_are_recorded_as_used() -> None:
     def noted(*more: str, answer: str = "1") -> dict[str, Any]:
         task, _, config = parse(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, *more])
-        return yardstick(task, config, [{"prompt": "1 + 0 =", "answer": answer}])
+        return validation_conditions(task, config, [{"prompt": "1 + 0 =", "answer": answer}])
 
     plain = noted("--sampling_temperature", "0.5", "--sampling_max_tokens", "9")
     assert plain == noted("--validation_temperature", "0.5", "--validation_max_tokens", "9")

@@ -28,8 +28,8 @@ from trl_ext.hosts.process_group import explain_network_error, join, learn_hosts
 from trl_ext.hosts.shared_folder import refuse_different, refuse_unshared
 from trl_ext.io import read_json, read_yaml, write_json
 from trl_ext.recipes.optional import is_none, refuse_null, resolve_none, shapes_of, take_words_for_none
-from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.recipes.settings_help import help_on, page_of, settings_in, topic_of
+from trl_ext.recipes.user_errors import lines_of_user_files, summary_of
 from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.runs.checkpoints import checkpoints
 from trl_ext.runs.layout import PARTS
@@ -135,7 +135,7 @@ def read_settings(
     except SettingsError:
         raise
     except (ValueError, OSError, yaml.YAMLError) as error:
-        raise SettingsError(redact_text(str(error)), redact_text(lines_of_own_files(error))) from error
+        raise SettingsError(redact_text(str(error)), redact_text(lines_of_user_files(error))) from error
     except Exception as error:
         message, own = _message_of(error)
         raise SettingsError(redact_text(message), redact_text(own)) from error
@@ -220,7 +220,7 @@ def _message_of(error: Exception) -> tuple[str, str]:
     if (lost := explain_network_error(error)) is not None:
         return lost, ""
     advice = _LESS_MEMORY if is_out_of_memory(error) else ""
-    if not advice and (own := lines_of_own_files(error)):
+    if not advice and (own := lines_of_user_files(error)):
         return summary_of(error), own
     print(redact_text("".join(traceback.format_exception(error))) + advice, file=sys.stderr)
     sys.exit(1)

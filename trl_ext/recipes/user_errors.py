@@ -7,7 +7,7 @@ import traceback
 from trl_ext.errors import is_own
 
 
-def lines_of_own_files(error: BaseException) -> str:
+def lines_of_user_files(error: BaseException) -> str:
     """The end of the traceback that begins in a user's file, of what caused `error` or of it; empty without one."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:

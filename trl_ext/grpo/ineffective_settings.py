@@ -20,7 +20,7 @@ def updates_per_rollout(config: ExtGRPOConfig) -> float:
     return float(config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps)
 
 
-def without_effect(config: ExtGRPOConfig) -> dict[str, str]:
+def ineffective_settings(config: ExtGRPOConfig) -> dict[str, str]:
     """Names of settings without effect, and why; of a configuration that uses the axes."""
     is_on_policy = updates_per_rollout(config) <= 1
     # Its ratio is to the engine, which is another model than the trainer.
@@ -41,11 +41,11 @@ def without_effect(config: ExtGRPOConfig) -> dict[str, str]:
     return {name: why for name, applies, why in rules if applies and getattr(config, name)}
 
 
-def chosen_without_effect(config: ExtGRPOConfig) -> list[str]:
+def chosen_ineffective_settings(config: ExtGRPOConfig) -> list[str]:
     """Those among them that were given, or are neither a default nor the preset's, in a line each."""
     usual = {**defaults_of(config), **vars(PRESETS.get(config.preset or "grpo_clip", Preset("", "", "")))}
     return [
         f"{name}={getattr(config, name)} has no effect here: {why}"
-        for name, why in without_effect(config).items()
+        for name, why in ineffective_settings(config).items()
         if name in recorded_names(config) or getattr(config, name) != usual[name]
     ]

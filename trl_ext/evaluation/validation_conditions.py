@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
-def yardstick(task: Any, config: Any, problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def validation_conditions(task: Any, config: Any, problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The values that validations on `problems` have in use, whether set or derived from other settings."""
     return {
         "validated_on": fingerprint(problems),

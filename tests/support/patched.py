@@ -30,5 +30,5 @@ def _of(module: str, members: dict[str, object]) -> Iterator[tuple[str, object]]
 
 
 def _is_ours(value: object) -> bool:
-    code = getattr(value, "__code__", None)
-    return isinstance(code, types.CodeType) and code.co_filename.startswith(OURS)
+    function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+    return isinstance(function, types.FunctionType) and function.__code__.co_filename.startswith(OURS)

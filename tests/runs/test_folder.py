@@ -246,7 +246,7 @@ def test_what_makes_another_experiment(changed: dict[str, Any], differ: list[str
 @pytest.mark.parametrize("recipe", [GRPO_SETTINGS, SFT_SETTINGS, EXPERIMENT], ids=["grpo", "sft", "expert iteration"])
 def test_setting_added_later_does_not_refuse_a_checkpoint(recipe: tuple[type, ...]) -> None:
     known = SettingsKnowledge.of(recipe)
-    means_nothing = {OnResume.MAY_CHANGE, OnResume.OF_PROCESS, OnResume.YARDSTICK_AS_USED}
+    means_nothing = {OnResume.MAY_CHANGE, OnResume.OF_PROCESS, OnResume.VALIDATION_AS_USED}
     for name, default in known.defaults.items():  # a record without it: that version did not have it
         assert differences({}, {name: default}, known) == []
         if known.meaning.get(name) not in means_nothing:
@@ -283,9 +283,9 @@ def test_what_may_change_when_a_run_is_resumed() -> None:
     assert not free & {"beta", "learning_rate", "seed", "max_steps", "skip_zero_advantage_rows"}
     longer = {"lr_scheduler_type": "constant", "max_steps": 1, "n_grpo_steps": 1, "num_train_epochs": 1.0}
     assert differences({**longer, "max_steps": 2, "n_grpo_steps": 2, "num_train_epochs": 2.0}, longer, KNOWN) == []
-    yardstick = {found.name for found in differences(dict.fromkeys(names, "a"), dict.fromkeys(names, "b"), KNOWN)
-                 if found.is_yardstick}  # fmt: skip
-    assert yardstick == {
+    of_validation = {found.name for found in differences(dict.fromkeys(names, "a"), dict.fromkeys(names, "b"), KNOWN)
+                     if found.is_of_validation}  # fmt: skip
+    assert of_validation == {
         "answer_format", "generation_kwargs", "min_p", "prompt", "repetition_penalty", "sampling_min_tokens", "stop",
         "system_prompt", "top_k", "top_p", "validation_grader", "validation_max_tokens", "validation_problems", "validation_split",
         "validation_samples", "validation_temperature",

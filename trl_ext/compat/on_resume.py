@@ -17,14 +17,14 @@ class OnResume(Enum):
 
     MAY_CHANGE = "changes what is logged or saved, or when, but not what is learned"
     LENGTH = "may change if the learning rate's schedule has no end"
-    YARDSTICK = "changes how validations are measured"
-    YARDSTICK_AS_USED = "the same, recorded only when used; a record may lack it"
+    VALIDATION = "changes how validations are measured"
+    VALIDATION_AS_USED = "the same, recorded only when used; a record may lack it"
     OF_PROCESS = "belongs to the process, not to the run"
 
 
 _THEIRS = {
     OnResume.LENGTH: "max_steps num_train_epochs",
-    OnResume.YARDSTICK: "generation_kwargs min_p repetition_penalty top_k top_p",
+    OnResume.VALIDATION: "generation_kwargs min_p repetition_penalty top_k top_p",
     OnResume.OF_PROCESS: "disable_tqdm resume_from_checkpoint",
     OnResume.MAY_CHANGE: "output_dir project report_to run_name dataloader_pin_memory include_num_input_tokens_seen "
     "restore_callback_states_from_checkpoint skip_memory_metrics trackio_space_id vllm_gpu_memory_utilization "

@@ -62,15 +62,15 @@ class DatasetSettings(RecordsGiven):
     answer_source: Annotated[str, OnResume.MAY_CHANGE] = HfArg(
         default="as_is", help=f"How it is read. One of: {', '.join(sorted(ANSWER_SOURCES))}."
     )
-    prompt: Annotated[str, OnResume.YARDSTICK] = HfArg(
+    prompt: Annotated[str, OnResume.VALIDATION] = HfArg(
         default="r1_zero",
         help=f"The prompt is {', '.join(prompt_names())}, or a file with {{question}} in it. chat and a .yaml "
         "file of messages are put into the model's own chat template.",
     )
-    system_prompt: Annotated[str | None, OnResume.YARDSTICK_AS_USED] = HfArg(
+    system_prompt: Annotated[str | None, OnResume.VALIDATION_AS_USED] = HfArg(
         default=None, help="The system message of every conversation. The default is the template's own, if any."
     )
-    answer_format: Annotated[str | None, OnResume.YARDSTICK] = HfArg(
+    answer_format: Annotated[str | None, OnResume.VALIDATION] = HfArg(
         default=None,
         help=f"Where a response states its answer: {', '.join(sorted(ANSWER_FORMATS))}. The default "
         "is r1_zero, and boxed for the question_only prompt and for conversations.",

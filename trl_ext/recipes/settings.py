@@ -44,7 +44,7 @@ class Task(DatasetSettings):
 
     gguf_file: str | None = HfArg(default=None, help=COMMON["gguf_file"])
     train_split: str = HfArg(default="train", help="The splits to train on and to validate on.")
-    validation_split: Annotated[str, OnResume.YARDSTICK] = HfArg(
+    validation_split: Annotated[str, OnResume.VALIDATION] = HfArg(
         aliases="--split", default="validation", help="The splits to train on and to validate on."
     )
     train_problems: int | None = HfArg(
@@ -52,10 +52,10 @@ class Task(DatasetSettings):
         help="Train on a sample of this many problems. The default is all, and "
         f"{GENERATED_PROBLEMS} of a generated dataset.",
     )
-    validation_problems: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = HfArg(
+    validation_problems: Annotated[int | None, OnResume.VALIDATION_AS_USED] = HfArg(
         default=None, help="Validate on a sample of this many problems. The default is all."
     )
-    validation_grader: Annotated[str, OnResume.YARDSTICK_AS_USED] = HfArg(
+    validation_grader: Annotated[str, OnResume.VALIDATION_AS_USED] = HfArg(
         default="compatible",
         help=f"The validations' grader. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
     )
@@ -63,14 +63,14 @@ class Task(DatasetSettings):
     validation_batch_size: Annotated[int, OnResume.MAY_CHANGE] = HfArg(
         default=256, help="Sample this many prompts per batch in a validation."
     )
-    validation_temperature: Annotated[float | None, OnResume.YARDSTICK_AS_USED] = HfArg(
+    validation_temperature: Annotated[float | None, OnResume.VALIDATION_AS_USED] = HfArg(
         default=None,
         help="The sampling temperature of validations; 0 means greedy decoding. The default is that of training.",
     )
-    validation_max_tokens: Annotated[int | None, OnResume.YARDSTICK_AS_USED] = HfArg(
+    validation_max_tokens: Annotated[int | None, OnResume.VALIDATION_AS_USED] = HfArg(
         default=None, help="The maximum response length in validations, in tokens. The default is that of training."
     )
-    validation_samples: Annotated[int, OnResume.YARDSTICK] = HfArg(
+    validation_samples: Annotated[int, OnResume.VALIDATION] = HfArg(
         default=1, help="Sample each problem of a validation N times, and measure pass@k for k = 2, 4, ... up to N."
     )
     final_validation_problems: Annotated[int | None, OnResume.MAY_CHANGE] = HfArg(

@@ -71,10 +71,10 @@ class RunSettings(RecordsGiven):
     )
 
     # Sampling from the policy: rollouts and validation.
-    stop: Annotated[list[str] | None, OnResume.YARDSTICK] = HfArg(
+    stop: Annotated[list[str] | None, OnResume.VALIDATION] = HfArg(
         default=None, help="Generation stops at any of these strings, which stay in the text."
     )
-    sampling_min_tokens: Annotated[int | None, OnResume.YARDSTICK] = HfArg(
+    sampling_min_tokens: Annotated[int | None, OnResume.VALIDATION] = HfArg(
         default=None, help="The minimum completion length in tokens (handout: 4)."
     )
 

@@ -13,6 +13,10 @@ import_utils = importlib.import_module("trl.import_utils")  # not an attribute o
 with patch.object(import_utils, "is_vllm_available", lambda min_version=None: False):
     from trl.generation import vllm_client, vllm_generation
 
+importlib.import_module(
+    "trl.generation"
+).is_vllm_available = import_utils.is_vllm_available  # not what it was imported with
+
 
 def _available(min_version: str | None = None) -> bool:
     """TRL's check before it uses vLLM, in our trainers or its own."""

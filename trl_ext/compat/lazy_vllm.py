@@ -6,6 +6,7 @@ To be imported before TRL's trainers; if they have been imported already, so has
 from __future__ import annotations
 
 import importlib
+from typing import Any
 from unittest.mock import patch
 
 import_utils = importlib.import_module("trl.import_utils")  # not an attribute of the lazy module `trl`
@@ -13,9 +14,8 @@ import_utils = importlib.import_module("trl.import_utils")  # not an attribute o
 with patch.object(import_utils, "is_vllm_available", lambda min_version=None: False):
     from trl.generation import vllm_client, vllm_generation
 
-importlib.import_module(
-    "trl.generation"
-).is_vllm_available = import_utils.is_vllm_available  # not what it was imported with
+package: Any = importlib.import_module("trl.generation")
+package.is_vllm_available = import_utils.is_vllm_available  # the block's own answer is for the block alone
 
 
 def _available(min_version: str | None = None) -> bool:

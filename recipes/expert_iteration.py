@@ -24,7 +24,7 @@ from typing import Any
 
 from trl import ModelConfig
 
-from trl_ext.expert_iteration.trainer import FOLDER, ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.imitation.expert_iteration import FOLDER, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.recipes.cli import start
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS, EndOfStep, ExpertIterationTask, steps_so_far
 from trl_ext.recipes.model_settings import loaded_as

@@ -23,13 +23,13 @@ from typing import Any
 
 from trl import ModelConfig
 
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.recipes.cli import start
 from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.recipes.preflight import prepare
 from trl_ext.recipes.run import open_run
 from trl_ext.recipes.sft import SFT_SETTINGS, SFTTask, tokenized_traces
 from trl_ext.runs.layout import GENERATIONS
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 
 
 def main(task: SFTTask, model: ModelConfig, config: ExtSFTConfig) -> Mapping[str, Any]:

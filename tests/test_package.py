@@ -31,23 +31,21 @@ LAYERS = (
     "compat",
     "io",
     "plots",
-    "hosts algorithms prompts rewards generation step",
+    "hosts algorithms rewards generation step",
     "functional mini",
     "data evaluation",
     "runs",
-    "hub browse dashboards",
+    "hub browse",
     "training",
-    "grpo sft",
-    "expert_iteration",
+    "grpo imitation",
     "recipes",
-    "command",
     "tools/discovery tools/experiments",
     "tools/foresight",
 )
 LAYER_OF = {package: number for number, row in enumerate(LAYERS) for package in row.split()}
 TOOLS = [package for package in LAYER_OF if package.startswith("tools/")]
 WITHOUT_TRL = set(
-    "errors io registry redaction ranks setting plots algorithms prompts rewards functional mini data runs hub browse"
+    "errors io registry redaction ranks setting plots algorithms rewards functional mini data runs hub browse"
     " tools/discovery".split()
 )
 PURE = [
@@ -207,9 +205,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_axes_handout_functions_and_rewards_import_only_torch() -> None:
-    more = (
-        "functional algorithms.sampler_correction rewards evaluation.report runs.report mini.problems prompts".split()
-    )
+    more = "functional algorithms.sampler_correction rewards evaluation.report runs.report mini.problems".split()
+    more.append("generation.prompts")
     names = [*PURE, *(f"trl_ext.{name}" for name in more)]
     exported = "from trl_ext import ADVANTAGES, POLICY_LOSSES, PRESETS, LossInputs, REWARDS"
     assert loaded_by(f"import {', '.join(names)}; {exported}") == {"torch"}
@@ -221,7 +218,7 @@ def test_discovery_loop_imports_neither_torch_nor_client_early() -> None:
 
 @pytest.mark.slow
 def test_the_trainers_load_vllm_only_when_they_use_it() -> None:
-    assert "vllm" not in loaded_by("import trl_ext.grpo.trainer, trl_ext.sft.trainer, trl_ext.recipes.grpo")
+    assert "vllm" not in loaded_by("import trl_ext.grpo.trainer, trl_ext.imitation.sft, trl_ext.recipes.grpo")
 
 
 @pytest.mark.slow

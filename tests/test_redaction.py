@@ -214,7 +214,7 @@ def an_exception(folder: Path, own: str = "") -> None:
     with pytest.MonkeyPatch.context() as patch, (folder / "log").open("w") as log, contextlib.redirect_stderr(log):
         patch.setattr(sys, "argv", ["grpo_math.py", "--output_dir", str(folder / "run")])
         patch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / "error.json"))
-        patch.setattr("trl_ext.recipes.cli.lines_of_own_files", lambda _: own)
+        patch.setattr("trl_ext.recipes.cli.lines_of_user_files", lambda _: own)
         with pytest.raises(SystemExit) as ended:
             start(fail, GRPO_SETTINGS, "about", DEFAULT)
     if isinstance(ended.value.code, str):

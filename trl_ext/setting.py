@@ -37,8 +37,8 @@ class OnResume(Enum):
 
     MAY_CHANGE = "changes what is logged or saved, or when, but not what is learned"
     LENGTH = "may change if the learning rate's schedule has no end"
-    YARDSTICK = "changes how validations are measured"
-    YARDSTICK_AS_USED = "the same, recorded only when used; a record may lack it"
+    VALIDATION = "changes how validations are measured"
+    VALIDATION_AS_USED = "the same, recorded only when used; a record may lack it"
     OF_PROCESS = "belongs to the process, not to the run"
 
 

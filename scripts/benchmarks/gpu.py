@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from trl.import_utils import is_vllm_available
 
-from trl_ext.hosts.grace import patient_environment
+from trl_ext.hosts.shutdown_timeout import patient_environment
 from trl_ext.runs.provenance import provenance
 
 from .random_model import SHAPES, save_random_model

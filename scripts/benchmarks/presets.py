@@ -29,7 +29,7 @@ from typing import Any
 from trl_ext import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, POLICY_LOSSES, PRESETS
 from trl_ext.algorithms.sampler_correction import SAMPLER_REJECTIONS, SAMPLER_WEIGHTS
 from trl_ext.algorithms.selection import SELECTIONS
-from trl_ext.hosts.grace import patient_environment
+from trl_ext.hosts.shutdown_timeout import patient_environment
 from trl_ext.runs.provenance import provenance
 
 ROOT = Path(__file__).parents[2]

@@ -1,13 +1,15 @@
-"""torch's Muon where bfloat16 would be emulated."""
+"""torch on a CPU: files that are loaded to cpu:0, and Muon where bfloat16 would be emulated."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 from torch.optim import _muon
 
 from trl_ext.compat import torch_on_cpu
-from trl_ext.compat.torch_on_cpu import muon_without_emulation, orthogonalized
+from trl_ext.compat.torch_on_cpu import loading_to_numbered_cpus, muon_without_emulation, orthogonalized
 
 SETTINGS = ((_muon.DEFAULT_A, _muon.DEFAULT_B, _muon.DEFAULT_C), _muon.DEFAULT_NS_STEPS, _muon.EPS)
 
@@ -40,3 +42,12 @@ def test_it_steps_in_torchs_place_only_without_bfloat16(has: bool, monkeypatch: 
     assert _muon._zeropower_via_newtonschulz is torchs
     expected = (torchs if has else orthogonalized)(grad, *SETTINGS)
     assert torch.equal(weights.detach(), torch.zeros(12, 40).add(expected, alpha=-0.2 * 40**0.5))
+
+
+def test_a_file_is_loaded_to_a_numbered_cpu_in_the_block_only(tmp_path: Path) -> None:
+    torch.save(torch.arange(3), tmp_path / "three.pt")
+    with loading_to_numbered_cpus(), loading_to_numbered_cpus():
+        assert torch.load(tmp_path / "three.pt", map_location="cpu:0").tolist() == [0, 1, 2]
+        assert torch.load(tmp_path / "three.pt", map_location="cpu").tolist() == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="cpu:0"):
+        torch.load(tmp_path / "three.pt", map_location="cpu:0")

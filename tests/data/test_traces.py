@@ -19,8 +19,8 @@ from trl_ext.data.traces import (
     unique,
     with_answers,
 )
+from trl_ext.generation.prompts import format_prompt, load_prompt
 from trl_ext.mini.problems import mini_math
-from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.rewards import GRADERS
 from trl_ext.rewards.graders import Grade
 

@@ -20,7 +20,7 @@ from tests.support.versions import needs_vllm
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.adapters import check_adapter
 from trl_ext.generation.vllm import ColocatedEngine
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 
 LINEAR = ["q_proj", "v_proj", "down_proj"]
 VLLM: dict[str, Any] = {"use_vllm": True, "vllm_max_model_length": 64}

@@ -16,7 +16,7 @@ from tests.support.tiny import fraction_of_ones, make_trainer, tiny_model, tiny_
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.decoding import own_loop_unsupported
 from trl_ext.generation.floats import widest_float
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 
 GRPO: dict[str, Any] = {"preset": "grpo_clip", "max_steps": 2, "rollout_selection": "mixed_groups"}
 

@@ -21,9 +21,9 @@ from tests.support.versions import needs_gguf, needs_smollm2, needs_vllm
 from trl_ext.generation import gguf
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.model_source import locate
+from trl_ext.generation.prompts import format_prompt, load_prompt
 from trl_ext.generation.samplers import VLLMSampler, vllm_params
 from trl_ext.io import read_jsonl
-from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS

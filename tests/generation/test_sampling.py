@@ -12,7 +12,7 @@ import pytest
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, CompileConfig, GenerationConfig
 
-from tests.sft.test_trainer import ours as fine_tuning
+from tests.imitation.test_sft import ours as fine_tuning
 from tests.support.tiny import fraction_of_ones, make_trainer, save_tiny, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.functional import log_generations

@@ -14,15 +14,15 @@ import yaml
 from peft import LoraConfig
 from transformers import TrainerCallback
 
-from tests.expert_iteration.test_trainer import made as expert_iteration
-from tests.expert_iteration.test_trainer import steps_of
 from tests.generation.test_sampling import ARRIVES, OF_VLLM, arrive
 from tests.generation.test_vllm import disagreement, save_model, shake
 from tests.grpo.test_distributed import by_accelerate, on_two_ranks
+from tests.imitation.test_expert_iteration import made as expert_iteration
+from tests.imitation.test_expert_iteration import steps_of
+from tests.imitation.test_sft import ADAM, LEARNED, fraction_learned
+from tests.imitation.test_sft import ours as fine_tuning
 from tests.recipes.test_grpo import TINY_RUN, rows
 from tests.recipes.test_launch import launched, steps, wait_for
-from tests.sft.test_trainer import ADAM, LEARNED, fraction_learned
-from tests.sft.test_trainer import ours as fine_tuning
 from tests.support.hosts import error_lines
 from tests.support.recipe import run_recipe
 from tests.support.tiny import WORDS, fraction_of_ones, make_trainer, tiny_tokenizer, weight_difference

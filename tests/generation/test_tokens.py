@@ -20,18 +20,18 @@ from trl_ext.errors import InputError
 from trl_ext.functional import log_generations, tokenize_prompt_and_output
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.hf import eos_ids_of, hf_generate, is_finished
+from trl_ext.generation.prompts import format_prompt
 from trl_ext.generation.samplers import HFSampler
 from trl_ext.generation.tokens import completion_texts, prompt_ids, special_ids_with_text
 from trl_ext.grpo.rollout import with_special_tokens
+from trl_ext.imitation.sft import ExtSFTConfig, tokenized
 from trl_ext.io import read_json, read_jsonl, write_jsonl
 from trl_ext.mini.policy import EOS, PAD, PROMPT_PARTS, TAGS
-from trl_ext.prompts import format_prompt
 from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.preflight import check_vocabulary
 from trl_ext.recipes.sft import SFTTask
 from trl_ext.rewards import r1_zero_reward_fn
-from trl_ext.sft.trainer import ExtSFTConfig, tokenized
 
 STOP = ["</answer>"]
 LENGTH = 12  # most tokens of a completion; the right ones have less

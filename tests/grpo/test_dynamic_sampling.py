@@ -14,7 +14,7 @@ from tests.support.tiny import ends_early, make_trainer, tiny_model, weight_diff
 from trl_ext import ADVANTAGES, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.grpo.dynamic_sampling import assemble, fill
 from trl_ext.grpo.rollout import Rollout, Try
-from trl_ext.training.ending import TimeBudget
+from trl_ext.training.stopping import TimeBudget
 
 
 def test_informative_groups_come_in_the_order_of_their_sampling() -> None:

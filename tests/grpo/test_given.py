@@ -15,13 +15,13 @@ from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.compat.given import given, recorded_names
 from trl_ext.grpo.config import ExtGRPOConfig
+from trl_ext.imitation.sft import ExtSFTConfig
 from trl_ext.recipes.cli import read_settings
 from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
 from trl_ext.recipes.model_settings import check_model_settings
 from trl_ext.recipes.run import write_config
 from trl_ext.registry import defaults_of
 from trl_ext.runs.layout import CONFIG
-from trl_ext.sft.trainer import ExtSFTConfig
 from trl_ext.training.settings_table import TRL
 
 COMMON = {"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"}

@@ -24,7 +24,7 @@ import trl_ext
 from tests.support.tiny import fraction_of_ones, make_trainer, tiny_sft, train
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.compat.lazy_vllm import load_vllm
-from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.imitation.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.training.trainer import ReliableTrainer
 
 PACKAGE = Path(trl_ext.__file__).parent
@@ -176,7 +176,7 @@ def test_trls_sft_trainer_has_what_ours_relies_on(tmp_path: Path) -> None:
     rows = [{"input_ids": [3, 4, 5], "completion_mask": [0, 1, 1]}]
     stock = tiny_sft(SFTTrainer, SFTConfig, tmp_path, rows, completion_only_loss=True)
     read = read_of_trl(
-        ["sft/trainer.py", "training/trainer.py", "expert_iteration/trainer.py"],
+        ["imitation/sft.py", "training/trainer.py", "imitation/expert_iteration.py"],
         ExpertIterationTrainer,
         ExpertIterationConfig,
     )
@@ -247,11 +247,11 @@ def test_only_the_seams_subclass_a_trainer() -> None:
         if ast.unparse(base).endswith("Trainer")
     ]
     assert sorted(subclasses) == [
-        ("expert_iteration/trainer.py", "ExpertIterationTrainer", "ExtSFTTrainer"),
         ("grpo/trainer.py", "ExtGRPOTrainer", "GRPOTrainer"),
         ("grpo/trainer.py", "ExtGRPOTrainer", "ReliableTrainer"),
-        ("sft/trainer.py", "ExtSFTTrainer", "ReliableTrainer"),
-        ("sft/trainer.py", "ExtSFTTrainer", "SFTTrainer"),
+        ("imitation/expert_iteration.py", "ExpertIterationTrainer", "ExtSFTTrainer"),
+        ("imitation/sft.py", "ExtSFTTrainer", "ReliableTrainer"),
+        ("imitation/sft.py", "ExtSFTTrainer", "SFTTrainer"),
         ("tools/foresight/memory/trainers.py", "FakeGRPO", "ExtGRPOTrainer"),
         ("tools/foresight/memory/trainers.py", "FakeSFT", "ExtSFTTrainer"),
         ("training/trainer.py", "ReliableTrainer", "Trainer"),
@@ -288,6 +288,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     recipes = {"cli.py", "expert_iteration.py", "explain.py", "grpo.py", "model_settings.py", "preflight.py"}
     assert importers == {f"recipes/{name}" for name in (*recipes, "run.py", "sft.py")} | {
         "compat/fake_modules.py",
+        "compat/given.py",
         "compat/lazy_vllm.py",
         "compat/trl_engine.py",
         "compat/trl_head.py",
@@ -301,8 +302,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "grpo/config.py",
         "grpo/construction.py",
         "grpo/trainer.py",
-        "sft/trainer.py",
-        "training/settings.py",
+        "imitation/sft.py",
         "training/trainer.py",
     }
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from tests.grpo.test_step import ALL, OFF_POLICY, PLAIN, TWO_EPOCHS, trained, trainer_of, words_of_row
 from tests.support.tiny import scripted, weight_difference
 from trl_ext import ExtGRPOConfig
-from trl_ext.grpo.without_effect import without_effect
+from trl_ext.grpo.ineffective_settings import ineffective_settings
 from trl_ext.step import OnPrompts
 
 # Options with which they choose some of a step's 32 rows.
@@ -85,7 +85,7 @@ def test_a_step_that_begins_on_shared_prompts_is_the_same(tmp_path: Path) -> Non
 def test_rows_of_zero_advantage_are_kept_and_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = trainer_of(tmp_path, **OFF_POLICY, **axes("kl_cov"), **ALL)
     assert "skip_zero_advantage_rows is off: the loss sees every row of a step" in caplog.text
-    said = without_effect(trainer.args)
+    said = ineffective_settings(trainer.args)
     assert said["skip_zero_advantage_rows"] == "the loss sees every row of a step"
 
 
@@ -111,7 +111,7 @@ def test_a_step_over_two_rollouts_cannot_be_seen_as_one(tmp_path: Path) -> None:
 def test_on_policy_only_clip_cov_differs_from_reinforce(tmp_path: Path) -> None:
     def idle(loss: str, **options: Any) -> set[str]:
         config = ExtGRPOConfig(output_dir=str(tmp_path), use_cpu=True, policy_loss=loss, **options)
-        return {"policy_loss"} & without_effect(config).keys()
+        return {"policy_loss"} & ineffective_settings(config).keys()
 
     assert [loss for loss in OF_STEP if not idle(loss)] == ["clip_cov"]
     assert not idle("kl_cov", num_iterations=2)

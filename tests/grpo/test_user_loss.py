@@ -17,7 +17,7 @@ import yaml
 
 from tests.support.tiny import ends_early, tiny_model, train, weight_difference
 from trl_ext import ADVANTAGES, ExtGRPOConfig, ExtGRPOTrainer, LossInputs
-from trl_ext.grpo.without_effect import without_effect
+from trl_ext.grpo.ineffective_settings import ineffective_settings
 from trl_ext.mini.policy import BasePolicyConfig, make_base_policy
 from trl_ext.recipes.cli import parse, start
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -64,7 +64,8 @@ def focal(x):
 def test_a_loss_is_said_to_be_idle_only_where_it_is_reinforce(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SURER)
     said = {
-        loss: without_effect(config(tmp_path, policy_loss=loss)) for loss in (SOFT_CLIP, f"{tmp_path}/mine.py:focal")
+        loss: ineffective_settings(config(tmp_path, policy_loss=loss))
+        for loss in (SOFT_CLIP, f"{tmp_path}/mine.py:focal")
     }
     assert [set(settings) for settings in said.values()] == [{"policy_loss"}, set()]
 

@@ -18,11 +18,15 @@ from torch.utils.file_baton import FileBaton
 from tests.grpo.test_distributed import environment_of_ranks, free_port
 from tests.recipes.test_grpo import ROOT
 from trl_ext.errors import InputError
-from trl_ext.hosts import group, launch
-from trl_ext.hosts.compilation import warning_of_locks
-from trl_ext.hosts.launch import asked_for, refuse_part_of_a_slurm_step, refuse_restarts_on_a_shared_store
-from trl_ext.hosts.lost import explain
+from trl_ext.hosts import launch, process_group
+from trl_ext.hosts.launch import (
+    asked_for,
+    refuse_part_of_a_slurm_step,
+    refuse_restarts_on_a_shared_store,
+    warning_of_locks,
+)
 from trl_ext.hosts.preflight import Host, differences
+from trl_ext.hosts.process_group import explain_network_error
 
 ZERO = sorted((ROOT / "accelerate_configs").glob("*zero*.yaml"))
 
@@ -102,12 +106,12 @@ def test_interface_replaces_a_name_that_leads_to_the_loopback(
         return own
 
     way = {"10.77.0.1": "10.77.0.2", "127.0.0.1": "127.0.0.1"}
-    monkeypatch.setattr(group, "address_towards", way.get)
-    monkeypatch.setattr(group.socket, "gethostbyname", resolved)
+    monkeypatch.setattr(process_group, "address_towards", way.get)
+    monkeypatch.setattr(process_group.socket, "gethostbyname", resolved)
     cards = {name: [SimpleNamespace(address=at)] for name, at in (("lo", "127.0.0.1"), ("eth7", "10.77.0.2"))}
-    monkeypatch.setattr(group.psutil, "net_if_addrs", lambda: cards)
+    monkeypatch.setattr(process_group.psutil, "net_if_addrs", lambda: cards)
     environment = {} if given is None else {"GLOO_SOCKET_IFNAME": given}
-    group.use_reachable_interface(first_host, environment)
+    process_group.use_reachable_interface(first_host, environment)
     assert environment.get("GLOO_SOCKET_IFNAME") == used
 
 
@@ -186,8 +190,8 @@ MISSING = "[enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Una
 def test_lost_host_is_a_line_and_other_errors_are_none(
     error: Exception, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "_hosts", {"10.77.0.1": os.uname().nodename, "10.77.0.2": "hostB"})
-    said = explain(error)
+    monkeypatch.setattr(process_group, "_hosts", {"10.77.0.1": os.uname().nodename, "10.77.0.2": "hostB"})
+    said = explain_network_error(error)
     assert (said is None) is not bool(words)
     assert all(word in (said or "") for word in words), said
 
@@ -195,13 +199,13 @@ def test_lost_host_is_a_line_and_other_errors_are_none(
 def test_torch_says_of_a_missing_interface_what_is_read() -> None:
     with pytest.raises(RuntimeError) as error:
         torch.distributed.ProcessGroupGloo.create_device(interface="nope")
-    assert "has no interface 'nope'" in (explain(error.value) or "")
+    assert "has no interface 'nope'" in (explain_network_error(error.value) or "")
 
 
 ENDED = """
 import weakref, torch
 weakref.finalize(torch, lambda: print("in a group:", torch.distributed.is_initialized()))
-from trl_ext.hosts.group import join_on_cpu
+from trl_ext.hosts.process_group import join_on_cpu
 join_on_cpu(60)
 print("joined:", torch.distributed.get_world_size())
 raise SystemExit("refused")

@@ -18,11 +18,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_ext.generation.hf import hf_generate
+from trl_ext.generation.prompts import format_prompt, load_prompt
 from trl_ext.mini import policy as base_policy
 from trl_ext.mini.policy import BasePolicyConfig, documents, make_base_policy, pretrain, train_tokenizer
 from trl_ext.mini.problems import problems, split_of
 from trl_ext.mini.tasks import TASKS
-from trl_ext.prompts import format_prompt, load_prompt
 from trl_ext.rewards.extract import boxed, r1_zero
 
 SMALL = BasePolicyConfig(hidden=32, layers=1, heads=1, intermediate=32, steps=3, batch=4)

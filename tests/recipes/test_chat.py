@@ -17,15 +17,15 @@ from tests.support.recipe import run_recipe
 from tests.support.tokenizers import END, TURN, answering_model, tokenizer_of
 from trl_ext import ExtGRPOConfig
 from trl_ext.errors import InputError
-from trl_ext.expert_iteration.trainer import ExpertIterationConfig
+from trl_ext.generation.prompts import PLACEHOLDER, Asking
+from trl_ext.imitation.expert_iteration import ExpertIterationConfig
+from trl_ext.imitation.sft import ExtSFTConfig
 from trl_ext.io import read_json, read_jsonl, write_jsonl
-from trl_ext.prompts import PLACEHOLDER, Asking
 from trl_ext.recipes.best_of_n import BestOfN, run_best_of_n
 from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.expert_iteration import ExpertIterationTask
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.sft import SFTTask
-from trl_ext.sft.trainer import ExtSFTConfig
 
 BOXED = r"\boxed{5}"
 LENGTH = 14  # most tokens of a response; the right one has ten with its end

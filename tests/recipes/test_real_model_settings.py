@@ -16,8 +16,8 @@ from tests.recipes.test_grpo import ON_A_CPU, ROOT
 from trl_ext.data.lengths import Room, rows_that_fit
 from trl_ext.data.load import READERS, read_table
 from trl_ext.data.source import Source
+from trl_ext.generation.prompts import format_prompt, load_prompt, load_template
 from trl_ext.io import as_flags
-from trl_ext.prompts import format_prompt, load_prompt, load_template
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.evaluation_settings import Evaluation

@@ -18,7 +18,7 @@ from trl import GRPOConfig
 from tests.recipes.test_grpo import DEFAULT, ON_A_CPU
 from tests.runs.test_checkpoints import save
 from trl_ext.errors import InputError
-from trl_ext.evaluation.yardstick import yardstick
+from trl_ext.evaluation.validation_conditions import validation_conditions
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.expert_iteration import EXPERT_ITERATION_SETTINGS as EXPERIMENT
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -183,7 +183,7 @@ def test_changed_measurement_discards_earlier_validations(tmp_path: Path) -> Non
 def test_validation_settings_are_recorded_as_used() -> None:
     def noted(*more: str, answer: str = "1") -> dict[str, Any]:
         task, _, config = parse(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, *more])
-        return yardstick(task, config, [{"prompt": "1 + 0 =", "answer": answer}])
+        return validation_conditions(task, config, [{"prompt": "1 + 0 =", "answer": answer}])
 
     plain = noted("--sampling_temperature", "0.5", "--sampling_max_tokens", "9")
     assert plain == noted("--validation_temperature", "0.5", "--validation_max_tokens", "9")
@@ -246,7 +246,7 @@ def test_what_makes_another_experiment(changed: dict[str, Any], differ: list[str
 @pytest.mark.parametrize("recipe", [GRPO_SETTINGS, SFT_SETTINGS, EXPERIMENT], ids=["grpo", "sft", "expert iteration"])
 def test_setting_added_later_does_not_refuse_a_checkpoint(recipe: tuple[type, ...]) -> None:
     known = SettingsKnowledge.of(recipe)
-    means_nothing = {OnResume.MAY_CHANGE, OnResume.OF_PROCESS, OnResume.YARDSTICK_AS_USED}
+    means_nothing = {OnResume.MAY_CHANGE, OnResume.OF_PROCESS, OnResume.VALIDATION_AS_USED}
     for name, default in known.defaults.items():  # a record without it: that version did not have it
         assert differences({}, {name: default}, known) == []
         if known.meaning.get(name) not in means_nothing:
@@ -283,9 +283,9 @@ def test_what_may_change_when_a_run_is_resumed() -> None:
     assert not free & {"beta", "learning_rate", "seed", "max_steps", "skip_zero_advantage_rows"}
     longer = {"lr_scheduler_type": "constant", "max_steps": 1, "n_grpo_steps": 1, "num_train_epochs": 1.0}
     assert differences({**longer, "max_steps": 2, "n_grpo_steps": 2, "num_train_epochs": 2.0}, longer, KNOWN) == []
-    yardstick = {found.name for found in differences(dict.fromkeys(names, "a"), dict.fromkeys(names, "b"), KNOWN)
-                 if found.is_yardstick}  # fmt: skip
-    assert yardstick == {
+    of_validation = {found.name for found in differences(dict.fromkeys(names, "a"), dict.fromkeys(names, "b"), KNOWN)
+                     if found.is_of_validation}  # fmt: skip
+    assert of_validation == {
         "answer_format", "generation_kwargs", "min_p", "prompt", "repetition_penalty", "sampling_min_tokens", "stop",
         "system_prompt", "top_k", "top_p", "validation_grader", "validation_max_tokens", "validation_problems", "validation_split",
         "validation_samples", "validation_temperature",

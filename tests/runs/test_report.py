@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.dashboards.progress import ProgressBar
 from trl_ext.evaluation.report import Report
 from trl_ext.generation.completion import Completion
 from trl_ext.io import append_jsonl, replacing, write_text
@@ -25,6 +24,7 @@ from trl_ext.runs.layout import SUMMARY, RunFolder, checkpoint_name, finished
 from trl_ext.runs.report import before_after_table, examples, write_curve, write_steps_plot
 from trl_ext.runs.summary import write_summary
 from trl_ext.training.callbacks import GenerationsLog, JsonlLog, Validation, validation_line
+from trl_ext.training.progress import ProgressBar
 
 
 def report(outcomes: list[str], levels: list[int]) -> Report:

@@ -41,16 +41,16 @@ from tests.support.tiny import (
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import InputError
 from trl_ext.evaluation.report import grade_rows
-from trl_ext.expert_iteration.trainer import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.generation.completion import Completion
+from trl_ext.imitation.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.expert_iteration import EndOfStep
 from trl_ext.rewards.graders import Grade
 from trl_ext.rewards.score import Score
 from trl_ext.runs.folder import Run
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.training.callbacks import Validation
-from trl_ext.training.ending import TimeBasedLRDecay, TimeBudget
+from trl_ext.training.stopping import TimeBasedLRDecay, TimeBudget
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"

@@ -28,7 +28,7 @@ from trl_ext.recipes.preflight import check_tokenizer
 from trl_ext.rewards.guard import RewardError, guarded
 from trl_ext.runs.checkpoints import checkpoints, find_corruption
 from trl_ext.training.callbacks import ZeroVarianceWarning
-from trl_ext.training.finite import NonFiniteError
+from trl_ext.training.faults import NonFiniteError
 
 
 def test_guard_leaves_a_reward_that_answers_as_it_is() -> None:

@@ -16,7 +16,7 @@ from scripts.docs_pages import effects_of
 from tests.support.tiny import ends_early, make_trainer, prompts, tiny_sft, tiny_tokenizer
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.trainer import ExtGRPOTrainer
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
 
 # Settings of one run each, which go together. With `aot_eager` a step is traced as for inductor, and no kernel built.
 RUNS: dict[str, dict[str, Any]] = {

@@ -15,8 +15,8 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from tests.support.tiny import CONFIG, ends_early, make_trainer, tiny_sft
 from tests.training.test_faults import explodes
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
-from trl_ext.training.finite import NonFiniteError, loss_scale
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.training.faults import NonFiniteError, loss_scale
 from trl_ext.training.settings import is_without_fp16
 
 OVERFLOWS = 2.0**24  # float16 ends at 65,504: a few halvings later no gradient of these models is beyond it

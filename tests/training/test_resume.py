@@ -27,11 +27,11 @@ from tests.recipes.test_grpo import ROOT
 from tests.support.tiny import ends_early, make_trainer, prompts, save_tiny, tiny_model, tiny_sft, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import NotSavedError, ServerError
-from trl_ext.hosts.grace import TIMEOUT
+from trl_ext.hosts.shutdown_timeout import TIMEOUT
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.runs.checkpoints import checkpoints, find_corruption, newest
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
-from trl_ext.training.ending import TimeBasedLRDecay, TimeBudget
 from trl_ext.training.preemption import StopOnSigterm
+from trl_ext.training.stopping import TimeBasedLRDecay, TimeBudget
 
 STEPS = 7
 SAVING = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS, "optim": "adamw_torch", "learning_rate": 0.01}
@@ -320,7 +320,7 @@ def test_no_checkpoint_is_started_without_disk_space_for_it(
         return usage._replace(free=1000)
 
     trainer = made(tmp_path, preset="grpo_clip")
-    monkeypatch.setattr("trl_ext.training.saving.shutil.disk_usage", nearly_full)
+    monkeypatch.setattr("trl_ext.training.faults.shutil.disk_usage", nearly_full)
     trainer.train()
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-1"]  # of whose size nothing was known
     assert trainer.failed_saves == STEPS - 1

@@ -21,10 +21,10 @@ from tests.recipes.test_grpo import DEFAULT, ON_A_CPU
 from tests.support.tiny import prompts, save_tiny, tiny_sft, weight_difference
 from tests.training.test_resume import OF_KINDS, OFF_POLICY, SAVING, made
 from trl_ext.errors import InputError
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.preflight import prepare
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 
 STEPS, KILLED = 4, 2
 KL = {"preset": "grpo_clip", "beta": 0.5}

@@ -24,17 +24,17 @@ from tests.support.versions import needs_vllm
 from trl_ext.algorithms.objective import keeps_on_policy
 from trl_ext.algorithms.types import LossInputs
 from trl_ext.compat.lazy_vllm import load_vllm
-from trl_ext.expert_iteration.trainer import ExpertIterationConfig
 from trl_ext.generation.vllm import ColocatedEngine
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.trainer import ExtGRPOTrainer
+from trl_ext.imitation.expert_iteration import ExpertIterationConfig
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.expert_iteration import ExpertIterationTask
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.model_settings import check_model_settings, choose_attention, init_kwargs, loaded_as
 from trl_ext.recipes.sft import SFTTask
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer, tokenized
 from trl_ext.training.settings_table import MODEL, TRL
 from trl_ext.training.trl_settings import check_needs
 

@@ -1,7 +1,7 @@
 """Every patch of TRL, transformers, vLLM and torch, one function each:
 
-* `startup`: silences vLLM's message about Triton and DeepSpeed's about a missing GPU on a CPU, at import;
-  `use_all_cores` undoes the limit of one core that `accelerate launch` sets.
+* `startup.silence_misleading_messages`: no message of vLLM about Triton and of DeepSpeed about a missing GPU on a CPU.
+* `startup.use_all_cores`: undoes the limit of one core that `accelerate launch` sets.
 * `lazy_vllm.load_vllm`: TRL imports vLLM when an engine is used, not whenever vLLM is installed.
 * `trl_engine.backend_made_by`: `GRPOTrainer` creates our vLLM backend instead of TRL's.
 * `trl_engine.engine_started_with`: vLLM's `LLM` gets settings that TRL does not pass.
@@ -24,9 +24,35 @@
 * `vllm_draws.draw_by_cumulative_sums`: vLLM on a CPU draws a token by one random number.
 * `tracker_names.draw_by_step_in_trackio`: trackio draws by the optimizer step, not by the number of logs.
 * `tracker_names.keep_names_of_ours`: trackers show `validation/...`, `sampling/...` and others without `train/`.
-* `torch_on_cpu.load_to_numbered_cpus`: `torch.load` maps to cpu:0.
+* `torch_on_cpu.loading_to_numbered_cpus`: `torch.load` maps to cpu:0.
 * `torch_on_cpu.set_default_group_timeout`: DeepSpeed's process groups on CPUs get the run's `ddp_timeout`.
 * `torch_on_cpu.muon_without_emulation`: torch's Muon multiplies in float32 on a CPU without bfloat16.
 
+Importing a module patches nothing. Most patches hold within a block; those that have to hold for longer are in
+`install`. One thing cannot wait for a call: our trainers inherit TRL's, so `lazy_vllm`, which they import first,
+decides whether importing TRL imports vLLM. Where TRL has been imported before, it changes nothing.
+
 And a table, `on_resume`: which settings a resumed run may change.
 """
+
+from __future__ import annotations
+
+import functools
+
+
+@functools.cache
+def install() -> None:
+    """Install the patches that have no block to hold in; once per process, however often it is called.
+
+    * `given.record_in_parser`, since a preset fills what was not given, and a parser passes every field. A parser is
+      made before any trainer, so this is called where the recipes read their settings, and by any parser of TRL's that
+      is made for one of our configs.
+    * `tracker_names.keep_names_of_ours` and `draw_by_step_in_trackio`, since transformers' callbacks send whatever is
+      logged, in `train`, in `evaluate` and after both: the constructors of our trainers call this.
+    """
+    from trl_ext.compat.given import record_in_parser
+    from trl_ext.compat.tracker_names import draw_by_step_in_trackio, keep_names_of_ours
+
+    record_in_parser()
+    keep_names_of_ours()
+    draw_by_step_in_trackio()

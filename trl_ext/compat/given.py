@@ -10,7 +10,9 @@ import functools
 import sys
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from trl_ext.compat import install
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -18,11 +20,22 @@ if TYPE_CHECKING:
 _parsed: ContextVar[frozenset[str]] = ContextVar("_parsed", default=frozenset())
 
 
+class _InstallsForParser:
+    """What transformers' parser asks a class for before it reads its fields: a group of flags, which there is not."""
+
+    def __get__(self, owner: object, kind: type[Any]) -> NoReturn:
+        install()
+        raise AttributeError(f"{kind.__name__} has no group")
+
+
 class RecordsGiven:
     """Mixin for a dataclass of settings: records the names of the arguments that its constructor was called with.
 
-    A parser passes every field, and so does `dataclasses.replace`; then those count that the parser was given.
+    A parser passes every field, and so does `dataclasses.replace`; then those count that the parser was given. Hence
+    a parser that is made for such a class has `record_in_parser` installed.
     """
+
+    _argument_group_name = _InstallsForParser()
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Record the names; unpickling and copying call this without arguments and restore the record."""
@@ -60,9 +73,11 @@ def reset(part: DataclassInstance, *names: str) -> None:
     _record(part, {*recorded_names(part)} - {*names})
 
 
-def record_in_parser(parser: type[Any]) -> None:
+def record_in_parser() -> None:
     """Patch TRL's parser: the settings that it makes know which flags and which fields of its file were given."""
-    parse, set_defaults = parser.parse_args_into_dataclasses, parser.set_defaults_with_config
+    from trl import TrlParser
+
+    parse, set_defaults = TrlParser.parse_args_into_dataclasses, TrlParser.set_defaults_with_config
 
     @functools.wraps(parse)
     def parse_and_record(
@@ -86,8 +101,8 @@ def record_in_parser(parser: type[Any]) -> None:
         self._names_in_file = set(settings)
         return set_defaults(self, **settings)
 
-    parser.parse_args_into_dataclasses = parse_and_record
-    parser.set_defaults_with_config = set_and_record
+    TrlParser.parse_args_into_dataclasses = parse_and_record
+    TrlParser.set_defaults_with_config = set_and_record
 
 
 def _record(part: object, names: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from trl_ext.setting import OnResume, facts
 
 _THEIRS = {
     OnResume.LENGTH: "max_steps num_train_epochs",
-    OnResume.YARDSTICK: "generation_kwargs min_p repetition_penalty top_k top_p",
+    OnResume.VALIDATION: "generation_kwargs min_p repetition_penalty top_k top_p",
     OnResume.OF_PROCESS: "disable_tqdm resume_from_checkpoint",
     OnResume.MAY_CHANGE: "output_dir project report_to run_name dataloader_pin_memory include_num_input_tokens_seen "
     "restore_callback_states_from_checkpoint skip_memory_metrics trackio_space_id vllm_gpu_memory_utilization "

@@ -1,4 +1,4 @@
-"""To be imported first: starts the clock of a run, and silences import-time messages that mislead on a CPU."""
+"""What comes first in a process: the clock of a run, messages that mislead on a CPU, and how many cores are used."""
 
 import logging
 import os
@@ -8,9 +8,12 @@ import psutil
 
 START = psutil.Process().create_time()  # a run's wall-clock time includes imports, the base policy and validation
 
-logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)  # Triton is for GPUs
-if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")) and sys.platform == "linux":
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it detected no GPU
+
+def silence_misleading_messages() -> None:
+    """Have vLLM and DeepSpeed say nothing of missing GPUs on a CPU; to be called before they are imported."""
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)  # Triton is for GPUs
+    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")) and sys.platform == "linux":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it detected no GPU
 
 
 def use_all_cores() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from unittest.mock import patch
 
 import torch
@@ -14,11 +15,13 @@ from torch.distributed import distributed_c10d
 from torch.optim import _muon
 
 
-def load_to_numbered_cpus() -> None:
-    """Let `torch.load` map to cpu:0, the device of a CPU rank, to which `Trainer` loads the optimizer."""
-    torch.serialization.register_package(
-        100, lambda storage: None, lambda storage, location: storage if re.fullmatch(r"cpu:\d+", location) else None
-    )
+def loading_to_numbered_cpus() -> AbstractContextManager[object]:
+    """In the block `torch.load` maps to cpu:0, the device of a CPU rank, to which `Trainer` loads the optimizer."""
+    numbered = (
+        100, lambda storage: None, lambda storage, location: storage if re.fullmatch(r"cpu:\d+", location) else None,
+    )  # fmt: skip
+    known = [*torch.serialization._package_registry, numbered]  # a priority, and functions to tag and to restore
+    return patch.object(torch.serialization, "_package_registry", sorted(known, key=lambda entry: entry[0]))
 
 
 def set_default_group_timeout(limit: datetime.timedelta) -> None:

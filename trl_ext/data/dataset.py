@@ -19,9 +19,9 @@ from trl_ext.data.load import (
     stored_table,
 )
 from trl_ext.data.source import Source
+from trl_ext.generation.prompts import Asking, prompt_names
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.mini.tasks import TASKS
-from trl_ext.prompts import Asking, prompt_names
 from trl_ext.registry import Registry, parse_options
 from trl_ext.rewards.extract import ANSWER_FORMATS
 from trl_ext.setting import Group, OnResume, check_intervals, setting
@@ -80,13 +80,13 @@ class DatasetSettings(RecordsGiven):
             "file of messages are put into the model's own chat template."
         ),
         Group.MODEL,
-        on_resume=OnResume.YARDSTICK,
+        on_resume=OnResume.VALIDATION,
     )
     system_prompt: str | None = setting(
         None,
         "The system message of every conversation. The default is the template's own, if any.",
         Group.MODEL,
-        on_resume=OnResume.YARDSTICK_AS_USED,
+        on_resume=OnResume.VALIDATION_AS_USED,
     )
     answer_format: str | None = setting(
         None,
@@ -95,7 +95,7 @@ class DatasetSettings(RecordsGiven):
             "is r1_zero, and boxed for the question_only prompt and for conversations."
         ),
         Group.MODEL,
-        on_resume=OnResume.YARDSTICK,
+        on_resume=OnResume.VALIDATION,
     )
 
     numeric_tolerance: float = setting(

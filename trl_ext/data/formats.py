@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trl_ext.data.countdown import described
-from trl_ext.prompts.conversation import is_conversation
+from trl_ext.generation.conversation import is_conversation
 
 Row = Mapping[str, Any]
 

@@ -14,11 +14,11 @@ from trl_ext.data.countdown import countdown
 from trl_ext.data.formats import Columns, Row, columns_of, value_at
 from trl_ext.data.sample import Table, stratified_sample
 from trl_ext.data.source import Source
+from trl_ext.generation.conversation import Conversation, conversation, is_conversation
+from trl_ext.generation.prompts import Asking
 from trl_ext.io import read_jsonl
 from trl_ext.mini.task import first_rows
 from trl_ext.mini.tasks import TASKS
-from trl_ext.prompts import Asking
-from trl_ext.prompts.conversation import Conversation, conversation, is_conversation
 from trl_ext.registry import Registry
 from trl_ext.rewards.extract import boxed
 from trl_ext.rewards.ground_truth import accepted_answers

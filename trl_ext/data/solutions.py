@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trl_ext.data.formats import Columns, columns_of, value_at
-from trl_ext.prompts import Asking
-from trl_ext.prompts.conversation import conversation, is_conversation
+from trl_ext.generation.conversation import conversation, is_conversation
+from trl_ext.generation.prompts import Asking
 
 SOLUTIONS = ("after_hashes", "last_boxed")  # sources of an answer that stands at the end of its solution
 _ANNOTATION = re.compile(r"<<[^<>]*>>")

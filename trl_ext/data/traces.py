@@ -17,9 +17,9 @@ from trl_ext.data.formats import PUBLISHED, Published
 from trl_ext.data.load import ANSWER_SOURCES, GENERATED_PROBLEMS, read_table, refuse_missing_columns
 from trl_ext.data.sample import stratified_sample
 from trl_ext.data.solutions import solution_columns, trace_of_messages, trace_of_solution
+from trl_ext.generation.conversation import conversation, is_conversation
+from trl_ext.generation.prompts import Asking, format_prompt, load_prompt
 from trl_ext.mini.problems import mini_math
-from trl_ext.prompts import Asking, format_prompt, load_prompt
-from trl_ext.prompts.conversation import conversation, is_conversation
 from trl_ext.rewards.hooks import Grader
 
 INCORRECT_FRACTION = 0.4

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from trl_ext.dashboards.progress import show_rewards_in_notebook
 from trl_ext.generation.adapter_models import with_adapter_loaded
 from trl_ext.generation.adapters import check_adapter, refuse_untrainable
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.rewards.guard import guarded
+from trl_ext.training.progress import show_rewards_in_notebook
 
 
 def config_of(args: Iterable[object], kwargs: Mapping[str, object]) -> ExtGRPOConfig:

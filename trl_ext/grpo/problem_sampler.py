@@ -19,7 +19,7 @@ from trl_ext.grpo.curriculum import Curriculum
 from trl_ext.grpo.dynamic_sampling import sample_until_full
 from trl_ext.grpo.rollout import Rollout, Try
 from trl_ext.step import Rows, TRLBatch
-from trl_ext.training.ending import TimeBudget
+from trl_ext.training.stopping import TimeBudget
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -21,7 +21,7 @@ from trl_ext.generation.tokens import completion_texts, special_ids_with_text
 from trl_ext.grpo.rewards import correct_by_row
 from trl_ext.rewards.hooks import completion_text
 from trl_ext.step import Rows, TRLBatch, numbers_of_sequences
-from trl_ext.training.state import to_plain
+from trl_ext.training.checkpoint_state import to_plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

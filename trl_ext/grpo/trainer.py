@@ -41,6 +41,7 @@ from trl_ext.generation.progress import reporting
 from trl_ext.generation.tokens import to_be_continued
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.construction import config_of, constructing
+from trl_ext.grpo.ineffective_settings import chosen_ineffective_settings
 from trl_ext.grpo.problem_sampler import ProblemSampler
 from trl_ext.grpo.rewards import describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
 from trl_ext.grpo.rollout import (
@@ -56,7 +57,6 @@ from trl_ext.grpo.rollout import (
 )
 from trl_ext.grpo.savings import savings
 from trl_ext.grpo.step_loss import Call, StepLoss
-from trl_ext.grpo.without_effect import chosen_without_effect
 from trl_ext.rewards.guard import Guard, RewardError
 from trl_ext.runs.token_log import TokenLog
 from trl_ext.step import (
@@ -380,7 +380,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             self._bare_model = model.get_base_model() if is_peft_model(model) else model
 
     def _warn_of_settings(self, config: ExtGRPOConfig) -> None:
-        self._warn(chosen_without_effect(config))
+        self._warn(chosen_ineffective_settings(config))
 
     def _warn(self, lines: list[str]) -> None:
         for line in lines if self.accelerator.is_main_process else ():

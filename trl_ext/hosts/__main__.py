@@ -16,15 +16,16 @@ from pathlib import Path
 
 from accelerate import PartialState
 
+from trl_ext.compat.startup import silence_misleading_messages
 from trl_ext.errors import InputError
-from trl_ext.hosts.group import join, leave
 from trl_ext.hosts.launch import check_launch
-from trl_ext.hosts.lost import explain
 from trl_ext.hosts.preflight import check_hosts
+from trl_ext.hosts.process_group import explain_network_error, join, leave
 
 
 def main() -> None:
     """Parse the arguments and check."""
+    silence_misleading_messages()
     parser = argparse.ArgumentParser(
         prog="python -m trl_ext.hosts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -40,7 +41,7 @@ def main() -> None:
     except InputError as error:
         sys.exit(f"error: {error}")
     except RuntimeError as error:
-        sys.exit(f"error: {explain(error) or error}")
+        sys.exit(f"error: {explain_network_error(error) or error}")
     print("\n".join([*lines, *(f"error: {problem}" for problem in problems)]), flush=True)
     PartialState().wait_for_everyone()  # a rank that leaves while another still works can take it down
     leave()

@@ -1,4 +1,4 @@
-"""Refuse a launch that came out smaller than it was asked for: each part would train alone, and end well."""
+"""What is refused or said at a launch: one that came out smaller than it was asked for, and locks left behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 from accelerate.utils import get_int_from_env
 
 from trl_ext.errors import InputError
-from trl_ext.hosts.group import use_reachable_interface
+from trl_ext.hosts.process_group import use_reachable_interface
 
 # What torchrun, MPI's launchers and Accelerate call the number of processes.
 _WORLD = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -118,3 +118,33 @@ def _launcher() -> list[str] | None:
             if name in ("accelerate", "accelerate.commands.accelerate_cli") and words[i + 1 : i + 2] == ["launch"]:
                 return words[i + 2 :]
     return None
+
+
+def abandoned_locks(environment: Mapping[str, str]) -> list[Path]:
+    """The locks in torch's cache of extensions that no process of this user on this machine holds open."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    given = environment.get("TORCH_EXTENSIONS_DIR")
+    root, pattern = (Path(given), "*/lock") if given else (Path(get_default_build_root()), "*/*/lock")
+    locks = {path.resolve() for path in root.glob(pattern)}
+    return sorted(locks - _open_files()) if locks else []
+
+
+def _open_files() -> set[Path]:
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            found |= {Path(file.path) for file in process.open_files()}
+        except (psutil.Error, OSError):  # another user's, or it has ended
+            continue
+    return found
+
+
+def warning_of_locks(environment: Mapping[str, str] = os.environ) -> str | None:
+    """What to say before a run under DeepSpeed, which would wait for such a lock until its time limit."""
+    if environment.get("ACCELERATE_USE_DEEPSPEED") != "true" or not (locks := abandoned_locks(environment)):
+        return None
+    return (
+        f"warning: a compilation for DeepSpeed was killed; torch waits until {', '.join(map(str, locks))} is gone: "
+        "remove it, unless another host that shares this folder compiles there now"
+    )

@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers import AutoConfig
 
-from trl_ext.hosts.folder import refuse_unshared
+from trl_ext.hosts.shared_folder import refuse_unshared
 
 PACKAGES = ("trl_ext", "torch", "transformers", "trl", "accelerate", "deepspeed", "vllm", "peft")
 _REPEATS = 3

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from trl_ext.generation.prompts import PLACEHOLDER, format_prompt, load_prompt
 from trl_ext.io import digest_of_files, print_line, read_json, write_json
 from trl_ext.mini.task import BasePolicyConfig, Task
 from trl_ext.mini.tasks import TASKS, mini_math
-from trl_ext.prompts import PLACEHOLDER, format_prompt, load_prompt
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,1 +1,1 @@
-"""What the files in `recipes/` call: command line, checks before a model loads, assembly, summary."""
+"""The command `trl-ext`, and what files in `recipes/` call: command line, checks before a model, assembly, summary."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
+from trl_ext.generation.conversation import ChatTemplate
 from trl_ext.generation.hf import eos_ids_of
-from trl_ext.prompts.conversation import ChatTemplate
 from trl_ext.registry import parse_options
 
 if TYPE_CHECKING:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from trl_ext.compat.startup import START as START
-
-# isort: split
 import argparse
 import difflib
 import os
@@ -23,17 +20,16 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from transformers.trainer import TRAINER_STATE_NAME
 from trl import TrlParser
 
+from trl_ext.compat import install
 from trl_ext.errors import InputError, NotSavedError, PushError, ServerError, SettingsError, Stopped
 from trl_ext.generation.engine_choice import choosing_by_model, note_model
-from trl_ext.hosts.compilation import warning_of_locks
-from trl_ext.hosts.folder import refuse_different, refuse_unshared
-from trl_ext.hosts.group import join, learn_hosts, leave_at_exit
-from trl_ext.hosts.launch import check_launch
-from trl_ext.hosts.lost import explain
+from trl_ext.hosts.launch import check_launch, warning_of_locks
+from trl_ext.hosts.process_group import explain_network_error, join, learn_hosts, leave_at_exit
+from trl_ext.hosts.shared_folder import refuse_different, refuse_unshared
 from trl_ext.io import read_json, read_yaml, write_json
 from trl_ext.recipes.optional import is_none, refuse_null, resolve_none, shapes_of, take_words_for_none
-from trl_ext.recipes.own_files import lines_of_own_files, summary_of
 from trl_ext.recipes.settings_help import handout_words, help_on, page_of, settings_in, topic_of
+from trl_ext.recipes.user_errors import lines_of_user_files, summary_of
 from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.runs.checkpoints import checkpoints
 from trl_ext.runs.layout import PARTS
@@ -119,6 +115,7 @@ def read_settings(
 
     The last of the dataclasses has `output_dir`, by default `runs/` and the YAML file's name.
     """
+    install()
     config, args = _config_file(list(sys.argv[1:] if arguments is None else arguments), default_config)
     parser = _Parser(
         tuple(settings),
@@ -137,7 +134,7 @@ def read_settings(
     except SettingsError:
         raise
     except (ValueError, OSError, yaml.YAMLError) as error:
-        raise SettingsError(redact_text(str(error)), redact_text(lines_of_own_files(error))) from error
+        raise SettingsError(redact_text(str(error)), redact_text(lines_of_user_files(error))) from error
     except Exception as error:
         message, own = _message_of(error)
         raise SettingsError(redact_text(message), redact_text(own)) from error
@@ -219,10 +216,10 @@ def _message_of(error: Exception) -> tuple[str, str]:
 
     Any other ends the process with its traceback, without secrets, since it may end in a log.
     """
-    if (lost := explain(error)) is not None:
+    if (lost := explain_network_error(error)) is not None:
         return lost, ""
     advice = _LESS_MEMORY if is_out_of_memory(error) else ""
-    if not advice and (own := lines_of_own_files(error)):
+    if not advice and (own := lines_of_user_files(error)):
         return summary_of(error), own
     print(redact_text("".join(traceback.format_exception(error))) + advice, file=sys.stderr)
     sys.exit(1)

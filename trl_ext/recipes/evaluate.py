@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from trl_ext.compat.on_resume import on_resume
-from trl_ext.compat.startup import use_all_cores
-from trl_ext.recipes.evaluation_settings import Evaluation
-from trl_ext.setting import OnResume
-
-# isort: split
 import contextlib
 import dataclasses
 import signal
@@ -20,6 +14,8 @@ from accelerate import PartialState
 from tqdm import tqdm
 from transformers.utils import logging
 
+from trl_ext.compat.on_resume import on_resume
+from trl_ext.compat.startup import use_all_cores
 from trl_ext.data.dataset import problems_are
 from trl_ext.data.lengths import Room, context_of, engine_context, rows_that_fit
 from trl_ext.data.references import Checker, check_references, first_rank
@@ -33,7 +29,7 @@ from trl_ext.generation.engine_choice import dtype_to_sample_in
 from trl_ext.generation.interruption import SamplingStopped, StopRequest
 from trl_ext.generation.model_source import loadable, locate
 from trl_ext.generation.progress import reporting
-from trl_ext.hosts.group import join
+from trl_ext.hosts.process_group import join
 from trl_ext.io import (
     append_jsonl,
     as_yaml,
@@ -47,6 +43,7 @@ from trl_ext.io import (
 )
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.chat import Chat
+from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.measured import FINGERPRINTS, SETTINGS, fingerprints, refuse_other_inputs, shown_line
 from trl_ext.recipes.preflight import check_vocabulary, tokenizer_and_shape
 from trl_ext.redaction import redact
@@ -57,6 +54,7 @@ from trl_ext.runs.layout import PARTS, SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
 from trl_ext.runs.resume import SettingsKnowledge
+from trl_ext.setting import OnResume
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,7 +11,7 @@ from trl import ModelConfig
 
 from trl_ext.compat.given import given
 from trl_ext.errors import brief_in_notebooks
-from trl_ext.expert_iteration.trainer import FOLDER, STEPS, ExpertIterationConfig, ExpertIterationTrainer
+from trl_ext.imitation.expert_iteration import FOLDER, STEPS, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.settings import Task
 from trl_ext.runs.layout import METRICS

@@ -27,7 +27,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.errors import InputError
 from trl_ext.grpo.config import AXES, ExtGRPOConfig
-from trl_ext.grpo.without_effect import updates_per_rollout, without_effect
+from trl_ext.grpo.ineffective_settings import ineffective_settings, updates_per_rollout
 from trl_ext.io import read_yaml
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.registry import UnknownName, fits, parse_options, unknown
@@ -131,7 +131,7 @@ def explain(settings: Mapping[str, Any]) -> list[str]:
     lines += ["objective", f"    {_formula(config)}"]
     lines += [line for name in names for line in _member(config, name)]
     lines += ["batches", *(f"    {line}" for line in _batches(config))]
-    if idle := without_effect(config):
+    if idle := ineffective_settings(config):
         lines += ["without effect here", *(f"    {name}={getattr(config, name)}: {why}" for name, why in idle.items())]
     return [*lines, "nearest preset", f"    {_nearest(config)}"]
 

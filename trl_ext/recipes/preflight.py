@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from trl_ext.compat.startup import use_all_cores
-
-# isort: split
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +15,7 @@ from transformers.trainer import get_reporting_integration_callbacks
 from transformers.utils import logging
 from trl import ModelConfig
 
+from trl_ext.compat.startup import use_all_cores
 from trl_ext.data.lengths import Room, context_of, engine_context, rows_that_fit
 from trl_ext.data.references import COMPARING, Checker, check_references, first_rank
 from trl_ext.errors import InputError

@@ -14,11 +14,9 @@ from trl import ModelConfig
 
 from trl_ext.compat.given import given
 from trl_ext.compat.on_resume import on_resume
-from trl_ext.dashboards.progress import show_progress
-from trl_ext.dashboards.trackers import send_summary, tracker_runs_ended
 from trl_ext.data.dataset import problems_are
 from trl_ext.errors import Stopped
-from trl_ext.evaluation.yardstick import fingerprint, yardstick
+from trl_ext.evaluation.validation_conditions import fingerprint, validation_conditions
 from trl_ext.hub.card import gguf_origin, write_model_card
 from trl_ext.hub.push import push
 from trl_ext.io import as_yaml, plain, write_json, write_text
@@ -37,7 +35,9 @@ from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
 from trl_ext.setting import OnResume
 from trl_ext.training.callbacks import JsonlLog, Validation
-from trl_ext.training.ending import EarlyStop, TimeBasedLRDecay, TimeBudget
+from trl_ext.training.progress import show_progress
+from trl_ext.training.stopping import EarlyStop, TimeBasedLRDecay, TimeBudget
+from trl_ext.training.trackers import send_summary, tracker_runs_ended
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -57,7 +57,7 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
     task, model, config, data = prepared.task, prepared.model, prepared.config, prepared.data
     settings = settings_of((task, model, config), policy=prepared.policy, processes=config.world_size)
     settings |= {"training_problems": fingerprint(data.train), "problems_are": problems_are(data.sources.values())}
-    settings |= yardstick(task, config, list(data.validation)[: task.validation_problems])
+    settings |= validation_conditions(task, config, list(data.validation)[: task.validation_problems])
     policy_is = functools.partial(fingerprint_of_model, prepared.policy, model.model_revision)
     settings["policy_is"] = plain(run_on_main_and_broadcast(policy_is))
     for line in data.lines():

@@ -44,7 +44,7 @@ class Task(DatasetSettings):
         "validation",
         "The split to validate on.",
         Group.MODEL,
-        on_resume=OnResume.YARDSTICK,
+        on_resume=OnResume.VALIDATION,
         aliases="--split",
     )
     train_problems: int | None = setting(
@@ -60,14 +60,14 @@ class Task(DatasetSettings):
         None,
         "Validate on a sample of this many problems. The default is all.",
         Group.VALIDATION,
-        on_resume=OnResume.YARDSTICK_AS_USED,
+        on_resume=OnResume.VALIDATION_AS_USED,
         within="[1, inf)",
     )
     validation_grader: str = setting(
         "compatible",
         f"The validations' grader. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
         Group.VALIDATION,
-        on_resume=OnResume.YARDSTICK_AS_USED,
+        on_resume=OnResume.VALIDATION_AS_USED,
         handout="reward_fn",
     )
     validate_every: int = setting(
@@ -89,21 +89,21 @@ class Task(DatasetSettings):
         None,
         "The sampling temperature of validations; 0 means greedy decoding. The default is that of training.",
         Group.VALIDATION,
-        on_resume=OnResume.YARDSTICK_AS_USED,
+        on_resume=OnResume.VALIDATION_AS_USED,
         within="[0, inf)",
     )
     validation_max_tokens: int | None = setting(
         None,
         "The maximum response length in validations, in tokens. The default is that of training.",
         Group.VALIDATION,
-        on_resume=OnResume.YARDSTICK_AS_USED,
+        on_resume=OnResume.VALIDATION_AS_USED,
         within="[1, inf)",
     )
     validation_samples: int = setting(
         1,
         "Sample each problem of a validation N times, and measure pass@k for k = 2, 4, ... up to N.",
         Group.VALIDATION,
-        on_resume=OnResume.YARDSTICK,
+        on_resume=OnResume.VALIDATION,
         within="[1, inf)",
     )
     final_validation_problems: int | None = setting(

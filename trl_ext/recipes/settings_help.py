@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trl_ext.compat.startup import silence_misleading_messages
 from trl_ext.registry import defaults_of
 from trl_ext.setting import Group, facts, facts_of
 
@@ -161,7 +162,11 @@ def topic_of(arguments: Sequence[str]) -> str | None:
 
 
 def answer_help(script: str) -> None:
-    """Answer a plain `--help` from the text that is kept for a script, and end the process; else do nothing."""
+    """Answer a plain `--help` from the text that is kept for a script, and end the process.
+
+    Else the imports that follow say nothing of missing GPUs on a CPU.
+    """
+    silence_misleading_messages()
     kept = kept_help(Path(script))
     if sys.argv[1:] in (["-h"], ["--help"]) and kept.is_file():
         print(kept.read_text(encoding="utf-8"), end="")

@@ -12,9 +12,9 @@ from trl_ext.data.traces import first_unique, load_traces, only_correct, prompt_
 from trl_ext.errors import InputError, brief_in_notebooks
 from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
+from trl_ext.imitation.sft import ExtSFTConfig, tokenized
 from trl_ext.recipes.settings import Data, Task
 from trl_ext.setting import Group, setting
-from trl_ext.sft.trainer import ExtSFTConfig, tokenized
 
 log = logging.getLogger(__name__)
 

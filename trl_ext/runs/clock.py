@@ -1,4 +1,4 @@
-"""`Clock`: the seconds of a run, over all processes that it took."""
+"""`Clock`: the seconds of a run, over all processes that it took, and those that its end needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import time
 from dataclasses import dataclass
 
 from trl_ext.compat.startup import START
+
+_MARGIN = 1.2  # on what was measured
+_REPORT = 2.0  # seconds for curve, card and summary
 
 
 @dataclass
@@ -17,3 +20,8 @@ class Clock:
     def seconds(self) -> float:
         """Seconds so far."""
         return time.time() - START + self.spent
+
+
+def reserve_seconds(validation: float, saving: float) -> float:
+    """Seconds that the end of a run needs, from the slowest final validation and saving so far (seconds)."""
+    return _MARGIN * (validation + saving) + _REPORT

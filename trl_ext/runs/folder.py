@@ -111,7 +111,7 @@ def _resumable(
             + "\n  ".join(map(str, found))
             + "\nSet them back, start a new run without --resume, or ask for it with --resume_changed"
         )
-    if record and (changes := "; ".join(str(difference) for difference in found if difference.is_yardstick)):
+    if record and (changes := "; ".join(str(difference) for difference in found if difference.is_of_validation)):
         left_out = "those so far are left out, and the policy is measured again"
         print_line(f"validations are not as they were ({changes}): {left_out}")
         record["validations"] = []

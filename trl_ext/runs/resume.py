@@ -22,7 +22,7 @@ from trl_ext.setting import OnResume
 
 LOGS = (METRICS, GENERATIONS)
 _SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")
-_YARDSTICK = (OnResume.YARDSTICK, OnResume.YARDSTICK_AS_USED)
+_VALIDATION = (OnResume.VALIDATION, OnResume.VALIDATION_AS_USED)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SettingsKnowledge:
         classes = list(classes)
         found = {name: value for part in classes for name, value in defaults_of(part).items()}
         known = {name: plain(value) for name, value in found.items() if value is not dataclasses.MISSING}
-        noted = dict.fromkeys(("validated_on", "policy_is"), OnResume.YARDSTICK_AS_USED)
+        noted = dict.fromkeys(("validated_on", "policy_is"), OnResume.VALIDATION_AS_USED)
         return cls(on_resume(classes) | noted, known | {"problems_are": FIRST_ROWS})
 
     def completed(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class SettingsKnowledge:
         meaning = self.meaning.get(name)
         if meaning is OnResume.LENGTH:
             return now.get("lr_scheduler_type") in _SCHEDULES_WITHOUT_AN_END
-        if meaning is OnResume.YARDSTICK_AS_USED:
+        if meaning is OnResume.VALIDATION_AS_USED:
             return before.get(name) is None
         return meaning in (OnResume.MAY_CHANGE, OnResume.OF_PROCESS)
 
@@ -61,7 +61,7 @@ class Difference(NamedTuple):
     name: str
     was: Any
     now: Any
-    is_yardstick: bool
+    is_of_validation: bool
 
     def __str__(self) -> str:
         return f"{self.name}: was {self.was!r}, is {self.now!r}"
@@ -99,7 +99,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], known: Settin
     """Each setting that would make the resumed run another experiment."""
     noted, before = before, known.completed(before, now)
     return [
-        Difference(name, before.get(name), now.get(name), known.meaning.get(name) in _YARDSTICK)
+        Difference(name, before.get(name), now.get(name), known.meaning.get(name) in _VALIDATION)
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name) and not known.may_differ(name, noted, now)
         if name != "policy" or not has_same_files(Path(str(before.get(name))), Path(str(now.get(name))))

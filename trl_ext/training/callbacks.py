@@ -10,23 +10,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.compat.tracker_names import VALIDATIONS, draw_by_step_in_trackio, keep_names_of_ours
-from trl_ext.dashboards.trackers import give_validations_an_axis
+from trl_ext.compat.tracker_names import VALIDATIONS
 from trl_ext.evaluation.report import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_within_one_standard_error
 from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, print_line
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.rewards.graders import Grade
+from trl_ext.runs.clock import reserve_seconds
 from trl_ext.runs.layout import checkpoint_name
 from trl_ext.runs.summary import Selection, ValidationEntry
-from trl_ext.training.reserve import reserve_seconds
+from trl_ext.training.trackers import give_validations_an_axis
 
 _LOGGED = 4  # responses of a validation
 _FIGURES = ("accuracy", "mean_tokens", "mean_tokens_correct", "mean_tokens_incorrect", "entropy_estimate")
-
-keep_names_of_ours()
-draw_by_step_in_trackio()
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from trl_ext.generation.interruption import StopRequest
-from trl_ext.hosts.grace import TIMEOUT, seconds_allowed
+from trl_ext.hosts.shutdown_timeout import TIMEOUT, seconds_allowed
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -10,12 +10,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from trl import TrlParser
 
-from trl_ext.compat.given import RecordsGiven, given, record_in_parser
+from trl_ext.compat.given import RecordsGiven, given
 from trl_ext.compat.startup import on_cpu_ranks
 from trl_ext.generation.engine_choice import choose_engine, choose_precision_on_cpu
-from trl_ext.hosts.group import join_on_cpu
+from trl_ext.hosts.process_group import join_on_cpu
 from trl_ext.redaction import redact
 from trl_ext.registry import parse_options, unknown
 from trl_ext.setting import Group, OnResume, check_intervals, setting
@@ -25,7 +24,6 @@ from trl_ext.training.options import check_evaluation, check_files, stop_strings
 _TRLS_ENGINE = (
     "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_model_impl",
 )  # fmt: skip
-record_in_parser(TrlParser)
 
 
 @dataclass
@@ -103,13 +101,13 @@ class RunSettings(RecordsGiven):
         None,
         "Generation stops at any of these strings, which stay in the text.",
         Group.SAMPLING,
-        on_resume=OnResume.YARDSTICK,
+        on_resume=OnResume.VALIDATION,
     )
     sampling_min_tokens: int | None = setting(
         None,
         "The minimum completion length in tokens (handout: 4).",
         Group.SAMPLING,
-        on_resume=OnResume.YARDSTICK,
+        on_resume=OnResume.VALIDATION,
         handout="min_tokens",
         within="[0, inf)",
     )

@@ -12,7 +12,7 @@ checkpoint on SIGTERM, and completions of the current policy. What it overrides 
       _evaluate                     not at the start of a resumed run
       _run_epoch                    ends before the first step where a callback asked for it, and where SIGTERM came
         _load_rng_state             the last call before the first step: restores our state
-        (get_batch_samples, training_step: see grpo/trainer.py and sft/trainer.py)
+        (get_batch_samples, training_step: see grpo/trainer.py and imitation/sft.py)
         compute_loss                sums up a step's losses
         _get_grad_norm              skips a step whose gradient is not finite
         _maybe_log_save_evaluate    keeps the states of generators, for a checkpoint of the step that is just over
@@ -47,8 +47,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 from trl.models import unwrap_model_for_generation
 
-from trl_ext.compat.torch_on_cpu import load_to_numbered_cpus
-from trl_ext.dashboards.trackers import send_table, trackers_last
+from trl_ext.compat import install
+from trl_ext.compat.torch_on_cpu import loading_to_numbered_cpus
 from trl_ext.errors import InputError, NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
 from trl_ext.generation.hf import hf_generate, is_finished
@@ -80,24 +80,23 @@ from trl_ext.runs.checkpoints import (
 )
 from trl_ext.runs.continuation import Resuming, refuse_what_does_not_continue, state_of_rank
 from trl_ext.runs.layout import RUN_RECORD, checkpoint_name
-from trl_ext.training.carried import (
+from trl_ext.training.checkpoint_state import (
     ALLOCATOR,
+    RngStates,
+    from_plain,
     load_reference,
     load_states_of_callbacks,
     restore_exportable,
     save_reference,
     states_of_callbacks,
+    to_plain,
     without_state,
 )
-from trl_ext.training.finite import NonFiniteError, loss_scale, write_report
+from trl_ext.training.faults import NonFiniteError, lack_of_room, loss_scale, write_report
 from trl_ext.training.preemption import StopOnSigterm
-from trl_ext.training.rng import RngStates
-from trl_ext.training.saving import lack_of_room
-from trl_ext.training.state import from_plain, to_plain
+from trl_ext.training.trackers import send_table, trackers_last
 
 log = logging.getLogger(__name__)
-
-load_to_numbered_cpus()
 
 
 class ReliableTrainer(Trainer):
@@ -130,6 +129,10 @@ class ReliableTrainer(Trainer):
         None  # torch's, from which a sampler without a generator draws the order of the epoch
     )
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        install()
+        super().__init__(*args, **kwargs)
+
     # Overrides, in the order in which `Trainer` calls them.
 
     def train(
@@ -147,7 +150,8 @@ class ReliableTrainer(Trainer):
             lines = run_on_main_and_broadcast(check, InputError)
             for line in lines if self.accelerator.is_main_process else ():
                 log.warning("%s", line)
-        return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+        with loading_to_numbered_cpus():
+            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the policy's adapter too where another one, such as TRL's reference, lies in a folder below it."""

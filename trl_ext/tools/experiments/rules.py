@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_ext.evaluation.yardstick import validation_temperature
+from trl_ext.evaluation.validation_conditions import validation_temperature
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
-from trl_ext.hosts.grace import patient_environment
+from trl_ext.hosts.shutdown_timeout import patient_environment
 from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact_command
 from trl_ext.runs.fingerprint import fingerprints_of_named_files, texts_in

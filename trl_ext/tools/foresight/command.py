@@ -19,6 +19,7 @@ from pathlib import Path
 
 import yaml
 
+from trl_ext.compat.startup import silence_misleading_messages, use_all_cores
 from trl_ext.tools.foresight.hardware import GPUS
 
 
@@ -43,9 +44,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Foresee what the command line names; the exit status is 1 if it does not fit."""
     args = arguments()
-    from trl_ext.compat.startup import use_all_cores  # first: it silences what the imports below print
-
-    # isort: split
+    silence_misleading_messages()  # of the imports below
     from trl_ext.tools.foresight.recipe import run
 
     use_all_cores()

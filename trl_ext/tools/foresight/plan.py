@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from trl_ext.training.reserve import reserve_seconds
+from trl_ext.runs.clock import reserve_seconds
 
 _SETTLED = 0.75  # of a run's steps, the last ones: the first compile, capture and fill caches
 _LATE = 0.25  # the ones that say how long completions will be

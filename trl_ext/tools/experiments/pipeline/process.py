@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_ext.errors import InputError, Stopped
-from trl_ext.hosts.grace import patient_environment
+from trl_ext.hosts.shutdown_timeout import patient_environment
 
 _TICK = 1.0  # seconds
 _PR_SET_PDEATHSIG = 1

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from trl_ext.compat.fake_modules import reference_made_by
 from trl_ext.grpo.config import ExtGRPOConfig
-from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.step import MicroBatch, OnPrompts, TRLBatch
 from trl_ext.tools.foresight.costs.micro_batches import rows_per_gpu, shares_prompts
 from trl_ext.tools.foresight.shape import RunShape

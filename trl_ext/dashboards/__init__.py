@@ -1,1 +1,0 @@
-"""What people watch: progress, wandb, trackio and TensorBoard."""

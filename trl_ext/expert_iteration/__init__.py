@@ -1,1 +1,0 @@
-"""Expert iteration: sample, keep what is correct, fine-tune, repeat."""

@@ -1,0 +1,1 @@
+"""Training on responses that were chosen: supervised fine-tuning on reasoning traces, and expert iteration."""

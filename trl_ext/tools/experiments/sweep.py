@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact_command
 from trl_ext.runs.fingerprint import fingerprints_of_named_files, texts_in
 from trl_ext.runs.layout import finished
+from trl_ext.tools.experiments.process import run_process
 from trl_ext.tools.experiments.progress import ProgressDisplay
 
 _REFRESH = 2.0  # seconds
@@ -90,8 +90,7 @@ def _run(command: Sequence[str], folder: Path, name: str, jobs: int, slots: list
         with display.running(name), (folder / f"{name}.log").open("a", encoding="utf-8") as log:
             log.write(f"$ {shlex.join(redact_command(whole[1:]))}\n")
             log.flush()
-            environment = _environment(command[0], slot, jobs)
-            return subprocess.run(whole, stdout=log, stderr=log, env=environment, check=False).returncode
+            return run_process(whole, environment=_environment(command[0], slot, jobs), log=log)
     finally:
         slots.append(slot)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +126,9 @@ def _run(
         """Of the questions all of whose runs have ended by now."""
         for question, cells in list(waiting):
             seeds = args.seeds or question.seeds
-            named = {label: {seed: cell.run_name(seed) for seed in seeds} for label, cell in cells.items()}
-            if all(name in found for of in named.values() for name in of.values()):
+            if all(cell.run_name(seed) in found for cell in cells.values() for seed in seeds):
                 waiting.remove((question, cells))
-                winners[question.name] = _page(question, cells, named, found, commands, output)
+                winners[question.name] = _page(question, cells, seeds, found, output)
 
     run_all(commands, output / "runs", args.jobs, keep_going=True, on_end=write_pages)
     return winners
@@ -138,23 +137,21 @@ def _run(
 def _page(
     question: Question,
     cells: Mapping[str, RunSpec],
-    named: Mapping[str, Mapping[int, str]],
+    seeds: Sequence[int],
     found: Mapping[str, dict[str, Any]],
-    commands: Mapping[str, list[str]],
     output: Path,
 ) -> Settings:
-    """Write a question's page and print its table; returns the settings of its best cell. `named`: its runs."""
+    """Write a question's page and print its table; returns the settings of its best cell."""
+    named = {label: {seed: cell.run_name(seed) for seed in seeds} for label, cell in cells.items()}
     runs = {label: {seed: found[name] for seed, name in of.items()} for label, of in named.items()}
+    logs = {label: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for label, of in named.items()}
+    commands = {label: cell.command(HERE, seeds[0]) for label, cell in cells.items()}
     best = best_cell(runs, question.reference)
-    page = write_report(
-        output / question.name,
-        question,
-        runs,
-        {label: commands[next(iter(of.values()))] for label, of in named.items()},
-        {label: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for label, of in named.items()},
-        (best, cells[best].settings),
+    winner = (best, cells[best].settings)
+    page = write_report(output / question.name, question, runs, commands, logs, winner)
+    verdict = (
+        [] if (hypothesis := question.hypothesis) is None else [sentence(hypothesis, effect_of(hypothesis, runs)), ""]
     )
-    verdict = [] if (of := question.hypothesis) is None else [sentence(of, effect_of(of, runs)), ""]
     tqdm.write("\n".join(["", question.question, "", *verdict, *table(runs, question.reference), "", str(page)]))
     return cells[best].settings
 

@@ -96,6 +96,9 @@ def stages(*shares: float | str | None) -> list[dict[str, Any]]:
         ({"stages": [GRPO], "time_bugdet": 3}, "unknown field 'time_bugdet'. Did you mean 'time_budget'"),
         ({"stages": [GRPO], "time_budget": 0}, "time_budget must be positive seconds, got 0"),
         ({"stages": [GRPO], "time_budget": "long"}, "mine.yaml: time_budget must be a number, got 'long'"),
+        ({"stages": "grpo"}, "mine.yaml: stages must be a list, got 'grpo'"),
+        ({"stages": [GRPO], "seed": 0.5}, "mine.yaml: seed must be an integer, got 0.5"),
+        ({"stages": [GRPO | {"common": {}}]}, "stage 1: unknown field 'common'.* Known: arm, config, recipe, settings, share$"),
         ({"stages": [GRPO], "launch": "--num_processes 2"}, "launch must be a list, got '--num_processes 2'"),
         ({"stages": [GRPO, {"recipe": "grop"}]}, "stage 2: unknown recipe 'grop'. Did you mean 'grpo'"),
         ({"stages": [{"recipe": "sft", "shar": 0.5}]}, "stage 1: unknown field 'shar'. Did you mean 'share'"),
@@ -124,7 +127,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_pipeline(tmp_path / "none.yaml")
 
 
-@pytest.mark.parametrize("name", [*TAKEN, *TAKEN_TOO])
+@pytest.mark.parametrize("name", [*TAKEN, *TAKEN_TOO, "output-dir"])
 def test_what_the_pipeline_gives_its_stages_is_no_setting_of_one(name: str, tmp_path: Path) -> None:
     path = written(tmp_path, {"stages": [GRPO | {"settings": {"max_steps": 3, name: "1"}}]})
     with pytest.raises(InputError, match=f"stage 1: settings: {name} is set by the pipeline; remove it"):

@@ -73,9 +73,9 @@ def _check(run: RunSpec, rules: str | None, is_last: bool) -> None:
     for name in ("dataset", "traces"):
         path = Path(str(getattr(task, name, "")).replace("{split}", "train"))
         if path.suffix in READERS and not path.is_file():
-            raise SettingsError(f"{name}: no file {str(path)!r}", field=name)
-    if rules is not None and (broken := violations(RULES[rules], task, config, is_last=is_last)):
-        raise SettingsError(f"the rules {rules!r} are broken: {'; '.join(broken)}", field="rules")
+            raise SettingsError(f"{name}: no file {str(path)!r}")
+    if rules is not None and (broken := violations(RULES[rules], task, config, is_last)):
+        raise SettingsError(f"the rules {rules!r} are broken: {'; '.join(broken)}")
 
 
 if __name__ == "__main__":

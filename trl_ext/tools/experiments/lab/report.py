@@ -71,8 +71,8 @@ def write_report(
     write_accuracy_plot(folder / "accuracy.png", ended, question.question)
     write_training_plot(folder / "training.png", curves, question.question)
     hypothesis = question.hypothesis
-    effect = None if hypothesis is None else effect_of(hypothesis, runs)
-    lines = [] if hypothesis is None or effect is None else [sentence(hypothesis, effect), ""]
+    effect = effect_of(hypothesis, runs) if hypothesis else None
+    lines = [sentence(hypothesis, effect), ""] if hypothesis and effect else []
     lines += [*table(runs, question.reference), "", noise(ended), ""]
     lines += [f"Published for the real model: {question.published.strip()}", ""] if question.published else []
     lines += [*discussion(curves), ""]

@@ -57,11 +57,11 @@ def hypotheses_of(lab: Path) -> dict[str, Hypothesis]:
 def effects_table(hypotheses: Mapping[str, Hypothesis], effects: Effects) -> list[str]:
     """A row for each hypothesis, with what was found or that it was not run yet."""
     rows = []
-    for name, of in hypotheses.items():
-        found = effects.get(name, {"shown": "–", "verdict": "not run yet", "minutes": "–"})
-        published = f"{of.published.strip()} ({of.source})"
-        expected = (name, of.hypothesis.strip(), published, of.expected)
-        cells = (*expected, found["shown"], found["verdict"], found["minutes"])
+    for name, hypothesis in hypotheses.items():
+        effect = effects.get(name, {"shown": "–", "verdict": "not run yet", "minutes": "–"})
+        published = f"{hypothesis.published.strip()} ({hypothesis.source})"
+        asked = (name, hypothesis.hypothesis.strip(), published, hypothesis.expected)
+        cells = (*asked, effect["shown"], effect["verdict"], effect["minutes"])
         rows.append([str(cell).replace("|", "/") for cell in cells])
     heads = ["question", "hypothesis", "published", "expected", "found (95 % interval)", "verdict", "core-minutes"]
     return markdown_table(heads, rows)
@@ -74,11 +74,11 @@ def write_effects_plot(path: Path, hypotheses: Mapping[str, Hypothesis], effects
         panel.axvline(0, color="0.4", linewidth=1)
         panel.set_xscale("symlog", linthresh=2)
         for place, name in enumerate(reversed(known)):
-            of, (low, high) = hypotheses[name], effects[name]["interval"]
-            sign = 1 if of.direction == HIGHER else -1
+            hypothesis, (low, high) = hypotheses[name], effects[name]["interval"]
+            sign = 1 if hypothesis.direction == HIGHER else -1
             at = sign * mean((low, high)) / max((high - low) / 2, 1e-9)
             panel.errorbar(at, place, xerr=1, fmt="o", capsize=3, color=COLORS[0 if at > 1 else 1])
-            words = f"{in_words(of.metric).split(',')[0]} {mean((low, high)):+.3f}"
+            words = f"{in_words(hypothesis.metric).split(',')[0]} {mean((low, high)):+.3f}"
             panel.text(1.01, place, words, va="center", size=8, transform=panel.get_yaxis_transform())
         panel.set_yticks(range(len(known)), [name.replace("_", " ") for name in reversed(known)])
         ticks = [-2, -1, 0, 1, 2, 5, 10, 20]

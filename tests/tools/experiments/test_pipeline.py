@@ -158,7 +158,7 @@ def test_settings_become_arguments_of_a_command_line() -> None:
 
 def test_stage_command_has_model_budget_folder_and_any_launcher() -> None:
     stage = Stage("sft", settings={"max_steps": 3})
-    settings = ["--max_steps", "3", "--output_dir", "out", "--seed", "7", "--resume", "auto"]
+    settings = ["--max_steps", "3", "--seed", "7", "--output_dir", "out", "--resume", "auto"]
     script = str(Path("recipes") / "sft_math.py")
     alone = Pipeline([stage], "runs/p", seed=7)
     assert _command(alone, stage, Path("recipes"), Path("out"), None, None) == [sys.executable, script, *settings]

@@ -100,14 +100,14 @@ def race(entry: RunSpec, seeds: int, recipes: Path, folder: Path) -> dict[str, A
         for seed in range(seeds)
         for name, arm in (list(arms.items()) if seed % 2 else list(arms.items())[::-1])
     }
-    found = run_all(commands, folder / "runs")
+    summaries = run_all(commands, folder / "runs")
     ends = {name: _end_of(folder / "runs" / name) for name in commands}
-    pairs = [pair_of(seed, found, ends) for seed in range(seeds)]
-    commits = sorted({str(run["commit"]) for run in found.values()})
+    pairs = [pair_of(seed, summaries, ends) for seed in range(seeds)]
+    commits = sorted({str(run["commit"]) for run in summaries.values()})
     record = {
         "entry": redact({"recipe": entry.recipe, "config": entry.config, "settings": entry.settings}),
         "config_digest": digest_of(recipes / str(entry.config)), **score(pairs),
-        **provenance(), **{name: found["entry_0"][name] for name in ("commit", "versions", "hardware")},
+        **provenance(), **{name: summaries["entry_0"][name] for name in ("commit", "versions", "hardware")},
     }  # fmt: skip
     if len(commits) > 1:
         record["why_not"] = f"the runs are of several commits ({', '.join(commits)}): choose another --output_dir"
@@ -121,17 +121,17 @@ def _end_of(wanted: Path) -> float:
     return (run.path / SUMMARY).stat().st_mtime
 
 
-def pair_of(seed: int, found: Mapping[str, Summary], ends: Mapping[str, float]) -> Pair:
+def pair_of(seed: int, summaries: Mapping[str, Summary], ends: Mapping[str, float]) -> Pair:
     """Both runs of a seed, from their summaries and the times at which they ended."""
-    entry, reference = found[f"entry_{seed}"], found[f"reference_{seed}"]
+    entry, reference = summaries[f"entry_{seed}"], summaries[f"reference_{seed}"]
     hardware = [run["hardware"] for run in (entry, reference)]
     return Pair(
         seed,
         *_seconds_and_accuracy(entry),
         *_seconds_and_accuracy(reference),
         apart=round(abs(ends[f"entry_{seed}"] - ends[f"reference_{seed}"]), 1),
-        threads=max(of["cpu_threads"] * of["processes"] for of in hardware),
-        gpus=max(len(of["gpus"]) for of in hardware),
+        threads=max(used["cpu_threads"] * used["processes"] for used in hardware),
+        gpus=max(len(used["gpus"]) for used in hardware),
     )
 
 
@@ -179,10 +179,9 @@ def compared(record: Mapping[str, Any], best: Mapping[str, Any]) -> str:
     """Whether a record beats another, by the paired differences of the seeds that both have."""
     if record["why_not"]:
         return f"no record: {record['why_not']}"
-    known = {of["seed"]: of for of in best["seeds"]}
-    gains = [
-        Pair(**of).log_ratio - Pair(**known[of["seed"]]).log_ratio for of in record["seeds"] if of["seed"] in known
-    ]
+    known = {pair["seed"]: Pair(**pair) for pair in best["seeds"]}
+    pairs = [Pair(**pair) for pair in record["seeds"]]
+    gains = [pair.log_ratio - known[pair.seed].log_ratio for pair in pairs if pair.seed in known]
     if len(gains) < 2:
         return "not comparable: fewer than two seeds in common"
     low, high = paired_interval(gains)

@@ -16,7 +16,6 @@ from typing import Any
 from trl_ext.errors import InputError
 from trl_ext.runs.layout import CURVE, SUMMARY, RunFolder, finished
 from trl_ext.runs.provenance import provenance
-from trl_ext.runs.recipes import RECIPES
 from trl_ext.runs.report import write_curve
 from trl_ext.runs.summary import RunSummary, ValidationEntry, write_summary
 from trl_ext.tools.experiments.pipeline.arms import decision, pilot_name, pilots_of, with_chosen_arm
@@ -175,8 +174,8 @@ def _command(
     pipeline: Pipeline, stage: Stage, recipes: Path, output: Path, model: str | None, budget: float | None
 ) -> list[str]:
     launcher = ["-m", "accelerate.commands.launch", *pipeline.launch] if pipeline.launch else []
-    command = [sys.executable, *launcher, str(recipes / RECIPES[stage.recipe].script)]
-    command += [*stage.arguments(), "--output_dir", str(output), "--seed", str(pipeline.seed), "--resume", "auto"]
+    command = [sys.executable, *launcher, *stage.command(recipes, pipeline.seed)]
+    command += ["--output_dir", str(output), "--resume", "auto"]
     command += ["--model_name_or_path", model] if model else []
     return [*command, "--time_budget", str(budget)] if budget is not None else command
 

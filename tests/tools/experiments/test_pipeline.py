@@ -76,9 +76,8 @@ def test_all_file_settings_are_used_and_arguments_override_them(tmp_path: Path) 
 
 
 def test_what_a_file_leaves_out_has_defaults(tmp_path: Path) -> None:
-    assert read_pipeline(written(tmp_path, {"stages": [GRPO]})) == Pipeline(
-        [Stage("grpo")], "runs/mine", None, None, [], 0
-    )
+    for content in ({"stages": [GRPO]}, {"stages": [GRPO], "launch": None, "time_budget": None}):
+        assert read_pipeline(written(tmp_path, content)) == Pipeline([Stage("grpo")], "runs/mine", None, None, [], 0)
 
 
 def stages(*shares: float | str | None) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ import yaml
 from trl_ext.errors import InputError
 from trl_ext.io import as_flags, read_yaml
 from trl_ext.redaction import redact
-from trl_ext.registry import unknown
+from trl_ext.registry import defaults_of, unknown
 from trl_ext.runs.recipes import RECIPES
 
 GRPO = "grpo"  # the recipe of a run that names none
@@ -111,9 +111,9 @@ def read_experiment(path: Path, kind: type[T], **given: Any) -> T:
 def from_fields(content: Any, kind: type[T], **given: Any) -> T:
     """An object of a dataclass from a file's mapping over what is `given`; a ValueError if a field is missing."""
     values = {**given, **checked_fields(content, kind)}
-    for each in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if each.name not in values and each.default is each.default_factory is dataclasses.MISSING:
-            raise ValueError(f"missing field {each.name!r}, got {', '.join(map(str, content)) or 'none'}")
+    for name, default in defaults_of(kind).items():
+        if default is dataclasses.MISSING and name not in values:
+            raise ValueError(f"missing field {name!r}, got {', '.join(map(str, content)) or 'none'}")
     return kind(**values)
 
 

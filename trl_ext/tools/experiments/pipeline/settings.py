@@ -89,7 +89,10 @@ class Pipeline:
 def read_pipeline(path: Path, **given: Any) -> Pipeline:
     """The pipeline of a YAML file, with what is given in place of its own; an InputError names stage and field."""
     with named_in_errors(path):
-        content = checked_fields(read_yaml(path), Pipeline) | {k: v for k, v in given.items() if v is not None}
+        written = read_yaml(path)
+        if isinstance(written, dict):  # a name with nothing behind it, such as `launch:`, is left out
+            written = {name: value for name, value in written.items() if value is not None}
+        content = checked_fields(written, Pipeline) | {k: v for k, v in given.items() if v is not None}
         stages = []
         for number, stage in enumerate(content.pop("stages", []), start=1):
             with named_in_errors(f"stage {number}"):

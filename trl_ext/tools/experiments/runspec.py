@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -51,6 +52,13 @@ class RunSpec:
     def __post_init__(self) -> None:
         if self.recipe not in RECIPES:
             raise unknown("recipe", str(self.recipe), RECIPES)
+
+    def located(self, folder: Path) -> Self:
+        """With its YAML file from that folder; a ValueError if there is none."""
+        config = os.path.normpath(folder / str(self.config))
+        if not os.path.isfile(config):
+            raise ValueError(f"config: no file {config!r}")
+        return dataclasses.replace(self, config=config)
 
     def arguments(self) -> list[str]:
         """Of its recipe."""

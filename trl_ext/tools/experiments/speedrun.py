@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,15 +73,13 @@ def entry_of(content: Any, recipes: Path) -> RunSpec:
     """The entry with these fields, or the reference's; a ValueError if one is unknown or wrong."""
     entry = from_fields(content, RunSpec, recipe=REFERENCE.recipe, config=REFERENCE.config)
     refuse_taken(entry.settings, "the speedrun", (*FIXED, "model_name_or_path"))
-    if not (config := recipes / str(entry.config)).is_file():
-        raise ValueError(f"config: no file {os.path.relpath(config)!r}")
+    entry.located(recipes)
     return entry
 
 
 def run_of(entry: RunSpec, recipes: Path) -> RunSpec:
     """What its runs are: with what the program gives them."""
-    config, settings = str(recipes / str(entry.config)), {**entry.settings, **FIXED}
-    return dataclasses.replace(entry, config=config, settings=settings)
+    return dataclasses.replace(entry.located(recipes), settings={**entry.settings, **FIXED})
 
 
 def race(entry: RunSpec, seeds: int, recipes: Path, folder: Path) -> dict[str, Any]:

@@ -88,8 +88,7 @@ def read_lab(folder: Path) -> Lab:
     lab = read_experiment(folder / COMMON, Lab)
     with named_in_errors(folder / COMMON):
         for recipe in (GRPO, *lab.recipes):
-            if not (config := folder / str(lab.base(recipe).config)).is_file():
-                raise ValueError(f"config: no file {str(config)!r}")
+            lab.base(recipe).located(folder)
     return lab
 
 

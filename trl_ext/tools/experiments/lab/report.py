@@ -66,7 +66,9 @@ def write_report(
         winner: the best cell and its settings, from which other questions start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ended = {cell: {seed: run for seed, run in of.items() if "failed" not in run} for cell, of in runs.items()}
+    ended = {
+        cell: {seed: run for seed, run in by_seed.items() if "failed" not in run} for cell, by_seed in runs.items()
+    }
     curves = training_curves(metrics)
     write_accuracy_plot(folder / "accuracy.png", ended, question.question)
     write_training_plot(folder / "training.png", curves, question.question)
@@ -82,7 +84,7 @@ def write_report(
     plots = ["![validation accuracy]({plots}accuracy.png)", "", "![training]({plots}training.png)", ""]
     how = ["Each cell by its command, here with the first seed:", ""]
     how += [f"- {cell}: {in_code(command)}" for cell, command in commands.items()]
-    every = [run for of in ended.values() for run in of.values()]
+    every = [run for by_seed in ended.values() for run in by_seed.values()]
     how += [line for origin in origins(every) for line in ("", f"{origin}.")]
     best = {"cell": winner[0], "settings": redact(dict(winner[1]))}
     parts = {"title": question.question, "results": lines, "plots": plots, "how": how, "winner": best}
@@ -174,9 +176,9 @@ def table(runs: Runs, reference: str) -> list[str]:
     heads = ["cell", *(f"seed {seed}" for seed in seeds), "mean ± sd", f"less {reference} (95 % interval)",
              "over the run", "steps", "seconds", "ended early or failed"]  # fmt: skip
     rows = []
-    for cell, of in runs.items():
-        ended = {seed: run for seed, run in of.items() if "failed" not in run}
-        last, why = accuracies(of), {s: run.get("failed") or run.get("ended_early") for s, run in of.items()}
+    for cell, by_seed in runs.items():
+        ended = {seed: run for seed, run in by_seed.items() if "failed" not in run}
+        last, why = accuracies(by_seed), {s: run.get("failed") or run.get("ended_early") for s, run in by_seed.items()}
         cells = [cell, *(f"{last[seed]:.3f}" if seed in last else "–" for seed in seeds)]
         cells += [
             mean_and_deviation(list(last.values())),

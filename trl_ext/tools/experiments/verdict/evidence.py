@@ -109,9 +109,9 @@ def changes(pairs: Pairs) -> dict[str, list[tuple[float, float]]]:
     """What else the last validation measured, as (idea, against) of every seed that has both."""
     last = [tuple(run["validations"][-1] for run in pair) for pair in pairs.values()]
     logged = dict.fromkeys(name for pair in last for entry in pair for name in entry if name.startswith("pass@"))
-    found = {}
+    changed = {}
     for name in (*(name for name in METRICS if not name.startswith("accuracy")), *logged):
         values = [(ours[name], theirs[name]) for ours, theirs in last if None not in (ours.get(name), theirs.get(name))]
         if values:
-            found[in_words(name)] = values
-    return found
+            changed[in_words(name)] = values
+    return changed

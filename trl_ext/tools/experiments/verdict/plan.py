@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +13,7 @@ from trl_ext.io import digest_of, plain, read_json, read_yaml, write_json
 from trl_ext.redaction import redact
 from trl_ext.registry import unknown
 from trl_ext.tools.experiments.preflight import check_runs
-from trl_ext.tools.experiments.runspec import GRPO, RunSpec, Settings, read_experiment, refuse_taken
+from trl_ext.tools.experiments.runspec import GRPO, RunSpec, Settings, named_in_errors, read_experiment, refuse_taken
 from trl_ext.tools.experiments.verdict.sequential import Design
 
 PLAN = "plan.json"
@@ -113,17 +113,16 @@ def read_tasks(given: Sequence[str], shipped: Path) -> tuple[Task, ...]:
 def _read_task(path: Path) -> Task:
     """With its `config` from the working directory; one whose validations differ in their problems is refused."""
     task = read_experiment(path, Task, name=path.stem)
-    config = Path(os.path.normpath(path.parent / task.config))
-    if not config.is_file():
-        raise InputError(f"{path}: config: no file {str(config)!r}")
-    settings = {**(read_yaml(config) or {}), **task.settings}
-    last, between = settings.get("final_validation_problems"), settings.get("validation_problems")
-    if last not in (None, between):
-        raise InputError(
-            f"{path}: final_validation_problems is {last} and validation_problems {between}; a curve needs the same "
-            "problems at every point: leave final_validation_problems out"
-        )
-    return Task(task.name, str(config), task.settings, task.about)
+    with named_in_errors(path):
+        config = str(RunSpec(GRPO, task.config).located(path.parent).config)
+        settings = {**(read_yaml(Path(config)) or {}), **task.settings}
+        last, between = settings.get("final_validation_problems"), settings.get("validation_problems")
+        if last not in (None, between):
+            raise ValueError(
+                f"final_validation_problems is {last} and validation_problems {between}; a curve needs the same "
+                "problems at every point: leave final_validation_problems out"
+            )
+    return dataclasses.replace(task, config=config)
 
 
 def run_of(plan: Plan, task: Task, arm: Arm) -> RunSpec:

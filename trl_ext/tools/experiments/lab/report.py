@@ -66,9 +66,7 @@ def write_report(
         winner: the best cell and its settings, from which other questions start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ended = {
-        cell: {seed: run for seed, run in by_seed.items() if "failed" not in run} for cell, by_seed in runs.items()
-    }
+    ended = {cell: ended_runs(by_seed) for cell, by_seed in runs.items()}
     curves = training_curves(metrics)
     write_accuracy_plot(folder / "accuracy.png", ended, question.question)
     write_training_plot(folder / "training.png", curves, question.question)
@@ -107,9 +105,14 @@ def best_cell(runs: Runs, reference: str) -> str:
     return max(means, key=lambda cell: (means[cell], cell == reference), default=reference)
 
 
-def accuracies(runs: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+def ended_runs(by_seed: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Those of a cell's runs that did not fail."""
+    return {seed: run for seed, run in by_seed.items() if "failed" not in run}
+
+
+def accuracies(by_seed: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
     """Those at the end of a cell's runs, by seed; failed runs have none."""
-    return {seed: float(run["validation_accuracy_after"]) for seed, run in runs.items() if "failed" not in run}
+    return {seed: float(run["validation_accuracy_after"]) for seed, run in ended_runs(by_seed).items()}
 
 
 def read_winner(output: Path, question: str) -> dict[str, Any]:
@@ -177,7 +180,7 @@ def table(runs: Runs, reference: str) -> list[str]:
              "over the run", "steps", "seconds", "ended early or failed"]  # fmt: skip
     rows = []
     for cell, by_seed in runs.items():
-        ended = {seed: run for seed, run in by_seed.items() if "failed" not in run}
+        ended = ended_runs(by_seed)
         last, why = accuracies(by_seed), {s: run.get("failed") or run.get("ended_early") for s, run in by_seed.items()}
         cells = [cell, *(f"{last[seed]:.3f}" if seed in last else "–" for seed in seeds)]
         cells += [

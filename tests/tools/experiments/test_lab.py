@@ -130,7 +130,7 @@ def test_unknown_question_is_refused_with_the_choices(folder: Path) -> None:
     with pytest.raises(InputError, match=r"lab\.yaml: config: no file .*none\.yaml"):
         read_lab(folder)
     (folder / "lab.yaml").write_text("config: recipe/base.yaml\nrecipes: {sft: {settings: {}}}\n")
-    with pytest.raises(InputError, match=r"lab.yaml: recipes: sft: missing field 'config', got settings"):
+    with pytest.raises(InputError, match=r"recipes: sft: config and settings are needed, got settings"):
         read_lab(folder)
     (folder / "lab.yaml").write_text("config: recipe/base.yaml\nrecipes: {stf: {}}\n")
     with pytest.raises(InputError, match=r"unknown recipe 'stf'\. Did you mean 'sft'"):

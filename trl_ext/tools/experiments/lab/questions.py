@@ -44,9 +44,10 @@ class Lab:
         if recipe not in known:
             raise unknown("recipe", recipe, known)
         with named_in_errors(f"recipes: {recipe}"):
-            if "config" not in known[recipe]:
-                raise ValueError(f"missing field 'config', got {', '.join(known[recipe])}")
-            return from_fields(known[recipe], RunSpec, recipe=recipe)
+            base = from_fields(known[recipe], RunSpec, recipe=recipe)
+            if base.config is None or base.recipe != recipe:
+                raise ValueError(f"config and settings are needed, got {', '.join(known[recipe])}")
+        return base
 
 
 @dataclass(frozen=True)

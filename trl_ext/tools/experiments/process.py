@@ -40,7 +40,7 @@ def run_process(
     group: dict[str, Any] = {"start_new_session": True, "preexec_fn": _stop_with_parent} if is_main else {}
     environment = patient_environment() if environment is None else environment
     process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, **group)
-    with _signals_passed_on(process.pid) if is_main else contextlib.nullcontext([]) as told:
+    with _signals_passed_on(process.pid, (signal.SIGTERM, signal.SIGINT) if is_main else ()) as told:
         code = None
         try:
             while code is None:
@@ -66,8 +66,8 @@ def run_process(
 
 
 @contextlib.contextmanager
-def _signals_passed_on(group: int) -> Iterator[list[int]]:
-    """SIGTERM and Ctrl-C go to all processes of a group; yields those that came."""
+def _signals_passed_on(group: int, signals: Sequence[signal.Signals]) -> Iterator[list[int]]:
+    """In the block, signals go to all processes of a group; yields those that came."""
     told: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
@@ -75,7 +75,7 @@ def _signals_passed_on(group: int) -> Iterator[list[int]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, pass_on) for number in signals}
     try:
         yield told
     finally:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,10 @@ from tqdm import tqdm
 
 from trl_ext.errors import InputError
 from trl_ext.runs.layout import METRICS, RunFolder, finished
-from trl_ext.runs.recipes import RECIPES
 from trl_ext.tools.experiments.ending import ending_in_a_line
 from trl_ext.tools.experiments.lab.preregistration import effect_of, sentence
 from trl_ext.tools.experiments.lab.questions import (
-    Cell,
     Question,
-    Settings,
     cells_of,
     check,
     in_order,
@@ -44,6 +41,7 @@ from trl_ext.tools.experiments.lab.questions import (
     read_question,
 )
 from trl_ext.tools.experiments.lab.report import best_cell, read_winner, table, write_report
+from trl_ext.tools.experiments.runspec import RunSpec, Settings
 from trl_ext.tools.experiments.sweep import run_all
 from trl_ext.tools.experiments.verdict import command as verdict
 
@@ -98,25 +96,25 @@ def answer(folder: Path, args: argparse.Namespace, rest: list[str]) -> None:
     winners: dict[str, Settings] = {name: read_winner(output, name) for name in before}
     expected, planned = dict(winners), []  # what is not known yet is checked with the reference cells
     for question in questions:
-        cells = cells_of(lab, folder, question, expected)
-        expected[question.name] = cells[question.reference].own
+        cells = cells_of(lab, folder, question, expected, rest)
+        expected[question.name] = cells[question.reference].settings
         planned.append((question, cells))
-    check(planned, rest)
+    check(planned)
     while questions:
         ready = [question for question in questions if winners.keys() >= set(question.after)]
-        planned = [(question, cells_of(lab, folder, question, winners)) for question in ready]
+        planned = [(question, cells_of(lab, folder, question, winners, rest)) for question in ready]
         if any(question.after for question in ready):
-            check(planned, rest)
-        winners |= _run(planned, output, args, rest)
+            check(planned)
+        winners |= _run(planned, output, args)
         questions = [question for question in questions if question not in ready]
 
 
 def _run(
-    planned: list[tuple[Question, dict[str, Cell]]], output: Path, args: argparse.Namespace, rest: list[str]
+    planned: list[tuple[Question, dict[str, RunSpec]]], output: Path, args: argparse.Namespace
 ) -> dict[str, Settings]:
     """Run what is missing of some questions, each page written as its runs have ended; the best cells' settings."""
     commands = {
-        cell.run_name(seed): [str(HERE / RECIPES[cell.recipe].script), *cell.arguments, *rest, "--seed", str(seed)]
+        cell.run_name(seed): cell.command(HERE, seed)
         for question, cells in planned
         for cell in cells.values()
         for seed in args.seeds or question.seeds
@@ -128,10 +126,9 @@ def _run(
         """Of the questions all of whose runs have ended by now."""
         for question, cells in list(waiting):
             seeds = args.seeds or question.seeds
-            named = {label: {seed: cell.run_name(seed) for seed in seeds} for label, cell in cells.items()}
-            if all(name in found for of in named.values() for name in of.values()):
+            if all(cell.run_name(seed) in found for cell in cells.values() for seed in seeds):
                 waiting.remove((question, cells))
-                winners[question.name] = _page(question, cells, named, found, commands, output)
+                winners[question.name] = _page(question, cells, seeds, found, output)
 
     run_all(commands, output / "runs", args.jobs, keep_going=True, on_end=write_pages)
     return winners
@@ -139,26 +136,24 @@ def _run(
 
 def _page(
     question: Question,
-    cells: Mapping[str, Cell],
-    named: Mapping[str, Mapping[int, str]],
+    cells: Mapping[str, RunSpec],
+    seeds: Sequence[int],
     found: Mapping[str, dict[str, Any]],
-    commands: Mapping[str, list[str]],
     output: Path,
 ) -> Settings:
-    """Write a question's page and print its table; returns the settings of its best cell. `named`: its runs."""
+    """Write a question's page and print its table; returns the settings of its best cell."""
+    named = {label: {seed: cell.run_name(seed) for seed in seeds} for label, cell in cells.items()}
     runs = {label: {seed: found[name] for seed, name in of.items()} for label, of in named.items()}
+    logs = {label: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for label, of in named.items()}
+    commands = {label: cell.command(HERE, seeds[0]) for label, cell in cells.items()}
     best = best_cell(runs, question.reference)
-    page = write_report(
-        output / question.name,
-        question,
-        runs,
-        {label: commands[next(iter(of.values()))] for label, of in named.items()},
-        {label: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for label, of in named.items()},
-        (best, cells[best].own),
+    winner = (best, cells[best].settings)
+    page = write_report(output / question.name, question, runs, commands, logs, winner)
+    verdict = (
+        [] if (hypothesis := question.hypothesis) is None else [sentence(hypothesis, effect_of(hypothesis, runs)), ""]
     )
-    verdict = [] if (of := question.hypothesis) is None else [sentence(of, effect_of(of, runs)), ""]
     tqdm.write("\n".join(["", question.question, "", *verdict, *table(runs, question.reference), "", str(page)]))
-    return cells[best].own
+    return cells[best].settings
 
 
 def log_of(run: Path) -> Path:

@@ -20,14 +20,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import yaml
 from PIL import Image
 
 from trl_ext.io import markdown_table, read_json, write_json
 from trl_ext.plots import COLORS, figure
-from trl_ext.tools.experiments.lab.preregistration import BEFORE, HIGHER, Hypothesis
+from trl_ext.tools.experiments.lab.preregistration import HIGHER, Hypothesis
 from trl_ext.tools.experiments.lab.questions import question_names, read_question
 from trl_ext.tools.experiments.lab.report import PARTS
+from trl_ext.tools.experiments.metrics import in_words
+from trl_ext.tools.experiments.pages import write_page_of_findings
 
 Effects = Mapping[str, Mapping[str, Any]]  # a question's `effect` in its report
 
@@ -56,12 +57,11 @@ def hypotheses_of(lab: Path) -> dict[str, Hypothesis]:
 def effects_table(hypotheses: Mapping[str, Hypothesis], effects: Effects) -> list[str]:
     """A row for each hypothesis, with what was found or that it was not run yet."""
     rows = []
-    for name, of in hypotheses.items():
-        found = effects.get(name, {"shown": "–", "verdict": "not run yet", "minutes": "–"})
-        against = of.against if of.against == BEFORE else f"in {of.against}"
-        expected = f"{of.measured}: {of.direction} in {of.cell} than {against}"
-        published = f"{of.published.strip()} ({of.source})"
-        cells = (name, of.hypothesis.strip(), published, expected, found["shown"], found["verdict"], found["minutes"])
+    for name, hypothesis in hypotheses.items():
+        effect = effects.get(name, {"shown": "–", "verdict": "not run yet", "minutes": "–"})
+        published = f"{hypothesis.published.strip()} ({hypothesis.source})"
+        asked = (name, hypothesis.hypothesis.strip(), published, hypothesis.expected)
+        cells = (*asked, effect["shown"], effect["verdict"], effect["minutes"])
         rows.append([str(cell).replace("|", "/") for cell in cells])
     heads = ["question", "hypothesis", "published", "expected", "found (95 % interval)", "verdict", "core-minutes"]
     return markdown_table(heads, rows)
@@ -74,11 +74,11 @@ def write_effects_plot(path: Path, hypotheses: Mapping[str, Hypothesis], effects
         panel.axvline(0, color="0.4", linewidth=1)
         panel.set_xscale("symlog", linthresh=2)
         for place, name in enumerate(reversed(known)):
-            of, (low, high) = hypotheses[name], effects[name]["interval"]
-            sign = 1 if of.direction == HIGHER else -1
+            hypothesis, (low, high) = hypotheses[name], effects[name]["interval"]
+            sign = 1 if hypothesis.direction == HIGHER else -1
             at = sign * mean((low, high)) / max((high - low) / 2, 1e-9)
             panel.errorbar(at, place, xerr=1, fmt="o", capsize=3, color=COLORS[0 if at > 1 else 1])
-            words = f"{of.measured.split(',')[0]} {mean((low, high)):+.3f}"
+            words = f"{in_words(hypothesis.metric).split(',')[0]} {mean((low, high)):+.3f}"
             panel.text(1.01, place, words, va="center", size=8, transform=panel.get_yaxis_transform())
         panel.set_yticks(range(len(known)), [name.replace("_", " ") for name in reversed(known)])
         ticks = [-2, -1, 0, 1, 2, 5, 10, 20]
@@ -110,24 +110,22 @@ def main() -> None:
     parser.add_argument("--plots", default="lab", help="what the plots' names begin with (default: lab)")
     parser.add_argument("--preregistered", type=Path, metavar="LAB", help="a folder of questions with hypotheses")
     args = parser.parse_args()
-    findings = yaml.safe_load(args.findings.read_text(encoding="utf-8"))
-    effects = effects_of(args) if args.preregistered else ""
-    parts = [findings.pop("intro").strip().replace("{effects}", effects) + "\n"]
-    for question, finding in findings.items():
+
+    def question_section(question: str, finding: str) -> str:
         report, plot = args.lab / question / PARTS, f"{args.plots}_{question}"
         if not report.is_file():
             if (kept := kept_section(args.page, plot)) is None:
                 sys.exit(f"error: {report}: no such file; run `python recipes/lab.py {question}` first")
             print(f"{question}: no report there, so its section stays as it is")
-            parts.append(kept)
-            continue
+            return kept
         for name in ("accuracy", "training"):
             with Image.open(report.parent / f"{name}.png") as image:
                 smaller = image.convert("RGB").reduce(2).quantize(64)  # dots and colors: an eighth of the bytes
             smaller.save(args.page.with_name(f"{plot}_{name}.png"), optimize=True)
-        parts.append(section(report, finding, plot))
-    args.page.write_text("\n".join(parts), encoding="utf-8")
-    print(f"wrote {args.page}")
+        return section(report, finding, plot)
+
+    tables = {"effects": effects_of(args) if args.preregistered else ""}
+    write_page_of_findings(args.page, args.findings, tables, question_section)
 
 
 if __name__ == "__main__":

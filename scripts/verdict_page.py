@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 
 from scripts.benchmarks.false_alarms import tables
-from trl_ext.io import read_json, read_yaml, write_text
+from trl_ext.io import read_json
+from trl_ext.tools.experiments.pages import write_page_of_findings
 from trl_ext.tools.experiments.verdict.report import CURVES, PAGE
 
 
@@ -36,19 +37,17 @@ def main() -> None:
     parser.add_argument("--false_alarms", type=Path, required=True, help="of scripts.benchmarks.false_alarms --json")
     parser.add_argument("--page", type=Path, required=True, help="Markdown file to write")
     args = parser.parse_args()
-    findings = read_yaml(args.findings)
-    rates = "\n".join(tables(read_json(args.false_alarms)))
-    parts = [findings.pop("intro").replace("{false_alarms}", rates)]
-    for name, finding in findings.items():
-        folder = args.runs / name
+
+    def verdict_section(name: str, finding: str) -> str:
+        folder, plots = args.runs / name, f"{args.page.stem}_{name.removeprefix('try_')}"
         if not (folder / PAGE).is_file():
             sys.exit(f"error: {folder / PAGE}: no such file; run `python recipes/lab.py try` first")
-        plots = f"{args.page.stem}_{name.removeprefix('try_')}"
         for suffix in (".png", ".csv"):
             shutil.copy(folder / f"{CURVES}{suffix}", args.page.with_name(plots + suffix))
-        parts.append(section((folder / PAGE).read_text(encoding="utf-8"), finding, plots))
-    write_text(args.page, "\n".join(parts))
-    print(f"wrote {args.page}")
+        return section((folder / PAGE).read_text(encoding="utf-8"), finding, plots)
+
+    rates = "\n".join(tables(read_json(args.false_alarms)))
+    write_page_of_findings(args.page, args.findings, {"false_alarms": rates}, verdict_section)
 
 
 if __name__ == "__main__":

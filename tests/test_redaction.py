@@ -37,10 +37,10 @@ from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.redaction import MASK, redact, redact_command, redact_text
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.resume import settings_of
-from trl_ext.tools.experiments.lab.questions import Cell
 from trl_ext.tools.experiments.leaderboard import _write as write_result
 from trl_ext.tools.experiments.pipeline.record import load_or_create, write_record
 from trl_ext.tools.experiments.pipeline.settings import Pipeline, Stage
+from trl_ext.tools.experiments.runspec import RunSpec
 from trl_ext.tools.experiments.sweep import run_all
 
 SECRET = "pl4nted-s3cret"
@@ -197,7 +197,7 @@ def a_sweep(folder: Path) -> None:
 
 def a_lab(folder: Path) -> None:
     settings = {"hub_token": SECRET, "run_name": IN_TEXT, "model_init_kwargs": IN_DICT}
-    name = Cell("grpo", "base.yaml", {}, settings).run_name(0)
+    name = RunSpec("grpo", "base.yaml", settings).run_name(0)
     (folder / name[:200]).mkdir()
     lines = "\n".join(path.name for path in folder.iterdir())
     (folder / "report.md").write_text(lines + name)

@@ -37,14 +37,6 @@ class UnknownName(InputError):
     """A name that is not in a table. The message names the nearest match and lists the choices."""
 
 
-def check_fields(content: Mapping[str, Any], of: type) -> None:
-    """Refuse a name that is not a field of a dataclass; the message has the nearest field and all fields."""
-    fields = [f.name for f in dataclasses.fields(of)]
-    for name in content:
-        if name not in fields:
-            raise unknown("field", str(name), fields)
-
-
 def defaults_of(of: Any) -> dict[str, Any]:
     """The default of each field of a dataclass; `dataclasses.MISSING` where there is none."""
     return {

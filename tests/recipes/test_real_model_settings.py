@@ -26,7 +26,7 @@ from trl_ext.recipes.settings import Data
 from trl_ext.runs.recipes import RECIPES
 from trl_ext.tools.experiments.lab.questions import COMMON, cells_of, read_lab, read_question
 from trl_ext.tools.experiments.pipeline.settings import read_pipeline
-from trl_ext.tools.experiments.speedrun import read_entry
+from trl_ext.tools.experiments.speedrun import read_entry, run_of
 
 CONTEXTS = {
     "Qwen/Qwen2.5-Math-1.5B": 4096,
@@ -60,7 +60,7 @@ def runs_of(path: Path) -> dict[str, Run]:
         lab, question = read_lab(path.parent), read_question(path.parent, path.stem)
         cells = cells_of(lab, path.parent, question, {name: {} for name in question.after}).values()
         return {
-            f"{path.parent.name}/{cell.run_name(0)}": Run(cell.recipe, default[cell.recipe], (*cell.arguments,))
+            f"{path.parent.name}/{cell.run_name(0)}": Run(cell.recipe, default[cell.recipe], (*cell.arguments(),))
             for cell in cells
         }
     if "stages" in content:
@@ -68,8 +68,8 @@ def runs_of(path: Path) -> dict[str, Run]:
         given = as_flags({k: content[k] for k in ("model_name_or_path", "time_budget") if k in content})
         return {n: Run(s.recipe, default[s.recipe], (*s.arguments(), *given)) for n, s in stages.items()}
     if "recipe" in content:  # an entry of the speedrun
-        entry = read_entry(path, ROOT / "recipes")
-        return {path.stem: Run(entry.recipe, default[entry.recipe], (*entry.arguments(ROOT / "recipes"),))}
+        entry = run_of(read_entry(path, ROOT / "recipes"), ROOT / "recipes")
+        return {path.stem: Run(entry.recipe, default[entry.recipe], (*entry.arguments(),))}
     recipe = next(name for name in (*RECIPES, "evaluate", "best_of_n", "lab") if path.name.startswith(name))
     return {} if path.name == COMMON else {path.stem: Run(recipe, path)}
 

@@ -17,8 +17,6 @@ from tests.recipes.test_grpo import SMALL
 from trl_ext.errors import InputError
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.tools.experiments.lab.questions import (
-    GRPO,
-    Cell,
     Lab,
     Question,
     cells_of,
@@ -37,7 +35,6 @@ from trl_ext.tools.experiments.lab.report import (
     mean_and_deviation,
     mean_by_step,
     noise,
-    over_the_run,
     read_winner,
     span,
     steps_table,
@@ -46,7 +43,9 @@ from trl_ext.tools.experiments.lab.report import (
     write_accuracy_plot,
     write_report,
 )
+from trl_ext.tools.experiments.metrics import accuracy_over_the_run
 from trl_ext.tools.experiments.progress import latest
+from trl_ext.tools.experiments.runspec import GRPO, RunSpec
 
 ROOT = Path(__file__).parents[3]
 LABS = sorted(path for path in (ROOT / "recipes" / "lab").iterdir() if path.is_dir())
@@ -86,15 +85,15 @@ def test_every_cell_of_every_question_resolves(lab: Path, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sft.jsonl").write_text('{"prompt": "1 + 1 =", "response": "2"}\n')  # which the handout gives out
     winners: dict[str, Any] = {}
-    planned = []
+    planned, on_a_cpu = [], ["--bf16", "false"]
     for question in in_order(read_question(lab, name) for name in question_names(lab)):
-        cells = cells_of(read_lab(lab), lab, question, winners)
-        winners[question.name] = list(cells.values())[-1].own
+        cells = cells_of(read_lab(lab), lab, question, winners, on_a_cpu)
+        winners[question.name] = list(cells.values())[-1].settings
         planned.append((question, cells))
     broken = Question("mine", "?", {"a": {}, "b": {"group_size": 7}}, "a")
-    planned.append((broken, cells_of(read_lab(lab), lab, broken, {})))
+    planned.append((broken, cells_of(read_lab(lab), lab, broken, {}, on_a_cpu)))
     with pytest.raises(InputError, match=r"question 'mine', cell 'b': .*group_size .7"):
-        check(planned, ["--bf16", "false"])
+        check(planned)
 
 
 def test_a_lab_and_a_question_are_read(folder: Path) -> None:
@@ -112,9 +111,9 @@ def test_a_lab_and_a_question_are_read(folder: Path) -> None:
         ({"question": "?", "reference": "a"}, "which.yaml: .*missing.*'cells'"),
         (QUESTION | {"cells": {"a": {}}}, "cells: two at least are needed to compare, got 1"),
         (QUESTION | {"reference": "c"}, "unknown cell 'c'.* Known: a, b"),
-        (QUESTION | {"cells": {"a": {}, "b": [1]}}, "b: its settings must be a mapping, got .1."),
-        (QUESTION | {"settings": 3}, "settings: its settings must be a mapping, got 3"),
-        (QUESTION | {"cells": {"a": {}, "b": {"seed": 1}}}, "b: seed is set by the lab; remove it"),
+        (QUESTION | {"cells": {"a": {}, "b": [1]}}, "cell b must be a mapping, got .1."),
+        (QUESTION | {"settings": 3}, "which.yaml: settings must be a mapping, got 3"),
+        (QUESTION | {"cells": {"a": {}, "b": {"seed": 1}}}, "cell b: seed is set by the lab; remove it"),
     ],
 )
 def test_a_file_that_describes_no_question_is_refused(content: Any, message: str, folder: Path) -> None:
@@ -145,16 +144,16 @@ def test_unknown_question_is_refused_with_the_choices(folder: Path) -> None:
 
 
 def test_a_run_is_named_by_what_sets_it_apart() -> None:
-    assert Cell(GRPO, "base.yaml", {}, {}).run_name(3) == "seed=3"
-    assert Cell("sft", "base.yaml", {}, {"prompt": "x"}).run_name(3) == "prompt=x,recipe=sft,seed=3"
+    assert RunSpec(GRPO, "base.yaml").run_name(3) == "seed=3"
+    assert RunSpec("sft", "base.yaml", {"prompt": "x"}).run_name(3) == "prompt=x,recipe=sft,seed=3"
     settings = {"policy_loss_options": {"eps_low": 0.1}, "learning_rate": 1e-5, "prompt": "mine/a b.prompt"}
     name = "learning_rate=1e-05,policy_loss_options=_eps_low__0.1_,prompt=mine_a_b.prompt,seed=0"
-    assert Cell(GRPO, "base.yaml", {}, settings).run_name(0) == name
+    assert RunSpec(GRPO, "base.yaml", settings).run_name(0) == name
 
 
 def test_a_long_name_is_one_that_a_file_system_takes() -> None:
     long = {f"setting_{number}": "x" * 20 for number in range(10)}
-    names = [Cell(GRPO, "base.yaml", {}, {**long, "the_last": last}).run_name(12) for last in "ab"]
+    names = [RunSpec(GRPO, "base.yaml", {**long, "the_last": last}).run_name(12) for last in "ab"]
     assert all(name.startswith("setting_0=xxx") and name.endswith(",seed=12") for name in names)
     assert all(len(f"{name}.log") < 255 for name in names)
     assert names[0] != names[1]
@@ -165,13 +164,13 @@ def test_run_shared_by_questions_is_run_once(folder: Path) -> None:
     same = Question("other", "?", {"x": {"learning_rate": 3e-4}, "y": {"beta": 0.1}}, "x", {"preset": "dapo"})
     first, second = cells_of(lab, folder, read_question(folder, "which"), {}), cells_of(lab, folder, same, {})
     assert first["a"] == second["x"]
-    assert second["y"].own == {"beta": 0.1}
-    assert second["y"].arguments == [
+    assert second["y"].settings == {"beta": 0.1}
+    assert second["y"].arguments() == [
         "--config", str(folder / "recipe" / "base.yaml"), "--preset", "dapo", "--learning_rate", "0.0003", "--beta",
         "0.1",
     ]  # fmt: skip
     third = Question("third", "?", {"x": {"beta": 0.1}, "y": {}}, "x", {"beta": 0.2, "max_steps": 5})
-    assert cells_of(lab, folder, third, {})["x"].own == {"beta": 0.1, "max_steps": 5}
+    assert cells_of(lab, folder, third, {})["x"].settings == {"beta": 0.1, "max_steps": 5}
 
 
 def test_a_cell_may_be_of_another_recipe_that_the_lab_has(folder: Path) -> None:
@@ -180,7 +179,7 @@ def test_a_cell_may_be_of_another_recipe_that_the_lab_has(folder: Path) -> None:
         cells_of(read_lab(folder), folder, question, {})
     lab = Lab("recipe/base.yaml", {"beta": 1}, {"sft": {"config": "recipe/sft.yaml", "settings": {"lr": 2}}})
     found = cells_of(lab, folder, question, {})
-    assert found["b"] == Cell("sft", str(folder / "recipe" / "sft.yaml"), {"lr": 2}, {"beta": 1})
+    assert found["b"] == RunSpec("sft", str(folder / "recipe" / "sft.yaml"), {"beta": 1}, common={"lr": 2})
 
 
 def test_questions_start_from_the_best_cells_of_others(folder: Path) -> None:
@@ -188,8 +187,8 @@ def test_questions_start_from_the_best_cells_of_others(folder: Path) -> None:
     later = Question("later", "?", cells, "x", {"beta": 0.5}, after=["which", "other"])
     winners = {"which": {"learning_rate": 1.0, "epochs": 2}, "other": {"beta": 0.1, "epochs": 4}}
     found = cells_of(read_lab(folder), folder, later, winners)
-    assert found["x"].own == {"learning_rate": 1.0, "beta": 0.5, "epochs": 4}
-    assert found["y"].own == {"learning_rate": 9.0, "beta": 0.5, "epochs": 4}
+    assert found["x"].settings == {"learning_rate": 1.0, "beta": 0.5, "epochs": 4}
+    assert found["y"].settings == {"learning_rate": 9.0, "beta": 0.5, "epochs": 4}
     last = Question("last", "?", cells, "x", after=["later"])
     assert [question.name for question in in_order([last, later])] == ["later", "last"]
     circle = Question("later", "?", cells, "x", after=["last"])
@@ -253,7 +252,9 @@ def test_table_has_a_row_per_cell_with_early_ends_and_failures() -> None:
 
 
 def test_figures_in_words() -> None:
-    assert over_the_run(run(0.9, between=0.7)) == pytest.approx(0.8)  # without the one before training
+    assert accuracy_over_the_run(run(0.9, between=0.7)["validations"]) == pytest.approx(
+        0.8
+    )  # without the one before training
     assert [span(values) for values in ([], [3], [3, 3], [5, 3])] == ["–", "3", "3", "3 to 5"]
     assert [mean_and_deviation(values) for values in ([], [0.5], [0.4, 0.6])] == ["–", "0.500", "0.500 ± 0.141"]
     ended = {cell: {s: r for s, r in of.items() if "failed" not in r} for cell, of in RUNS.items()}

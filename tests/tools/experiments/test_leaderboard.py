@@ -33,11 +33,11 @@ from trl_ext.tools.experiments.leaderboard import (
     run_leaderboard,
     write_result,
 )
-from trl_ext.tools.experiments.pipeline.process import _TICK
 from trl_ext.tools.experiments.pipeline.record import RECORD, elapsed_seconds, load_or_create
 from trl_ext.tools.experiments.pipeline.run import _END
 from trl_ext.tools.experiments.pipeline.settings import Pipeline, Stage, read_pipeline
-from trl_ext.tools.experiments.preflight import first_refusal
+from trl_ext.tools.experiments.preflight import check_in_this_process
+from trl_ext.tools.experiments.process import _TICK
 from trl_ext.tools.experiments.rules import _PLAIN, RULES, violations
 
 ROOT = Path(__file__).parents[3]
@@ -188,10 +188,8 @@ def test_the_leaderboards_that_ship_keep_to_their_rules(path: Path, monkeypatch:
     stages = [dataclasses.replace(s, settings={**s.settings, **on_a_cpu}) for s in pipeline.stages]
     from trl_ext.tools.experiments.pipeline.run import _check_stages
 
-    _check_stages(dataclasses.replace(pipeline, stages=stages), ROOT / "recipes")
-    monkeypatch.setattr(
-        "trl_ext.tools.experiments.pipeline.run.refusal_of", first_refusal
-    )  # without a process for each
+    _check_stages(dataclasses.replace(pipeline, stages=stages))
+    monkeypatch.setattr("trl_ext.tools.experiments.pipeline.run.check_runs", check_in_this_process)
     arms = {stage.arm: number for number, stage in enumerate(stages)}  # the last stage of each
     for last in arms.values():
         broken = list(stages)
@@ -199,7 +197,7 @@ def test_the_leaderboards_that_ship_keep_to_their_rules(path: Path, monkeypatch:
         with pytest.raises(
             InputError, match=f"stage {last + 1} .*the rules '{pipeline.rules}' are broken: restore_best must be true"
         ):
-            _check_stages(dataclasses.replace(pipeline, stages=broken), ROOT / "recipes")
+            _check_stages(dataclasses.replace(pipeline, stages=broken))
 
 
 # The result.

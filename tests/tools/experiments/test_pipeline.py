@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,11 +23,12 @@ from trl_ext.errors import InputError, Stopped
 from trl_ext.runs.layout import RunFolder, finished
 from trl_ext.runs.recipes import RECIPES, recipe_of
 from trl_ext.tools.experiments.pipeline import run as module
-from trl_ext.tools.experiments.pipeline.process import run_stage
 from trl_ext.tools.experiments.pipeline.record import RECORD, load_or_create, resume_point, write_record
 from trl_ext.tools.experiments.pipeline.run import _budget, _budget_of_process, _command, _report, run_pipeline
-from trl_ext.tools.experiments.pipeline.settings import _OURS, Pipeline, Stage, read_pipeline
-from trl_ext.tools.experiments.preflight import Planned, Refusal, first_refusal, refusal_of
+from trl_ext.tools.experiments.pipeline.settings import TAKEN_TOO, Pipeline, Stage, read_pipeline
+from trl_ext.tools.experiments.preflight import check_in_this_process, check_runs
+from trl_ext.tools.experiments.process import run_stage
+from trl_ext.tools.experiments.runspec import TAKEN, RunSpec
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "recipes").glob("pipeline*.yaml"))
@@ -67,16 +69,15 @@ def test_all_file_settings_are_used_and_arguments_override_them(tmp_path: Path) 
             "output_dir": "there", "model_name_or_path": "m", "time_budget": 60, "launch": ["--x", "y"], "seed": 4,
         },
     )  # fmt: skip
-    stages = [Stage("sft", "a.yaml", 0.25, {"max_steps": 3}), Stage("grpo")]
+    stages = [Stage("sft", "a.yaml", {"max_steps": 3}, share=0.25), Stage("grpo")]
     assert read_pipeline(path, seed=None, output_dir=None) == Pipeline(stages, "there", "m", 60, ["--x", "y"], 4)
     given = {"output_dir": "here", "model_name_or_path": "n", "time_budget": 9.5, "seed": 0}
     assert read_pipeline(path, **given) == Pipeline(stages, "here", "n", 9.5, ["--x", "y"], 0)
 
 
 def test_what_a_file_leaves_out_has_defaults(tmp_path: Path) -> None:
-    assert read_pipeline(written(tmp_path, {"stages": [GRPO]})) == Pipeline(
-        [Stage("grpo")], "runs/mine", None, None, [], 0
-    )
+    for content in ({"stages": [GRPO]}, {"stages": [GRPO], "launch": None, "time_budget": None}):
+        assert read_pipeline(written(tmp_path, content)) == Pipeline([Stage("grpo")], "runs/mine", None, None, [], 0)
 
 
 def stages(*shares: float | str | None) -> list[dict[str, Any]]:
@@ -93,8 +94,11 @@ def stages(*shares: float | str | None) -> list[dict[str, Any]]:
         ({"seed": 1}, "stages: at least one is needed"),
         ({"stages": [GRPO], "time_bugdet": 3}, "unknown field 'time_bugdet'. Did you mean 'time_budget'"),
         ({"stages": [GRPO], "time_budget": 0}, "time_budget must be positive seconds, got 0"),
-        ({"stages": [GRPO], "time_budget": "long"}, "mine.yaml: '<=' not supported"),
-        ({"stages": [GRPO], "launch": "--num_processes 2"}, "launch must be a list of options, got '--num_processes 2'"),
+        ({"stages": [GRPO], "time_budget": "long"}, "mine.yaml: time_budget must be a number, got 'long'"),
+        ({"stages": "grpo"}, "mine.yaml: stages must be a list, got 'grpo'"),
+        ({"stages": [GRPO], "seed": 0.5}, "mine.yaml: seed must be an integer, got 0.5"),
+        ({"stages": [GRPO | {"common": {}}]}, "stage 1: unknown field 'common'.* Known: arm, config, recipe, settings, share$"),
+        ({"stages": [GRPO], "launch": "--num_processes 2"}, "launch must be a list, got '--num_processes 2'"),
         ({"stages": [GRPO, {"recipe": "grop"}]}, "stage 2: unknown recipe 'grop'. Did you mean 'grpo'"),
         ({"stages": [{"recipe": "sft", "shar": 0.5}]}, "stage 1: unknown field 'shar'. Did you mean 'share'"),
         ({"stages": [GRPO, {"config": "a.yaml"}]}, "stage 2: .*missing.*'recipe'"),
@@ -122,10 +126,10 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_pipeline(tmp_path / "none.yaml")
 
 
-@pytest.mark.parametrize("name", _OURS)
+@pytest.mark.parametrize("name", [*TAKEN, *TAKEN_TOO, "output-dir"])
 def test_what_the_pipeline_gives_its_stages_is_no_setting_of_one(name: str, tmp_path: Path) -> None:
     path = written(tmp_path, {"stages": [GRPO | {"settings": {"max_steps": 3, name: "1"}}]})
-    with pytest.raises(InputError, match=f"stage 1: settings {name} are set by the pipeline"):
+    with pytest.raises(InputError, match=f"stage 1: settings: {name} is set by the pipeline; remove it"):
         read_pipeline(path)
 
 
@@ -153,7 +157,7 @@ def test_settings_become_arguments_of_a_command_line() -> None:
 
 def test_stage_command_has_model_budget_folder_and_any_launcher() -> None:
     stage = Stage("sft", settings={"max_steps": 3})
-    settings = ["--max_steps", "3", "--output_dir", "out", "--seed", "7", "--resume", "auto"]
+    settings = ["--max_steps", "3", "--seed", "7", "--output_dir", "out", "--resume", "auto"]
     script = str(Path("recipes") / "sft_math.py")
     alone = Pipeline([stage], "runs/p", seed=7)
     assert _command(alone, stage, Path("recipes"), Path("out"), None, None) == [sys.executable, script, *settings]
@@ -212,7 +216,7 @@ def test_a_pipelines_record_is_taken_up_by_the_same_stages_only(tmp_path: Path) 
         Pipeline(PIPELINE.stages, "p", time_budget=100, seed=2),
         Pipeline(PIPELINE.stages[::-1], "p", time_budget=100, seed=1),
         Pipeline([first, Stage("grpo", share=0.1)], "p", time_budget=100, seed=1),
-        Pipeline([first, Stage("grpo", "a.yaml", 0.5)], "p", time_budget=100, seed=1),
+        Pipeline([first, Stage("grpo", "a.yaml", share=0.5)], "p", time_budget=100, seed=1),
         Pipeline([Stage("sft", share=0.5), second], "p", time_budget=100, seed=1),
         Pipeline(PIPELINE.stages, "p", "other", 100, seed=1),
         Pipeline(PIPELINE.stages, "p", time_budget=300, seed=1),
@@ -529,7 +533,7 @@ def test_stage_whose_tick_raises_is_killed_with_all_children(tmp_path: Path) -> 
 
 ORPHAN = """
 import sys, time
-from trl_ext.tools.experiments.pipeline.process import run_stage
+from trl_ext.tools.experiments.process import run_stage
 run_stage([sys.executable, "-c", "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"], "1_grpo")
 """
 
@@ -555,7 +559,7 @@ def test_a_stage_is_told_to_stop_when_the_pipeline_is_killed(tmp_path: Path) -> 
 LAUNCHER = """
 import os
 from trl_ext.recipes.cli import Stopped
-from trl_ext.tools.experiments.pipeline.process import run_stage
+from trl_ext.tools.experiments.process import run_stage
 rank = "trap 'sleep 1; echo saved > saved; exit 0' TERM; echo up > up; while :; do sleep 0.05; done"
 try:
     run_stage(["sh", "-c", f"({rank}) & wait"], "1_grpo")
@@ -581,11 +585,9 @@ def test_sigterm_reaches_launched_processes_and_is_waited_for(tmp_path: Path) ->
 # Checking the arguments of all stages before the first one runs.
 
 
-def check(*plan: tuple[str, list[str]], rules: str | None = None) -> Refusal | None:
-    defaults = {recipe: str((ROOT / "recipes" / of.script).with_suffix(".yaml")) for recipe, of in RECIPES.items()}
-    last = plan[-1]
-    planned = [Planned(stage[0], defaults[stage[0]], stage[1], is_last=stage is last) for stage in plan]
-    return first_refusal(planned, rules)
+def check(*plan: RunSpec, rules: str | None = None) -> None:
+    runs = {f"stage {number}": run for number, run in enumerate(plan, start=1)}
+    check_in_this_process(runs, rules, list(runs)[:-1])
 
 
 @pytest.mark.slow  # imports every recipe
@@ -594,12 +596,11 @@ def test_every_recipe_can_be_checked_with_a_stages_arguments() -> None:
     assert recipe_of(type("Mine", (RECIPES["sft"].settings()[0],), {})()) == "sft"
     settings = {"sampling_temperature": 0.5, "stop": ["a", "b"], "gradient_checkpointing": True}
     options = {"selection": "at_most", "selection_options": {"k": 2}}
-    found = check(
-        ("grpo", Stage("grpo", settings=settings).arguments()),
-        ("sft", Stage("sft", settings=settings | {"filter_correct": True}).arguments()),
-        ("expert_iteration", Stage("expert_iteration", settings=settings | options).arguments()),
+    check(
+        Stage("grpo", settings=settings),
+        Stage("sft", settings=settings | {"filter_correct": True}),
+        Stage("expert_iteration", settings=settings | options),
     )
-    assert found is None
 
 
 @pytest.mark.slow
@@ -626,22 +627,18 @@ def test_first_stage_with_invalid_arguments_is_named_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torn.yaml").write_text("a: [1, 2\nb: 3\n")
-    found = check(("grpo", ["--seed", "3"]), (recipe, arguments), ("grpo", ["--preset", "none"]))
-    assert found is not None
-    assert found.stage == 2
-    assert found.field == (message.partition(":")[0] if message.startswith("dataset:") else None)
-    assert message in found.message
-    assert found.message.count("\n") == 0
+    plan = [RunSpec("grpo", more=["--seed", "3"]), RunSpec(recipe, more=arguments), RunSpec("grpo", "none.yaml")]
+    with pytest.raises(InputError, match=f"^stage 2: .*{re.escape(message)}") as refusal:
+        check(*plan)
+    assert str(refusal.value).count("\n") == 0
 
 
 @pytest.mark.slow  # imports every recipe
 def test_only_the_last_stage_is_held_to_the_final_validation() -> None:
-    ends_anyhow, whole = ["--restore_best", "false"], ["--restore_best", "true", "--final_validation_problems", "5000"]
-    assert check(("sft", ends_anyhow), ("grpo", whole), rules="mini") is None
-    found = check(("sft", whole), ("grpo", ends_anyhow), rules="mini")
-    assert found is not None
-    assert (found.stage, found.field) == (2, "rules")
-    assert "restore_best must be true" in found.message
+    ends_anyhow, whole = {"restore_best": False}, {"restore_best": True, "final_validation_problems": 5000}
+    check(Stage("sft", settings=ends_anyhow), Stage("grpo", settings=whole), rules="mini")
+    with pytest.raises(InputError, match=r"stage 2: the rules 'mini' are broken: .*restore_best must be true"):
+        check(Stage("sft", settings=whole), Stage("grpo", settings=ends_anyhow), rules="mini")
 
 
 @pytest.mark.nightly
@@ -652,5 +649,5 @@ def test_all_stages_are_checked_before_the_first_one_runs(tmp_path: Path, monkey
     with pytest.raises(InputError, match=r"^stage 2 \(grpo\): unknown preset 'dapoo'\. Did you mean 'dapo'"):
         run_pipeline(wrong, ROOT / "recipes")
     assert [path.name for path in (tmp_path / "p").iterdir()] == [RECORD]
-    with pytest.raises(InputError, match=r"the settings could not be checked: [\s\S]*KeyError: 'dpo'"):
-        refusal_of([Planned("dpo", "none.yaml", [])])
+    with pytest.raises(InputError, match=r"the settings could not be checked: [\s\S]*KeyError: 'none'"):
+        check_runs({"a run": RunSpec("grpo")}, rules="none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import pytest
 from trl_ext.errors import InputError
 from trl_ext.io import read_json
 from trl_ext.tools.experiments import speedrun
-from trl_ext.tools.experiments.preflight import Planned, first_refusal
+from trl_ext.tools.experiments.preflight import check_in_this_process
 from trl_ext.tools.experiments.rules import RULES
 from trl_ext.tools.experiments.speedrun import (
     APART,
@@ -22,13 +23,13 @@ from trl_ext.tools.experiments.speedrun import (
     RECORD,
     REFERENCE,
     SPEEDRUN,
-    Entry,
     Pair,
     compared,
     race,
     read_entry,
     read_record,
     repeats,
+    run_of,
     score,
     verify,
     why_not,
@@ -57,7 +58,7 @@ def pair(seed: int = 0, **changes: Any) -> Pair:
 
 @pytest.fixture
 def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(speedrun, "refusal_of", first_refusal)  # the same check, in this process
+    monkeypatch.setattr(speedrun, "check_runs", check_in_this_process)  # the same check, in this process
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "grpo_math.py").write_text(SCRIPT)
     text = (RECIPES / "grpo_arithmetic.yaml").read_text()
@@ -88,8 +89,8 @@ def test_the_shipped_entry_and_the_reference_keep_the_rules() -> None:
     entry = read_entry(RECIPES / "speedrun.yaml", RECIPES)
     assert float(entry.settings["target_accuracy"]) > GOAL
     for arm in (entry, REFERENCE):
-        planned = Planned(arm.recipe, str(RECIPES / arm.config), [*arm.arguments(RECIPES), "--bf16", "false"])
-        assert first_refusal([planned], SPEEDRUN) is None
+        run = dataclasses.replace(run_of(arm, RECIPES), more=["--bf16", "false"])
+        check_in_this_process({"arm": run}, SPEEDRUN)
     assert FIXED["final_validation_problems"] == RULES[SPEEDRUN].problems > FIXED["validation_problems"]
 
 
@@ -103,15 +104,16 @@ def test_the_shipped_entry_and_the_reference_keep_the_rules() -> None:
     ],
 )
 def test_an_entry_against_the_rules_does_not_run(settings: dict[str, Any], message: str, recipes: Path) -> None:
+    entry = dataclasses.replace(REFERENCE, settings=settings)
     with pytest.raises(InputError, match=f"entry: the rules 'speedrun' are broken: .*{message}"):
-        race(Entry(settings=settings), 3, recipes, recipes / "out")
+        race(entry, 3, recipes, recipes / "out")
     assert not (recipes / "out").exists()
     with pytest.raises(InputError, match="--seeds must be at least 3, got 2"):
-        race(Entry(settings=settings), 2, recipes, recipes / "out")
+        race(entry, 2, recipes, recipes / "out")
 
 
 def test_a_race_leaves_a_record_that_can_be_repeated(recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = Entry(settings={"target_accuracy": 0.7})
+    entry = dataclasses.replace(REFERENCE, settings={"target_accuracy": 0.7})
     record = race(entry, 3, recipes, recipes / "out")
     assert record == json.loads((recipes / "out" / RECORD).read_text())
     ratios = [50 / 100, 51 / 101, 52 / 102]

@@ -1,6 +1,6 @@
-"""The settings of several runs are read, and nothing else is done: the check before a pipeline or a lab begins.
+"""The settings of several runs are read, and nothing else is done: the check before an experiment begins.
 
-It takes a process of its own, which leaves no device in use and answers with one JSON object.
+It takes a process of its own, which leaves no device in use and answers with one line of JSON.
 """
 
 from __future__ import annotations
@@ -8,82 +8,74 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from trl_ext.errors import InputError, SettingsError
+from trl_ext.runs.recipes import RECIPES, shipped
+from trl_ext.tools.experiments.runspec import RunSpec
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A run to be checked."""
+def check_runs(runs: Mapping[str, RunSpec], rules: str | None = None, not_last: Collection[str] = ()) -> None:
+    """Refuse runs that cannot be started, or break a leaderboard's `rules`.
 
-    recipe: str
-    default_config: str  # the recipe's own YAML file
-    arguments: list[str]
-    is_last: bool = True  # of a pipeline's stages, the one that no other starts from; a run of its own is
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a run cannot be started."""
-
-    stage: int  # its number in the plan, from 1
-    field: str | None  # the setting at fault, where it is known
-    message: str  # one line
-
-
-def refusal_of(plan: Sequence[Planned], rules: str | None = None) -> Refusal | None:
-    """The first run that cannot be started, or breaks a leaderboard's `rules`; None where all can.
+    Args:
+        runs: by what they are called in messages.
+        not_last: those from which others start, whose last validation is no result.
 
     Raises:
-        InputError: the check itself did not end well.
+        InputError: with the first of them and what does not fit, in a line; or the check itself did not end well.
     """
-    given = json.dumps({"plan": [asdict(planned) for planned in plan], "rules": rules})
+    plan = {label: (run.recipe, run.arguments()) for label, run in runs.items()}
+    given = json.dumps({"plan": plan, "rules": rules, "not_last": list(not_last)})
     command = [sys.executable, "-m", "trl_ext.tools.experiments.preflight"]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         raise InputError(f"the settings could not be checked: {done.stderr.strip()[-2000:]}")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return None if answer is None else Refusal(**answer)
+    if refusal := json.loads(done.stdout.splitlines()[-1]):
+        raise InputError(refusal)
 
 
 def main() -> None:
     """Answer, in the last line of stdout, with the first refusal or null."""
-    given = json.load(sys.stdin)
-    found = first_refusal([Planned(**planned) for planned in given["plan"]], given["rules"])
-    print(json.dumps(None if found is None else asdict(found)))
+    given, refusal = json.load(sys.stdin), None
+    runs = {label: RunSpec(recipe, more=arguments) for label, (recipe, arguments) in given["plan"].items()}
+    try:
+        check_in_this_process(runs, given["rules"], given["not_last"])
+    except InputError as error:
+        refusal = str(error)
+    print(json.dumps(refusal))
 
 
-def first_refusal(plan: Sequence[Planned], rules: str | None) -> Refusal | None:
-    """`refusal_of`, in this process."""
-    for number, planned in enumerate(plan, start=1):
+def check_in_this_process(
+    runs: Mapping[str, RunSpec], rules: str | None = None, not_last: Collection[str] = ()
+) -> None:
+    """`check_runs`, for which this process may use a device."""
+    for label, run in runs.items():
         try:
-            _check(planned, rules)
+            _check(run, rules, is_last=label not in not_last)
         except SettingsError as error:
-            return Refusal(number, error.field, " ".join(str(error).split()))  # one line, also of a YAML error
+            raise InputError(f"{label}: {' '.join(str(error).split())}") from error  # one line, also of a YAML error
         except SystemExit as end:
             if end.code:
                 raise
-            return Refusal(number, None, "--help shows settings and starts no run")
-    return None
+            raise InputError(f"{label}: --help shows settings and starts no run") from end
 
 
-def _check(planned: Planned, rules: str | None) -> None:
+def _check(run: RunSpec, rules: str | None, is_last: bool) -> None:
     from trl_ext.data.load import READERS
     from trl_ext.recipes.cli import read_settings
-    from trl_ext.runs.recipes import RECIPES
     from trl_ext.tools.experiments.rules import RULES, violations
 
-    settings = RECIPES[planned.recipe].settings()
-    task, _, config = read_settings(settings, None, Path(planned.default_config), planned.arguments)
+    recipe = RECIPES[run.recipe]
+    own = shipped(f"recipes/{recipe.script}").with_suffix(".yaml")
+    task, _, config = read_settings(recipe.settings(), None, own, run.arguments())
     for name in ("dataset", "traces"):
         path = Path(str(getattr(task, name, "")).replace("{split}", "train"))
         if path.suffix in READERS and not path.is_file():
-            raise SettingsError(f"{name}: no file {str(path)!r}", field=name)
-    if rules is not None and (broken := violations(RULES[rules], task, config, is_last=planned.is_last)):
-        raise SettingsError(f"the rules {rules!r} are broken: {'; '.join(broken)}", field="rules")
+            raise SettingsError(f"{name}: no file {str(path)!r}")
+    if rules is not None and (broken := violations(RULES[rules], task, config, is_last)):
+        raise SettingsError(f"the rules {rules!r} are broken: {'; '.join(broken)}")
 
 
 if __name__ == "__main__":

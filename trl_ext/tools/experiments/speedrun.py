@@ -8,26 +8,23 @@ over all seeds on problems that chose no weights, is the goal.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import yaml
-
 from trl_ext.errors import InputError
 from trl_ext.evaluation.statistics import paired_interval
-from trl_ext.io import as_flags, digest_of, read_json, read_yaml, write_json
+from trl_ext.io import digest_of, read_json, read_yaml, write_json
 from trl_ext.redaction import redact
-from trl_ext.registry import check_fields, unknown
 from trl_ext.runs.layout import SUMMARY, finished
 from trl_ext.runs.provenance import provenance
-from trl_ext.runs.recipes import RECIPES
-from trl_ext.tools.experiments.preflight import Planned, refusal_of
+from trl_ext.tools.experiments.preflight import check_runs
 from trl_ext.tools.experiments.rules import RULES
+from trl_ext.tools.experiments.runspec import RunSpec, from_fields, named_in_errors, refuse_taken
 from trl_ext.tools.experiments.sweep import run_all
 
 RECORD = "record.json"
@@ -41,33 +38,10 @@ FIXED = {
     "validation_problems": 512, "final_validation_problems": RULES[SPEEDRUN].problems, "restore_best": True,
     "time_budget": RULES[SPEEDRUN].seconds, "save_total_limit": 1, "disable_tqdm": True, "base_policy_seed": 0,
 }  # fmt: skip
-_TAKEN = (*FIXED, "config", "model_name_or_path", "output_dir", "resume", "seed")
-
 Summary = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """The settings of a recipe."""
-
-    recipe: str = "grpo"
-    config: str = "grpo_arithmetic.yaml"  # relative to the folder of the recipes
-    settings: Mapping[str, Any] = field(default_factory=dict)  # over that file's
-
-    def __post_init__(self) -> None:
-        if self.recipe not in RECIPES:
-            raise unknown("recipe", str(self.recipe), RECIPES)
-        if not isinstance(self.settings, Mapping):
-            raise ValueError(f"settings must be a mapping, got {self.settings!r}")
-        if taken := [name for name in self.settings if name in _TAKEN]:
-            raise ValueError(f"settings: {', '.join(taken)} is set by the speedrun; remove it")
-
-    def arguments(self, recipes: Path) -> list[str]:
-        """Of its recipe, without a seed."""
-        return ["--config", str(recipes / self.config), *as_flags({**self.settings, **FIXED})]
-
-
-REFERENCE = Entry(settings={"target_accuracy": GOAL + 0.02})  # what is reached first by luck has to be exceeded
+REFERENCE = RunSpec("grpo", "grpo_arithmetic.yaml", {"target_accuracy": GOAL + 0.02})  # above what luck reaches first
 
 
 @dataclass(frozen=True)
@@ -89,27 +63,26 @@ class Pair:
         return math.log(self.seconds / self.reference_seconds)
 
 
-def read_entry(path: Path, recipes: Path) -> Entry:
+def read_entry(path: Path, recipes: Path) -> RunSpec:
     """The entry of a YAML file; an InputError with the file and the field."""
-    try:
-        content = read_yaml(path) or {}
-        if not isinstance(content, dict):
-            raise ValueError("not a mapping")
-        return entry_of(content, recipes)
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: {error}") from error
+    with named_in_errors(path):
+        return entry_of(read_yaml(path) or {}, recipes)
 
 
-def entry_of(content: Mapping[str, Any], recipes: Path) -> Entry:
-    """The entry with these fields; a ValueError if one is unknown or wrong."""
-    check_fields(content, Entry)
-    entry = Entry(**content)
-    if not (recipes / entry.config).is_file():
-        raise ValueError(f"config: no file {os.path.relpath(recipes / entry.config)!r}")
+def entry_of(content: Any, recipes: Path) -> RunSpec:
+    """The entry with these fields, or the reference's; a ValueError if one is unknown or wrong."""
+    entry = from_fields(content, RunSpec, recipe=REFERENCE.recipe, config=REFERENCE.config)
+    refuse_taken(entry.settings, "the speedrun", (*FIXED, "model_name_or_path"))
+    entry.located(recipes)
     return entry
 
 
-def race(entry: Entry, seeds: int, recipes: Path, folder: Path) -> dict[str, Any]:
+def run_of(entry: RunSpec, recipes: Path) -> RunSpec:
+    """What its runs are: with what the program gives them."""
+    return dataclasses.replace(entry.located(recipes), settings={**entry.settings, **FIXED})
+
+
+def race(entry: RunSpec, seeds: int, recipes: Path, folder: Path) -> dict[str, Any]:
     """Run what is missing, write the record and return it.
 
     Raises:
@@ -117,24 +90,21 @@ def race(entry: Entry, seeds: int, recipes: Path, folder: Path) -> dict[str, Any
     """
     if seeds < LEAST_SEEDS:
         raise InputError(f"--seeds must be at least {LEAST_SEEDS}, got {seeds}")
-    arms = {"entry": entry, "reference": REFERENCE}
-    plan = [Planned(arm.recipe, str(recipes / arm.config), arm.arguments(recipes)) for arm in arms.values()]
-    if refusal := refusal_of(plan, SPEEDRUN):
-        raise InputError(f"{list(arms)[refusal.stage - 1]}: {refusal.message}")
+    arms = {"entry": run_of(entry, recipes), "reference": run_of(REFERENCE, recipes)}
+    check_runs(arms, SPEEDRUN)
     commands = {
-        f"{name}_{seed}": [
-            str(recipes / RECIPES[arm.recipe].script), *arm.arguments(recipes), "--seed", str(seed),
-        ]
+        f"{name}_{seed}": arm.command(recipes, seed)
         for seed in range(seeds)
         for name, arm in (list(arms.items()) if seed % 2 else list(arms.items())[::-1])
-    }  # fmt: skip
-    found = run_all(commands, folder / "runs")
+    }
+    summaries = run_all(commands, folder / "runs")
     ends = {name: _end_of(folder / "runs" / name) for name in commands}
-    pairs = [pair_of(seed, found, ends) for seed in range(seeds)]
-    commits = sorted({str(run["commit"]) for run in found.values()})
+    pairs = [pair_of(seed, summaries, ends) for seed in range(seeds)]
+    commits = sorted({str(run["commit"]) for run in summaries.values()})
     record = {
-        "entry": redact(asdict(entry)), "config_digest": digest_of(recipes / entry.config), **score(pairs),
-        **provenance(), **{name: found["entry_0"][name] for name in ("commit", "versions", "hardware")},
+        "entry": redact({"recipe": entry.recipe, "config": entry.config, "settings": entry.settings}),
+        "config_digest": digest_of(recipes / str(entry.config)), **score(pairs),
+        **provenance(), **{name: summaries["entry_0"][name] for name in ("commit", "versions", "hardware")},
     }  # fmt: skip
     if len(commits) > 1:
         record["why_not"] = f"the runs are of several commits ({', '.join(commits)}): choose another --output_dir"
@@ -148,17 +118,17 @@ def _end_of(wanted: Path) -> float:
     return (run.path / SUMMARY).stat().st_mtime
 
 
-def pair_of(seed: int, found: Mapping[str, Summary], ends: Mapping[str, float]) -> Pair:
+def pair_of(seed: int, summaries: Mapping[str, Summary], ends: Mapping[str, float]) -> Pair:
     """Both runs of a seed, from their summaries and the times at which they ended."""
-    entry, reference = found[f"entry_{seed}"], found[f"reference_{seed}"]
+    entry, reference = summaries[f"entry_{seed}"], summaries[f"reference_{seed}"]
     hardware = [run["hardware"] for run in (entry, reference)]
     return Pair(
         seed,
         *_seconds_and_accuracy(entry),
         *_seconds_and_accuracy(reference),
         apart=round(abs(ends[f"entry_{seed}"] - ends[f"reference_{seed}"]), 1),
-        threads=max(of["cpu_threads"] * of["processes"] for of in hardware),
-        gpus=max(len(of["gpus"]) for of in hardware),
+        threads=max(used["cpu_threads"] * used["processes"] for used in hardware),
+        gpus=max(len(used["gpus"]) for used in hardware),
     )
 
 
@@ -206,10 +176,9 @@ def compared(record: Mapping[str, Any], best: Mapping[str, Any]) -> str:
     """Whether a record beats another, by the paired differences of the seeds that both have."""
     if record["why_not"]:
         return f"no record: {record['why_not']}"
-    known = {of["seed"]: of for of in best["seeds"]}
-    gains = [
-        Pair(**of).log_ratio - Pair(**known[of["seed"]]).log_ratio for of in record["seeds"] if of["seed"] in known
-    ]
+    known = {pair["seed"]: Pair(**pair) for pair in best["seeds"]}
+    pairs = [Pair(**pair) for pair in record["seeds"]]
+    gains = [pair.log_ratio - known[pair.seed].log_ratio for pair in pairs if pair.seed in known]
     if len(gains) < 2:
         return "not comparable: fewer than two seeds in common"
     low, high = paired_interval(gains)
@@ -219,13 +188,11 @@ def compared(record: Mapping[str, Any], best: Mapping[str, Any]) -> str:
 
 def read_record(path: Path) -> dict[str, Any]:
     """A record's file; an InputError if it is none."""
-    try:
-        found = read_json(path)
-        if not isinstance(found, dict) or not {"entry", "config_digest", "ratio", "seeds"} <= set(found):
+    with named_in_errors(path):
+        record: dict[str, Any] = read_json(path)
+        if not isinstance(record, dict) or not {"entry", "config_digest", "ratio", "seeds"} <= set(record):
             raise ValueError("not the record of a speedrun: entry, config_digest, ratio and seeds are needed")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {error}") from error
-    return found
+    return record
 
 
 def verify(path: Path, recipes: Path, folder: Path) -> tuple[bool, str]:
@@ -238,11 +205,9 @@ def verify(path: Path, recipes: Path, folder: Path) -> tuple[bool, str]:
     record = read_record(path)
     if (folder / RECORD).exists():
         raise InputError(f"{folder / RECORD}: what was run before repeats nothing: choose another --output_dir")
-    try:
+    with named_in_errors(f"{path}: entry"):
         entry = entry_of(record["entry"], recipes)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{path}: entry: {error}") from error
-    if digest_of(recipes / entry.config) != record["config_digest"]:
+    if digest_of(recipes / str(entry.config)) != record["config_digest"]:
         raise InputError(f"{path}: {entry.config} is not what it was at commit {record.get('commit')}: check that out")
     again = race(entry, len(record["seeds"]), recipes, folder)
     return repeats(again, record)

@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from trl_ext.io import read_json, write_json
 from trl_ext.redaction import redact_command
 from trl_ext.runs.fingerprint import fingerprints_of_named_files, texts_in
 from trl_ext.runs.layout import finished
+from trl_ext.tools.experiments.process import run_process
 from trl_ext.tools.experiments.progress import ProgressDisplay
 
 _REFRESH = 2.0  # seconds
@@ -47,7 +47,7 @@ def run_all(
             had not begun are left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _refuse_other_commands(commands, folder)
+    _refuse_changes(commands, folder)
     todo = [name for name in commands if not finished(folder / name)]
     slots = list(range(jobs))  # one for each thread
     found = {name: _summary(folder / name) for name in commands if name not in todo}
@@ -90,8 +90,7 @@ def _run(command: Sequence[str], folder: Path, name: str, jobs: int, slots: list
         with display.running(name), (folder / f"{name}.log").open("a", encoding="utf-8") as log:
             log.write(f"$ {shlex.join(redact_command(whole[1:]))}\n")
             log.flush()
-            environment = _environment(command[0], slot, jobs)
-            return subprocess.run(whole, stdout=log, stderr=log, env=environment, check=False).returncode
+            return run_process(whole, environment=_environment(command[0], slot, jobs), log=log)
     finally:
         slots.append(slot)
 
@@ -114,37 +113,28 @@ def _last_line(log: Path) -> str:
     return log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-1].strip()[:300]
 
 
-def _refuse_other_commands(commands: Mapping[str, Sequence[str]], folder: Path) -> None:
-    """What is done must have been done with the same arguments."""
-    path = folder / "commands.json"
-    known: dict[str, list[str]] = read_json(path) if path.exists() else {}
-    now = {name: redact_command([Path(script).name, *arguments]) for name, (script, *arguments) in commands.items()}
-    other = [name for name in now if name in known and known[name] != now[name] and finished(folder / name)]
-    if other:
-        raise InputError(
-            f"{folder / other[0]} was run with other arguments: {shlex.join(known[other[0]])}. Choose another "
-            "--output_dir, or remove it"
-        )
-    _refuse_other_inputs(commands, folder)
-    write_json(path, known | now)
-
-
-def _refuse_other_inputs(commands: Mapping[str, Sequence[str]], folder: Path) -> None:
-    """What is done must have been done with the same files: data, a model, the user's own functions, YAML files."""
-    path = folder / "inputs.json"
-    known: dict[str, dict[str, str]] = read_json(path) if path.exists() else {}
-    named = {name: [str(Path(script).with_suffix(".yaml")), *words] for name, (script, *words) in commands.items()}
+def _refuse_changes(commands: Mapping[str, Sequence[str]], folder: Path) -> None:
+    """What is done must have been done with the same arguments and files: data, a model, own functions, YAML files."""
+    noted = {name: folder / f"{name}.json" for name in ("commands", "inputs")}
+    known = {name: read_json(path) if path.exists() else {} for name, path in noted.items()}
+    words = {name: redact_command([Path(script).name, *arguments]) for name, (script, *arguments) in commands.items()}
+    named = {name: [str(Path(script).with_suffix(".yaml")), *rest] for name, (script, *rest) in commands.items()}
     hashes = fingerprints_of_named_files(list(named.values()))
-    now = {name: {text: hashes[text] for text in texts_in(words) if text in hashes} for name, words in named.items()}
-    for name, inputs in now.items():
-        before = known.get(name, inputs)
-        changed = [text for text in {**before, **inputs} if before.get(text) != inputs.get(text)]
-        if changed and finished(folder / name):
+    inputs = {name: {text: hashes[text] for text in texts_in(texts) if text in hashes} for name, texts in named.items()}
+    for name in filter(lambda name: finished(folder / name), commands):
+        if (before := known["commands"].get(name, words[name])) != words[name]:
+            raise InputError(
+                f"{folder / name} was run with other arguments: {shlex.join(before)}. Choose another --output_dir, or "
+                "remove it"
+            )
+        earlier, now = known["inputs"].get(name, inputs[name]), inputs[name]
+        if changed := [text for text in {**earlier, **now} if earlier.get(text) != now.get(text)]:
             raise InputError(
                 f"{folder / name} is finished, and {', '.join(changed)} changed since it began: it would be taken for "
                 "a run of what is there now. Choose another --output_dir, or remove it"
             )
-    write_json(path, known | now)
+    write_json(noted["commands"], known["commands"] | words)
+    write_json(noted["inputs"], known["inputs"] | inputs)
 
 
 def _summary(output: Path) -> dict[str, Any]:

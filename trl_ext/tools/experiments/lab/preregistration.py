@@ -7,28 +7,19 @@ that neither the metric nor the number of seeds is chosen by the result (Nosek e
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 from trl_ext.evaluation.statistics import paired_interval
-from trl_ext.registry import check_fields, unknown
+from trl_ext.registry import unknown
+from trl_ext.tools.experiments.metrics import METRICS, NUMBERED, in_words, numbered, value_of
+from trl_ext.tools.experiments.pages import in_figures
+from trl_ext.tools.experiments.runspec import from_fields, named_in_errors
 
 HIGHER, LOWER = "higher", "lower"
 BEFORE = "before training"  # in place of a cell: the first validation of the same runs
-# Metrics of the last validation, by their names there, and in words.
-METRICS = {
-    "accuracy": "accuracy",
-    "accuracy_over_the_run": "accuracy, mean of all validations after the first",
-    "entropy_estimate": "entropy, nats per token",
-    "mean_tokens": "tokens per response",
-    "mean_tokens_correct": "tokens per correct response",
-    "mean_tokens_incorrect": "tokens per incorrect response",
-    "truncated": "fraction cut off",
-}
-NUMBERED = {"pass@": "pass@{}", "by_level.": "accuracy at level {}"}  # such as pass@16, which needs as many samples
 _IN_TOKENS_OR_NATS = ("mean_tokens", "entropy")
 
 HOLDS, OPPOSITE, NOT_SEEN, INCOMPLETE = "holds", "the opposite", "not seen", "seeds are missing"
@@ -59,10 +50,10 @@ class Hypothesis:
             raise ValueError(f"cell and against are both {self.cell!r}: compare two")
 
     @property
-    def measured(self) -> str:
-        """The metric in words."""
-        found = numbered(self.metric)
-        return METRICS[self.metric] if found is None else NUMBERED[found[0]].format(found[1])
+    def expected(self) -> str:
+        """The metric and its direction in words."""
+        against = self.against if self.against == BEFORE else f"in {self.against}"
+        return f"{in_words(self.metric)}: {self.direction} in {self.cell} than {against}"
 
 
 @dataclass(frozen=True)
@@ -73,95 +64,72 @@ class Effect:
     interval: tuple[float, float] | None  # 95 %, of their mean; None of fewer than two
     verdict: str
 
-
-def numbered(metric: str) -> tuple[str, int] | None:
-    """The kind of `NUMBERED` that a metric is, and its number; None if it is none, or its k is no power of two."""
-    for name in NUMBERED:
-        found = re.fullmatch(f"{re.escape(name)}([1-9][0-9]*)", str(metric))
-        if found and (name != "pass@" or int(found[1]).bit_count() == 1 < int(found[1])):
-            return name, int(found[1])
-    return None
+    @property
+    def in_figures(self) -> str:
+        """With its interval and its seeds."""
+        if not self.differences:
+            return "nothing yet"
+        seeds = ", ".join(map(str, self.differences))
+        interval = "" if self.interval is None else f"{in_figures(self.interval)}; "
+        return f"{mean(self.differences.values()):+.3f} ({interval}seeds {seeds})"
 
 
 def read_hypothesis(given: object, cells: Collection[str]) -> Hypothesis:
     """What a question's `preregistered` says; a ValueError with the field, its value and the choices."""
-    try:
-        if not isinstance(given, Mapping):
-            raise ValueError(f"not a mapping: {given!r}")
-        check_fields(given, Hypothesis)
-        found = Hypothesis(**given)
+    with named_in_errors("preregistered"):
+        hypothesis = from_fields(given, Hypothesis)
         for name, choices in {"cell": cells, "against": [*cells, BEFORE]}.items():
-            if getattr(found, name) not in choices:
-                raise ValueError(f"{name}: {unknown('cell', str(getattr(found, name)), choices)}")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"preregistered: {error}") from error
-    return found
+            if (label := getattr(hypothesis, name)) not in choices:
+                raise ValueError(f"{name}: {unknown('cell', str(label), choices)}")
+    return hypothesis
 
 
-def unmeasured(of: Hypothesis, settings: Mapping[str, Any]) -> str | None:
+def unmeasured(hypothesis: Hypothesis, settings: Mapping[str, Any]) -> str | None:
     """Why a cell with these settings has no such metric, in a sentence; None if it has."""
-    found, samples = numbered(of.metric), int(settings.get("validation_samples", 1))
-    if found is None or found[0] != "pass@" or samples >= found[1]:
+    kind, samples = numbered(hypothesis.metric), int(settings.get("validation_samples", 1))
+    if kind is None or kind[0] != "pass@" or samples >= kind[1]:
         return None
-    return f"the metric {of.metric} needs validation_samples of at least {found[1]}, got {samples}"
+    return f"the metric {hypothesis.metric} needs validation_samples of at least {kind[1]}, got {samples}"
 
 
-def value_of(metric: str, validations: Sequence[Mapping[str, Any]], first: bool = False) -> float | None:
-    """A run's metric at its end, or before training; None where it was not measured."""
-    if metric == "accuracy_over_the_run" and not first:
-        return mean(entry["accuracy"] for entry in validations[1:])
-    entry = validations[0 if first else -1]
-    found = numbered(metric)
-    if found and found[0] == "by_level.":
-        return entry["by_level"].get(str(found[1]))
-    return entry.get("accuracy" if metric == "accuracy_over_the_run" else metric)
-
-
-def effect_of(of: Hypothesis, runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Effect:
+def effect_of(hypothesis: Hypothesis, runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Effect:
     """The paired differences over the preregistered seeds, and whether they show the published direction.
 
     Args:
         runs: summaries by cell and seed, `failed` in those of runs that failed. A seed that is missing or failed is
             not left out in silence: the verdict says so.
     """
-    found = {}
-    for seed in of.seeds:
-        ours = _value(of, runs[of.cell].get(seed, {}))
-        theirs = _value(of, runs[of.cell if of.against == BEFORE else of.against].get(seed, {}), of.against == BEFORE)
+    differences, is_before = {}, hypothesis.against == BEFORE
+    baseline = runs[hypothesis.cell if is_before else hypothesis.against]
+    for seed in hypothesis.seeds:
+        ours = _value(hypothesis.metric, runs[hypothesis.cell].get(seed, {}))
+        theirs = _value(hypothesis.metric, baseline.get(seed, {}), is_before)
         if ours is not None and theirs is not None:
-            found[seed] = ours - theirs
-    if len(found) < 2:
-        return Effect(found, None, INCOMPLETE)
-    problems = [run["validations"][-1]["problems"] for run in runs[of.cell].values() if "validations" in run]
+            differences[seed] = ours - theirs
+    if len(differences) < 2:
+        return Effect(differences, None, INCOMPLETE)
+    problems = [run["validations"][-1]["problems"] for run in runs[hypothesis.cell].values() if "validations" in run]
     # of fractions: the step between two of them; of equal differences the interval would else be a point
-    least = 0.0 if of.metric.startswith(_IN_TOKENS_OR_NATS) else 1 / min(problems)
-    low, high = paired_interval(list(found.values()), least_deviation=least)
-    return Effect(found, (low, high), verdict_of(of, low, high) if len(found) == len(of.seeds) else INCOMPLETE)
+    least = 0.0 if hypothesis.metric.startswith(_IN_TOKENS_OR_NATS) else 1 / min(problems)
+    low, high = paired_interval(list(differences.values()), least_deviation=least)
+    is_complete = len(differences) == len(hypothesis.seeds)
+    return Effect(differences, (low, high), verdict_of(hypothesis, low, high) if is_complete else INCOMPLETE)
 
 
-def _value(of: Hypothesis, run: Mapping[str, Any], first: bool = False) -> float | None:
-    return value_of(of.metric, run["validations"], first) if "validations" in run and "failed" not in run else None
+def _value(metric: str, run: Mapping[str, Any], first: bool = False) -> float | None:
+    return value_of(metric, run["validations"], first) if "validations" in run and "failed" not in run else None
 
 
-def verdict_of(of: Hypothesis, low: float, high: float) -> str:
+def verdict_of(hypothesis: Hypothesis, low: float, high: float) -> str:
     """Whether an interval excludes 0, and on which side."""
     if low <= 0 <= high:
         return NOT_SEEN
-    return HOLDS if (low > 0) == (of.direction == HIGHER) else OPPOSITE
+    return HOLDS if (low > 0) == (hypothesis.direction == HIGHER) else OPPOSITE
 
 
-def sentence(of: Hypothesis, effect: Effect) -> str:
+def sentence(hypothesis: Hypothesis, effect: Effect) -> str:
     """The verdict in a line."""
     return (
-        f"Preregistered: {of.hypothesis.strip()} Expected of {of.measured}: {of.direction} in {of.cell} than "
-        f"{'' if of.against == BEFORE else 'in '}{of.against}. Found: {in_figures(effect)}: **{effect.verdict}**."
+        f"Preregistered: {hypothesis.hypothesis.strip()} Expected of {hypothesis.expected}. "
+        f"Found: {effect.in_figures}: **{effect.verdict}**."
     )
-
-
-def in_figures(effect: Effect) -> str:
-    """An effect with its interval and its seeds."""
-    if not effect.differences:
-        return "nothing yet"
-    seeds = ", ".join(map(str, effect.differences))
-    interval = "" if effect.interval is None else "{:+.3f} to {:+.3f}; ".format(*effect.interval)
-    return f"{mean(effect.differences.values()):+.3f} ({interval}seeds {seeds})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,11 +13,13 @@ from trl_ext.errors import InputError
 from trl_ext.evaluation.statistics import paired_interval
 from trl_ext.io import markdown_table, read_json, read_jsonl, write_json, write_text
 from trl_ext.plots import COLORS, band_of, figure, plot_bands, write_bands
-from trl_ext.redaction import redact, redact_command
+from trl_ext.redaction import redact
 from trl_ext.runs.provenance import origins
-from trl_ext.runs.recipes import shown_command
-from trl_ext.tools.experiments.lab.preregistration import effect_of, in_figures, sentence
-from trl_ext.tools.experiments.lab.questions import Question, Settings
+from trl_ext.tools.experiments.lab.preregistration import effect_of, sentence
+from trl_ext.tools.experiments.lab.questions import Question
+from trl_ext.tools.experiments.metrics import accuracy_over_the_run
+from trl_ext.tools.experiments.pages import in_code, in_figures
+from trl_ext.tools.experiments.runspec import Settings
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]  # cell -> seed -> the run's summary
 PARTS = "report.json"  # lists of lines: title, results, plots (`{plots}` before the files' names), how; winner; effect
@@ -65,13 +66,13 @@ def write_report(
         winner: the best cell and its settings, from which other questions start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ended = {cell: {seed: run for seed, run in of.items() if "failed" not in run} for cell, of in runs.items()}
+    ended = {cell: ended_runs(by_seed) for cell, by_seed in runs.items()}
     curves = training_curves(metrics)
     write_accuracy_plot(folder / "accuracy.png", ended, question.question)
     write_training_plot(folder / "training.png", curves, question.question)
-    of = question.hypothesis
-    effect = None if of is None else effect_of(of, runs)
-    lines = [] if of is None or effect is None else [sentence(of, effect), ""]
+    hypothesis = question.hypothesis
+    effect = effect_of(hypothesis, runs) if hypothesis else None
+    lines = [sentence(hypothesis, effect), ""] if hypothesis and effect else []
     lines += [*table(runs, question.reference), "", noise(ended), ""]
     lines += [f"Published for the real model: {question.published.strip()}", ""] if question.published else []
     lines += [*discussion(curves), ""]
@@ -80,15 +81,14 @@ def write_report(
         lines += [f"All cells start from the best cells of: {', '.join(question.after)}.", ""]
     plots = ["![validation accuracy]({plots}accuracy.png)", "", "![training]({plots}training.png)", ""]
     how = ["Each cell by its command, here with the first seed:", ""]
-    words = {cell: shown_command(script, redact_command(given)) for cell, (script, *given) in commands.items()}
-    how += [f"- {cell}: `{shlex.join(command)}`" for cell, command in words.items()]
-    every = [run for of in ended.values() for run in of.values()]
+    how += [f"- {cell}: {in_code(command)}" for cell, command in commands.items()]
+    every = [run for by_seed in ended.values() for run in by_seed.values()]
     how += [line for origin in origins(every) for line in ("", f"{origin}.")]
     best = {"cell": winner[0], "settings": redact(dict(winner[1]))}
     parts = {"title": question.question, "results": lines, "plots": plots, "how": how, "winner": best}
     if effect is not None:
         minutes = sum(run["wall_clock_s"] for run in every) / 60
-        parts["effect"] = {**asdict(effect), "shown": in_figures(effect), "minutes": round(minutes, 1)}
+        parts["effect"] = {**asdict(effect), "shown": effect.in_figures, "minutes": round(minutes, 1)}
     write_json(folder / PARTS, parts)
     shown = [f"# {question.question}", "", *lines, *(line.format(plots="") for line in plots), *how]
     write_text(folder / "report.md", "\n".join(shown) + "\n")
@@ -105,9 +105,14 @@ def best_cell(runs: Runs, reference: str) -> str:
     return max(means, key=lambda cell: (means[cell], cell == reference), default=reference)
 
 
-def accuracies(runs: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+def ended_runs(by_seed: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Those of a cell's runs that did not fail."""
+    return {seed: run for seed, run in by_seed.items() if "failed" not in run}
+
+
+def accuracies(by_seed: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
     """Those at the end of a cell's runs, by seed; failed runs have none."""
-    return {seed: float(run["validation_accuracy_after"]) for seed, run in runs.items() if "failed" not in run}
+    return {seed: float(run["validation_accuracy_after"]) for seed, run in ended_runs(by_seed).items()}
 
 
 def read_winner(output: Path, question: str) -> dict[str, Any]:
@@ -174,25 +179,21 @@ def table(runs: Runs, reference: str) -> list[str]:
     heads = ["cell", *(f"seed {seed}" for seed in seeds), "mean ± sd", f"less {reference} (95 % interval)",
              "over the run", "steps", "seconds", "ended early or failed"]  # fmt: skip
     rows = []
-    for cell, of in runs.items():
-        ended = {seed: run for seed, run in of.items() if "failed" not in run}
-        last, why = accuracies(of), {s: run.get("failed") or run.get("ended_early") for s, run in of.items()}
+    for cell, by_seed in runs.items():
+        ended = ended_runs(by_seed)
+        last, why = accuracies(by_seed), {s: run.get("failed") or run.get("ended_early") for s, run in by_seed.items()}
         cells = [cell, *(f"{last[seed]:.3f}" if seed in last else "–" for seed in seeds)]
         cells += [
             mean_and_deviation(list(last.values())),
             "" if cell == reference else difference(runs, cell, reference),
         ]
-        cells += [f"{mean(over_the_run(run) for run in ended.values()):.3f}" if ended else "–"]
+        over_the_run = [accuracy_over_the_run(run["validations"]) for run in ended.values()]
+        cells += [f"{mean(over_the_run):.3f}" if ended else "–"]
         cells += [span([run["validations"][-1]["step"] for run in ended.values()])]
         cells += [span([round(run["wall_clock_s"]) for run in ended.values()])]
         cells += ["; ".join(f"seed {seed}: {said}" for seed, said in why.items() if said)]
         rows.append(cells)
     return markdown_table(heads, rows)
-
-
-def over_the_run(run: Mapping[str, Any]) -> float:
-    """Mean accuracy of all validations after the first: how fast it learned, and how long that lasted."""
-    return mean(entry["accuracy"] for entry in run["validations"][1:])
 
 
 def mean_and_deviation(values: Sequence[float]) -> str:
@@ -211,12 +212,12 @@ def span(values: Sequence[int]) -> str:
 
 def difference(runs: Runs, cell: str, reference: str) -> str:
     """Of accuracies at the end at the same seeds, which share the base policy and the problems, with its interval."""
-    found = differences(runs, cell, reference)
-    if len(found) < 2:
+    gains = differences(runs, cell, reference)
+    if len(gains) < 2:
         return "–"
-    low, high = paired_interval(found)
+    low, high = paired_interval(gains)
     verdict = "no difference seen" if low <= 0 <= high else "better" if low > 0 else "worse"
-    return f"{mean(found):+.3f} ({low:+.3f} to {high:+.3f}), {verdict}"
+    return f"{mean(gains):+.3f} ({in_figures((low, high))}), {verdict}"
 
 
 def differences(runs: Runs, cell: str, reference: str) -> list[float]:

@@ -5,6 +5,7 @@ Every stage is a process of its own, launched as by hand, in a folder of its own
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -15,11 +16,9 @@ from typing import Any
 from trl_ext.errors import InputError
 from trl_ext.runs.layout import CURVE, SUMMARY, RunFolder, finished
 from trl_ext.runs.provenance import provenance
-from trl_ext.runs.recipes import RECIPES
 from trl_ext.runs.report import write_curve
 from trl_ext.runs.summary import RunSummary, ValidationEntry, write_summary
 from trl_ext.tools.experiments.pipeline.arms import decision, pilot_name, pilots_of, with_chosen_arm
-from trl_ext.tools.experiments.pipeline.process import run_stage
 from trl_ext.tools.experiments.pipeline.record import (
     NOT_STAGES,
     entry_seconds,
@@ -30,7 +29,8 @@ from trl_ext.tools.experiments.pipeline.record import (
     write_record,
 )
 from trl_ext.tools.experiments.pipeline.settings import Pipeline, Stage
-from trl_ext.tools.experiments.preflight import Planned, refusal_of
+from trl_ext.tools.experiments.preflight import check_runs
+from trl_ext.tools.experiments.process import run_stage
 
 _END = 4.0  # seconds for the report of all stages, and more than a leaderboard ends what still runs before its budget
 
@@ -58,7 +58,7 @@ def run_pipeline(
     folder.mkdir(parents=True, exist_ok=True)
     if todo:
         _record_overhead(folder, record, began)  # the checks take long enough to be killed during them
-        _check_stages(pipeline, recipes)
+        _check_stages(pipeline)
         _record_overhead(folder, record, began)
     model = pipeline.model_name_or_path
     if pilots := pilots_of(pipeline):
@@ -174,24 +174,19 @@ def _command(
     pipeline: Pipeline, stage: Stage, recipes: Path, output: Path, model: str | None, budget: float | None
 ) -> list[str]:
     launcher = ["-m", "accelerate.commands.launch", *pipeline.launch] if pipeline.launch else []
-    command = [sys.executable, *launcher, str(recipes / RECIPES[stage.recipe].script)]
-    command += [*stage.arguments(), "--output_dir", str(output), "--seed", str(pipeline.seed), "--resume", "auto"]
+    command = [sys.executable, *launcher, *stage.command(recipes, pipeline.seed)]
+    command += ["--output_dir", str(output), "--resume", "auto"]
     command += ["--model_name_or_path", model] if model else []
     return [*command, "--time_budget", str(budget)] if budget is not None else command
 
 
-def _check_stages(pipeline: Pipeline, recipes: Path) -> None:
+def _check_stages(pipeline: Pipeline) -> None:
     """Parse every stage's arguments before the first one runs, in a process of its own that leaves no device in use."""
     budget = [] if pipeline.time_budget is None else ["--time_budget", str(pipeline.time_budget)]
-    own = {name: str((recipes / recipe.script).with_suffix(".yaml")) for name, recipe in RECIPES.items()}
-    last = {stage.arm: number for number, stage in enumerate(pipeline.stages)}  # each arm's; None is that of all
-    plan = [
-        Planned(s.recipe, own[s.recipe], [*s.arguments(), *budget], last[s.arm] == number)
-        for number, s in enumerate(pipeline.stages)
-    ]
-    if refusal := refusal_of(plan, pipeline.rules):
-        recipe = pipeline.stages[refusal.stage - 1].recipe
-        raise InputError(f"stage {refusal.stage} ({recipe}): {refusal.message}")
+    names = {f"stage {number} ({stage.recipe})": stage for number, stage in enumerate(pipeline.stages, start=1)}
+    last = {stage.arm: name for name, stage in names.items()}  # each arm's; None is that of all
+    stages = {name: dataclasses.replace(stage, more=budget) for name, stage in names.items()}
+    check_runs(stages, pipeline.rules, names.keys() - last.values())
 
 
 def _on_pipelines_clock(entry: ValidationEntry, stage: str, steps: int, seconds: float) -> ValidationEntry:

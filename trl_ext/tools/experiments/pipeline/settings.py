@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from trl_ext.io import read_yaml
+from trl_ext.tools.experiments.runspec import RunSpec, checked_fields, from_fields, named_in_errors, refuse_taken
 
-from trl_ext.errors import InputError
-from trl_ext.io import as_flags, read_yaml
-from trl_ext.registry import check_fields, unknown
-from trl_ext.runs.recipes import RECIPES
-
-_OURS = ("output_dir", "model_name_or_path", "time_budget", "resume", "seed")  # which the pipeline gives a stage
+TAKEN_TOO = ("model_name_or_path", "time_budget")  # settings that the pipeline gives a stage next to `TAKEN`
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(RunSpec):
     """One recipe of the pipeline."""
 
-    recipe: str  # a name of `RECIPES`
-    config: str | None = None  # its YAML file; None for the recipe's own
     share: float | None = None  # of the pipeline's time budget; None for what is left
-    settings: Mapping[str, Any] = field(default_factory=dict)  # more of its settings, by name
     arm: str | None = None  # of which it is a stage, see `trl_ext.tools.experiments.pipeline.arms`
 
-    def arguments(self) -> list[str]:
-        """Its settings as a command line."""
-        return [*([] if self.config is None else ["--config", self.config]), *as_flags(self.settings)]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_taken(self.settings, "the pipeline", TAKEN_TOO)
 
 
 @dataclass(frozen=True)
@@ -49,8 +41,6 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.stages:
             raise ValueError("stages: at least one is needed")
-        if isinstance(self.launch, str):
-            raise ValueError(f"launch must be a list of options, got {self.launch!r}")
         if self.time_budget is not None and self.time_budget <= 0:
             raise ValueError(f"time_budget must be positive seconds, got {self.time_budget}")
         self._check_arms()
@@ -98,32 +88,13 @@ class Pipeline:
 
 def read_pipeline(path: Path, **given: Any) -> Pipeline:
     """The pipeline of a YAML file, with what is given in place of its own; an InputError names stage and field."""
-    try:
-        content = read_yaml(path)
-        if not isinstance(content, dict):
-            raise ValueError("not a mapping")
-        settings = {"output_dir": f"runs/{path.stem}"} | content | {k: v for k, v in given.items() if v is not None}
-        check_fields(settings, Pipeline)
-        listed = settings.pop("stages", None) or []
-        stages = [_read_stage(number, stage) for number, stage in enumerate(listed, start=1)]
-        return Pipeline(stages=stages, **settings)
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: {error}") from error
-
-
-def _read_stage(number: int, content: Any) -> Stage:
-    try:
-        if not isinstance(content, Mapping):
-            raise ValueError(f"not a mapping: {content!r}")
-        check_fields(content, Stage)
-        stage = Stage(**content)
-        if stage.recipe not in RECIPES:
-            raise unknown("recipe", stage.recipe, RECIPES)
-        if not isinstance(stage.settings, Mapping):
-            raise ValueError(f"settings must be a mapping, got {stage.settings!r}")
-        taken = [name for name in stage.settings if name.replace("-", "_") in _OURS]
-        if taken:
-            raise ValueError(f"settings {', '.join(taken)} are set by the pipeline; remove them from the stage")
-        return stage
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"stage {number}: {error}") from error
+    with named_in_errors(path):
+        written = read_yaml(path)
+        if isinstance(written, dict):  # a name with nothing behind it, such as `launch:`, is left out
+            written = {name: value for name, value in written.items() if value is not None}
+        content = checked_fields(written, Pipeline) | {k: v for k, v in given.items() if v is not None}
+        stages = []
+        for number, stage in enumerate(content.pop("stages", []), start=1):
+            with named_in_errors(f"stage {number}"):
+                stages.append(from_fields(stage, Stage))
+        return Pipeline(**{"output_dir": f"runs/{path.stem}", "stages": stages, **content})

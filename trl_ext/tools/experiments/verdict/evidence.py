@@ -9,17 +9,10 @@ from typing import Any
 import numpy as np
 
 from trl_ext.errors import InputError
+from trl_ext.tools.experiments.metrics import METRICS, in_words
 
 SAMPLES, CLOCK = "equal samples", "equal wall-clock"
 STEPS, SECONDS = "optimizer steps", "seconds of training"  # what curves go over
-# Of the last validation: name and words. Where `validation_samples` measured pass@k, that is shown too.
-CHANGED = {
-    "entropy_estimate": "entropy, nats per token",
-    "mean_tokens": "tokens per response",
-    "mean_tokens_correct": "tokens per correct response",
-    "mean_tokens_incorrect": "tokens per incorrect response",
-    "truncated": "fraction cut off",
-}
 Curve = list[tuple[float, float]]
 Summary = Mapping[str, Any]
 Pairs = Mapping[int, tuple[Summary, Summary]]  # by seed: of the idea's run, and of the one that it is compared with
@@ -116,9 +109,9 @@ def changes(pairs: Pairs) -> dict[str, list[tuple[float, float]]]:
     """What else the last validation measured, as (idea, against) of every seed that has both."""
     last = [tuple(run["validations"][-1] for run in pair) for pair in pairs.values()]
     logged = dict.fromkeys(name for pair in last for entry in pair for name in entry if name.startswith("pass@"))
-    found = {}
-    for name in (*CHANGED, *logged):
+    changed = {}
+    for name in (*(name for name in METRICS if not name.startswith("accuracy")), *logged):
         values = [(ours[name], theirs[name]) for ours, theirs in last if None not in (ours.get(name), theirs.get(name))]
         if values:
-            found[CHANGED.get(name, name)] = values
-    return found
+            changed[in_words(name)] = values
+    return changed

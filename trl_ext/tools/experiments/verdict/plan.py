@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trl_ext.errors import InputError
-from trl_ext.io import as_flags, digest_of, plain, read_json, read_yaml, write_json
+from trl_ext.io import digest_of, plain, read_json, read_yaml, write_json
 from trl_ext.redaction import redact
 from trl_ext.registry import unknown
-from trl_ext.runs.recipes import RECIPES
-from trl_ext.tools.experiments.lab.questions import GRPO, read_as
-from trl_ext.tools.experiments.preflight import Planned, refusal_of
+from trl_ext.tools.experiments.preflight import check_runs
+from trl_ext.tools.experiments.runspec import GRPO, RunSpec, Settings, named_in_errors, read_experiment, refuse_taken
 from trl_ext.tools.experiments.verdict.sequential import Design
 
 PLAN = "plan.json"
 VERDICTS = 2  # that a task gives: at equal samples and at equal wall-clock
-_OURS = ("config", "output_dir", "resume", "seed", "save_strategy")  # which a run is given here
-Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,10 +30,7 @@ class Task:
     about: str = ""  # in words
 
     def __post_init__(self) -> None:
-        if not isinstance(self.settings, Mapping):
-            raise ValueError(f"settings must be a mapping, got {self.settings!r}")
-        if taken := [name for name in self.settings if name in _OURS]:
-            raise ValueError(f"settings: {', '.join(taken)} is set by `try`; remove it")
+        refuse_taken(self.settings, "`try`", ("save_strategy",))
 
 
 @dataclass(frozen=True)
@@ -119,24 +112,23 @@ def read_tasks(given: Sequence[str], shipped: Path) -> tuple[Task, ...]:
 
 def _read_task(path: Path) -> Task:
     """With its `config` from the working directory; one whose validations differ in their problems is refused."""
-    task = read_as(path, Task, name=path.stem)
-    config = Path(os.path.normpath(path.parent / task.config))
-    if not config.is_file():
-        raise InputError(f"{path}: config: no file {str(config)!r}")
-    settings = {**(read_yaml(config) or {}), **task.settings}
-    last, between = settings.get("final_validation_problems"), settings.get("validation_problems")
-    if last not in (None, between):
-        raise InputError(
-            f"{path}: final_validation_problems is {last} and validation_problems {between}; a curve needs the same "
-            "problems at every point: leave final_validation_problems out"
-        )
-    return Task(task.name, str(config), task.settings, task.about)
+    task = read_experiment(path, Task, name=path.stem)
+    with named_in_errors(path):
+        config = str(RunSpec(GRPO, task.config).located(path.parent).config)
+        settings = {**(read_yaml(Path(config)) or {}), **task.settings}
+        last, between = settings.get("final_validation_problems"), settings.get("validation_problems")
+        if last not in (None, between):
+            raise ValueError(
+                f"final_validation_problems is {last} and validation_problems {between}; a curve needs the same "
+                "problems at every point: leave final_validation_problems out"
+            )
+    return dataclasses.replace(task, config=config)
 
 
-def arguments_of(task: Task, arm: Arm, seed: int, more: Sequence[str]) -> list[str]:
-    """Of a run's recipe."""
-    settings = {"save_strategy": "no", "disable_tqdm": True, **task.settings, **arm.settings}
-    return ["--config", task.config, *as_flags(settings), *more, "--seed", str(seed)]
+def run_of(plan: Plan, task: Task, arm: Arm) -> RunSpec:
+    """What an arm's runs on a task are."""
+    common = {"save_strategy": "no", "disable_tqdm": True, **task.settings}
+    return RunSpec(GRPO, task.config, arm.settings, common=common, more=plan.more)
 
 
 def run_name(task: Task, arm: Arm, seed: int) -> str:
@@ -146,9 +138,8 @@ def run_name(task: Task, arm: Arm, seed: int) -> str:
 
 def commands_of(plan: Plan, seeds: int, recipes: Path) -> dict[str, list[str]]:
     """Script and arguments of the runs of the first seeds, by name; arms take turns in who is first."""
-    script = str(recipes / RECIPES[GRPO].script)
     return {
-        run_name(task, arm, seed): [script, *arguments_of(task, arm, seed, plan.more)]
+        run_name(task, arm, seed): run_of(plan, task, arm).command(recipes, seed)
         for seed in range(seeds)
         for task in plan.tasks
         for arm in (plan.arms if seed % 2 else plan.arms[::-1])
@@ -161,11 +152,7 @@ def check(plan: Plan) -> None:
     Raises:
         InputError: with the task, the arm and what does not fit.
     """
-    each = [(task, arm) for task in plan.tasks for arm in plan.arms]
-    planned = [Planned(GRPO, task.config, arguments_of(task, arm, 0, plan.more)) for task, arm in each]
-    if refusal := refusal_of(planned):
-        task, arm = each[refusal.stage - 1]
-        raise InputError(f"task {task.name!r}, {arm.label}: {refusal.message}")
+    check_runs({f"task {task.name!r}, {a.label}": run_of(plan, task, a) for task in plan.tasks for a in plan.arms})
 
 
 def fix(plan: Plan, output: Path) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 
 from trl_ext.io import markdown_table, write_csv, write_json, write_text
 from trl_ext.plots import Band, band_of, figure, plot_bands, write_bands
-from trl_ext.redaction import redact_command
 from trl_ext.runs.provenance import origins
-from trl_ext.runs.recipes import shown_command
+from trl_ext.tools.experiments.pages import in_code, in_figures
 from trl_ext.tools.experiments.verdict.evidence import ACCURACIES, Pairs, changes, costs, curves_of
 from trl_ext.tools.experiments.verdict.findings import Finding, Runs, failures, findings_of, pairs_of
 from trl_ext.tools.experiments.verdict.plan import Plan
@@ -69,7 +67,7 @@ def page(
     lines += ["## What else changed", "", *changes_table(plan, pairs), ""]
     lines += ["Means of the last validation, without intervals: nothing was tested here.", ""]
     lines += ["## Power, stated beforehand", "", *power_lines(plan), "", *power_after(plan, findings), ""]
-    lines += ["## How", "", f"- `{shlex.join(shown_command(command[0], redact_command(list(command[1:]))))}`"]
+    lines += ["## How", "", f"- {in_code(command)}"]
     lines += [f"- {arm.label}: {_settings(arm.settings)}" for arm in plan.arms]
     lines += [
         f"- {task.name}: `{task.config}`, {_settings(task.settings)}. {task.about}".strip() for task in plan.tasks
@@ -90,14 +88,13 @@ def sentence(plan: Plan, finding: Finding) -> str:
     by = f"{mean(finding.differences):+.3f}"
     if finding.interval is None:
         return f"no verdict yet: {len(finding.differences)} of {plan.design.first} seeds for the first look ({by})"
-    low, high = finding.interval
     words = {
         BETTER: f"{plan.idea.label} is better",
         WORSE: f"{plan.idea.label} is worse",
         EQUAL: f"no difference of {plan.margin:g} or more",
         OPEN: "undecided",
     }[finding.decision]
-    return f"{words} ({by}, {low:+.3f} to {high:+.3f}; {len(finding.differences)} seeds)"
+    return f"{words} ({by}, {in_figures(finding.interval)}; {len(finding.differences)} seeds)"
 
 
 def table(plan: Plan, findings: Sequence[Finding]) -> list[str]:
@@ -105,9 +102,8 @@ def table(plan: Plan, findings: Sequence[Finding]) -> list[str]:
     heads = ["task", "at", plan.against.label, plan.idea.label, "difference", "interval", "sd of differences", "seeds"]
     rows = []
     for finding in findings:
-        low, high = finding.interval or (float("nan"), float("nan"))
         cells = [f"{mean(finding.against):.3f}", f"{mean(finding.idea):.3f}", f"{mean(finding.differences):+.3f}"]
-        cells += [f"{low:+.3f} to {high:+.3f}" if finding.interval else "–", f"{finding.deviation:.3f}"]
+        cells += [in_figures(finding.interval) if finding.interval else "–", f"{finding.deviation:.3f}"]
         rows.append([finding.task, finding.axis, *cells, str(len(finding.differences))])
     return markdown_table(heads, rows)
 

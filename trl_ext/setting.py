@@ -94,7 +94,7 @@ class _Metadata(dict[str, Any]):
 
 
 def setting(
-    default: Any,
+    default: object,
     help: str,  # noqa: A002, as argparse has it
     group: Group,
     *,
@@ -105,7 +105,7 @@ def setting(
     within: str | None = None,
     unit: str = "",
     aliases: str | None = None,
-    **of_option: Any,
+    **of_option: object,
 ) -> Any:
     """A field of a dataclass of settings.
 

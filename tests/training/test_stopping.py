@@ -382,6 +382,28 @@ def test_a_run_ends_when_a_validation_has_the_target(tmp_path: Path) -> None:
         assert run.ended_early == ("reached an accuracy of 0.6: 0.600, at step 20" if stops else None)
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "stops"),
+    [
+        ((0.5, 0.7, 0.6, 0.7), 2, True),  # the same accuracy again is no new best
+        ((0.5, 0.7, 0.6, 0.71), 2, False),
+        ((0.5, 0.7, 0.6, 0.7), 3, False),
+        ((0.5,), 1, False),
+        ((), 1, False),
+        ((0.5, 0.4, 0.3, 0.2), None, False),
+    ],
+)
+def test_a_run_ends_when_the_best_validation_is_old(
+    accuracies: tuple[float, ...], patience: int | None, stops: bool, tmp_path: Path
+) -> None:
+    validations = [past(20 * number, accuracy) for number, accuracy in enumerate(accuracies)]
+    run, control = Run(tmp_path, {}, validations=validations), TrainerControl()
+    EarlyStop(run, None, None, patience=patience).on_step_end(None, TrainerState(global_step=60), control)
+    assert control.should_training_stop is stops
+    said = "no longer improves: the best accuracy, 0.700, is 2 validations old, at step 60"
+    assert run.ended_early == (said if stops else None)
+
+
 def test_run_with_only_zero_variance_steps_for_a_while_ends(tmp_path: Path) -> None:
     run = Run(tmp_path, {})
     rule, control = EarlyStop(run, None, 3), TrainerControl()

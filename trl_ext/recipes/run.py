@@ -151,7 +151,7 @@ class RecipeRun:
         trainer.add_callback(validation)
         trainer.add_callback(JsonlLog(run.folder / METRICS, run.clock))
         rules = (task.collapse_threshold, task.stop_after_zero_variance_steps, task.target_accuracy)
-        trainer.add_callback(EarlyStop(run, *rules))
+        trainer.add_callback(EarlyStop(run, *rules, task.validation_patience))
         if config.time_budget is not None:
             trainer.budget = TimeBudget(trainer, run.clock, config.time_budget, validation.seconds_to_end)
             trainer.add_callback(trainer.budget)

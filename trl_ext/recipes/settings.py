@@ -148,6 +148,13 @@ class Task(DatasetSettings):
         on_resume=OnResume.MAY_CHANGE,
         within="(0, 1]",
     )
+    validation_patience: int | None = setting(
+        None,
+        "End the run after N validations in a row without a new best accuracy.",
+        Group.LIMITS,
+        on_resume=OnResume.MAY_CHANGE,
+        within="[1, inf)",
+    )
     stop_after_zero_variance_steps: int | None = setting(
         None,
         "End the run after N logged steps in a row without reward variance in any group.",

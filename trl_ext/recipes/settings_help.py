@@ -145,9 +145,8 @@ def help_on(topic: str, settings: Sequence[Setting]) -> str:
 def page_of(doc: str | None, script: str, settings: Sequence[Setting]) -> str:
     """What `--help` prints."""
     return (
-        f"usage: {script} [--config FILE] [--NAME VALUE ...]\n{(doc or '').strip()}\n"
-        "--config FILE reads these from YAML. In brackets: what holds unless set. --help NAME: one; --help all: all."
-        f"\n\n{short_help(settings)}"
+        f"usage: {script} [--config FILE] [--NAME VALUE ...]; --help NAME: one, --help all: all; in brackets: if unset\n"
+        f"{(doc or '').strip()}\n\n{short_help(settings)}"
     )
 
 

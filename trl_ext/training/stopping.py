@@ -124,13 +124,19 @@ class EarlyStop(TrainerCallback):
         zero_variance_steps: stop after this many logged steps in a row in which every group has zero reward variance;
             None disables the rule.
         target: stop when a validation has this accuracy; None disables the rule.
+        patience: stop after this many validations in a row without a new best accuracy; None disables the rule.
     """
 
     def __init__(
-        self, run: Run, below_best: float | None, zero_variance_steps: int | None, target: float | None = None
+        self,
+        run: Run,
+        below_best: float | None,
+        zero_variance_steps: int | None,
+        target: float | None = None,
+        patience: int | None = None,
     ) -> None:
         self.run, self.below_best, self.zero_variance_steps = run, below_best, zero_variance_steps
-        self.target = target
+        self.target, self.patience = target, patience
 
     def on_log(self, args: object, state: TrainerState, control: TrainerControl, logs: Log = None, **_: object) -> None:
         """Count logged steps in a row without reward variance."""
@@ -139,17 +145,23 @@ class EarlyStop(TrainerCallback):
 
     def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Apply the rules, whose inputs are equal on every rank."""
-        reason = None
+        reason, accuracies = None, [entry["accuracy"] for entry in self.run.validations]
         if self.below_best is not None:
-            reason = collapsed([entry["accuracy"] for entry in self.run.validations], self.below_best)
+            reason = collapsed(accuracies, self.below_best)
         if self.zero_variance_steps is not None and self.run.zero_variance_steps >= self.zero_variance_steps:
             reason = f"dead: {self.run.zero_variance_steps} logged steps in a row without a group of different rewards"
-        accuracy = self.run.validations[-1]["accuracy"] if self.run.validations else 0.0
-        if self.target is not None and accuracy >= self.target:
-            reason = f"reached an accuracy of {self.target:g}: {accuracy:.3f}"
+        if self.patience is not None and validations_since_best(accuracies) >= self.patience:
+            reason = f"no longer improves: the best accuracy, {max(accuracies):.3f}, is {self.patience} validations old"
+        if self.target is not None and accuracies and accuracies[-1] >= self.target:
+            reason = f"reached an accuracy of {self.target:g}: {accuracies[-1]:.3f}"
         if reason is not None:
             self.run.ended_early = f"{reason}, at step {state.global_step}"
             control.should_training_stop = True
+
+
+def validations_since_best(accuracies: Sequence[float]) -> int:
+    """How many validations came after the first one of the best accuracy; 0 without any."""
+    return len(accuracies) - 1 - accuracies.index(max(accuracies)) if accuracies else 0
 
 
 def collapsed(accuracies: Sequence[float], below_best: float) -> str | None:

@@ -145,7 +145,7 @@ def help_on(topic: str, settings: Sequence[Setting]) -> str:
 def page_of(doc: str | None, script: str, settings: Sequence[Setting]) -> str:
     """What `--help` prints."""
     return (
-        f"usage: {script} [--config FILE] [--NAME VALUE ...]; --help NAME: one, --help all: all; in brackets: if unset\n"
+        f"usage: {script} [--config FILE] [--NAME VALUE ...]; --help NAME: one, --help all: all; brackets: if unset\n"
         f"{(doc or '').strip()}\n\n{short_help(settings)}"
     )
 

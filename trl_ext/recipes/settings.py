@@ -25,7 +25,7 @@ class Data:
 
     train: Any  # rows with `prompt` and with `answer`, or with `response` where they are traces
     validation: Any  # rows with `prompt` and `answer`
-    sources: dict[str, Source] = field(default_factory=dict)  # by role; rows of one's own may have none
+    sources: dict[str, Source] = field(default_factory=dict)  # by role; a caller's own rows may have none
     counts: dict[str, int] = field(default_factory=dict)  # numbers of traces after each filter
     note: str = ""  # what is to be known of the prompts
 
@@ -83,10 +83,10 @@ class Task(DatasetSettings):
         help="End with the weights of the best validation instead of the last ones. Of validations "
         "within one standard error of the best, the latest counts.",
     )
-    foresee: Annotated[str, OnResume.OF_PROCESS] = HfArg(
+    check_memory: Annotated[str, OnResume.OF_PROCESS] = HfArg(
         default="auto",
-        help="Foresee the memory of the run and refuse what would not fit: auto, true or false. auto does so with a "
-        "GPU; trl-ext foresee does so without.",
+        help="Estimate the run's memory before its model loads, and refuse a run that would not fit: auto, true or "
+        "false. auto does so with a GPU; trl-ext estimate does so without.",
     )
     collapse_threshold: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
         default=None, help="End the run when two validations in a row are below this fraction of the best."
@@ -110,19 +110,19 @@ class Task(DatasetSettings):
         if self.validation_temperature is not None and self.validation_temperature < 0:
             raise ValueError(f"validation_temperature must be at least 0, got {self.validation_temperature}")
         check_at_least_1(self, "stop_after_zero_variance_steps")
-        self.foresees()  # refuses an unknown choice
+        self.checks_memory()  # refuses an unknown choice
         if self.collapse_threshold is not None and not 0 < self.collapse_threshold < 1:
             raise ValueError(f"collapse_threshold must be between 0 and 1, got {self.collapse_threshold}")
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
             raise ValueError(f"target_accuracy must be above 0 and at most 1, got {self.target_accuracy}")
 
-    def foresees(self) -> bool:
-        """Whether memory is foreseen before the model loads."""
-        choice = str(self.foresee).lower()
+    def checks_memory(self) -> bool:
+        """Whether memory is estimated before the model loads."""
+        choice = str(self.check_memory).lower()
         if choice not in ("auto", "true", "false"):
-            raise ValueError(f"foresee must be auto, true or false, got {self.foresee!r}")
+            raise ValueError(f"check_memory must be auto, true or false, got {self.check_memory!r}")
         if choice == "true" and not torch.cuda.is_available():
-            raise ValueError("foresee: true needs a GPU; trl-ext foresee foresees a run on another machine's")
+            raise ValueError("check_memory: true needs a GPU; trl-ext estimate is for a run on another machine's")
         return choice != "false" and torch.cuda.is_available()
 
     def grader(self) -> Callable[..., Any]:

@@ -47,7 +47,7 @@ GROUPS = {
     "Validation": "validate_every validation_problems final_validation_problems validation_grader "
     "validation_samples validation_temperature validation_max_tokens validation_batch_size restore_best",
     "Limits and early stopping": "time_budget target_accuracy collapse_threshold stop_after_zero_variance_steps "
-    "max_nonfinite_steps ddp_timeout foresee",
+    "max_nonfinite_steps ddp_timeout check_memory",
     "Responses of others, harnesses of others": "responses response_fields response_stop export",
     "Output, checkpoints and the Hub": "output_dir resume resume_changed save_steps "
     "log_generations_every show category report_to push_to_hub hub_merge_adapter",

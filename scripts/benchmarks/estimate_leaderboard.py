@@ -22,9 +22,9 @@ from trl_ext.tools.estimate.hardware import GPUS, Gpu, gpu_by_name
 from trl_ext.tools.estimate.memory.step import estimate_memory
 from trl_ext.tools.estimate.networks import published
 from trl_ext.tools.estimate.plan import seconds_of
-from trl_ext.tools.estimate.recipe import read_shape
+from trl_ext.tools.estimate.planned import Launch, Lengths, PlannedRun
+from trl_ext.tools.estimate.recipe import planned_run
 from trl_ext.tools.estimate.roofline import count_costs, estimate_time
-from trl_ext.tools.estimate.shape import Launch, Lengths, RunShape
 from trl_ext.tools.estimate.timing import Timing
 from trl_ext.tools.experiments.pipeline.settings import read_pipeline
 
@@ -40,11 +40,11 @@ _HALF = dataclasses.replace(
 )  # fmt: skip
 _CHANGES: dict[str, dict[str, Any]] = {
     "none": {},
-    "no micro_batch_tokens": {"micro_tokens": None},
-    "micro_batch_tokens 8192": {"micro_tokens": 8192},
-    "micro_batch_tokens 32768": {"micro_tokens": 32_768},
-    "gradient_checkpointing false": {"checkpointing": False},
-    "save_steps 100": {"save_every": 100},
+    "no micro_batch_tokens": {"micro_batch_tokens": None},
+    "micro_batch_tokens 8192": {"micro_batch_tokens": 8192},
+    "micro_batch_tokens 32768": {"micro_batch_tokens": 32_768},
+    "gradient_checkpointing false": {"gradient_checkpointing": False},
+    "save_steps 100": {"save_steps": 100},
     "validation_problems 5000": {"validation_problems": 5000},
 }
 
@@ -54,7 +54,7 @@ class Arm:
     """One of a pipeline, as if it had been chosen, and its GRPO, the last stage."""
 
     name: str
-    shape: RunShape
+    run: PlannedRun
     budget: float  # seconds of the stage, after all pilots and the arm's earlier stages
     begins: float  # seconds after which GRPO begins on the arm's own clock, which has no other arm's pilot
 
@@ -76,8 +76,8 @@ def arms_of(config: Path) -> list[Arm]:
         earlier = pipeline.time_budget * sum(one.share or 0.0 for one in before)
         budget = pipeline.time_budget - len(names) * pilot - earlier
         changes = [f"{key}={value}" for key, value in {**stage.settings, "time_budget": budget}.items()]
-        shape = read_shape(Path(stage.config), changes, launch)
-        found.append(Arm(name or "all", shape, budget, pilot + earlier if before else 0.0))
+        run = planned_run(Path(stage.config), changes, launch)
+        found.append(Arm(name or "all", run, budget, pilot + earlier if before else 0.0))
     return found
 
 
@@ -116,19 +116,17 @@ def main() -> None:
     parser.add_argument("--gpu", default="h100", help=f"one of: {', '.join(GPUS)} (default: h100)")
     args = parser.parse_args()
     arms, gpu = arms_of(args.config), gpu_by_name(args.gpu)
-    costs = count_costs(arms[0].shape)
+    costs = count_costs(arms[0].run)
     for arm in arms:
-        memory = estimate_memory(arm.shape, gpu.memory)
+        memory = estimate_memory(arm.run, gpu.memory)
         peak = f"{memory.total(memory.peak) / 2**30:.1f} GiB at the peak ({memory.peak})"
-        print(f"{arm.name}, {arm.budget:.0f} s, {peak}\n{estimate_time(arm.shape, gpu, costs=costs).table()}\n")
+        print(f"{arm.name}, {arm.budget:.0f} s, {peak}\n{estimate_time(arm.run, gpu, costs=costs).table()}\n")
     head = " | ".join(f"{arm.name}: steps | last validation | rollouts/training/validation" for arm in arms)
     print(f"| assumptions | mean length | rows trained | {head} |\n{'|---' * (3 + 3 * len(arms))}|")
     in_the_middle: dict[tuple[str, str], Timing] = {}
     for name, reached in (("as they are", _AS_IT_IS), ("half as fast", _HALF)):
         for mean, trained in itertools.product(_MEANS, _TRAINED):
-            each = {
-                arm.name: estimate_time(with_lengths(arm.shape, mean, trained), gpu, reached, costs) for arm in arms
-            }
+            each = {arm.name: estimate_time(with_lengths(arm.run, mean, trained), gpu, reached, costs) for arm in arms}
             found = " | ".join(of_plan(each[arm.name], arm.budget) for arm in arms)
             print(f"| {name} | {mean:.0f} | {trained:.0%} | {found} |")
             if (mean, trained) == _MIDDLE:
@@ -142,16 +140,16 @@ def main() -> None:
 
 def of_change(arm: Arm, change: dict[str, Any], gpu: Gpu, costs: ModelCosts) -> str:
     """The micro-batches of a step and the steps of the budget, with this change."""
-    timing = estimate_time(dataclasses.replace(with_lengths(arm.shape, *_MIDDLE), **change), gpu, costs=costs)
+    timing = estimate_time(with_lengths(arm.run, *_MIDDLE).with_settings(**change), gpu, costs=costs)
     step = next(phase for phase in timing.phases if phase.name == "micro-batches")
     return f"{step.seconds:.2f} s, {step.bound} | {timing.plan(arm.budget).steps}"
 
 
-def with_lengths(shape: RunShape, mean: float, trained: float) -> RunShape:
+def with_lengths(run: PlannedRun, mean: float, trained: float) -> PlannedRun:
     """With another mean length of a completion and another fraction of rows that are trained on."""
-    known = shape.lengths
+    known = run.lengths
     lengths = Lengths(known.prompt, known.longest_prompt, mean, known.max_completion)
-    return dataclasses.replace(shape, lengths=lengths, trained_fraction=trained)
+    return dataclasses.replace(run, lengths=lengths, trained_fraction=trained)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.runs.provenance import provenance
 from trl_ext.tools.estimate.memory.step import MOMENTS, measure
-from trl_ext.tools.estimate.shape import Launch, Lengths, shape_of
+from trl_ext.tools.estimate.planned import Launch, Lengths, PlannedRun
 
 from .peak_memory import peak, start_peak
 from .random_model import SHAPES, network_of, save_random_model
@@ -223,7 +223,7 @@ def estimate(shape: str, case: str, work: Work, folder: Path, on_gpu: bool) -> A
     model, config = settings_of(case, shape, work, folder, on_gpu)
     lengths = Lengths(work.prompt, work.longest_prompt, work.completion, work.completion)
     network = network_of(shape)
-    return measure(shape_of(GRPOTask(), model, config, network, Launch(), lengths, {}), on_gpu=on_gpu)
+    return measure(PlannedRun(GRPOTask(), model, config, network, Launch(), lengths), on_gpu=on_gpu)
 
 
 def run(shape: str, case: str, work: Work, folder: Path) -> dict[str, Any]:

@@ -25,38 +25,38 @@ import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from trl import ModelConfig
 
+from trl_ext import ExtGRPOConfig
 from trl_ext.generation.hf import hf_generate
+from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.runs.provenance import provenance
 from trl_ext.tools.estimate.costs.counting import ModelCosts
 from trl_ext.tools.estimate.efficiency import Efficiency
 from trl_ext.tools.estimate.hardware import Gpu, gpu_by_name
 from trl_ext.tools.estimate.plan import Rates
+from trl_ext.tools.estimate.planned import Launch, Lengths, PlannedRun
 from trl_ext.tools.estimate.roofline import count_costs, estimate_time
-from trl_ext.tools.estimate.shape import Launch, Lengths, RunShape
 from trl_ext.tools.estimate.timing import Timing
 
 from .cpu_ceilings import measure_cpu, seconds_of
 from .random_model import SHAPES, network_of, save_random_model
 from .step import STOCK, WAYS, Workload, trainers
 
-_WAYS = {"all": True, "all but share_prompts": False}  # of `step.py` -> whether prompts are shared
+_WAYS = ("all", "all but share_prompts")  # of `step.py`
 _LONGEST = 128  # tokens of a completion that is rolled out
 _ENDS = 1 / 48  # fraction of the vocabulary that ends a completion, and so the chance per token
 
 
-def shape_of_replay(network: Any, work: Workload, lengths: Lengths, shares_prompts: bool) -> RunShape:
+def replayed(network: Any, work: Workload, lengths: Lengths, **settings: Any) -> PlannedRun:
     """The run that `step.py` replays, on one CPU, with HF generate for its rollouts."""
-    return RunShape(
-        config=network, recipe="grpo", launch=Launch(), peft=None, weights_dtype=torch.float32, autocast_dtype=None,
-        attention="sdpa", checkpointing=False, lengths=lengths, rollout=work.rollouts, group=work.group,
-        step=work.rollouts, epochs=1, micro_rows=work.micro, micro_tokens=None, shares_prompts=shares_prompts,
-        dynamic=True, skips=True, trained_fraction=1 - work.idle, beta=0.0,
-        optimizer="adamw_torch_fused", engine="hf", engine_fraction=0.0, engine_max_length=None, engine_sequences=1,
-        engine_sleeps=False, engine_dtype="auto", engine_quantization=None, engine_tensor_parallel=1,
-        validate_every=1, validation_problems=1, final_problems=1, save_every=None,
-        time_budget=None,
+    config = ExtGRPOConfig(
+        output_dir="replayed", use_cpu=True, use_vllm=False, report_to="none", save_strategy="no", preset="grpo_clip",
+        per_device_train_batch_size=work.micro, gradient_accumulation_steps=work.rollouts // work.micro,
+        num_generations=work.group, **{"bf16": False, "gradient_checkpointing": False} | settings,
     )  # fmt: skip
+    task, model = GRPOTask(validate_every=1, validation_problems=1), ModelConfig(dtype="float32")
+    return PlannedRun(task, model, config, network, Launch(), lengths, trained_fraction=1 - work.idle)
 
 
 class CoreSeconds(TrainerCallback):
@@ -102,7 +102,7 @@ class Measured:
     """A shape, its costs, and its seconds."""
 
     costs: ModelCosts
-    shape: dict[str, RunShape]  # by what is measured
+    run: dict[str, PlannedRun]  # by what is measured
     seconds: dict[str, list[float]]
 
 
@@ -136,15 +136,15 @@ def measure(args: argparse.Namespace, work: Workload, folder: Path) -> dict[str,
         network, lengths = rollouts.model.config, work.lengths()
         trained = Lengths(work.prompt, work.prompt, float(lengths.mean()), int(lengths.max()))
         rolled = Lengths(work.prompt, work.prompt, float(np.mean(rollouts.mean_lengths)), _LONGEST)
-        shapes = {way: shape_of_replay(network, work, trained, shares) for way, shares in _WAYS.items()}
-        shapes["rollout"] = shape_of_replay(network, work, rolled, shares_prompts=True)
-        found[name] = Measured(count_costs(shapes["rollout"]), shapes, seconds[name])
+        planned = {way: replayed(network, work, trained, **WAYS[way]) for way in _WAYS}
+        planned["rollout"] = replayed(network, work, rolled)
+        found[name] = Measured(count_costs(planned["rollout"]), planned, seconds[name])
     return found
 
 
 def estimate(one: Measured, what: str, gpu: Gpu, reached: Efficiency) -> tuple[float, Timing]:
     """Seconds of what was measured, and the whole timing."""
-    timing = estimate_time(one.shape[what], gpu, reached, one.costs)
+    timing = estimate_time(one.run[what], gpu, reached, one.costs)
     parts = ("prompts", "decoding") if what == "rollout" else ("micro-batches",)
     return sum(phase.seconds for phase in timing.phases if phase.name in parts), timing
 
@@ -169,15 +169,11 @@ def against_steps(files: list[Path], gpu: Gpu) -> None:
         work, network = Workload(**given["workload"]), network_of(given["shape"])
         lengths = Lengths(work.prompt, work.prompt, float(work.lengths().mean()), int(work.lengths().max()))
         for key, checkpointing in {"found": False, "found_with_checkpointing": True}.items():
-            shapes = {
-                way: dataclasses.replace(
-                    shape_of_replay(network, work, lengths, WAYS[way]["share_prompt_prefix"]),
-                    autocast_dtype=torch.bfloat16, checkpointing=checkpointing,
-                    micro_tokens=WAYS[way].get("micro_batch_tokens"),
-                ) for way in given.get(key, {}) if way != STOCK
-            }  # fmt: skip
-            one = Measured(count_costs(next(iter(shapes.values()))), shapes, {}) if shapes else None
-            for way in shapes if one else ():
+            settings = {"bf16": True, "gradient_checkpointing": checkpointing}
+            ways = {way: WAYS[way] | settings for way in given.get(key, {}) if way != STOCK}
+            planned = {way: replayed(network, work, lengths, **own) for way, own in ways.items()}
+            one = Measured(count_costs(next(iter(planned.values()))), planned, {}) if planned else None
+            for way in planned if one else ():
                 took, estimated = given[key][way]["seconds"], estimate(one, way, gpu, Efficiency())[0]
                 print(f"{work.micro} rows, {'with' if checkpointing else 'without'} checkpointing, {way}: "
                       f"{took:.2f} s, estimated {estimated:.2f} s, {estimated / took - 1:+.0%}")  # fmt: skip

@@ -293,7 +293,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "compat/trl_head.py",
         "compat/trl_scoring.py",
         "tools/estimate/costs/counting.py",
-        "tools/estimate/shape.py",
+        "tools/estimate/planned.py",
         "generation/adapter_models.py",
         "generation/engine_choice.py",
         "generation/server.py",

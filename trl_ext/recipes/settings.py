@@ -85,8 +85,8 @@ class Task(DatasetSettings):
     )
     check_memory: Annotated[str, OnResume.OF_PROCESS] = HfArg(
         default="auto",
-        help="Estimate the run's memory before its model loads, and refuse a run that would not fit: auto, true or "
-        "false. auto does so with a GPU; trl-ext estimate does so without.",
+        help="Estimate the run's memory and refuse what would not fit: auto, true or false. auto does so with a GPU; "
+        "trl-ext estimate does so without.",
     )
     collapse_threshold: Annotated[float | None, OnResume.MAY_CHANGE] = HfArg(
         default=None, help="End the run when two validations in a row are below this fraction of the best."

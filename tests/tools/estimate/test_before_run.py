@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,13 @@ import pytest
 import torch
 
 from tests.grpo.test_distributed import free_port, on_two_ranks
-from tests.tools.estimate.memory.test_parts import shape
-from tests.tools.estimate.memory.test_step import LOSS, NETWORK
+from tests.tools.estimate.memory.test_parts import with_engine
+from tests.tools.estimate.memory.test_step import NETWORK
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.preflight import CHECKS_GROUP, run_checks
 from trl_ext.tools.estimate import before_run
 from trl_ext.tools.estimate.before_run import VERDICT, Verdict, estimate_in_subprocess, launch_of_process
-from trl_ext.tools.estimate.shape import Launch, Lengths, NoEstimateError
+from trl_ext.tools.estimate.planned import Launch, Lengths, NoEstimateError
 
 
 class Tokens:
@@ -37,7 +38,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the model is none on the Hub
     monkeypatch.setattr(before_run, "AutoConfig", SimpleNamespace(from_pretrained=lambda *_, **__: NETWORK))
     monkeypatch.setattr(before_run, "load_tokenizer", lambda *_, **__: Tokens())
-    monkeypatch.setattr(before_run, "shape_of", lambda *given: given)
+    monkeypatch.setattr(before_run, "PlannedRun", lambda *given: given)
     return asked
 
 
@@ -158,7 +159,7 @@ def test_a_launch_that_is_not_modeled_is_no_zero_0(
         launch_of_process(SimpleNamespace(world_size=2, **settings))
 
 
-@pytest.mark.parametrize("failing", ["shape_of", "estimate_in_subprocess", "launch_of_process"])
+@pytest.mark.parametrize("failing", ["PlannedRun", "estimate_in_subprocess", "launch_of_process"])
 def test_no_error_on_the_way_ends_a_run_that_may_fit(
     failing: str, on_a_gpu: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,11 +192,20 @@ def test_the_verdict_is_found_among_a_librarys_lines(monkeypatch: pytest.MonkeyP
     for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"):
         monkeypatch.setenv(name, "1")
     environment = answered(monkeypatch, f"hello\n{said}\nbye\n")
-    assert estimate_in_subprocess(shape(config=NETWORK), 1) == Verdict(None, "forward", 3)
+    assert estimate_in_subprocess(with_engine(network=NETWORK), 1) == Verdict(None, "forward", 3)
     assert not [name for name in environment if name.endswith("_RANK")]
     answered(monkeypatch, "")
     with pytest.raises(NoEstimateError, match="without a verdict"):
-        estimate_in_subprocess(shape(config=NETWORK), 1)
+        estimate_in_subprocess(with_engine(network=NETWORK), 1)
+
+
+def test_the_other_process_needs_no_class_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Task:
+        """Of a script, which the other process does not import."""
+
+    answered(monkeypatch, VERDICT + '{"refusal": null, "peak": "forward", "bytes": 3}')
+    run = replace(with_engine(network=NETWORK), task=Task())
+    assert estimate_in_subprocess(run, 1) == Verdict(None, "forward", 3)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +243,7 @@ def test_another_process_estimates_without_joining_the_ranks(monkeypatch: pytest
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_PORT", "1")
     lengths = Lengths(16, 32, 64, 128)
-    small = shape(config=NETWORK, lengths=lengths, loss=LOSS, engine="server")
+    small = with_engine(network=NETWORK, lengths=lengths, vllm_mode="server")
     assert estimate_in_subprocess(small, 2**29).refusal is not None  # CUDA itself takes all of it
     found = estimate_in_subprocess(small, 2**34)
     assert found.refusal is None
@@ -243,4 +253,4 @@ def test_another_process_estimates_without_joining_the_ranks(monkeypatch: pytest
 @pytest.mark.slow
 def test_a_process_that_fails_is_told_by_its_last_line() -> None:
     with pytest.raises(NoEstimateError, match="Error"):
-        estimate_in_subprocess(shape(config=None, loss=LOSS), 2**30)
+        estimate_in_subprocess(with_engine(network=None), 2**30)

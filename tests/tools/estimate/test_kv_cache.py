@@ -26,7 +26,7 @@ from transformers import (
 from tests.support.tiny import tiny_tokenizer
 from trl_ext.generation.vllm_start import device_settings, starting_vllm
 from trl_ext.tools.estimate.kv_cache import Blocks, layer_tokens, token_bytes, windows_of
-from trl_ext.tools.estimate.shape import NoEstimateError
+from trl_ext.tools.estimate.planned import NoEstimateError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 BYTES = 2 * 1 * 32 * 4  # keys and values, heads, head size, float32

@@ -16,8 +16,8 @@ from trl_ext.tools.estimate.costs.counting import ModelCosts
 from trl_ext.tools.estimate.costs.operations import Polynomial
 from trl_ext.tools.estimate.hardware import GPUS
 from trl_ext.tools.estimate.plan import measured
+from trl_ext.tools.estimate.planned import Launch
 from trl_ext.tools.estimate.roofline import estimate_time
-from trl_ext.tools.estimate.shape import Launch
 
 H100 = GPUS["h100"]
 COST = Polynomial(np.array([[0, 1e9, 0, 0], [1e9, 0, 0, 0], [0, 0, 0, 0], [9, 0, 0, 0]]))
@@ -41,7 +41,9 @@ def test_a_finished_run_is_estimated_at_its_own_pace(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     (tmp_path / "resolved.json").write_text(json.dumps(SETTINGS))
     reached = recipe.pace_of_pilot(tmp_path, Launch(), H100)
-    again = recipe.estimate_time(recipe.read_shape(tmp_path / "config.yaml", ["completion=5"], Launch()), H100, reached)
+    again = recipe.estimate_time(
+        recipe.planned_run(tmp_path / "config.yaml", ["completion=5"], Launch()), H100, reached
+    )
     rates = measured(metrics, summary, SETTINGS)
     for name in ("start", "completion_token", "trained_token", "sync", "step", "problem", "save"):
         assert getattr(again.rates, name) == pytest.approx(getattr(rates, name)), name
@@ -54,7 +56,7 @@ def test_the_check_of_a_gpu_gives_its_pace(tmp_path: Path) -> None:
     file.write_text(json.dumps(found))
     reached = recipe.pace_of_check(file, RECIPE, Launch(), H100)
     lengths = ["prompt=100.5", "longest_prompt=101", "completion=201"]
-    again = recipe.estimate_time(recipe.read_shape(RECIPE, lengths, Launch()), H100, reached)
+    again = recipe.estimate_time(recipe.planned_run(RECIPE, lengths, Launch()), H100, reached)
     assert again.rates.completion_token == pytest.approx(1 / 500)
     assert again.rates.trained_token == pytest.approx(1.5 / 900)
     file.write_text(json.dumps({name: value for name, value in found.items() if name != "prompt_tokens"}))

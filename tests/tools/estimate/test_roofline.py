@@ -7,15 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from tests.tools.estimate.shapes import network, shape
+from tests.tools.estimate.runs import network, planned
 from trl_ext.tools.estimate.costs.counting import ModelCosts, count_model
 from trl_ext.tools.estimate.efficiency import Efficiency
 from trl_ext.tools.estimate.hardware import GPUS, Gpu
 from trl_ext.tools.estimate.plan import Plan, seconds_of
+from trl_ext.tools.estimate.planned import Launch, Lengths
 from trl_ext.tools.estimate.roofline import PHASES, estimate_time
-from trl_ext.tools.estimate.shape import Launch, Lengths
 from trl_ext.tools.estimate.timing import Timing
 
 H100 = GPUS["h100"]
@@ -28,7 +27,7 @@ def costs() -> ModelCosts:
 
 
 def estimated(gpu: Gpu = CPU, efficiency: Efficiency | None = None, **changes: Any) -> Timing:
-    return estimate_time(shape(**changes), gpu, efficiency, costs())
+    return estimate_time(planned(**changes), gpu, efficiency, costs())
 
 
 def seconds(timing: Timing, name: str) -> float:
@@ -72,7 +71,7 @@ def test_old_log_probabilities_are_those_of_later_steps() -> None:
 
 
 def test_checkpointing_runs_the_decoder_once_more() -> None:
-    plain, checkpointed = (seconds(estimated(checkpointing=on), "micro-batches") for on in (False, True))
+    plain, checkpointed = (seconds(estimated(gradient_checkpointing=on), "micro-batches") for on in (False, True))
     assert 1.1 < checkpointed / plain < 1.5
 
 
@@ -91,14 +90,14 @@ def test_gpus_share_the_rows_and_exchange_gradients() -> None:
 
 def test_hf_has_no_weights_to_hand_over() -> None:
     assert seconds(estimated(H100), "weights to the engine") == 0.0
-    assert seconds(estimated(H100, engine="vllm"), "weights to the engine") > 0.0
+    assert seconds(estimated(H100, use_vllm=True), "weights to the engine") > 0.0
 
 
 def test_decoding_on_a_gpu_reads_weights_cache_and_logits() -> None:
     """Four rows of the same 5 tokens after prompts of 8, without Python: by hand."""
     lengths = Lengths(8, 8, 5, 5)
     free = Efficiency(compute=1e9, memory=1.0, engine_step_seconds=0.0)
-    timing = estimated(H100, free, engine="vllm", rollout=4, step=4, lengths=lengths)
+    timing = estimated(H100, free, use_vllm=True, generation_batch_size=4, step=4, lengths=lengths)
     weights = 5 * costs().read_parameters * 4
     cache = 4 * sum(range(9, 14)) * costs().kv_elements * 4
     logits = 5 * 4 * 100 * 24
@@ -111,7 +110,7 @@ def test_sliding_layers_read_and_hold_their_window() -> None:
     sliding = network(
         sliding_window=2, use_sliding_window=True, layer_types=["full_attention"] + ["sliding_attention"] * 2
     )
-    timing = estimated(H100, free, engine="vllm", rollout=4, step=4, lengths=lengths, config=sliding)
+    timing = estimated(H100, free, use_vllm=True, generation_batch_size=4, step=4, lengths=lengths, network=sliding)
     weights, logits = 5 * costs().read_parameters * 4, 5 * 4 * 100 * 24
     cache = 4 * 5 * (11 + 2 + 2) / 3 * costs().kv_elements * 4  # 11 tokens on average, of which two layers see 2
     assert seconds(timing, "decoding") == pytest.approx((weights + cache + logits) / H100.bandwidth, rel=1e-6)
@@ -119,7 +118,7 @@ def test_sliding_layers_read_and_hold_their_window() -> None:
 
 def test_an_engine_decodes_what_its_cache_holds() -> None:
     small = replace(H100, memory=costs().parameters * 4)  # of which 0.3 are less than the weights
-    few, many = (estimated(gpu, engine="vllm", engine_dtype="float32") for gpu in (small, H100))
+    few, many = (estimated(gpu, use_vllm=True, vllm_dtype="float32") for gpu in (small, H100))
     assert seconds(few, "decoding") > 5 * seconds(many, "decoding")  # one row after the other
 
 
@@ -131,9 +130,7 @@ def test_sft_has_no_rollouts() -> None:
 
 def test_lower_precision_is_quicker() -> None:
     quick = Efficiency(op_seconds=0.0)
-    full, half = (
-        seconds(estimated(H100, quick, autocast_dtype=dtype), "micro-batches") for dtype in (None, torch.bfloat16)
-    )
+    full, half = (seconds(estimated(H100, quick, bf16=on), "micro-batches") for on in (False, True))
     assert half <= full
 
 
@@ -147,7 +144,10 @@ def test_a_pilots_pace_holds_for_its_phases_and_its_plan() -> None:
     assert vars(paced.rates) == pytest.approx(vars(measured))
     assert seconds(paced, "decoding") == pytest.approx(3 * seconds(before, "decoding"))
     # another shape keeps the pace
-    other, plain = estimated(efficiency=Efficiency().measured(before, measured), rollout=32), estimated(rollout=32)
+    other, plain = (
+        estimated(efficiency=Efficiency().measured(before, measured), generation_batch_size=32),
+        estimated(generation_batch_size=32),
+    )
     assert other.rates.completion_token == pytest.approx(3 * plain.rates.completion_token)
 
 
@@ -159,9 +159,9 @@ def test_a_second_pilot_corrects_the_first() -> None:
 
 
 def test_the_check_of_a_gpu_gives_the_pace() -> None:
-    before = estimated(H100, engine="vllm")
+    before = estimated(H100, use_vllm=True)
     found = {"rollout_tokens_per_s": 50.0, "training_tokens_per_s": 90.0, "sync_s": 0.5, "start_s": 60.0}
-    rates = estimated(H100, Efficiency().checked(before, found), engine="vllm").rates
+    rates = estimated(H100, Efficiency().checked(before, found), use_vllm=True).rates
     # its training tokens are prompts of 8 and completions of 10: 18 are computed for 10
     expected = (60.0, 1 / 50, 1.8 / 90, 0.5)
     assert (rates.start, rates.completion_token, rates.trained_token, rates.sync) == pytest.approx(expected)
@@ -170,6 +170,6 @@ def test_the_check_of_a_gpu_gives_the_pace() -> None:
 
 
 def test_every_phase_is_in_the_table() -> None:
-    timing = estimated(H100, engine="vllm", launch=Launch(2))
+    timing = estimated(H100, use_vllm=True, launch=Launch(2))
     assert [phase.name for phase in timing.phases] == list(PHASES)
     assert all(name in timing.table() for name in PHASES)

@@ -1,6 +1,6 @@
 """`python -m trl_ext.tools.estimate`: the estimate for a run that is about to start, without GPUs.
 
-Reads a pickled (RunShape, bytes of a GPU) from standard input, which only `before_run.estimate_in_subprocess` writes,
+Reads a pickled (PlannedRun, bytes of a GPU) from standard input, which only `before_run.estimate_in_subprocess` writes,
 and prints a line of JSON.
 """
 
@@ -16,7 +16,7 @@ from datasets import disable_progress_bars
 from trl_ext.tools.estimate.before_run import VERDICT
 from trl_ext.tools.estimate.memory.limits import preempting, refusal
 from trl_ext.tools.estimate.memory.step import estimate_memory
-from trl_ext.tools.estimate.shape import NoEstimateError
+from trl_ext.tools.estimate.planned import NoEstimateError
 
 if __name__ == "__main__":
     disable_progress_bars()

@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
 from trl_ext.generation.tokens import prompt_ids
 from trl_ext.io import print_line
-from trl_ext.tools.estimate.shape import Launch, Lengths, NoEstimateError, RunShape, shape_of, zero_stage
+from trl_ext.tools.estimate.planned import Launch, Lengths, NoEstimateError, PlannedRun, zero_stage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainingArguments
@@ -42,7 +42,7 @@ class Verdict:
     slows: str | None = None  # why its engine would preempt, by lengths that are guessed, with the setting to change
 
 
-def estimate_in_subprocess(shape: RunShape, capacity: int, seconds: float = _SECONDS) -> Verdict:
+def estimate_in_subprocess(run: PlannedRun, capacity: int, seconds: float = _SECONDS) -> Verdict:
     """The estimate for this run on a GPU with so many bytes.
 
     Raises:
@@ -56,7 +56,8 @@ def estimate_in_subprocess(shape: RunShape, capacity: int, seconds: float = _SEC
     try:
         done = subprocess.run(
             [sys.executable, "-m", "trl_ext.tools.estimate"],
-            input=pickle.dumps((shape, capacity)),
+            # Without the task, whose class may be of the script that was started.
+            input=pickle.dumps((replace(run, task=None), capacity)),
             capture_output=True,
             env=environment | {"CUDA_VISIBLE_DEVICES": ""},
             timeout=seconds,
@@ -107,10 +108,9 @@ def _verdict(task: Any, model: Any, config: TrainingArguments, data: Any, policy
         source = locate(policy, model.model_revision)
         network = AutoConfig.from_pretrained(source.base, **known | source.known)
         tokenizer = load_tokenizer(source, trust_remote_code=config.trust_remote_code)
-        given = {"use_vllm": config.use_vllm, "rollout_batch_size": getattr(config, "generation_batch_size", None)}
         launch, lengths = launch_of_process(config), _of_rows(data, config, tokenizer)
-        shape = shape_of(task, model, config, network, launch, lengths, given)
-        return estimate_in_subprocess(shape, torch.cuda.mem_get_info()[1], min(_SECONDS, config.ddp_timeout / 2))
+        run = PlannedRun(task, model, config, network, launch, lengths)
+        return estimate_in_subprocess(run, torch.cuda.mem_get_info()[1], min(_SECONDS, config.ddp_timeout / 2))
     except NoEstimateError:
         raise
     except Exception as error:

@@ -46,11 +46,11 @@ def main() -> None:
     from trl_ext.compat.startup import use_all_cores  # first: it silences what the imports below print
 
     # isort: split
-    from trl_ext.tools.estimate.recipe import run
+    from trl_ext.tools.estimate.recipe import report
 
     use_all_cores()
     try:
-        reason = run(args)
+        reason = report(args)
     except (ValueError, OSError, yaml.YAMLError) as error:
         sys.exit(f"error: {error}")
     if reason:

@@ -43,7 +43,7 @@ class Efficiency:
         """With the pace of a pilot.
 
         Args:
-            estimated: of the pilot's own shape, with this efficiency.
+            estimated: of the pilot's own settings, with this efficiency.
             rates: as `plan.measured` reads them from the pilot.
         """
         pace = dict(self.pace)
@@ -57,7 +57,7 @@ class Efficiency:
         """With the pace of `python -m scripts.benchmarks.gpu --json`.
 
         Args:
-            estimated: of the check's shape, with this efficiency.
+            estimated: of the check's settings, with this efficiency.
             found: the content of its file.
 
         Raises:

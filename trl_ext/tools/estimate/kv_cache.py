@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trl_ext.tools.estimate.shape import NoEstimateError
+from trl_ext.tools.estimate.planned import NoEstimateError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -13,7 +13,9 @@ from typing import Any
 from datasets import disable_progress_bars
 from tqdm import tqdm
 
+from trl_ext.compat.given import recorded_names
 from trl_ext.errors import InputError
+from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.io import read_json, read_yaml, write_json
 from trl_ext.recipes.cli import read_settings
 from trl_ext.registry import unknown
@@ -28,8 +30,8 @@ from trl_ext.tools.estimate.memory.report import engine_line, figures, limit_lin
 from trl_ext.tools.estimate.memory.step import estimate_memory
 from trl_ext.tools.estimate.networks import network_of, prompt_lengths
 from trl_ext.tools.estimate.pilot import read_run
+from trl_ext.tools.estimate.planned import Launch, Lengths, PlannedRun
 from trl_ext.tools.estimate.roofline import count_costs, estimate_time
-from trl_ext.tools.estimate.shape import Launch, Lengths, RunShape, shape_of
 from trl_ext.tools.estimate.timing import Timing
 from trl_ext.tools.estimate.waste import larger_micro_batches
 from trl_ext.tools.experiments.pipeline.settings import Pipeline, read_pipeline
@@ -44,8 +46,8 @@ def recipe_settings(given: Mapping[str, Any]) -> tuple[type, ...]:
     return min(zip(found, known, strict=True), key=lambda pair: len(given.keys() - pair[1]))[0]
 
 
-def read_shape(config: Path, changes: Sequence[str], launch: Launch) -> RunShape:
-    """The shape of the run that a YAML file describes.
+def planned_run(config: Path, changes: Sequence[str], launch: Launch) -> PlannedRun:
+    """The run that a YAML file describes.
 
     Args:
         changes: `name=value`, settings of the recipe or one of `LENGTHS`.
@@ -64,7 +66,6 @@ def read_shape(config: Path, changes: Sequence[str], launch: Launch) -> RunShape
     if "stages" in written:
         said = f"{config}: it is run in stages, which are estimated one by one:"
         raise InputError("\n".join([said, *_commands(read_pipeline(config))]))
-    given = {**written, **changed}
     flags = [f"--{name}={value}" for name, value in changed.items() if name != "use_vllm"]
     flags += ["--use_cpu", "true", "--use_vllm", "false", "--output_dir", "estimated"]
     task, model, parsed = read_settings(recipe_settings(written), None, config, flags)
@@ -73,7 +74,22 @@ def read_shape(config: Path, changes: Sequence[str], launch: Launch) -> RunShape
     if model.attn_implementation == "auto":
         model.attn_implementation = "flash_attention_2"  # as a GPU with flash-attn has it
     network = network_of(model.model_name_or_path, model.model_revision)
-    return shape_of(task, model, parsed, network, launch, _lengths(task, parsed, own), given)
+    parsed.use_vllm = str({**written, **changed}.get("use_vllm", "auto")).lower() != "false"  # as with GPUs
+    for_processes(parsed, launch.gpus)
+    return PlannedRun(task, model, parsed, network, launch, _lengths(task, parsed, own))
+
+
+def for_processes(config: Any, processes: int) -> None:
+    """Resolve the sizes of batches, which are those of one process, for several."""
+    given, micro = recorded_names(config), config.per_device_train_batch_size
+    if "train_batch_size" in given:  # it is divided among them, else a step has so many times its rows
+        rows = max(1, micro * config.gradient_accumulation_steps // processes)
+        config.per_device_train_batch_size = micro = min(micro, rows)
+        config.gradient_accumulation_steps = rows // micro
+    if isinstance(config, ExtGRPOConfig):
+        if not {"train_batch_size", "rollout_batch_size", "generation_batch_size"} & {*given}:
+            config.generation_batch_size *= processes
+        config.steps_per_generation = max(1, config.generation_batch_size // (micro * processes))
 
 
 def _commands(pipeline: Pipeline) -> list[str]:
@@ -102,8 +118,8 @@ def pace_of_pilot(run: Path, launch: Launch, gpu: Gpu) -> Efficiency:
         ValueError: it is no run of recipes/grpo_math.py, or too short.
     """
     rates, work = read_run(run)
-    shape = replace(read_shape(run / CONFIG, [f"completion={work.tokens}"], launch), trained_fraction=work.pilot_rows)
-    return Efficiency().measured(estimate_time(shape, gpu), rates)
+    pilot = replace(planned_run(run / CONFIG, [f"completion={work.tokens}"], launch), trained_fraction=work.pilot_rows)
+    return Efficiency().measured(estimate_time(pilot, gpu), rates)
 
 
 def pace_of_check(file: Path, recipe: Path, launch: Launch, gpu: Gpu) -> Efficiency:
@@ -117,7 +133,7 @@ def pace_of_check(file: Path, recipe: Path, launch: Launch, gpu: Gpu) -> Efficie
         raise ValueError(f"{file}: no {', '.join(missing)}; python -m scripts.benchmarks.gpu --json writes them")
     prompt, completion = found["prompt_tokens"], found["completion_tokens"]
     lengths = [f"prompt={prompt}", f"longest_prompt={math.ceil(prompt)}", f"completion={completion}"]
-    return Efficiency().checked(estimate_time(read_shape(recipe, lengths, launch), gpu), found)
+    return Efficiency().checked(estimate_time(planned_run(recipe, lengths, launch), gpu), found)
 
 
 def _lengths(task: Any, config: Any, own: Mapping[str, str]) -> Lengths:
@@ -135,17 +151,17 @@ def _lengths(task: Any, config: Any, own: Mapping[str, str]) -> Lengths:
     )
 
 
-def timing_of(shape: RunShape, gpu: Gpu, args: argparse.Namespace, costs: ModelCosts) -> Timing:
-    """Time at the pace of a pilot or a check of the machine, where there is one; costs are of the shape's model."""
+def timing_of(run: PlannedRun, gpu: Gpu, args: argparse.Namespace, costs: ModelCosts) -> Timing:
+    """Time at the pace of a pilot or a check of the machine, where there is one; costs are of the run's model."""
     if args.pilot is not None:
         _, work = read_run(args.pilot)
-        of_pilot = replace(shape, lengths=replace(shape.lengths, completion=work.tokens))
-        return estimate_time(of_pilot, gpu, pace_of_pilot(args.pilot, shape.launch, gpu), costs)
-    reached = pace_of_check(args.check, args.config, shape.launch, gpu) if args.check is not None else None
-    return estimate_time(shape, gpu, reached, costs)
+        of_pilot = replace(run, lengths=replace(run.lengths, completion=work.tokens))
+        return estimate_time(of_pilot, gpu, pace_of_pilot(args.pilot, run.launch, gpu), costs)
+    reached = pace_of_check(args.check, args.config, run.launch, gpu) if args.check is not None else None
+    return estimate_time(run, gpu, reached, costs)
 
 
-def run(args: argparse.Namespace) -> str | None:
+def report(args: argparse.Namespace) -> str | None:
     """Print the estimate, and return why the run does not fit or would waste its time, if so.
 
     Raises:
@@ -158,22 +174,22 @@ def run(args: argparse.Namespace) -> str | None:
     disable_progress_bars()
     gpu = gpu_by_name(args.gpu)
     launch = Launch.of_accelerate(args.accelerate) if args.accelerate else Launch()
-    shape = read_shape(args.config, args.set, replace(launch, gpus=args.gpus or launch.gpus))
-    time = partial(timing_of, gpu=gpu, args=args, costs=count_costs(shape))
-    timing = time(shape)
+    run = planned_run(args.config, args.set, replace(launch, gpus=args.gpus or launch.gpus))
+    time = partial(timing_of, gpu=gpu, args=args, costs=count_costs(run))
+    timing = time(run)
     with tqdm(desc="optimizer steps on fake tensors", unit="", leave=False) as bar:
 
-        def compute(other: RunShape) -> Memory:
+        def compute(other: PlannedRun) -> Memory:
             found = estimate_memory(other, gpu.memory)
             bar.update()
             return found
 
-        memory = compute(shape)
-        limits = None if args.quick else largest(shape, memory, compute)
-        reason = refusal(shape, memory, compute) or preempting(shape, memory)
-        advice = None if reason else larger_micro_batches(shape, timing, time, lambda other: compute(other).free >= 0)
+        memory = compute(run)
+        limits = None if args.quick else largest(run, memory, compute)
+        reason = refusal(run, memory, compute) or preempting(run, memory)
+        advice = None if reason else larger_micro_batches(run, timing, time, lambda other: compute(other).free >= 0)
     print("\n".join([*table(memory), *engine_line(memory), *(limit_lines(limits) if limits else [])]))
-    print("\n" + timing.table(args.budget or shape.time_budget))
+    print("\n" + timing.table(args.budget or run.config.time_budget))
     if advice:
         print("\n" + advice)
     if args.json:

@@ -1,4 +1,4 @@
-"""A run's shape and a machine -> the seconds of each of its phases, what binds them, and the rates of a plan."""
+"""A planned run and a machine -> the seconds of each of its phases, what binds them, and the rates of a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trl_ext.tools.estimate.plan import Rates, Workload
 from trl_ext.tools.estimate.timing import Phase, Timing
 
 if TYPE_CHECKING:
-    from trl_ext.tools.estimate.shape import RunShape
+    from trl_ext.tools.estimate.planned import PlannedRun
 
 ALL_PROBLEMS = 5000  # of a validation without a number of problems: MATH's test split
 PHASES = {  # name -> what has one of it, and the part of a run whose measured pace it has
@@ -40,7 +40,7 @@ _SAVED = 3 * 4  # bytes per trained parameter of a checkpoint: weights and both 
 
 
 def estimate_time(
-    shape: RunShape, gpu: Gpu, efficiency: Efficiency | None = None, costs: ModelCosts | None = None
+    run: PlannedRun, gpu: Gpu, efficiency: Efficiency | None = None, costs: ModelCosts | None = None
 ) -> Timing:
     """The time of a run on GPUs of a kind.
 
@@ -49,74 +49,74 @@ def estimate_time(
         costs: of the model, where they have been counted already.
     """
     reached = efficiency or Efficiency()
-    costs = costs or count_costs(shape)
-    machine = Machine(gpu, reached, shape.launch.hosts)
-    spent = {name: one * reached.pace.get(PHASES[name][1], 1.0) for name, one in _spent(shape, costs, machine).items()}
+    costs = costs or count_costs(run)
+    machine = Machine(gpu, reached, run.launch.hosts)
+    spent = {name: one * reached.pace.get(PHASES[name][1], 1.0) for name, one in _spent(run, costs, machine).items()}
     phases = tuple(Phase(name, PHASES[name][0], one.seconds, one.bound) for name, one in spent.items())
-    rates = _rates(shape, reached, {name: one.seconds for name, one in spent.items()})
-    return Timing(phases, rates, _workload(shape), 1 + shape.lengths.prompt / shape.lengths.completion)
+    rates = _rates(run, reached, {name: one.seconds for name, one in spent.items()})
+    return Timing(phases, rates, _workload(run), 1 + run.lengths.prompt / run.lengths.completion)
 
 
-def count_costs(shape: RunShape) -> ModelCosts:
-    """The costs of a shape's model, with its adapter."""
+def count_costs(run: PlannedRun) -> ModelCosts:
+    """The costs of a run's model, with its adapter."""
 
     def adapt(model: Any) -> Any:
         from peft import get_peft_model
 
-        return get_peft_model(model, copy.deepcopy(shape.peft)) if shape.peft else model
+        return get_peft_model(model, copy.deepcopy(run.peft)) if run.peft else model
 
-    return count_model(shape.config, shape.weights_dtype, shape.autocast_dtype, adapt)
+    return count_model(run.network, run.weights_dtype, run.autocast_dtype, adapt)
 
 
-def _spent(shape: RunShape, costs: ModelCosts, machine: Machine) -> dict[str, Spent]:
+def _spent(run: PlannedRun, costs: ModelCosts, machine: Machine) -> dict[str, Spent]:
     """Each phase once, in the order of `PHASES`, at the assumed pace."""
-    dtype, reached = shape.autocast_dtype or shape.weights_dtype, machine.efficiency
-    batches, on_gpu = plan_step(shape), machine.gpu.asynchronous
-    passes = training_work(costs, batches, shape.checkpointing, on_gpu)
-    sampling = Sampling(shape, costs, machine)
+    dtype, reached = run.compute_dtype, machine.efficiency
+    batches, on_gpu = plan_step(run), machine.gpu.asynchronous
+    passes = training_work(costs, batches, run.config.gradient_checkpointing, on_gpu)
+    sampling = Sampling(run, costs, machine)
     found = dict.fromkeys(PHASES, NOTHING)
-    if shape.recipe != "sft":
+    if run.recipe != "sft":
         found["prompts"], found["decoding"] = sampling.rollout()
-        found["rewards"] = sampling.rewards(shape.rollout)
-        python = reached.tensor_seconds * costs.tensors if shape.engine != "hf" else 0.0
-        found["weights to the engine"] = machine.spend(sync_work(shape, costs, 2), _NO_PRODUCTS, python)
+        found["rewards"] = sampling.rewards(run.rollout)
+        python = reached.tensor_seconds * costs.tensors if run.engine != "hf" else 0.0
+        found["weights to the engine"] = machine.spend(sync_work(run, costs, 2), _NO_PRODUCTS, python)
         scored = [machine.spend(work, dtype) for work in scoring_work(costs, batches, on_gpu)]
-        found["old log-probabilities"] = sum(scored, NOTHING) * _steps_scored(shape)
+        found["old log-probabilities"] = sum(scored, NOTHING) * _steps_scored(run)
     found["micro-batches"] = sum((machine.spend(work, dtype) for work in passes), NOTHING)
-    exchanged = gradient_exchange(shape, costs, len(batches.rows))
+    exchanged = gradient_exchange(run, costs, len(batches.rows))
     found["gradient exchange"] = machine.spend(exchanged, _NO_PRODUCTS, 0.0)
     launched = 4 * costs.tensors * reached.op_seconds  # norm, scaling, step and zeroing of each
-    found["optimizer"] = machine.spend(optimizer_work(shape, costs), _NO_PRODUCTS, launched)
-    found["validation on the way"], found["validation at the end"] = map(sampling.validation, _problems(shape))
+    found["optimizer"] = machine.spend(optimizer_work(run, costs), _NO_PRODUCTS, launched)
+    found["validation on the way"], found["validation at the end"] = map(sampling.validation, _problems(run))
     saved = _SAVED * costs.trained_parameters / reached.disk
     found["checkpoint"] = machine.spend(Work(), _NO_PRODUCTS, saved)
     return found
 
 
-def _steps_scored(shape: RunShape) -> float:
+def _steps_scored(run: PlannedRun) -> float:
     """Optimizer steps of a rollout whose rows are run through once more, without gradient.
 
     Those after the first need log-probabilities of the policy that sampled, with several passes the first as well; a
     reference model scores all.
     """
-    old = 0 if shape.updates == 1 else shape.updates if shape.epochs > 1 else shape.updates - 1
-    return old / shape.epochs + (shape.updates / shape.epochs if shape.beta else 0)
+    old = 0 if run.updates == 1 else run.updates if run.epochs > 1 else run.updates - 1
+    return old / run.epochs + (run.updates / run.epochs if run.beta else 0)
 
 
-def _problems(shape: RunShape) -> tuple[int, int]:
+def _problems(run: PlannedRun) -> tuple[int, int]:
     """Of a validation on the way and of the one at the end."""
-    on_the_way = shape.validation_problems or ALL_PROBLEMS
-    return on_the_way, shape.final_problems or on_the_way
+    on_the_way = run.task.validation_problems or ALL_PROBLEMS
+    return on_the_way, run.final_problems or on_the_way
 
 
-def _rates(shape: RunShape, reached: Efficiency, seconds: dict[str, float]) -> Rates:
+def _rates(run: PlannedRun, reached: Efficiency, seconds: dict[str, float]) -> Rates:
     """As `plan.measured` would read them from the logs, where rewards are in rollouts."""
-    tokens = shape.rollout * shape.lengths.completion
-    trained = tokens * shape.epochs * shape.trained_fraction
-    per_rollout = seconds["old log-probabilities"] + shape.updates * (
+    tokens = run.rollout * run.lengths.completion
+    trained = tokens * run.epochs * run.trained_fraction
+    per_rollout = seconds["old log-probabilities"] + run.updates * (
         seconds["micro-batches"] + seconds["gradient exchange"]
     )
-    on_the_way, final = _problems(shape)
+    on_the_way, final = _problems(run)
     per_problem = seconds["validation on the way"] / on_the_way, seconds["validation at the end"] / final
     return Rates(
         start=reached.start_seconds,
@@ -130,17 +130,17 @@ def _rates(shape: RunShape, reached: Efficiency, seconds: dict[str, float]) -> R
     )
 
 
-def _workload(shape: RunShape) -> Workload:
-    on_the_way, final = _problems(shape)
+def _workload(run: PlannedRun) -> Workload:
+    on_the_way, final = _problems(run)
     return Workload(
-        rollout_batch_size=shape.rollout,
-        updates=shape.updates,
-        epochs=shape.epochs,
-        tokens=shape.lengths.completion,
-        validate_every=shape.validate_every,
+        rollout_batch_size=run.rollout,
+        updates=run.updates,
+        epochs=run.epochs,
+        tokens=run.lengths.completion,
+        validate_every=run.task.validate_every,
         problems=on_the_way,
         final_problems=final,
-        save_every=shape.save_every,
-        pilot_rows=shape.trained_fraction,
-        restore_best=bool(shape.settings.get("restore_best")),
+        save_every=run.save_every,
+        pilot_rows=run.trained_fraction,
+        restore_best=run.task.restore_best,
     )

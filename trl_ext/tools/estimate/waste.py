@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trl_ext.tools.estimate.shape import RunShape
+    from trl_ext.tools.estimate.planned import PlannedRun
     from trl_ext.tools.estimate.timing import Phase, Timing
 
 _TOKENS = (8192, 16_384, 32_768)
@@ -16,19 +15,19 @@ _WORTH = 1.1  # times as fast, from which on it is said
 
 
 def larger_micro_batches(
-    shape: RunShape, timing: Timing, time: Callable[[RunShape], Timing], fits: Callable[[RunShape], bool]
+    run: PlannedRun, timing: Timing, time: Callable[[PlannedRun], Timing], fits: Callable[[PlannedRun], bool]
 ) -> str | None:
     """What larger micro-batches would save where they wait for Python, or None.
 
     Args:
-        timing: of the shape as it is.
+        timing: of the run as it is.
         time: of another one.
         fits: whether another one fits into the GPU's memory; called once or a few times.
     """
     now = _micro_batches(timing)
-    if now.bound != "host" or not shape.dynamic:
+    if now.bound != "host" or not run.packs:
         return None
-    others = {tokens: replace(shape, micro_tokens=tokens) for tokens in _TOKENS}
+    others = {tokens: run.with_settings(micro_batch_tokens=tokens) for tokens in _TOKENS}
     seconds = {tokens: _micro_batches(time(other)).seconds for tokens, other in others.items()}
     good = [tokens for tokens in _TOKENS if seconds[tokens] <= _NEARLY * min(seconds.values())]
     for tokens in [good[0], *(t for t in reversed(_TOKENS) if t < good[0])]:

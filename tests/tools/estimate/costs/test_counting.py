@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from tests.tools.estimate.shapes import network
+from tests.tools.estimate.runs import network
 from trl_ext.tools.estimate.costs.counting import ModelCosts, count_model
 
 ROWS, TOKENS = 3, 10

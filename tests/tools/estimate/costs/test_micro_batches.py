@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tools.estimate.shapes import network, shape
+from tests.tools.estimate.runs import network, planned
 from trl_ext.tools.estimate.costs.counting import ModelCosts
 from trl_ext.tools.estimate.costs.micro_batches import (
     MicroBatches,
@@ -18,7 +18,7 @@ from trl_ext.tools.estimate.costs.micro_batches import (
 )
 from trl_ext.tools.estimate.costs.operations import Polynomial
 from trl_ext.tools.estimate.costs.rollouts import spread_lengths
-from trl_ext.tools.estimate.shape import Launch, Lengths
+from trl_ext.tools.estimate.planned import Launch, Lengths
 
 
 def counting(*terms: float) -> Polynomial:
@@ -67,31 +67,31 @@ def test_a_gpu_folds_logits_instead_of_copying_them() -> None:
 
 
 def test_groups_without_a_gradient_are_left_out() -> None:
-    half = shape(step=16, trained_fraction=0.5)
+    half = planned(step=16, trained_fraction=0.5)
     assert plan_step(half).rows.sum() == 8
-    assert plan_step(shape(step=16, trained_fraction=0.5, skips=False)).rows.sum() == 16
+    assert plan_step(planned(step=16, trained_fraction=0.5, skip_zero_advantage_rows=False)).rows.sum() == 16
 
 
 def test_a_gpu_has_its_part_of_a_step() -> None:
-    assert plan_step(shape(step=16, launch=Launch(4))).rows.sum() == 4
+    assert plan_step(planned(step=16, launch=Launch(4))).rows.sum() == 4
 
 
 def test_micro_batches_keep_to_their_tokens() -> None:
-    found = plan_step(shape(step=16, micro_tokens=60, lengths=Lengths(8, 8, 10, 20)))
+    found = plan_step(planned(step=16, micro_batch_tokens=60, lengths=Lengths(8, 8, 10, 20)))
     assert found.rows.sum() == 16
     assert (found.rows * (found.prompts + found.completions)).max() <= 60
 
 
 def test_shared_prompts_are_planned_where_the_trainer_shares() -> None:
-    found = plan_step(shape(step=16, shares_prompts=True))
+    found = plan_step(planned(step=16, share_prompt_prefix=True))
     assert found.shared is not None
     assert sum(prompts for prompts, _ in found.shared) == 4  # sixteen rows in groups of four
-    assert plan_step(shape(step=16)).shared is None
+    assert plan_step(planned(step=16)).shared is None
 
 
 def test_on_shared_prompts_completions_have_no_padding() -> None:
     lengths = Lengths(8, 8, 10, 20)
-    found = plan_step(shape(step=16, shares_prompts=True, lengths=lengths))
+    found = plan_step(planned(step=16, share_prompt_prefix=True, lengths=lengths))
     assert (found.rows * found.completions).sum() == pytest.approx(spread_lengths(16, 10, 20).sum())
 
 
@@ -99,12 +99,12 @@ def test_on_shared_prompts_completions_have_no_padding() -> None:
     ("changes", "expected"),
     [
         ({}, True),
-        ({"shares_prompts": False}, False),
-        ({"dynamic": False}, False),
-        ({"attention": "flash_attention_2"}, False),
-        ({"attention": "eager"}, False),
-        ({"config": network(use_sliding_window=True, sliding_window=8, max_window_layers=1)}, False),
+        ({"share_prompt_prefix": False}, False),
+        ({"dynamic_micro_batches": False}, False),
+        ({"attn_implementation": "flash_attention_2"}, False),
+        ({"attn_implementation": "eager"}, False),
+        ({"network": network(use_sliding_window=True, sliding_window=8, max_window_layers=1)}, False),
     ],
 )
 def test_what_the_trainer_refuses_to_share_is_not_shared(changes: dict[str, Any], expected: bool) -> None:
-    assert shares_prompts(shape(**{"shares_prompts": True} | changes)) is expected
+    assert shares_prompts(planned(**{"share_prompt_prefix": True} | changes)) is expected

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from transformers import DeepseekV3Config, GPT2Config, GPTNeoXConfig, PretrainedConfig, Qwen3Config
 
+from tests.tools.estimate.runs import planned
 from trl_ext.tools.estimate.memory.parts import (
     BUCKET,
     CONTEXT,
@@ -19,7 +19,7 @@ from trl_ext.tools.estimate.memory.parts import (
     Measured,
     memory_of,
 )
-from trl_ext.tools.estimate.shape import Launch, Lengths, NoEstimateError, RunShape
+from trl_ext.tools.estimate.planned import Launch, Lengths, NoEstimateError, PlannedRun
 
 N = 1000  # parameters
 KINDS = dict.fromkeys(("weight casts", "activations", "lm head", "backward"), 0)
@@ -35,23 +35,15 @@ NETWORK = Qwen3Config(
 )  # fmt: skip
 
 
-def shape(**changes: Any) -> RunShape:
-    """A run on one GPU with HF generate."""
-    given: dict[str, Any] = {
-        "config": NETWORK, "recipe": "grpo", "launch": Launch(), "peft": None, "weights_dtype": torch.float32,
-        "autocast_dtype": None, "attention": "sdpa", "checkpointing": False, "lengths": Lengths(10, 20, 30, 40),
-        "rollout": 16, "group": 4, "step": 16, "epochs": 1, "micro_rows": 2, "micro_tokens": None,
-        "shares_prompts": False, "dynamic": True, "skips": True, "trained_fraction": 1.0,
-        "beta": 0.0, "optimizer": "adamw_torch_fused", "engine": "vllm", "engine_fraction": 0.5,
-        "engine_max_length": 64, "engine_sequences": 16, "engine_sleeps": False, "engine_dtype": "auto",
-        "engine_quantization": None, "engine_tensor_parallel": 1, "validate_every": 10,
-        "validation_problems": 100, "final_problems": 100, "save_every": 10, "time_budget": None,
-    }  # fmt: skip
-    return RunShape(**given | changes)
+def with_engine(**changes: Any) -> PlannedRun:
+    """A run on one GPU with colocated vLLM, one update per rollout."""
+    of_engine = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.5, "vllm_max_model_length": 64}
+    given = {"network": NETWORK, "lengths": Lengths(10, 20, 30, 40), "step": 16, "vllm_max_num_seqs": 16}
+    return planned(**given | of_engine | changes)
 
 
 def test_one_process_keeps_what_was_measured() -> None:
-    memory = memory_of(shape(engine="server"), GIB, MEASURED)
+    memory = memory_of(with_engine(vllm_mode="server"), GIB, MEASURED)
     parts = memory.moments["backward"]
     measured = sum(MEASURED.peaks["backward"].values())
     assert {name: parts[name] for name in STEP} == MEASURED.peaks["backward"]
@@ -61,12 +53,12 @@ def test_one_process_keeps_what_was_measured() -> None:
 
 
 def test_each_gpu_has_its_part_of_the_rollout() -> None:
-    parts = memory_of(shape(rollout=64, launch=Launch(2)), GIB, MEASURED).moments["forward"]
+    parts = memory_of(with_engine(generation_batch_size=64, launch=Launch(2)), GIB, MEASURED).moments["forward"]
     assert parts["batches"] == RESIDENT["batches"] * 64 // (2 * MEASURED.rows)
 
 
 def test_copies_on_several_gpus_have_buckets_of_gradients() -> None:
-    parts = memory_of(shape(launch=Launch(2)), GIB, MEASURED).moments["forward"]
+    parts = memory_of(with_engine(launch=Launch(2)), GIB, MEASURED).moments["forward"]
     assert parts["gradient buckets"] == 4 * N
     assert parts["gradients"] == 4 * N
     assert parts["context"] == CONTEXT + NCCL
@@ -77,7 +69,7 @@ def test_copies_on_several_gpus_have_buckets_of_gradients() -> None:
     [(1, 4 * N, 4 * N, 6 * N), (2, 4 * N, 2 * N, 6 * N), (3, 2 * N, 2 * N, 6 * N)],
 )
 def test_zero_shards_ever_more_of_it(stage: int, parameters: int, gradients: int, optimizer: int) -> None:
-    parts = memory_of(shape(launch=Launch(2, zero_stage=stage)), GIB, MEASURED).moments["backward"]
+    parts = memory_of(with_engine(launch=Launch(2, zero_stage=stage)), GIB, MEASURED).moments["backward"]
     assert [parts[name] for name in ("parameters", "gradients", "optimizer")] == [parameters, gradients, optimizer]
     assert parts["gradient buckets"] == 4 * BUCKET
     assert ("gathered weights" in parts) == (stage == 3)
@@ -85,13 +77,13 @@ def test_zero_shards_ever_more_of_it(stage: int, parameters: int, gradients: int
 
 
 def test_zeros_optimizer_step_has_float32_gradients() -> None:
-    made = shape(launch=Launch(2, zero_stage=2), autocast_dtype=torch.bfloat16)
+    made = with_engine(launch=Launch(2, zero_stage=2), bf16=True)
     assert memory_of(made, GIB, MEASURED).moments["optimizer step"]["gradient buckets"] == 2 * N
     assert memory_of(made, GIB, MEASURED).moments["backward"]["gradient buckets"] == 2 * BUCKET
 
 
 def test_the_engine_takes_its_fraction_and_caches_the_rest() -> None:
-    memory = memory_of(shape(), 10 * GIB, MEASURED)
+    memory = memory_of(with_engine(), 10 * GIB, MEASURED)
     engine = memory.engine
     assert engine is not None
     assert engine.total == 5 * GIB
@@ -110,15 +102,15 @@ def test_the_engine_takes_its_fraction_and_caches_the_rest() -> None:
 
 
 def test_quantized_weights_and_parallel_ones_are_smaller() -> None:
-    quantized = memory_of(shape(engine_quantization="fp8"), 10 * GIB, MEASURED).engine
-    parallel = memory_of(shape(engine_tensor_parallel=2), 10 * GIB, MEASURED).engine
+    quantized = memory_of(with_engine(vllm_quantization="fp8"), 10 * GIB, MEASURED).engine
+    parallel = memory_of(with_engine(vllm_tensor_parallel_size=2), 10 * GIB, MEASURED).engine
     assert quantized is not None
     assert parallel is not None
     assert quantized.weights == parallel.weights == N
 
 
 def test_an_engine_that_sleeps_is_there_for_the_rollout_only() -> None:
-    memory = memory_of(shape(engine_sleeps=True), 10 * GIB, MEASURED)
+    memory = memory_of(with_engine(vllm_enable_sleep_mode=True), 10 * GIB, MEASURED)
     assert "KV cache" not in memory.moments["backward"]
     assert memory.moments["rollout"]["KV cache"] > 0
     assert memory.moments["sync"]["KV cache"] > 0
@@ -126,7 +118,7 @@ def test_an_engine_that_sleeps_is_there_for_the_rollout_only() -> None:
 
 
 def test_hf_generate_caches_all_of_a_rollouts_sequences() -> None:
-    memory = memory_of(shape(engine="hf", launch=Launch(2)), GIB, MEASURED)
+    memory = memory_of(with_engine(use_vllm=False, launch=Launch(2)), GIB, MEASURED)
     assert memory.engine is None
     assert memory.moments["rollout"]["KV cache"] == 8 * 60 * (2 * 2 * 1 * 32 * 4)
     assert memory.moments["rollout"]["lm head"] == 2 * 8 * 512 * 4
@@ -140,11 +132,11 @@ def test_hf_generate_caches_all_of_a_rollouts_sequences() -> None:
     ],
 )
 def test_a_model_without_grouped_heads_caches_all(network: PretrainedConfig) -> None:
-    engine = memory_of(shape(config=network, engine_max_length=None), 10 * GIB, MEASURED).engine
+    engine = memory_of(with_engine(network=network, vllm_max_model_length=None), 10 * GIB, MEASURED).engine
     assert engine is not None
     assert engine.layout.size == 16 * 2 * 2 * 2 * 32 * 2
     assert engine.sequence == 128
-    generated = memory_of(shape(config=network, engine="hf"), GIB, MEASURED).moments["rollout"]
+    generated = memory_of(with_engine(network=network, use_vllm=False), GIB, MEASURED).moments["rollout"]
     assert generated["KV cache"] == 16 * 60 * (2 * 2 * 2 * 32 * 4)
 
 
@@ -153,29 +145,29 @@ def test_sliding_layers_cache_their_window() -> None:
     layers = {"num_hidden_layers": 12, "layer_types": ["sliding_attention"] * 10 + ["full_attention"] * 2}
     network = Qwen3Config(**NETWORK.to_dict() | layers | {"use_sliding_window": True, "sliding_window": 512})
     per_layer = 2 * 1 * 32
-    long = {"lengths": Lengths(10, 2000, 6000, 14_000), "engine_max_length": 16_000}
-    engine = memory_of(shape(config=network, **long), 10 * GIB, MEASURED).engine
+    long = {"lengths": Lengths(10, 2000, 6000, 14_000), "vllm_max_model_length": 16_000}
+    engine = memory_of(with_engine(network=network, **long), 10 * GIB, MEASURED).engine
     assert engine is not None
     assert engine.layout.size == 2 * 16 * per_layer * 2  # two layers to a group
     assert engine.to_start == 1000 + 5 * (544 + 1) + 1  # ceil((511 + 2 x 4096) / 16) blocks of each sliding group
     assert engine.to_decode == 16 * (376 + 5 * (32 + 1)) + 1
     assert engine.to_start < engine.layout.needed(16_000) + 5 * 512 + 2 < 6 * 1000
-    generated = memory_of(shape(config=network, engine="hf", **long), GIB, MEASURED).moments["rollout"]
+    generated = memory_of(with_engine(network=network, use_vllm=False, **long), GIB, MEASURED).moments["rollout"]
     assert generated["KV cache"] == 16 * (2 * 16_000 + 10 * 512) * per_layer * 4
 
 
 def test_a_latent_cache_is_not_counted_by_heads() -> None:
     with pytest.raises(NoEstimateError, match="latent attention"):
-        memory_of(shape(config=DeepseekV3Config()), GIB, MEASURED)
+        memory_of(with_engine(network=DeepseekV3Config()), GIB, MEASURED)
 
 
 def test_under_autocast_hf_generate_caches_in_its_dtype() -> None:
-    memory = memory_of(shape(engine="hf", autocast_dtype=torch.bfloat16), GIB, MEASURED)
+    memory = memory_of(with_engine(use_vllm=False, bf16=True), GIB, MEASURED)
     assert memory.moments["rollout"]["KV cache"] == 16 * 60 * (2 * 2 * 1 * 32 * 2)
 
 
 def test_an_adapters_base_is_what_the_engine_serves() -> None:
     with_adapter = replace(MEASURED, parameters=N + 100, trainable=100)
-    engine = memory_of(shape(peft=object()), 10 * GIB, with_adapter).engine
+    engine = memory_of(with_engine(use_peft=True), 10 * GIB, with_adapter).engine
     assert engine is not None
     assert engine.weights == 2 * N

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import Qwen3Config
 
 from scripts.benchmarks import estimate_memory
-from tests.tools.estimate.memory.test_parts import shape
+from tests.tools.estimate.memory.test_parts import with_engine
 from trl_ext.step import attention
 from trl_ext.tools.estimate.memory.ledger import ALLOCATION
 from trl_ext.tools.estimate.memory.parts import Measured
 from trl_ext.tools.estimate.memory.step import MOMENTS, measure
 from trl_ext.tools.estimate.memory.trainers import rows_of_step
-from trl_ext.tools.estimate.shape import Lengths, RunShape
+from trl_ext.tools.estimate.planned import Lengths, PlannedRun
 
 LAYERS, VOCABULARY = 2, 512
 NETWORK = Qwen3Config(
     hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=1,
     head_dim=32, vocab_size=VOCABULARY, max_position_embeddings=4096, tie_word_embeddings=True,
 )  # fmt: skip
-LOSS = {"advantage": "group_mean", "policy_loss": "reinforce", "aggregation": "sequence_mean"}
 
 
-def run(**changes: Any) -> RunShape:
-    """A run of GRPO with few long rows."""
+def run(**changes: Any) -> PlannedRun:
+    """A run with few long rows."""
     lengths = Lengths(prompt=16, longest_prompt=32, completion=64, max_completion=128)
-    return shape(**{"config": NETWORK, "lengths": lengths, "loss": LOSS, "group": 2, **changes})
+    groups = {"num_generations": 2} if changes.get("recipe", "grpo") == "grpo" else {}
+    return with_engine(**{"network": NETWORK, "lengths": lengths} | groups | changes)
 
 
 def activations(measured: Measured, moment: str = "forward") -> int:
@@ -67,23 +65,21 @@ def test_a_rollout_is_kept_with_the_micro_batches_of_it(plain: Measured) -> None
 
 
 def test_checkpointing_keeps_less_of_the_forward_pass() -> None:
-    kept = activations(measure(run(shares_prompts=False)))
-    recomputed = activations(measure(run(checkpointing=True)))
+    kept = activations(measure(run(share_prompt_prefix=False)))
+    recomputed = activations(measure(run(gradient_checkpointing=True)))
     assert recomputed < kept / 2
 
 
 @pytest.mark.parametrize(
-    ("autocast", "checkpointing"),
-    [(None, False), (None, True), (torch.bfloat16, False), (torch.bfloat16, True)],
-    ids=str,
+    ("bf16", "checkpointing"), [(False, False), (False, True), (True, False), (True, True)], ids=str
 )
-def test_shared_prompts_take_no_more_than_trls_step(autocast: torch.dtype | None, checkpointing: bool) -> None:
+def test_shared_prompts_take_no_more_than_trls_step(bf16: bool, checkpointing: bool) -> None:
     """Of a network whose gradients are larger than a micro-batch's activations: they are not kept twice."""
     size = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
     network = Qwen3Config(**size, num_attention_heads=8, num_key_value_heads=2, head_dim=64, vocab_size=VOCABULARY)
-    settings = {"config": network, "group": 8, "autocast_dtype": autocast, "checkpointing": checkpointing}
-    ours = measure(run(**settings, shares_prompts=True))
-    trls = measure(run(**settings, dynamic=False, skips=False))
+    settings = {"network": network, "num_generations": 8, "bf16": bf16, "gradient_checkpointing": checkpointing}
+    ours = measure(run(**settings, share_prompt_prefix=True))
+    trls = measure(run(**settings, dynamic_micro_batches=False, skip_zero_advantage_rows=False))
     assert ours.peaks["forward"]["activations"] > 0
     assert max(map(ours.total, MOMENTS)) <= max(map(trls.total, MOMENTS))
     assert ours.peaks["backward"]["backward"] < ours.parameters, "a quarter of the gradients' bytes"
@@ -91,51 +87,52 @@ def test_shared_prompts_take_no_more_than_trls_step(autocast: torch.dtype | None
 
 def test_a_gpus_rows_in_one_are_attended_to_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention._ByRowOnCPU, "forward", lambda *_: pytest.fail("as on a CPU"))
-    settings = {"group": 8, "lengths": Lengths(64, 64, 16, 16), "shares_prompts": True}
-    assert activations(measure(run(**settings, autocast_dtype=torch.bfloat16))) > 0
+    settings = {"num_generations": 8, "lengths": Lengths(64, 64, 16, 16), "share_prompt_prefix": True}
+    assert activations(measure(run(**settings, bf16=True))) > 0
 
 
 def test_eager_attention_keeps_the_scores(plain: Measured) -> None:
     scores = 4 * 2 * 2 * (32 + 128) ** 2  # bytes, rows, heads, tokens squared
-    assert activations(measure(run(attention="eager"))) > activations(plain) + scores
+    assert activations(measure(run(attn_implementation="eager"))) > activations(plain) + scores
 
 
 def test_a_step_with_trls_own_loss_is_estimated_too(plain: Measured) -> None:
-    found = measure(run(dynamic=False, loss={}))
+    found = measure(run(policy_loss=None))
     assert activations(found) == pytest.approx(activations(plain), rel=0.5)
 
 
 def test_a_wider_micro_batch_keeps_more() -> None:
-    assert activations(measure(run(micro_rows=4, group=4))) > 1.8 * activations(measure(run(group=4)))
+    assert activations(measure(run(per_device_train_batch_size=4, num_generations=4))) > 1.8 * activations(
+        measure(run(num_generations=4))
+    )
 
 
 def test_micro_batches_are_as_wide_as_their_tokens_say() -> None:
-    wider = activations(measure(run(micro_tokens=4 * 160, group=4)))
-    assert wider == pytest.approx(2 * activations(measure(run(group=4))), rel=0.1)
+    wider = activations(measure(run(micro_batch_tokens=4 * 160, num_generations=4)))
+    assert wider == pytest.approx(2 * activations(measure(run(num_generations=4))), rel=0.1)
 
 
 def test_autocast_keeps_copies_of_the_weights() -> None:
-    cast = measure(run(autocast_dtype=torch.bfloat16))
+    cast = measure(run(bf16=True))
     assert cast.resident["parameters"] >= 4 * cast.parameters
     linear = cast.parameters - VOCABULARY * 64
     assert cast.peaks["forward"]["weight casts"] == pytest.approx(2 * linear, rel=0.05)
 
 
 def test_an_adapter_has_gradients_of_its_own_only() -> None:
-    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    measured = measure(run(peft=adapter))
+    measured = measure(run(use_peft=True, lora_r=4, lora_target_modules=["q_proj", "v_proj"]))
     assert measured.trainable == LAYERS * 4 * ((64 + 64) + (64 + 32))
     assert measured.peaks["optimizer step"]["gradients"] < 0.05 * 4 * measured.parameters
 
 
 def test_a_reference_model_is_a_second_copy(plain: Measured) -> None:
-    measured = measure(run(beta=0.1, loss={**LOSS, "beta": 0.1}))
+    measured = measure(run(beta=0.1))
     assert measured.peaks["backward"]["reference"] == pytest.approx(4 * plain.parameters, rel=0.01)
     assert plain.resident["reference"] == 0
 
 
 def test_supervised_steps_have_rows_of_the_longest_length() -> None:
-    half, whole = (measure(run(recipe="sft", longest_row=n, loss={})) for n in (80, 160))
+    half, whole = (measure(run(recipe="sft", max_length=n)) for n in (80, 160))
     assert activations(whole) == pytest.approx(2 * activations(half), rel=0.15)
 
 
@@ -146,17 +143,19 @@ def test_a_single_micro_batch_has_no_earlier_gradients(plain: Measured) -> None:
 
 
 def test_the_fake_step_has_whole_groups() -> None:
-    assert rows_of_step(run(micro_rows=4, group=6)) == 24
-    assert rows_of_step(replace(run(micro_rows=4, group=6), recipe="sft")) == 8
+    assert rows_of_step(run(per_device_train_batch_size=4, num_generations=6)) == 24
+    assert rows_of_step(run(recipe="sft", per_device_train_batch_size=4)) == 8
 
 
 def test_the_fake_step_fills_a_micro_batch_of_limited_tokens() -> None:
-    most = {"micro_tokens": 16 * 128, "group": 4, "step": 64}
+    most = {"micro_batch_tokens": 16 * 128, "num_generations": 4, "step": 64}
     assert rows_of_step(run(**most)) == 2 * 16, "of each prompt"
-    assert rows_of_step(run(**most, shares_prompts=True)) == 16, "together"
-    assert rows_of_step(run(**most, shares_prompts=True, attention="flash_attention_2")) == 2 * 16, "not shared"
+    assert rows_of_step(run(**most, share_prompt_prefix=True)) == 16, "together"
+    assert rows_of_step(run(**most, share_prompt_prefix=True, attn_implementation="flash_attention_2")) == 2 * 16, (
+        "not shared"
+    )
     assert rows_of_step(run(**{**most, "step": 12})) == 2 * 12, "a step has no more"
-    half = activations(measure(run(**{**most, "micro_tokens": 8 * 128})))
+    half = activations(measure(run(**{**most, "micro_batch_tokens": 8 * 128})))
     assert activations(measure(run(**most))) == pytest.approx(2 * half, rel=0.1)
 
 

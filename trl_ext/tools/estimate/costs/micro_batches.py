@@ -17,7 +17,7 @@ from trl_ext.tools.estimate.costs.operations import Polynomial, Work
 from trl_ext.tools.estimate.costs.rollouts import spread_lengths
 
 if TYPE_CHECKING:
-    from trl_ext.tools.estimate.shape import RunShape
+    from trl_ext.tools.estimate.planned import PlannedRun
 
 
 @dataclass(frozen=True)
@@ -30,30 +30,25 @@ class MicroBatches:
     shared: tuple[tuple[int, int], ...] | None  # prompts and their width of each set that is computed once, if shared
 
 
-def shares_prompts(shape: RunShape) -> bool:
+def shares_prompts(run: PlannedRun) -> bool:
     """Whether the trainer will compute a group's prompt once, by the reasons for which it does not."""
-    config = copy.deepcopy(shape.config)
-    config._attn_implementation = shape.attention
+    config = copy.deepcopy(run.network)
+    config._attn_implementation = run.attention
     model = cast(Any, SimpleNamespace(config=config))
-    return shape.shares_prompts and shape.dynamic and unsupported_in_a_step(model) is None
+    return run.packs and run.config.share_prompt_prefix and unsupported_in_a_step(model) is None
 
 
-def rows_per_gpu(shape: RunShape) -> int:
-    """Rows of an optimizer step on one GPU."""
-    return max(1, shape.step // shape.launch.gpus)
-
-
-def plan_step(shape: RunShape) -> MicroBatches:
+def plan_step(run: PlannedRun) -> MicroBatches:
     """The micro-batches of a typical step: lengths by quantiles, the fraction of groups that has a gradient."""
     batching = Batching(
-        rows=shape.micro_rows,
-        tokens=shape.micro_tokens,
-        dynamic=shape.dynamic,
-        skip_zero_advantage=shape.skips,
-        share_prompts=shares_prompts(shape),
-        checkpointing=shape.checkpointing,
+        rows=run.config.per_device_train_batch_size,
+        tokens=run.token_limit,
+        dynamic=run.packs,
+        skip_zero_advantage=getattr(run.config, "skip_zero_advantage_rows", False),
+        share_prompts=shares_prompts(run),
+        checkpointing=run.config.gradient_checkpointing,
     )
-    planned = batching.plan(_rows(shape))
+    planned = batching.plan(_rows(run))
     sets = {
         id(one.forward.prompts): one.forward.prompts.ids.shape for one in planned if isinstance(one.forward, OnPrompts)
     }
@@ -71,14 +66,14 @@ def _width(one: MicroBatch) -> float:
     return one.rows.completion_ids.shape[1]
 
 
-def _rows(shape: RunShape) -> Rows:
+def _rows(run: PlannedRun) -> Rows:
     """One GPU's rows of a step as the trainer has them, of which only lengths, groups and advantages matter."""
-    n, group = rows_per_gpu(shape), min(shape.group, rows_per_gpu(shape))
+    n, group = run.rows_per_gpu, min(run.group, run.rows_per_gpu)
     groups = -(-n // group)
-    lengths = shape.lengths
+    lengths = run.lengths
     prompts = spread_lengths(groups, lengths.prompt, lengths.longest_prompt).repeat(group)[:n]
     completions = spread_lengths(n, lengths.completion, lengths.max_completion)
-    places = np.arange(groups + 1) * shape.trained_fraction
+    places = np.arange(groups + 1) * run.trained_fraction
     trained = (np.diff(np.floor(places + 1e-9)) > 0).repeat(group)[:n]  # at even distances
     prompt_mask = np.arange(prompts.max())[::-1] < prompts[:, None]
     completion_mask = np.arange(completions.max()) < completions[:, None]

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trl_ext.tools.estimate.kv_cache import IN_FLIGHT, Blocks, layer_tokens, token_bytes
-from trl_ext.tools.estimate.shape import context_of
 
 if TYPE_CHECKING:
-    from trl_ext.tools.estimate.shape import RunShape
+    from trl_ext.tools.estimate.planned import PlannedRun
 
 GIB = 2**30
 CONTEXT = 3 * GIB // 4  # of CUDA and its libraries in a process, measured
@@ -124,38 +123,38 @@ class Memory:
         return self.capacity - self.total(self.peak)
 
 
-def memory_of(shape: RunShape, capacity: int, measured: Measured) -> Memory:
+def memory_of(run: PlannedRun, capacity: int, measured: Measured) -> Memory:
     """What each moment of a run keeps in one GPU's memory.
 
     Args:
         capacity: bytes of the GPU.
-        measured: of `step.measure(shape)`.
+        measured: of `step.measure(run)`.
     """
-    engine = _engine(shape, capacity, measured) if shape.engine == "vllm" else None
+    engine = _engine(run, capacity, measured) if run.engine == "vllm" else None
     held = _of_engine(engine)
-    in_training = {} if shape.engine_sleeps else held
-    resident = _sharded(measured.resident, measured, shape)
-    moments = {"rollout": {**resident, **held, **_generating(shape, engine)}}
+    in_training = {} if run.config.vllm_enable_sleep_mode else held
+    resident = _sharded(measured.resident, measured, run)
+    moments = {"rollout": {**resident, **held, **_generating(run, engine)}}
     for moment, parts in measured.peaks.items():
-        moments[moment] = {**_sharded(parts, measured, shape), **_exchanged(moment, measured, shape), **in_training}
-    moments["sync"] = {**resident, **held, "sync buffers": _sync_bytes(shape, measured)}
-    moments["save"] = {**resident, **in_training, "sync buffers": _gathered_bytes(shape, measured)}
+        moments[moment] = {**_sharded(parts, measured, run), **_exchanged(moment, measured, run), **in_training}
+    moments["sync"] = {**resident, **held, "sync buffers": _sync_bytes(run, measured)}
+    moments["save"] = {**resident, **in_training, "sync buffers": _gathered_bytes(run, measured)}
     ours = set(held) | {"margin"}
     for moment, parts in moments.items():
         allocated = sum(size for name, size in parts.items() if name not in ours)
-        outside = CONTEXT + (NCCL if shape.launch.gpus > 1 else 0)
+        outside = CONTEXT + (NCCL if run.launch.gpus > 1 else 0)
         moments[moment] = {**parts, "context": outside, "margin": round(MARGIN * allocated)}
     return Memory(capacity, moments, engine)
 
 
-def _sharded(parts: Parts, measured: Measured, shape: RunShape) -> dict[str, int]:
+def _sharded(parts: Parts, measured: Measured, run: PlannedRun) -> dict[str, int]:
     """One process's bytes by component, as DeepSpeed partitions them over the GPUs."""
-    stage, gpus = shape.launch.zero_stage, shape.launch.gpus
-    rows = shape.rollout if shape.recipe == "grpo" else shape.step
+    stage, gpus = run.launch.zero_stage, run.launch.gpus
+    rows = run.rollout if run.recipe == "grpo" else run.step
     found = {**parts, "batches": -(-parts["batches"] * rows // (gpus * measured.rows))}
     if not stage:
         if gpus > 1:  # DDP's buckets are copies of all gradients
-            found["gradient buckets"] = measured.trainable * shape.weights_dtype.itemsize
+            found["gradient buckets"] = measured.trainable * run.weights_dtype.itemsize
         return found
     if stage >= 2:
         found["gradients"] = -(-parts["gradients"] // gpus)
@@ -165,12 +164,12 @@ def _sharded(parts: Parts, measured: Measured, shape: RunShape) -> dict[str, int
     return found
 
 
-def _exchanged(moment: str, measured: Measured, shape: RunShape) -> dict[str, int]:
+def _exchanged(moment: str, measured: Measured, run: PlannedRun) -> dict[str, int]:
     """What DeepSpeed has in addition while it trains."""
-    stage, gpus = shape.launch.zero_stage, shape.launch.gpus
+    stage, gpus = run.launch.zero_stage, run.launch.gpus
     if not stage:
         return {}
-    itemsize = (shape.autocast_dtype or shape.weights_dtype).itemsize
+    itemsize = run.compute_dtype.itemsize
     if moment == "optimizer step":
         return {"gradient buckets": -(-4 * measured.trainable // gpus)}  # float32 gradients of this rank's partition
     found = {"gradient buckets": BUCKET * itemsize} if moment == "backward" or stage == 3 else {}
@@ -179,28 +178,26 @@ def _exchanged(moment: str, measured: Measured, shape: RunShape) -> dict[str, in
     return found
 
 
-def _engine(shape: RunShape, capacity: int, measured: Measured) -> Engine:
-    parameters = measured.parameters - (measured.trainable if shape.peft else 0)
-    itemsize = _engine_dtype(shape).itemsize
-    width = _QUANTIZED.get(shape.engine_quantization or "", itemsize)
-    parallel = shape.engine_tensor_parallel
-    lengths = shape.lengths
+def _engine(run: PlannedRun, capacity: int, measured: Measured) -> Engine:
+    parameters = measured.parameters - (measured.trainable if run.peft else 0)
+    itemsize = _engine_dtype(run).itemsize
+    width = _QUANTIZED.get(run.config.vllm_quantization or "", itemsize)
+    parallel = run.engine_parallel
+    lengths = run.lengths
     return Engine(
-        total=int(shape.engine_fraction * capacity),
+        total=int(run.config.vllm_gpu_memory_utilization * capacity),
         weights=round(parameters * width / parallel),
-        layout=Blocks.of(shape.config, token_bytes(shape.config, itemsize, parallel)),
-        sequence=shape.engine_max_length or context_of(shape.config),
-        sequences=shape.engine_sequences,
-        length=lengths.prompt / shape.group + lengths.completion,
+        layout=Blocks.of(run.network, token_bytes(run.network, itemsize, parallel)),
+        sequence=run.context,
+        sequences=run.engine_sequences,
+        length=lengths.prompt / run.group + lengths.completion,
     )
 
 
-def _engine_dtype(shape: RunShape) -> torch.dtype:
-    if shape.engine_dtype != "auto":
-        return {"half": torch.float16, "float": torch.float32}.get(shape.engine_dtype) or getattr(
-            torch, shape.engine_dtype
-        )
-    own = shape.config.dtype  # as published: what vLLM's auto reads; float32 becomes float16 or bfloat16
+def _engine_dtype(run: PlannedRun) -> torch.dtype:
+    if run.engine_dtype != "auto":
+        return {"half": torch.float16, "float": torch.float32}.get(run.engine_dtype) or getattr(torch, run.engine_dtype)
+    own = run.network.dtype  # as published: what vLLM's auto reads; float32 becomes float16 or bfloat16
     return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
@@ -214,24 +211,24 @@ def _of_engine(engine: Engine | None) -> dict[str, int]:
     }
 
 
-def _generating(shape: RunShape, engine: Engine | None) -> dict[str, int]:
+def _generating(run: PlannedRun, engine: Engine | None) -> dict[str, int]:
     """HF generate's cache of keys and values, of all this GPU's sequences at their longest."""
-    if engine is not None or shape.engine == "server":
+    if engine is not None or run.engine == "server":
         return {}
-    network: Any = shape.config.get_text_config()
-    tokens = shape.lengths.longest_prompt + shape.lengths.max_completion
-    sequences = max(1, shape.rollout // shape.launch.gpus)
-    itemsize = (shape.autocast_dtype or shape.weights_dtype).itemsize  # of the cache
-    cached = round(sequences * layer_tokens(shape.config, tokens) * token_bytes(shape.config, itemsize))
+    network: Any = run.network.get_text_config()
+    tokens = run.lengths.longest_prompt + run.lengths.max_completion
+    sequences = max(1, run.rollout // run.launch.gpus)
+    itemsize = run.compute_dtype.itemsize  # of the cache
+    cached = round(sequences * layer_tokens(run.network, tokens) * token_bytes(run.network, itemsize))
     return {"KV cache": cached, "lm head": 2 * sequences * network.vocab_size * 4}
 
 
-def _sync_bytes(shape: RunShape, measured: Measured) -> int:
+def _sync_bytes(run: PlannedRun, measured: Measured) -> int:
     """The engine's largest layer in its loading format, and what is gathered for it."""
-    layer = measured.largest_layer * _engine_dtype(shape).itemsize if shape.engine == "vllm" else 0
-    return layer + _gathered_bytes(shape, measured)
+    layer = measured.largest_layer * _engine_dtype(run).itemsize if run.engine == "vllm" else 0
+    return layer + _gathered_bytes(run, measured)
 
 
-def _gathered_bytes(shape: RunShape, measured: Measured) -> int:
-    largest = measured.largest_parameter * (shape.autocast_dtype or shape.weights_dtype).itemsize
-    return max(GATHERED, largest) if shape.launch.zero_stage == 3 else 0
+def _gathered_bytes(run: PlannedRun, measured: Measured) -> int:
+    largest = measured.largest_parameter * run.compute_dtype.itemsize
+    return max(GATHERED, largest) if run.launch.zero_stage == 3 else 0

@@ -32,17 +32,17 @@ from trl_ext.compat.trl_head import head_as_on_gpu, head_within
 from trl_ext.step import MicroBatch, TRLBatch, attention_as_on_gpu
 from trl_ext.tools.estimate.memory.ledger import ALLOCATION, Answered, Ledger
 from trl_ext.tools.estimate.memory.parts import Measured, Memory, memory_of
-from trl_ext.tools.estimate.shape import RunShape
+from trl_ext.tools.estimate.planned import PlannedRun
 
 MOMENTS = ("forward", "backward", "optimizer step")
 
 
-def estimate_memory(shape: RunShape, capacity: int) -> Memory:
+def estimate_memory(run: PlannedRun, capacity: int) -> Memory:
     """The memory of a run on a GPU with so many bytes: measured, and sharded as its launch says."""
-    return memory_of(shape, capacity, measure(shape))
+    return memory_of(run, capacity, measure(run))
 
 
-def measure(shape: RunShape, on_gpu: bool = True) -> Measured:
+def measure(run: PlannedRun, on_gpu: bool = True) -> Measured:
     """Peaks of an optimizer step over the widest micro-batches of a run's settings.
 
     The step has prompts of the longest length and of the mean one; all completions are as long as they may be.
@@ -54,17 +54,19 @@ def measure(shape: RunShape, on_gpu: bool = True) -> Measured:
     ledger = Ledger(rounded_to=ALLOCATION if on_gpu else 1)
     with tempfile.TemporaryDirectory() as folder:
         with fake, parameters_replaced():
-            trainer = fake_trainer(shape, folder)
-        widest = micro_batches(trainer, shape)
+            trainer = fake_trainer(run, folder)
+        widest = micro_batches(trainer, run)
         batches, rows = tensors_of_rows(trainer, widest)
         for tensor in batches:
             ledger.file(tensor, "batches")
-        answered = Answered(lambda mask: mask[0] * min(*mask[1:], trained_tokens(shape)) if mask[1:] else mask[0])
+        answered = Answered(lambda mask: mask[0] * min(*mask[1:], trained_tokens(run)) if mask[1:] else mask[0])
         within_head = head_within(lambda: ledger.during("", "lm head"))
         with fake, answered, ledger, within_head, rows_not_packed(), contextlib.ExitStack() as stack:
             for as_on_gpu in (head_as_on_gpu, attention_as_on_gpu) if on_gpu else ():
                 stack.enter_context(as_on_gpu())
-            return replace(_step(trainer, widest, ledger, accumulates=shape.accumulation > 1), rows=rows)
+            return replace(
+                _step(trainer, widest, ledger, accumulates=run.config.gradient_accumulation_steps > 1), rows=rows
+            )
 
 
 def _step(

@@ -24,10 +24,21 @@ from trl_ext.compat.fake_modules import reference_made_by
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.sft.trainer import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.step import MicroBatch, OnPrompts, TRLBatch
-from trl_ext.tools.estimate.costs.micro_batches import rows_per_gpu, shares_prompts
-from trl_ext.tools.estimate.shape import RunShape
+from trl_ext.tools.estimate.costs.micro_batches import shares_prompts
+from trl_ext.tools.estimate.planned import PlannedRun
 
 OPTIONS = {"use_cpu": True, "use_vllm": "false", "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+_LEFT_OUT = {  # settings of a run, next to `OPTIONS`, of what a step on fake tensors does not have
+    # precision, processes and kernels of GPUs
+    "fp16", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "torch_compile", "use_liger_kernel",
+    "full_determinism", "activation_offloading",
+    # what is done next to the steps
+    "push_to_hub", "eval_strategy", "load_best_model_at_end", "sync_ref_model",
+    # the run's model, rewards, tokenizer and rows
+    "model_init_kwargs", "reward_weights", "eos_token", "pad_token", "packing", "padding_free", "dataset_num_proc",
+    # sizes that follow from those of the fake step
+    "train_batch_size", "generation_batch_size", "steps_per_generation",
+}  # fmt: skip
 
 
 class FakeGRPO(ExtGRPOTrainer):
@@ -47,32 +58,23 @@ class FakeSFT(ExtSFTTrainer):
         return inputs
 
 
-def fake_model(shape: RunShape) -> PreTrainedModel:
+def fake_model(run: PlannedRun) -> PreTrainedModel:
     """The model at full depth, in the dtype that it is computed in where DeepSpeed keeps a copy of the weights."""
-    network = copy.deepcopy(shape.config)
+    network = copy.deepcopy(run.network)
     # FlashAttention-2 needs its kernels; torch's own keep the same tensors for the backward pass.
-    network._attn_implementation = "eager" if shape.attention == "eager" else "sdpa"
-    dtype = shape.weights_dtype if casts(shape) or shape.autocast_dtype is None else shape.autocast_dtype
+    network._attn_implementation = "eager" if run.attention == "eager" else "sdpa"
+    dtype = run.weights_dtype if casts(run) or run.autocast_dtype is None else run.autocast_dtype
     return AutoModelForCausalLM.from_config(network, dtype=dtype)
 
 
-def casts(shape: RunShape) -> bool:
+def casts(run: PlannedRun) -> bool:
     """Whether weights are cast for each pass; DeepSpeed has a copy of them (accelerate's `set_mixed_precision`)."""
-    return shape.autocast_dtype is not None and shape.launch.zero_stage == 0
+    return run.autocast_dtype is not None and run.launch.zero_stage == 0
 
 
-def fake_trainer(shape: RunShape, folder: str) -> FakeGRPO | FakeSFT:
+def fake_trainer(run: PlannedRun, folder: str) -> FakeGRPO | FakeSFT:
     """The recipe's trainer, ready for `Trainer.training_step`."""
-    common = OPTIONS | {
-        "output_dir": folder,
-        "bf16": casts(shape) and shape.autocast_dtype == torch.bfloat16,
-        "per_device_train_batch_size": shape.micro_rows,
-        "gradient_accumulation_steps": rows_of_step(shape) // shape.micro_rows,
-        "gradient_checkpointing": shape.checkpointing,
-        "optim": shape.optimizer,
-        **shape.loss,
-    }
-    trainer = _grpo(shape, common) if shape.recipe == "grpo" else _sft(shape, common)
+    trainer = _grpo(run, folder) if run.recipe == "grpo" else _sft(run, folder)
     trainer.model.train()
     if trainer.args.gradient_checkpointing:
         trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
@@ -81,37 +83,44 @@ def fake_trainer(shape: RunShape, folder: str) -> FakeGRPO | FakeSFT:
     return trainer
 
 
-def _grpo(shape: RunShape, common: dict[str, Any]) -> FakeGRPO:
-    if not shape.beta:
-        common.pop("kl_estimator", None)  # which a configuration without a penalty refuses
-    config = ExtGRPOConfig(
-        **common,
-        num_generations=shape.group,
-        max_completion_length=shape.lengths.max_completion,
-        micro_batch_tokens=shape.micro_tokens,
-        share_prompt_prefix=shares_prompts(shape),
-        dynamic_micro_batches=shape.dynamic,
-    )
-    with reference_made_by(lambda: fake_model(shape)):
+def _settings(run: PlannedRun, kind: type[Any], folder: str, **own: Any) -> Any:
+    """The run's, as they are resolved, in a configuration for the fake step on this CPU."""
+    rows = run.config.per_device_train_batch_size
+    own |= OPTIONS | {
+        "output_dir": folder,
+        "bf16": casts(run) and run.autocast_dtype == torch.bfloat16,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": rows_of_step(run) // rows,
+    }
+    config = kind(**own)
+    for name in (field.name for field in fields(kind) if field.init):
+        if name not in own and name not in _LEFT_OUT:
+            setattr(config, name, getattr(run.config, name))
+    return config
+
+
+def _grpo(run: PlannedRun, folder: str) -> FakeGRPO:
+    sizes = {"num_generations": run.group, "max_completion_length": run.lengths.max_completion}
+    config = _settings(run, ExtGRPOConfig, folder, share_prompt_prefix=shares_prompts(run), **sizes)
+    with reference_made_by(lambda: fake_model(run)):
         return FakeGRPO(
-            fake_model(shape),
+            fake_model(run),
             lambda completions, **_: [0.0] * len(completions),
             config,
-            Dataset.from_list([{"prompt": "a"}] * rows_of_step(shape)),
+            Dataset.from_list([{"prompt": "a"}] * rows_of_step(run)),
             processing_class=_tokenizer(),
-            peft_config=shape.peft,
+            peft_config=run.peft,
         )
 
 
-def _sft(shape: RunShape, common: dict[str, Any]) -> FakeSFT:
-    known = {field.name for field in fields(ExtSFTConfig)}
-    rows = Dataset.from_list([{"input_ids": [2, 1], "completion_mask": [0, 1]}] * rows_of_step(shape))
+def _sft(run: PlannedRun, folder: str) -> FakeSFT:
+    rows = Dataset.from_list([{"input_ids": [2, 1], "completion_mask": [0, 1]}] * rows_of_step(run))
     return FakeSFT(
-        model=fake_model(shape),
-        args=ExtSFTConfig(**{name: value for name, value in common.items() if name in known}),
+        model=fake_model(run),
+        args=_settings(run, ExtSFTConfig, folder),
         train_dataset=rows,
         processing_class=_tokenizer(),
-        peft_config=shape.peft,
+        peft_config=run.peft,
     )
 
 
@@ -121,39 +130,40 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
-def rows_of_step(shape: RunShape) -> int:
+def rows_of_step(run: PlannedRun) -> int:
     """Rows of the fake step: whole groups, as many of the mean prompt as of the longest.
 
-    With `micro_tokens` they are so many that they fill a micro-batch, if those of the real step do: where prompts are
-    not shared and rows of a length get together, those of either prompt alone.
+    Micro-batches of limited tokens are filled, if the real step's rows do so: where prompts are not shared and rows of
+    a length get together, by those of either prompt alone.
     """
-    if shape.recipe != "grpo":
-        return 2 * shape.micro_rows
-    half = math.lcm(shape.micro_rows, shape.group)
-    filling = min((shape.micro_tokens or 0) // shape.lengths.max_completion, rows_per_gpu(shape))
-    return 2 * half * max(1, math.ceil(filling / (2 * half if shares_prompts(shape) else half)))
+    micro = run.config.per_device_train_batch_size
+    if run.recipe != "grpo":
+        return 2 * micro
+    half = math.lcm(micro, run.group)
+    filling = min((run.token_limit or 0) // run.lengths.max_completion, run.rows_per_gpu)
+    return 2 * half * max(1, math.ceil(filling / (2 * half if shares_prompts(run) else half)))
 
 
-def micro_batches(trainer: FakeGRPO | FakeSFT, shape: RunShape) -> Sequence[MicroBatch | TRLBatch]:
+def micro_batches(trainer: FakeGRPO | FakeSFT, run: PlannedRun) -> Sequence[MicroBatch | TRLBatch]:
     """The widest of a step, one of each shape; all of them where they share prompts."""
-    return _of_grpo(trainer, shape) if isinstance(trainer, FakeGRPO) else [_of_sft(shape)]
+    return _of_grpo(trainer, run) if isinstance(trainer, FakeGRPO) else [_of_sft(run)]
 
 
-def trained_tokens(shape: RunShape) -> int:
+def trained_tokens(run: PlannedRun) -> int:
     """The most tokens of a row that the loss counts."""
-    if shape.longest_row is None:
-        return shape.lengths.max_completion
-    return max(1, shape.longest_row - round(shape.lengths.prompt))
+    if run.longest_row is None:
+        return run.lengths.max_completion
+    return max(1, run.longest_row - round(run.lengths.prompt))
 
 
-def _of_sft(shape: RunShape) -> TRLBatch:
-    assert shape.longest_row is not None
-    ids = torch.ones(shape.micro_rows, shape.longest_row, dtype=torch.long)
+def _of_sft(run: PlannedRun) -> TRLBatch:
+    assert run.longest_row is not None
+    ids = torch.ones(run.config.per_device_train_batch_size, run.longest_row, dtype=torch.long)
     return {"input_ids": ids, "attention_mask": ids.clone(), "labels": ids.clone()}
 
 
-def _of_grpo(trainer: FakeGRPO, shape: RunShape) -> Sequence[MicroBatch | TRLBatch]:
-    rows, lengths = rows_of_step(shape), shape.lengths
+def _of_grpo(trainer: FakeGRPO, run: PlannedRun) -> Sequence[MicroBatch | TRLBatch]:
+    rows, lengths = rows_of_step(run), run.lengths
     prompts = torch.tensor([lengths.longest_prompt] * (rows // 2) + [max(1, round(lengths.prompt))] * (rows // 2))
     places = torch.arange(lengths.longest_prompt)
     completion = torch.ones(rows, lengths.max_completion, dtype=torch.long)
@@ -165,19 +175,20 @@ def _of_grpo(trainer: FakeGRPO, shape: RunShape) -> Sequence[MicroBatch | TRLBat
         "advantages": torch.ones(rows),
         "num_items_in_batch": completion.sum(),
     }
-    batch["group"] = torch.arange(rows) // shape.group
-    if shape.engine != "hf":
+    batch["group"] = torch.arange(rows) // run.group
+    if run.engine != "hf":
         batch["sampling_per_token_logps"] = torch.zeros(completion.shape)
-    if shape.beta:
+    if run.beta:
         batch["ref_per_token_logps"] = torch.zeros(completion.shape)
+    micro = run.config.per_device_train_batch_size
     slices = [
-        {name: value[start : start + shape.micro_rows] if value.ndim else value for name, value in batch.items()}
-        for start in range(0, rows, shape.micro_rows)
+        {name: value[start : start + micro] if value.ndim else value for name, value in batch.items()}
+        for start in range(0, rows, micro)
     ]
     trainer._buffered_inputs = slices
     if trainer._planner is None:
         return slices[:1]
-    one_process = shape.launch.gpus == 1 and not shape.launch.zero_stage
+    one_process = run.launch.gpus == 1 and not run.launch.zero_stage
     trainer._planner.batching = replace(trainer._planner.batching, prompts_apart=one_process)
     trainer._planner.plan(slices)
     return _distinct(trainer._planner.plans[0])

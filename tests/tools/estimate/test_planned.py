@@ -13,27 +13,28 @@ from trl import ModelConfig
 from trl_ext import ExtGRPOConfig
 from trl_ext.errors import InputError
 from trl_ext.runs.recipes import RECIPES
-from trl_ext.tools.estimate.recipe import read_shape, recipe_settings
-from trl_ext.tools.estimate.shape import Launch, Lengths, NoEstimateError, RunShape, _of_micro_batches, shape_of
+from trl_ext.tools.estimate.planned import Launch, Lengths, NoEstimateError, PlannedRun
+from trl_ext.tools.estimate.recipe import for_processes, planned_run, recipe_settings
 
 ROOT = Path(__file__).parents[3]
 GRPO = ROOT / "recipes/grpo_math_qwen2.5_math_1.5b.yaml"
 
 
-def read(*changes: str, config: Path = GRPO, launch: Launch | None = None) -> RunShape:
+def read(*changes: str, config: Path = GRPO, launch: Launch | None = None) -> PlannedRun:
     """With changes of the settings."""
-    return read_shape(config, changes, launch or Launch(2, zero_stage=2))
+    return planned_run(config, changes, launch or Launch(2, zero_stage=2))
 
 
 def test_the_real_recipe_is_read_as_on_two_gpus() -> None:
-    shape = read()
-    assert (shape.recipe, shape.rollout, shape.group, shape.step, shape.updates) == ("grpo", 256, 8, 256, 1)
-    assert (shape.micro_rows, shape.accumulation) == (2, 64)
-    assert (shape.engine, shape.engine_sequences, shape.engine_fraction) == ("vllm", 128, 0.3)
-    assert (shape.autocast_dtype, shape.weights_dtype, shape.checkpointing) == (torch.bfloat16, torch.float32, True)
-    assert (shape.lengths.longest_prompt, shape.lengths.max_completion) == (1750, 1024)
-    assert (shape.validate_every, shape.save_every) == (10, 20)
-    assert shape.loss["policy_loss"] == "reinforce"
+    run = read()
+    assert (run.recipe, run.rollout, run.group, run.step, run.updates) == ("grpo", 256, 8, 256, 1)
+    assert (run.config.per_device_train_batch_size, run.config.gradient_accumulation_steps) == (2, 64)
+    assert (run.engine, run.engine_sequences, run.config.vllm_gpu_memory_utilization) == ("vllm", 128, 0.3)
+    assert (run.autocast_dtype, run.weights_dtype) == (torch.bfloat16, torch.float32)
+    assert run.config.gradient_checkpointing
+    assert (run.lengths.longest_prompt, run.lengths.max_completion) == (1750, 1024)
+    assert (run.task.validate_every, run.save_every) == (10, 20)
+    assert run.config.policy_loss == "reinforce"
 
 
 @pytest.mark.parametrize("config", ["leaderboard", "pipeline"])
@@ -48,9 +49,7 @@ def test_the_stages_of_a_pipeline_are_estimated_one_by_one(config: str) -> None:
 
 
 @pytest.mark.parametrize(("config", "name"), [("grpo_math", "grpo"), ("sft_math", "sft")])
-def test_a_task_class_of_your_own_has_its_recipes_shape(
-    config: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_class_of_your_own_is_of_its_recipe(config: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task, *others = RECIPES[name].settings()
     monkeypatch.setattr(RECIPES[name].place.replace(":", "."), (type("MyTask", (task,), {}), *others))
     assert read(config=GRPO.with_name(f"{config}_qwen2.5_math_1.5b.yaml")).recipe == name
@@ -73,8 +72,16 @@ def test_two_updates_and_epochs_multiply() -> None:
     assert read("train_batch_size=128", "epochs_per_rollout_batch=2").updates == 4
 
 
+def test_a_step_without_a_size_has_the_rows_of_every_gpu() -> None:
+    config = ExtGRPOConfig("runs", use_cpu=True, bf16=False, report_to="none", num_generations=4, preset="grpo_clip",
+                           per_device_train_batch_size=2, gradient_accumulation_steps=4)  # fmt: skip
+    for_processes(config, 4)
+    found = PlannedRun(None, ModelConfig(), config, Qwen3Config(), Launch(4), Lengths(1, 1, 1, 1))
+    assert (found.step, found.rollout, found.updates, found.packs) == (32, 32, 1, True)
+
+
 def test_a_micro_batch_is_no_wider_than_a_gpus_share() -> None:
-    assert read("micro_train_batch_size=256").micro_rows == 128
+    assert read("micro_train_batch_size=256").config.per_device_train_batch_size == 128
 
 
 @pytest.mark.parametrize(
@@ -85,9 +92,9 @@ def test_the_engine_is_the_one_that_gpus_would_have(setting: str, engine: str) -
 
 
 def test_adapter_and_attention_are_the_models() -> None:
-    shape = read("use_peft=true", "lora_r=4", "attn_implementation=auto")
-    assert shape.peft is not None
-    assert shape.attention == "flash_attention_2"
+    run = read("use_peft=true", "lora_r=4", "attn_implementation=auto")
+    assert run.peft is not None
+    assert run.attention == "flash_attention_2"
 
 
 def test_lengths_can_be_given_next_to_settings() -> None:
@@ -101,8 +108,8 @@ def test_the_longest_prompt_leaves_room_for_a_completion() -> None:
 
 @pytest.mark.parametrize(("name", "recipe"), [("sft_math", "sft"), ("expert_iteration", "expert_iteration")])
 def test_the_other_recipes_have_rows_of_the_longest_length(name: str, recipe: str) -> None:
-    shape = read(config=ROOT / f"recipes/{name}_qwen2.5_math_1.5b.yaml")
-    assert (shape.recipe, shape.longest_row, shape.step, shape.micro_rows) == (recipe, 2048, 64, 4)
+    run = read(config=ROOT / f"recipes/{name}_qwen2.5_math_1.5b.yaml")
+    assert (run.recipe, run.longest_row, run.step, run.config.per_device_train_batch_size) == (recipe, 2048, 64, 4)
 
 
 @pytest.mark.parametrize("setting", ["load_in_4bit=true", "load_in_8bit=true"])
@@ -114,7 +121,7 @@ def test_quantized_weights_are_not_counted_in_full(setting: str) -> None:
 def test_a_quantized_checkpoint_is_not_counted_in_full() -> None:
     network = Qwen3Config(quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(NoEstimateError, match="quantized weights"):
-        shape_of(None, ModelConfig(), None, network, Launch(), Lengths(1, 1, 1, 1), {})
+        PlannedRun(None, ModelConfig(), None, network, Launch(), Lengths(1, 1, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -160,5 +167,5 @@ def test_a_limit_of_tokens_counts_where_a_step_keeps_it(tmp_path: Path) -> None:
     ):  # fmt: skip
         config = ExtGRPOConfig(output_dir=str(tmp_path), **given, **settings)
         network = Qwen3Config(rope_parameters=parameters)
-        found = _of_micro_batches(config, 8, network)
-        assert (found["micro_tokens"], found["dynamic"]) == (kept, kept is not None)
+        found = PlannedRun(None, ModelConfig(), config, network, Launch(), Lengths(1, 1, 1, 1))
+        assert (found.token_limit, found.packs) == (kept, kept is not None)

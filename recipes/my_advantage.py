@@ -1,4 +1,4 @@
-"""An advantage of one's own: `--advantage recipes/my_advantage.py:sign_rank`.
+"""Your own advantage: `--advantage recipes/my_advantage.py:sign_rank`.
 
 It gets the rewards of a rollout, (P, G) with one row per prompt, and returns advantages of that shape. A reward of NaN
 marks a completion that no reward function scored. The tests hold this file against its formula.

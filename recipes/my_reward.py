@@ -1,4 +1,4 @@
-"""A reward of one's own: `--reward recipes/my_reward.py:concise`.
+"""Your own reward: `--reward recipes/my_reward.py:concise`.
 
 It has TRL's signature: `completions` and every column of the dataset as lists of one length (the reference answer's
 column is `answer`), and returns one number per completion, or None for one that it does not score. It has no options.

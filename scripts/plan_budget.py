@@ -27,8 +27,8 @@ from pathlib import Path
 from trl_ext.io import write_json
 from trl_ext.registry import unknown
 from trl_ext.runs.layout import RunFolder
-from trl_ext.tools.foresight.pilot import read_run
-from trl_ext.tools.foresight.plan import Rates, Workload, plan, seconds_of
+from trl_ext.tools.estimate.pilot import read_run
+from trl_ext.tools.estimate.plan import Rates, Workload, plan, seconds_of
 
 
 def changed(rates: Rates, work: Workload, changes: list[str]) -> tuple[Rates, Workload]:

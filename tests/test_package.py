@@ -40,7 +40,7 @@ LAYERS = (
     "grpo imitation",
     "recipes",
     "tools/discovery tools/experiments",
-    "tools/foresight",
+    "tools/estimate",
 )
 LAYER_OF = {package: number for number, row in enumerate(LAYERS) for package in row.split()}
 TOOLS = [package for package in LAYER_OF if package.startswith("tools/")]

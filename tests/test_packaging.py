@@ -524,7 +524,7 @@ def test_the_outcome_of_both_tiers_decides_the_status(machine, fast, slow, statu
     assert tiers[1:] == ([] if fast == 2 else beyond[:1] if slow == 3 else beyond)
 
 
-def test_one_tier_or_a_selection_of_ones_own_is_one_run(ready):
+def test_one_tier_or_a_selection_of_your_own_is_one_run(ready):
     assert ready.run(TEST, "--fast", "-k", "x y").stdout == "pytest: -m pytest -n 2 -k x y\n"
     assert ready.run(TEST, "--all", "--fast", "-x").stdout == "pytest: -m pytest -n 2 --nightly -x\n"
     assert ready.run(TEST, "-m", "vllm").stdout == "pytest: -m pytest -m vllm\n"

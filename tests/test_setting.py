@@ -15,7 +15,7 @@ from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.runs.recipes import RECIPES
 from trl_ext.setting import Group, Interval, OnResume, check_intervals, facts, facts_of, setting
 
-EVERY = {part for recipe in RECIPES.values() for part in recipe.settings()} | {BestOfN}
+EVERY = [*dict.fromkeys(part for recipe in RECIPES.values() for part in recipe.settings()), BestOfN]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A language model looks for Golomb rulers: the smallest example of a problem of one's own for the discovery loop.
+"""A language model looks for Golomb rulers: the smallest example of your own problem for the discovery loop.
 
 python recipes/golomb_ruler/discover.py --base_url http://localhost:8000/v1 --strategy islands --max_calls 50
 

@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_ext.generation.hf import hf_generate
-from trl_ext.tools.foresight.costs.counting import ModelCosts, count_model
-from trl_ext.tools.foresight.efficiency import Efficiency
-from trl_ext.tools.foresight.hardware import Gpu
+from trl_ext.tools.estimate.costs.counting import ModelCosts, count_model
+from trl_ext.tools.estimate.efficiency import Efficiency
+from trl_ext.tools.estimate.hardware import Gpu
 
 from .random_model import save_random_model
 

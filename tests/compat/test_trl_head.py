@@ -62,7 +62,7 @@ def test_a_small_vocabulary_has_one_tile_of_its_size(monkeypatch: pytest.MonkeyP
     assert [tile.stride(0) for tile in tiles] == [40]
 
 
-def test_foresight_of_a_gpu_keeps_trls_tiles() -> None:
+def test_an_estimate_for_a_gpu_keeps_trls_tiles() -> None:
     with head_as_on_gpu(), tiles_in_cache(TILE + 1, CPU):
         assert utils._CHUNKED_LOGPROB_CHUNK_SIZE > TILE
 

@@ -1,4 +1,4 @@
-"""A graph under autocast that keeps weights and not their copies has the same gradients (its memory: foresight's tests)."""
+"""A graph under autocast that keeps weights and not their copies has the same gradients (its memory: tests of the estimate)."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_shipped_conversation_asks_for_a_box() -> None:
     assert DatasetSettings(prompt="chat", answer_format="r1_zero").answer_format == "r1_zero"
 
 
-def test_template_of_ones_own_has_roles_and_system_goes_first(tmp_path: Path) -> None:
+def test_template_of_your_own_has_roles_and_system_goes_first(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("- {role: system, content: Be brief.}\n- {role: user, content: 'Solve {question}: {x}'}\n")
     own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Solve 1?: {x}"}]

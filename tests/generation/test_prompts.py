@@ -33,7 +33,7 @@ def test_every_placeholder_is_filled_and_other_braces_are_kept() -> None:
 
 
 @pytest.mark.parametrize("ending", ["", "\n"])
-def test_a_file_of_ones_own_is_read_without_the_editors_newline(tmp_path: Path, ending: str) -> None:
+def test_a_file_of_your_own_is_read_without_the_editors_newline(tmp_path: Path, ending: str) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("  Frage: {question}\n→ {other}" + ending, encoding="utf-8")
     assert load_prompt(path) == load_prompt(str(path)) == "  Frage: {question}\n→ {other}"

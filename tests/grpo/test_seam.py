@@ -252,8 +252,8 @@ def test_only_the_seams_subclass_a_trainer() -> None:
         ("imitation/expert_iteration.py", "ExpertIterationTrainer", "ExtSFTTrainer"),
         ("imitation/sft.py", "ExtSFTTrainer", "ReliableTrainer"),
         ("imitation/sft.py", "ExtSFTTrainer", "SFTTrainer"),
-        ("tools/foresight/memory/trainers.py", "FakeGRPO", "ExtGRPOTrainer"),
-        ("tools/foresight/memory/trainers.py", "FakeSFT", "ExtSFTTrainer"),
+        ("tools/estimate/memory/trainers.py", "FakeGRPO", "ExtGRPOTrainer"),
+        ("tools/estimate/memory/trainers.py", "FakeSFT", "ExtSFTTrainer"),
         ("training/trainer.py", "ReliableTrainer", "Trainer"),
     ]
 
@@ -293,8 +293,8 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "compat/trl_engine.py",
         "compat/trl_head.py",
         "compat/trl_scoring.py",
-        "tools/foresight/costs/counting.py",
-        "tools/foresight/shape.py",
+        "tools/estimate/costs/counting.py",
+        "tools/estimate/planned.py",
         "generation/adapter_models.py",
         "generation/engine_choice.py",
         "generation/server.py",

@@ -210,7 +210,7 @@ def test_fault_in_a_user_file_is_found_during_argument_parsing(
     assert len(frames) <= 3
 
 
-def test_a_fault_of_ones_own_reward_is_reported_as_its_own_lines(
+def test_a_fault_of_your_own_reward_is_reported_as_its_own_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(

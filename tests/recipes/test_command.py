@@ -62,7 +62,7 @@ def test_the_overview_names_every_program_with_what_it_does() -> None:
     assert max(map(len, lines)) <= 120
     listed = [line.split()[0] for line in lines if line[:2] == "  " and line[2] != " "]
     assert listed == [*OWN, *programs()]
-    assert {"grpo", "lab", "foresee", "browse"} < set(listed)
+    assert {"grpo", "lab", "estimate", "browse"} < set(listed)
     for target in programs().values():
         assert about(target)[0].isupper()
         assert about(target).endswith(".")

@@ -291,7 +291,7 @@ def test_only_generated_data_has_a_default_number_of_problems() -> None:
         assert task.train_problems is None
 
 
-def test_a_reward_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_reward_of_your_own_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def short(completions, **_):\n    return [-float(len(c)) for c in completions]\n"
     )

@@ -110,7 +110,7 @@ def test_the_main_recipe_runs(config: str, engine: str, settings: Path, tmp_path
 
 
 def breaking(folder: Path, how: str) -> str:
-    """A reward of one's own that goes wrong on the second rank, in the third rollout."""
+    """A user's own reward that goes wrong on the second rank, in the third rollout."""
     (folder / "mine.py").write_text(
         "import os, signal, time\n"
         "calls = []\n"

@@ -38,8 +38,8 @@ from trl_ext.recipes.explain import explain, read
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.runs.resume import find_checkpoint
-from trl_ext.tools.foresight.recipe import read_shape
-from trl_ext.tools.foresight.shape import Launch
+from trl_ext.tools.estimate.planned import Launch
+from trl_ext.tools.estimate.recipe import planned_run
 
 GRPO = {**TINY_RUN, "max_steps": 1, "validation_problems": 2, "train_problems": 16}
 EI = {**SMALL_EI, "n_ei_steps": 1, "validation_problems": 2, "save_strategy": "no"}
@@ -146,8 +146,8 @@ READERS: dict[str, tuple[Callable[[Path, Path], object], dict[str, str]]] = {
         | dict.fromkeys(("killed", "pipeline"), "recipes/evaluate.py --output_dir"),
     ),
     "explain": (lambda model, _: explain(read(None, ["--model_name_or_path", str(model)])), {}),
-    "foresee": (
-        lambda model, out: read_shape(settings_file(out), [f"model_name_or_path={model}"], Launch()),
+    "estimate": (
+        lambda model, out: planned_run(settings_file(out), [f"model_name_or_path={model}"], Launch()),
         dict.fromkeys(("killed", "pipeline"), "its config.json is neither in a folder of that name"),
     ),
 }  # fmt: skip

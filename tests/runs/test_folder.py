@@ -28,7 +28,7 @@ from trl_ext.runs.clock import Clock
 from trl_ext.runs.folder import Run, lock, next_free_folder, open_run
 from trl_ext.runs.layout import RUN_RECORD
 from trl_ext.runs.resume import SettingsKnowledge, cut_logs, differences, find_checkpoint, settings_of
-from trl_ext.setting import OnResume
+from trl_ext.setting import OnResume, facts
 
 KNOWN = SettingsKnowledge.of(GRPO_SETTINGS)
 SETTINGS = {
@@ -254,6 +254,13 @@ def test_setting_added_later_does_not_refuse_a_checkpoint(recipe: tuple[type, ..
             assert found[:3] == (name, default, "another")
 
 
+def test_a_run_of_version_0_2_resumes_without_its_foresee(tmp_path: Path) -> None:
+    checkpoint = a_run(tmp_path / "run", settings={**SETTINGS, "foresee": "auto"})
+    run, said = opened(tmp_path / "run", "auto", check_memory="false")
+    assert (run.checkpoint, run.folder) == (checkpoint, tmp_path / "run")
+    assert not any("foresee" in line for line in said)
+
+
 def test_policy_rebuilt_elsewhere_is_equal_and_another_is_not(tmp_path: Path) -> None:
     first, again, another = ({"policy": str(tmp_path / name)} for name in ("first", "again", "another"))
     for settings, weights in ((first, "w"), (again, "w"), (another, "v")):
@@ -272,10 +279,13 @@ def test_what_may_change_when_a_run_is_resumed() -> None:
     """Of all settings of a GRPO run; each of the project's own says so at its field."""
     names = {f.name for part in GRPO_SETTINGS for f in dataclasses.fields(part)}
     free = {name for name in names if not differences({name: "a"}, {name: "b"}, KNOWN)}
-    ours = free - {f.name for f in dataclasses.fields(GRPOConfig)}
-    assert ours == {
+    theirs = {f.name for f in dataclasses.fields(GRPOConfig)}
+    ours = free - theirs
+    said = {name: value for part in GRPO_SETTINGS for name, value in facts(part, lambda known: known.on_resume).items()}
+    assert ours == {name for name in said if said[name] in (OnResume.MAY_CHANGE, OnResume.OF_PROCESS)} - theirs
+    assert ours >= {
         "answer_column", "answer_source", "problem_column",  # the rows that they give are compared
-        "collapse_threshold", "final_validation_problems", "foresee", "hub_merge_adapter", "log_generations_every",
+        "check_memory", "collapse_threshold", "final_validation_problems", "hub_merge_adapter", "log_generations_every",
         "max_nonfinite_steps", "restore_best", "resume", "resume_changed", "reward_timeout",
         "stop_after_zero_variance_steps", "target_accuracy", "time_budget", "validate_every", "validation_batch_size",
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """What `test_distributed.py` trains on one rank in its own process and on two, under torchrun or accelerate.
 
-python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, faults, or foresight
+python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, faults, or estimate
 """
 
 from __future__ import annotations
@@ -445,13 +445,13 @@ def with_a_synced_reference(path: Path) -> dict[str, Any]:
     return found
 
 
-def foreseen_runs(path: Path) -> dict[str, Any]:
-    """What either rank meets, prints and starts where a run on a GPU, which is not there, is foreseen."""
+def estimated_runs(path: Path) -> dict[str, Any]:
+    """What either rank meets, prints and starts where a run on a GPU, which is not there, is estimated."""
     from tests.generation.test_vllm import save_model
     from trl_ext.data.references import first_rank
     from trl_ext.recipes.cli import read_settings
     from trl_ext.recipes.grpo import GRPO_SETTINGS
-    from trl_ext.tools.foresight import before_run
+    from trl_ext.tools.estimate import before_run
 
     policy, settings = save_model(path / os.environ["RANK"], tied=True), path / os.environ["RANK"] / "run.yaml"
     settings.write_text(f"sampling_max_tokens: 64\nuse_cpu: true\nuse_vllm: false\noutput_dir: {path}\n")
@@ -462,8 +462,8 @@ def foreseen_runs(path: Path) -> dict[str, Any]:
         started.append(command)
         return start(*command, **options)
 
-    def meets(gib: float, seconds: float, foresee: str) -> dict[str, Any]:
-        task.foresee, config.ddp_timeout, refusal, said = foresee, seconds, None, io.StringIO()
+    def meets(gib: float, seconds: float, check: str) -> dict[str, Any]:
+        task.check_memory, config.ddp_timeout, refusal, said = check, seconds, None, io.StringIO()
         gpu = mock.patch.multiple(torch.cuda, is_available=lambda: True, mem_get_info=lambda: (0, int(gib * 2**30)))
         started.clear()
         with gpu, mock.patch.object(before_run.subprocess, "run", counted), contextlib.redirect_stdout(said):
@@ -484,7 +484,7 @@ def foreseen_runs(path: Path) -> dict[str, Any]:
 
 
 PARTS = {
-    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "faults": faults_of_one_rank, "foresight": foreseen_runs,
+    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "faults": faults_of_one_rank, "estimate": estimated_runs,
     "resume": resumed_by_two, "reference": with_a_synced_reference,
 }  # fmt: skip
 

@@ -122,14 +122,14 @@ def run_checks(task: Task, model: ModelConfig, config: TrainingArguments, data: 
     """The checks of a run that installed distributions bring, such as this one's estimate of memory.
 
     Raises:
-        ValueError: one of them refuses the run, or `foresee: true` asks for an estimate and none is installed.
+        ValueError: one of them refuses the run, or `check_memory: true` asks for an estimate and none is installed.
     """
     checks = metadata.entry_points(group=CHECKS_GROUP)
-    if not checks and task.foresees():
+    if not checks and task.checks_memory():
         missing = f"no check is installed as an entry point of {CHECKS_GROUP!r}: pip install -e . makes them known"
-        if str(task.foresee).lower() == "true":
-            raise ValueError(f"foresee: true, and {missing}")
-        print_line(f"memory is not foreseen: {missing}")
+        if str(task.check_memory).lower() == "true":
+            raise ValueError(f"check_memory: true, and {missing}")
+        print_line(f"memory is not estimated: {missing}")
     for brought in checks:
         brought.load()(task, model, config, data, policy)
 

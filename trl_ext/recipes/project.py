@@ -1,4 +1,4 @@
-"""`trl-ext init FOLDER`: a project of one's own, made of the recipe and the loss that the package has as examples."""
+"""`trl-ext init FOLDER`: your own project, made of the recipe and the loss that the package has as examples."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Data:
 
     train: Any  # rows with `prompt` and with `answer`, or with `response` where they are traces
     validation: Any  # rows with `prompt` and `answer`
-    sources: dict[str, Source] = field(default_factory=dict)  # by role; rows of one's own may have none
+    sources: dict[str, Source] = field(default_factory=dict)  # by role; a caller's own rows may have none
     counts: dict[str, int] = field(default_factory=dict)  # numbers of traces after each filter
     note: str = ""  # what is to be known of the prompts
 
@@ -125,11 +125,11 @@ class Task(DatasetSettings):
         Group.VALIDATION,
         on_resume=OnResume.MAY_CHANGE,
     )
-    foresee: str = setting(
+    check_memory: str = setting(
         "auto",
         (
-            "Foresee the memory of the run and refuse what would not fit: auto, true or false. auto does so with a "
-            "GPU; trl-ext foresee does so without."
+            "Estimate the run's memory and refuse what would not fit: auto, true or false. auto does so with a GPU; "
+            "trl-ext estimate does so without."
         ),
         Group.LIMITS,
         on_resume=OnResume.OF_PROCESS,
@@ -170,15 +170,15 @@ class Task(DatasetSettings):
         if self.train_problems is None and self.trains_on[0] in GENERATORS:
             self.train_problems = GENERATED_PROBLEMS
         self._refuse_to_validate_on_what_is_trained_on()
-        self.foresees()  # refuses an unknown choice
+        self.checks_memory()  # refuses an unknown choice
 
-    def foresees(self) -> bool:
-        """Whether memory is foreseen before the model loads."""
-        choice = str(self.foresee).lower()
+    def checks_memory(self) -> bool:
+        """Whether memory is estimated before the model loads."""
+        choice = str(self.check_memory).lower()
         if choice not in ("auto", "true", "false"):
-            raise ValueError(f"foresee must be auto, true or false, got {self.foresee!r}")
+            raise ValueError(f"check_memory must be auto, true or false, got {self.check_memory!r}")
         if choice == "true" and not torch.cuda.is_available():
-            raise ValueError("foresee: true needs a GPU; trl-ext foresee foresees a run on another machine's")
+            raise ValueError("check_memory: true needs a GPU; trl-ext estimate is for a run on another machine's")
         return choice != "false" and torch.cuda.is_available()
 
     def grader(self) -> Callable[..., Any]:

@@ -39,6 +39,7 @@ class SettingsKnowledge:
         found = {name: value for part in classes for name, value in defaults_of(part).items()}
         known = {name: plain(value) for name, value in found.items() if value is not dataclasses.MISSING}
         noted = dict.fromkeys(("validated_on", "policy_is"), OnResume.VALIDATION_AS_USED)
+        noted["foresee"] = OnResume.OF_PROCESS  # of a record of version 0.2, which knew check_memory by this name
         return cls(on_resume(classes) | noted, known | {"problems_are": FIRST_ROWS})
 
     def completed(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

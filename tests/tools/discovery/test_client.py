@@ -59,7 +59,7 @@ def test_a_fault_that_may_pass_is_tried_again(fault: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_too_late_is_asked_again() -> None:
+def test_a_server_that_is_too_late_is_tried_again() -> None:
     reply, _ = ask([Answer("late", wait=2.0), GOOD], timeout=1.0)
     assert (reply.text, reply.tries, reply.prompt_tokens) == ("fine", 2, 104)
 

@@ -174,8 +174,8 @@ def test_the_report_begins_with_the_verdict_and_keeps_it_as_data(tmp_path: Path)
 def test_twelve_known_effects_are_preregistered() -> None:
     names = question_names(EFFECTS)
     questions = [read_question(EFFECTS, name) for name in names]
-    asked_again = [name for name in names if any(name.startswith(f"{first}_") for first in names)]
-    assert len(names) - len(asked_again) == 12
+    repeated = [name for name in names if any(name.startswith(f"{first}_") for first in names)]
+    assert len(names) - len(repeated) == 12
     assert all(question.hypothesis is not None and question.hypothesis.source for question in questions)
     assert all(len(question.seeds) >= 5 for question in questions)
     assert read_lab(EFFECTS).config

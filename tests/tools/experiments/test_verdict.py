@@ -404,7 +404,7 @@ def test_an_arm_that_does_not_fit_is_named_before_any_run() -> None:
 
 
 @pytest.mark.slow
-def test_a_loss_of_ones_own_gets_its_verdict(tmp_path: Path) -> None:
+def test_a_loss_of_your_own_gets_its_verdict(tmp_path: Path) -> None:
     small = BasePolicyConfig(hidden=32, layers=1, heads=1, intermediate=32, steps=3, batch=4)
     tiny = {
         "model_name_or_path": str(make_base_policy(0, tmp_path, small, progress=False)), "max_steps": 2, "rollout_batch_size": 8,

@@ -22,7 +22,7 @@ VERDICTS = 2  # that a task gives: at equal samples and at equal wall-clock
 
 @dataclass(frozen=True)
 class Task:
-    """Problems, a policy and a budget that every arm has: a YAML file of `recipes/try`, or of one's own."""
+    """Problems, a policy and a budget that every arm has: a YAML file of `recipes/try`, or your own."""
 
     name: str
     config: str  # GRPO's YAML file, relative to the task's
@@ -64,7 +64,7 @@ class Plan:
 
 
 def arm_of(text: str) -> Arm:
-    """The arm that a preset, a loss, a loss of one's own or `NAME=VALUE[,NAME=VALUE]` describes.
+    """The arm that a preset, a loss, your own loss or `NAME=VALUE[,NAME=VALUE]` describes.
 
     Raises:
         InputError: it is none of them.
@@ -175,7 +175,7 @@ def fix(plan: Plan, output: Path) -> None:
 
 
 def _digests(plan: Plan) -> dict[str, str]:
-    """What the files say that the plan names: tasks' recipes, and functions of one's own."""
+    """What the files say that the plan names: tasks' recipes, and your own functions."""
     paths = {task.config for task in plan.tasks}
     for arm in plan.arms:
         places = (str(value).rpartition(":")[0] for value in arm.settings.values())

@@ -70,6 +70,7 @@ def planted(tmp_path: Path, *entries: dict[str, str], only: str = "") -> tuple[i
     return done.returncode, done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_fault_is_caught_and_the_checkout_is_left_alone(tmp_path: Path) -> None:
     before = (ROOT / "trl_ext" / "algorithms" / "kl.py").read_bytes()
@@ -79,6 +80,7 @@ def test_a_fault_is_caught_and_the_checkout_is_left_alone(tmp_path: Path) -> Non
     assert (ROOT / "trl_ext" / "algorithms" / "kl.py").read_bytes() == before
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_harmless_fault_survives_missing_one_is_stale_both_fail(tmp_path: Path) -> None:
     text = (ROOT / "trl_ext" / "algorithms" / "kl.py").read_text(encoding="utf-8")

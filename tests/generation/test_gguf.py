@@ -145,6 +145,7 @@ def test_every_recipe_takes_it_and_what_it_leaves(top: Path, base: str, capsys: 
     assert len(run_evaluation(evaluated(run, top / "after", **evaluation)).rows) == 2
 
 
+@pytest.mark.nightly
 @needs_vllm
 @pytest.mark.vllm
 def test_trained_with_vllm_and_correction_it_is_pushed(top: Path) -> None:

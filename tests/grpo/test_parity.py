@@ -69,12 +69,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 FAST = ("grpo", False), ("dapo", True)
+
+
+def when(name: str, off_policy: bool) -> list[pytest.MarkDecorator]:
+    """The first step on each rollout of an off-policy run is one of an on-policy run."""
+    if (name, off_policy) in FAST:
+        return []
+    return [pytest.mark.slow] if off_policy else [pytest.mark.slow, pytest.mark.nightly]
+
+
 PARAMETERS = [
     pytest.param(
         *CASES[name],
         off_policy,
         id=f"{name}-{'off_policy' if off_policy else 'on_policy'}",
-        marks=() if (name, off_policy) in FAST else pytest.mark.slow,
+        marks=when(name, off_policy),
     )
     for name in CASES
     for off_policy in (False, True)
@@ -180,8 +189,14 @@ SAME_WORDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# Whose words become an axis, exactly as tests/training/test_settings_table.py says, that the runs above have in ours.
+NIGHTLY = ("epsilon", "cispo", "sapo", "sequence", "batch", "none", "true", "entropy_bonus")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SAME_WORDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in SAME_WORDS]
+)
 def test_trls_own_settings_next_to_an_axis_train_to_trls_weights(name: str, tmp_path: Path) -> None:
     stock, axes, both = SAME_WORDS[name]
     if "beta" in both:

@@ -312,6 +312,7 @@ def test_complete_checkpoints_are_pushed_while_the_run_trains(
         assert "manifest.json" in names
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_failed_push_keeps_the_run_and_continues_where_it_was(hub: Hub, finished: Path, tmp_path: Path) -> None:
     arguments = ["-m", "trl_ext.hub", "push", str(finished), "--repo_id", "me/tiny", "--private"]
@@ -345,7 +346,7 @@ def test_nobody_there_is_an_error_with_the_command_for_later(finished: Path, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("merge", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_an_adapter_is_pushed_as_an_adapter_or_merged(merge: bool, hub: Hub, finished: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(finished, base)

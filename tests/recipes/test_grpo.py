@@ -567,12 +567,18 @@ def without_times(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a small run under `accelerate launch`, and what it printed."""
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The settings of a small run, in a folder of their own."""
     folder = tmp_path_factory.mktemp("run")
     policy = make_base_policy(0, folder / "cache", SMALL, progress=False)
     (folder / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, "model_name_or_path": str(policy)}))
-    return folder / "runs" / "mine", launch(BY_ACCELERATE, "--config", "mine.yaml", cwd=folder)
+    return folder / "mine.yaml"
+
+
+@pytest.fixture(scope="module")
+def run(small: Path) -> tuple[Path, str]:
+    """The folder of that run under `accelerate launch`, and what it printed."""
+    return small.parent / "runs" / "mine", launch(BY_ACCELERATE, "--config", small.name, cwd=small.parent)
 
 
 @pytest.mark.slow
@@ -594,6 +600,7 @@ def shows_the_run_and_nothing_else(lines: list[str]) -> None:
     assert "everything is in" in others[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_terminal_shows_the_run_and_its_bar_and_nothing_else(run: tuple[Path, str]) -> None:
     """The first command of docs/getting_started.md, ten steps of it, in a terminal of 110 columns."""
@@ -681,10 +688,13 @@ def test_the_model_of_a_run_loads_with_its_tokenizer_and_writes(run: tuple[Path,
 
 
 @pytest.mark.slow
-def test_written_config_repeats_the_run_bit_identically(run: tuple[Path, str]) -> None:
+def test_written_config_repeats_the_run_bit_identically(
+    run: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, _ = run
-    top = folder.parents[1]
-    launch(ON_ONE_RANK, "--config", str(folder / "config.yaml"), cwd=top)
+    monkeypatch.chdir(folder.parents[1])
+    written = folder / "config.yaml"
+    run_recipe(*parse(GRPO_SETTINGS, "about", written, ["--config", str(written)]))  # without a launcher
     again = folder.with_name("mine-2")
     assert without_times(rows(again / "metrics.jsonl")) == without_times(rows(folder / "metrics.jsonl"))
     first, second = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (folder, again))
@@ -695,10 +705,9 @@ def test_written_config_repeats_the_run_bit_identically(run: tuple[Path, str]) -
 
 
 @pytest.mark.distributed
-def test_two_ranks_share_one_run_and_write_it_once(run: tuple[Path, str]) -> None:
-    folder, _ = run
-    top = folder.parents[1]
-    printed = launch(ON_TWO_RANKS, "--config", "mine.yaml", "--output_dir", "runs/two", cwd=top)
+def test_two_ranks_share_one_run_and_write_it_once(small: Path) -> None:
+    top = small.parent
+    printed = launch(ON_TWO_RANKS, "--config", small.name, "--output_dir", "runs/two", cwd=top)
     two = top / "runs" / "two"
     assert printed.count("format and answer correct") == 1
     assert [m["step"] for m in rows(two / "metrics.jsonl") if "loss" in m] == [1, 2, 3, 4]

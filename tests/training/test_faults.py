@@ -266,6 +266,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not enforce the limit")
 def test_out_of_memory_names_the_settings_to_lower(tmp_path: Path) -> None:

@@ -376,6 +376,7 @@ print("failed", trainer.failed_saves)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_disk_refusing_writes_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
     done = subprocess.run(

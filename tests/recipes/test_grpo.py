@@ -688,9 +688,7 @@ def test_the_model_of_a_run_loads_with_its_tokenizer_and_writes(run: tuple[Path,
 
 
 @pytest.mark.slow
-def test_written_config_repeats_the_run_bit_identically(
-    run: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_written_config_repeats_the_run_bit_identically(run: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = run
     monkeypatch.chdir(folder.parents[1])
     written = folder / "config.yaml"

@@ -25,8 +25,9 @@ from trl_ext.runs.checkpoints import checkpoints, find_corruption, step_of
 TWO_RANKS = sorted(path.stem for path in (ROOT / "accelerate_configs").glob("two_cpu*.yaml"))
 LAUNCHES = [(config, engine) for config in ["one_cpu", *TWO_RANKS] for engine in ("generate", "vllm")]
 LAUNCHES.remove(("one_cpu", "generate"))  # test_recipe.py
-# The smallest and the one that does all at once; tests/grpo/test_distributed.py holds what ranks compute, exactly.
-EACH_PUSH = ("one_cpu", "vllm"), ("two_cpu_ranks_zero3", "vllm")
+# The one that does all at once; what ranks and engines compute is held exactly by tests/grpo/test_distributed.py and
+# tests/generation/test_vllm.py.
+EACH_PUSH = ("two_cpu_ranks_zero3", "vllm")
 VLLM = ["--use_vllm", "--vllm_max_model_length", "128", "--vllm_enforce_eager", "true"]
 A_MINUTE = 60
 
@@ -73,6 +74,7 @@ def steps(folder: Path) -> list[int]:
     return [row["step"] for row in rows(path) if "loss" in row] if path.exists() else []
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_expert_iteration_runs_on_two_ranks_under_zero3(settings: Path, tmp_path: Path) -> None:
     model = yaml.safe_load(settings.read_text())["model_name_or_path"]
@@ -95,7 +97,7 @@ def test_expert_iteration_runs_on_two_ranks_under_zero3(settings: Path, tmp_path
             *launch,
             marks=[
                 *([pytest.mark.vllm] if launch[1] == "vllm" else []),
-                *([] if launch in EACH_PUSH else [pytest.mark.nightly]),
+                *([] if launch == EACH_PUSH else [pytest.mark.nightly]),
             ],
         )
         for launch in LAUNCHES
@@ -164,6 +166,7 @@ def test_dead_rank_ends_the_other_and_the_first_is_reported(
     assert steps(tmp_path) == [1, 2]
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_ctrl_c_ends_both_ranks_and_leaves_whole_files(settings: Path, tmp_path: Path) -> None:
     arguments = ["--config", str(settings), "--max_steps", "100000", "--log_generations_every", "1"]

@@ -33,7 +33,10 @@ def killed(case: str, kills: int, folder: Path) -> dict[str, Any]:
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("case", "kills"),
-    [("off_policy", 4), *(pytest.param(*more, marks=pytest.mark.nightly) for more in (("on_policy", 3), ("off_policy", 8)))],
+    [
+        ("off_policy", 4),
+        *(pytest.param(*more, marks=pytest.mark.nightly) for more in (("on_policy", 3), ("off_policy", 8))),
+    ],
 )
 def test_killed_at_many_moments_and_resumed_a_run_ends_the_same(case: str, kills: int, tmp_path: Path) -> None:
     assert killed(case, kills, tmp_path)["kills"]["training"] >= kills // 2

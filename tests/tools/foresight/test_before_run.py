@@ -204,6 +204,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_two_ranks(torchrun, tmp_path_factory.mktemp("foreseen"), "foresight", seconds=240)
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("case", "said"),

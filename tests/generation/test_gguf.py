@@ -124,6 +124,7 @@ def _log_probs(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return of_completion.gather(2, ids[..., None])[..., 0]
 
 
+@pytest.mark.nightly
 def test_every_recipe_takes_it_and_what_it_leaves(top: Path, base: str, capsys: pytest.CaptureFixture[str]) -> None:
     evaluation = {"problems": 2, "max_tokens": 4, "prompt": "question_only"}
     assert len(run_evaluation(evaluated("smollm2", top / "before", **evaluation)).rows) == 2

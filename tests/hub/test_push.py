@@ -192,6 +192,7 @@ def test_a_run_that_did_not_finish_is_not_pushed(finished: Path) -> None:
         push(finished, "me/x")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_hub_is_tried_before_a_run_begins(hub: Hub, tmp_path: Path) -> None:
     flags = ["--push_to_hub", "--hub_model_id", "me/x", "--output_dir", "run"]

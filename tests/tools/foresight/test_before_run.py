@@ -241,6 +241,7 @@ def test_another_process_foresees_without_joining_the_ranks(monkeypatch: pytest.
     assert found.peak in ("forward", "backward")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_process_that_fails_is_told_by_its_last_line() -> None:
     with pytest.raises(UnforeseenError, match="Error"):

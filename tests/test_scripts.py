@@ -185,6 +185,7 @@ def test_the_length_trap_trains_and_draws(tmp_path: Path) -> None:
     assert (tmp_path / "trap.png").stat().st_size > 1000
 
 
+@pytest.mark.nightly
 @pytest.mark.vllm
 @pytest.mark.distributed
 def test_the_gpu_check_runs_on_two_cpu_ranks(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_the_ends_of_the_interval_draw_what_is_possible(monkeypatch: pytest.Monk
     assert inverse_of_cumulative(weights, most).tolist() == [int(words[-1]) for words in possible]
 
 
+@pytest.mark.slow
 def test_frequencies_are_the_probabilities() -> None:
     weights = torch.tensor([0.5, 0.25, 0.0, 0.125, 0.0625, 0.0625])
     drawn = torch.rand(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(2))

@@ -200,6 +200,7 @@ def test_partitioned_means_a_zero3_parameter_not_gathered() -> None:
     assert not is_partitioned(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"do_sample": True}, {"do_sample": False}, {"top_p": 0.7, "do_sample": True},
     {"min_p": 0.1, "temperature": 0.7, "repetition_penalty": 1.4, "min_new_tokens": 5, "do_sample": True}],
     ids=["sampled", "greedy", "top_p", "processors"])  # fmt: skip
@@ -282,6 +283,7 @@ ENDS = [1, 3, 4, 6]  # tokens that all end a completion
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [None, ["yz"]], ids=["eos", "stop string"])
 def test_finished_rows_leave_the_batch_and_others_are_unchanged(stop: list[str] | None) -> None:
     model = chain_model(TOKENIZER, [*LETTERS, "<eos>"])
@@ -305,6 +307,7 @@ def test_finished_rows_leave_the_batch_and_others_are_unchanged(stop: list[str] 
         torch.testing.assert_close(torch.tensor(logps.rows()[row][:length]), torch.tensor(alone.rows()[0][:length]))
 
 
+@pytest.mark.slow
 def test_shrunken_batch_keeps_prompts_and_minimum_lengths() -> None:
     model = tiny_model(seed=2).double()  # attends to its prompt and itself, unlike a chain
     prompts = [[3 + (i * j) % 14 for j in range(1, 2 + i % 5)] for i in range(40)]
@@ -321,6 +324,7 @@ def test_shrunken_batch_keeps_prompts_and_minimum_lengths() -> None:
     assert len({tuple(row) for row in found}) > 10
 
 
+@pytest.mark.slow
 def test_sampled_completions_do_not_depend_on_which_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a distribution: the share of each token at each place, over many rows of one prompt."""
     model = tiny_model()
@@ -358,6 +362,7 @@ def test_a_token_is_drawn_where_the_uniform_number_falls(
     assert draw(scores, torch.tensor([0])).tolist() == [[token]]
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_as_often_as_their_softmax_says() -> None:
     torch.manual_seed(1)
     scores = torch.tensor([[0.0, 1.0, -2.0, 3.0], [2.0, 2.0, -torch.inf, 0.0]])

@@ -43,6 +43,7 @@ def test_the_widest_float_is_what_the_device_has() -> None:
             torch.zeros(2).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -124,6 +124,7 @@ def _log_probs(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return of_completion.gather(2, ids[..., None])[..., 0]
 
 
+@pytest.mark.nightly
 def test_every_recipe_takes_it_and_what_it_leaves(top: Path, base: str, capsys: pytest.CaptureFixture[str]) -> None:
     evaluation = {"problems": 2, "max_tokens": 4, "prompt": "question_only"}
     assert len(run_evaluation(evaluated("smollm2", top / "before", **evaluation)).rows) == 2
@@ -145,6 +146,7 @@ def test_every_recipe_takes_it_and_what_it_leaves(top: Path, base: str, capsys: 
     assert len(run_evaluation(evaluated(run, top / "after", **evaluation)).rows) == 2
 
 
+@pytest.mark.nightly
 @needs_vllm
 @pytest.mark.vllm
 def test_trained_with_vllm_and_correction_it_is_pushed(top: Path) -> None:

@@ -203,6 +203,7 @@ def alone(model: Any) -> Tensor:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_decoder_of_transformers_is_exact_or_refused() -> None:
     compared, shared = [], []

@@ -190,6 +190,7 @@ def test_saved_model_has_trls_own_settings_too(tmp_path: Path) -> None:
     assert not {"typical_p", "length_penalty", "disable_compile"} & saved.keys()
 
 
+@pytest.mark.nightly  # test_both_engines_settings_have_the_same_fields and those of decoding are of each push
 @pytest.mark.slow  # forty trainings of a step
 def test_every_field_given_to_hf_generate_is_used_or_refused(tmp_path: Path) -> None:
     """Whatever TRL's trainer takes as `generation_kwargs` trains here, too."""

@@ -278,6 +278,7 @@ def test_push_that_a_trainer_left_half_done_is_no_obstacle(servers: dict[str, Vl
         server.post("update_weights", {"update_info": first})  # none has begun
 
 
+@pytest.mark.nightly
 def test_killed_server_ends_the_run_in_a_line_with_a_checkpoint(servers: dict[str, VllmServer], tmp_path: Path) -> None:
     """On two ranks, which agreed with both servers until then."""
     other = servers["other"]

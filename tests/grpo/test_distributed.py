@@ -166,7 +166,9 @@ def test_a_gradient_that_is_not_finite_is_left_out_on_both_ranks(
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("config", ["ddp", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "config", [*(pytest.param(name, marks=pytest.mark.nightly) for name in ("ddp", "zero2")), "zero3"]
+)
 def test_on_two_ranks_engine_and_policy_agree_after_a_sync(config: str, tmp_path: Path) -> None:
     for found in on_two_ranks(by_accelerate(f"two_cpu_ranks_{config}"), tmp_path, "sync"):
         for apart in found.values():
@@ -235,13 +237,6 @@ def test_both_ranks_have_the_accuracy_that_the_first_one_found(ranks: list[dict[
     assert ranks[0]["validated"] == ranks[1]["validated"] == [1.0]
 
 
-@pytest.fixture(scope="module")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Were a rank to wait for one that has raised, it would be for 30 minutes."""
-    torchrun = ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    return on_two_ranks(torchrun, tmp_path_factory.mktemp("faults"), "faults", seconds=120)
-
-
 @pytest.mark.parametrize(
     ("case", "by", "kind", "message"),
     [
@@ -253,9 +248,10 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ],
 )
 def test_error_on_one_rank_ends_both_with_the_same_message(
-    case: str, by: int, kind: str, message: str, faults: list[dict[str, Any]]
+    case: str, by: int, kind: str, message: str, ranks: list[dict[str, Any]]
 ) -> None:
-    own, others = faults[by][case], faults[1 - by][case]
+    """Were a rank to wait for one that has raised, it would be for 30 minutes."""
+    own, others = ranks[by]["faults"][case], ranks[1 - by]["faults"][case]
     assert kind in own["kinds"]
     assert message in own["message"]
     assert ("RankError" if case == "validates" else "RewardError") in others["kinds"]

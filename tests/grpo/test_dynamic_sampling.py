@@ -91,6 +91,7 @@ def test_a_step_trains_on_informative_groups_only(tmp_path: Path) -> None:
     assert weight_difference(again.model, tiny_model()) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_group_with_equal_answers_is_not_trained_on(tmp_path: Path) -> None:
     def penalized(prompts: list[str], **_: Any) -> list[float]:
         return [float(i % 2) if int(prompt) % 3 == 0 else 1.0 - 0.3 * (i % 2) for i, prompt in enumerate(prompts)]
@@ -107,6 +108,7 @@ def test_a_group_with_equal_answers_is_not_trained_on(tmp_path: Path) -> None:
     assert weight_difference(filled.model, tiny_model()) == 0
 
 
+@pytest.mark.slow
 def test_tries_are_bounded_and_the_rest_is_of_the_first(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, lambda completions, **_: [1.0] * len(completions), dynamic_sampling_tries=3)
     trainer.train()
@@ -171,6 +173,7 @@ def gdpo_of_the_shortest(
     return torch.zeros_like(reward).scatter(1, places, found)
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_in_no_reward_functions_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ADVANTAGES, "gdpo_of_the_shortest", gdpo_of_the_shortest)
     options = {"rollout_selection": "shortest", "rollout_selection_options": {"keep": 2}}
@@ -182,6 +185,7 @@ def test_what_is_left_out_is_in_no_reward_functions_statistics(tmp_path: Path, m
     assert weight_difference(selected.model, tiny_model()) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_selection_says_which_groups_are_sampled_again(tmp_path: Path) -> None:
     def unequal(prompts: list[str], **_: Any) -> list[float]:
         return [1.0 + 0.1 * (i % 2) * (1 + 4 * (int(prompt) % 3 == 0)) for i, prompt in enumerate(prompts)]

@@ -45,6 +45,7 @@ def has_learned(first: float, last: float) -> bool:
 EACH_PUSH = ("reinforce_with_baseline", "dr_grpo", "gspo")  # of the others what a step does to them is held exactly
 
 
+@pytest.mark.slow
 def test_default_preset_learns_and_unlearns_with_sign_flipped(tmp_path: Path) -> None:
     assert has_learned(*rewards(tmp_path, DEFAULT, seed=0))
     first, last = rewards(tmp_path, DEFAULT, seed=0, policy_loss=f"{__name__}:flipped")

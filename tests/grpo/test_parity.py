@@ -69,12 +69,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 FAST = ("grpo", False), ("dapo", True)
+
+
+def when(name: str, off_policy: bool) -> list[pytest.MarkDecorator]:
+    """The first step on each rollout of an off-policy run is one of an on-policy run."""
+    if (name, off_policy) in FAST:
+        return []
+    return [pytest.mark.slow] if off_policy else [pytest.mark.slow, pytest.mark.nightly]
+
+
 PARAMETERS = [
     pytest.param(
         *CASES[name],
         off_policy,
         id=f"{name}-{'off_policy' if off_policy else 'on_policy'}",
-        marks=() if (name, off_policy) in FAST else pytest.mark.slow,
+        marks=when(name, off_policy),
     )
     for name in CASES
     for off_policy in (False, True)
@@ -180,8 +189,14 @@ SAME_WORDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# Whose words become an axis, exactly as tests/training/test_settings_table.py says, that the runs above have in ours.
+NIGHTLY = ("epsilon", "cispo", "sapo", "sequence", "batch", "none", "true", "entropy_bonus")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SAME_WORDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in SAME_WORDS]
+)
 def test_trls_own_settings_next_to_an_axis_train_to_trls_weights(name: str, tmp_path: Path) -> None:
     stock, axes, both = SAME_WORDS[name]
     if "beta" in both:
@@ -199,6 +214,7 @@ def test_trls_own_settings_next_to_an_axis_train_to_trls_weights(name: str, tmp_
     assert weight_difference(ours.model, theirs.model) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stock", [pytest.param({}, id="defaults"), pytest.param(LUSPO, id="luspo", marks=pytest.mark.slow)]
 )
@@ -212,6 +228,7 @@ def test_stock_settings_give_stock_weights_exactly(stock: dict[str, Any], tmp_pa
 UNCLIPPED: dict[str, Any] = {"max_grad_norm": 0.0, "learning_rate": 3e-4}  # a clipped gradient would hide its scale
 
 
+@pytest.mark.slow
 def test_rloo_trains_to_the_weights_of_trls_rloo_trainer(tmp_path: Path) -> None:
     theirs = train(RLOOTrainer, RLOOConfig, tmp_path / "a", plain, beta=0.0, **UNCLIPPED)
     ours = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "b", plain, preset="rloo", **UNCLIPPED)

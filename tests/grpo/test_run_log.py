@@ -45,6 +45,7 @@ def trainer_in(folder: Path, **settings: Any) -> ExtGRPOTrainer:
     )
 
 
+@pytest.mark.slow
 def test_conversations_and_an_own_loss_leave_a_log(tmp_path: Path, own_loss: str) -> None:
     trainer = trainer_in(tmp_path, preset="grpo_clip", policy_loss=own_loss)
     trainer.add_callback(RunLog(trainer, every=2))

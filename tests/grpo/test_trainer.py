@@ -170,6 +170,7 @@ def words_of_row(row: int, step: int) -> list[int]:
     return [3 + (row * 7 + i * i) % 15 for i in range(1 + row % 7)] + [EOS]
 
 
+@pytest.mark.slow
 def test_evaluation_between_steps_on_a_rollout_changes_nothing(tmp_path: Path) -> None:
     common = {"preset": "dapo", "num_iterations": 2, "rollout_func": scripted(words_of_row), "max_steps": 4}
     plain = train(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "a", fraction_of_ones, **common)
@@ -215,6 +216,7 @@ def test_evaluation_loss_uses_the_chosen_advantage(tmp_path: Path) -> None:
     assert list(trainer._logs["advantages"]) == rewards
 
 
+@pytest.mark.slow
 def test_adapter_with_kl_is_evaluated_against_its_reference(tmp_path: Path) -> None:
     settings = {
         "model": str(save_tiny(tmp_path / "model")),
@@ -341,6 +343,7 @@ def test_generation_stops_at_the_stop_string_and_masks_the_rest(tmp_path: Path) 
     assert any(row["response"].endswith("stop") for row in trainer.last_rollout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"mask_truncated_completions": True}], ids=["plain", "mask_truncated"])
 def test_a_stop_string_that_never_comes_changes_nothing(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -792,6 +795,7 @@ def test_every_documented_scalar_is_in_the_tensorboard_file(tmp_path: Path) -> N
 # Adapters, and what fails before anything is loaded.
 
 
+@pytest.mark.slow
 def test_lora_trains_the_adapters_alone_and_survives_saving(tmp_path: Path) -> None:
     lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
     path = str(save_tiny(tmp_path / "model"))

@@ -193,6 +193,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("axis", "code", "said"), FAULTS)
 def test_fault_in_a_user_file_is_found_during_argument_parsing(
     axis: str, code: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -259,6 +260,7 @@ def run_recipe(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_mistyped_function_fails_before_the_model_is_looked_up(tmp_path: Path) -> None:
     done = run_recipe(tmp_path, "--policy_loss", MISTAKES[0][0], "--model_name_or_path", "no/such/model")
@@ -269,6 +271,7 @@ def test_mistyped_function_fails_before_the_model_is_looked_up(tmp_path: Path) -
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_recipe_trains_with_the_example(tmp_path: Path) -> None:
     policy = make_base_policy(cache_dir=tmp_path / "cache", config=BasePolicyConfig(steps=2), progress=False)

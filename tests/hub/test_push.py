@@ -192,6 +192,7 @@ def test_a_run_that_did_not_finish_is_not_pushed(finished: Path) -> None:
         push(finished, "me/x")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_hub_is_tried_before_a_run_begins(hub: Hub, tmp_path: Path) -> None:
     flags = ["--push_to_hub", "--hub_model_id", "me/x", "--output_dir", "run"]
@@ -312,6 +313,7 @@ def test_complete_checkpoints_are_pushed_while_the_run_trains(
         assert "manifest.json" in names
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_failed_push_keeps_the_run_and_continues_where_it_was(hub: Hub, finished: Path, tmp_path: Path) -> None:
     arguments = ["-m", "trl_ext.hub", "push", str(finished), "--repo_id", "me/tiny", "--private"]
@@ -345,7 +347,7 @@ def test_nobody_there_is_an_error_with_the_command_for_later(finished: Path, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("merge", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_an_adapter_is_pushed_as_an_adapter_or_merged(merge: bool, hub: Hub, finished: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(finished, base)

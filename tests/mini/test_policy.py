@@ -165,6 +165,7 @@ def test_the_cache_directory_follows_the_environment(tmp_path: Path, monkeypatch
     assert make_base_policy(0, config=SMALL, progress=False).parent == tmp_path / "elsewhere"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_default_policy_knows_arithmetic_and_formats_sometimes(policy_cache: Path) -> None:
     began = time.monotonic()

@@ -148,7 +148,13 @@ def test_the_nearest_preset_is_named_with_what_differs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss_type", sorted(set(LOSS_TYPES) - {"bnpo"}))
+@pytest.mark.parametrize(
+    "loss_type",  # tests/grpo/test_parity.py trains with the axes of each
+    [
+        pytest.param(name, marks=() if name in ("dapo", "luspo") else pytest.mark.nightly)
+        for name in sorted(set(LOSS_TYPES) - {"bnpo"})
+    ],
+)
 def test_the_axes_of_a_stock_configuration_train_the_same(loss_type: str, tmp_path: Path) -> None:
     """The flags that the explanation prints, next to TRL's own loss."""
     sequence = {"importance_sampling_level": "sequence"} if loss_type == "luspo" else {}

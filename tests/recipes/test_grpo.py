@@ -575,12 +575,18 @@ def without_times(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a small run under `accelerate launch`, and what it printed."""
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The settings of a small run, in a folder of their own."""
     folder = tmp_path_factory.mktemp("run")
     policy = make_base_policy(0, folder / "cache", SMALL, progress=False)
     (folder / "mine.yaml").write_text(yaml.safe_dump({**TINY_RUN, "model_name_or_path": str(policy)}))
-    return folder / "runs" / "mine", launch(BY_ACCELERATE, "--config", "mine.yaml", cwd=folder)
+    return folder / "mine.yaml"
+
+
+@pytest.fixture(scope="module")
+def run(small: Path) -> tuple[Path, str]:
+    """The folder of that run under `accelerate launch`, and what it printed."""
+    return small.parent / "runs" / "mine", launch(BY_ACCELERATE, "--config", small.name, cwd=small.parent)
 
 
 @pytest.mark.slow
@@ -602,6 +608,7 @@ def shows_the_run_and_nothing_else(lines: list[str]) -> None:
     assert "everything is in" in others[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_terminal_shows_the_run_and_its_bar_and_nothing_else(run: tuple[Path, str]) -> None:
     """The first command of docs/getting_started.md, ten steps of it, in a terminal of 110 columns."""
@@ -689,10 +696,11 @@ def test_the_model_of_a_run_loads_with_its_tokenizer_and_writes(run: tuple[Path,
 
 
 @pytest.mark.slow
-def test_written_config_repeats_the_run_bit_identically(run: tuple[Path, str]) -> None:
+def test_written_config_repeats_the_run_bit_identically(run: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = run
-    top = folder.parents[1]
-    launch(ON_ONE_RANK, "--config", str(folder / "config.yaml"), cwd=top)
+    monkeypatch.chdir(folder.parents[1])
+    written = folder / "config.yaml"
+    run_recipe(*parse(GRPO_SETTINGS, "about", written, ["--config", str(written)]))  # without a launcher
     again = folder.with_name("mine-2")
     assert without_times(rows(again / "metrics.jsonl")) == without_times(rows(folder / "metrics.jsonl"))
     first, second = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (folder, again))
@@ -703,10 +711,9 @@ def test_written_config_repeats_the_run_bit_identically(run: tuple[Path, str]) -
 
 
 @pytest.mark.distributed
-def test_two_ranks_share_one_run_and_write_it_once(run: tuple[Path, str]) -> None:
-    folder, _ = run
-    top = folder.parents[1]
-    printed = launch(ON_TWO_RANKS, "--config", "mine.yaml", "--output_dir", "runs/two", cwd=top)
+def test_two_ranks_share_one_run_and_write_it_once(small: Path) -> None:
+    top = small.parent
+    printed = launch(ON_TWO_RANKS, "--config", small.name, "--output_dir", "runs/two", cwd=top)
     two = top / "runs" / "two"
     assert printed.count("format and answer correct") == 1
     assert [m["step"] for m in rows(two / "metrics.jsonl") if "loss" in m] == [1, 2, 3, 4]
@@ -717,6 +724,17 @@ def test_two_ranks_share_one_run_and_write_it_once(run: tuple[Path, str]) -> Non
     assert not (top / "runs" / "two-2").exists()
 
 
+@pytest.mark.slow
+def test_the_main_job_learns_in_a_third_of_its_steps(tmp_path: Path) -> None:
+    """From a policy that has read half as much, which takes half as long to make: 0.26 becomes 0.56."""
+    policy = make_base_policy(0, tmp_path / "cache", BasePolicyConfig(steps=400), progress=False)
+    launch(ON_ONE_RANK, "--model_name_or_path", str(policy), "--max_steps", "40", cwd=tmp_path)
+    summary = json.loads((tmp_path / "runs" / "grpo_math" / "summary.json").read_text())
+    assert summary["validation_accuracy_before"] <= 0.4
+    assert summary["validation_accuracy_after"] >= summary["validation_accuracy_before"] + 0.15
+
+
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_main_job_learns(tmp_path: Path, policy_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

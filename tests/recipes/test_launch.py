@@ -25,6 +25,9 @@ from trl_ext.runs.checkpoints import checkpoints, find_corruption, step_of
 TWO_RANKS = sorted(path.stem for path in (ROOT / "accelerate_configs").glob("two_cpu*.yaml"))
 LAUNCHES = [(config, engine) for config in ["one_cpu", *TWO_RANKS] for engine in ("generate", "vllm")]
 LAUNCHES.remove(("one_cpu", "generate"))  # test_recipe.py
+# The one that does all at once; what ranks and engines compute is held exactly by tests/grpo/test_distributed.py and
+# tests/generation/test_vllm.py.
+EACH_PUSH = ("two_cpu_ranks_zero3", "vllm")
 VLLM = ["--use_vllm", "--vllm_max_model_length", "128", "--vllm_enforce_eager", "true"]
 A_MINUTE = 60
 
@@ -71,6 +74,7 @@ def steps(folder: Path) -> list[int]:
     return [row["step"] for row in rows(path) if "loss" in row] if path.exists() else []
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_expert_iteration_runs_on_two_ranks_under_zero3(settings: Path, tmp_path: Path) -> None:
     model = yaml.safe_load(settings.read_text())["model_name_or_path"]
@@ -88,7 +92,16 @@ def test_expert_iteration_runs_on_two_ranks_under_zero3(settings: Path, tmp_path
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("config", "engine"),
-    [pytest.param(*launch, marks=[pytest.mark.vllm] if launch[1] == "vllm" else []) for launch in LAUNCHES],
+    [
+        pytest.param(
+            *launch,
+            marks=[
+                *([pytest.mark.vllm] if launch[1] == "vllm" else []),
+                *([] if launch == EACH_PUSH else [pytest.mark.nightly]),
+            ],
+        )
+        for launch in LAUNCHES
+    ],
 )
 def test_the_main_recipe_runs(config: str, engine: str, settings: Path, tmp_path: Path) -> None:
     with launched(tmp_path, config, "--config", str(settings), *(VLLM if engine == "vllm" else [])) as run:
@@ -132,7 +145,9 @@ def breaking(folder: Path, how: str) -> str:
             "raise LookupError('no such thing')",
             ["LookupError: no such thing", "mine.py"],
         ),
-        ("two_cpu_ranks_ddp", "os.kill(os.getpid(), signal.SIGKILL)", ["SIGKILL"]),
+        pytest.param(
+            "two_cpu_ranks_ddp", "os.kill(os.getpid(), signal.SIGKILL)", ["SIGKILL"], marks=pytest.mark.nightly
+        ),
     ],
     ids=["raises", "killed"],
 )
@@ -151,6 +166,7 @@ def test_dead_rank_ends_the_other_and_the_first_is_reported(
     assert steps(tmp_path) == [1, 2]
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 def test_ctrl_c_ends_both_ranks_and_leaves_whole_files(settings: Path, tmp_path: Path) -> None:
     arguments = ["--config", str(settings), "--max_steps", "100000", "--log_generations_every", "1"]
@@ -200,6 +216,7 @@ def reward(completions, **_):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 @pytest.mark.parametrize(("allowed", "survives"), [("3", False), ("60", True)])
 def test_slow_checkpoint_survives_sigterm_if_the_launcher_waits(
@@ -222,6 +239,7 @@ def test_slow_checkpoint_survives_sigterm_if_the_launcher_waits(
     assert ("Set TORCH_ELASTIC_SHUTDOWN_TIMEOUT=" in run.printed()) is not survives
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 @pytest.mark.vllm
 def test_engine_start_failure_names_setting_and_ends_processes(settings: Path, tmp_path: Path) -> None:

@@ -168,7 +168,8 @@ def test_fine_tuning_leaves_a_run_that_its_config_reproduces(tmp_path: Path, pol
         "fine-tuned on 12 reasoning traces with the correct answer of `mini_math`" in (folder / "README.md").read_text()
     )
     assert (folder / "curve.png").exists()
-    started("sft_math.py", "--config", str(folder / "config.yaml"), cwd=tmp_path)
+    written = folder / "config.yaml"
+    run_recipe(*parse(SFT_SETTINGS, "about", written, ["--config", str(written), *ON_A_CPU]))
     again = tmp_path / "run-2"
     first, second = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (folder, again))
     assert all(first[name].equal(second[name]) for name in first)
@@ -254,6 +255,7 @@ def test_pipeline_passes_its_model_shares_its_budget_and_resumes(tmp_path: Path,
     assert (folder / "2_grpo" / "summary.json").stat().st_mtime_ns == begun
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_pipelines_stages_are_checked_before_the_first_runs(tmp_path: Path) -> None:
     stages = [{"recipe": "sft"}, {"recipe": "grpo", "settings": {"preset": "grpo_clp"}}]
@@ -283,6 +285,7 @@ def test_several_sizes_are_run_once_each_and_plotted(tmp_path: Path, policy: str
     assert (tmp_path / "runs" / "sft_sizes" / "sizes.png").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_on_the_embedded_default_expert_iteration_learns(

@@ -249,18 +249,18 @@ def passes(plan: list[MicroBatch]) -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("sharing", [False, True])
 def test_no_pass_of_several_rows_has_more_tokens_than_the_limit(sharing: bool) -> None:
     """However many micro-batches that takes, whatever the width is rounded to, and whatever another rank has."""
-    settings = itertools.product(range(3), (1, 40, 100, 250, 800), (None, 8), (False, True), (1, 16))
-    for seed, limit, multiple, checkpointing, rows in settings:
+    settings = itertools.product((1, 40, 100, 250, 800), (None, 8), (False, True), (1, 16))
+    for limit, multiple, checkpointing, rows in settings:
         made = Batching(
             rows, limit, skip_zero_advantage=False, share_prompts=sharing, multiple_of=multiple,
             checkpointing=checkpointing,
         )  # fmt: skip
         for others in (other_rank(), other_rank(3, 2)):
-            plan = made.plan(random_batch(seed), others)
+            plan = made.plan(random_batch(0), others)
             assert sorted(row for one in plan for row in rows_trained(one)) == list(range(24))
             assert any(isinstance(one.forward, OnPrompts) for one in plan if one.trains) == sharing
             beyond = [(n, tokens) for n, tokens in passes(plan) if n > 1 and tokens > limit]
-            assert beyond == [], (seed, limit, multiple, checkpointing, rows)
+            assert beyond == [], (limit, multiple, checkpointing, rows)
     (whole,) = Batching(1, 10_000, skip_zero_advantage=False).plan(random_batch(0))
     assert len(rows_trained(whole)) == 24
 

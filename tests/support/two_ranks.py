@@ -1,6 +1,6 @@
 """What `test_distributed.py` trains on one rank in its own process and on two, under torchrun or accelerate.
 
-python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, faults, or estimate
+python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, estimate, resume, or reference
 """
 
 from __future__ import annotations
@@ -301,6 +301,8 @@ def all_runs(path: Path) -> dict[str, Any]:
     found["sampled"] = trainer.sample(SAMPLED, 2, seed=0) + trainer.sample(SAMPLED[:1], 2, seed=0)
     found["batches"] = batches.copy()
     found["validated"] = validated(path, trainer)
+    if RANKS > 1:
+        found["faults"] = faults_of_one_rank(path / "faults")
     return found
 
 
@@ -484,7 +486,7 @@ def estimated_runs(path: Path) -> dict[str, Any]:
 
 
 PARTS = {
-    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "faults": faults_of_one_rank, "estimate": estimated_runs,
+    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "estimate": estimated_runs,
     "resume": resumed_by_two, "reference": with_a_synced_reference,
 }  # fmt: skip
 

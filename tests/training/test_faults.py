@@ -137,6 +137,7 @@ def explodes(at: set[int]) -> Any:
     return ends_early_or_infinite
 
 
+@pytest.mark.slow
 def test_step_with_infinite_gradient_is_skipped_and_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = {"preset": "grpo_clip", "advantage": "raw"}
     trainer = made(tmp_path, explodes({3}), **settings)
@@ -156,6 +157,7 @@ def test_step_with_infinite_gradient_is_skipped_and_recorded(tmp_path: Path, cap
     assert "step 3 is skipped" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["group_std", "batch_std", "max_rl", "own"])
 def test_nonfinite_reward_or_advantage_skips_the_step_by_name(
     source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -172,6 +174,7 @@ def test_nonfinite_reward_or_advantage_skips_the_step_by_name(
     assert re.search(rf"step 1 is skipped: its gradient has norm nan, because {words}.* of 16 completions", caplog.text)
 
 
+@pytest.mark.slow
 def test_too_many_skipped_steps_end_run_with_checkpoints_intact(tmp_path: Path) -> None:
     trainer = made(tmp_path, explodes({2, 3, 5, 6, 7}), preset="grpo_clip", advantage="raw", max_steps=20)
     with pytest.raises(NonFiniteError, match=r"3 optimizer steps in a row, up to step 7, .*nonfinite_step_7_rank_0"):
@@ -180,6 +183,7 @@ def test_too_many_skipped_steps_end_run_with_checkpoints_intact(tmp_path: Path) 
     assert trainer.skipped_steps == 5
 
 
+@pytest.mark.slow
 def test_the_count_of_steps_left_out_survives_an_interruption(tmp_path: Path) -> None:
     made(tmp_path, explodes({2}), preset="grpo_clip", advantage="raw", max_steps=3).train()
     again = made(tmp_path, preset="grpo_clip", advantage="raw", max_steps=4)
@@ -266,6 +270,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not enforce the limit")
 def test_out_of_memory_names_the_settings_to_lower(tmp_path: Path) -> None:

@@ -31,7 +31,13 @@ def killed(case: str, kills: int, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(("case", "kills"), [("on_policy", 3), ("off_policy", 8)])
+@pytest.mark.parametrize(
+    ("case", "kills"),
+    [
+        ("off_policy", 4),
+        *(pytest.param(*more, marks=pytest.mark.nightly) for more in (("on_policy", 3), ("off_policy", 8))),
+    ],
+)
 def test_killed_at_many_moments_and_resumed_a_run_ends_the_same(case: str, kills: int, tmp_path: Path) -> None:
     assert killed(case, kills, tmp_path)["kills"]["training"] >= kills // 2
 
@@ -42,6 +48,7 @@ def test_killed_on_two_ranks_under_zero2_a_run_ends_the_same(tmp_path: Path) -> 
     assert killed("zero2", 1, tmp_path)["kills"]["training"] == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.vllm
 @pytest.mark.timeout(500)
 def test_killed_with_a_colocated_engine_a_run_ends_the_same(tmp_path: Path) -> None:

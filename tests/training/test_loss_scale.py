@@ -51,6 +51,7 @@ def sft(path: Path) -> Any:
     return tiny_sft(ExtSFTTrainer, ExtSFTConfig, path, ROWS, max_steps=12, learning_rate=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [grpo, sft])
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
 def test_steps_of_the_scaler_are_counted_apart(made: Any, max_grad_norm: float, tmp_path: Path) -> None:
@@ -72,6 +73,7 @@ def test_steps_of_the_scaler_are_counted_apart(made: Any, max_grad_norm: float, 
     assert trainer.resume_state()["steps_of_scaler"] == skipped
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_a_fault_at_any_scale(tmp_path: Path) -> None:
     trainer = scaled(grpo(tmp_path, explodes({2, 3, 4})), FITS)
     with pytest.raises(NonFiniteError, match="3 optimizer steps in a row, up to step 4"):
@@ -79,6 +81,7 @@ def test_a_loss_that_is_not_finite_is_a_fault_at_any_scale(tmp_path: Path) -> No
     assert (trainer.skipped_steps, trainer.steps_of_scaler) == (3, 0)
 
 
+@pytest.mark.slow
 def test_at_the_least_scale_it_is_a_fault(tmp_path: Path) -> None:
     trainer = scaled(grpo(tmp_path), 1.0)
     trainer.model.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)

@@ -198,6 +198,7 @@ def test_a_stock_checkpoint_resumes_here_and_ours_in_stock_trl(tmp_path: Path) -
     assert weight_difference(stock.model, ours.model) == 0
 
 
+@pytest.mark.slow
 def test_stock_checkpoint_within_a_rollout_gets_a_new_rollout(
     tmp_path: Path,
 ) -> None:
@@ -209,6 +210,7 @@ def test_stock_checkpoint_within_a_rollout_gets_a_new_rollout(
     assert ours._step % 16 == 4  # the rollout that follows began where an uninterrupted run begins it
 
 
+@pytest.mark.slow
 def test_checkpoint_within_a_rollout_resumes_with_new_batching(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,6 +223,7 @@ def test_checkpoint_within_a_rollout_resumes_with_new_batching(
     assert "within a rollout of 8 micro-batches of 4 rows, now there are 4 of 8" in caplog.text
 
 
+@pytest.mark.slow
 def test_checkpoint_of_other_micro_batches_gets_a_new_rollout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Else a row would be trained on with another one's old log-probabilities."""
     settings = {"preset": "grpo_clip", "model": str(save_tiny(tmp_path / "tiny")), **OFF_POLICY}
@@ -237,6 +240,7 @@ def test_trainer_load_to_the_device_of_a_cpu_rank_succeeds(tmp_path: Path) -> No
     assert torch.equal(loaded["moment"], torch.ones(2))
 
 
+@pytest.mark.slow
 def test_how_long_a_checkpoint_takes_is_known_to_a_resumed_run(tmp_path: Path) -> None:
     whole, again = (made(tmp_path / name, max_steps=1) for name in ("whole", "again"))
     whole.seconds_to_save = 1000.0
@@ -248,6 +252,7 @@ def test_how_long_a_checkpoint_takes_is_known_to_a_resumed_run(tmp_path: Path) -
 # --- what is kept, and when saving goes wrong -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_checkpoints_are_whole_and_limited_in_number_plus_best(tmp_path: Path) -> None:
     trainer = made(tmp_path, preset="grpo_clip", save_total_limit=2)
     trainer.best_step = 2
@@ -257,6 +262,7 @@ def test_checkpoints_are_whole_and_limited_in_number_plus_best(tmp_path: Path) -
     assert not list(tmp_path.glob("_saving*"))
 
 
+@pytest.mark.slow
 def test_lost_server_leaves_the_state_before_the_step(tmp_path: Path) -> None:
     trainer = made(tmp_path, preset="grpo_clip", max_steps=1, save_steps=100)
     trainer.train()
@@ -273,6 +279,7 @@ def test_lost_server_leaves_the_state_before_the_step(tmp_path: Path) -> None:
     assert saved["skipped_steps"] == 0
 
 
+@pytest.mark.slow
 def test_trainers_own_best_model_is_found_at_the_end(tmp_path: Path) -> None:
     judged = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": prompts(4), "num_generations_eval": 4}
     judged |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "save_total_limit": 1}
@@ -311,6 +318,7 @@ def test_unwritable_checkpoint_costs_neither_run_nor_last_one(
     assert weight_difference(whole.model, trainer.model) == 0
 
 
+@pytest.mark.slow
 def test_no_checkpoint_is_started_without_disk_space_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -376,6 +384,7 @@ print("failed", trainer.failed_saves)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_disk_refusing_writes_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -439,6 +448,7 @@ def test_engine_gets_best_weights_before_the_last_validation(method: str, tmp_pa
 # --- a run that is told to stop ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_the_step_saves_and_resumes_identically(tmp_path: Path) -> None:
     calls: list[int] = []
 

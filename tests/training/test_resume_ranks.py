@@ -10,7 +10,7 @@ from tests.grpo.test_distributed import by_accelerate, on_two_ranks
 from tests.support.tiny import prompts
 from tests.training.test_resume import OFF_POLICY, made
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.distributed, pytest.mark.nightly, pytest.mark.timeout(600)]  # tests/runs/test_continuation.py
 
 
 def test_more_ranks_within_a_rollout_are_refused_in_a_line(tmp_path: Path) -> None:

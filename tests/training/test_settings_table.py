@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -380,15 +381,46 @@ def observed(folder: Path, model: Path, **settings: Any) -> tuple[Any, ...]:
     return weights.hexdigest(), json.dumps(logs, default=str), files
 
 
+Plain = Callable[[dict[str, Any]], tuple[Any, ...]]
+
+
+def once(train: Callable[..., tuple[Any, ...]], top: Path) -> Plain:
+    """What a run with these settings comes to: trained twice, which has to agree, for all tests that ask for it."""
+    known: dict[str, tuple[Any, ...]] = {}
+
+    def of(both: dict[str, Any]) -> tuple[Any, ...]:
+        key = json.dumps(both, sort_keys=True)
+        if key not in known:
+            known[key] = train(top / f"{len(known)}a", **both)
+            assert known[key] == train(top / f"{len(known)}b", **both)
+        return known[key]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def without(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    return once(functools.partial(observed, model=saved), tmp_path_factory.mktemp("without"))
+
+
+@pytest.fixture(scope="module")
+def fine_tuned_without(tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    return once(fine_tuned, tmp_path_factory.mktemp("fine_tuned"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*EFFECTS, *NONE])
-def test_setting_changes_a_run_exactly_where_the_table_says_so(name: str, tmp_path: Path) -> None:
+def test_setting_changes_a_run_exactly_where_the_table_says_so(
+    name: str, without: Plain, saved: Path, tmp_path: Path
+) -> None:
     value, both = (EFFECTS | NONE)[name]
-    model = save_tiny(tmp_path / "model")
-    with_it = observed(tmp_path / "with", model, **{**both, name: value})
-    without = observed(tmp_path / "without", model, **both)
-    assert without == observed(tmp_path / "again", model, **both)
-    assert (with_it == without) == (name in NONE)
+    with_it = observed(tmp_path, saved, **{**both, name: value})
+    assert (with_it == without(both)) == (name in NONE)
 
 
 def fine_tuned(folder: Path, **settings: Any) -> tuple[Any, ...]:
@@ -405,11 +437,11 @@ def fine_tuned(folder: Path, **settings: Any) -> tuple[Any, ...]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`pad_token` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", [*SFT_EFFECTS, *SFT_NONE])
-def test_setting_changes_fine_tuning_where_the_table_says_so(name: str, tmp_path: Path) -> None:
+def test_setting_changes_fine_tuning_where_the_table_says_so(
+    name: str, fine_tuned_without: Plain, tmp_path: Path
+) -> None:
     value, both = (SFT_EFFECTS | SFT_NONE)[name]
-    without = fine_tuned(tmp_path / "without", **both)
-    assert without == fine_tuned(tmp_path / "again", **both)
-    assert (fine_tuned(tmp_path / "with", **{**both, name: value}) == without) == (name in SFT_NONE)
+    assert (fine_tuned(tmp_path, **{**both, name: value}) == fine_tuned_without(both)) == (name in SFT_NONE)
 
 
 # The engine's settings.

@@ -136,7 +136,11 @@ def by_hf_generate(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("slow", "step", "owes_validation"),
-    [("rollout after step 3", 3, False), ("rollout after step 2", 2, False), ("validation after step 2", 2, True)],
+    [
+        ("rollout after step 3", 3, False),
+        pytest.param("rollout after step 2", 2, False, marks=pytest.mark.nightly),
+        ("validation after step 2", 2, True),
+    ],
     ids=["in an epoch", "at the start of an epoch", "validation"],
 )
 def test_sigterm_ends_sampling_by_hf_generate_and_run_resumes(
@@ -152,6 +156,7 @@ def test_sigterm_ends_a_rollout_by_vllm_and_run_resumes(tmp_path: Path) -> None:
     runs.check("rollout after step 3", 3)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_sigterm_in_first_validation_ends_run_without_checkpoint(by_hf_generate: Runs, tmp_path: Path) -> None:
     with program(tmp_path, RECIPE, *by_hf_generate.arguments, slow="validation after step 0") as run:

@@ -214,6 +214,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_two_ranks(torchrun, tmp_path_factory.mktemp("estimated"), "estimate", seconds=240)
 
 
+@pytest.mark.nightly
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("case", "said"),
@@ -250,6 +251,7 @@ def test_another_process_estimates_without_joining_the_ranks(monkeypatch: pytest
     assert found.peak in ("forward", "backward")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_process_that_fails_is_told_by_its_last_line() -> None:
     with pytest.raises(NoEstimateError, match="Error"):

@@ -64,6 +64,7 @@ def test_a_run_that_does_not_fit_ends_with_its_setting(recipe: Path, monkeypatch
         run(monkeypatch, "--config", str(recipe), "--quick", *changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -49,6 +49,7 @@ def test_rates_and_phases_say_the_same() -> None:
     assert timing.rates.problem == pytest.approx(seconds(timing, "validation on the way") / 20)
 
 
+@pytest.mark.slow
 def test_the_plan_is_the_one_of_a_measured_run() -> None:
     timing = estimated()
     found = timing.plan(1000.0)

@@ -423,6 +423,7 @@ TINY = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.slow  # three processes that train the machine's base policy, and 5,000 problems
 def test_run_killed_at_random_has_a_result_and_resumes_in_budget(
     tmp_path: Path, policy_cache: Path, monkeypatch: pytest.MonkeyPatch

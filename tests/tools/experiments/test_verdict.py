@@ -403,6 +403,7 @@ def test_an_arm_that_does_not_fit_is_named_before_any_run() -> None:
         check(plan)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_loss_of_your_own_gets_its_verdict(tmp_path: Path) -> None:
     small = BasePolicyConfig(hidden=32, layers=1, heads=1, intermediate=32, steps=3, batch=4)

@@ -45,6 +45,7 @@ def test_forward_flops_are_those_of_a_real_pass() -> None:
     assert found == pytest.approx(really_counted(backward=False) + ANGLES, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_training_flops_are_those_of_a_real_step() -> None:
     """Fused attention computes its scores once more in the backward pass, a fifth product next to the four."""
     again = ROWS * TOKENS**2 * PAIRS / 2

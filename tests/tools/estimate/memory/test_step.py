@@ -64,12 +64,14 @@ def test_a_rollout_is_kept_with_the_micro_batches_of_it(plain: Measured) -> None
     assert {parts["batches"] for parts in plain.peaks.values()} == {plain.resident["batches"]}
 
 
+@pytest.mark.slow
 def test_checkpointing_keeps_less_of_the_forward_pass() -> None:
     kept = activations(measure(run(share_prompt_prefix=False)))
     recomputed = activations(measure(run(gradient_checkpointing=True)))
     assert recomputed < kept / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bf16", "checkpointing"), [(False, False), (False, True), (True, False), (True, True)], ids=str
 )
@@ -85,12 +87,14 @@ def test_shared_prompts_take_no_more_than_trls_step(bf16: bool, checkpointing: b
     assert ours.peaks["backward"]["backward"] < ours.parameters, "a quarter of the gradients' bytes"
 
 
+@pytest.mark.slow
 def test_a_gpus_rows_in_one_are_attended_to_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention._ByRowOnCPU, "forward", lambda *_: pytest.fail("as on a CPU"))
     settings = {"num_generations": 8, "lengths": Lengths(64, 64, 16, 16), "share_prompt_prefix": True}
     assert activations(measure(run(**settings, bf16=True))) > 0
 
 
+@pytest.mark.slow
 def test_eager_attention_keeps_the_scores(plain: Measured) -> None:
     scores = 4 * 2 * 2 * (32 + 128) ** 2  # bytes, rows, heads, tokens squared
     assert activations(measure(run(attn_implementation="eager"))) > activations(plain) + scores
@@ -101,17 +105,20 @@ def test_a_step_with_trls_own_loss_is_estimated_too(plain: Measured) -> None:
     assert activations(found) == pytest.approx(activations(plain), rel=0.5)
 
 
+@pytest.mark.slow
 def test_a_wider_micro_batch_keeps_more() -> None:
     assert activations(measure(run(per_device_train_batch_size=4, num_generations=4))) > 1.8 * activations(
         measure(run(num_generations=4))
     )
 
 
+@pytest.mark.slow
 def test_micro_batches_are_as_wide_as_their_tokens_say() -> None:
     wider = activations(measure(run(micro_batch_tokens=4 * 160, num_generations=4)))
     assert wider == pytest.approx(2 * activations(measure(run(num_generations=4))), rel=0.1)
 
 
+@pytest.mark.slow
 def test_autocast_keeps_copies_of_the_weights() -> None:
     cast = measure(run(bf16=True))
     assert cast.resident["parameters"] >= 4 * cast.parameters
@@ -131,11 +138,13 @@ def test_a_reference_model_is_a_second_copy(plain: Measured) -> None:
     assert plain.resident["reference"] == 0
 
 
+@pytest.mark.slow
 def test_supervised_steps_have_rows_of_the_longest_length() -> None:
     half, whole = (measure(run(recipe="sft", max_length=n)) for n in (80, 160))
     assert activations(whole) == pytest.approx(2 * activations(half), rel=0.15)
 
 
+@pytest.mark.slow
 def test_a_single_micro_batch_has_no_earlier_gradients(plain: Measured) -> None:
     alone = measure(run(step=2))
     assert alone.peaks["forward"]["gradients"] == 0
@@ -147,6 +156,7 @@ def test_the_fake_step_has_whole_groups() -> None:
     assert rows_of_step(run(recipe="sft", per_device_train_batch_size=4)) == 8
 
 
+@pytest.mark.slow
 def test_the_fake_step_fills_a_micro_batch_of_limited_tokens() -> None:
     most = {"micro_batch_tokens": 16 * 128, "num_generations": 4, "step": 64}
     assert rows_of_step(run(**most)) == 2 * 16, "of each prompt"

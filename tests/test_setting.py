@@ -25,7 +25,7 @@ class Settings:
     rate: float | None = setting(
         None, "The rate.", Group.LIMITS, within="(0, 1]", unit="of all", on_resume=OnResume.MAY_CHANGE, trl="lr"
     )
-    names: list[str] = setting(list, "The names.", Group.MODEL, aliases="--words", needs="rate", handout="a b")
+    names: list[str] = setting(list, "The names.", Group.MODEL, aliases="--words", needs="rate", also_called="a b")
     engine: str = setting("auto", "The engine.", Group.SAMPLING, nargs="?", const="true")
     plain: int = 3
 
@@ -75,7 +75,7 @@ def test_facts_are_those_at_the_field() -> None:
     assert list(facts_of(Settings)) == ["rate", "names", "engine"]
     assert facts(Settings, lambda known: known.on_resume) == {"rate": OnResume.MAY_CHANGE}
     assert facts(Settings, lambda known: known.needs) == {"names": ("rate",)}
-    assert facts(Settings, lambda known: known.handout) == {"names": ("a", "b")}
+    assert facts(Settings, lambda known: known.also_called) == {"names": ("a", "b")}
     assert facts(Settings, lambda known: known.trl) == {"rate": "lr"}
 
 

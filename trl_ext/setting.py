@@ -80,7 +80,9 @@ class Facts:
     group: Group
     on_resume: OnResume | None = None
     trl: str | None = None  # TRL's or transformers' name of the same thing, which it is resolved into
-    handout: tuple[str, ...] = ()  # words of the course's handout that are no settings here, and that mean it
+    also_called: tuple[
+        str, ...
+    ] = ()  # words that are no settings here and mean it: the handout's, an earlier version's
     needs: tuple[str, ...] = ()  # without which it would be ignored; `uses_axes` is a preset or an axis
     within: Interval | None = None
     unit: str = ""  # of the number, for a message
@@ -100,7 +102,7 @@ def setting(
     *,
     on_resume: OnResume | None = None,
     trl: str | None = None,
-    handout: str = "",
+    also_called: str = "",
     needs: str = "",
     within: str | None = None,
     unit: str = "",
@@ -114,7 +116,7 @@ def setting(
         help: what it does, in sentences; the first one alone stands in `--help`.
         on_resume: what another value means in a resumed run; the default is another experiment.
         trl: the field of TRL's or transformers' config that it is resolved into.
-        handout: words for it in the course's handout that are no settings, separated by spaces.
+        also_called: words that are no settings and mean it, the handout's or an earlier version's, separated by spaces.
         needs: settings without which it would be ignored, separated by spaces.
         within: an interval, such as `(0, 1]`; None is always allowed where the type has it.
         aliases: a second flag.
@@ -123,7 +125,7 @@ def setting(
     text = f"{help.removesuffix('.')} (TRL: {trl})." if trl else help
     interval = None if within is None else Interval.parse(within)
     metadata = _Metadata(of_option, help=text)
-    metadata["facts"] = Facts(group, on_resume, trl, tuple(handout.split()), tuple(needs.split()), interval, unit)
+    metadata["facts"] = Facts(group, on_resume, trl, tuple(also_called.split()), tuple(needs.split()), interval, unit)
     if aliases is not None:
         metadata["aliases"] = aliases
     if callable(default):

@@ -43,7 +43,7 @@ from trl_ext.recipes.grpo import GRPO_SETTINGS, GRPOTask
 from trl_ext.recipes.preflight import Prepared, check_server, tokenizer_and_shape
 from trl_ext.recipes.run import write_config
 from trl_ext.recipes.settings import Data
-from trl_ext.recipes.settings_help import handout_words
+from trl_ext.recipes.settings_help import other_words
 from trl_ext.recipes.sft import SFT_SETTINGS
 from trl_ext.rewards import GRADERS
 from trl_ext.runs.folder import Run
@@ -163,6 +163,7 @@ def test_command_line_overrides_yaml_and_trainer_flags_work(tmp_path: Path) -> N
         (["--too_long", "cut"], ["too_long must be one of refuse, drop, got 'cut'"]),
         (["--max_stps", "3"], ["--max_stps", "Did you mean --max_steps?"]),
         (["--G", "8"], ["unknown setting --G. Did you mean --group_size?"]),
+        (["--foresee", "false"], ["unknown setting --foresee. Did you mean --check_memory?"]),
         (["--constant_normalizer", "7"], ["Did you mean --aggregation?"]),  # --normalize_constant is of fine-tuning
         (["--max_steps", "three"], ["--max_steps", "three"]),
         (["--max_steps", "0"], ["max_steps is 0, which trains nothing", "recipes/evaluate.py"]),
@@ -189,7 +190,7 @@ def test_a_mistake_ends_the_run_while_arguments_are_parsed(
 def test_the_handouts_words_are_answered_with_settings() -> None:
     recipes = {name: recipe.settings() for name, recipe in RECIPES.items()}
     fields = {name: {f.name for part in parts for f in dataclasses.fields(part)} for name, parts in recipes.items()}
-    words = {name: handout_words(parts) for name, parts in recipes.items()}
+    words = {name: other_words(parts) for name, parts in recipes.items()}
     assert {"gpu_memory_utilization", "n_train_steps_per_rollout_batch", "D_b", "normalize_by_std"} <= set().union(
         *words.values()
     )

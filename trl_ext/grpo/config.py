@@ -76,7 +76,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         None,
         _help("aggregation", "Mean over tokens."),
         Group.ALGORITHM,
-        handout="normalize_constant constant_normalizer",
+        also_called="normalize_constant constant_normalizer",
     )
     aggregation_options: dict[str, Any] | str | None = setting(None, _OPTIONS_HELP, Group.ALGORITHM)
     kl_estimator: str = setting(
@@ -190,7 +190,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         "The number of completions per rollout.",
         Group.OPTIMIZER,
         trl="generation_batch_size",
-        handout="n_prompts_per_rollout_batch D_b",
+        also_called="n_prompts_per_rollout_batch D_b",
         within="[1, inf)",
     )
     group_size: int | None = setting(
@@ -198,7 +198,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         "The number of completions per prompt.",
         Group.OPTIMIZER,
         trl="num_generations",
-        handout="G",
+        also_called="G",
         within="[1, inf)",
     )
     train_batch_size: int | None = setting(
@@ -209,7 +209,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         "The number of completions per forward pass.",
         Group.OPTIMIZER,
         trl="per_device_train_batch_size",
-        handout="n_microbatches_per_rollout_batch",
+        also_called="n_microbatches_per_rollout_batch",
         within="[1, inf)",
     )
     epochs_per_rollout_batch: int | None = setting(
@@ -217,7 +217,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         "The number of passes over each rollout batch.",
         Group.OPTIMIZER,
         trl="num_iterations",
-        handout="n_train_steps_per_rollout_batch",
+        also_called="n_train_steps_per_rollout_batch",
         within="[1, inf)",
     )
     n_grpo_steps: int | None = setting(
@@ -234,7 +234,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         None,
         "Choose the advantage group_std (true) or group_mean (false).",
         Group.ALGORITHM,
-        handout="normalize_by_std normalized_by_std",
+        also_called="normalize_by_std normalized_by_std",
     )
     advantage_eps: float | None = setting(
         None,
@@ -250,7 +250,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         "The maximum completion length in tokens.",
         Group.SAMPLING,
         trl="max_completion_length",
-        handout="max_tokens",
+        also_called="max_tokens",
         within="[1, inf)",
     )
 

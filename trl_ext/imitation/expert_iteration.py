@@ -62,17 +62,17 @@ class ExpertIterationConfig(ExtSFTConfig):
         512,
         "The number of questions per step (handout: 512, 1024 or 2048).",
         Group.OPTIMIZER,
-        handout="n_prompts_per_rollout_batch D_b",
+        also_called="n_prompts_per_rollout_batch D_b",
         within="[1, inf)",
     )
     group_size: int = setting(
-        4, "The number of rollouts per question.", Group.OPTIMIZER, handout="G", within="[1, inf)"
+        4, "The number of rollouts per question.", Group.OPTIMIZER, also_called="G", within="[1, inf)"
     )
     epochs_per_step: int = setting(
         1,
         "The number of passes over the rows that a step keeps.",
         Group.OPTIMIZER,
-        handout="n_sft_steps",
+        also_called="n_sft_steps",
         within="[1, inf)",
     )
     selection: str = setting(

@@ -51,7 +51,7 @@ class ExtSFTConfig(RunSettings, SFTConfig):
             "(handout). The default is TRL's mean over all response tokens of the optimizer step."
         ),
         Group.ALGORITHM,
-        handout="constant_normalizer",
+        also_called="constant_normalizer",
         within="(0, inf)",
     )
     train_batch_size: int | None = setting(
@@ -62,7 +62,7 @@ class ExtSFTConfig(RunSettings, SFTConfig):
         "The number of rows per forward pass.",
         Group.OPTIMIZER,
         trl="per_device_train_batch_size",
-        handout="n_microbatches_per_rollout_batch",
+        also_called="n_microbatches_per_rollout_batch",
         within="[1, inf)",
     )
     completion_only_loss: bool | None = setting(
@@ -75,11 +75,11 @@ class ExtSFTConfig(RunSettings, SFTConfig):
         1024,
         "The maximum length of a sampled response, in tokens.",
         Group.SAMPLING,
-        handout="max_tokens",
+        also_called="max_tokens",
         within="[1, inf)",
     )
     vllm_gpu_memory_utilization: float = setting(
-        0.3, "The fraction of GPU memory that vLLM takes.", Group.SAMPLING, handout="gpu_memory_utilization"
+        0.3, "The fraction of GPU memory that vLLM takes.", Group.SAMPLING, also_called="gpu_memory_utilization"
     )
     vllm_max_model_length: int | None = setting(
         None,

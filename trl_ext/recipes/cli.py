@@ -28,7 +28,7 @@ from trl_ext.hosts.process_group import explain_network_error, join, learn_hosts
 from trl_ext.hosts.shared_folder import refuse_different, refuse_unshared
 from trl_ext.io import read_json, read_yaml, write_json
 from trl_ext.recipes.optional import is_none, refuse_null, resolve_none, shapes_of, take_words_for_none
-from trl_ext.recipes.settings_help import handout_words, help_on, page_of, settings_in, topic_of
+from trl_ext.recipes.settings_help import help_on, other_words, page_of, settings_in, topic_of
 from trl_ext.recipes.user_errors import lines_of_user_files, summary_of
 from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.runs.checkpoints import checkpoints
@@ -57,7 +57,7 @@ class _Parser(TrlParser):
         """Refuse flags and YAML fields that do not exist, with the nearest existing name."""
         known = [option for option in self._option_string_actions if option.startswith("--")]
         fields = [f"--{name}" for name in fields if name != "env"]
-        words = handout_words(self.dataclass_types)
+        words = other_words(self.dataclass_types)
         for name, where in [*((flag, "") for flag in flags), *((field, f" in {config}") for field in fields)]:
             if name not in known:
                 nearest = words.get(name[2:]) or next(iter(difflib.get_close_matches(name, known, n=1)), None)

@@ -27,7 +27,9 @@ from trl_ext.training.options import stop_strings
 class Evaluation(DatasetSettings):
     """What is measured, and how it is sampled."""
 
-    model_name_or_path: str | None = setting(None, THEIRS["model_name_or_path"].text, Group.MODEL, handout="model_id")
+    model_name_or_path: str | None = setting(
+        None, THEIRS["model_name_or_path"].text, Group.MODEL, also_called="model_id"
+    )
     chat_template_kwargs: dict[str, Any] | str | None = setting(
         None, "Variables of the model's chat template, such as enable_thinking=false.", Group.MODEL
     )
@@ -70,7 +72,7 @@ class Evaluation(DatasetSettings):
         THEIRS["vllm_gpu_memory_utilization"].text,
         Group.SAMPLING,
         on_resume=OnResume.MAY_CHANGE,
-        handout="gpu_memory_utilization",
+        also_called="gpu_memory_utilization",
     )
     vllm_max_model_length: int | None = setting(None, THEIRS["vllm_max_model_length"].text, Group.SAMPLING)
     vllm_enforce_eager: bool | None = setting(

@@ -24,7 +24,10 @@ class GRPOTask(Task):
     """Problems, a reward for the rollouts, and how the policy is measured."""
 
     reward: str = setting(
-        "strict", f"The reward: {', '.join(sorted(REWARDS))}, or file.py:function.", Group.REWARD, handout="reward_fn"
+        "strict",
+        f"The reward: {', '.join(sorted(REWARDS))}, or file.py:function.",
+        Group.REWARD,
+        also_called="reward_fn",
     )
     pass_rates_from: str | None = setting(
         None,

@@ -68,14 +68,14 @@ class Task(DatasetSettings):
         f"The validations' grader. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
         Group.VALIDATION,
         on_resume=OnResume.VALIDATION_AS_USED,
-        handout="reward_fn",
+        also_called="reward_fn",
     )
     validate_every: int = setting(
         20,
         "Validate every N optimizer steps.",
         Group.VALIDATION,
         on_resume=OnResume.MAY_CHANGE,
-        handout="eval_interval eval_step",
+        also_called="eval_interval eval_step",
         within="[1, inf)",
     )
     validation_batch_size: int = setting(
@@ -132,6 +132,7 @@ class Task(DatasetSettings):
             "trl-ext estimate does so without."
         ),
         Group.LIMITS,
+        also_called="foresee",
         on_resume=OnResume.OF_PROCESS,
     )
     collapse_threshold: float | None = setting(

@@ -28,7 +28,7 @@ class Theirs:
 
     group: Group | None  # in which it is shown; None where `--help` alone does not
     text: str = ""  # in place of theirs
-    handout: str = ""  # words for it in the course's handout, separated by spaces
+    also_called: str = ""  # by the course's handout; words separated by spaces
 
 
 THEIRS = {
@@ -43,7 +43,7 @@ THEIRS = {
     "gradient_checkpointing": Theirs(
         Group.OPTIMIZER, "Recompute activations in the backward pass: slower, less memory."
     ),
-    "adam_beta1": Theirs(None, handout="betas"),
+    "adam_beta1": Theirs(None, also_called="betas"),
     "seed": Theirs(Group.OPTIMIZER, "The seed of everything that is random."),
     "vllm_gpu_memory_utilization": Theirs(
         Group.SAMPLING, "The fraction of GPU memory that vLLM takes.", "gpu_memory_utilization"
@@ -98,14 +98,14 @@ def settings_in(classes: Iterable[type], defaults: Mapping[str, object]) -> list
     return sorted(found, key=lambda setting: setting.is_ours == (setting.group is Group.MODEL))
 
 
-def handout_words(classes: Iterable[type]) -> dict[str, str]:
-    """The handout's words for settings of other names, and the flag of each; ours win over TRL's."""
+def other_words(classes: Iterable[type]) -> dict[str, str]:
+    """The words that are no settings and mean one, with its flag; ours win over TRL's."""
     ours: dict[str, str] = {}
     theirs: dict[str, str] = {}
     for kind in classes:
         for name in (f.name for f in dataclasses.fields(kind)):
-            theirs |= dict.fromkeys(THEIRS[name].handout.split() if name in THEIRS else (), f"--{name}")
-        ours |= {word: f"--{name}" for name, words in facts(kind, lambda k: k.handout).items() for word in words}
+            theirs |= dict.fromkeys(THEIRS[name].also_called.split() if name in THEIRS else (), f"--{name}")
+        ours |= {word: f"--{name}" for name, words in facts(kind, lambda k: k.also_called).items() for word in words}
     return theirs | ours
 
 

@@ -108,7 +108,7 @@ class RunSettings(RecordsGiven):
         "The minimum completion length in tokens (handout: 4).",
         Group.SAMPLING,
         on_resume=OnResume.VALIDATION,
-        handout="min_tokens",
+        also_called="min_tokens",
         within="[0, inf)",
     )
 

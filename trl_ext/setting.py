@@ -7,7 +7,6 @@ use, its test, and what `docs/site/trl_settings.yaml` says of how its effect is 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -54,10 +53,10 @@ class Interval:
     @classmethod
     def parse(cls, text: str) -> Interval:
         """Of a text such as `(0, inf)`."""
-        found = re.fullmatch(r"([\[(])(.+), (.+)([\])])", text)
-        if found is None:
+        low, comma, high = text[1:-1].partition(", ")
+        if not (comma and text[0] in "[(" and text[-1] in "])"):
             raise ValueError(f"{text!r} is no interval, such as [0, 1)")
-        return cls(float(found[2]), float(found[3]), found[1] == "[", found[4] == "]")
+        return cls(float(low), float(high), text[0] == "[", text[-1] == "]")
 
     def __contains__(self, number: float) -> bool:
         above = self.low <= number if self.has_low else self.low < number

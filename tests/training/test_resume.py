@@ -234,12 +234,6 @@ def test_checkpoint_of_other_micro_batches_gets_a_new_rollout(tmp_path: Path, ca
     assert "the checkpoint's steps were planned otherwise: the remaining ones use a new rollout" in caplog.text
 
 
-def test_trainer_load_to_the_device_of_a_cpu_rank_succeeds(tmp_path: Path) -> None:
-    torch.save({"moment": torch.ones(2)}, tmp_path / "optimizer.pt")
-    loaded = torch.load(tmp_path / "optimizer.pt", map_location=torch.device("cpu", 0), weights_only=True)
-    assert torch.equal(loaded["moment"], torch.ones(2))
-
-
 @pytest.mark.slow
 def test_how_long_a_checkpoint_takes_is_known_to_a_resumed_run(tmp_path: Path) -> None:
     whole, again = (made(tmp_path / name, max_steps=1) for name in ("whole", "again"))

@@ -88,7 +88,7 @@ def redact_text(text: str) -> str:
             pass
         else:
             return text if redact(content) == content else json.dumps(redact(content))
-    for secret in _of_the_environment():
+    for secret in _environment_secrets():
         text = text.replace(secret, MASK)
     text = _USERINFO.sub(rf"\1{MASK}@", text)
     text = _WEBHOOK.sub(rf"\1{MASK}", text)
@@ -124,7 +124,7 @@ def masked_names(value: Any, name: str = "") -> Iterator[str]:
         yield name
 
 
-def _of_the_environment() -> list[str]:
+def _environment_secrets() -> list[str]:
     return [value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= _SHORTEST]
 
 

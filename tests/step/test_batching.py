@@ -218,7 +218,7 @@ def test_of_equal_rows_one_is_computed() -> None:
     assert rows_trained(whole) == [1, 2, 3]
     assert whole.rows.advantages.tolist() == [[1.0], [-1.0], [2.0]]
     assert whole.copies is not None
-    assert (whole.copies.computed, whole.copies.of.tolist()) == (2, [0, 1, 0])
+    assert (whole.copies.computed, whole.copies.source.tolist()) == (2, [0, 1, 0])
     assert Batching(rows=2, dynamic=False).plan(rows)[0].copies is None
 
 

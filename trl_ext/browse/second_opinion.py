@@ -24,7 +24,7 @@ def grade_twice(rows: Sequence[dict[str, Any]], answer_format: str | None) -> No
     if answer_format in COMPATIBLE_FORMATS:
         grades["compatible"] = compatible(responses, truths, answer_format=answer_format)
     for n, row in enumerate(judged):
-        row["graders"] = {name: [of[n].correct, of[n].reason] for name, of in grades.items()}
+        row["graders"] = {name: [verdicts[n].correct, verdicts[n].reason] for name, verdicts in grades.items()}
 
 
 def disagree(row: dict[str, Any]) -> bool:

@@ -58,11 +58,11 @@ class Columns:
         return f"{made}{self.problem!r} is the problem, {self.answer!r} has the answer ({self.answer_source})"
 
 
-def _of_countdown(row: Row) -> dict[str, Any]:
+def _read_countdown(row: Row) -> dict[str, Any]:
     return described(int(row["target"]), [int(number) for number in row["nums"]])
 
 
-def _of_chat(row: Row) -> dict[str, Any]:
+def _read_chat(row: Row) -> dict[str, Any]:
     said = {role: [m["content"] for m in row["messages"] if m.get("role") == role] for role in ("user", "assistant")}
     return {"problem": said["user"][0] if said["user"] else None, "answer": (said["assistant"] or [None])[-1]}
 
@@ -71,8 +71,8 @@ FORMATS = (
     Columns("problem", "answer", "as_is", ("problem", "answer")),  # the course's MATH
     Columns("question", "answer", "after_hashes", ("question", "answer")),  # GSM8K
     Columns("problem", "solution", "last_boxed", ("problem", "solution")),  # MATH
-    Columns("problem", "answer", "as_is", ("target", "nums"), _of_countdown),  # Countdown-Tasks-3to4
-    Columns("problem", "answer", "final_answer", ("messages",), _of_chat),  # Tulu 3
+    Columns("problem", "answer", "as_is", ("target", "nums"), _read_countdown),  # Countdown-Tasks-3to4
+    Columns("problem", "answer", "final_answer", ("messages",), _read_chat),  # Tulu 3
     Columns("prompt", "reward_model.ground_truth", "as_is", ("prompt", "reward_model"), is_conversation=True),  # verl
     Columns("prompt", "answer", "as_is", ("prompt", "answer"), is_conversation=True),  # TRL's conversations
     Columns("prompt", "solution", "last_boxed", ("prompt", "solution"), is_conversation=True),

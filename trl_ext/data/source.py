@@ -37,8 +37,8 @@ class Source:
 
     def line(self, role: str) -> str:
         """What is to be known of the rows of a role, such as `train`, as a person reads it."""
-        of = "generated" if self.available is None else f"of {self.available}"
-        known = [f"{role}: {self.rows} problems {of} ({self.file()!r}, split {self.split!r})"]
+        origin = "generated" if self.available is None else f"of {self.available}"
+        known = [f"{role}: {self.rows} problems {origin} ({self.file()!r}, split {self.split!r})"]
         if self.order == "sampled" and self.available != self.rows + len(self.too_long):
             by = f"stratified by {' and '.join(self.stratified_by)}" if self.stratified_by else "drawn at random"
             known.append(f"{by} with sample_seed {self.sample_seed}")

@@ -125,10 +125,10 @@ class _Cursor:
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
-            of, count = self.number("I"), self.number("Q")
-            if of in _NUMBERS:
-                return list(self.numbers(_NUMBERS[of], count))
-            return [self.value(of) for _ in range(count)]
+            item_kind, count = self.number("I"), self.number("Q")
+            if item_kind in _NUMBERS:
+                return list(self.numbers(_NUMBERS[item_kind], count))
+            return [self.value(item_kind) for _ in range(count)]
         if kind not in _NUMBERS:
             raise InputError(f"{self.path}: its header has a value of type {kind}, which GGUF does not know: {_AGAIN}")
         return self.number(_NUMBERS[kind])

@@ -26,13 +26,13 @@ def every(rows: Sequence[Row]) -> list[Row]:
 @SELECTIONS.register
 def at_most(rows: Sequence[Row], *, k: int = 1) -> list[Row]:
     """The first k correct rollouts of each question, k at least 1."""
-    return _of_each_question(rows, k, lambda row: 0)
+    return _select_per_question(rows, k, lambda row: 0)
 
 
 @SELECTIONS.register
 def shortest(rows: Sequence[Row], *, k: int = 1) -> list[Row]:
     """The k correct rollouts of each question with the fewest tokens, k at least 1."""
-    return _of_each_question(rows, k, lambda row: row["tokens"])
+    return _select_per_question(rows, k, lambda row: row["tokens"])
 
 
 @SELECTIONS.register
@@ -47,7 +47,7 @@ def distinct_traces(rows: Sequence[Row]) -> list[Row]:
     return _first_with(rows, lambda row: " ".join(row["response"].split()))
 
 
-def _of_each_question(rows: Sequence[Row], k: int, key: Callable[[Row], Any]) -> list[Row]:
+def _select_per_question(rows: Sequence[Row], k: int, key: Callable[[Row], Any]) -> list[Row]:
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     by_question: dict[Any, list[int]] = {}

@@ -78,14 +78,14 @@ class _Parser(TrlParser):
 
     def set_defaults_with_config(self, **settings: Any) -> list[str]:
         """Take a YAML file's settings, also by the name that another recipe has for one."""
-        found: dict[str, list[str]] = {}
+        names_by_setting: dict[str, list[str]] = {}
         for name in settings:
             option = self._option_string_actions.get(f"--{name}")
-            found.setdefault(name if option is None else option.dest, []).append(name)
-        for names in found.values():
+            names_by_setting.setdefault(name if option is None else option.dest, []).append(name)
+        for names in names_by_setting.values():
             if len(names) > 1:
                 raise ValueError(f"{' and '.join(names)} are one setting, and the file has both: leave one out")
-        settings = {of: settings[name] for of, (name,) in found.items()}
+        settings = {setting: settings[name] for setting, (name,) in names_by_setting.items()}
         refuse_null(settings, self._shapes)
         return list(super().set_defaults_with_config(**settings))
 

@@ -124,7 +124,7 @@ def explain(settings: Mapping[str, Any]) -> list[str]:
     config = _config(settings)
     lines: list[str] = []
     if not config.uses_axes:
-        config, lines = _of_trl(config, settings)
+        config, lines = _stock_trl_axes(config, settings)
     names = [*_AXES, *["kl_estimator"] * bool(config.beta)]
     names += ["sampler_weight", "sampler_rejection"] * bool(config.sampler_weight)
     names += ["rollout_selection"] * bool(config.rollout_selection)
@@ -140,7 +140,7 @@ def _config(settings: Mapping[str, Any]) -> ExtGRPOConfig:
     return ExtGRPOConfig(**{"output_dir": "explained", "use_cpu": True, "bf16": False, **settings})
 
 
-def _of_trl(config: ExtGRPOConfig, settings: Mapping[str, Any]) -> tuple[ExtGRPOConfig, list[str]]:
+def _stock_trl_axes(config: ExtGRPOConfig, settings: Mapping[str, Any]) -> tuple[ExtGRPOConfig, list[str]]:
     """The axes that train as stock TRL does, and what to say of them."""
     if config.loss_type not in LOSS_TYPES:
         raise unknown("loss_type of TRL", config.loss_type, LOSS_TYPES)
@@ -154,10 +154,10 @@ def _of_trl(config: ExtGRPOConfig, settings: Mapping[str, Any]) -> tuple[ExtGRPO
         **(group if is_default else {}),
     }
     rest = {name: value for name, value in settings.items() if name != "loss_type"}
-    found = _config({**rest, **axes})
-    flags = [f"--{axis} {getattr(found, axis)}{_options(found, axis)}" for axis in _AXES]
+    equivalent = _config({**rest, **axes})
+    flags = [f"--{axis} {getattr(equivalent, axis)}{_options(equivalent, axis)}" for axis in _AXES]
     lines = [f"stock TRL, loss_type {config.loss_type}; the same by axes", f"    {' '.join(flags)}"]
-    return found, [*lines, *([f"    but {remark}"] if remark else [])]
+    return equivalent, [*lines, *([f"    but {remark}"] if remark else [])]
 
 
 def _options(config: ExtGRPOConfig, axis: str) -> str:
@@ -208,8 +208,8 @@ def _batches(config: ExtGRPOConfig) -> list[str]:
     ]
 
 
-def _counted(number: float, of: str, more: str = "s") -> str:
-    return f"{number:g} {of}{more * (number != 1)}"
+def _counted(number: float, noun: str, more: str = "s") -> str:
+    return f"{number:g} {noun}{more * (number != 1)}"
 
 
 def _nearest(config: ExtGRPOConfig) -> str:

@@ -234,7 +234,7 @@ def _numeric_power(base: Numeric, exponent: Numeric) -> Numeric:
     return mpmath.power(base, exponent)
 
 
-def _of_real(function: Callable[[Numeric], Numeric]) -> Callable[[Numeric], Numeric]:
+def _restricted_to_reals(function: Callable[[Numeric], Numeric]) -> Callable[[Numeric], Numeric]:
     def for_real(x: Numeric) -> Numeric:
         if x.imag != 0:
             raise Undefined("complex")
@@ -281,8 +281,8 @@ FUNCTIONS: dict[str, Function] = {
     "factorial": _integer(lambda n: math.factorial(_natural(n, MAX_FACTORIAL))),
     "binomial": _integer(lambda n, k: math.comb(_natural(n, MAX_FACTORIAL), _natural(k, MAX_FACTORIAL))),
     "absolute": Function(abs, abs),
-    "floor": Function(_of_real(mpmath.floor), lambda x: Fraction(math.floor(x))),
-    "ceiling": Function(_of_real(mpmath.ceil), lambda x: Fraction(math.ceil(x))),
+    "floor": Function(_restricted_to_reals(mpmath.floor), lambda x: Fraction(math.floor(x))),
+    "ceiling": Function(_restricted_to_reals(mpmath.ceil), lambda x: Fraction(math.ceil(x))),
     "exp": Function(_bounded(mpmath.exp)),
     "ln": Function(mpmath.ln),
     "log": Function(lambda x, base: mpmath.ln(x) / mpmath.ln(base)),

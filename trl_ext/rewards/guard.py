@@ -150,7 +150,7 @@ class Guard:
             if self._code is None or frame.f_code.co_filename == self._code.co_filename
         ]
         fault = self.fault(f"raised {type(error).__name__}: {error}", lines[-1] if lines else None)
-        return _of_both_types(fault, error)
+        return _error_of_both_types(fault, error)
 
 
 def merged_columns(logged: Iterable[tuple[str, Mapping[str, list[Any]]]], taken: Collection[str]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _code_of(function: RewardFunction) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def _of_both_types(fault: RewardError, error: Exception) -> RewardError:
+def _error_of_both_types(fault: RewardError, error: Exception) -> RewardError:
     """`fault` as an exception that is caught as `error` would be, with its arguments and attributes."""
     if isinstance(error, (StopIteration, StopAsyncIteration)):  # in a generator Python gives these another meaning
         return fault

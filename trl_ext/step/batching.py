@@ -56,14 +56,14 @@ def select_rows(
     measured = [width] if width else chosen
     prompt = rounded_up(max(1, *(row.prompt for row in measured)), multiple_of)
     completion = rounded_up(max(1, *(row.completion for row in measured)), multiple_of)
-    found = MicroBatch(rows.taken(torch.tensor(index, device=device), prompt, completion))
+    micro_batch = MicroBatch(rows.taken(torch.tensor(index, device=device), prompt, completion))
     if width is None:
         longest = max(2, *(row.prompt + row.completion for row in chosen))
-        found = replace(found, forward=Contiguous(rounded_up(longest, multiple_of)))
+        micro_batch = replace(micro_batch, forward=Contiguous(rounded_up(longest, multiple_of)))
     if copies := [place for place, row in enumerate(chosen) for _ in row.copies]:
-        of = torch.tensor([*range(len(chosen)), *copies], device=device)
-        found = replace(found, copies=Copies(len(chosen), of))
-    return found
+        source = torch.tensor([*range(len(chosen)), *copies], device=device)
+        micro_batch = replace(micro_batch, copies=Copies(len(chosen), source))
+    return micro_batch
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Copies:
     """Rows that equal others and are not computed."""
 
     computed: int  # number of rows that are, which come first
-    of: Int[Tensor, " B"]  # the computed row that each row equals
+    source: Int[Tensor, " B"]  # the computed row that each row equals
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class MicroBatch:
         if self.copies is None:
             return logp, entropy
         # By `embedding`, whose backward pass adds gradients in the same order every time.
-        return nn.functional.embedding(self.copies.of, logp), nn.functional.embedding(self.copies.of, entropy)
+        return nn.functional.embedding(self.copies.source, logp), nn.functional.embedding(self.copies.source, entropy)
 
     def finish(self) -> None:
         """Call after its backward pass: the last one on some prompts of a process alone has theirs follow."""

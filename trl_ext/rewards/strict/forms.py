@@ -38,7 +38,7 @@ def work_left(node: Expression) -> frozenset[str]:
     inner = frozenset[str]().union(*map(work_left, _parts(node)))
     if has_function(node, at_top=True):
         inner -= {FRACTION}
-    return inner | _RULES.get(node.function, _of_function)(node)
+    return inner | _RULES.get(node.function, _work_in_function)(node)
 
 
 def is_numeral(node: Expression) -> bool:
@@ -204,7 +204,7 @@ def _parts(node: Apply) -> Sequence[Expression]:
     return terms(node) if node.function == "add" else node.arguments
 
 
-def _of_sum(node: Apply) -> set[str]:
+def _work_in_sum(node: Apply) -> set[str]:
     parts = terms(node)
     left = set[str]()
     keys = [_key(part) for part in parts]
@@ -215,7 +215,7 @@ def _of_sum(node: Apply) -> set[str]:
     return left
 
 
-def _of_product(node: Apply) -> set[str]:
+def _work_in_product(node: Apply) -> set[str]:
     above, below = factors(node)
     left = set[str]()
     rational = [factor for factor in above if _is_rational(factor) and factor != _ONE]
@@ -231,10 +231,12 @@ def _of_product(node: Apply) -> set[str]:
         left.add("multiply")
     if set(over) & set(under):
         left.add("divide")
-    return left | _of_brackets(above, below, rational)
+    return left | _work_in_brackets(above, below, rational)
 
 
-def _of_brackets(above: Sequence[Expression], below: Sequence[Expression], rational: Sequence[Expression]) -> set[str]:
+def _work_in_brackets(
+    above: Sequence[Expression], below: Sequence[Expression], rational: Sequence[Expression]
+) -> set[str]:
     sums = [factor for factor in above if _is_sum(factor)]
     others = [factor for factor in above if not _is_rational(factor) and not _is_sum(factor)]
     if not sums:
@@ -244,7 +246,7 @@ def _of_brackets(above: Sequence[Expression], below: Sequence[Expression], ratio
     return {EXPAND} if len(sums) + len(others) > 1 or (rational and not below) else set()
 
 
-def _of_power(node: Apply) -> set[str]:
+def _work_in_power(node: Apply) -> set[str]:
     base, exponent = node.arguments
     value = exact_value(exponent)
     if _is_sum(base) and value is not None and value.denominator == 1 and value > 1:
@@ -258,7 +260,7 @@ def _of_power(node: Apply) -> set[str]:
     return left
 
 
-def _of_root(node: Apply) -> set[str]:
+def _work_in_root(node: Apply) -> set[str]:
     inner, index = node.arguments
     degree = exact_value(index) or Fraction(2)
     if not variables(inner):
@@ -268,21 +270,21 @@ def _of_root(node: Apply) -> set[str]:
     return {"root"} if is_power else set()
 
 
-def _of_function(node: Apply) -> set[str]:
+def _work_in_function(node: Apply) -> set[str]:
     if variables(node):
         return set()
     return {node.function if node.function in _OF_NUMBERS else "function"}
 
 
 _RULES = {
-    "add": _of_sum,
+    "add": _work_in_sum,
     "mixed": lambda _: set[str](),
-    "multiply": _of_product,
-    "divide": _of_product,
-    "quotient": _of_product,
-    "negate": _of_product,
-    "power": _of_power,
-    "root": _of_root,
+    "multiply": _work_in_product,
+    "divide": _work_in_product,
+    "quotient": _work_in_product,
+    "negate": _work_in_product,
+    "power": _work_in_power,
+    "root": _work_in_root,
 }
 
 

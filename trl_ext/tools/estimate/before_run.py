@@ -108,7 +108,7 @@ def _verdict(task: Any, model: Any, config: TrainingArguments, data: Any, policy
         source = locate(policy, model.model_revision)
         network = AutoConfig.from_pretrained(source.base, **known | source.known)
         tokenizer = load_tokenizer(source, trust_remote_code=config.trust_remote_code)
-        launch, lengths = launch_of_process(config), _of_rows(data, config, tokenizer)
+        launch, lengths = launch_of_process(config), _lengths_of_rows(data, config, tokenizer)
         run = PlannedRun(task, model, config, network, launch, lengths)
         return estimate_in_subprocess(run, torch.cuda.mem_get_info()[1], min(_SECONDS, config.ddp_timeout / 2))
     except NoEstimateError:
@@ -134,7 +134,7 @@ def launch_of_process(config: TrainingArguments) -> Launch:
     return Launch(config.world_size, max(1, hosts), stage)
 
 
-def _of_rows(data: Any, config: TrainingArguments, tokenizer: PreTrainedTokenizerBase) -> Lengths:
+def _lengths_of_rows(data: Any, config: TrainingArguments, tokenizer: PreTrainedTokenizerBase) -> Lengths:
     lengths = [len(ids) for ids in prompt_ids(tokenizer, data.train["prompt"])]
     most = config.max_completion_length
     return Lengths(fmean(lengths), max(lengths), most / 2, most)

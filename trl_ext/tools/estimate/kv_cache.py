@@ -85,9 +85,9 @@ class Blocks:
     def needed(self, tokens: float, in_flight: int = 0) -> int:
         """Blocks of a sequence of so many tokens, of which some more than the window are kept while in flight."""
         return sum(
-            count * self._of_group(tokens if window is None else min(tokens, window - 1 + in_flight), window)
+            count * self._blocks_of_group(tokens if window is None else min(tokens, window - 1 + in_flight), window)
             for window, count in self.groups
         )
 
-    def _of_group(self, held: float, window: int | None) -> int:
+    def _blocks_of_group(self, held: float, window: int | None) -> int:
         return math.ceil(held / self.tokens) + (window is not None)  # a window may begin within a block

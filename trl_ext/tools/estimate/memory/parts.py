@@ -131,7 +131,7 @@ def memory_of(run: PlannedRun, capacity: int, measured: Measured) -> Memory:
         measured: of `step.measure(run)`.
     """
     engine = _engine(run, capacity, measured) if run.engine == "vllm" else None
-    held = _of_engine(engine)
+    held = _engine_parts(engine)
     in_training = {} if run.config.vllm_enable_sleep_mode else held
     resident = _sharded(measured.resident, measured, run)
     moments = {"rollout": {**resident, **held, **_generating(run, engine)}}
@@ -201,7 +201,7 @@ def _engine_dtype(run: PlannedRun) -> torch.dtype:
     return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
-def _of_engine(engine: Engine | None) -> dict[str, int]:
+def _engine_parts(engine: Engine | None) -> dict[str, int]:
     if engine is None:
         return {}
     return {

@@ -146,7 +146,7 @@ def rows_of_step(run: PlannedRun) -> int:
 
 def micro_batches(trainer: FakeGRPO | FakeSFT, run: PlannedRun) -> Sequence[MicroBatch | TRLBatch]:
     """The widest of a step, one of each shape; all of them where they share prompts."""
-    return _of_grpo(trainer, run) if isinstance(trainer, FakeGRPO) else [_of_sft(run)]
+    return _grpo_batches(trainer, run) if isinstance(trainer, FakeGRPO) else [_sft_batch(run)]
 
 
 def trained_tokens(run: PlannedRun) -> int:
@@ -156,13 +156,13 @@ def trained_tokens(run: PlannedRun) -> int:
     return max(1, run.longest_row - round(run.lengths.prompt))
 
 
-def _of_sft(run: PlannedRun) -> TRLBatch:
+def _sft_batch(run: PlannedRun) -> TRLBatch:
     assert run.longest_row is not None
     ids = torch.ones(run.config.per_device_train_batch_size, run.longest_row, dtype=torch.long)
     return {"input_ids": ids, "attention_mask": ids.clone(), "labels": ids.clone()}
 
 
-def _of_grpo(trainer: FakeGRPO, run: PlannedRun) -> Sequence[MicroBatch | TRLBatch]:
+def _grpo_batches(trainer: FakeGRPO, run: PlannedRun) -> Sequence[MicroBatch | TRLBatch]:
     rows, lengths = rows_of_step(run), run.lengths
     prompts = torch.tensor([lengths.longest_prompt] * (rows // 2) + [max(1, round(lengths.prompt))] * (rows // 2))
     places = torch.arange(lengths.longest_prompt)
@@ -204,7 +204,7 @@ def tensors_of_rows(
         planned = [one for plan in trainer._planner.plans for one in plan] if trainer._planner else []
     batches = [part for part in slices if not isinstance(part, MicroBatch)]
     rows = sum(len(part["completion_ids" if "completion_ids" in part else "input_ids"]) for part in batches)
-    kept = [batches, [(one.rows.tensors(), one.copies and one.copies.of) for one in planned]]
+    kept = [batches, [(one.rows.tensors(), one.copies and one.copies.source) for one in planned]]
     return [tensor for tensor in tree_leaves(kept) if isinstance(tensor, torch.Tensor)], rows
 
 

@@ -154,6 +154,8 @@ def check(planned: Sequence[tuple[Question, Mapping[str, RunSpec]]]) -> None:
     for question, cells in planned:
         for label, cell in cells.items():
             runs[f"question {question.name!r}, cell {label!r}"] = cell
-            if (of := question.hypothesis) and (why := unmeasured(of, {**cell.common, **cell.settings})):
+            if (hypothesis := question.hypothesis) and (
+                why := unmeasured(hypothesis, {**cell.common, **cell.settings})
+            ):
                 raise InputError(f"question {question.name!r}, cell {label!r}: {why}")
     check_runs(runs)

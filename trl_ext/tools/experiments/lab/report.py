@@ -100,8 +100,10 @@ def best_cell(runs: Runs, reference: str) -> str:
 
     Cells of which a seed failed count only where every cell has one.
     """
-    whole = {cell: of for cell, of in runs.items() if not any("failed" in run for run in of.values())} or runs
-    means = {cell: mean(ends.values()) for cell, of in whole.items() if (ends := accuracies(of))}
+    whole = {
+        cell: cell_runs for cell, cell_runs in runs.items() if not any("failed" in run for run in cell_runs.values())
+    } or runs
+    means = {cell: mean(ends.values()) for cell, cell_runs in whole.items() if (ends := accuracies(cell_runs))}
     return max(means, key=lambda cell: (means[cell], cell == reference), default=reference)
 
 
@@ -126,9 +128,16 @@ def read_winner(output: Path, question: str) -> dict[str, Any]:
 
 def steps_table(runs: Runs) -> list[str]:
     """Accuracy at every step that was validated, a column for each cell, in Markdown; of several there the last."""
-    logs = {cell: _aligned([run["validations"] for run in of.values()]) for cell, of in runs.items() if of}
-    last = {cell: [list({entry["step"]: entry for entry in log}.values()) for log in of] for cell, of in logs.items()}
-    means = {cell: mean_by_step(of, "accuracy") for cell, of in last.items()}
+    logs = {
+        cell: _aligned([run["validations"] for run in cell_runs.values()])
+        for cell, cell_runs in runs.items()
+        if cell_runs
+    }
+    last = {
+        cell: [list({entry["step"]: entry for entry in log}.values()) for log in cell_logs]
+        for cell, cell_logs in logs.items()
+    }
+    means = {cell: mean_by_step(cell_logs, "accuracy") for cell, cell_logs in last.items()}
     steps = sorted({step for curve in means.values() for step in curve})
     rows = [[str(step), *(f"{c[step]:.3f}" if step in c else "–" for c in means.values())] for step in steps]
     return markdown_table(["step", *means], rows) if rows else []
@@ -138,15 +147,21 @@ def _aligned(logs: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[dict[str,
     """Validations with equal steps for all seeds: in expert iteration, whose steps differ, the mean of theirs."""
     if len({len(log) for log in logs}) > 1:  # a run ended early
         return [[dict(entry) for entry in log] for log in logs]
-    steps = [round(mean(entry["step"] for entry in of)) for of in zip(*logs, strict=True)]
+    steps = [round(mean(entry["step"] for entry in entries)) for entries in zip(*logs, strict=True)]
     return [[{**entry, "step": step} for entry, step in zip(log, steps, strict=True)] for log in logs]
 
 
 def training_curves(metrics: Mapping[str, Mapping[int, Path]]) -> dict[Panel, dict[str, dict[int, float]]]:
     """What was logged, by panel and cell: step -> mean over seeds. Panels that no run has are left out."""
-    logs = {cell: [read_jsonl(log) for log in of.values() if log.exists()] for cell, of in metrics.items()}
-    found = {panel: {cell: mean_by_step(of, panel.metric) for cell, of in logs.items()} for panel in PANELS}
-    return {panel: curves for panel, curves in found.items() if any(any(curve.values()) for curve in curves.values())}
+    logs = {
+        cell: [read_jsonl(log) for log in cell_files.values() if log.exists()] for cell, cell_files in metrics.items()
+    }
+    all_curves = {
+        panel: {cell: mean_by_step(cell_logs, panel.metric) for cell, cell_logs in logs.items()} for panel in PANELS
+    }
+    return {
+        panel: curves for panel, curves in all_curves.items() if any(any(curve.values()) for curve in curves.values())
+    }
 
 
 def discussion(curves: Mapping[Panel, Mapping[str, Mapping[int, float]]]) -> list[str]:
@@ -154,7 +169,10 @@ def discussion(curves: Mapping[Panel, Mapping[str, Mapping[int, float]]]) -> lis
 
     The beginning and the end are means over a tenth of the steps, at least one.
     """
-    return [_sentence(panel, {cell: list(c.values()) for cell, c in of.items() if c}) for panel, of in curves.items()]
+    return [
+        _sentence(panel, {cell: list(c.values()) for cell, c in panel_curves.items() if c})
+        for panel, panel_curves in curves.items()
+    ]
 
 
 def _sentence(panel: Panel, cells: Mapping[str, Sequence[float]]) -> str:
@@ -228,11 +246,11 @@ def differences(runs: Runs, cell: str, reference: str) -> list[float]:
 
 def noise(runs: Runs) -> str:
     """How far two figures may differ by chance."""
-    found = [run for of in runs.values() for run in of.values()]
-    if not found:
+    all_runs = [run for cell_runs in runs.values() for run in cell_runs.values()]
+    if not all_runs:
         return "No run ended."
-    n = found[0]["final_validation_problems"]
-    ends = [list(accuracies(of).values()) for of in runs.values()]
+    n = all_runs[0]["final_validation_problems"]
+    ends = [list(accuracies(cell_runs).values()) for cell_runs in runs.values()]
     typical = mean([value for values in ends for value in values])
     error = (typical * (1 - typical) / n) ** 0.5
     over_seeds = ""
@@ -250,9 +268,9 @@ def write_accuracy_plot(path: Path, runs: Runs, title: str) -> None:
     A last validation on other problems than the first is the median over seeds, off the line.
     """
     axes = {"step": "optimizer steps", "wall_clock_s": "wall-clock, s"}
-    logs = {cell: [run["validations"] for run in of.values()] for cell, of in runs.items() if of}
+    logs = {cell: [run["validations"] for run in cell_runs.values()] for cell, cell_runs in runs.items() if cell_runs}
     bands = {
-        label: {cell: band_of([_on_same_problems(log, key) for log in of]) for cell, of in logs.items()}
+        label: {cell: band_of([_on_same_problems(log, key) for log in cell_logs]) for cell, cell_logs in logs.items()}
         for key, label in axes.items()
     }
     with figure(path, (11, 4.5), (1, 2), title, sharey=True) as panels:
@@ -260,8 +278,8 @@ def write_accuracy_plot(path: Path, runs: Runs, title: str) -> None:
         for panel, (key, label) in zip(panels, axes.items(), strict=True):
             plot_bands(panel, bands[label])
             panel.set_xlabel(label)
-            for color, of in zip(itertools.cycle(COLORS), logs.values()):
-                last = [log[-1] for log in of if log[-1].get("problems") != log[0].get("problems")]
+            for color, cell_logs in zip(itertools.cycle(COLORS), logs.values()):
+                last = [log[-1] for log in cell_logs if log[-1].get("problems") != log[0].get("problems")]
                 if last:
                     at, accuracy = (median(entry[name] for entry in last) for name in (key, "accuracy"))
                     panel.plot(at, accuracy, "D", fillstyle="none", color=color)
@@ -277,8 +295,8 @@ def write_training_plot(path: Path, curves: Mapping[Panel, Mapping[str, Mapping[
     columns = min(len(curves), 3) or 1
     rows = max(-(-len(curves) // columns), 1)
     with figure(path, (4.5 * columns, 3.5 * rows), (rows, columns), title) as panels:
-        for axes, (panel, of) in zip(panels, curves.items(), strict=False):
-            for number, (cell, curve) in enumerate(of.items()):
+        for axes, (panel, panel_curves) in zip(panels, curves.items(), strict=False):
+            for number, (cell, curve) in enumerate(panel_curves.items()):
                 axes.plot(list(curve), list(curve.values()), color=f"C{number}", linewidth=1.2, label=cell)
             axes.set(ylabel=panel.label, xlabel="optimizer steps", yscale=panel.scale)
         for axes in panels[len(curves) :]:

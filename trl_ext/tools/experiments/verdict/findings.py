@@ -74,8 +74,8 @@ def failures(runs: Runs) -> dict[str, str]:
     return {
         f"{task}, {arm}, seed {seed}": str(run["failed"])
         for task, arms in runs.items()
-        for arm, of in arms.items()
-        for seed, run in of.items()
+        for arm, arm_runs in arms.items()
+        for seed, run in arm_runs.items()
         if "failed" in run
     }
 

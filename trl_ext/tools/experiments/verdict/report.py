@@ -39,8 +39,8 @@ def write_report(folder: Path, plan: Plan, runs: Runs, command: Sequence[str]) -
     data = {
         "title": plan.title, "findings": [finding.as_data() for finding in findings], "failed": failed,
         "margin": plan.margin, "looks": plan.design.looks, "levels": list(plan.design.levels.values()),
-        "cost": {task: costs(of) for task, of in pairs.items()},
-        "changed": {task: changes(of) for task, of in pairs.items()},
+        "cost": {task: costs(task_pairs) for task, task_pairs in pairs.items()},
+        "changed": {task: changes(task_pairs) for task, task_pairs in pairs.items()},
     }  # fmt: skip
     write_json(folder / DATA, data)
     write_text(folder / PAGE, "\n".join(page(plan, findings, pairs, failed, command)) + "\n")
@@ -72,7 +72,7 @@ def page(
     lines += [
         f"- {task.name}: `{task.config}`, {_settings(task.settings)}. {task.about}".strip() for task in plan.tasks
     ]
-    every = [run for of in pairs.values() for pair in of.values() for run in pair]
+    every = [run for task_pairs in pairs.values() for pair in task_pairs.values() for run in pair]
     return [*lines, *(f"- {origin}" for origin in origins(every))]
 
 
@@ -145,10 +145,10 @@ def power_after(plan: Plan, findings: Sequence[Finding]) -> list[str]:
 def cost_table(plan: Plan, pairs: Mapping[str, Pairs]) -> list[str]:
     """Seconds of training for a step, over seeds."""
     rows = []
-    for task, of in pairs.items():
-        sides = list(zip(*costs(of), strict=True))
+    for task, task_pairs in pairs.items():
+        sides = list(zip(*costs(task_pairs), strict=True))
         cells = [f"{median(values):.3f} ({min(values):.3f} to {max(values):.3f})" for values in sides]
-        ratios = [ours / theirs for ours, theirs in costs(of) if theirs > 0]
+        ratios = [ours / theirs for ours, theirs in costs(task_pairs) if theirs > 0]
         rows.append([task, *cells, f"{median(ratios):.2f}" if ratios else "–"])
     heads = [f"{arm.label}, s per step" for arm in plan.arms]
     return markdown_table(["task", *heads, "ratio at the same seed"], rows)
@@ -157,8 +157,8 @@ def cost_table(plan: Plan, pairs: Mapping[str, Pairs]) -> list[str]:
 def changes_table(plan: Plan, pairs: Mapping[str, Pairs]) -> list[str]:
     """What else the last validation measured."""
     rows = []
-    for task, of in pairs.items():
-        for name, values in changes(of).items():
+    for task, task_pairs in pairs.items():
+        for name, values in changes(task_pairs).items():
             ours, theirs = (mean(side) for side in zip(*values, strict=True))
             rows.append([task, name, f"{theirs:.3f}", f"{ours:.3f}", f"{ours - theirs:+.3f}"])
     return markdown_table(["task", "metric", plan.against.label, plan.idea.label, "difference"], rows)
@@ -166,22 +166,22 @@ def changes_table(plan: Plan, pairs: Mapping[str, Pairs]) -> list[str]:
 
 def curve_bands(plan: Plan, pairs: Mapping[str, Pairs]) -> dict[str, dict[str, Band]]:
     """By panel, the band of each arm."""
-    found: dict[str, dict[str, Band]] = {}
-    for task, of in pairs.items():
-        sides = dict(zip((arm.label for arm in plan.arms), zip(*of.values(), strict=True), strict=True))
+    bands: dict[str, dict[str, Band]] = {}
+    for task, task_pairs in pairs.items():
+        sides = dict(zip((arm.label for arm in plan.arms), zip(*task_pairs.values(), strict=True), strict=True))
         for label, runs in sides.items():
             for axis, curves in curves_of(runs).items():
-                found.setdefault(f"{task}, {axis}", {})[label] = band_of(curves)
-    return found
+                bands.setdefault(f"{task}, {axis}", {})[label] = band_of(curves)
+    return bands
 
 
 def write_plot(path: Path, bands: Mapping[str, Mapping[str, Band]], title: str) -> None:
     """A row for each task: over steps, and over seconds."""
     rows = len(bands) // 2
     with figure(path, (11, 4 * rows), (rows, 2), title) as panels:
-        for axes, (name, of) in zip(panels, bands.items(), strict=True):
+        for axes, (name, arm_bands) in zip(panels, bands.items(), strict=True):
             task, _, axis = name.rpartition(", ")
-            plot_bands(axes, of)
+            plot_bands(axes, arm_bands)
             axes.set(xlabel=axis, ylabel=f"validation accuracy, {task}")
 
 

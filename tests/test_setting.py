@@ -11,9 +11,15 @@ from transformers import TrainingArguments
 from trl import TrlParser
 
 from trl_ext.compat import on_resume
+from trl_ext.recipes import run
 from trl_ext.recipes.best_of_n import BestOfN
 from trl_ext.runs.recipes import RECIPES
 from trl_ext.setting import Group, Interval, OnResume, check_intervals, facts, facts_of, setting
+from trl_ext.tools.estimate.memory import trainers
+from trl_ext.tools.experiments import rules, runspec, speedrun
+from trl_ext.tools.experiments.pipeline import arms
+from trl_ext.tools.experiments.pipeline import settings as pipeline_settings
+from trl_ext.training import settings
 
 EVERY = [*dict.fromkeys(part for recipe in RECIPES.values() for part in recipe.settings()), BestOfN]
 
@@ -85,6 +91,24 @@ def test_every_name_that_a_field_gives_is_a_setting(part: type) -> None:
     assert set(facts(part, lambda known: known.trl).values()) <= fields
     for name, needs in facts(part, lambda known: known.needs).items():
         assert all(need in fields or isinstance(vars(part).get(need), property) for need in needs), name
+
+
+TABLES = {  # of names of settings as texts, next to those that test_settings_table.py holds
+    "read by the engine": settings._TRLS_ENGINE,
+    "derived": run._DERIVED,
+    "set by an experiment": [name for name in runspec.TAKEN if name != "config"],  # a flag
+    "set by a pipeline": pipeline_settings.TAKEN_TOO,
+    "of a pipeline's end": arms._OF_THE_END,
+    "sampled plainly": [*rules._SAMPLING, *rules._PLAIN],
+    "fixed in a speedrun": speedrun.FIXED,
+    "not of a fake step": trainers._LEFT_OUT,
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_names_settings_that_there_are(table: str) -> None:
+    fields = {field.name for part in EVERY for field in dataclasses.fields(part)}
+    assert set(TABLES[table]) - fields == set()
 
 
 def test_what_is_said_of_trls_settings_is_said_of_their_fields() -> None:

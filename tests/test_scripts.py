@@ -196,3 +196,13 @@ def test_the_gpu_check_runs_on_two_cpu_ranks(tmp_path: Path) -> None:
     assert found["optimizer_steps"] == 2
     assert found["engine"] == "vLLM"
     assert min(found[name] for name in ("rollout_tokens_per_s", "training_tokens_per_s", "sync_s", "step_s")) > 0
+
+
+def test_folders_that_workflows_name_are_there() -> None:
+    named = {
+        path
+        for workflow in (ROOT / ".github" / "workflows").glob("*.yml")
+        for path in re.findall(r"\b(?:tests|scripts|trl_ext|recipes)/[\w/.]+", workflow.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert [path for path in sorted(named) if not list(ROOT.glob(f"{path}*"))] == []

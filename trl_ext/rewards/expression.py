@@ -138,7 +138,8 @@ def numeric_value(node: Expression, point: Point) -> Numeric:
         Undefined: no value there, or one beyond 2 ** MAX_BITS.
     """
     if isinstance(node, Number):
-        return mpmath.mpf(node.value.numerator) / node.value.denominator
+        numerator, denominator = mpmath.mpf(node.value.numerator), node.value.denominator
+        return numerator if denominator == 1 else numerator / denominator
     if isinstance(node, Variable):
         return point[node.name]
     if isinstance(node, Constant):
@@ -150,8 +151,7 @@ def numeric_value(node: Expression, point: Point) -> Numeric:
         value = FUNCTIONS[node.function].numeric(*arguments)
     except (ArithmeticError, ValueError) as error:
         raise Undefined(node.function) from error
-    size = mpmath.mag(value)
-    if mpmath.isnan(value) or size == mpmath.inf or size > MAX_BITS:
+    if mpmath.mag(value) > MAX_BITS or mpmath.isnan(value):  # of an infinite value it is infinite
         raise Undefined(node.function)
     return value
 

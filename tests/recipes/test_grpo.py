@@ -726,10 +726,11 @@ def test_two_ranks_share_one_run_and_write_it_once(small: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_main_job_learns_in_a_third_of_its_steps(tmp_path: Path) -> None:
     """From a policy that has read half as much, which takes half as long to make: 0.26 becomes 0.56."""
     policy = make_base_policy(0, tmp_path / "cache", BasePolicyConfig(steps=400), progress=False)
-    launch(ON_ONE_RANK, "--model_name_or_path", str(policy), "--max_steps", "40", cwd=tmp_path)
+    launch(ON_ONE_RANK, "--model_name_or_path", str(policy), "--max_steps", "40", cwd=tmp_path, timeout=560)
     summary = json.loads((tmp_path / "runs" / "grpo_math" / "summary.json").read_text())
     assert summary["validation_accuracy_before"] <= 0.4
     assert summary["validation_accuracy_after"] >= summary["validation_accuracy_before"] + 0.15

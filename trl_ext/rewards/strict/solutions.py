@@ -18,9 +18,10 @@ _PART = re.compile(r"[,;]| and ")
 _INTERVALS = re.compile(r"[(\[][^()\[\]]{1,100}[)\]](?: ?or ?[(\[][^()\[\]]{1,100}[)\]])+")
 _EVERY = "(?:all |any |every |some |each |an |arbitrary )?"
 _INTEGERS = re.compile(
-    rf"(?P<body>.+?)[, ]*\(?(?:(?:where|for|with|and) ?)?{_EVERY}"
-    rf"(?:integers? (?P<named>[a-z])|(?P<name>[a-z]) ?(?:\\in ?\\mathbb\{{Z\}}|(?:is )?{_EVERY}integer))\)?"
+    rf"\(?(?:(?:where|for|with|and) ?)?{_EVERY}"
+    rf"(?:integers? (?P<named>[a-z])|(?P<name>[a-z]) ?(?:\\in ?\\mathbb\{{Z\}}|(?:is )?{_EVERY}integer))\)?\Z"
 )
+_INTEGERS_LENGTH = 40  # no match is longer: looked for in the whole text, the pattern would take quadratic time
 _UNKNOWN = re.compile(r"(?:[a-zA-Z]|\\theta)=")
 
 
@@ -40,8 +41,9 @@ def of_several_parts(text: str, words: str, read: Callable[[str], Sequence[Answe
         if "or" in words and _INTERVALS.fullmatch(words):
             several = parse(words)
             found += [Union(several.items)] if isinstance(several, Several) else []
-        if (r"\mathbb{Z}" in text or "integer" in text) and (match := _INTEGERS.fullmatch(words)):
-            tree = parse(_UNKNOWN.sub("", match["body"].strip(), count=1))
+        start = max(0, len(words) - _INTEGERS_LENGTH)
+        if (r"\mathbb{Z}" in text or "integer" in text) and (match := _INTEGERS.search(words, start)):
+            tree = parse(_UNKNOWN.sub("", words[: match.start()].strip(", "), count=1))
             found += [progression] if (progression := as_progression(tree, match["named"] or match["name"])) else []
     return found
 

@@ -36,8 +36,9 @@ def environment_of_ranks() -> dict[str, str]:
 def on_two_ranks(launcher: list[str], output: Path, part: str, seconds: float = 280) -> list[dict[str, Any]]:
     """What each of two ranks found in that part of `two_ranks.py`."""
     command = [sys.executable, "-m", *launcher, "--module", "tests.support.two_ranks", str(output), part]
+    here = environment_of_ranks() | {"TORCH_EXTENSIONS_DIR": str(output / "compiled")}
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment_of_ranks(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, env=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as launched:
         try:
             _, said = launched.communicate(timeout=seconds)
@@ -46,6 +47,7 @@ def on_two_ranks(launcher: list[str], output: Path, part: str, seconds: float = 
             raise
     tracebacks = said.partition("Traceback")
     assert launched.returncode == 0, "".join(tracebacks[1:])[:4000]
+    assert not (output / "compiled").exists()  # DeepSpeed would, for a minute, what only inference calls
     return [torch.load(output / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 

@@ -1,9 +1,10 @@
-"""torch on a CPU: what a file is loaded to, how long a process group waits, and Muon without bfloat16."""
+"""torch and DeepSpeed on a CPU: what a file is loaded to, process groups, and Muon without bfloat16."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -27,6 +28,16 @@ def loading_to_numbered_cpus() -> AbstractContextManager[object]:
 def set_default_group_timeout(limit: datetime.timedelta) -> None:
     """Set the default timeout of torch.distributed's groups, the first one and those of `new_group`."""
     distributed_c10d.default_pg_timeout = limit
+
+
+def skip_deepspeeds_operator_of_inference() -> None:
+    """Have DeepSpeed's backend not compile its all-reduce in shared memory, which `inference_all_reduce` alone calls.
+
+    The first launch on a CPU would compile for about a minute, and if it is killed then, every later one waits for
+    the lock that it leaves.
+    """
+    backend = importlib.import_module("deepspeed.comm.torch")  # the package's attribute `torch` is torch itself
+    backend.build_shm_op = lambda: None
 
 
 def has_bfloat16_matmul() -> bool:

@@ -56,11 +56,16 @@ def savings(
     }
     on = {name: getattr(config, name) and not why for name, why in off.items()}
     batching = Batching(
-        config.per_device_train_batch_size, config.micro_batch_tokens, on["dynamic_micro_batches"],
-        on["skip_zero_advantage_rows"], on["share_prompt_prefix"] and config.dynamic_micro_batches,
-        attention_cost(model) if on["share_prompt_prefix"] else 0.0, config.pad_to_multiple_of,
-        config.gradient_checkpointing, one_process,
-    )  # fmt: skip
+        rows=config.per_device_train_batch_size,
+        tokens=config.micro_batch_tokens,
+        dynamic=on["dynamic_micro_batches"],
+        skip_zero_advantage=on["skip_zero_advantage_rows"],
+        share_prompts=on["share_prompt_prefix"] and config.dynamic_micro_batches,
+        attention=attention_cost(model) if on["share_prompt_prefix"] else 0.0,
+        multiple_of=config.pad_to_multiple_of,
+        checkpointing=config.gradient_checkpointing,
+        prompts_apart=one_process,
+    )
     saves = batching.dynamic or batching.skip_zero_advantage or batching.share_prompts
     lines = [f"{name} is off: {why}" for name, why in off.items() if why and getattr(config, name)]
     return batching if saves else None, lines + (_limit_not_kept(config) if moved else [])

@@ -34,9 +34,11 @@ class Rows:
     completion_mask: Int[Tensor, "B T"]
     trained: Bool[Tensor, "B T"]  # which tokens the model has generated and is trained on
     advantages: Float[Tensor, "B A"]  # one of a row, or one of each token
-    old_logp: Float[Tensor, "B T"] | None = None  # before the step; None where they are the current ones
+    # By the policy that has sampled, before a step has changed it: TRL's scores of the rollout; with `reuse_log_probs`
+    # what `StepPlanner.store_old` computes or a checkpoint had; None where the current pass is by that policy.
+    old_logp: Float[Tensor, "B T"] | None = None
     ref_logp: Float[Tensor, "B T"] | None = None
-    sampled_logp: Float[Tensor, "B T"] | None = None  # an engine's
+    sampled_logp: Float[Tensor, "B T"] | None = None  # as an engine has reported them, in its own arithmetic
     row: Int[Tensor, " B"] | None = None  # number in the rollout; None where nothing is trained on
     group: Int[Tensor, " B"] | None = None  # equal for rows with the same prompt
     sequence: Int[Tensor, " B"] | None = None  # equal for rows with the same prompt and completion

@@ -34,8 +34,8 @@ def readings(row: Row) -> list[str]:
     """Other answers that a response may be meant to give, each once: extracted, boxed, after `=`, the last number."""
     text = str(row["response"])
     equals, numbers = _AFTER_EQUALS.findall(text), _NUMBER.findall(text)
-    found = [row.get("extracted"), boxed(text), *equals[-1:], *numbers[-1:]]
-    return list(dict.fromkeys(answer for answer in found if answer))
+    answers = [row.get("extracted"), boxed(text), *equals[-1:], *numbers[-1:]]
+    return list(dict.fromkeys(answer for answer in answers if answer))
 
 
 def at_fault(rows: Sequence[Row]) -> list[str | None]:

@@ -72,12 +72,12 @@ def main() -> None:
         rows = _rows(args.evaluation, args.grader, args.extracted)
     except (InputError, PoolError, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    found = disagreeing(rows)
+    disagreements = disagreeing(rows)
     print(agreement(rows))
-    print("\n".join(map(shown, found[: args.show])))
+    print("\n".join(map(shown, disagreements[: args.show])))
     out = args.out or args.evaluation / "disagreements.jsonl"
-    write_jsonl(out, found)
-    print(f"{len(found)} rows are in {out}")
+    write_jsonl(out, disagreements)
+    print(f"{len(disagreements)} rows are in {out}")
 
 
 def _rows(folder: Path, grader: str | None, extracted: bool) -> list[dict[str, Any]]:

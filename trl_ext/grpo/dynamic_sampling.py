@@ -40,11 +40,11 @@ def sample_until_full(
     while sum(map(sum, informative)) < len(informative[0]) and may_retry(len(tries)):
         tries.append(sample(len(tries)))
         informative.append(judge(tries[-1]))
-    found, groups = first, fill(informative)
+    sampled, groups = first, fill(informative)
     if tries[1:]:
-        found = assemble(tries, groups, group_size, gather, gather_rows)
-        found.batch["num_items_in_batch"] = gather(loss_mask(found.batch).sum()).sum()
-    return found, {
+        sampled = assemble(tries, groups, group_size, gather, gather_rows)
+        sampled.batch["num_items_in_batch"] = gather(loss_mask(sampled.batch).sum()).sum()
+    return sampled, {
         "dynamic_sampling/tries": float(len(tries)),
         "dynamic_sampling/informative_frac": min(1.0, sum(map(sum, informative)) / len(groups)),
     }
@@ -56,9 +56,9 @@ def fill(informative: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
     Args:
         informative: of each try, P values.
     """
-    found = [(attempt, place) for attempt, of_try in enumerate(informative) for place, ok in enumerate(of_try) if ok]
+    places = [(attempt, place) for attempt, of_try in enumerate(informative) for place, ok in enumerate(of_try) if ok]
     spare = [(0, place) for place, ok in enumerate(informative[0]) if not ok]
-    return [*found, *spare][: len(informative[0])]
+    return [*places, *spare][: len(informative[0])]
 
 
 def assemble(

@@ -75,8 +75,8 @@ def is_hub_id(name: object) -> TypeGuard[str]:
 
 def base_of(run: Path) -> str | None:
     """What the adapter in a folder is an adapter of; None for a whole model."""
-    found = read_json(run / ADAPTER).get("base_model_name_or_path") if (run / ADAPTER).exists() else None
-    return str(found) if found else None
+    base = read_json(run / ADAPTER).get("base_model_name_or_path") if (run / ADAPTER).exists() else None
+    return str(base) if base else None
 
 
 def _values(run: Path, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,8 +113,8 @@ def _values(run: Path, repo_id: str | None, summary: Mapping[str, Any], settings
 def gguf_origin(policy: str) -> dict[str, Any] | None:
     """What is known of the GGUF file that a policy, or the earlier run that it is of, began with; else None."""
     folder = Path(locate(policy).base)
-    if found := origin_of(folder):
-        return {**found, "of_base": True}
+    if origin := origin_of(folder):
+        return {**origin, "of_base": True}
     summaries = (place / SUMMARY for place in (folder, folder.parent))
     earlier = next((read_json(file).get("gguf") for file in summaries if file.is_file()), None)
     return {**earlier, "of_base": False} if earlier else None

@@ -196,9 +196,9 @@ def write_config(path: Path, task: Task, model: ModelConfig, config: TrainingArg
     defaults: dict[str, Any] = {}
     meaning = on_resume(type(part) for part in (task, model, config))
     for part in (task, model, config):
-        found = recorded(part)
-        written = given(part, found)
-        for name, value in found.items():
+        values = recorded(part)
+        written = given(part, values)
+        for name, value in values.items():
             is_set = name in written and name not in _DERIVED and meaning.get(name) is not OnResume.OF_PROCESS
             (settings if is_set else defaults)[name] = value
     passes = config.gradient_accumulation_steps * config.world_size  # forward passes of an optimizer step

@@ -252,7 +252,7 @@ def completion_log_probs(
             f"share_prompt_prefix=True: {len(cache.layers) - lengths.seen} of {len(cache.layers)} layers do not call "
             "transformers' sdpa attention with the keys of their cache; set share_prompt_prefix: false"
         )
-    found = outputs.log_probs[0].split(completions.lengths), outputs.entropy[0].split(completions.lengths)
+    by_completion = outputs.log_probs[0].split(completions.lengths), outputs.entropy[0].split(completions.lengths)
     missing = ids.shape[1] - max(completions.lengths)
-    logp, entropy = (nn.functional.pad(pad_sequence(parts, batch_first=True), (0, missing)) for parts in found)
+    logp, entropy = (nn.functional.pad(pad_sequence(parts, batch_first=True), (0, missing)) for parts in by_completion)
     return logp, entropy

@@ -242,12 +242,12 @@ def logged_figures(step: int, figures: Mapping[str, Any]) -> dict[str, float]:
     Args:
         figures: `Report.summary()`.
     """
-    found = {
+    logged = {
         "step": step,
         "format_rate": 1 - figures["outcomes"]["neither"],
         **{name: value for name, value in figures.items() if name in _FIGURES or name.startswith("pass@")},
     }
-    return {f"{VALIDATIONS}{name}": value for name, value in found.items() if value is not None}
+    return {f"{VALIDATIONS}{name}": value for name, value in logged.items() if value is not None}
 
 
 def _logged(step: int, row: Mapping[str, Any]) -> dict[str, Any]:

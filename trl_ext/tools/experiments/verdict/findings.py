@@ -61,10 +61,12 @@ def decide(plan: Plan, recipes: Path, run: RunAll, report: Callable[[Runs], Sequ
     return True
 
 
-def by_task(plan: Plan, found: Mapping[str, Mapping[str, Any]], seeds: int) -> Runs:
+def by_task(plan: Plan, summaries: Mapping[str, Mapping[str, Any]], seeds: int) -> Runs:
     """Summaries of the first seeds' runs."""
     return {
-        task.name: {arm.label: {seed: found[run_name(task, arm, seed)] for seed in range(seeds)} for arm in plan.arms}
+        task.name: {
+            arm.label: {seed: summaries[run_name(task, arm, seed)] for seed in range(seeds)} for arm in plan.arms
+        }
         for task in plan.tasks
     }
 
@@ -82,17 +84,17 @@ def failures(runs: Runs) -> dict[str, str]:
 
 def pairs_of(plan: Plan, runs: Runs) -> dict[str, Pairs]:
     """By task, the seeds before the first of which a run failed; tasks without one are left out."""
-    found = {task: whole_pairs(arms, plan.idea.label, plan.against.label) for task, arms in runs.items()}
-    return {task: pairs for task, pairs in found.items() if pairs}
+    whole = {task: whole_pairs(arms, plan.idea.label, plan.against.label) for task, arms in runs.items()}
+    return {task: pairs for task, pairs in whole.items() if pairs}
 
 
 def findings_of(plan: Plan, runs: Runs) -> list[Finding]:
     """Every interval, with what it decides."""
-    found = []
+    findings = []
     for task, pairs in pairs_of(plan, runs).items():
         for axis, accuracies in ACCURACIES.items():
             ours, theirs = map(list, zip(*accuracies(pairs), strict=True))
             differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
             interval = repeated_interval(differences, plan.design, resolution(pairs))
-            found.append(Finding(task, axis, ours, theirs, interval, decision(interval, plan.margin)))
-    return found
+            findings.append(Finding(task, axis, ours, theirs, interval, decision(interval, plan.margin)))
+    return findings

@@ -126,8 +126,8 @@ def power_lines(plan: Plan) -> list[str]:
     rows = []
     for deviation in _DEVIATIONS:
         needed = seeds_needed(plan.margin, deviation, plan.design.intervals)
-        found = power(plan.design, plan.margin, deviation)
-        rows.append([f"{deviation:g}", str(needed or f"more than {MOST_SEARCHED}"), f"{found:.2f}"])
+        achieved = power(plan.design, plan.margin, deviation)
+        rows.append([f"{deviation:g}", str(needed or f"more than {MOST_SEARCHED}"), f"{achieved:.2f}"])
     heads = ["sd of differences", "seeds for a power of 0.8", f"power with {plan.design.most}"]
     return [f"To see a difference of {plan.margin:g}:", "", *markdown_table(heads, rows)]
 

@@ -17,7 +17,7 @@ from trl_ext.algorithms.selection import rewards_differ
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.curriculum import Curriculum
 from trl_ext.grpo.dynamic_sampling import sample_until_full
-from trl_ext.grpo.rollout import Rollout, Try
+from trl_ext.grpo.rollout import Rollout, SampledBatch
 from trl_ext.step import Rows, TRLBatch
 from trl_ext.training.stopping import TimeBudget
 
@@ -78,8 +78,12 @@ class ProblemSampler:
         return is_left_out
 
     def resampled(
-        self, first: Try, sample: Callable[[int], Try], began: float, callbacks: Sequence[TrainerCallback]
-    ) -> Try:
+        self,
+        first: SampledBatch,
+        sample: Callable[[int], SampledBatch],
+        began: float,
+        callbacks: Sequence[TrainerCallback],
+    ) -> SampledBatch:
         """A rollout with other problems in place of uninformative ones, as far as tries and time allow.
 
         Args:
@@ -88,7 +92,7 @@ class ProblemSampler:
             callbacks: the trainer's, of which a time budget is kept.
         """
 
-        def judge(attempt: Try) -> list[bool]:
+        def judge(attempt: SampledBatch) -> list[bool]:
             informative: list[bool] = self.kept(attempt.rollout).any(dim=1).tolist()
             assert attempt.problems is not None
             self._update(attempt.problems, informative)
@@ -106,7 +110,7 @@ class ProblemSampler:
             self.log(name, value)
         return sampled
 
-    def learn(self, sampled: Try) -> None:
+    def learn(self, sampled: SampledBatch) -> None:
         """Tell the curriculum, where there is one, which groups had a gradient; `resampled` has done so."""
         if sampled.problems is not None and self.config.dynamic_sampling_tries == 1:
             self._update(sampled.problems, self._informative(sampled.batch, sampled.rollout))

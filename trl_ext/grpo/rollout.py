@@ -115,7 +115,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Try:
+class SampledBatch:
     """What one call of TRL's sampling and scoring gave on this rank."""
 
     batch: TRLBatch  # M rows

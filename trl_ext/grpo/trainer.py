@@ -46,7 +46,7 @@ from trl_ext.grpo.problem_sampler import ProblemSampler
 from trl_ext.grpo.rewards import describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
 from trl_ext.grpo.rollout import (
     Rollout,
-    Try,
+    SampledBatch,
     add_numbers,
     log_rows,
     note,
@@ -208,7 +208,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             self._problems.learn(sampled)
         return batch
 
-    def _sample(self, inputs: list[dict[str, Any]], attempt: int = 0) -> Try:
+    def _sample(self, inputs: list[dict[str, Any]], attempt: int = 0) -> SampledBatch:
         """Completions of these rows, or of the problems that the curriculum selects in their place, with rewards."""
         problems = self._problems.problems_for(inputs, self._step, attempt) if self.model.training else None
         if problems is not None:
@@ -217,7 +217,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             batch: TRLBatch = super()._generate_and_score_completions(inputs)
         assert self._rewarded is not None
         (rollout, rows), self._rewarded = self._rewarded, None
-        return Try(batch, rollout, rows, problems)
+        return SampledBatch(batch, rollout, rows, problems)
 
     def _advantages(self, rollout: Rollout) -> Tensor:
         """(N,) or (N, T) advantages of all ranks; TRL's table of completions gets their means over tokens."""

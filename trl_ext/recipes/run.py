@@ -23,7 +23,7 @@ from trl_ext.io import as_yaml, plain, write_json, write_text
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.model_settings import init_kwargs
 from trl_ext.recipes.preflight import Prepared
-from trl_ext.recipes.settings import Data, Task
+from trl_ext.recipes.settings import Data, TaskSettings
 from trl_ext.redaction import redact
 from trl_ext.runs import folder as runs
 from trl_ext.runs.fingerprint import fingerprint_of_model
@@ -185,7 +185,7 @@ class RecipeRun:
         return summary
 
 
-def write_config(path: Path, task: Task, model: ModelConfig, config: TrainingArguments) -> None:
+def write_config(path: Path, task: TaskSettings, model: ModelConfig, config: TrainingArguments) -> None:
     """Every setting as resolved, in a file that `--config` reads again; those that nobody gave as comments.
 
     `resolved.json` next to it holds all of them for programs. The Hub token is left out.

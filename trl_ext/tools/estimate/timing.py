@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trl_ext.tools.estimate.plan import Plan, Rates, Workload, plan
+from trl_ext.tools.estimate.plan import BudgetPlan, Rates, Workload, plan
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Timing:
     workload: Workload
     tokens_computed_per_trained: float  # prompt and completion, by completion
 
-    def plan(self, budget: float) -> Plan:
+    def plan(self, budget: float) -> BudgetPlan:
         """How a budget of so many seconds is spent."""
         return plan(self.rates, self.workload, budget)
 

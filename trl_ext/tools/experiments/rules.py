@@ -12,7 +12,7 @@ from trl_ext.evaluation.validation_conditions import validation_temperature
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from trl_ext.recipes.settings import Task
+    from trl_ext.recipes.settings import TaskSettings
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ RULES = {
 }
 
 
-def violations(rules: Rules, task: Task, config: TrainingArguments, is_last: bool) -> list[str]:
+def violations(rules: Rules, task: TaskSettings, config: TrainingArguments, is_last: bool) -> list[str]:
     """A line for each rule that the settings of a stage break; the last stage's final validation is the result."""
     values = {name: getattr(task, name, getattr(config, name, None)) for name in rules.settings}
     values["temperature"] = validation_temperature(task, config)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.report import SAMPLES, Report
+from trl_ext.evaluation.evaluator import SAMPLES, Report
 from trl_ext.evaluation.statistics import compare_paired
 from trl_ext.generation.model_source import ADAPTER, CONFIG
 from trl_ext.io import read_jsonl, write_json

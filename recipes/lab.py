@@ -30,6 +30,7 @@ from tqdm import tqdm
 from trl_ext.errors import InputError
 from trl_ext.runs.layout import METRICS, RunFolder, finished
 from trl_ext.tools.experiments.ending import ending_in_a_line
+from trl_ext.tools.experiments.lab.answer import best_cell, read_winner, table, write_report
 from trl_ext.tools.experiments.lab.preregistration import effect_of, sentence
 from trl_ext.tools.experiments.lab.questions import (
     Question,
@@ -40,7 +41,6 @@ from trl_ext.tools.experiments.lab.questions import (
     read_lab,
     read_question,
 )
-from trl_ext.tools.experiments.lab.report import best_cell, read_winner, table, write_report
 from trl_ext.tools.experiments.runspec import RunSpec, Settings
 from trl_ext.tools.experiments.sweep import run_all
 from trl_ext.tools.experiments.verdict import command as verdict

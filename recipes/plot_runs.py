@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from trl_ext.runs.layout import RunFolder
-from trl_ext.runs.report import write_curve
+from trl_ext.runs.tables_and_plots import write_curve
 
 FIGURES = (("validation", "_before"), ("validation", "_after"), ("best_validation", ""))
 

@@ -24,9 +24,9 @@ from PIL import Image
 
 from trl_ext.io import markdown_table, read_json, write_json
 from trl_ext.plots import COLORS, figure
+from trl_ext.tools.experiments.lab.answer import PARTS
 from trl_ext.tools.experiments.lab.preregistration import HIGHER, Hypothesis
 from trl_ext.tools.experiments.lab.questions import question_names, read_question
-from trl_ext.tools.experiments.lab.report import PARTS
 from trl_ext.tools.experiments.metrics import in_words
 from trl_ext.tools.experiments.pages import write_page_of_findings
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.report import OUTCOMES, is_correct
+from trl_ext.evaluation.evaluator import OUTCOMES, is_correct
 from trl_ext.io import fenced, markdown_table, read_json, read_jsonl, write_text
 from trl_ext.rewards.extract import boxed
 from trl_ext.rewards.graders import strict

@@ -21,8 +21,8 @@ import numpy as np
 from tqdm import tqdm
 
 from trl_ext.compat.startup import use_all_cores
+from trl_ext.evaluation.evaluator import Report, grade_rows, is_correct, mean
 from trl_ext.evaluation.pass_at_n import pass_at_n
-from trl_ext.evaluation.report import Report, grade_rows, is_correct, mean
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler
 from trl_ext.io import markdown_table

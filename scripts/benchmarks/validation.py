@@ -24,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_ext import REWARDS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.compat.startup import use_all_cores
 from trl_ext.data.dataset import DatasetSettings
-from trl_ext.evaluation.report import evaluate
+from trl_ext.evaluation.evaluator import evaluate
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.runs.provenance import provenance

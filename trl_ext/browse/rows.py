@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.report import OUTCOMES, SAMPLES
+from trl_ext.evaluation.evaluator import OUTCOMES, SAMPLES
 from trl_ext.io import read_json, read_jsonl, read_yaml
 from trl_ext.runs.layout import GENERATIONS, RESOLVED
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
-from trl_ext.evaluation.report import SAMPLES, is_correct
+from trl_ext.evaluation.evaluator import SAMPLES, is_correct
 from trl_ext.evaluation.their_graders import THEIR_GRADERS, verdicts_of
 from trl_ext.io import read_jsonl, write_jsonl
 from trl_ext.rewards.workers.pool import PoolError

@@ -18,8 +18,8 @@ from trl_ext.io import fence_of, read_json, read_jsonl, read_yaml, write_text
 from trl_ext.runs.layout import CONFIG, CURVE, GENERATIONS, SUMMARY, RunFolder
 from trl_ext.runs.provenance import devices_of, versions_of
 from trl_ext.runs.recipes import RECIPES
-from trl_ext.runs.report import selection_note
 from trl_ext.runs.summary import RunSummary
+from trl_ext.runs.tables_and_plots import selection_note
 
 _SAMPLES = 3
 _TEMPLATE = Path(__file__).with_name("card.md")

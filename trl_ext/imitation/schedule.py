@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from trl_ext.evaluation.report import is_correct, mean_length
+from trl_ext.evaluation.evaluator import is_correct, mean_length
 from trl_ext.generation.completion import mean_over_tokens
 from trl_ext.imitation.selection import Row
 

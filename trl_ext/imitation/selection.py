@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trl_ext.evaluation.report import is_correct
+from trl_ext.evaluation.evaluator import is_correct
 from trl_ext.registry import Registry
 
 SELECTIONS = Registry("selection")

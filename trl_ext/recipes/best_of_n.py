@@ -12,8 +12,8 @@ import numpy as np
 from accelerate import PartialState
 
 from trl_ext.errors import InputError
+from trl_ext.evaluation.evaluator import SAMPLES, Report, is_correct
 from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
-from trl_ext.evaluation.report import SAMPLES, Report, is_correct
 from trl_ext.evaluation.statistics import mean_interval
 from trl_ext.io import read_jsonl, read_yaml, write_json, write_jsonl
 from trl_ext.plots import figure

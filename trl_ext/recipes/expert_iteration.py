@@ -15,7 +15,7 @@ from trl_ext.imitation.expert_iteration import FOLDER, STEPS, ExpertIterationCon
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.settings import TaskSettings
 from trl_ext.runs.layout import METRICS
-from trl_ext.runs.report import write_steps_plot
+from trl_ext.runs.tables_and_plots import write_steps_plot
 
 
 @brief_in_notebooks

@@ -10,7 +10,7 @@ from typing import Any
 from trl import ModelConfig
 
 from trl_ext.errors import brief_in_notebooks
-from trl_ext.evaluation.report import SAMPLES, is_correct
+from trl_ext.evaluation.evaluator import SAMPLES, is_correct
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.settings import Data, TaskSettings

@@ -30,9 +30,9 @@ from trl_ext.runs.fingerprint import fingerprint_of_model
 from trl_ext.runs.layout import CONFIG, CURVE, METRICS, RESOLVED, SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.recipes import recipe_of
-from trl_ext.runs.report import before_after_table, selection_note, write_curve
 from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
+from trl_ext.runs.tables_and_plots import before_after_table, selection_note, write_curve
 from trl_ext.setting import OnResume
 from trl_ext.training.callbacks import JsonlLog, Validation
 from trl_ext.training.progress import show_progress

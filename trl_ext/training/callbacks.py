@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trl_ext.compat.tracker_names import VALIDATIONS
-from trl_ext.evaluation.report import Report, grade_rows
+from trl_ext.evaluation.evaluator import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_within_one_standard_error
 from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, print_line

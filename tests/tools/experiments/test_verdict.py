@@ -42,6 +42,7 @@ from trl_ext.tools.experiments.verdict.evidence import (
     whole_pairs,
 )
 from trl_ext.tools.experiments.verdict.findings import decide, failures, findings_of
+from trl_ext.tools.experiments.verdict.page import write_report
 from trl_ext.tools.experiments.verdict.plan import (
     Arm,
     ComparisonPlan,
@@ -54,7 +55,6 @@ from trl_ext.tools.experiments.verdict.plan import (
     read_tasks,
     run_name,
 )
-from trl_ext.tools.experiments.verdict.report import write_report
 from trl_ext.tools.experiments.verdict.sequential import BETTER, EQUAL, OPEN, WORSE, Design
 
 ROOT = Path(__file__).parents[3]

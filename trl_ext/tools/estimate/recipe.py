@@ -26,8 +26,8 @@ from trl_ext.tools.estimate.efficiency import Efficiency
 from trl_ext.tools.estimate.hardware import Gpu, gpu_by_name
 from trl_ext.tools.estimate.memory.limits import largest, preempting, refusal
 from trl_ext.tools.estimate.memory.parts import Memory
-from trl_ext.tools.estimate.memory.report import engine_line, figures, limit_lines, table
 from trl_ext.tools.estimate.memory.step import estimate_memory
+from trl_ext.tools.estimate.memory.tables import engine_line, figures, limit_lines, table
 from trl_ext.tools.estimate.networks import network_of, prompt_lengths
 from trl_ext.tools.estimate.pilot import read_run
 from trl_ext.tools.estimate.planned import Launch, Lengths, PlannedRun

@@ -21,8 +21,8 @@ from trl_ext.runs.checkpoints import checkpoints, link_model
 from trl_ext.runs.clock import Clock
 from trl_ext.runs.layout import RunFolder, checkpoint_name, record_in
 from trl_ext.runs.provenance import provenance
-from trl_ext.runs.report import selection_note
 from trl_ext.runs.summary import ValidationEntry, weights_step
+from trl_ext.runs.tables_and_plots import selection_note
 from trl_ext.tools.experiments.pipeline.arms import with_chosen_arm
 from trl_ext.tools.experiments.pipeline.record import (
     OTHER,

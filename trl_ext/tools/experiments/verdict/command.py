@@ -23,8 +23,8 @@ from typing import Any
 from trl_ext.tools.experiments.ending import ending_in_a_line
 from trl_ext.tools.experiments.sweep import run_all
 from trl_ext.tools.experiments.verdict.findings import Finding, Runs, decide, failures
+from trl_ext.tools.experiments.verdict.page import PAGE, headline, power_lines, write_report
 from trl_ext.tools.experiments.verdict.plan import VERDICTS, ComparisonPlan, arms_of, check, fix, read_tasks
-from trl_ext.tools.experiments.verdict.report import PAGE, headline, power_lines, write_report
 from trl_ext.tools.experiments.verdict.sequential import Design
 
 

@@ -76,9 +76,9 @@ def samples_page(title: str, rows: Sequence[Row], how: Sequence[str], examples: 
 
 def _table(rows: Sequence[Row], faults: Sequence[str | None]) -> list[str]:
     samples = Counter(row["outcome"] for row in rows)
-    lost = Counter((row["outcome"], fault) for row, fault in zip(rows, faults, strict=True))
+    counts = Counter((row["outcome"], fault) for row, fault in zip(rows, faults, strict=True))
     heads = ["category", "samples", *(f"lost by {fault}" for fault in FAULTS)]
-    body = [[words, str(samples[o]), *(str(lost[o, fault]) for fault in FAULTS)] for o, words in OUTCOMES.items()]
+    body = [[words, str(samples[o]), *(str(counts[o, fault]) for fault in FAULTS)] for o, words in OUTCOMES.items()]
     return markdown_table(heads, body)
 
 

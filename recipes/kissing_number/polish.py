@@ -181,9 +181,9 @@ def valid(points: Integers) -> bool:
     """(K, n) Python ints: whether none is zero and the smallest |x - y|^2 is at least the largest |x|^2; exact."""
     products = points @ points.T
     norms = products.diagonal()
-    apart = norms[:, None] + norms[None] - 2 * products
-    np.fill_diagonal(apart, norms.max())
-    return bool(norms.min() > 0 and apart.min() >= norms.max())
+    squared_distances = norms[:, None] + norms[None] - 2 * products
+    np.fill_diagonal(squared_distances, norms.max())
+    return bool(norms.min() > 0 and squared_distances.min() >= norms.max())
 
 
 def to_integers(core: Integers, moved: Floats, radius: int = 10**13) -> Integers | None:

@@ -215,8 +215,8 @@ def measure(args: argparse.Namespace, work: Workload, checkpointing: bool = Fals
         for place in tqdm(range(args.repeats + 2), desc="rounds", leave=False):
             for name, (trainer, watch) in made.items():
                 watch.weighs = place > args.repeats
-                apart = {"kernel_of_rows": lambda *_: None} if name == ROW_BY_ROW else {}
-                with patch.multiple(attention, **apart) if apart else nullcontext():
+                patches = {"kernel_of_rows": lambda *_: None} if name == ROW_BY_ROW else {}
+                with patch.multiple(attention, **patches) if patches else nullcontext():
                     trainer.train()
         watches = {name: watch for name, (_, watch) in made.items()}
     stock, units = watches[STOCK], work.units(args.correction, checkpointing)

@@ -35,9 +35,9 @@ def disagreeing(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def agreement(rows: Sequence[Mapping[str, Any]]) -> str:
     """How often the two agree, as a person reads it."""
     counts = Counter((is_correct(row), row["verdict"]) for row in rows if row.get("verdict") is not None)
-    known, apart = counts.total(), counts[True, False] + counts[False, True]
+    known, differing = counts.total(), counts[True, False] + counts[False, True]
     lines = [
-        f"the two graders agree on {known - apart} of {known} responses, {len(rows) - known} without their verdict",
+        f"the two graders agree on {known - differing} of {known} responses, {len(rows) - known} without their verdict",
         f"{'':16}{'theirs correct':>16}{'incorrect':>12}",
     ]
     for ours, name in ((True, "ours correct"), (False, "     incorrect")):

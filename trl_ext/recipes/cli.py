@@ -216,8 +216,8 @@ def _message_of(error: Exception) -> tuple[str, str]:
 
     Any other ends the process with its traceback, without secrets, since it may end in a log.
     """
-    if (lost := explain_network_error(error)) is not None:
-        return lost, ""
+    if (line := explain_network_error(error)) is not None:
+        return line, ""
     advice = _LESS_MEMORY if is_out_of_memory(error) else ""
     if not advice and (own := lines_of_user_files(error)):
         return summary_of(error), own

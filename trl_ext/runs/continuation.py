@@ -98,9 +98,9 @@ def _restarts(checkpoint: Path, state: Mapping[str, Any], resuming: Resuming) ->
         missing[-1] += ", since it was saved with save_only_model"
     if resuming.syncs_reference and not _has(checkpoint, REFERENCE):
         missing.append(f"the reference of sync_ref_model, from the model that the run began with (no {REFERENCE})")
-    if lost := sorted({*state.get("without_state", ())} & {*resuming.callbacks}):
+    if lacking := sorted({*state.get("without_state", ())} & {*resuming.callbacks}):
         missing.append(
-            f"{', '.join(lost)}, whose tensors are in no checkpoint: a callback is resumed if it has state_dict and "
+            f"{', '.join(lacking)}, whose tensors are in no checkpoint: a callback is resumed if it has state_dict and "
             "load_state_dict, or is an ExportableState"
         )
     return missing

@@ -79,7 +79,7 @@ class Batching:
     attention: float = 0.0  # `attention_cost` of the model
     multiple_of: int | None = None  # round trimmed widths up to a multiple
     checkpointing: bool = False  # of gradients: a prompt that waits for its completions then keeps less
-    prompts_apart: bool = False  # as `SharedPrompts.apart`
+    separate_prompt_backward: bool = False  # as `SharedPrompts.separate_backward`
 
     def plan(self, rows: Rows, max_over_ranks: Callable[[list[int]], list[int]] = list) -> list[MicroBatch]:
         """The micro-batches of one optimizer step, at least one.
@@ -133,7 +133,7 @@ class Batching:
         groups = sorted(first)
         width = Row(0, max(2, *(row.prompt for row in kept)), 1, 0)  # there is a prompt to compute, as on other ranks
         part = select_rows(rows, [first[group] for group in groups], self.multiple_of, width).rows
-        shared = SharedPrompts(part.prompt_ids, part.prompt_mask, groups, len(runs), self.prompts_apart)
+        shared = SharedPrompts(part.prompt_ids, part.prompt_mask, groups, len(runs), self.separate_prompt_backward)
         micro_batches = []
         for run in runs:
             chosen = run or [shortest(kept)]

@@ -49,11 +49,13 @@ class SharedPrompts:
         ids, mask: (U, L), at least two wide, padded on the left.
         groups: each prompt's group.
         micro_batches: the number of micro-batches that use these prompts.
-        apart: the prompts' backward pass is `backward`, not a part of the last micro-batch's.
+        separate_backward: the prompts' backward pass is `backward`, not a part of the last micro-batch's.
     """
 
-    def __init__(self, ids: Tensor, mask: Tensor, groups: list[int], micro_batches: int, apart: bool = False) -> None:
-        self.ids, self.mask, self.micro_batches, self.apart = ids, mask, micro_batches, apart
+    def __init__(
+        self, ids: Tensor, mask: Tensor, groups: list[int], micro_batches: int, separate_backward: bool = False
+    ) -> None:
+        self.ids, self.mask, self.micro_batches, self.separate_backward = ids, mask, micro_batches, separate_backward
         self.groups = groups
         self.lengths = mask[:, :-1].sum(dim=1).tolist()
         self._remaining = 0
@@ -70,7 +72,7 @@ class SharedPrompts:
             self._compute(decoder)
         self._remaining -= 1
         last = not self._remaining
-        joined = last and not self.apart
+        joined = last and not self.separate_backward
         prompts = [self.groups.index(group) for group in completions.groups]
         before = [self.lengths[prompt] for prompt in prompts]
         keys = [n + m for n, m in zip(before, completions.lengths, strict=True)]
@@ -81,7 +83,7 @@ class SharedPrompts:
         return cache
 
     def backward(self) -> None:
-        """Call after each micro-batch's backward pass; after the last one, if `apart`, the prompts have theirs."""
+        """Call after each micro-batch's backward pass; after the last, if `separate_backward`, the prompts have theirs."""
         if self._parts and not self._remaining:
             parts = [part for layer in self._parts for part in layer if part.live.requires_grad]  # not below an adapter
             self._parts = []

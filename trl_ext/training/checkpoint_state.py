@@ -85,7 +85,7 @@ def restore_exportable(callbacks: Iterable[TrainerCallback], stored: dict[str, A
 def without_state(callbacks: Iterable[TrainerCallback], model: nn.Module) -> list[str]:
     """Classes of callbacks with tensors or models of their own that no checkpoint has, and AdaLoRA's allocator."""
     known = {id(weight) for weight in model.parameters()}
-    lost = {
+    unsaved = {
         type(callback).__name__
         for callback in callbacks
         if not type(callback).__module__.startswith(("trl_ext.", "transformers.")) and _holds_tensors(callback, known)
@@ -94,7 +94,7 @@ def without_state(callbacks: Iterable[TrainerCallback], model: nn.Module) -> lis
     allocator = getattr(getattr(model, "base_model", None), "rankallocator", None)
     configs = model.peft_config.values() if allocator is not None else ()  # type: ignore[operator]
     is_used = allocator is not None and bool(allocator.ipt or any(config.rank_pattern for config in configs))
-    return sorted(lost | ({ALLOCATOR} if is_used else set()))
+    return sorted(unsaved | ({ALLOCATOR} if is_used else set()))
 
 
 ALLOCATOR = "AdaLoRA's rank allocator"

@@ -116,14 +116,14 @@ def _budget(arguments: argparse.Namespace, entries: list[Entry]) -> Budget:
 def _lost_tokens(entries: list[Entry]) -> int:
     """An upper bound on the tokens of requests that were in flight when a process was killed."""
     asked: dict[int, int] = {}
-    lost = 0
+    tokens = 0
     for entry in entries:
         if entry["kind"] == "asked":
-            lost += asked.get(entry["id"], 0)  # a resumed run asks again under the same number
+            tokens += asked.get(entry["id"], 0)  # a resumed run asks again under the same number
             asked[entry["id"]] = entry["tokens"]
         elif entry["kind"] in ("answer", "refused"):
             asked.pop(entry["id"], None)
-    return lost + sum(asked.values())
+    return tokens + sum(asked.values())
 
 
 def _client(arguments: argparse.Namespace, budget: Budget) -> Client:

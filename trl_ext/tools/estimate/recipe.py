@@ -28,12 +28,12 @@ from trl_ext.tools.estimate.memory.limits import largest, preempting, refusal
 from trl_ext.tools.estimate.memory.parts import Memory
 from trl_ext.tools.estimate.memory.step import estimate_memory
 from trl_ext.tools.estimate.memory.tables import engine_line, figures, limit_lines, table
+from trl_ext.tools.estimate.micro_batch_advice import larger_micro_batches
 from trl_ext.tools.estimate.networks import network_of, prompt_lengths
 from trl_ext.tools.estimate.pilot import read_run
 from trl_ext.tools.estimate.planned import Launch, Lengths, PlannedRun
 from trl_ext.tools.estimate.roofline import count_costs, estimate_time
 from trl_ext.tools.estimate.timing import Timing
-from trl_ext.tools.estimate.waste import larger_micro_batches
 from trl_ext.tools.experiments.pipeline.settings import Pipeline, read_pipeline
 
 LENGTHS = ("prompt", "longest_prompt", "completion")  # that --set takes next to the settings, in tokens

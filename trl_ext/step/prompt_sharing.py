@@ -83,7 +83,7 @@ class SharedPrompts:
         return cache
 
     def backward(self) -> None:
-        """Call after each micro-batch's backward pass; after the last, if `separate_backward`, the prompts have theirs."""
+        """Call after each micro-batch's backward pass; after the last, if `separate_backward`, prompts have theirs."""
         if self._parts and not self._remaining:
             parts = [part for layer in self._parts for part in layer if part.live.requires_grad]  # not below an adapter
             self._parts = []

@@ -163,7 +163,8 @@ def why_not(pairs: Sequence[Pair]) -> str | None:
             return f"the mean accuracy of {words} is {value:.4f}, below {GOAL}: have it train longer"
     for pair in pairs:
         if pair.apart > MAX_GAP:
-            return f"seed {pair.seed}: its two runs ended {pair.apart:.0f} s apart, more than {MAX_GAP:.0f}: run both again"
+            gap = f"its two runs ended {pair.apart:.0f} s apart, more than {MAX_GAP:.0f}"
+            return f"seed {pair.seed}: {gap}: run both again"
         if pair.gpus or pair.threads > MOST_THREADS:
             used = f"{pair.gpus} GPUs" if pair.gpus else f"{pair.threads} threads"
             return f"seed {pair.seed}: took {used}, {MOST_THREADS} threads are allowed: set OMP_NUM_THREADS"

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.report import SAMPLES, Report
+from trl_ext.evaluation.evaluator import SAMPLES, Report
 from trl_ext.evaluation.statistics import compare_paired
 from trl_ext.generation.model_source import ADAPTER, CONFIG
 from trl_ext.io import read_jsonl, write_json
@@ -44,13 +44,15 @@ def main() -> None:
     if first.keys() != second.keys():
         only = len(first.keys() ^ second.keys())
         sys.exit(f"error: {args.first} and {args.second} are not of the same problems; {only} are in one of them only")
-    found = compare_paired(list(first.values()), [second[problem] for problem in first])
+    comparison = compare_paired(list(first.values()), [second[problem] for problem in first])
     means = [sum(scores.values()) / len(scores) for scores in (first, second)]
-    print(f"{args.first}: {means[0]:.3f}   {args.second}: {means[1]:.3f}   on the same {found.problems} problems")
-    print(f"difference {found.difference:+.3f}, 95 % interval {found.low:+.3f} to {found.high:+.3f}")
-    print(f"better on {found.better} problems, worse on {found.worse}; p = {found.p_value:.2g} (sign test)")
+    print(f"{args.first}: {means[0]:.3f}   {args.second}: {means[1]:.3f}   on the same {comparison.problems} problems")
+    print(f"difference {comparison.difference:+.3f}, 95 % interval {comparison.low:+.3f} to {comparison.high:+.3f}")
+    print(
+        f"better on {comparison.better} problems, worse on {comparison.worse}; p = {comparison.p_value:.2g} (sign test)"
+    )
     if args.json:
-        write_json(args.json, dataclasses.asdict(found), indent=2)
+        write_json(args.json, dataclasses.asdict(comparison), indent=2)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from tqdm import tqdm
 from trl_ext.errors import InputError
 from trl_ext.runs.layout import METRICS, RunFolder, finished
 from trl_ext.tools.experiments.ending import ending_in_a_line
+from trl_ext.tools.experiments.lab.answer import best_cell, read_winner, table, write_report
 from trl_ext.tools.experiments.lab.preregistration import effect_of, sentence
 from trl_ext.tools.experiments.lab.questions import (
     Question,
@@ -40,7 +41,6 @@ from trl_ext.tools.experiments.lab.questions import (
     read_lab,
     read_question,
 )
-from trl_ext.tools.experiments.lab.report import best_cell, read_winner, table, write_report
 from trl_ext.tools.experiments.runspec import RunSpec, Settings
 from trl_ext.tools.experiments.sweep import run_all
 from trl_ext.tools.experiments.verdict import command as verdict
@@ -122,13 +122,13 @@ def _run(
     winners: dict[str, Settings] = {}
     waiting = list(planned)
 
-    def write_pages(found: Mapping[str, dict[str, Any]]) -> None:
+    def write_pages(summaries: Mapping[str, dict[str, Any]]) -> None:
         """Of the questions all of whose runs have ended by now."""
         for question, cells in list(waiting):
             seeds = args.seeds or question.seeds
-            if all(cell.run_name(seed) in found for cell in cells.values() for seed in seeds):
+            if all(cell.run_name(seed) in summaries for cell in cells.values() for seed in seeds):
                 waiting.remove((question, cells))
-                winners[question.name] = _page(question, cells, seeds, found, output)
+                winners[question.name] = _page(question, cells, seeds, summaries, output)
 
     run_all(commands, output / "runs", args.jobs, keep_going=True, on_end=write_pages)
     return winners
@@ -138,12 +138,12 @@ def _page(
     question: Question,
     cells: Mapping[str, RunSpec],
     seeds: Sequence[int],
-    found: Mapping[str, dict[str, Any]],
+    summaries: Mapping[str, dict[str, Any]],
     output: Path,
 ) -> Settings:
     """Write a question's page and print its table; returns the settings of its best cell."""
     named = {label: {seed: cell.run_name(seed) for seed in seeds} for label, cell in cells.items()}
-    runs = {label: {seed: found[name] for seed, name in of.items()} for label, of in named.items()}
+    runs = {label: {seed: summaries[name] for seed, name in of.items()} for label, of in named.items()}
     logs = {label: {seed: log_of(output / "runs" / name) for seed, name in of.items()} for label, of in named.items()}
     commands = {label: cell.command(HERE, seeds[0]) for label, cell in cells.items()}
     best = best_cell(runs, question.reference)

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from trl_ext.runs.layout import RunFolder
-from trl_ext.runs.report import write_curve
+from trl_ext.runs.tables_and_plots import write_curve
 
 FIGURES = (("validation", "_before"), ("validation", "_after"), ("best_validation", ""))
 
@@ -26,11 +26,11 @@ def main() -> None:
     for run in args.runs:
         if not RunFolder(run).is_finished:
             parser.error(f"{run} has no summary.json: has the run ended?")
-    found = {run.name: RunFolder(run).summary() for run in args.runs}
-    write_curve(args.output, {name: summary["validations"] for name, summary in found.items()}, args.title)
-    width = max(map(len, found))
+    summaries = {run.name: RunFolder(run).summary() for run in args.runs}
+    write_curve(args.output, {name: summary["validations"] for name, summary in summaries.items()}, args.title)
+    width = max(map(len, summaries))
     print(f"{'':<{width}}  before   after    best  seconds")
-    for name, summary in found.items():
+    for name, summary in summaries.items():
         before, after, best = (summary[f"{key}_accuracy{when}"] for key, when in FIGURES)
         print(f"{name:<{width}}  {before:>6.3f}  {after:>6.3f}  {best:>6.3f}  {summary['wall_clock_s']:>7.0f}")
     print(f"wrote {args.output}")

@@ -40,8 +40,8 @@ def main() -> None:
                 flags = ["--num_unique_examples", size, "--seed", str(seed), *(["--filter_correct"] if correct else [])]
                 commands[name] = [str(Path(__file__).with_name("sft_math.py")), *rest, *flags]
     with ending_in_a_line():
-        found = run_all(commands, args.output_dir, args.jobs)
-    rows = list(found.values())
+        summaries = run_all(commands, args.output_dir, args.jobs)
+    rows = list(summaries.values())
     keys = ("num_unique_examples", "filter_correct", "seed", "trace_counts", "validation_accuracy_before",
             "validation_accuracy_after", "wall_clock_s", "command", "commit", "hardware")  # fmt: skip
     kept = [{key: row[key] for key in keys} for row in rows]
@@ -55,13 +55,15 @@ def main() -> None:
 
 def accuracy_by_size(rows: list[dict[str, Any]], correct: bool) -> dict[int, list[float]]:
     """Training traces -> validation accuracy of each seed; seeds of `full` have their mean number of traces."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    points_by_size: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         if row["filter_correct"] is correct:
             counts = row["trace_counts"]
             point = (counts["chosen"] - counts["too_long"], row["validation_accuracy_after"])
-            found.setdefault(row["num_unique_examples"], []).append(point)
-    return {round(sum(n for n, _ in points) / len(points)): [a for _, a in points] for points in found.values()}
+            points_by_size.setdefault(row["num_unique_examples"], []).append(point)
+    return {
+        round(sum(n for n, _ in points) / len(points)): [a for _, a in points] for points in points_by_size.values()
+    }
 
 
 def write_sizes_plot(path: Path, curves: Mapping[str, Mapping[int, Sequence[float]]], before: float) -> None:

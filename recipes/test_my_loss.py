@@ -18,9 +18,9 @@ def inputs(*ratios: float, advantage: float) -> LossInputs:
 
 def test_on_policy_it_is_the_policy_gradient() -> None:
     x = inputs(1.0, 1.0, advantage=2.0)
-    found = soft_clip(x)
-    found.loss.sum().backward()
-    assert found.loss.tolist() == [[-2.0, -2.0]]
+    token_loss = soft_clip(x)
+    token_loss.loss.sum().backward()
+    assert token_loss.loss.tolist() == [[-2.0, -2.0]]
     assert x.logp.grad is not None
     assert x.logp.grad.tolist() == [[-2.0, -2.0]]  # -A, for any width
 

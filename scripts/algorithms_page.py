@@ -150,8 +150,8 @@ def _row(name: str, members: Registry, told: dict[str, str]) -> tuple[str, ...]:
 
 
 def _papers(function: Callable[..., Any]) -> str:
-    found = re.findall(r"arXiv:(\d{4}\.\d{5})", inspect.getdoc(function) or "")
-    return ", ".join(f"[{number}](https://arxiv.org/abs/{number})" for number in dict.fromkeys(found))
+    numbers = re.findall(r"arXiv:(\d{4}\.\d{5})", inspect.getdoc(function) or "")
+    return ", ".join(f"[{number}](https://arxiv.org/abs/{number})" for number in dict.fromkeys(numbers))
 
 
 def _of_preset(name: str, preset: Preset) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def settings_reference() -> str:
             for recipe, settings in recipes.items():
                 for setting in (s for s in settings if s.name == name and s.group == group):
                     texts.setdefault(setting.text, {})[recipe] = setting.default
-            rows += [[f"`{name}`", _cell(text), _defaults(found)] for text, found in texts.items()]
+            rows += [[f"`{name}`", _cell(text), _defaults(defaults)] for text, defaults in texts.items()]
         lines += [f"## {group.value}", "", *markdown_table(["setting", "meaning", "default in"], rows), ""]
     return "\n".join(lines)
 
@@ -155,17 +155,17 @@ def effects_of(name: str) -> dict[str, Effect]:
         {setting: text for text, settings in listed.get(kind, {}).items() for setting in settings.split()}
         for kind in ("shown by", "no effect", "refused", "remark")
     )
-    found = {setting: Effect("honored", remarks.get(setting, ""), text) for setting, text in shown.items()}
-    found |= {setting: Effect("no effect", why, "a run") for setting, why in idle.items()}
-    found |= {setting: _tested("refused", why) for setting, why in refused.items()}
+    effects = {setting: Effect("honored", remarks.get(setting, ""), text) for setting, text in shown.items()}
+    effects |= {setting: Effect("no effect", why, "a run") for setting, why in idle.items()}
+    effects |= {setting: _tested("refused", why) for setting, why in refused.items()}
     for setting, rule in RULES.get(name, {}).items():
         if rule.needs:
             needs = [f"`{need}`" if need != "uses_axes" else "a preset or an axis" for need in rule.needs]
             remark = "; ".join(filter(None, [f"needs {' and '.join(needs)}", remarks.get(setting)]))
-            found[setting] = Effect("honored", remark, shown[setting])
+            effects[setting] = Effect("honored", remark, shown[setting])
         else:
-            found[setting] = _tested("refused" if rule.refused else "taken over", rule.note)
-    return found
+            effects[setting] = _tested("refused" if rule.refused else "taken over", rule.note)
+    return effects
 
 
 def _tested(verdict: str, remark: str) -> Effect:

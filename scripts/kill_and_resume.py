@@ -96,8 +96,8 @@ class Attempt:
     def status(self) -> int | None:
         """Its exit status, None while it runs."""
         is_forked = isinstance(self._process, multiprocessing.process.BaseProcess)
-        found: int | None = self._process.exitcode if is_forked else self._process.poll()
-        return found
+        exit_code: int | None = self._process.exitcode if is_forked else self._process.poll()
+        return exit_code
 
     def kill(self) -> None:
         """Kill its process group with SIGKILL."""
@@ -225,21 +225,21 @@ def try_case(name: str, kills: int, seed: int, folder: Path, policy: str) -> dic
                 same[key] = False
                 print(f"{name}: first difference in the {key} of {run}:\n  {first[0]}\n  {first[1]}")
 
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     names = (f"killed_{n}" for n in itertools.count(1))
     runs = [next(names)]
     with tqdm(total=kills, desc=name, unit="kill", file=sys.stderr) as bar:
-        while found.total() < kills:
+        while counts.total() < kills:
             moment = kill_once(folder / runs[-1], launcher, step_seconds, rng)
             if moment is not None:
-                found[moment] += 1
+                counts[moment] += 1
                 bar.update()
             if moment is None:
                 compare(runs[-1])
             if moment is None or not newest_step(folder / runs[-1]):  # without a checkpoint there is nothing to resume
                 runs.append(next(names))
     compare(runs[-1])
-    return {"case": name, "kills": dict(found), "runs": len(runs), "same": same}
+    return {"case": name, "kills": dict(counts), "runs": len(runs), "same": same}
 
 
 def tiny_policy(folder: Path) -> str:
@@ -267,17 +267,17 @@ def main() -> int:
         with context.Pool(1) as pool:  # torch computes there, and this process stays free of its threads
             policy = pool.apply(tiny_policy, (Path(scratch) / "policy",))
         for name in args.cases:
-            found = try_case(name, args.kills, args.seed, Path(scratch) / name, policy)
-            results.append(found)
-            kills = ", ".join(f"{n} {moment}" for moment, n in found["kills"].items())
-            differing = [key for key, same in found["same"].items() if not same]
-            kills += f", in {found['runs']} runs" if found["runs"] > 1 else ""
+            figures = try_case(name, args.kills, args.seed, Path(scratch) / name, policy)
+            results.append(figures)
+            kills = ", ".join(f"{n} {moment}" for moment, n in figures["kills"].items())
+            differing = [key for key, same in figures["same"].items() if not same]
+            kills += f", in {figures['runs']} runs" if figures["runs"] > 1 else ""
             print(f"{name:<12} {kills}: {'identical' if not differing else 'DIFFERENT ' + ', '.join(differing)}")
     if args.json:
         from trl_ext.runs.provenance import provenance
 
         args.json.write_text(json.dumps({"results": results, **provenance()}, indent=2) + "\n", encoding="utf-8")
-    return int(not all(all(found["same"].values()) for found in results))
+    return int(not all(all(figures["same"].values()) for figures in results))
 
 
 if __name__ == "__main__":

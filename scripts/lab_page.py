@@ -24,9 +24,9 @@ from PIL import Image
 
 from trl_ext.io import markdown_table, read_json, write_json
 from trl_ext.plots import COLORS, figure
+from trl_ext.tools.experiments.lab.answer import PARTS
 from trl_ext.tools.experiments.lab.preregistration import HIGHER, Hypothesis
 from trl_ext.tools.experiments.lab.questions import question_names, read_question
-from trl_ext.tools.experiments.lab.report import PARTS
 from trl_ext.tools.experiments.metrics import in_words
 from trl_ext.tools.experiments.pages import write_page_of_findings
 
@@ -50,8 +50,8 @@ def kept_section(page: Path, plot: str) -> str | None:
 
 def hypotheses_of(lab: Path) -> dict[str, Hypothesis]:
     """What a lab has preregistered, by question."""
-    found = {name: read_question(lab, name).hypothesis for name in question_names(lab)}
-    return {name: hypothesis for name, hypothesis in found.items() if hypothesis is not None}
+    hypotheses = {name: read_question(lab, name).hypothesis for name in question_names(lab)}
+    return {name: hypothesis for name, hypothesis in hypotheses.items() if hypothesis is not None}
 
 
 def effects_table(hypotheses: Mapping[str, Hypothesis], effects: Effects) -> list[str]:
@@ -95,7 +95,7 @@ def effects_of(args: argparse.Namespace) -> str:
             effects[name] = read_json(report)["effect"]
     write_json(path, effects, indent=2)
     lines = effects_table(hypotheses, effects)
-    if any(found["interval"] for found in effects.values()):
+    if any(effect["interval"] for effect in effects.values()):
         write_effects_plot(args.page.with_suffix(".png"), hypotheses, effects)
         lines += ["", f"![effects with intervals]({args.page.with_suffix('.png').name})"]
     return "\n".join(lines)

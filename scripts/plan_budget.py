@@ -69,18 +69,18 @@ def levers(rates: Rates, work: Workload, budget: float) -> list[tuple[str, int]]
         "checkpoints half as often": (rates, replace(work, save_every=work.save_every and 2 * work.save_every)),
         "twice the updates per rollout": (rates, replace(work, updates=2 * work.updates)),
     }
-    found = [(name, plan(*changed, budget).steps - before) for name, changed in faster.items()]
-    return sorted(found, key=lambda lever: -lever[1])
+    gains = [(name, plan(*changed, budget).steps - before) for name, changed in faster.items()]
+    return sorted(gains, key=lambda lever: -lever[1])
 
 
 def show(rates: Rates, work: Workload, budget: float) -> None:
     """Print the plan: rates, where the time goes, and what would buy most."""
-    found = plan(rates, work, budget)
-    step = sum(seconds_of(rates, work, found.steps).values()) / max(found.steps, 1)
-    rollouts = found.steps / work.updates
-    print(f"{found.steps} optimizer steps, {rollouts:.0f} rollouts, in {budget:.0f} s; {step:.3f} s a step")
+    planned = plan(rates, work, budget)
+    step = sum(seconds_of(rates, work, planned.steps).values()) / max(planned.steps, 1)
+    rollouts = planned.steps / work.updates
+    print(f"{planned.steps} optimizer steps, {rollouts:.0f} rollouts, in {budget:.0f} s; {step:.3f} s a step")
     print(f"\n{'where the time goes':<32}{'seconds':>9}{'fraction':>10}")
-    for name, seconds in sorted(found.seconds.items(), key=lambda part: -part[1]):
+    for name, seconds in sorted(planned.seconds.items(), key=lambda part: -part[1]):
         print(f"{name:<32}{seconds:>9.1f}{seconds / budget:>10.1%}")
     print(f"\n{'what would buy more':<32}{'steps':>9}")
     for name, steps in levers(rates, work, budget):
@@ -96,10 +96,10 @@ def per_second(seconds: float) -> float:
     return 1 / seconds if seconds else 0.0
 
 
-def compare(found: int, folder: Path) -> None:
+def compare(predicted: int, folder: Path) -> None:
     """Print how far the prediction is from a run that ended with its budget."""
     steps = RunFolder(folder).summary()["validations"][-1]["step"]
-    print(f"\n{folder}: {steps} steps; the prediction of {found} is {found / steps - 1:+.1%} off")
+    print(f"\n{folder}: {steps} steps; the prediction of {predicted} is {predicted / steps - 1:+.1%} off")
 
 
 def main() -> None:
@@ -119,11 +119,11 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"error: {error}")
     show(rates, work, args.time_budget)
-    found = plan(rates, work, args.time_budget)
+    planned = plan(rates, work, args.time_budget)
     if args.compare:
-        compare(found.steps, args.compare)
+        compare(planned.steps, args.compare)
     if args.json:
-        content = {"rates": asdict(rates), "workload": asdict(work), "plan": asdict(found)}
+        content = {"rates": asdict(rates), "workload": asdict(work), "plan": asdict(planned)}
         write_json(args.json, content)
 
 

@@ -100,11 +100,11 @@ class Fault:
 def as_code(text: str) -> str:
     """A regular expression for the same code, however it is broken into lines, with or without trailing commas."""
     tokens = re.findall(r"\w+|[^\w\s]", text)
-    found = ""
+    pattern = ""
     for before, token in zip(["", *tokens], tokens, strict=False):
-        apart = r"\s+" if before[-1:].isidentifier() and token[0].isidentifier() else r"\s*"
-        found += (apart if found else "") + (r",?\s*" if token in ")]}" and before != "," else "") + re.escape(token)
-    return found
+        gap = r"\s+" if before[-1:].isidentifier() and token[0].isidentifier() else r"\s*"
+        pattern += (gap if pattern else "") + (r",?\s*" if token in ")]}" and before != "," else "") + re.escape(token)
+    return pattern
 
 
 def changed_files(since: str) -> set[str]:

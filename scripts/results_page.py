@@ -13,7 +13,7 @@ from typing import Any
 from trl_ext.io import fenced, markdown_table, read_jsonl
 from trl_ext.runs.layout import GENERATIONS, RunFolder
 from trl_ext.runs.provenance import platform_of
-from trl_ext.runs.report import write_curve
+from trl_ext.runs.tables_and_plots import write_curve
 
 
 def main() -> None:

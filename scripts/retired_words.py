@@ -83,9 +83,9 @@ def relative(path: Path) -> str:
 
 def find_in(text: str, path: str, words: list[Word]) -> Iterator[tuple[int, str, str]]:
     """Line, word and what to use instead, for every retired word in a file's text, from its top."""
-    found = [(match.start(), match[0], word.use) for word in words if word.applies_to(path)
+    hits = [(match.start(), match[0], word.use) for word in words if word.applies_to(path)
              for match in word.pattern.finditer(text)]  # fmt: skip
-    for start, said, use in sorted(found):
+    for start, said, use in sorted(hits):
         yield text.count("\n", 0, start) + 1, " ".join(said.split()), use
 
 

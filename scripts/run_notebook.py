@@ -27,8 +27,8 @@ def executed(parameters: dict[str, str], folder: Path, timeout: int = 1200) -> A
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
     for name, value in parameters.items():
-        cell.source, found = re.subn(rf"^{name} = \d+", f"{name} = {value}", cell.source, flags=re.MULTILINE)
-        if found != 1:
+        cell.source, count = re.subn(rf"^{name} = \d+", f"{name} = {value}", cell.source, flags=re.MULTILINE)
+        if count != 1:
             raise ValueError(f"the parameter cell of {NOTEBOOK.name} has no {name!r}:\n{cell.source}")
     place = {"metadata": {"path": str(folder)}}
     NotebookClient(notebook, timeout=timeout, kernel_name="python3", coalesce_streams=True, resources=place).execute()

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.report import OUTCOMES, is_correct
+from trl_ext.evaluation.evaluator import OUTCOMES, is_correct
 from trl_ext.io import fenced, markdown_table, read_json, read_jsonl, write_text
 from trl_ext.rewards.extract import boxed
 from trl_ext.rewards.graders import strict
@@ -34,8 +34,8 @@ def readings(row: Row) -> list[str]:
     """Other answers that a response may be meant to give, each once: extracted, boxed, after `=`, the last number."""
     text = str(row["response"])
     equals, numbers = _AFTER_EQUALS.findall(text), _NUMBER.findall(text)
-    found = [row.get("extracted"), boxed(text), *equals[-1:], *numbers[-1:]]
-    return list(dict.fromkeys(answer for answer in found if answer))
+    answers = [row.get("extracted"), boxed(text), *equals[-1:], *numbers[-1:]]
+    return list(dict.fromkeys(answer for answer in answers if answer))
 
 
 def at_fault(rows: Sequence[Row]) -> list[str | None]:
@@ -76,9 +76,9 @@ def samples_page(title: str, rows: Sequence[Row], how: Sequence[str], examples: 
 
 def _table(rows: Sequence[Row], faults: Sequence[str | None]) -> list[str]:
     samples = Counter(row["outcome"] for row in rows)
-    lost = Counter((row["outcome"], fault) for row, fault in zip(rows, faults, strict=True))
+    counts = Counter((row["outcome"], fault) for row, fault in zip(rows, faults, strict=True))
     heads = ["category", "samples", *(f"lost by {fault}" for fault in FAULTS)]
-    body = [[words, str(samples[o]), *(str(lost[o, fault]) for fault in FAULTS)] for o, words in OUTCOMES.items()]
+    body = [[words, str(samples[o]), *(str(counts[o, fault]) for fault in FAULTS)] for o, words in OUTCOMES.items()]
     return markdown_table(heads, body)
 
 

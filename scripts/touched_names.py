@@ -78,12 +78,12 @@ IMPLEMENTED = {
 
 def imported() -> set[tuple[str, str]]:
     """(module, name) of every import of a library in the package."""
-    found = set()
+    names = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in LIBRARIES:
-                found |= {(str(node.module), alias.name) for alias in node.names}
-    return found
+                names |= {(str(node.module), alias.name) for alias in node.names}
+    return names
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from pathlib import Path
 from scripts.benchmarks.false_alarms import tables
 from trl_ext.io import read_json
 from trl_ext.tools.experiments.pages import write_page_of_findings
-from trl_ext.tools.experiments.verdict.report import CURVES, PAGE
+from trl_ext.tools.experiments.verdict.page import CURVES, PAGE
 
 
 def section(text: str, finding: str, plots: str) -> str:

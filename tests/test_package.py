@@ -205,8 +205,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_axes_handout_functions_and_rewards_import_only_torch() -> None:
-    more = "functional algorithms.sampler_correction rewards evaluation.report runs.report mini.problems".split()
-    more.append("generation.prompts")
+    more = "functional algorithms.sampler_correction rewards evaluation.evaluator runs.tables_and_plots".split()
+    more += ["mini.problems", "generation.prompts"]
     names = [*PURE, *(f"trl_ext.{name}" for name in more)]
     exported = "from trl_ext import ADVANTAGES, POLICY_LOSSES, PRESETS, LossInputs, REWARDS"
     assert loaded_by(f"import {', '.join(names)}; {exported}") == {"torch"}

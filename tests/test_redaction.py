@@ -22,7 +22,7 @@ from tests.hub.test_push import summary
 from tests.recipes.test_grpo import DEFAULT, ON_A_CPU, RECIPE, refused
 from trl_ext.data.source import Source
 from trl_ext.errors import InputError
-from trl_ext.evaluation.report import Report
+from trl_ext.evaluation.evaluator import Report
 from trl_ext.hub.card import write_model_card
 from trl_ext.io import as_yaml, write_text
 from trl_ext.recipes.best_of_n import BestOfN

@@ -99,8 +99,8 @@ def unencodable(value: Any, name: str = "") -> str | None:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         place = f"{name}.{key}" if name else str(key)
-        if found := unencodable(item, place) or unencodable(str(key), repr(place)):
-            return found
+        if inner := unencodable(item, place) or unencodable(str(key), repr(place)):
+            return inner
     return None
 
 

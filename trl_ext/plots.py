@@ -92,11 +92,11 @@ def plot_bands(panel: Axes, bands: Mapping[str, Band]) -> None:
 def spread_out(places: Mapping[str, float], gap: float) -> dict[str, float]:
     """Places moved as little as keeps them in order and `gap` apart, around their common center."""
     names = sorted(places, key=places.__getitem__)
-    found: dict[str, float] = {}
+    spread: dict[str, float] = {}
     for name in names:
-        found[name] = max([places[name], *(found[other] + gap for other in list(found)[-1:])])
-    shift = sum(found[name] - places[name] for name in names) / max(len(names), 1)
-    return {name: place - shift for name, place in found.items()}
+        spread[name] = max([places[name], *(spread[other] + gap for other in list(spread)[-1:])])
+    shift = sum(spread[name] - places[name] for name in names) / max(len(names), 1)
+    return {name: place - shift for name, place in spread.items()}
 
 
 def write_bands(path: Path, panels: Mapping[str, Mapping[str, Band]]) -> None:

@@ -50,15 +50,15 @@ def run_on_main_and_broadcast(find: Callable[[], Found], refusal: type[Exception
 
     A `refusal` is raised in its own words, any other error as a `RankError`.
     """
-    found: list[Found | None] = [None]
+    values: list[Found | None] = [None]
     error = None
     try:
         if PartialState().is_main_process:
-            found = [find()]
+            values = [find()]
     except Exception as raised:
         error = raised
     told = refusal(str(error)) if isinstance(error, refusal) else RankError(_told(error)) if error else None
-    said, (value,) = broadcast_object_list([told, found])
+    said, (value,) = broadcast_object_list([told, values])
     if error is not None:
         raise error
     if said is not None:

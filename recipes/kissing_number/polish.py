@@ -59,10 +59,10 @@ def polish(
     moved, noise = directions(movable), 0.0
     while True:
         start = directions(moved + noise * draw.standard_normal(moved.shape))
-        found = descend(fixed, start, end)
-        points = to_integers(core, found, radius)
-        if points is None and largest_excess(fixed, found) < HOPELESS:
-            points = to_integers(core, tighten(fixed, found, end), radius)
+        minimum = descend(fixed, start, end)
+        points = to_integers(core, minimum, radius)
+        if points is None and largest_excess(fixed, minimum) < HOPELESS:
+            points = to_integers(core, tighten(fixed, minimum, end), radius)
         if points is not None or time.monotonic() >= end:
             return points
         noise = draw.choice([0.003, 0.03, 0.1])
@@ -105,8 +105,8 @@ def descend(fixed: Floats, start: Floats, end: float = math.inf) -> Floats:
             raise StopIteration
 
     options = {"maxiter": 20_000, "maxfun": 40_000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 30}
-    found = minimize(hinge, start.ravel(), (fixed,), "L-BFGS-B", jac=True, callback=stop, options=options)
-    return directions(found.x.reshape(start.shape))
+    solution = minimize(hinge, start.ravel(), (fixed,), "L-BFGS-B", jac=True, callback=stop, options=options)
+    return directions(solution.x.reshape(start.shape))
 
 
 def tighten(fixed: Floats, moved: Floats, end: float = math.inf, *, trust: float = 0.01, steps: int = 60) -> Floats:
@@ -181,9 +181,9 @@ def valid(points: Integers) -> bool:
     """(K, n) Python ints: whether none is zero and the smallest |x - y|^2 is at least the largest |x|^2; exact."""
     products = points @ points.T
     norms = products.diagonal()
-    apart = norms[:, None] + norms[None] - 2 * products
-    np.fill_diagonal(apart, norms.max())
-    return bool(norms.min() > 0 and apart.min() >= norms.max())
+    squared_distances = norms[:, None] + norms[None] - 2 * products
+    np.fill_diagonal(squared_distances, norms.max())
+    return bool(norms.min() > 0 and squared_distances.min() >= norms.max())
 
 
 def to_integers(core: Integers, moved: Floats, radius: int = 10**13) -> Integers | None:

@@ -52,10 +52,10 @@ Returning None counts as the core alone. The score is the number of points. Answ
 def verify(program: str) -> Verdict:
     """Run the model's function on the core and the directions, and judge only what it returns."""
     mark = secrets.token_hex(8)
-    found, failure, ran = global_of(program + DRIVER.replace("MARK", mark), "polished")
-    if isinstance(ran, ProgramResult) and not (isinstance(found, list) and found[:1] == [mark]):
+    polished, failure, ran = global_of(program + DRIVER.replace("MARK", mark), "polished")
+    if isinstance(ran, ProgramResult) and not (isinstance(polished, list) and polished[:1] == [mark]):
         failure = Verdict(False, (), "the program ended before `polish` was called; it must define it and not exit")
-    return with_run(failure or _check(found[1]), ran, {"num_points": 0, "dimension": 11})
+    return with_run(failure or _check(polished[1]), ran, {"num_points": 0, "dimension": 11})
 
 
 def polisher() -> Problem:

@@ -42,8 +42,8 @@ class Page:
             if answer.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Network.requestWillBeSent"):
                 self.complaints.append(json.dumps(answer["params"]))
         assert "error" not in answer, answer
-        found: dict[str, Any] = answer["result"]
-        return found
+        result: dict[str, Any] = answer["result"]
+        return result
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -51,8 +51,8 @@ class Page:
             assert more, "the browser has ended"
             self._rest += more
         first, _, self._rest = self._rest.partition(b"\0")
-        found: dict[str, Any] = json.loads(first)
-        return found
+        message: dict[str, Any] = json.loads(first)
+        return message
 
     def value(self, expression: str) -> Any:
         """What a JavaScript expression gives; a promise is waited for. Runs whatever the page's policy says."""
@@ -63,10 +63,10 @@ class Page:
     def wait_for(self, expression: str, seconds: float = 60) -> Any:
         """The expression's value as soon as it is true."""
         end = time.monotonic() + seconds
-        while not (found := self.value(expression)):
-            assert time.monotonic() < end, f"{expression} is {found!r} after {seconds} s: {self.complaints}"
+        while not (value := self.value(expression)):
+            assert time.monotonic() < end, f"{expression} is {value!r} after {seconds} s: {self.complaints}"
             time.sleep(0.02)
-        return found
+        return value
 
     def open(self, page: Path, state: str = "") -> None:
         """Show a file and wait until its script has drawn it."""

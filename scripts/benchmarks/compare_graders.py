@@ -44,15 +44,15 @@ def labeled() -> list[Row]:
 
 def course_verdicts() -> list[Row]:
     """The answers of the parity rows, with the course grader's verdicts; rows without an answer are left out."""
-    found = []
+    rows = []
     for line in (DATA / "grader_parity.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         answer_format = "boxed" if row["fn"] == "question_only" else "r1_zero"
         answer = GRADERS["compatible"]([row["response"]], [""], answer_format=answer_format)[0].answer
         references = accepted_answers(row["ground_truth"])
         if answer is not None and len(references) == 1:
-            found.append(Row(row["category"], answer, references[0], bool(row["expected"]["reward"])))
-    return found
+            rows.append(Row(row["category"], answer, references[0], bool(row["expected"]["reward"])))
+    return rows
 
 
 def by(comparison: Comparison) -> Callable[[Sequence[tuple[str, str]]], list[bool]]:

@@ -47,15 +47,15 @@ def command(arm: str, seed: int, budget: float) -> list[str]:
     return [str(HERE / "stock_trl.py"), "--settings", settings, "--problems", PROBLEMS, *common]
 
 
-def table(found: dict[str, list[dict[str, Any]]], seeds: list[int]) -> str:
+def table(runs_by_arm: dict[str, list[dict[str, Any]]], seeds: list[int]) -> str:
     """A row for each arm, in Markdown, with the leaderboard's lead at the same seeds."""
     heads = ["arm", *(f"seed {seed}" for seed in seeds), "mean ± sd", "leaderboard is ahead by", "seconds"]
     rows = []
-    for arm, runs in found.items():
+    for arm, runs in runs_by_arm.items():
         values = [run["validation_accuracy_after"] for run in runs]
         ahead = ""
-        if arm != "leaderboard" and "leaderboard" in found and len(values) > 1:
-            lead = [a["validation_accuracy_after"] - b for a, b in zip(found["leaderboard"], values, strict=True)]
+        if arm != "leaderboard" and "leaderboard" in runs_by_arm and len(values) > 1:
+            lead = [a["validation_accuracy_after"] - b for a, b in zip(runs_by_arm["leaderboard"], values, strict=True)]
             low, high = paired_interval(lead)
             ahead = f"{mean(lead):+.3f} ({low:+.3f} to {high:+.3f})"
         spread = f"{mean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{values[0]:.4f}"
@@ -64,12 +64,12 @@ def table(found: dict[str, list[dict[str, Any]]], seeds: list[int]) -> str:
     return "\n".join(markdown_table(heads, rows))
 
 
-def refusal(found: dict[str, list[dict[str, Any]]], budget: float) -> str | None:
+def refusal(runs_by_arm: dict[str, list[dict[str, Any]]], budget: float) -> str | None:
     """Why the runs cannot be compared; None where they can."""
-    late = [arm for arm, runs in found.items() if any(run["wall_clock_s"] > budget for run in runs)]
+    late = [arm for arm, runs in runs_by_arm.items() if any(run["wall_clock_s"] > budget for run in runs)]
     if late:
         return f"longer than {budget:.0f} s: {', '.join(late)}"
-    problems = {arm: sorted({run["final_validation_problems"] for run in runs}) for arm, runs in found.items()}
+    problems = {arm: sorted({run["final_validation_problems"] for run in runs}) for arm, runs in runs_by_arm.items()}
     return None if len({n for each in problems.values() for n in each}) == 1 else f"numbers of problems: {problems}"
 
 
@@ -88,12 +88,12 @@ def main() -> None:
         make_base_policy(seed=seed)  # made before the clock starts, for all alike
     commands = {f"{arm}_seed_{seed}": command(arm, seed, args.budget) for seed in args.seeds for arm in args.arms}
     summaries = run_all(commands, args.runs)
-    found = {arm: [summaries[f"{arm}_seed_{seed}"] for seed in args.seeds] for arm in args.arms}
-    why_not = refusal(found, args.budget)
+    runs_by_arm = {arm: [summaries[f"{arm}_seed_{seed}"] for seed in args.seeds] for arm in args.arms}
+    why_not = refusal(runs_by_arm, args.budget)
     if why_not is not None:
         sys.exit(f"error: the runs cannot be compared: {why_not}")
-    problems = next(iter(found.values()))[0]["final_validation_problems"]
-    curves = {ARMS[arm]: [run["validations"] for run in runs] for arm, runs in found.items()}
+    problems = next(iter(runs_by_arm.values()))[0]["final_validation_problems"]
+    curves = {ARMS[arm]: [run["validations"] for run in runs] for arm, runs in runs_by_arm.items()}
     write_methods_plot(args.results / "leaderboard.png", curves, f"{args.budget:.0f} s each", by_seconds=True)
     figures = {
         arm: {
@@ -101,11 +101,11 @@ def main() -> None:
             "seconds": [run["wall_clock_s"] for run in runs],
             "steps": [run["validations"][-1]["step"] for run in runs],
         }
-        for arm, runs in found.items()
+        for arm, runs in runs_by_arm.items()
     }
     kept = {"budget_s": args.budget, "seeds": args.seeds, "problems": problems, **figures, **provenance()}
     write_text(args.results / "leaderboard.json", json.dumps(kept, indent=1) + "\n")
-    print(f"\nvalidated on {problems} problems\n\n{table(found, args.seeds)}")
+    print(f"\nvalidated on {problems} problems\n\n{table(runs_by_arm, args.seeds)}")
 
 
 if __name__ == "__main__":

@@ -62,11 +62,11 @@ def steps(args: argparse.Namespace) -> None:
         ]
         for seed in args.seeds for group in GROUP_SIZES for epochs in EPOCHS
     }  # fmt: skip
-    found = run_all(commands, args.runs / "steps", jobs=2)
+    summaries = run_all(commands, args.runs / "steps", jobs=2)
     curves = {}
     for group in GROUP_SIZES:
         for epochs in EPOCHS:
-            runs = [found[f"group_{group}_epochs_{epochs}_seed_{seed}"] for seed in args.seeds]
+            runs = [summaries[f"group_{group}_epochs_{epochs}_seed_{seed}"] for seed in args.seeds]
             label = f"{group} rollouts, {epochs} epoch{'s' if epochs > 1 else ''}"
             curves[label] = [run["validations"] for run in runs]
     one = finished(args.runs / "steps" / f"group_{GROUP_SIZES[-1]}_epochs_{EPOCHS[-1]}_seed_{args.seeds[0]}")
@@ -78,10 +78,10 @@ def steps(args: argparse.Namespace) -> None:
         "accuracy": table,
         "optimizer_steps": {label: [v[-1]["step"] for v in runs] for label, runs in curves.items()},
         "rollouts_right": {
-            name: [round(s["correct"] / s["rollouts"], 3) for s in run["steps"]] for name, run in found.items()
+            name: [round(s["correct"] / s["rollouts"], 3) for s in run["steps"]] for name, run in summaries.items()
         },
-        "tokens": {name: [round(s["tokens"], 1) for s in run["steps"]] for name, run in found.items()},
-        "seconds": {name: run["wall_clock_s"] for name, run in found.items()},
+        "tokens": {name: [round(s["tokens"], 1) for s in run["steps"]] for name, run in summaries.items()},
+        "seconds": {name: run["wall_clock_s"] for name, run in summaries.items()},
     }
     keep(args, "steps", figures)
 
@@ -114,8 +114,8 @@ def methods(args: argparse.Namespace) -> None:
         commands[f"{names['expert iteration, then GRPO']}_seed_{seed}"] = [
             str(RECIPES / "pipeline.py"), "--config", str(pipeline), "--time_budget", budget, "--seed", str(seed),
         ]  # fmt: skip
-    found = run_all(commands, args.runs / "methods")
-    runs = {label: [found[f"{name}_seed_{seed}"] for seed in args.seeds] for label, name in names.items()}
+    summaries = run_all(commands, args.runs / "methods")
+    runs = {label: [summaries[f"{name}_seed_{seed}"] for seed in args.seeds] for label, name in names.items()}
     curves = {label: [run["validations"] for run in of] for label, of in runs.items()}
     write_methods_plot(args.results / "methods.png", curves, f"{args.budget:.0f} s each", by_seconds=True)
     keep(

@@ -47,8 +47,8 @@ POLICIES: dict[str, Callable[[str], str]] = {
 
 def rows_of(path: Path) -> list[Row]:
     """The rows of a file with a reference answer."""
-    found = [(row["problem"], row.get("answer") or boxed_content(row["solution"])) for row in read_jsonl(path)]
-    return [(problem, answer) for problem, answer in found if answer]
+    pairs = [(row["problem"], row.get("answer") or boxed_content(row["solution"])) for row in read_jsonl(path)]
+    return [(problem, answer) for problem, answer in pairs if answer]
 
 
 def mini_math(n: int, seed: int = 0) -> list[Row]:

@@ -32,12 +32,12 @@ _SECONDS = 0.5  # that each is repeated for, at least
 
 def seconds_of(call: Callable[[], object], least: float = _SECONDS, fewest: int = 5) -> float:
     """Median seconds of a call, repeated."""
-    found: list[float] = []
-    while sum(found) < least or len(found) < fewest:
+    readings: list[float] = []
+    while sum(readings) < least or len(readings) < fewest:
         began = time.process_time()
         call()
-        found.append(time.process_time() - began)
-    return median(found)
+        readings.append(time.process_time() - began)
+    return median(readings)
 
 
 def measure_cpu(folder: Path) -> tuple[Gpu, Efficiency]:

@@ -24,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_ext import REWARDS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.compat.startup import use_all_cores
 from trl_ext.data.dataset import DatasetSettings
-from trl_ext.evaluation.report import evaluate
+from trl_ext.evaluation.evaluator import evaluate
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler
 from trl_ext.mini.policy import make_base_policy
@@ -99,8 +99,8 @@ def draw(path: Path, runs: dict[str, list[dict[str, Any]]]) -> None:
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    for color, (kind, found) in zip(("C1", "C0"), runs.items(), strict=True):
-        for number, run in enumerate(found):
+    for color, (kind, runs_of_kind) in zip(("C1", "C0"), runs.items(), strict=True):
+        for number, run in enumerate(runs_of_kind):
             smooth = [mean(run["reward"][max(0, i - 9) : i + 1]) for i in range(len(run["reward"]))]
             per_step = run["seconds"] / len(smooth)
             style = {"color": color, "alpha": 0.7, "label": kind if number == 0 else None}
@@ -131,15 +131,15 @@ def main() -> None:
     runs: dict[str, list[dict[str, Any]]] = {"TRL": [], "trl_ext": []}
     for seed in args.seeds:
         policy = str(make_base_policy(seed=seed))
-        for kind, found in runs.items():
+        for kind, runs_of_kind in runs.items():
             with tempfile.TemporaryDirectory() as scratch:
-                found.append(train(kind, policy, seed, args.steps, Path(scratch), clock))
-            run = found[-1]
+                runs_of_kind.append(train(kind, policy, seed, args.steps, Path(scratch), clock))
+            run = runs_of_kind[-1]
             print(f"seed {seed} {kind:<8} {run['seconds']:6.1f} s  accuracy {run['accuracy']:.3f}", flush=True)
     print(f"\n{'':<24}" + "".join(f"{kind:>10}" for kind in runs) + f"{'ratio':>9}")
-    totals = {kind: [sum(run["seconds"] for run in found)] for kind, found in runs.items()}
+    totals = {kind: [sum(run["seconds"] for run in runs_of_kind)] for kind, runs_of_kind in runs.items()}
     for part in runs["TRL"][0]["spent"]:
-        seconds = [mean(run["spent"][part] for run in found) for found in runs.values()]
+        seconds = [mean(run["spent"][part] for run in runs_of_kind) for runs_of_kind in runs.values()]
         print(f"{part:<24}" + "".join(f"{s:>9.1f}s" for s in seconds) + f"{seconds[0] / max(seconds[1], 1e-9):>8.1f}x")
     seconds = [total[0] / len(args.seeds) for total in totals.values()]
     print(f"{'in all':<24}" + "".join(f"{s:>9.1f}s" for s in seconds) + f"{seconds[0] / seconds[1]:>8.1f}x")

@@ -54,15 +54,15 @@ def serve(engine: str, model: str, dtype: str, tokens: int, threads: int | None,
     while True:
         prompts = calls.recv()
         began = time.perf_counter()
-        found = sampler(prompts, range(len(prompts)))
-        assert sum(completion.tokens for completion in found) == tokens * len(prompts)
+        sampled = sampler(prompts, range(len(prompts)))
+        assert sum(completion.tokens for completion in sampled) == tokens * len(prompts)
         calls.send(time.perf_counter() - began)
 
 
 def measure(model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """By engine and dtype: seconds until it is ready, and tokens/s by the number of completions."""
     problems = DatasetSettings().read("validation", max(args.completions), seed=0).rows["prompt"]
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     processes, spawn = {}, multiprocessing.get_context("spawn")
     for engine in (HF, VLLM):
         for dtype in args.dtypes:
@@ -71,7 +71,7 @@ def measure(model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
             process.start()
             theirs.close()  # else a process that is lost is waited for
             processes[f"{engine}, {dtype}"] = process, mine
-            found[f"{engine}, {dtype}"] = {"ready_s": round(mine.recv(), 1), "tokens_per_s": {}}
+            figures[f"{engine}, {dtype}"] = {"ready_s": round(mine.recv(), 1), "tokens_per_s": {}}
     for completions in args.completions:
         prompts = [problems[i // args.group] for i in range(completions)]
         rates: dict[str, list[float]] = {}
@@ -82,12 +82,12 @@ def measure(model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
                 if round_:  # the first warms up
                     rates.setdefault(name, []).append(completions * args.tokens / seconds)
         for name, values in rates.items():
-            found[name]["tokens_per_s"][completions] = round(median(values), 1)
-            found[name].setdefault("rounds", {})[completions] = [round(value, 1) for value in values]
+            figures[name]["tokens_per_s"][completions] = round(median(values), 1)
+            figures[name].setdefault("rounds", {})[completions] = [round(value, 1) for value in values]
     for process, _ in processes.values():
         for left in [*psutil.Process(process.pid).children(recursive=True), process]:
             left.kill()  # an engine may wait for what it has started
-    return found
+    return figures
 
 
 def main() -> None:
@@ -114,8 +114,14 @@ def main() -> None:
             rates = ", ".join(f"{rate:,.0f} tokens/s of {n}" for n, rate in figures["tokens_per_s"].items())
             print(f"{engine:<24} {rates}; ready after {figures['ready_s']} s")
     if args.json:
-        found = {"models": results, "tokens": args.tokens, "group": args.group, "threads": args.threads, **provenance()}
-        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        record = {
+            "models": results,
+            "tokens": args.tokens,
+            "group": args.group,
+            "threads": args.threads,
+            **provenance(),
+        }
+        args.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

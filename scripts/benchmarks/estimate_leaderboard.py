@@ -68,7 +68,7 @@ def arms_of(config: Path) -> list[Arm]:
     pipeline = read_pipeline(config)
     launch = Launch.of_accelerate(Path(pipeline.launch[1])) if pipeline.launch else Launch()
     names, pilot = list(dict.fromkeys(stage.arm for stage in pipeline.stages)), pipeline.pilot_seconds or 0.0
-    found = []
+    arms = []
     for name in names:
         *before, stage = [stage for stage in pipeline.stages if stage.arm == name]
         if pipeline.time_budget is None or stage.recipe != "grpo" or stage.config is None:
@@ -77,8 +77,8 @@ def arms_of(config: Path) -> list[Arm]:
         budget = pipeline.time_budget - len(names) * pilot - earlier
         changes = [f"{key}={value}" for key, value in {**stage.settings, "time_budget": budget}.items()]
         run = planned_run(Path(stage.config), changes, launch)
-        found.append(Arm(name or "all", run, budget, pilot + earlier if before else 0.0))
-    return found
+        arms.append(Arm(name or "all", run, budget, pilot + earlier if before else 0.0))
+    return arms
 
 
 def steps_by(timing: Timing, seconds: float) -> int:
@@ -103,10 +103,10 @@ def marks_table(arms: list[Arm], timings: dict[tuple[str, str], Timing], model: 
 
 def of_plan(timing: Timing, budget: float) -> str:
     """Steps, the last validation, and what the budget goes to."""
-    found = timing.plan(budget)
-    parts = "/".join(f"{100 * found.seconds[name] / budget:.0f}" for name in ("rollout", "training", "validation"))
+    plan = timing.plan(budget)
+    parts = "/".join(f"{100 * plan.seconds[name] / budget:.0f}" for name in ("rollout", "training", "validation"))
     last = next(phase.seconds for phase in timing.phases if phase.name == "validation at the end")
-    return f"{found.steps} | {last:.0f} s | {parts} %"
+    return f"{plan.steps} | {last:.0f} s | {parts} %"
 
 
 def main() -> None:
@@ -127,8 +127,8 @@ def main() -> None:
     for name, reached in (("as they are", _AS_IT_IS), ("half as fast", _HALF)):
         for mean, trained in itertools.product(_MEANS, _TRAINED):
             each = {arm.name: estimate_time(with_lengths(arm.run, mean, trained), gpu, reached, costs) for arm in arms}
-            found = " | ".join(of_plan(each[arm.name], arm.budget) for arm in arms)
-            print(f"| {name} | {mean:.0f} | {trained:.0%} | {found} |")
+            cells = " | ".join(of_plan(each[arm.name], arm.budget) for arm in arms)
+            print(f"| {name} | {mean:.0f} | {trained:.0%} | {cells} |")
             if (mean, trained) == _MIDDLE:
                 in_the_middle |= {(arm, name): timing for arm, timing in each.items()}
     print("\n" + "\n".join(marks_table(arms, in_the_middle, read_pipeline(args.config).model_name_or_path or "")))

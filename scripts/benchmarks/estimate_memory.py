@@ -177,13 +177,13 @@ def allocations(profiler: Any) -> list[tuple[int, int]]:
         kind, fields = event.typed
         if kind == _EventType.Allocation:
             events.append((event.start_time_ns, fields.alloc_size, fields.ptr))
-    found, live = [], set[int]()
+    changes, live = [], set[int]()
     for at, size, address in sorted(events):
         if size < 0 and address not in live:
             continue
         (live.add if size > 0 else live.remove)(address)
-        found.append((at, size))
-    return found
+        changes.append((at, size))
+    return changes
 
 
 def peaks(profiler: Any, at_start: int) -> dict[str, int]:
@@ -194,13 +194,13 @@ def peaks(profiler: Any, at_start: int) -> dict[str, int]:
     """
     events = list(profiler.profiler.kineto_results.events())
     spans = [(e.start_ns(), e.start_ns() + e.duration_ns(), e.name()[7:]) for e in events if "moment:" in e.name()]
-    found, live = dict.fromkeys(MOMENTS, 0), at_start
+    highest, live = dict.fromkeys(MOMENTS, 0), at_start
     for at, size in allocations(profiler):
         live += size
         for began, ended, name in spans:
             if began <= at <= ended:
-                found[name] = max(found[name], live)
-    return found
+                highest[name] = max(highest[name], live)
+    return highest
 
 
 def settings_of(case: str, shape: str, work: Work, folder: Path, on_gpu: bool) -> tuple[ModelConfig, ExtGRPOConfig]:
@@ -247,11 +247,11 @@ def run(shape: str, case: str, work: Work, folder: Path) -> dict[str, Any]:
     trainer.add_callback(watch)
     with marked(trainer, watch.moment):
         trainer.train()
-    found: dict[str, Any] = {"peaks": watch.peaks(), "static": watch.static}
+    figures: dict[str, Any] = {"peaks": watch.peaks(), "static": watch.static}
     if on_gpu:
         free, total = torch.cuda.mem_get_info()
-        found |= {"reserved": watch.reserved, "context": total - free - torch.cuda.memory_reserved()}
-    return found
+        figures |= {"reserved": watch.reserved, "context": total - free - torch.cuda.memory_reserved()}
+    return figures
 
 
 def compare(measured: Mapping[str, int], static: Mapping[str, int], estimated: Any) -> dict[str, dict[str, float]]:
@@ -286,7 +286,7 @@ def main() -> None:
         else:
             given = {"work": asdict(ON_A_GPU if torch.cuda.is_available() else Work()),
                      "on_gpu": torch.cuda.is_available(), "measured": {}, **origin}  # fmt: skip
-        work, found = Work(**given["work"]), dict[str, Any]()
+        work, comparisons = Work(**given["work"]), dict[str, Any]()
         for shape in args.shapes if not args.against else given["measured"]:
             cases = given["measured"].setdefault(shape, {})
             for case in args.cases if not args.against else cases:
@@ -300,11 +300,11 @@ def main() -> None:
                 parts = compare(
                     one["peaks"], one["static"], estimate(shape, case, work, Path(scratch), given["on_gpu"])
                 )
-                found[f"{shape}, {case}"] = parts
+                comparisons[f"{shape}, {case}"] = parts
                 shown = ", ".join(f"{name} {of['error']:+.1%}" for name, of in parts.items())
                 print(f"{shape}, {case}: {parts['peak']['measured'] / 2**20:.0f} MiB; {shown}", flush=True)
     if args.json:
-        result = {"found": found, "measured": given, **origin}
+        result = {"found": comparisons, "measured": given, **origin}
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 

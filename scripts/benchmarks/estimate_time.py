@@ -93,8 +93,8 @@ class Rollouts:
         """One rollout."""
         torch.manual_seed(self.seed)
         self.seed += 1
-        found = hf_generate(self.model, self.tokenizer, self.prompts, self.model.generation_config)
-        self.mean_lengths.append(sum(map(len, found)) / len(found))
+        completions = hf_generate(self.model, self.tokenizer, self.prompts, self.model.generation_config)
+        self.mean_lengths.append(sum(map(len, completions)) / len(completions))
 
 
 @dataclasses.dataclass
@@ -131,15 +131,15 @@ def measure(args: argparse.Namespace, work: Workload, folder: Path) -> dict[str,
             took = seconds_of(rollouts, least=0.0, fewest=1)
             if round_:
                 seconds[name].setdefault("rollout", []).append(took)
-    found = {}
+    measurements = {}
     for name, (_, rollouts) in runs.items():
         network, lengths = rollouts.model.config, work.lengths()
         trained = Lengths(work.prompt, work.prompt, float(lengths.mean()), int(lengths.max()))
         rolled = Lengths(work.prompt, work.prompt, float(np.mean(rollouts.mean_lengths)), _LONGEST)
         planned = {way: replayed(network, work, trained, **WAYS[way]) for way in _WAYS}
         planned["rollout"] = replayed(network, work, rolled)
-        found[name] = Measured(count_costs(planned["rollout"]), planned, seconds[name])
-    return found
+        measurements[name] = Measured(count_costs(planned["rollout"]), planned, seconds[name])
+    return measurements
 
 
 def estimate(one: Measured, what: str, gpu: Gpu, reached: Efficiency) -> tuple[float, Timing]:
@@ -157,9 +157,9 @@ def pilot(one: Measured, gpu: Gpu, reached: Efficiency) -> Efficiency:
         rollout.rates,
         completion_token=rollout.rates.completion_token * median(one.seconds["rollout"]) / rolled,
     )
-    found = reached.measured(rollout, rates)
+    efficiency = reached.measured(rollout, rates)
     trained = step.rates.trained_token * median(one.seconds["all"]) / stepped
-    return found.measured(step, dataclasses.replace(step.rates, trained_token=trained))
+    return efficiency.measured(step, dataclasses.replace(step.rates, trained_token=trained))
 
 
 def against_steps(files: list[Path], gpu: Gpu) -> None:
@@ -215,10 +215,10 @@ def main() -> None:
             print(f"{name:<7}{what:<24}{took:>8.3f}s{alone:>9.3f}s{off:>+7.0%}{with_pilot:>11.3f}s"
                   f"{off_with_pilot:>+7.0%}  {bound}")  # fmt: skip
     if args.json:
-        found = {"device": dataclasses.asdict(gpu), "efficiency": dataclasses.asdict(reached),
+        record = {"device": dataclasses.asdict(gpu), "efficiency": dataclasses.asdict(reached),
                  "pace": dict(paced.pace), "pilot": args.pilot, "workload": dataclasses.asdict(work), "rows": rows,
                  **origin}  # fmt: skip
-        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

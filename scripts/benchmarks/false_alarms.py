@@ -85,39 +85,41 @@ def alarms(rows: list[Draws], design: Design) -> float:
 
 def naive_alarms(rows: list[Draws]) -> float:
     """The same without any correction, looking after every seed."""
-    found = np.zeros(len(rows[0]), dtype=bool)
+    is_alarmed = np.zeros(len(rows[0]), dtype=bool)
     for row in rows:
         for n in range(3, row.shape[1] + 1):
             half = student_t_quantile(0.05, n - 1) * row[:, :n].std(axis=1, ddof=1) / np.sqrt(n)
-            found |= abs(row[:, :n].mean(axis=1)) > half
-    return float(found.mean())
+            is_alarmed |= abs(row[:, :n].mean(axis=1)) > half
+    return float(is_alarmed.mean())
 
 
 def measure(draws: int) -> dict[str, Any]:
     """All rates, with the seed 0."""
-    found: dict[str, dict[str, float]] = {}
+    rates: dict[str, dict[str, float]] = {}
     for name, arms in CASES.items():
-        rng, found[name] = np.random.default_rng(0), {}
+        rng, rates[name] = np.random.default_rng(0), {}
         for most in BUDGETS:
             rows = correlated(arms, rng, draws, most)
-            found[name][str(most)] = alarms(rows, Design(most, INTERVALS))
-            found[name][f"naive {most}"] = naive_alarms(rows)
+            rates[name][str(most)] = alarms(rows, Design(most, INTERVALS))
+            rates[name][f"naive {most}"] = naive_alarms(rows)
     needed = {
         str(deviation): {str(intervals): seeds_needed(0.02, deviation, intervals) for intervals in (1, 2, 4)}
         for deviation in DEVIATIONS
     }
     powers = {str(d): {str(most): power(Design(most, INTERVALS), 0.02, d) for most in BUDGETS} for d in DEVIATIONS}
-    return {"draws": draws, "alarms": found, "seeds_needed_for_0.02": needed, "power_for_0.02": powers}
+    return {"draws": draws, "alarms": rates, "seeds_needed_for_0.02": needed, "power_for_0.02": powers}
 
 
-def tables(found: dict[str, Any]) -> list[str]:
+def tables(figures: dict[str, Any]) -> list[str]:
     """The rates as Markdown."""
-    error = NormalDist().inv_cdf(0.975) * (0.05 * 0.95 / found["draws"]) ** 0.5
+    error = NormalDist().inv_cdf(0.975) * (0.05 * 0.95 / figures["draws"]) ** 0.5
     heads = ["differences", *(f"{most} seeds" for most in BUDGETS), f"naive, {BUDGETS[-1]} seeds"]
     keys = [*map(str, BUDGETS), f"naive {BUDGETS[-1]}"]
-    lines = markdown_table(heads, [[name, *(f"{of[key]:.3f}" for key in keys)] for name, of in found["alarms"].items()])
-    lines += ["", f"{found['draws']} draws: 0.050 is measured to {error:.3f}.", ""]
-    needed, powers = found["seeds_needed_for_0.02"], found["power_for_0.02"]
+    lines = markdown_table(
+        heads, [[name, *(f"{of[key]:.3f}" for key in keys)] for name, of in figures["alarms"].items()]
+    )
+    lines += ["", f"{figures['draws']} draws: 0.050 is measured to {error:.3f}.", ""]
+    needed, powers = figures["seeds_needed_for_0.02"], figures["power_for_0.02"]
     heads = ["sd of differences", "1 interval", "2", "4", *(f"power, 4 intervals, {most} seeds" for most in BUDGETS)]
     rows = [
         [
@@ -136,10 +138,10 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=20000, help="(default: 20000)")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parser.parse_args()
-    found = measure(args.draws)
-    print(*tables(found), sep="\n")
+    figures = measure(args.draws)
+    print(*tables(figures), sep="\n")
     if args.json:
-        write_json(args.json, found)
+        write_json(args.json, figures)
 
 
 if __name__ == "__main__":

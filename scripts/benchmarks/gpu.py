@@ -62,9 +62,9 @@ def main() -> None:
         done = subprocess.run(command, env=patient_environment(), check=False)
         if done.returncode:
             sys.exit(f"error: the run failed with status {done.returncode}; its output is above")
-        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    result = {"shape": shape, "accelerate_config": chosen.stem, "flags": args.recipe, **found, **provenance()}
-    for name, value in found.items():
+        figures = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result = {"shape": shape, "accelerate_config": chosen.stem, "flags": args.recipe, **figures, **provenance()}
+    for name, value in figures.items():
         print(f"{name:<30} {value:.3g}" if isinstance(value, float) else f"{name:<30} {value}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -72,7 +72,7 @@ def measure(arguments: Sequence[str], result: Path) -> None:
     generated = sum(entry["completions/mean_length"] for entry in logs) * config.generation_batch_size
     rows = len(logs) * config.generation_batch_size
     rollout_s = sum(rollouts.seconds) - (sum(syncs.seconds) if syncs else 0.0)
-    found = {
+    figures = {
         "engine": "vLLM" if config.use_vllm else "HF generate",
         "optimizer_steps": len(logs),
         "rollout_tokens_per_s": generated / rollout_s,
@@ -86,7 +86,7 @@ def measure(arguments: Sequence[str], result: Path) -> None:
         **_memory(),
     }
     if trainer.is_world_process_zero():
-        result.write_text(json.dumps(found), encoding="utf-8")
+        result.write_text(json.dumps(figures), encoding="utf-8")
 
 
 def _memory() -> dict[str, float | None]:

@@ -39,8 +39,8 @@ def seconds(tokens: int, vocabulary: int, hidden: int, how: str, width: int) -> 
     weight = (torch.randn(vocabulary, hidden) / hidden).requires_grad_()
     targets = torch.randint(0, vocabulary, (tokens,))
     began = time.perf_counter()
-    found = FOLDED[how].apply(states, weight, None, targets, 1.0, width, None, 1.0, ("log_probs", "entropy"))
-    found[0].sum().backward()
+    outputs = FOLDED[how].apply(states, weight, None, targets, 1.0, width, None, 1.0, ("log_probs", "entropy"))
+    outputs[0].sum().backward()
     return time.perf_counter() - began
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     use_all_cores()
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for tokens in TOKENS:
         taken: dict[tuple[str, int], list[float]] = {way: [] for way in WAYS}
         for _ in tqdm(range(args.repeats + 1), desc=f"{tokens} tokens", leave=False):  # the first warms up
@@ -62,7 +62,7 @@ def main() -> None:
         print(f"{tokens} tokens, TRL's {median(taken[STOCK][1:]):.3f} s")
         ratios = {way: median(a / b for a, b in zip(taken[STOCK][1:], taken[way][1:], strict=True)) for way in WAYS}
         for how in FOLDED:
-            found.setdefault(str(tokens), {})[how] = {
+            figures.setdefault(str(tokens), {})[how] = {
                 str(width): {"seconds": median(taken[how, width][1:]), "ratio": ratios[how, width]}
                 for folded, width in WAYS
                 if folded == how
@@ -72,7 +72,7 @@ def main() -> None:
     if args.json:
         settings = {"vocabulary": args.vocabulary, "hidden": args.hidden, "threads": torch.get_num_threads()}
         args.json.write_text(
-            json.dumps({**settings, "found": found, **provenance()}, indent=2) + "\n", encoding="utf-8"
+            json.dumps({**settings, "found": figures, **provenance()}, indent=2) + "\n", encoding="utf-8"
         )
 
 

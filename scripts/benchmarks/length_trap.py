@@ -144,16 +144,16 @@ def by_length(correct: Sequence[tuple[int, float, bool]]) -> dict[int, dict[str,
     Args:
         correct: of each completion its tokens, the mean weight of them, and whether any is kept.
     """
-    found: dict[int, dict[str, float]] = {}
+    figures: dict[int, dict[str, float]] = {}
     for length in LENGTHS:
         own = [(weight, kept) for tokens, weight, kept in correct if tokens == length + 1]
         if own:
             weights = torch.tensor([weight for weight, _ in own])
-            found[length] = {
+            figures[length] = {
                 "correct": len(own), "kept": mean(float(kept) for _, kept in own), "mean_weight": weights.mean().item(),
                 "effective": (weights.sum() ** 2 / (weights**2).sum().clamp(min=1e-30) / len(own)).item(),
             }  # fmt: skip
-    return found
+    return figures
 
 
 def train(model: Path, correction: str, how: str, seed: int, steps: int) -> dict[str, Any]:
@@ -173,10 +173,10 @@ def train(model: Path, correction: str, how: str, seed: int, steps: int) -> dict
         trainer = Trainer(str(model), copied, config, Dataset.from_list(problems(16 * steps, seed + 1)))
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    found = accuracy(trainer.model, trainer.processing_class, 128)
+    final_accuracy = accuracy(trainer.model, trainer.processing_class, 128)
     rewards = [round(row["reward"], 4) for row in trainer.state.log_history if "reward" in row]
     kept = by_length(trainer.correct)
-    return {"correction": correction, "seed": seed, "by_length": kept, "accuracy": found, "rewards": rewards}
+    return {"correction": correction, "seed": seed, "by_length": kept, "accuracy": final_accuracy, "rewards": rewards}
 
 
 def table(runs: Sequence[Mapping[str, Any]], before: Mapping[int, float]) -> str:
@@ -188,9 +188,9 @@ def table(runs: Sequence[Mapping[str, Any]], before: Mapping[int, float]) -> str
         own = [run for run in runs if run["correction"] == correction]
         cells = []
         for n in (LENGTHS[0], LENGTHS[-1]):
-            found = [run["by_length"][n] for run in own if n in run["by_length"]]
-            cells.append(", ".join(f"{mean(f[key] for f in found):.2f}" for key in ("kept", "mean_weight", "effective"))
-                         if found else "no correct one")  # fmt: skip
+            cases = [run["by_length"][n] for run in own if n in run["by_length"]]
+            cells.append(", ".join(f"{mean(p[key] for p in cases):.2f}" for key in ("kept", "mean_weight", "effective"))
+                         if cases else "no correct one")  # fmt: skip
         for n in LENGTHS:
             values = [run["accuracy"][n] for run in own]
             cells.append(f"{mean(values):.2f} ({min(values):.2f} to {max(values):.2f})")

@@ -38,7 +38,7 @@ def workload(tokens: int, rows: int, prompt: int) -> Workload:
 
 def growth(points: dict[str, Any], way: str, quantity: str) -> list[float]:
     """The slope between each length and the next on logarithmic axes."""
-    pairs = itertools.pairwise((int(tokens), found[way][quantity]) for tokens, found in points.items())
+    pairs = itertools.pairwise((int(tokens), by_way[way][quantity]) for tokens, by_way in points.items())
     return [math.log(b / a) / math.log(n / m) for (m, a), (n, b) in pairs]
 
 
@@ -46,9 +46,9 @@ def table(points: dict[str, Any]) -> str:
     """A row for each way and length, as a page has it."""
     lines = ["| tokens | | s per step | against TRL | extra MiB | against TRL | gradient, from TRL's |"]
     lines.append("|---|---|---|---|---|---|---|")
-    for tokens, found in points.items():
-        for way, one in found.items():
-            stock = found[STOCK]
+    for tokens, by_way in points.items():
+        for way, one in by_way.items():
+            stock = by_way[STOCK]
             lines.append(
                 f"| {tokens} | {way} | {one['seconds']:.2f} | {stock['seconds'] / one['seconds']:.2f}x | "
                 f"{one['extra_mib']:.0f} | {one['extra_mib'] / stock['extra_mib']:.2f} | "
@@ -73,7 +73,7 @@ def plot(points: dict[str, Any], path: Path) -> None:
     shown = {"seconds": "seconds per optimizer step", "extra_mib": "MiB above the start of the step"}
     for panel, (quantity, label) in zip(panels, shown.items(), strict=True):
         for way in next(iter(points.values())):
-            panel.plot(lengths, [found[way][quantity] for found in points.values()], "o-", markersize=4, label=way)
+            panel.plot(lengths, [by_way[way][quantity] for by_way in points.values()], "o-", markersize=4, label=way)
         first = min(next(iter(points.values())).values(), key=lambda one: one[quantity])[quantity]
         panel.plot(lengths, [first * n / lengths[0] for n in lengths], "k:", label="slope 1")
         panel.set(xscale="log", yscale="log", xlabel="tokens of the longest response", ylabel=label)

@@ -80,11 +80,11 @@ class Found:
 
     def sent(self, reduces_by_all: bool = False) -> dict[str, float]:
         """Bytes that a rank sends per step, by what they carry."""
-        found: dict[str, float] = defaultdict(float)
+        totals: dict[str, float] = defaultdict(float)
         for row in self.rows:
             contributed = row["elements"] * row["width"]
-            found[row["carries"]] += sent_per_rank(row["op"], contributed, row["ranks"], reduces_by_all)
-        return dict(found)
+            totals[row["carries"]] += sent_per_rank(row["op"], contributed, row["ranks"], reduces_by_all)
+        return dict(totals)
 
     def predicted(self, reduces_by_all: bool = False) -> dict[str, float]:
         """The same from the sizes alone."""
@@ -160,7 +160,7 @@ def read(folder: Path, size: str, parallel: str, ranks: int, parameters: int, co
     measured = range(2, STEPS)
     sums: dict[tuple[str, ...], dict[str, Any]] = {}
     recorded = [read_json(folder / f"rank{rank}.json") for rank in range(ranks)]
-    for row in (row for found in recorded for row in found["rows"]):
+    for row in (row for of_rank in recorded for row in of_rank["rows"]):
         steps = len(measured) if row["step"] else 1
         row["carries"] = carries(row)
         if row["step"] not in measured and not (row["step"] == 0 and row["carries"] == "validation"):
@@ -188,25 +188,27 @@ def in_namespace() -> bool:
     return False
 
 
-def lines_of(found: Found) -> Iterator[str]:
+def lines_of(traffic: Found) -> Iterator[str]:
     """A Markdown table of what a rank sends per step."""
-    sent = found.sent()
+    sent = traffic.sent()
     calls: dict[str, float] = defaultdict(float)
-    for row in found.rows:
+    for row in traffic.rows:
         calls[row["carries"]] += row["calls"]
-    sizes = f"{found.ranks} ranks, {found.parameters:,} parameters, {found.micro_batches:g} micro-batches per step"
-    yield f"\n{found.parallel}, {sizes}:\n\n| what | collectives | bytes sent by a rank |\n|---|---|---|"
+    sizes = (
+        f"{traffic.ranks} ranks, {traffic.parameters:,} parameters, {traffic.micro_batches:g} micro-batches per step"
+    )
+    yield f"\n{traffic.parallel}, {sizes}:\n\n| what | collectives | bytes sent by a rank |\n|---|---|---|"
     for name in sorted(sent, key=sent.__getitem__, reverse=True):
         yield f"| {name} | {calls[name]:g} | {sent[name]:,.0f} |"
 
 
-def summary(found: Sequence[Found]) -> Iterator[str]:
+def summary(trainings: Sequence[Found]) -> Iterator[str]:
     """A Markdown table of all trainings: kB that a rank sends per step, and how far the two checks are off.
 
     The prediction is compared with the recorded collectives; what the kernel counted, with them in gloo's algorithms.
     """
     rows = []
-    for one in found:
+    for one in trainings:
         sent, by_gloo = ({**one.sent(gloo), "validation": 0.0} for gloo in (False, True))
         weights = sent.get("weights", 0.0) + sent.get("weights for the rollout", 0.0)
         gradients, step, real = sent.get("gradients", 0.0), sum(sent.values()), one.ranks * sum(by_gloo.values())
@@ -219,13 +221,13 @@ def summary(found: Sequence[Found]) -> Iterator[str]:
     yield from markdown_table(heads, rows)
 
 
-def write_csv(path: Path, found: Sequence[Found]) -> None:
+def write_csv(path: Path, trainings: Sequence[Found]) -> None:
     """One row per kind of collective."""
     columns = ("carries", "op", "dtype", "ranks", "calls", "elements", "function", "line")
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["size", "parallel", "world_size", "parameters", *columns, "bytes_sent_per_rank_and_step"])
-        for one in found:
+        for one in trainings:
             for row in one.rows:
                 sent = sent_per_rank(row["op"], row["elements"] * row["width"], row["ranks"])
                 head = [one.size, one.parallel, one.ranks, one.parameters]
@@ -241,20 +243,20 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="write one row per kind of collective to this file")
     parser.add_argument("--markdown", type=Path, help="write the last table to this file")
     args = parser.parse_args()
-    counted, found = in_namespace(), []
+    counted, trainings = in_namespace(), []
     with tempfile.TemporaryDirectory() as scratch:
         for size in args.sizes:
             for parallel in args.parallel:
                 for ranks in args.ranks:
                     folder = Path(scratch) / f"{size}_{parallel}_{ranks}"
-                    found.append(train(size, parallel, ranks, folder, counted))
-                    print("\n".join(lines_of(found[-1])), flush=True)
-    print("\n".join(["", *summary(found)]))
+                    trainings.append(train(size, parallel, ranks, folder, counted))
+                    print("\n".join(lines_of(trainings[-1])), flush=True)
+    print("\n".join(["", *summary(trainings)]))
     if args.csv:
-        write_csv(args.csv, found)
+        write_csv(args.csv, trainings)
     if args.markdown:
         made = f"Commit {provenance()['commit']}."
-        args.markdown.write_text("\n".join([*summary(found), "", made, ""]), encoding="utf-8")
+        args.markdown.write_text("\n".join([*summary(trainings), "", made, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

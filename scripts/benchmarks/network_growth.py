@@ -64,7 +64,7 @@ def trainings(policy: Policy, rows: float) -> dict[str, Training]:
     """By name; `rows` are of a micro-batch. ZeRO sends bf16, DDP float32, which at 7B does not fit on 80 GB."""
     many = max(rows / ROWS_PER_MICRO_BATCH, 1)
     half = Training(policy.parameters, 1, int(rows), many, gradient_bytes=2, weight_bytes=2)
-    found = {
+    by_name = {
         "DDP": Training(policy.parameters, 0, int(rows), many),
         "ZeRO-1": half,
         "ZeRO-2": replace(half, stage=2),
@@ -73,7 +73,7 @@ def trainings(policy: Policy, rows: float) -> dict[str, Training]:
         f"ZeRO-3, {4 * ROWS_PER_MICRO_BATCH} rows": replace(half, stage=3, micro_batches=max(many / 4, 1)),
         "LoRA, DDP": Training(policy.parameters, 0, int(rows), many, trained=policy.lora),
     }
-    return found if policy.parameters < 4e9 else {name: one for name, one in found.items() if name != "DDP"}
+    return by_name if policy.parameters < 4e9 else {name: one for name, one in by_name.items() if name != "DDP"}
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ def _points(policy: Policy, gpus: int, gbit: int, hosts: int, fixed: str, rows: 
         yield Point(policy.name, name, fixed, gpus, gbit, hosts, sent, seconds, rollout, training_s, efficiency)
 
 
-def tables(found: list[Point]) -> Iterator[str]:
+def tables(grid: list[Point]) -> Iterator[str]:
     """How many hosts are efficient, a step's seconds on 64 of them, and what rows and faster GPUs change."""
-    grown = [point for point in found if point.fixed == "rows per GPU"]
+    grown = [point for point in grid if point.fixed == "rows per GPU"]
     for policy in POLICIES:
         mine = [point for point in grown if point.policy == policy.name]
         rows = [
@@ -144,12 +144,12 @@ def tables(found: list[Point]) -> Iterator[str]:
     yield from markdown_table(["", "", *kinds], _efficiencies(list(kinds.values())))
 
 
-def _on_64_hosts(found: list[Point], gbit: int) -> list[Point]:
-    return [p for p in found if (p.fixed, p.gpus, p.hosts, p.gbit) == ("rows per GPU", 8, 64, gbit)]
+def _on_64_hosts(grid: list[Point], gbit: int) -> list[Point]:
+    return [p for p in grid if (p.fixed, p.gpus, p.hosts, p.gbit) == ("rows per GPU", 8, 64, gbit)]
 
 
-def _seconds(found: list[Point]) -> Iterator[tuple[str, ...]]:
-    for same in zip(*(_on_64_hosts(found, gbit) for gbit in GBIT), strict=True):
+def _seconds(grid: list[Point]) -> Iterator[tuple[str, ...]]:
+    for same in zip(*(_on_64_hosts(grid, gbit) for gbit in GBIT), strict=True):
         point = same[0]
         network = [f"{p.network_s:.2f}" for p in same]
         sent = f"{point.gigabytes_per_rank:.2f}"
@@ -157,25 +157,25 @@ def _seconds(found: list[Point]) -> Iterator[tuple[str, ...]]:
 
 
 def _efficiencies(kinds: list[list[Point]]) -> Iterator[tuple[str, ...]]:
-    for same in zip(*(_on_64_hosts(found, 100) for found in kinds), strict=True):
+    for same in zip(*(_on_64_hosts(grid, 100) for grid in kinds), strict=True):
         yield (same[0].policy, same[0].training, *(f"{p.efficiency:.2f}" for p in same))
 
 
-def _limit(found: list[Point], training: str, gpus: int, gbit: int) -> str:
-    mine = [p for p in found if (p.training, p.gpus, p.gbit) == (training, gpus, gbit)]
+def _limit(grid: list[Point], training: str, gpus: int, gbit: int) -> str:
+    mine = [p for p in grid if (p.training, p.gpus, p.gbit) == (training, gpus, gbit)]
     short = next((i for i, point in enumerate(mine) if point.efficiency < ENOUGH), len(mine))
     return str(mine[short - 1].hosts) if short else "none"
 
 
-def draw(path: Path, found: list[Point], gpus: int = 8, gbit: int = 400) -> None:
+def draw(path: Path, grid: list[Point], gpus: int = 8, gbit: int = 400) -> None:
     """A row of panels per policy: efficiency with as many rows per GPU, and seconds of a step with as many in all."""
     title = f"{gpus} GPUs and {gbit} Gbit/s per host"
     with figure(path, (11, 8), (2, 2), title) as panels:
         kinds = [(policy.name, fixed) for policy in POLICIES for fixed in ("rows per GPU", "rows in all")]
         for panel, (policy, fixed) in zip(panels, kinds, strict=True):
-            mine = [p for p in found if (p.policy, p.fixed, p.gpus, p.gbit) == (policy, fixed, gpus, gbit)]
+            mine = [p for p in grid if (p.policy, p.fixed, p.gpus, p.gbit) == (policy, fixed, gpus, gbit)]
             of_gpu = fixed == "rows per GPU"
-            for number, name in enumerate(dict.fromkeys(point.training for point in found)):
+            for number, name in enumerate(dict.fromkeys(point.training for point in grid)):
                 line = [(p.hosts, p.efficiency if of_gpu else p.seconds) for p in mine if p.training == name]
                 if line:
                     panel.plot(*zip(*line, strict=True), marker=".", label=name, color=f"C{number}")
@@ -198,15 +198,15 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="write all points to this file")
     parser.add_argument("--plot", type=Path, help="write the plot to this file")
     args = parser.parse_args()
-    found = list(points(ROWS_PER_GPU))
-    print("\n".join(tables(found)))
+    grid = list(points(ROWS_PER_GPU))
+    print("\n".join(tables(grid)))
     if args.csv:
         with args.csv.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
-            table.writerow(vars(found[0]))
-            table.writerows([f"{v:.4g}" if isinstance(v, float) else v for v in vars(p).values()] for p in found)
+            table.writerow(vars(grid[0]))
+            table.writerows([f"{v:.4g}" if isinstance(v, float) else v for v in vars(p).values()] for p in grid)
     if args.plot:
-        draw(args.plot, found)
+        draw(args.plot, grid)
 
 
 if __name__ == "__main__":

@@ -65,13 +65,13 @@ class Training:
 
     def bytes_per_rank(self, ranks: int, reduces_by_all: bool = False) -> dict[str, float]:
         """Sent per step, by what it is."""
-        found = {}
+        sent = {}
         for name, (op, message, times) in self.collectives().items():
             contributed = message / ranks if op == "allgather" else message
-            found[name] = times * sent_per_rank(op, contributed, ranks, reduces_by_all)
-        found["rows"] = sent_per_rank("allgather", self.rows * ROW_BYTES, ranks)
-        found["other"] = sent_per_rank("allgather", SMALL_COLLECTIVES * SMALL_BYTES, ranks)
-        return found
+            sent[name] = times * sent_per_rank(op, contributed, ranks, reduces_by_all)
+        sent["rows"] = sent_per_rank("allgather", self.rows * ROW_BYTES, ranks)
+        sent["other"] = sent_per_rank("allgather", SMALL_COLLECTIVES * SMALL_BYTES, ranks)
+        return sent
 
 
 @dataclass(frozen=True)

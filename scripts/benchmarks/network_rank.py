@@ -78,8 +78,8 @@ class Recorder(TorchDispatchMode):
         """The counts as JSON."""
         names = ("step", "op", "elements", "dtype", "width", "ranks", "place", "function", "line")
         rows = [dict(zip(names, key, strict=True)) | {"calls": n} for key, n in self.calls.items()]
-        found = {"rows": rows, "micro_batches": self.micro_batches, "loopback": self.loopback}
-        path.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        counts = {"rows": rows, "micro_batches": self.micro_batches, "loopback": self.loopback}
+        path.write_text(json.dumps(counts) + "\n", encoding="utf-8")
 
 
 def _caller(frame: FrameType | None) -> tuple[str, str, str]:

@@ -143,9 +143,9 @@ def main() -> None:
     began = time.monotonic()
     while left and time.monotonic() - began < 60 * args.minutes:
         ranks = left[0][1]
-        found = launched([flags for flags, n in left if n == ranks][: args.per_launch], ranks)
-        runs, left = runs + found, left[len(found) :]
-        for run in found:
+        completed = launched([flags for flags, n in left if n == ranks][: args.per_launch], ranks)
+        runs, left = runs + completed, left[len(completed) :]
+        for run in completed:
             name = " ".join(f"{key} {run[key]}" for key in AXES | {"preset": None} if key in run)
             result = "well" if is_well(run) else f"NOT WELL: {run['error'] or run}"
             print(f"{name:<45} {ranks} rank{'s' * (ranks > 1):<2} {run['seconds']:6.1f} s  {result}", flush=True)

@@ -98,11 +98,11 @@ def main() -> None:
         graded = time.perf_counter()
         rounds = [measured(run / "rollouts.html") for _ in range(ROUNDS)]
         sizes = {name: (run / name).stat().st_size / 1e6 for name in ("generations.jsonl", "rollouts.html")}
-    found = {name: [round(one[name], 2) for one in rounds] for name in rounds[0]}
-    medians = {f"median_{name}": statistics.median(values) for name, values in found.items()}
+    rounded = {name: [round(one[name], 2) for one in rounds] for name in rounds[0]}
+    medians = {f"median_{name}": statistics.median(values) for name, values in rounded.items()}
     seconds = {"written_s": round(written - began, 1), "written_with_grading_s": round(graded - written, 1)}
     megabytes = {f"{name}_mb": round(size, 1) for name, size in sizes.items()}
-    print(json.dumps({"rollouts": args.rollouts, **megabytes, **seconds, **found, **medians}, indent=1))
+    print(json.dumps({"rollouts": args.rollouts, **megabytes, **seconds, **rounded, **medians}, indent=1))
 
 
 if __name__ == "__main__":

@@ -41,11 +41,11 @@ def clock() -> float:
 @torch.no_grad()
 def exact_entropy(model: Any, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> float:
     """The mean entropy at all completion tokens, by forward passes; prompts and completions are of one length each."""
-    found, start = [], len(prompt_ids[0]) - 1
+    entropies, start = [], len(prompt_ids[0]) - 1
     ids = torch.tensor([p + c for p, c in zip(prompt_ids, completion_ids, strict=True)], device=model.device)
     for part in ids.split(PASS_ROWS):
-        found += compute_entropy(model(part).logits[:, start:-1]).flatten().tolist()
-    return mean(found)
+        entropies += compute_entropy(model(part).logits[:, start:-1]).flatten().tolist()
+    return mean(entropies)
 
 
 def one_round(model: Any, tokenizer: Any, prompt_ids: list[list[int]], tokens: int, seed: int) -> dict[str, float]:
@@ -89,9 +89,9 @@ def main() -> None:
         )
     prompt_ids = [[3 + (7 * row + i) % 500 for i in range(32)] for row in range(args.rows)]
     rounds = [one_round(model, tokenizer, prompt_ids, args.tokens, seed) for seed in range(args.rounds + 1)][1:]
-    ratios = {name: [found[name] / found["generation"] for found in rounds]
+    ratios = {name: [seconds[name] / seconds["generation"] for seconds in rounds]
               for name in ("with the estimate", "a forward pass over all rows")}  # fmt: skip
-    print(f"{'generation':<32} {median(found['generation'] for found in rounds):>7.2f} s")
+    print(f"{'generation':<32} {median(seconds['generation'] for seconds in rounds):>7.2f} s")
     for name, values in ratios.items():
         print(f"{name:<32} {median(values):>7.3f} of generation ({min(values):.3f} to {max(values):.3f})")
     print(f"entropy: exact {mean(f['exact'] for f in rounds):.4f}, estimate {mean(f['estimate'] for f in rounds):.4f}")

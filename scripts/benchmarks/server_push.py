@@ -81,17 +81,17 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=600, help="seconds to wait for a server (default: 600)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    found = {}
+    rows = {}
     with tempfile.TemporaryDirectory() as scratch:
         for shape in args.shapes:
-            found[shape] = row = measure(shape, args.repeats, Path(scratch), args.patience)
+            rows[shape] = row = measure(shape, args.repeats, Path(scratch), args.patience)
             print(
                 f"{shape:<8} {row['bytes'] / 1e6:>8.1f} MB in {row['tensors']} tensors: median {row['seconds']:.3f} s "
                 f"({row['bytes'] / 1e6 / row['seconds']:.0f} MB/s), first {row['first_seconds']:.3f} s, slowest "
                 f"{row['slowest_seconds']:.3f} s"
             )
     if args.json:
-        args.json.write_text(json.dumps({"shapes": found, **provenance()}, indent=2) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps({"shapes": rows, **provenance()}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

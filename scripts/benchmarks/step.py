@@ -91,10 +91,10 @@ class Workload:
     def rewards(self) -> np.ndarray:
         """(N,) 0 or 1: a fraction of the groups has zero variance, at even distances; the others have some of each."""
         groups = self.rollouts // self.group
-        found = np.random.default_rng(1).integers(0, 2, (groups, self.group)).astype(float)
-        found[:, 0], found[:, 1] = 0, 1
-        found[np.diff(np.floor(np.arange(groups + 1) * self.idle)) > 0] = 0
-        return found.ravel()
+        outcomes = np.random.default_rng(1).integers(0, 2, (groups, self.group)).astype(float)
+        outcomes[:, 0], outcomes[:, 1] = 0, 1
+        outcomes[np.diff(np.floor(np.arange(groups + 1) * self.idle)) > 0] = 0
+        return outcomes.ravel()
 
     def units(self, correction: bool, checkpointing: bool) -> dict[str, float]:
         """What TRL computes, and the least there is to compute, without and with shared prompts; forward tokens."""
@@ -186,7 +186,7 @@ def trainers(
         "vllm_importance_sampling_mode": "sequence_mask",  # TRL's default, which is not ours
         "gradient_checkpointing": checkpointing, "logging_steps": 1000, "loss_type": "grpo", "max_grad_norm": 0.0,
     }  # fmt: skip
-    found: dict[str, tuple[Any, Watch]] = {}
+    watched: dict[str, tuple[Any, Watch]] = {}
     clock = time.process_time if args.cpu_time else time.perf_counter
     ways = {name: WAYS[name] for name in WAYS if not args.ways or name in args.ways}
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -203,8 +203,8 @@ def trainers(
                 kind, config = ExtGRPOTrainer, ExtGRPOConfig(**settings, **axes, **savings)
             made = kind(policy, lambda completions, **_: rewards, config, prompts, processing_class=tokenizer)
             made.add_callback(watch)
-            found[name] = made, watch
-    return found
+            watched[name] = made, watch
+    return watched
 
 
 def measure(args: argparse.Namespace, work: Workload, checkpointing: bool = False) -> dict[str, Any]:
@@ -215,26 +215,26 @@ def measure(args: argparse.Namespace, work: Workload, checkpointing: bool = Fals
         for place in tqdm(range(args.repeats + 2), desc="rounds", leave=False):
             for name, (trainer, watch) in made.items():
                 watch.weighs = place > args.repeats
-                apart = {"kernel_of_rows": lambda *_: None} if name == ROW_BY_ROW else {}
-                with patch.multiple(attention, **apart) if apart else nullcontext():
+                patches = {"kernel_of_rows": lambda *_: None} if name == ROW_BY_ROW else {}
+                with patch.multiple(attention, **patches) if patches else nullcontext():
                     trainer.train()
         watches = {name: watch for name, (_, watch) in made.items()}
     stock, units = watches[STOCK], work.units(args.correction, checkpointing)
     assert stock.gradient is not None
-    found = {}
+    figures = {}
     for name, watch in watches.items():
         ratios = [a / b for a, b in zip(stock.seconds[1:], watch.seconds[1:], strict=True)]
         ratio = median(ratios)
         ideal = units[STOCK] / units["shared" if WAYS.get(name, OFF)["share_prompt_prefix"] else "alone"]
         assert watch.gradient is not None
         difference = (watch.gradient - stock.gradient).abs().max() / stock.gradient.abs().max()
-        found[name] = {"seconds": median(watch.seconds[1:]), "ratio": ratio, "lowest": min(ratios),
+        figures[name] = {"seconds": median(watch.seconds[1:]), "ratio": ratio, "lowest": min(ratios),
                        "highest": max(ratios), "ideal": ideal,
                        "of_ideal": ratio / ideal, "fastest": min(watch.seconds[1:]),
                        "fastest_of_ideal": min(stock.seconds[1:]) / min(watch.seconds[1:]) / ideal,
                        "extra_mib": watch.extra_mib,
                        "gradient_difference": difference.item()}  # fmt: skip
-    return found
+    return figures
 
 
 SCALING: dict[str, tuple[str, list[Any]]] = {
@@ -253,11 +253,11 @@ def scaling(args: argparse.Namespace, work: Workload, path: Path) -> dict[str, A
     from matplotlib import pyplot
 
     args.ways = ["all but share_prompts", "all"]
-    found: dict[str, Any] = {}
+    by_field: dict[str, Any] = {}
     figure, panels = pyplot.subplots(1, len(SCALING), figsize=(15, 3.6), layout="constrained")
     for panel, (field, (label, values)) in zip(panels, SCALING.items(), strict=True):
         points = [measure(args, dataclasses.replace(work, **{field: value})) for value in tqdm(values, desc=field)]
-        found[field] = dict(zip(map(str, values), points, strict=True))
+        by_field[field] = dict(zip(map(str, values), points, strict=True))
         for name in points[0]:
             panel.plot(values, [point[name]["seconds"] for point in points], marker="o", markersize=4, label=name)
         panel.set_xlabel(label)
@@ -266,14 +266,14 @@ def scaling(args: argparse.Namespace, work: Workload, path: Path) -> dict[str, A
     panels[0].set_ylabel("seconds per optimizer step")
     panels[0].legend(fontsize="small")
     figure.savefig(path, dpi=120)
-    return found
+    return by_field
 
 
-def show(title: str, found: dict[str, Any]) -> None:
+def show(title: str, rows: dict[str, Any]) -> None:
     """Print a table of what `measure` has found."""
     print(f"\n{title:<26}{'seconds':>9}{'ratio':>8}{'rounds':>13}{'ideal':>8}{'of ideal':>10}{'fastest':>9}"
           f"{'extra MiB':>11}{'gradient':>11}")  # fmt: skip
-    for name, row in found.items():
+    for name, row in rows.items():
         rounds = f"{row['lowest']:.2f}-{row['highest']:.2f}x"
         print(f"{name:<26}{row['seconds']:>9.3f}{row['ratio']:>7.2f}x{rounds:>13}{row['ideal']:>7.2f}x"
               f"{row['of_ideal']:>10.2f}{row['fastest_of_ideal']:>9.2f}{row['extra_mib']:>11.0f}"
@@ -301,20 +301,20 @@ def main() -> None:
     else:
         use_all_cores()
     work = Workload(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Workload)})
-    found: dict[str, Any]
+    results: dict[str, Any]
     if args.scaling:
-        found = {"found": scaling(args, work, args.scaling)}
+        results = {"found": scaling(args, work, args.scaling)}
     else:
-        found = {}
+        results = {}
         for name, title in {"off": "without checkpointing", "on": "with checkpointing"}.items():
             if args.checkpointing in (None, name):
                 key = "found" if name == "off" else "found_with_checkpointing"
-                found[key] = measure(args, work, name == "on")
-                show(title, found[key])
+                results[key] = measure(args, work, name == "on")
+                show(title, results[key])
     if args.json:
         settings = {"workload": dataclasses.asdict(work), "shape": args.shape, "correction": args.correction}
         settings |= {"cpu_time": args.cpu_time}
-        args.json.write_text(json.dumps({**settings, **found, **provenance()}, indent=2) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps({**settings, **results, **provenance()}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_ext import REWARDS
-from trl_ext.evaluation.report import evaluate
+from trl_ext.evaluation.evaluator import evaluate
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler
 from trl_ext.mini.policy import make_base_policy

@@ -85,12 +85,12 @@ def compare(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[
             if name in failed:
                 continue
             try:
-                found = measured(way)
+                reading = measured(way)
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {error}"[:200]
                 continue
             if round_:  # the first warms up
-                times[name].append(found)
+                times[name].append(reading)
     done = {name: {"seconds": median(s for s, _ in pairs), "extra_mib": median(m for _, m in pairs)}
             for name, pairs in times.items() if pairs}  # fmt: skip
     return done | {name: {"failed": error} for name, error in failed.items()}
@@ -110,10 +110,10 @@ def main() -> None:
         model = args.model or save_random_model(folder / args.shape, args.shape)
         trainer = make_trainer(model, folder, args.lora)
         parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-        found = compare(ways_of(trainer, folder), args.repeats)
-    ours = found["reload"]["seconds"]
+        figures = compare(ways_of(trainer, folder), args.repeats)
+    ours = figures["reload"]["seconds"]
     print(f"\n{parameters / 1e6:.0f} M parameters, median of {args.repeats} rounds")
-    for name, row in found.items():
+    for name, row in figures.items():
         if "failed" in row:
             print(f"{name:<15} failed: {row['failed']}")
         else:
@@ -121,7 +121,7 @@ def main() -> None:
                 f"{name:<15} {row['seconds']:>8.3f} s ({row['seconds'] / ours:.1f}x) {row['extra_mib']:>8.0f} MiB extra"
             )
     if args.json:
-        result = {"model": str(args.model or args.shape), "parameters": parameters, "ways": found, **provenance()}
+        result = {"model": str(args.model or args.shape), "parameters": parameters, "ways": figures, **provenance()}
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 

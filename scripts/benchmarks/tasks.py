@@ -21,8 +21,8 @@ import numpy as np
 from tqdm import tqdm
 
 from trl_ext.compat.startup import use_all_cores
+from trl_ext.evaluation.evaluator import Report, grade_rows, is_correct, mean
 from trl_ext.evaluation.pass_at_n import pass_at_n
-from trl_ext.evaluation.report import Report, grade_rows, is_correct, mean
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.samplers import HFSampler
 from trl_ext.io import markdown_table
@@ -61,9 +61,9 @@ def sampled(
     limit = Sampling(max_tokens=args.max_completion_length, stop=tuple(args.stop), seed=seed)
     sampler = HFSampler(policy or task.base_policy(seed), limit, 256)
     rows = [row for row in rows for _ in range(samples)]
-    found = sampler([row["prompt"] for row in rows], range(len(rows)))
+    completions = sampler([row["prompt"] for row in rows], range(len(rows)))
     grader = GRADERS.build("compatible", answer_format="r1_zero")
-    return Report(grade_rows(rows, found, grader)), task.dataset_options or {}
+    return Report(grade_rows(rows, completions, grader)), task.dataset_options or {}
 
 
 def described(report: Report, name: str, options: Mapping[str, Any], samples: int) -> dict[str, Any]:
@@ -99,13 +99,13 @@ def _quantiles(lengths: Iterable[int]) -> list[float] | None:
     return [float(q) for q in np.percentile(listed, QUANTILES)] if listed else None
 
 
-def table(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def table(by_level: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A row for each level."""
-    first = next(iter(found.values()))
+    first = next(iter(by_level.values()))
     samples = next(key for key in first if key.startswith("pass@"))
     heads = ("level", "accuracy", samples, "well formed", "truncated", "valid steps", "tokens, correct", "incorrect")
     rows = []
-    for level, one in found.items():
+    for level, one in by_level.items():
         shares = [one[key] for key in ("accuracy", samples, "well_formed", "truncated", "valid_steps")]
         lengths = [one[f"tokens_{kind}"] for kind in ("correct", "incorrect")]
         texts = ["none" if of is None else " / ".join(f"{q:.0f}" for q in of) for of in lengths]
@@ -113,10 +113,10 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return markdown_table(heads, rows)
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(figures: Mapping[str, Any]) -> str:
     """The page."""
-    lines = [INTRODUCTION, f"`{found['command']}`, commit {found['commit']}, {devices_of(found)}."]
-    for name, policies in found["tasks"].items():
+    lines = [INTRODUCTION, f"`{figures['command']}`, commit {figures['commit']}, {devices_of(figures)}."]
+    for name, policies in figures["tasks"].items():
         options = ", ".join(f"{key}={value}" for key, value in policies["options"].items())
         lines += ["", f"## {name}" + (f" ({options})" if options else "")]
         for policy in ("base", "trained"):
@@ -144,12 +144,12 @@ def main() -> None:
         for kind, policy in {"base": None, **({"trained": trained[name]} if name in trained else {})}.items():
             report, options = sampled(name, args.incorrect, policy, args.problems, args.samples, args.seed)
             tasks.setdefault(name, {"options": options})[kind] = described(report, name, options, args.samples)
-    found = {"tasks": tasks, "problems": args.problems, "samples": args.samples, "seed": args.seed, **provenance()}
-    print(page(found))
+    figures = {"tasks": tasks, "problems": args.problems, "samples": args.samples, "seed": args.seed, **provenance()}
+    print(page(figures))
     if args.json:
-        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     if args.page:
-        args.page.write_text(page(found), encoding="utf-8")
+        args.page.write_text(page(figures), encoding="utf-8")
 
 
 if __name__ == "__main__":

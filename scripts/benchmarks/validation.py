@@ -24,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_ext import REWARDS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.compat.startup import use_all_cores
 from trl_ext.data.dataset import DatasetSettings
-from trl_ext.evaluation.report import evaluate
+from trl_ext.evaluation.evaluator import evaluate
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.runs.provenance import provenance
@@ -85,9 +85,9 @@ def main() -> None:
     for name, times in seconds.items():
         print(f"{name:<50} {median(times):>8.2f} s {ratios[name]:>6.1f}x")
     if args.json:
-        found = {"problems": args.problems, "model": args.model or "the base policy", "seconds": seconds,
+        record = {"problems": args.problems, "model": args.model or "the base policy", "seconds": seconds,
                  "ratio_to_ours": ratios, **provenance()}  # fmt: skip
-        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ def per_segment(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **k
     """A call of the causal kernel for each completion."""
     query, key, value = attention.in_autocast_dtype(query, key, value)
     segments = zip(*(x.split(kwargs["lengths"].tolist(), dim=2) for x in (query, key, value)), strict=True)
-    found = [scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True) for one in segments]
-    return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
+    outputs = [scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True) for one in segments]
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
 def at_once(module: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -115,8 +115,8 @@ def flex(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: 
     """FlexAttention with a mask function of documents."""
     query, key, value = attention.in_autocast_dtype(query, key, value)
     mask = block_mask(tuple(kwargs["lengths"].tolist()), query.device)
-    found = torch.compile(flex_attention, dynamic=True)(query, key, value, block_mask=mask, enable_gqa=True)
-    return found.transpose(1, 2).contiguous(), None
+    output = torch.compile(flex_attention, dynamic=True)(query, key, value, block_mask=mask, enable_gqa=True)
+    return output.transpose(1, 2).contiguous(), None
 
 
 @functools.lru_cache(maxsize=1)
@@ -172,12 +172,12 @@ def time_layouts(model: Any, plan: list[MicroBatch], repeats: int) -> dict[str, 
             seconds[name].append(now(on_gpu) - began)
             gradients[name] = torch.cat([p.grad.flatten().clone() for p in model.parameters()])
     plain = gradients["padded at the end"]
-    found: dict[str, Any] = {name: {"failed": said} for name, said in failed.items()}
+    figures: dict[str, Any] = {name: {"failed": said} for name, said in failed.items()}
     for name in LAYOUTS.keys() - failed.keys():
         ratio = median(a / b for a, b in zip(seconds["padded at the end"][1:], seconds[name][1:], strict=True))
         difference = ((gradients[name] - plain).abs().max() / plain.abs().max()).item()
-        found[name] = {"seconds": median(seconds[name][1:]), "ratio": ratio, "gradient_difference": difference}
-    return {name: found[name] for name in LAYOUTS}
+        figures[name] = {"seconds": median(seconds[name][1:]), "ratio": ratio, "gradient_difference": difference}
+    return {name: figures[name] for name in LAYOUTS}
 
 
 def now(on_gpu: bool) -> float:
@@ -198,10 +198,10 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)  # its CPU time is what other work on the machine changes least
-    found: dict[str, Any] = {"padding": {}}
+    figures: dict[str, Any] = {"padding": {}}
     plans = {name: Batching(rows=work.micro).plan(step_of(work, 4096)) for name, work in WORKLOADS.items()}
     for name, plan in plans.items():
-        found["padding"][name] = padding(plan)
+        figures["padding"][name] = padding(plan)
         print(f"{name}: {padding(plan):.1%} of {len(plan)} micro-batches is padding")
     for name, function in LAYOUTS.items():
         if function is not None:
@@ -213,12 +213,12 @@ def main() -> None:
     rows = step_of(WORKLOADS[args.workload], 4096)
     moved = replace(rows, **{name: value.to(device) for name, value in rows.tensors().items()})
     plan = Batching(rows=WORKLOADS[args.workload].micro).plan(moved)
-    found["layouts"] = time_layouts(model, plan, args.repeats)
-    for name, one in found["layouts"].items():
+    figures["layouts"] = time_layouts(model, plan, args.repeats)
+    for name, one in figures["layouts"].items():
         print(f"{name:<26}", json.dumps(one))
     if args.json:
         args.json.write_text(
-            json.dumps({"shape": args.shape, "workload": args.workload, **found, **provenance()}, indent=2) + "\n",
+            json.dumps({"shape": args.shape, "workload": args.workload, **figures, **provenance()}, indent=2) + "\n",
             "utf-8",
         )
 

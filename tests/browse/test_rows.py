@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trl_ext.browse.command import browse, main, named_apart
+from trl_ext.browse.command import browse, main, sources_with_distinct_names
 from trl_ext.browse.rows import Source, plain_row, read_rows, sources_in, verdict_of
 from trl_ext.browse.second_opinion import disagree, grade_twice
 from trl_ext.io import write_jsonl
@@ -140,12 +140,15 @@ def test_runs_and_files_of_one_name_are_named_by_parents(tmp_path: Path) -> None
         (tmp_path / name).mkdir(parents=True)
         write_jsonl(tmp_path / name / "generations.jsonl", [GENERATION])
     runs = [tmp_path / name for name in ("a/run", "b/run", "c/other")]
-    assert [source.name for source in named_apart(runs)] == [
+    assert [source.name for source in sources_with_distinct_names(runs)] == [
         "a/run: generations.jsonl", "b/run: generations.jsonl", "other: generations.jsonl"
     ]  # fmt: skip
     files = [run / "generations.jsonl" for run in runs[:2]]
-    assert [source.name for source in named_apart(files)] == ["a/run/generations.jsonl", "b/run/generations.jsonl"]
-    assert len(named_apart([runs[0], runs[0]])) == 1
+    assert [source.name for source in sources_with_distinct_names(files)] == [
+        "a/run/generations.jsonl",
+        "b/run/generations.jsonl",
+    ]
+    assert len(sources_with_distinct_names([runs[0], runs[0]])) == 1
 
 
 @pytest.mark.parametrize(

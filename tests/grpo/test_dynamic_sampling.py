@@ -13,7 +13,7 @@ from datasets import Dataset
 from tests.support.tiny import ends_early, make_trainer, tiny_model, weight_difference
 from trl_ext import ADVANTAGES, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.grpo.dynamic_sampling import assemble, fill
-from trl_ext.grpo.rollout import Rollout, Try
+from trl_ext.grpo.rollout import Rollout, SampledBatch
 from trl_ext.training.stopping import TimeBudget
 
 
@@ -25,7 +25,7 @@ def test_informative_groups_come_in_the_order_of_their_sampling() -> None:
     assert fill([[False, False], [False, False]]) == [(0, 0), (0, 1)]
 
 
-def a_try(first: int, prompt: int, completion: int, rows: int = 4) -> Try:
+def a_try(first: int, prompt: int, completion: int, rows: int = 4) -> SampledBatch:
     """Rows with the tokens `first`, `first` + 1, ... and rewards to match."""
     value = torch.arange(first, first + rows)
     batch = {
@@ -34,7 +34,7 @@ def a_try(first: int, prompt: int, completion: int, rows: int = 4) -> Try:
         "num_items_in_batch": torch.tensor(9.0),
     }  # fmt: skip
     rollout = Rollout(value[:, None].float(), value.float(), value % 2 == 0, value + 0.5, value + 0.25, 0)
-    return Try(batch, rollout, [{"row": i} for i in value.tolist()], value.tolist())
+    return SampledBatch(batch, rollout, [{"row": i} for i in value.tolist()], value.tolist())
 
 
 def test_a_rollout_is_put_together_from_whole_groups() -> None:

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.grpo.test_distributed import by_accelerate, environment_of_ranks
 from tests.recipes.test_grpo import ROOT, SMALL
 from trl_ext.errors import InputError
-from trl_ext.evaluation.report import Report
+from trl_ext.evaluation.evaluator import Report
 from trl_ext.evaluation.vllm import evaluate_vllm
 from trl_ext.functional import log_generations
 from trl_ext.generation.completion import Sampling

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scripts.benchmarks.copying import GRADES, POLICIES, RESPONSE, graded, holds_answer, mini_math, trained_shares
-from trl_ext.evaluation.report import grade_rows
+from trl_ext.evaluation.evaluator import grade_rows
 from trl_ext.generation.completion import Completion
 from trl_ext.rewards import GRADERS, REWARDS
 from trl_ext.rewards.restated import occurs_in

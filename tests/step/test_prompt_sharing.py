@@ -151,7 +151,7 @@ def test_log_probabilities_do_not_depend_on_the_order_of_rows() -> None:
     found = []
     with torch.no_grad():
         for _ in range(2):  # a set that is used up is computed again
-            shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 2, apart=True)
+            shared = SharedPrompts(PROMPTS, (PROMPTS != 0).long(), GROUPS, 2, separate_backward=True)
             for groups in ([3, 9], [9, 3]):
                 ids, mask, rows = torch.full((2, 2), 7), torch.ones(2, 2, dtype=torch.long), Completions(groups, [2, 2])
                 prompts = PROMPTS[[GROUPS.index(group) for group in groups]]

@@ -12,7 +12,7 @@ from trl_ext.tools.discovery.archive import Attempt
 from trl_ext.tools.discovery.budget import Budget
 from trl_ext.tools.discovery.client import Client, Endpoint
 from trl_ext.tools.discovery.log import Log, attempts_of, read_log
-from trl_ext.tools.discovery.loop import Loop, Plan
+from trl_ext.tools.discovery.loop import Loop, SearchConfig
 from trl_ext.tools.discovery.problem import Polished, Problem, Verdict
 from trl_ext.tools.discovery.strategies import STRATEGIES
 
@@ -61,7 +61,7 @@ def loop(
     if not entries:
         log.add("run")
     propose = STRATEGIES.build(strategy, **options)
-    return Loop(Plan(problem, propose, folder, concurrency=concurrency), asks, log, attempts_of(entries))
+    return Loop(SearchConfig(problem, propose, folder, concurrency=concurrency), asks, log, attempts_of(entries))
 
 
 def attempt(id: int, score: Sequence[float] = (), valid: bool | None = None, group: int = 0, **more: Any) -> Attempt:  # noqa: A002

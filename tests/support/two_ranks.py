@@ -40,7 +40,7 @@ from tests.support.tiny import (
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import InputError
-from trl_ext.evaluation.report import grade_rows
+from trl_ext.evaluation.evaluator import grade_rows
 from trl_ext.generation.completion import Completion
 from trl_ext.imitation.expert_iteration import ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer

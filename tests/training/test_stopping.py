@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tests.runs.test_report import validating
+from tests.runs.test_tables_and_plots import validating
 from tests.support.tiny import fraction_of_ones, make_trainer, tiny_model, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.folder import Run
-from trl_ext.runs.report import selection_note
+from trl_ext.runs.tables_and_plots import selection_note
 from trl_ext.training.callbacks import Validation
 from trl_ext.training.stopping import EarlyStop, TimeBasedLRDecay, TimeBudget, collapsed
 

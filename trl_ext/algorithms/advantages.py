@@ -29,13 +29,13 @@ def _fault(advantage: Callable[..., Tensor], group_size: int) -> str | None:
         "rewards": reward[:, :, None], "weights": torch.ones(1), "lengths": torch.full_like(reward, 3.0),
         "truncated": torch.zeros_like(reward), "correct": reward,
     }  # fmt: skip
-    found = advantage(reward, **{name: inputs[name] for name in ADVANTAGES.inputs_of(advantage)})
-    if not isinstance(found, Tensor):
-        return f"must return a tensor (P, G) or (P, G, T), got {type(found).__name__}"
-    if found.shape not in (reward.shape, (*reward.shape, 3)):
+    values = advantage(reward, **{name: inputs[name] for name in ADVANTAGES.inputs_of(advantage)})
+    if not isinstance(values, Tensor):
+        return f"must return a tensor (P, G) or (P, G, T), got {type(values).__name__}"
+    if values.shape not in (reward.shape, (*reward.shape, 3)):
         return (
             f"must return (P, G), here (2, {group_size}), or (P, G, T), here (2, {group_size}, 3), "
-            f"got {tuple(found.shape)}"
+            f"got {tuple(values.shape)}"
         )
     return None
 
@@ -280,8 +280,8 @@ def pkpo(reward: Tensor, *, k: int = 4) -> Tensor:
     lower = (choose[:-1, 0] * ordered).cumsum(dim=1)
     lower = torch.cat([torch.zeros_like(lower[:, :1]), lower[:, :-1]], dim=1)  # the sum over m < j
     scored = (~reward.isnan()).sum(dim=1, keepdim=True)  # (P, 1)
-    found = (choose[:-1, 1] * ordered - lower) / choose[scored, 2].clamp(min=1)
-    return torch.empty_like(reward).scatter(1, order, found)
+    advantages = (choose[:-1, 1] * ordered - lower) / choose[scored, 2].clamp(min=1)
+    return torch.empty_like(reward).scatter(1, order, advantages)
 
 
 def _choose_ratio(w: Tensor, n: Tensor, k: int) -> Tensor:

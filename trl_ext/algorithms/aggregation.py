@@ -18,8 +18,8 @@ from trl_ext.registry import Registry
 
 def _fault(aggregation: Callable[[Tensor, Tensor, StepTotals], Tensor], rows: int) -> str | None:
     mask = torch.ones(rows, 3, dtype=torch.bool)  # (B, T)
-    found = aggregation(torch.ones(rows, 3), mask, StepTotals(rows, 3 * rows, 3))
-    return None if isinstance(found, Tensor) and found.ndim == 0 else "must return a tensor of one number"
+    loss = aggregation(torch.ones(rows, 3), mask, StepTotals(rows, 3 * rows, 3))
+    return None if isinstance(loss, Tensor) and loss.ndim == 0 else "must return a tensor of one number"
 
 
 AGGREGATIONS = Registry("aggregation", _fault)

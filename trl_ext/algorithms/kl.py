@@ -13,8 +13,8 @@ from trl_ext.registry import Registry
 
 
 def _fault(estimator: Callable[[Tensor, Tensor], Tensor], rows: int) -> str | None:
-    found = estimator(torch.full((rows, 3), -1.0), torch.full((rows, 3), -2.0))
-    fits = isinstance(found, Tensor) and found.shape == (rows, 3)
+    estimate = estimator(torch.full((rows, 3), -1.0), torch.full((rows, 3), -2.0))
+    fits = isinstance(estimate, Tensor) and estimate.shape == (rows, 3)
     return None if fits else "must return a tensor with one value per token, (B, T)"
 
 

@@ -30,10 +30,12 @@ def _fault(loss: Callable[[LossInputs], TokenLoss], rows: int) -> str | None:
     logp = torch.full((rows, 3), -1.0, requires_grad=True)  # (B, T)
     x = LossInputs(logp, logp.detach(), torch.ones(rows, 1), torch.ones(rows, 3, dtype=torch.bool))
     loss = _on_policy(loss, x)
-    found = loss(x)
-    if not isinstance(found, TokenLoss):
-        return f"must return TokenLoss(loss, metrics) from trl_ext, got {type(found).__name__}"
-    misshapen = [name for name, value in {"its loss": found.loss, **found.metrics}.items() if value.shape != logp.shape]
+    token_loss = loss(x)
+    if not isinstance(token_loss, TokenLoss):
+        return f"must return TokenLoss(loss, metrics) from trl_ext, got {type(token_loss).__name__}"
+    misshapen = [
+        name for name, value in {"its loss": token_loss.loss, **token_loss.metrics}.items() if value.shape != logp.shape
+    ]
     if misshapen:
         return f"must return one value per token, (B, T): {', '.join(misshapen)} has another shape"
     if getattr(loss, "zero_advantage_is_noop", False) and (found_not_0 := _not_0_at_zero_advantage(loss, x)):
@@ -77,12 +79,12 @@ def with_inputs(
 def _not_0_at_zero_advantage(loss: Callable[[LossInputs], TokenLoss], x: LossInputs) -> list[str]:
     """What of a loss is not 0 on rows whose advantage is."""
     x = dataclasses.replace(x, old_logp=x.old_logp - 0.5, advantage=torch.zeros_like(x.advantage))
-    found = loss(x)
-    values = {"its loss": found.loss}
-    if found.loss.requires_grad:
-        (gradient,) = torch.autograd.grad(found.loss.sum(), x.logp, allow_unused=True, materialize_grads=True)
+    token_loss = loss(x)
+    values = {"its loss": token_loss.loss}
+    if token_loss.loss.requires_grad:
+        (gradient,) = torch.autograd.grad(token_loss.loss.sum(), x.logp, allow_unused=True, materialize_grads=True)
         values["its gradient"] = gradient
-    values |= {f"its metric {name!r}": metric for name, metric in found.metrics.items()}
+    values |= {f"its metric {name!r}": metric for name, metric in token_loss.metrics.items()}
     return [name for name, value in values.items() if value.any()]
 
 

@@ -22,8 +22,8 @@ def _fault(selection: Callable[..., Tensor], group_size: int) -> str | None:
     reward = torch.zeros(2, group_size)  # (P, G)
     reward[0, 0] = reward[:, -1] = 1.0
     inputs = {"lengths": torch.full_like(reward, 3.0), "truncated": torch.zeros_like(reward), "correct": reward}
-    found = selection(reward, **{name: inputs[name] for name in SELECTIONS.inputs_of(selection)})
-    fits = isinstance(found, Tensor) and found.dtype is torch.bool and found.shape == reward.shape
+    kept = selection(reward, **{name: inputs[name] for name in SELECTIONS.inputs_of(selection)})
+    fits = isinstance(kept, Tensor) and kept.dtype is torch.bool and kept.shape == reward.shape
     return None if fits else f"must return a boolean tensor (P, G), here (2, {group_size})"
 
 
@@ -68,8 +68,8 @@ def max_variance(reward: Tensor, *, keep: int = 4) -> Tensor:
         [((place < keep - high) | (place >= scored - high)) & (place < scored) for high in range(keep + 1)]
     )
     best = torch.stack([_variance(ordered, kept) for kept in sets]).argmax(dim=0)  # (P,)
-    found = sets[best, torch.arange(len(reward), device=reward.device)]
-    return torch.empty_like(found).scatter(1, order, found) & rewards_differ(reward)[:, None]
+    chosen = sets[best, torch.arange(len(reward), device=reward.device)]
+    return torch.empty_like(chosen).scatter(1, order, chosen) & rewards_differ(reward)[:, None]
 
 
 @SELECTIONS.register

@@ -59,21 +59,23 @@ def browse(runs: Sequence[Path], output: Path | None = None, grade: bool = True)
         FileNotFoundError: a place without rollouts.
         ValueError: a file's row is no rollout.
     """
-    sources = named_apart(runs)
+    sources = sources_with_distinct_names(runs)
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     path = output or first / PAGE
-    index = write_page(path, ", ".join(apart([place.resolve() for place in runs])), graded_rows(sources, grade))
+    index = write_page(
+        path, ", ".join(distinct_names([place.resolve() for place in runs])), graded_rows(sources, grade)
+    )
     megabytes = path.stat().st_size / 1e6
     return f"{path}: {len(index.step)} rollouts of {len(index.problems)} problems, {megabytes:.1f} MB"
 
 
-def named_apart(runs: Sequence[Path]) -> list[Source]:
+def sources_with_distinct_names(runs: Sequence[Path]) -> list[Source]:
     """All places' sources; of several, by the shortest ends of their paths that differ. A place given twice is one."""
     places = {place.resolve(): place for place in reversed(runs)}
     ordered = [places[path] for path in dict.fromkeys(place.resolve() for place in runs)]
     if len(ordered) == 1:
         return sources_in(ordered[0])
-    names = apart([place.resolve() for place in ordered])
+    names = distinct_names([place.resolve() for place in ordered])
     return [
         replace(source, name=name if place.is_file() else f"{name}: {source.name}")
         for place, name in zip(ordered, names, strict=True)
@@ -81,7 +83,7 @@ def named_apart(runs: Sequence[Path]) -> list[Source]:
     ]
 
 
-def apart(paths: Sequence[Path]) -> list[str]:
+def distinct_names(paths: Sequence[Path]) -> list[str]:
     """Each path's last part, a file's last two, with as many parents as it takes to differ from every other path's."""
 
     def ends(path: Path, depth: int) -> str:

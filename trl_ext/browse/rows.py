@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.report import OUTCOMES, SAMPLES
+from trl_ext.evaluation.evaluator import OUTCOMES, SAMPLES
 from trl_ext.io import read_json, read_jsonl, read_yaml
 from trl_ext.runs.layout import GENERATIONS, RESOLVED
 
@@ -47,11 +47,11 @@ def sources_in(place: Path) -> list[Source]:
     """
     if place.is_file():
         return [_source(place, place.parent.resolve().name + "/" + place.name, place.parent)]
-    found = [_source(path, path.name, place) for name in (GENERATIONS, SAMPLES) if (path := place / name).is_file()]
+    sources = [_source(path, path.name, place) for name in (GENERATIONS, SAMPLES) if (path := place / name).is_file()]
     steps = sorted(place.glob(ROLLOUTS), key=_step_of)
-    found += [_source(path, "expert iteration", place, _step_of(path)) for path in steps]
-    if found:
-        return found
+    sources += [_source(path, "expert iteration", place, _step_of(path)) for path in steps]
+    if sources:
+        return sources
     what = "has nothing to show" if place.is_dir() else "does not exist"
     raise FileNotFoundError(
         f"{str(place)!r} {what}; give the folder of a run or an evaluation, with {GENERATIONS}, {SAMPLES} or "
@@ -132,7 +132,7 @@ def plain_row(row: Mapping[str, Any], source: Source) -> Row:
     if not isinstance(rewards, Mapping):
         raise ValueError(f"'rewards' is {str(rewards)[:80]}, not an object of each reward function's value")
     cut = {"length": True, "stop": False}.get(str(row.get("finish_reason")))
-    found = {
+    fields = {
         "source": source.name,
         "step": row.get("step", source.step),
         "prompt": _text(row.get("prompt", "")),
@@ -146,7 +146,7 @@ def plain_row(row: Mapping[str, Any], source: Source) -> Row:
         **{name: row.get(name) for name in ("reason", "extracted", "tokens", "advantage", "per_token", "kept")},
         "more": {name: value for name, value in row.items() if name not in _USED | set(rewards)},
     }
-    plain: Row = finite(found)
+    plain: Row = finite(fields)
     return plain
 
 

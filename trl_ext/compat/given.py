@@ -84,8 +84,8 @@ def record_in_parser() -> None:
         self: Any, args: Sequence[str] | None = None, *rest: object, **options: object
     ) -> tuple[Any, ...]:
         flags = {arg.partition("=")[0] for arg in (sys.argv[1:] if args is None else args)}
-        found = {option.dest for flag, option in self._option_string_actions.items() if flag in flags}
-        names = frozenset(found | getattr(self, "_names_in_file", set()))
+        destinations = {option.dest for flag, option in self._option_string_actions.items() if flag in flags}
+        names = frozenset(destinations | getattr(self, "_names_in_file", set()))
         token = _parsed.set(names)
         try:
             parsed: tuple[Any, ...] = parse(self, args, *rest, **options)

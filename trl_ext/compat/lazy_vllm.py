@@ -20,10 +20,10 @@ package.is_vllm_available = import_utils.is_vllm_available  # the block's own an
 
 def _available(min_version: str | None = None) -> bool:
     """TRL's check before it uses vLLM, in our trainers or its own."""
-    found: bool = import_utils.is_vllm_available(min_version)
-    if found:
+    is_available: bool = import_utils.is_vllm_available(min_version)
+    if is_available:
         load_vllm()
-    return found
+    return is_available
 
 
 if not hasattr(vllm_generation, "LLM"):

@@ -101,10 +101,10 @@ class FoldedInPlace(_Function):
             _trl_backward(tile, stride, targets, *given, start, columns, **kwargs)
             return
         scale, inv_t = kwargs["logit_scale"], kwargs["inv_t"]
-        found = FoldedInPlace._times(tile.float(), scale, inv_t).sub_(log_z.unsqueeze(-1)).exp_()
+        gradient = FoldedInPlace._times(tile.float(), scale, inv_t).sub_(log_z.unsqueeze(-1)).exp_()
         places, is_inside = FoldedInPlace._places(targets, start, columns)
-        found.scatter_add_(-1, places, -is_inside.float().unsqueeze(-1))
-        tile.copy_(FoldedInPlace._times(found.mul_(-grad_logprobs.unsqueeze(-1)), inv_t, scale))
+        gradient.scatter_add_(-1, places, -is_inside.float().unsqueeze(-1))
+        tile.copy_(FoldedInPlace._times(gradient.mul_(-grad_logprobs.unsqueeze(-1)), inv_t, scale))
 
     @staticmethod
     def _times(values: Tensor, *factors: float) -> Tensor:

@@ -27,8 +27,8 @@ def draw_by_cumulative_sums() -> None:
         self: Any, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         if len(generators) < len(logits):
-            found: tuple[Tensor, Tensor | None] = theirs(self, logits, generators, k, p)
-            return found
+            unseeded: tuple[Tensor, Tensor | None] = theirs(self, logits, generators, k, p)
+            return unseeded
         logits = module.apply_top_k_top_p(logits, k, p)
         shown = {"processed_logits": logits.clone, "processed_logprobs": lambda: logits.log_softmax(-1, torch.float32)}
         uniform = [torch.rand(1, generator=generators[i], dtype=torch.float64) for i in range(len(logits))]

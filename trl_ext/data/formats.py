@@ -86,12 +86,14 @@ def columns_of(first: Row, asked: Mapping[str, str]) -> Columns:
         first: the table's first row.
         asked: fields of `Columns` that settings give; those that they leave out may be recognized.
     """
-    found = Columns("problem", "answer", "as_is")
+    recognized = Columns("problem", "answer", "as_is")
     for columns in FORMATS:
         agrees = all(getattr(columns, field) == name for field, name in asked.items() if field != "answer_source")
         fits = set(columns.needed) <= first.keys() and columns.is_conversation <= is_conversation(first.get("prompt"))
         if fits and agrees:
-            found = columns
+            recognized = columns
             break
-    problem, answer = asked.get("problem", found.problem), asked.get("answer", found.answer)
-    return replace(found, problem=problem, answer=answer, answer_source=asked.get("answer_source", found.answer_source))
+    problem, answer = asked.get("problem", recognized.problem), asked.get("answer", recognized.answer)
+    return replace(
+        recognized, problem=problem, answer=answer, answer_source=asked.get("answer_source", recognized.answer_source)
+    )

@@ -55,8 +55,8 @@ def rows_that_fit(
 
 def too_long(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: Room) -> dict[int, int]:
     """By the number of each prompt that does not fit, how many tokens it is too long."""
-    found = prompt_ids(tokenizer, prompts)
-    over = {number: len(ids) + room.response - room.context for number, ids in enumerate(found)}
+    token_ids = prompt_ids(tokenizer, prompts)
+    over = {number: len(ids) + room.response - room.context for number, ids in enumerate(token_ids)}
     return {number: tokens for number, tokens in over.items() if tokens > 0}
 
 
@@ -83,7 +83,7 @@ def engine_context(
     """
     longest = 0
     for prompts, response in sampled:
-        found = tokenizer(text=list(prompts), verbose=False)["input_ids"] if len(prompts) else []
-        longest = max(longest, *(len(ids) + response for ids in found), 0)
+        token_ids = tokenizer(text=list(prompts), verbose=False)["input_ids"] if len(prompts) else []
+        longest = max(longest, *(len(ids) + response for ids in token_ids), 0)
     needed = -(-longest // BLOCK) * BLOCK
     return (needed if limit is None else min(needed, limit)) or None

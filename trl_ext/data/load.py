@@ -240,8 +240,8 @@ def _found_by(answer: object) -> str:
     """The sources of answers that would find one in a solution, for a message."""
     if not isinstance(answer, str):
         return ""
-    found = [name for name in sorted(set(ANSWER_SOURCES) - {"as_is"}) if ANSWER_SOURCES[name](answer)]
-    return f" (--answer_source {' or '.join(found)} finds one)" if found else ""
+    sources = [name for name in sorted(set(ANSWER_SOURCES) - {"as_is"}) if ANSWER_SOURCES[name](answer)]
+    return f" (--answer_source {' or '.join(sources)} finds one)" if sources else ""
 
 
 def reference_answer(answer: Any, extract: Callable[[str], str | None]) -> str | list[str]:
@@ -249,7 +249,7 @@ def reference_answer(answer: Any, extract: Callable[[str], str | None]) -> str |
     if isinstance(answer, float) and not math.isfinite(answer):  # such as what a table has for a missing number
         raise ValueError
     answers = [extract(text) for text in accepted_answers(answer)]
-    found = [text for text in answers if text is not None]
-    if not found or len(found) < len(answers):
+    extracted = [text for text in answers if text is not None]
+    if not extracted or len(extracted) < len(answers):
         raise ValueError
-    return found if isinstance(answer, (list, tuple)) else found[0]
+    return extracted if isinstance(answer, (list, tuple)) else extracted[0]

@@ -36,24 +36,24 @@ class Checker:
 
     def unusable(self, answers: Sequence[Any], quiet: bool = True) -> dict[int, str]:
         """By their places, the answers that no response, or none that a model would write, can match; and why."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         starts = range(0, len(answers), _CHUNK)
         for start in tqdm(starts, desc="reference answers", delay=2, disable=quiet, leave=False):
             part = self._unusable(answers[start : start + _CHUNK])
-            found |= {start + place: reason for place, reason in part.items()}
-        return found
+            reasons |= {start + place: reason for place, reason in part.items()}
+        return reasons
 
     def _unusable(self, answers: Sequence[Any]) -> dict[int, str]:
         texts = [accepted_answers(answer) for answer in answers]
         verdicts = self._grade([accepted[0] for accepted in texts], answers)
-        found = {
+        reasons = {
             place: f"{self.grader} does not accept it for itself: {verdict.reason}"
             for place, verdict in enumerate(verdicts)
             if not verdict.correct
         }
         for source in sorted(set(ANSWER_SOURCES) - {self.answer_source, "as_is"}):
-            found = {**self._solutions(source, texts), **found}
-        return {**self._unreadable(texts), **found}
+            reasons = {**self._solutions(source, texts), **reasons}
+        return {**self._unreadable(texts), **reasons}
 
     def _grade(self, given: Sequence[str], answers: Sequence[Any]) -> Sequence[Grade]:
         grade = GRADERS.build(self.grader, answer_format=self.answer_format)
@@ -96,16 +96,16 @@ def check_references(
     if source.available is None or checker.grader not in COMPARING or checker.answer_format not in _RESPONSES:
         return
     answers, numbers = list(rows["answer"]), list(rows["row"])
-    found = checker.unusable(answers, quiet)
+    reasons = checker.unusable(answers, quiet)
     lines = {
         numbers[place]: f"{source.place(numbers[place])}: {_shortened(answers[place])} ({reason})"
-        for place, reason in found.items()
+        for place, reason in reasons.items()
     }
-    if len(found) * 2 > len(answers):
+    if len(reasons) * 2 > len(answers):
         raise ValueError(
-            f"{role}: {len(found)} of {len(answers)} reference answers of {source.file()!r} cannot be matched by "
+            f"{role}: {len(reasons)} of {len(answers)} reference answers of {source.file()!r} cannot be matched by "
             f"the {checker.grader} grader, such as {lines[min(lines)]}. "
-            + _advice([answers[place] for place in found], checker)
+            + _advice([answers[place] for place in reasons], checker)
         )
     source.unusable = [lines[number] for number in sorted(lines)]
 
@@ -134,8 +134,8 @@ def _advice(answers: Sequence[Any], checker: Checker) -> str:
 
 def _usable_with(source: str, answers: Sequence[Any], checker: Checker) -> int:
     texts = [ANSWER_SOURCES[source](accepted[0]) for accepted in map(accepted_answers, answers)]
-    found = [text for text in texts if text is not None]
-    return len(found) - len(replace(checker, answer_source=source).unusable(found))
+    extracted = [text for text in texts if text is not None]
+    return len(extracted) - len(replace(checker, answer_source=source).unusable(extracted))
 
 
 def _shortened(answer: object) -> str:

@@ -74,17 +74,17 @@ def completion_of(row: Mapping[str, Any]) -> Completion:
 def _row(
     line: Mapping[str, Any], place: str, paths: Mapping[str, str], asked: set[str], answer_source: str
 ) -> dict[str, Any]:
-    found = {name: _printable(_at(line, path, place, name, name in asked)) for name, path in paths.items()}
+    values = {name: _printable(_at(line, path, place, name, name in asked)) for name, path in paths.items()}
     for name in ("prompt", "response"):
-        if not isinstance(found[name], str):
-            raise ValueError(f"{place}: {_named(name, paths[name])} is {str(found[name])[:80]!r}, not a text")
+        if not isinstance(values[name], str):
+            raise ValueError(f"{place}: {_named(name, paths[name])} is {str(values[name])[:80]!r}, not a text")
     row = {
-        "prompt": found["prompt"],
-        "response": found["response"],
-        "answer": _answer(found["truth"], answer_source, f"{place}: {_named('truth', paths['truth'])}"),
-        "problem": found["problem"] if isinstance(found["problem"], str) else found["prompt"],
-        **strata_of(found),
-        **{name: _known(found[name], name, f"{place}: {_named(name, paths[name])}") for name in _KNOWN},
+        "prompt": values["prompt"],
+        "response": values["response"],
+        "answer": _answer(values["truth"], answer_source, f"{place}: {_named('truth', paths['truth'])}"),
+        "problem": values["problem"] if isinstance(values["problem"], str) else values["prompt"],
+        **strata_of(values),
+        **{name: _known(values[name], name, f"{place}: {_named(name, paths[name])}") for name in _KNOWN},
     }
     if "verdict" in asked and row["verdict"] is None:
         raise ValueError(f"{place}: {_named('verdict', paths['verdict'])} is null, and not true, false, 1 or 0")

@@ -20,9 +20,9 @@ _ANNOTATION = re.compile(r"<<[^<>]*>>")
 
 def solution_columns(first: Mapping[str, Any]) -> Columns | None:
     """Where a table has problems and their solutions; None if it has none, or only answers."""
-    found = columns_of(first, {})
-    is_there = value_at(first, found.problem) is not None and value_at(first, found.answer) is not None
-    return found if is_there and found.read is None and found.answer_source in SOLUTIONS else None
+    columns = columns_of(first, {})
+    is_there = value_at(first, columns.problem) is not None and value_at(first, columns.answer) is not None
+    return columns if is_there and columns.read is None and columns.answer_source in SOLUTIONS else None
 
 
 def trace_of_solution(

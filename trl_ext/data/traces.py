@@ -103,9 +103,9 @@ def _reader(
         return functools.partial(_written_out, columns=columns, asking=asking)
     if is_conversation(first.get("messages")):
         return lambda row: trace_of_messages(row["messages"], asking)
-    if found := solution_columns(first):
-        extract = ANSWER_SOURCES.build(found.answer_source)
-        return lambda row: trace_of_solution(row, found, asking, answer_format, extract)
+    if own_columns := solution_columns(first):
+        extract = ANSWER_SOURCES.build(own_columns.answer_source)
+        return lambda row: trace_of_solution(row, own_columns, asking, answer_format, extract)
     return None
 
 
@@ -121,24 +121,24 @@ def _trace(
 
 def _written_out(row: Mapping[str, Any], columns: Mapping[str, str], asking: Asking) -> dict[str, Any]:
     """A trace whose prompt and response are columns: texts as the model reads them, or messages."""
-    found = {name: row[column] for name, column in columns.items() if row.get(column) is not None}
-    if is_conversation(found.get("prompt")):
-        found["prompt"] = asking.prompt(conversation(found["prompt"]))
-    if is_conversation(found.get("response")):
-        found["response"] = "\n".join(said["content"] for said in conversation(found["response"], "assistant"))
+    values = {name: row[column] for name, column in columns.items() if row.get(column) is not None}
+    if is_conversation(values.get("prompt")):
+        values["prompt"] = asking.prompt(conversation(values["prompt"]))
+    if is_conversation(values.get("response")):
+        values["response"] = "\n".join(said["content"] for said in conversation(values["response"], "assistant"))
     for name, kinds in (("prompt", (str, list)), ("response", (str,))):
-        text = found.get(name)
+        text = values.get(name)
         if not isinstance(text, kinds) or not (text.strip() if isinstance(text, str) else text):
             raise ValueError(f"{columns[name]!r} is {row.get(columns[name])!r}, not a text")
-    return found
+    return values
 
 
 def unique(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows without those whose prompt and response are an earlier one's; the others in their order."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    first_rows: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        found.setdefault((prompt_key(row["prompt"]), row["response"]), row)
-    return list(found.values())
+        first_rows.setdefault((prompt_key(row["prompt"]), row["response"]), row)
+    return list(first_rows.values())
 
 
 def prompt_key(prompt: Any) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
-from trl_ext.evaluation.report import SAMPLES, is_correct
+from trl_ext.evaluation.evaluator import SAMPLES, is_correct
 from trl_ext.evaluation.their_graders import THEIR_GRADERS, verdicts_of
 from trl_ext.io import read_jsonl, write_jsonl
 from trl_ext.rewards.workers.pool import PoolError
@@ -35,9 +35,9 @@ def disagreeing(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def agreement(rows: Sequence[Mapping[str, Any]]) -> str:
     """How often the two agree, as a person reads it."""
     counts = Counter((is_correct(row), row["verdict"]) for row in rows if row.get("verdict") is not None)
-    known, apart = counts.total(), counts[True, False] + counts[False, True]
+    known, differing = counts.total(), counts[True, False] + counts[False, True]
     lines = [
-        f"the two graders agree on {known - apart} of {known} responses, {len(rows) - known} without their verdict",
+        f"the two graders agree on {known - differing} of {known} responses, {len(rows) - known} without their verdict",
         f"{'':16}{'theirs correct':>16}{'incorrect':>12}",
     ]
     for ours, name in ((True, "ours correct"), (False, "     incorrect")):
@@ -72,12 +72,12 @@ def main() -> None:
         rows = _rows(args.evaluation, args.grader, args.extracted)
     except (InputError, PoolError, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    found = disagreeing(rows)
+    disagreements = disagreeing(rows)
     print(agreement(rows))
-    print("\n".join(map(shown, found[: args.show])))
+    print("\n".join(map(shown, disagreements[: args.show])))
     out = args.out or args.evaluation / "disagreements.jsonl"
-    write_jsonl(out, found)
-    print(f"{len(found)} rows are in {out}")
+    write_jsonl(out, disagreements)
+    print(f"{len(disagreements)} rows are in {out}")
 
 
 def _rows(folder: Path, grader: str | None, extracted: bool) -> list[dict[str, Any]]:

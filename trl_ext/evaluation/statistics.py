@@ -17,8 +17,8 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
         raise ValueError(f"{successes} successes in {trials} trials")
     from scipy.stats import binomtest  # a second of imports
 
-    found = binomtest(successes, trials).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    interval = binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

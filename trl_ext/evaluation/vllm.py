@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_ext.evaluation.report import Report, evaluate
+from trl_ext.evaluation.evaluator import Report, evaluate
 from trl_ext.generation.samplers import vllm_sample
 from trl_ext.io import write_jsonl
 from trl_ext.rewards.graders import Grade

@@ -90,9 +90,9 @@ def saved_config(model: str | None) -> PeftConfig | None:
     """What an adapter's folder says of the adapter, as it is trained further; None for a whole model."""
     if model is None or not (Path(model) / ADAPTER).is_file():
         return None
-    found = PeftConfig.from_pretrained(model)
-    found.inference_mode = False
-    return found
+    config = PeftConfig.from_pretrained(model)
+    config.inference_mode = False
+    return config
 
 
 def _reason_against(peft_config: PeftConfig, model: PreTrainedModel | str) -> str | None:

@@ -50,7 +50,7 @@ def file_named(name: str) -> Path | None:
     if path.is_file():
         return path if is_gguf(path) else None
     if path.suffix == ".gguf":
-        there = ", ".join(repr(str(found)) for found in sorted(path.parent.glob("*.gguf")))
+        there = ", ".join(repr(str(other)) for other in sorted(path.parent.glob("*.gguf")))
         raise InputError(f"model {name!r}: there is no such file. GGUF files next to it: {there or '(none)'}")
     return _in_package(name) if name in PACKAGED else None
 
@@ -91,8 +91,8 @@ def _only_one_in(name: str, folder: Path) -> Path | None:
 def _in_package(name: str) -> Path:
     """The file within an installed package, which is not imported: it would import what else it needs."""
     package = PACKAGED[name]
-    found = importlib.util.find_spec(package)
-    for place in (found.submodule_search_locations or ()) if found else ():
+    spec = importlib.util.find_spec(package)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
         for file in sorted(Path(place).glob("*.gguf")):
             return file
     raise InputError(
@@ -200,13 +200,13 @@ def elements_of_matrices(header: Header) -> dict[str, int]:
 
 def not_read(header: Header) -> list[str]:
     """What transformers ignores in the file, as parts of a sentence."""
-    found = []
+    ignored = []
     scaling = header.fields.get(f"{header.architecture}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in header.tensors:
-        found.append("the scaling of its rotary positions, so that long texts are read otherwise than by llama.cpp")
+        ignored.append("the scaling of its rotary positions, so that long texts are read otherwise than by llama.cpp")
     if cut := unknown_cuts(header):
-        found.append(f"where its tokenizer cuts text ({cut}), so that numbers may become other tokens")
-    return found
+        ignored.append(f"where its tokenizer cuts text ({cut}), so that numbers may become other tokens")
+    return ignored
 
 
 def read_config(file: Path) -> PretrainedConfig:
@@ -249,7 +249,7 @@ def _load(header: Header) -> tuple[PreTrainedModel, str | None]:
 
     config = _config(header)
     try:
-        loaded, found = AutoModelForCausalLM.from_pretrained(
+        loaded, loading_info = AutoModelForCausalLM.from_pretrained(
             str(header.file.parent),
             gguf_file=header.file.name,
             config=config,
@@ -258,7 +258,7 @@ def _load(header: Header) -> tuple[PreTrainedModel, str | None]:
         )
     except (ValueError, KeyError, TypeError, RuntimeError, NotImplementedError) as error:
         raise _unreadable(header, error) from error
-    _refuse_missing(header, found["missing_keys"])
+    _refuse_missing(header, loading_info["missing_keys"])
     state = loaded.state_dict()
     del loaded.config.quantization_config
     tied = _tie_if_same(header, config, loaded, state)

@@ -57,10 +57,10 @@ class Header:
 
     def elements_by_type(self) -> dict[str, int]:
         """How many elements are stored in each type, those of most elements first."""
-        found: Counter[str] = Counter()
+        elements: Counter[str] = Counter()
         for tensor in self.tensors.values():
-            found[tensor.type] += tensor.numel
-        return dict(found.most_common())
+            elements[tensor.type] += tensor.numel
+        return dict(elements.most_common())
 
 
 def is_gguf(path: Path) -> bool:
@@ -109,9 +109,9 @@ class _Cursor:
         """The next `count` numbers."""
         size = struct.calcsize(f"<{kind}") * count
         self._refuse_end(size)
-        found = struct.unpack_from(f"<{count}{kind}", self.content, self.at)
+        values = struct.unpack_from(f"<{count}{kind}", self.content, self.at)
         self.at += size
-        return found
+        return values
 
     def text(self) -> str:
         """The next text."""
@@ -195,11 +195,11 @@ def _refuse_truncated(header: Header, data: int, size: int) -> None:
 
 
 def _refuse_split(path: Path) -> None:
-    if found := _SPLIT.search(path.name):
-        whole = f"{path.name[: found.start()]}.gguf"
+    if match := _SPLIT.search(path.name):
+        whole = f"{path.name[: match.start()]}.gguf"
         raise InputError(
-            f"{path}: one of {int(found[1])} parts of a model, which transformers reads whole only: "
-            f"llama-gguf-split --merge {path.name[: found.start()]}-00001-of-{found[1]}.gguf {whole}, and give {whole}"
+            f"{path}: one of {int(match[1])} parts of a model, which transformers reads whole only: "
+            f"llama-gguf-split --merge {path.name[: match.start()]}-00001-of-{match[1]}.gguf {whole}, and give {whole}"
         )
 
 
@@ -207,12 +207,12 @@ def readable_architectures() -> list[str]:
     """The architectures that the installed transformers reads from GGUF, by its own names of them."""
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-    found = set(GGUF_SUPPORTED_ARCHITECTURES)
+    names = set(GGUF_SUPPORTED_ARCHITECTURES)
     try:
         from transformers.integrations.gguf import GGUF_ARCHS  # since 5.17
     except ImportError:
-        return sorted(found)
-    return sorted(found | set(GGUF_ARCHS))
+        return sorted(names)
+    return sorted(names | set(GGUF_ARCHS))
 
 
 def _refuse_unknown_architecture(header: Header) -> None:

@@ -72,14 +72,14 @@ def end_token_ids(header: Header, tokenizer: PreTrainedTokenizerFast) -> list[in
         special_tokens(header),
         {token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL},
     )
-    found = [
+    candidates = [
         named.get("eos"),
         named.get("eot"),
         _after_a_turn(tokenizer, controls),
         *(t for t in _ENDS if t in controls),
     ]
     places = {token: number for number, token in enumerate(tokens)}
-    return [places[token] for token in dict.fromkeys(found) if token is not None]
+    return [places[token] for token in dict.fromkeys(candidates) if token is not None]
 
 
 def _after_a_turn(tokenizer: PreTrainedTokenizerFast, controls: set[str]) -> str | None:
@@ -169,5 +169,5 @@ def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
 def _as_transformers_has_it(header: Header) -> Tokenizer:
     from transformers import AutoTokenizer
 
-    found = AutoTokenizer.from_pretrained(str(header.file.parent), gguf_file=header.file.name)
-    return found.backend_tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(str(header.file.parent), gguf_file=header.file.name)
+    return tokenizer.backend_tokenizer

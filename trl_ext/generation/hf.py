@@ -74,7 +74,7 @@ def hf_generate(
         overridden(without_adapter(model), {"generation_config": config}),  # of which fields that are None are filled
         sampling(),
     ):
-        found = model.generate(
+        sequences = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
             generation_config=config,
@@ -85,12 +85,12 @@ def hf_generate(
             synced_gpus=gathers_weights(model) and has_several_ranks(),
         )
     if not reason:
-        return found
+        return sequences
     if logps:
-        logps.record(found)
-    advance(0, finished=len(found))
+        logps.record(sequences)
+    advance(0, finished=len(sequences))
     eos_ids = set(eos_ids_of(generation_config))
-    return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in found[:, width:].tolist()]
+    return [cut_completion(row, tokenizer, eos_ids, stop, minimum) for row in sequences[:, width:].tolist()]
 
 
 def _padded(rows: Sequence[Sequence[int]], pad_token: int) -> tuple[Tensor, Tensor]:

@@ -89,8 +89,8 @@ class Sequences:
     def completions(self, rows: Tensor, width: int) -> Iterator[tuple[int, list[int]]]:
         """Numbers and completions, after prompts of `width` tokens, of the rows that (n,) bool selects."""
         of_row = self.of_row[rows]
-        found = self.rows[rows].tolist(), self.ids[of_row, width:].tolist(), self.lengths[of_row].tolist()
-        return ((row, completion[:length]) for row, completion, length in zip(*found, strict=True))
+        columns = self.rows[rows].tolist(), self.ids[of_row, width:].tolist(), self.lengths[of_row].tolist()
+        return ((row, completion[:length]) for row, completion, length in zip(*columns, strict=True))
 
     def keep(self, kept: Tensor) -> None:
         """Continue with these of the n rows only."""

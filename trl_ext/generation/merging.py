@@ -133,8 +133,8 @@ def _not_sharded() -> Iterator[None]:
 def _logits(model: PreTrainedModel) -> torch.Tensor:
     """Scores of the next tokens in a short text of any tokens."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    found: torch.Tensor = model(input_ids=torch.arange(16)[None] * 7919 % vocabulary).logits
-    return found.float()
+    logits: torch.Tensor = model(input_ids=torch.arange(16)[None] * 7919 % vocabulary).logits
+    return logits.float()
 
 
 def _tie_if_equal(model: PreTrainedModel) -> None:

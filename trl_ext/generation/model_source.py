@@ -81,7 +81,7 @@ def loadable(name: str, revision: str | None = None) -> str:
 
 
 def _in_folder(name: str, path: Path, revision: str | None) -> ModelSource:
-    weights = [found for pattern in _WEIGHTS for found in path.glob(pattern) if found.name not in _ADAPTER_WEIGHTS]
+    weights = [weight for pattern in _WEIGHTS for weight in path.glob(pattern) if weight.name not in _ADAPTER_WEIGHTS]
     if (path / ADAPTER).is_file():
         if weights:
             raise InputError(
@@ -95,7 +95,7 @@ def _in_folder(name: str, path: Path, revision: str | None) -> ModelSource:
         raise InputError(f"model {name!r}: the folder has no {CONFIG}, so it holds no model{_instead(path)}")
     if not weights:
         raise InputError(f"model {name!r} has a {CONFIG} and {_why_no_weights(path, 'model.safetensors')}")
-    for index in (found for found in weights if found.name.endswith(_INDEX[1:])):
+    for index in (weight for weight in weights if weight.name.endswith(_INDEX[1:])):
         parts = sorted(set(_json(index)["weight_map"].values()))
         if missing := [part for part in parts if not (path / part).is_file()]:
             raise InputError(
@@ -152,8 +152,8 @@ def _dtype_of_run(folder: Path) -> str | None:
 
 def _setting_of_run(folder: Path, name: str) -> str | None:
     """A setting of the run that left a folder, or of the one whose checkpoint it is; None if it is no text."""
-    found = next((file for place in (folder, folder.parent) if (file := place / _RESOLVED).is_file()), None)
-    value = _json(found).get(name) if found else None
+    settings_file = next((file for place in (folder, folder.parent) if (file := place / _RESOLVED).is_file()), None)
+    value = _json(settings_file).get(name) if settings_file else None
     return value if isinstance(value, str) else None
 
 
@@ -175,7 +175,7 @@ def _instead(path: Path) -> str:
         return f". It is a run without a final model, stopped or at work: give its last checkpoint, {str(last)!r}"
     if (path / _RESOLVED).is_file():
         return ". It is a run without a final model and without a checkpoint: train again, or give another folder"
-    models = [found for found in _models_in(path) if Path(found).name != "base"]
+    models = [model for model in _models_in(path) if Path(model).name != "base"]
     return f". Models in it: {', '.join(map(repr, models))}" if models else ""
 
 
@@ -223,9 +223,9 @@ def _adapter_on_hub(name: str, revision: str | None) -> Path | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = read_json(path)
+        contents = read_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(contents, dict):
         raise InputError(f"{path}: not a JSON object")
-    return found
+    return contents

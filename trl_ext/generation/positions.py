@@ -68,10 +68,10 @@ def beyond_context(config: Any) -> int:
 
 def _parameters(config: Any) -> Iterable[tuple[str | None, Mapping[str, Any]]]:
     """The rotary embeddings' parameters, by the type of layer where each type has its own."""
-    found: Mapping[str, Any] = config.rope_parameters
-    if found and all(isinstance(part, Mapping) for part in found.values()):
-        return found.items()
-    return [(None, found)]
+    parameters: Mapping[str, Any] = config.rope_parameters
+    if parameters and all(isinstance(part, Mapping) for part in parameters.values()):
+        return parameters.items()
+    return [(None, parameters)]
 
 
 def _frequencies_differ(config: Any, layer_type: str | None, parameters: Mapping[str, Any]) -> bool:
@@ -102,7 +102,7 @@ def _turned_otherwise(module: nn.Module, length: int, buffer: Tensor, given: dic
     """Compare on copies, since some keep the frequencies of the longest pass so far."""
     places = torch.arange(_SHORT, device=buffer.device)[None]
     longer = torch.cat([places, torch.full_like(places[:, :1], length)], dim=1)
-    found = []
+    outputs = []
     for positions in (places, longer):
         states = torch.zeros(1, positions.shape[1], 1, device=buffer.device)
         try:
@@ -110,5 +110,5 @@ def _turned_otherwise(module: nn.Module, length: int, buffer: Tensor, given: dic
                 turned = tree_leaves(copy.deepcopy(module)(states, positions, **given))
         except (TypeError, RuntimeError, ValueError, IndexError, KeyError):  # it takes other inputs
             return False
-        found.append([part[:, :_SHORT] for part in turned if isinstance(part, Tensor) and part.ndim >= 2])
-    return any(not torch.equal(short, long) for short, long in zip(*found, strict=True))
+        outputs.append([part[:, :_SHORT] for part in turned if isinstance(part, Tensor) and part.ndim >= 2])
+    return any(not torch.equal(short, long) for short, long in zip(*outputs, strict=True))

@@ -52,14 +52,14 @@ def load_prompt(name_or_path: str | Path) -> str:
     """
     text = _SHIPPED / f"{name_or_path}{_TEXT}"
     if str(name_or_path) in prompt_names() and text.is_file():
-        found = text.read_text(encoding="utf-8")
+        template = text.read_text(encoding="utf-8")
     elif Path(name_or_path).is_file():
-        found = Path(name_or_path).read_text(encoding="utf-8")
+        template = Path(name_or_path).read_text(encoding="utf-8")
     elif (_SHIPPED / f"{name_or_path}{_CONVERSATIONS[0]}").is_file():
         raise ValueError(f"prompt {str(name_or_path)!r} is a conversation, not a text: load_template reads it")
     else:
         raise ValueError(f"{unknown('prompt', str(name_or_path), prompt_names())}, or a file's path")
-    return _checked(found.removesuffix("\n"), str(name_or_path))
+    return _checked(template.removesuffix("\n"), str(name_or_path))
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ def format_prompt(template: str, question: str) -> str:
 
 def _conversation(text: str, label: str) -> Conversation:
     try:
-        found = conversation(yaml.safe_load(text))
+        messages = conversation(yaml.safe_load(text))
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"prompt {label!r}: {' '.join(str(error).split())}") from error
-    _checked("".join(message["content"] for message in found), label)
-    return found
+    _checked("".join(message["content"] for message in messages), label)
+    return messages
 
 
 def _checked(template: str, label: str) -> str:

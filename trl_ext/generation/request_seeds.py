@@ -56,7 +56,7 @@ class RequestSeeds:
 
     def applied(self, params: Any, requests: int) -> list[Any]:
         """`params` (vLLM's `SamplingParams`) for each of a call's requests, with their seeds."""
-        found = [copy.copy(params) for _ in range(requests)]  # as vLLM's `ParentRequest._get_child_sampling_params`
-        for own, seed in zip(found, self.take(requests, params.seed), strict=True):
+        copies = [copy.copy(params) for _ in range(requests)]  # as vLLM's `ParentRequest._get_child_sampling_params`
+        for own, seed in zip(copies, self.take(requests, params.seed), strict=True):
             own.seed = seed
-        return found
+        return copies

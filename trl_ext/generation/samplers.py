@@ -78,12 +78,12 @@ class HFSampler:
 
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
         """One completion per prompt."""
-        found: list[Completion] = []
+        completions: list[Completion] = []
         for start in range(0, len(prompts), self.batch_size):
             with torch.random.fork_rng():
                 torch.manual_seed(derive_seed(self.sampling.seed, numbers[start]))
-                found += self._batch(prompts[start : start + self.batch_size])
-        return found
+                completions += self._batch(prompts[start : start + self.batch_size])
+        return completions
 
     def _batch(self, prompts: Sequence[str]) -> list[Completion]:
         logps = TokenLogProbs(len(prompts))

@@ -100,15 +100,15 @@ def rollout_settings(config: Any) -> dict[str, Any]:
         given = {_IN_VLLM.get(name, name): value for name, value in given.items()}
         given = {name: value for name, value in given.items() if name in NEUTRAL or name in OF_SERVERS}
     named = ("top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
-    found = {
+    settings = {
         "max_new_tokens": config.max_completion_length,
         "temperature": config.temperature,
         **{name: getattr(config, name, None) for name in named},
         **given,
     }
-    is_drawn = (found["temperature"] or 0) > 0
-    found["top_k"] = max(found["top_k"] or 0, 0)  # vLLM takes -1, too, for all tokens
-    return {"do_sample": is_drawn, **found, "temperature": found["temperature"] if is_drawn else 1.0}
+    is_drawn = (settings["temperature"] or 0) > 0
+    settings["top_k"] = max(settings["top_k"] or 0, 0)  # vLLM takes -1, too, for all tokens
+    return {"do_sample": is_drawn, **settings, "temperature": settings["temperature"] if is_drawn else 1.0}
 
 
 def saved_config(config: GenerationConfig, stop: Sequence[str] | None = None) -> GenerationConfig:
@@ -146,5 +146,5 @@ def shown(config: GenerationConfig, stop: Sequence[str] | None) -> dict[str, Any
 
 def without_adapter(model: nn.Module) -> PreTrainedModel:
     """The model that an adapter, if there is one, was put around."""
-    found: Any = model
-    return found.get_base_model() if hasattr(model, "get_base_model") else found
+    untyped: Any = model
+    return untyped.get_base_model() if hasattr(model, "get_base_model") else untyped

@@ -148,8 +148,8 @@ class Server:
         if seed is not None:
             extra["seed"] = seed
         with self._one_line():
-            found: dict[str, Any] = self.client.generate([prompt], **{**settings, "generation_kwargs": extra})
-        return found
+            completion: dict[str, Any] = self.client.generate([prompt], **{**settings, "generation_kwargs": extra})
+        return completion
 
     def begin_update(self) -> None:
         """Tell it that weights will come."""
@@ -215,12 +215,12 @@ class Servers:
         count = len(self.each)
         servers = [self.each[i * count // len(prompts)] for i in range(len(prompts))]  # a group stays together
         with ThreadPoolExecutor(min(len(prompts), MOST_REQUESTS)) as pool:
-            found = []
+            answers = []
             for answer in pool.map(lambda *row: row[0].complete(*row[1:], settings), servers, prompts, seeds):
                 advance(len(answer["completion_ids"][0]), finished=1)
-                found.append(answer)
+                answers.append(answer)
         keys = ("completion_ids", "logprobs", "logprob_token_ids")
-        return [None if found[0][key] is None else [row[key][0] for row in found] for key in keys]
+        return [None if answers[0][key] is None else [row[key][0] for row in answers] for key in keys]
 
     def push(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Give every server the weights, by their names in a checkpoint and the backend `http`."""

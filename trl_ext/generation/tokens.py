@@ -62,8 +62,8 @@ def special_ids_with_text(
     tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int] = (), tags_only: bool = False
 ) -> set[int]:
     """The special tokens that `completion_texts` keeps and `skip_special_tokens` takes away; of these, only `TAGS`."""
-    found = _special_ids(tokenizer, eos_ids)[1]
-    return {token for token in found if _is_tag(tokenizer, token)} if tags_only else found
+    ids = _special_ids(tokenizer, eos_ids)[1]
+    return {token for token in ids if _is_tag(tokenizer, token)} if tags_only else ids
 
 
 def _special_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int]) -> tuple[set[int], set[int]]:

@@ -222,8 +222,8 @@ class ServerEngine(ColocatedEngine):
         settings = {name: getattr(self, name) for name in same.split()}  # arguments of `VLLMClient.generate`
         settings |= {"min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
         with _raised_everywhere(), profiler or contextlib.nullcontext():
-            found = self.servers.generate(prompts, seeds, settings)
-        return prompts, *found
+            generated = self.servers.generate(prompts, seeds, settings)
+        return prompts, *generated
 
 
 @contextlib.contextmanager

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trl_ext.grpo.rollout import Rollout, Try
+from trl_ext.grpo.rollout import Rollout, SampledBatch
 from trl_ext.step import PROMPT_FIELDS, loss_mask
 
 
 def sample_until_full(
-    first: Try,
-    sample: Callable[[int], Try],
-    judge: Callable[[Try], list[bool]],
+    first: SampledBatch,
+    sample: Callable[[int], SampledBatch],
+    judge: Callable[[SampledBatch], list[bool]],
     may_retry: Callable[[int], bool],
     group_size: int,
     gather: Callable[[Tensor], Tensor],
     gather_rows: Callable[[list[Any]], list[Any]],
-) -> tuple[Try, dict[str, float]]:
+) -> tuple[SampledBatch, dict[str, float]]:
     """A rollout with other groups in place of uninformative ones, and metrics. A collective operation.
 
     Args:
@@ -40,11 +40,11 @@ def sample_until_full(
     while sum(map(sum, informative)) < len(informative[0]) and may_retry(len(tries)):
         tries.append(sample(len(tries)))
         informative.append(judge(tries[-1]))
-    found, groups = first, fill(informative)
+    sampled, groups = first, fill(informative)
     if tries[1:]:
-        found = assemble(tries, groups, group_size, gather, gather_rows)
-        found.batch["num_items_in_batch"] = gather(loss_mask(found.batch).sum()).sum()
-    return found, {
+        sampled = assemble(tries, groups, group_size, gather, gather_rows)
+        sampled.batch["num_items_in_batch"] = gather(loss_mask(sampled.batch).sum()).sum()
+    return sampled, {
         "dynamic_sampling/tries": float(len(tries)),
         "dynamic_sampling/informative_frac": min(1.0, sum(map(sum, informative)) / len(groups)),
     }
@@ -56,18 +56,18 @@ def fill(informative: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
     Args:
         informative: of each try, P values.
     """
-    found = [(attempt, place) for attempt, of_try in enumerate(informative) for place, ok in enumerate(of_try) if ok]
+    places = [(attempt, place) for attempt, of_try in enumerate(informative) for place, ok in enumerate(of_try) if ok]
     spare = [(0, place) for place, ok in enumerate(informative[0]) if not ok]
-    return [*found, *spare][: len(informative[0])]
+    return [*places, *spare][: len(informative[0])]
 
 
 def assemble(
-    tries: Sequence[Try],
+    tries: Sequence[SampledBatch],
     groups: Sequence[tuple[int, int]],
     group_size: int,
     gather: Callable[[Tensor], Tensor],
     gather_rows: Callable[[list[Any]], list[Any]],
-) -> Try:
+) -> SampledBatch:
     """This rank's part of a rollout of these groups. A collective operation.
 
     Args:
@@ -98,7 +98,7 @@ def assemble(
     rewards, reward = (torch.cat([getattr(t.rollout, name) for t in tries])[every] for name in ("rewards", "reward"))
     rollout = Rollout(rewards, reward, finished.bool(), lengths, correct, first.offset)
     problems = None if tries[0].problems is None else of_log([list(t.problems or ()) for t in tries])
-    return Try(batch, rollout, of_log([t.rows for t in tries]), problems)
+    return SampledBatch(batch, rollout, of_log([t.rows for t in tries]), problems)
 
 
 def _equally_wide(values: Sequence[Tensor], name: str, gather: Callable[[Tensor], Tensor]) -> list[Tensor]:

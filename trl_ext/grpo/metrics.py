@@ -130,18 +130,18 @@ class StepMetrics:
         Args:
             counts: divisors by name in place of the number of accumulated tokens, such as the tokens of the whole step.
         """
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         if self._sums:
             totals = accelerator.reduce(torch.stack(list(self._sums.values())), reduction="sum").tolist()
             for name, (total, count) in zip(self._sums, totals, strict=True):
                 if counts.get(name, count):
-                    found[name] = total / counts.get(name, count)
-        found |= {name: of_mean(found) for name, of_mean in _OF_MEANS.items() if name in found}
+                    figures[name] = total / counts.get(name, count)
+        figures |= {name: of_mean(figures) for name, of_mean in _OF_MEANS.items() if name in figures}
         if self._maxima:
             largest = accelerator.gather(torch.stack(list(self._maxima.values()))[None]).amax(dim=0).tolist()
-            found |= {name: value for name, value in zip(self._maxima, largest, strict=True) if value > -torch.inf}
+            figures |= {name: value for name, value in zip(self._maxima, largest, strict=True) if value > -torch.inf}
         self._sums, self._maxima = {}, {}
-        return found
+        return figures
 
 
 @torch.no_grad()
@@ -167,9 +167,9 @@ def tokens_of_step(
     padded = accelerator.gather(torch.nn.functional.pad(own, (0, 0, 0, max(counts) - len(own))))
     every = torch.cat([rows[:n] for rows, n in zip(padded.split(max(*counts, 1)), counts, strict=False)])
     logp, old_logp, advantage = every.unbind(dim=1)
-    places, found = order.argsort() + sum(counts[: accelerator.process_index]), []
+    places, views = order.argsort() + sum(counts[: accelerator.process_index]), []
     for mask, own_places in zip(masks, places.split([len(part) for part in parts]), strict=True):
         place = torch.full(mask.shape, -1, device=mask.device)
         place[mask] = own_places
-        found.append(StepTokens(logp, old_logp, advantage, place))
-    return found
+        views.append(StepTokens(logp, old_logp, advantage, place))
+    return views

@@ -17,7 +17,7 @@ from trl_ext.algorithms.selection import rewards_differ
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.curriculum import Curriculum
 from trl_ext.grpo.dynamic_sampling import sample_until_full
-from trl_ext.grpo.rollout import Rollout, Try
+from trl_ext.grpo.rollout import Rollout, SampledBatch
 from trl_ext.step import Rows, TRLBatch
 from trl_ext.training.stopping import TimeBudget
 
@@ -73,13 +73,17 @@ class ProblemSampler:
         """(P, G) bool: the completions of all ranks that are not trained on; None without a selection."""
         if self.select is None:
             return None
-        found = ~self.kept(rollout) & ~rollout.reward.view(-1, self._group_size).isinf()
-        self.log("rollout_selection/kept_frac", 1 - found.sum().item() / found.numel())
-        return found
+        is_left_out = ~self.kept(rollout) & ~rollout.reward.view(-1, self._group_size).isinf()
+        self.log("rollout_selection/kept_frac", 1 - is_left_out.sum().item() / is_left_out.numel())
+        return is_left_out
 
     def resampled(
-        self, first: Try, sample: Callable[[int], Try], began: float, callbacks: Sequence[TrainerCallback]
-    ) -> Try:
+        self,
+        first: SampledBatch,
+        sample: Callable[[int], SampledBatch],
+        began: float,
+        callbacks: Sequence[TrainerCallback],
+    ) -> SampledBatch:
         """A rollout with other problems in place of uninformative ones, as far as tries and time allow.
 
         Args:
@@ -88,10 +92,10 @@ class ProblemSampler:
             callbacks: the trainer's, of which a time budget is kept.
         """
 
-        def judge(found: Try) -> list[bool]:
-            informative: list[bool] = self.kept(found.rollout).any(dim=1).tolist()
-            assert found.problems is not None
-            self._update(found.problems, informative)
+        def judge(attempt: SampledBatch) -> list[bool]:
+            informative: list[bool] = self.kept(attempt.rollout).any(dim=1).tolist()
+            assert attempt.problems is not None
+            self._update(attempt.problems, informative)
             return informative
 
         def may_retry(tries: int) -> bool:
@@ -101,15 +105,15 @@ class ProblemSampler:
             return tries < self.config.dynamic_sampling_tries and not any(budget.is_spent(ahead) for budget in budgets)
 
         ranks = self._group_size, self.accelerator.gather, gather_object
-        found, metrics = sample_until_full(first, sample, judge, may_retry, *ranks)
+        sampled, metrics = sample_until_full(first, sample, judge, may_retry, *ranks)
         for name, value in metrics.items():
             self.log(name, value)
-        return found
+        return sampled
 
-    def learn(self, found: Try) -> None:
+    def learn(self, sampled: SampledBatch) -> None:
         """Tell the curriculum, where there is one, which groups had a gradient; `resampled` has done so."""
-        if found.problems is not None and self.config.dynamic_sampling_tries == 1:
-            self._update(found.problems, self._informative(found.batch, found.rollout))
+        if sampled.problems is not None and self.config.dynamic_sampling_tries == 1:
+            self._update(sampled.problems, self._informative(sampled.batch, sampled.rollout))
 
     def _update(self, problems: Sequence[int], informative: Sequence[bool]) -> None:
         """Tell the curriculum which groups of all ranks were informative, given the problems of this rank's rows."""
@@ -123,11 +127,11 @@ class ProblemSampler:
         reward = rollout.reward.view(-1, self._group_size)  # (P, G) of all ranks
         if not self.ignores_zero:
             return [True] * len(reward)
-        found = rewards_differ(reward)
+        is_informative = rewards_differ(reward)
         if self.config.uses_axes:
             rows = torch.tensor(Rows.of_trl(batch).has_gradient(), device=self.accelerator.device)
-            found = self.accelerator.gather(rows).view(reward.shape).any(dim=1)
-        informative: list[bool] = found.tolist()
+            is_informative = self.accelerator.gather(rows).view(reward.shape).any(dim=1)
+        informative: list[bool] = is_informative.tolist()
         return informative
 
     @property

@@ -64,9 +64,9 @@ class Rollout:
             gather: concatenates the ranks' values; called for what is asked for only.
         """
         own = {"lengths": self.lengths, "truncated": 1.0 - self.finished.float(), "correct": self.correct}
-        found = {name: gather(own[name]).view(-1, group_size) for name in names if name in own}
+        by_completion = {name: gather(own[name]).view(-1, group_size) for name in names if name in own}
         every = {"rewards": self.rewards.view(-1, group_size, self.rewards.shape[1]), "weights": weights}
-        return found | {name: value for name, value in every.items() if name in names}
+        return by_completion | {name: value for name, value in every.items() if name in names}
 
     def advantages(
         self,
@@ -93,8 +93,8 @@ class Rollout:
         """(P, G) bool: the completions of all ranks that a member of `SELECTIONS` keeps."""
         reward = self.reward.view(-1, group_size)
         asked = SELECTIONS.inputs_of(select)
-        found: Tensor = select(reward, **self.advantage_inputs(asked, self.reward.new_ones(0), group_size, gather))
-        return found
+        is_kept: Tensor = select(reward, **self.advantage_inputs(asked, self.reward.new_ones(0), group_size, gather))
+        return is_kept
 
     def own(self, values: Tensor) -> Tensor:
         """(N, ...) values of all ranks -> (M, ...) of this rank."""
@@ -115,7 +115,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Try:
+class SampledBatch:
     """What one call of TRL's sampling and scoring gave on this rank."""
 
     batch: TRLBatch  # M rows
@@ -175,17 +175,17 @@ def with_special_tokens(
         completions: texts, or messages, of which one that has nothing but a text is the decoded completion.
         tags_only: leave a completion to TRL unless it has a tag of the answer format among its special tokens.
     """
-    found, shown = list(completions), special_ids_with_text(tokenizer, eos_ids, tags_only)
+    decoded, shown = list(completions), special_ids_with_text(tokenizer, eos_ids, tags_only)
     are_parsed = any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema"))
     for row, (completion, ids) in enumerate(zip(completions, completion_ids, strict=True)):
         if shown.isdisjoint(ids):
             continue
         (text,) = completion_texts(tokenizer, [ids], eos_ids)
         if isinstance(completion, str):
-            found[row] = text
+            decoded[row] = text
         elif not are_parsed and len(completion) == 1 and set(completion[0]) == {"role", "content"}:
-            found[row] = [{**completion[0], "content": text}]
-    return found
+            decoded[row] = [{**completion[0], "content": text}]
+    return decoded
 
 
 def log_rows(
@@ -243,7 +243,7 @@ def sample_metrics(
     everyones = gather(own[None])  # (ranks, 11)
     count, ends, ended_tokens, *outcomes, tokens, nats = everyones[:, :9].sum(dim=0).tolist()
     shortest, minus_longest = everyones[:, 9:].amin(dim=0).tolist()
-    found = {
+    metrics = {
         "completions/clipped_ratio": 1 - _float32(ends / count),
         "completions/mean_terminated_length": _float32(ended_tokens / ends) if ends else 0.0,
         "completions/min_terminated_length": shortest if ends else 0.0,
@@ -251,7 +251,7 @@ def sample_metrics(
     }
     by_outcome = zip(("correct", "incorrect"), outcomes[::2], outcomes[1::2], strict=True)
     sampled = {f"completions/mean_length_{name}": length / n for name, n, length in by_outcome if n}
-    return found, sampled | ({"sampling/entropy_estimate": nats / tokens} if tokens else {})
+    return metrics, sampled | ({"sampling/entropy_estimate": nats / tokens} if tokens else {})
 
 
 def _float32(value: float) -> float:

@@ -46,7 +46,7 @@ from trl_ext.grpo.problem_sampler import ProblemSampler
 from trl_ext.grpo.rewards import describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
 from trl_ext.grpo.rollout import (
     Rollout,
-    Try,
+    SampledBatch,
     add_numbers,
     log_rows,
     note,
@@ -181,11 +181,11 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> TRLBatch:
         began, synced = time.perf_counter(), self._seconds_syncing()
-        found = self._sample(inputs)
+        sampled = self._sample(inputs)
         if self.model.training and self.args.dynamic_sampling_tries > 1:
             retry = functools.partial(self._sample, inputs)
-            found = self._problems.resampled(found, retry, began, self.callback_handler.callbacks)
-        batch, rollout = found.batch, found.rollout
+            sampled = self._problems.resampled(sampled, retry, began, self.callback_handler.callbacks)
+        batch, rollout = sampled.batch, sampled.rollout
         if self.model.training:
             syncing = self._seconds_syncing() - synced
             self._metrics["train"]["sync_time"].append(syncing)  # read by scripts/plan_budget.py, with the next
@@ -202,13 +202,13 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
                 "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
             )
         if self.model.training and batch["advantages"].ndim == 1:
-            note(found.rows, "advantage", batch["advantages"])
+            note(sampled.rows, "advantage", batch["advantages"])
         if self.model.training:  # an evaluation may come between two steps on one rollout
-            self.last_rollout = found.rows
-            self._problems.learn(found)
+            self.last_rollout = sampled.rows
+            self._problems.learn(sampled)
         return batch
 
-    def _sample(self, inputs: list[dict[str, Any]], attempt: int = 0) -> Try:
+    def _sample(self, inputs: list[dict[str, Any]], attempt: int = 0) -> SampledBatch:
         """Completions of these rows, or of the problems that the curriculum selects in their place, with rewards."""
         problems = self._problems.problems_for(inputs, self._step, attempt) if self.model.training else None
         if problems is not None:
@@ -217,7 +217,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             batch: TRLBatch = super()._generate_and_score_completions(inputs)
         assert self._rewarded is not None
         (rollout, rows), self._rewarded = self._rewarded, None
-        return Try(batch, rollout, rows, problems)
+        return SampledBatch(batch, rollout, rows, problems)
 
     def _advantages(self, rollout: Rollout) -> Tensor:
         """(N,) or (N, T) advantages of all ranks; TRL's table of completions gets their means over tokens."""
@@ -434,8 +434,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self._problems.curriculum is not None and "curriculum" in state:
             self._problems.curriculum.load_state_dict(state["curriculum"])
         rows, slices = self.args.per_device_train_batch_size, self.args.steps_per_generation
-        found = resumed_rollout(state, rows, slices, self._planner, self.accelerator.device)
-        self._buffered_inputs = found or self._buffered_inputs
+        buffered = resumed_rollout(state, rows, slices, self._planner, self.accelerator.device)
+        self._buffered_inputs = buffered or self._buffered_inputs
 
     def log_tokens(self) -> Callable[[int], dict[str, Any]]:
         """Keep every step's values per token until the next step; returns what tells a row's, by its number."""

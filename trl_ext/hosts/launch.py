@@ -131,13 +131,13 @@ def abandoned_locks(environment: Mapping[str, str]) -> list[Path]:
 
 
 def _open_files() -> set[Path]:
-    found = set()
+    paths = set()
     for process in psutil.process_iter():
         try:
-            found |= {Path(file.path) for file in process.open_files()}
+            paths |= {Path(file.path) for file in process.open_files()}
         except (psutil.Error, OSError):  # another user's, or it has ended
             continue
-    return found
+    return paths
 
 
 def warning_of_locks(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -72,18 +72,18 @@ def check_hosts(folder: Path, model: str | None, megabytes: int) -> tuple[list[s
 def differences(hosts: Sequence[Host]) -> list[str]:
     """What is not the same on every rank, with the host, next to the first rank."""
     first = hosts[0]
-    found = []
+    lines = []
     for rank, host in enumerate(hosts):
         for package, there in host.versions.items():
             if there != first.versions[package]:
-                found.append(
+                lines.append(
                     f"{package} is {there} on {host.name} (rank {rank}) and {first.versions[package]} on {first.name}"
                 )
         if host.model != first.model:
-            found.append(f"the model on {host.name} (rank {rank}) is not that on {first.name}: {host.model}")
+            lines.append(f"the model on {host.name} (rank {rank}) is not that on {first.name}: {host.model}")
     if first.model is not None and first.model.startswith("cannot be read"):
-        found.append(f"the model {first.model} on {first.name}")
-    return found
+        lines.append(f"the model {first.model} on {first.name}")
+    return lines
 
 
 def this_host(model: str | None) -> Host:

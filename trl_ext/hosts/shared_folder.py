@@ -41,11 +41,11 @@ def refuse_unshared(folder: Path, setting: str) -> None:
     raise_everywhere(error, InputError)
     mark, is_parent = broadcast_object_list([mark, mark is not None and not folder.is_dir()])
     mine = (folder.parent if is_parent else folder).absolute() / mark.name
-    found = gather_object([(socket.gethostname(), str(mine.parent), _appears(mine))])
+    reports = gather_object([(socket.gethostname(), str(mine.parent), _appears(mine))])
     if state.is_main_process:
         mark.unlink(missing_ok=True)
-    first, there, _ = found[0]
-    for rank, (host, here, seen) in enumerate(found):
+    first, there, _ = reports[0]
+    for rank, (host, here, seen) in enumerate(reports):
         if not seen:
             raise InputError(
                 f"host {host} (rank {rank}) does not see {setting} {str(folder)!r} of host {first} (rank 0): what rank "
@@ -65,9 +65,9 @@ def refuse_different(path: Path, setting: str) -> None:
         content = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         content = error.strerror or type(error).__name__
-    found = gather_object([(socket.gethostname(), content)])
-    first, wanted = found[0]
-    for rank, (host, content) in enumerate(found):
+    contents = gather_object([(socket.gethostname(), content)])
+    first, wanted = contents[0]
+    for rank, (host, content) in enumerate(contents):
         if content != wanted:
             raise InputError(
                 f"{setting} {str(path)!r} is not the same on host {first} (rank 0) and host {host} (rank {rank}): put "

@@ -18,8 +18,8 @@ from trl_ext.io import fence_of, read_json, read_jsonl, read_yaml, write_text
 from trl_ext.runs.layout import CONFIG, CURVE, GENERATIONS, SUMMARY, RunFolder
 from trl_ext.runs.provenance import devices_of, versions_of
 from trl_ext.runs.recipes import RECIPES
-from trl_ext.runs.report import selection_note
 from trl_ext.runs.summary import RunSummary
+from trl_ext.runs.tables_and_plots import selection_note
 
 _SAMPLES = 3
 _TEMPLATE = Path(__file__).with_name("card.md")
@@ -75,8 +75,8 @@ def is_hub_id(name: object) -> TypeGuard[str]:
 
 def base_of(run: Path) -> str | None:
     """What the adapter in a folder is an adapter of; None for a whole model."""
-    found = read_json(run / ADAPTER).get("base_model_name_or_path") if (run / ADAPTER).exists() else None
-    return str(found) if found else None
+    base = read_json(run / ADAPTER).get("base_model_name_or_path") if (run / ADAPTER).exists() else None
+    return str(base) if base else None
 
 
 def _values(run: Path, repo_id: str | None, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,8 +113,8 @@ def _values(run: Path, repo_id: str | None, summary: Mapping[str, Any], settings
 def gguf_origin(policy: str) -> dict[str, Any] | None:
     """What is known of the GGUF file that a policy, or the earlier run that it is of, began with; else None."""
     folder = Path(locate(policy).base)
-    if found := origin_of(folder):
-        return {**found, "of_base": True}
+    if origin := origin_of(folder):
+        return {**origin, "of_base": True}
     summaries = (place / SUMMARY for place in (folder, folder.parent))
     earlier = next((read_json(file).get("gguf") for file in summaries if file.is_file()), None)
     return {**earlier, "of_base": False} if earlier else None

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from trl_ext.compat.given import given
 from trl_ext.errors import brief_in_notebooks
-from trl_ext.evaluation.report import grade_rows
+from trl_ext.evaluation.evaluator import grade_rows
 from trl_ext.generation.completion import derive_seed
 from trl_ext.imitation.schedule import optimizer_steps, questions_of_step, step_counts, step_line
 from trl_ext.imitation.selection import SELECTIONS, Row

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from trl_ext.evaluation.report import is_correct, mean_length
+from trl_ext.evaluation.evaluator import is_correct, mean_length
 from trl_ext.generation.completion import mean_over_tokens
 from trl_ext.imitation.selection import Row
 
@@ -16,13 +16,13 @@ def questions_of_step(available: int, wanted: int, step: int, seed: int) -> list
     """Which of the `available` questions a step (from 1) samples for: all are used before any is repeated."""
     wanted = min(wanted, available)
     start = (step - 1) * wanted
-    found: list[int] = []
-    while len(found) < wanted:
-        turn, place = divmod(start + len(found), available)
+    questions: list[int] = []
+    while len(questions) < wanted:
+        turn, place = divmod(start + len(questions), available)
         order = list(range(available))
         Random(f"{seed} {turn}").shuffle(order)
-        found += order[place : place + wanted - len(found)]
-    return found
+        questions += order[place : place + wanted - len(questions)]
+    return questions
 
 
 def optimizer_steps(rows: Sequence[Row], batch: int, epochs: int, seed: str) -> list[list[Row]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trl_ext.evaluation.report import is_correct
+from trl_ext.evaluation.evaluator import is_correct
 from trl_ext.registry import Registry
 
 SELECTIONS = Registry("selection")
@@ -59,7 +59,7 @@ def _select_per_question(rows: Sequence[Row], k: int, key: Callable[[Row], Any])
 
 
 def _first_with(rows: Sequence[Row], key: Callable[[Row], Any]) -> list[Row]:
-    found: dict[Any, Row] = {}
+    first_rows: dict[Any, Row] = {}
     for row in filter(is_correct, rows):
-        found.setdefault((row["question"], key(row)), row)
-    return list(found.values())
+        first_rows.setdefault((row["question"], key(row)), row)
+    return list(first_rows.values())

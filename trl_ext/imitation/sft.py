@@ -234,14 +234,14 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """TRL's loss; a micro-batch without a trained token logs no entropy of 0."""
-        found = super().compute_loss(model, inputs, *args, **kwargs)
+        computed = super().compute_loss(model, inputs, *args, **kwargs)
         metrics = self._mode_metrics
         trained = self.accelerator.gather((inputs["labels"][:, 1:] != -100).sum()[None]).sum()
         for name in () if trained else ("entropy", "mean_token_accuracy"):
             metrics[name].pop()
             if not metrics[name]:
                 del metrics[name]
-        return found
+        return computed
 
 
 def _rows(batch: Mapping[str, torch.Tensor]) -> int:
@@ -268,9 +268,9 @@ def tokenized(
     responses = tokenizer(text=[row["response"] for row in listed], add_special_tokens=False)["input_ids"]
     end = tokenizer.eos_token_id
     ended = [r if end is None or r[-1:] == [end] else [*r, end] for r in responses]
-    found = [
+    examples = [
         {"input_ids": [*p, *r], "completion_mask": [0] * len(p) + [1] * len(r)}
         for p, r in zip(prompts, ended, strict=True)
     ]
-    kept = [row for row in found if max_length is None or len(row["input_ids"]) <= max_length]
-    return kept, len(found) - len(kept)
+    kept = [row for row in examples if max_length is None or len(row["input_ids"]) <= max_length]
+    return kept, len(examples) - len(kept)

@@ -36,15 +36,15 @@ class Kind:
     def read(self, problem: str) -> tuple[str, list[str]]:
         """The start and the operations of a problem."""
         names, formulas = re.findall(r"\{(\w+)\}", self.question), re.findall(r"\$([^$]+)\$", problem)
-        found = dict(zip(names, formulas, strict=False))
-        return found["start"], found["operations"].split(", ")
+        parts = dict(zip(names, formulas, strict=False))
+        return parts["start"], parts["operations"].split(", ")
 
     def states(self, start: str, operations: Sequence[str]) -> list[str]:
         """The start, and the state after each operation."""
-        found = [start]
+        reached = [start]
         for operation in operations:
-            found.append(self.apply(found[-1], operation))
-        return found
+            reached.append(self.apply(reached[-1], operation))
+        return reached
 
 
 def stepwise(
@@ -115,18 +115,18 @@ def work(kind: Kind, incorrect: str, lapses: float, row: Row, rng: Random) -> tu
         written.append(f"{operation}={state}")
         if lapse and incorrect == "longer":
             again = _done_again(kind, state, rng)
-            written += (f"{AGAIN}{operation}={found}" for found in again)
+            written += (f"{AGAIN}{operation}={redone}" for redone in again)
             state = again[-1]
     return ", ".join(written), state
 
 
 def _done_again(kind: Kind, state: str, rng: Random) -> list[str]:
     """The results of doing a step again and again, of which a wrong one stays."""
-    found = [state]
-    while len(found) == 1 or rng.random() < REPEATS:
-        slips = found[-1] == state and rng.random() < GOES_WRONG
-        found.append(kind.slip(state, rng) if slips else found[-1])
-    return found[1:]
+    results = [state]
+    while len(results) == 1 or rng.random() < REPEATS:
+        slips = results[-1] == state and rng.random() < GOES_WRONG
+        results.append(kind.slip(state, rng) if slips else results[-1])
+    return results[1:]
 
 
 def check_steps(kind: Kind, problem: str, response: str) -> list[Step]:
@@ -138,7 +138,7 @@ def check_steps(kind: Kind, problem: str, response: str) -> list[Step]:
     start, operations = kind.read(problem)
     truth = kind.states(start, operations)
     before = state = start  # of the last step, and after it
-    done, found = 0, []
+    done, steps = 0, []
     for match in _STEP.finditer(response.partition("<")[0]):
         again, operation, result, end = match.groups()
         if not (again and done):
@@ -147,5 +147,5 @@ def check_steps(kind: Kind, problem: str, response: str) -> list[Step]:
         is_valid = follows and bool(re.fullmatch(kind.state, before))
         state = end or result
         is_valid = is_valid and kind.states(before, operations[first:done])[-1] == state
-        found.append(Step(match.start(), match.end(), is_valid, follows and state == truth[done]))
-    return found
+        steps.append(Step(match.start(), match.end(), is_valid, follows and state == truth[done]))
+    return steps

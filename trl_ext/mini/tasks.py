@@ -31,9 +31,9 @@ def _solution(row: Row, rng: Random) -> tuple[str, str]:
 
 def _equations(problem: str, response: str) -> list[Step]:
     """Sums, differences and products; whether they are what the problem needs is not known."""
-    found = []
+    steps = []
     for match in _EQUATION.finditer(response):
         left, sign, right, result = match.groups()
         is_true = _OPERATORS[sign](int(left), int(right)) == int(result)
-        found.append(Step(match.start(), match.end(), is_true, is_true))
-    return found
+        steps.append(Step(match.start(), match.end(), is_true, is_true))
+    return steps

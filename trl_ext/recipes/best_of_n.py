@@ -12,8 +12,8 @@ import numpy as np
 from accelerate import PartialState
 
 from trl_ext.errors import InputError
+from trl_ext.evaluation.evaluator import SAMPLES, Report, is_correct
 from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
-from trl_ext.evaluation.report import SAMPLES, Report, is_correct
 from trl_ext.evaluation.statistics import mean_interval
 from trl_ext.io import read_jsonl, read_yaml, write_json, write_jsonl
 from trl_ext.plots import figure
@@ -62,13 +62,13 @@ def run_best_of_n(settings: BestOfN) -> dict[str, Any]:
             _take_over(settings, Path(settings.first_from), Path(settings.output_dir), decisive[FINGERPRINTS])
 
     report = run_evaluation(settings, take_over)
-    found = curves(report, sorted(set(settings.at)))
+    figures = curves(report, sorted(set(settings.at)))
     folder = Path(settings.output_dir)
     if PartialState().is_main_process:
-        write_json(folder / "best_of_n.json", {**found, **provenance()}, indent=2)
-        draw(folder / "best_of_n.png", found, title=folder.name)
-        print(table(found))
-    return found
+        write_json(folder / "best_of_n.json", {**figures, **provenance()}, indent=2)
+        draw(folder / "best_of_n.png", figures, title=folder.name)
+        print(table(figures))
+    return figures
 
 
 def _take_over(settings: BestOfN, earlier: Path, folder: Path, made_from: Mapping[str, str]) -> None:
@@ -98,7 +98,7 @@ def curves(report: Report, at: list[int]) -> dict[str, Any]:
     correct = np.array([[is_correct(row) for row in samples] for samples in rows])  # (P, N)
     score = np.array([[row["logp"] / max(row["tokens"], 1) for row in samples] for samples in rows])  # (P, N)
     answers = [[row["extracted"] for row in samples] for samples in rows]
-    found: dict[str, Any] = {name: {} for name in CURVES}
+    intervals: dict[str, Any] = {name: {} for name in CURVES}
     for n in at:
         values = {
             "pass": pass_at_n(correct, n),
@@ -108,24 +108,26 @@ def curves(report: Report, at: list[int]) -> dict[str, Any]:
         }
         for name, scores in values.items():
             low, high = mean_interval(scores.tolist())
-            found[name][str(n)] = {"mean": float(scores.mean()), "low": low, "high": high}
+            intervals[name][str(n)] = {"mean": float(scores.mean()), "low": low, "high": high}
     mixed = int((correct.any(axis=1) & ~correct.all(axis=1)).sum())
     return {
         "problems": len(rows),
         "samples": int(correct.shape[1]),
-        **found,
+        **intervals,
         "problems_with_right_and_wrong": mixed,
         "likelihood_prefers_wrong": prefers_incorrect(correct, score) if mixed else None,
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def table(figures: dict[str, Any]) -> str:
     """The curves as a person reads them, and the gap between Best@n and pass@n in numbers."""
-    at = list(found["pass"])
+    at = list(figures["pass"])
     lines = ["", f"{'n':<52}" + "".join(f"{n:>8}" for n in at)]
-    lines += [f"{label:<52}" + "".join(f"{found[name][n]['mean']:>8.3f}" for n in at) for name, label in CURVES.items()]
-    preferred, mixed, last = found["likelihood_prefers_wrong"], found["problems_with_right_and_wrong"], at[-1]
-    gap = found["first"][last]["mean"] - found["best"][last]["mean"]
+    lines += [
+        f"{label:<52}" + "".join(f"{figures[name][n]['mean']:>8.3f}" for n in at) for name, label in CURVES.items()
+    ]
+    preferred, mixed, last = figures["likelihood_prefers_wrong"], figures["problems_with_right_and_wrong"], at[-1]
+    gap = figures["first"][last]["mean"] - figures["best"][last]["mean"]
     lines.append(f"\nBest@{last} is {gap:.3f} below the best that choosing among the first {last} could do.")
     if preferred is not None and not math.isnan(preferred):
         lines.append(
@@ -135,11 +137,11 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(path: Path, found: dict[str, Any], title: str) -> None:
+def draw(path: Path, figures: dict[str, Any], title: str) -> None:
     """The curves with their intervals, as a PNG."""
     with figure(path, (7, 4.5), title=title) as (panel,):
         for name, label in CURVES.items():
-            points = found[name]
+            points = figures[name]
             at = [int(n) for n in points]
             panel.plot(at, [point["mean"] for point in points.values()], marker="o", markersize=4, label=label)
             low, high = ([point[end] for point in points.values()] for end in ("low", "high"))

@@ -98,8 +98,8 @@ def parse(
     if (topic := topic_of(given)) == "all":
         given = ["--help"]  # which argparse answers
     elif topic is not None:
-        found = settings_in(settings, _fields(default_config))
-        print(help_on(topic, found) if topic else page_of(description, f"{default_config.stem}.py", found))
+        listed = settings_in(settings, _fields(default_config))
+        print(help_on(topic, listed) if topic else page_of(description, f"{default_config.stem}.py", listed))
         sys.exit(0)
     try:
         return read_settings(settings, description, default_config, given)
@@ -216,8 +216,8 @@ def _message_of(error: Exception) -> tuple[str, str]:
 
     Any other ends the process with its traceback, without secrets, since it may end in a log.
     """
-    if (lost := explain_network_error(error)) is not None:
-        return lost, ""
+    if (line := explain_network_error(error)) is not None:
+        return line, ""
     advice = _LESS_MEMORY if is_out_of_memory(error) else ""
     if not advice and (own := lines_of_user_files(error)):
         return summary_of(error), own
@@ -237,13 +237,13 @@ def _fail(message: str, folder: str, frames: str = "") -> NoReturn:
 
 
 def _how_to_resume(folder: str) -> str:
-    found = checkpoints(Path(folder))
+    saved = checkpoints(Path(folder))
     if graded := [part for part in Path(folder).glob(PARTS) if part.stat().st_size]:
         count = sum(len(part.read_bytes().splitlines()) for part in graded)
         return f"{count} graded samples are in {folder}; the same command with --output_dir {folder} draws the rest"
-    if not found:
+    if not saved:
         return f"partial output is in {folder}; there is no checkpoint to resume from"
-    last = found[0].name
+    last = saved[0].name
     return f"the run is in {folder} up to {last}; resume with the same command, --output_dir {folder} and --resume auto"
 
 

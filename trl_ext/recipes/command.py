@@ -125,8 +125,8 @@ def _do_itself(name: str, arguments: Sequence[str]) -> None:
 
 def files() -> dict[str, Path]:
     """The files of `recipes/` and `accelerate_configs/` that are written by people, by their path there."""
-    found = [path for folder in FOLDERS for path in shipped(folder).rglob("*") if path.suffix in (".py", ".yaml")]
-    return {path.relative_to(shipped()).as_posix(): path for path in sorted(found)}
+    paths = [path for folder in FOLDERS for path in shipped(folder).rglob("*") if path.suffix in (".py", ".yaml")]
+    return {path.relative_to(shipped()).as_posix(): path for path in sorted(paths)}
 
 
 def path_of(name: str) -> Path:
@@ -137,11 +137,11 @@ def path_of(name: str) -> Path:
     """
     scripts = {name: shipped(f"recipes/{target}") for name, target in programs().items() if target.endswith(".py")}
     known = {**files(), **scripts}
-    found = known.get(name) or known.get(name.replace("_", "-"))
-    if found is None:
+    path = known.get(name) or known.get(name.replace("_", "-"))
+    if path is None:
         nearest = difflib.get_close_matches(name, known, n=3)
         hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
         raise InputError(
             f"no command has a script and the package no file {name!r}.{hint} `trl-ext path` lists the files"
         )
-    return found
+    return path

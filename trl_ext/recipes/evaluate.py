@@ -23,8 +23,8 @@ from trl_ext.data.responses import completion_of, read_responses
 from trl_ext.data.source import Source
 from trl_ext.errors import InputError, Stopped
 from trl_ext.evaluation.disagreements import agreement
+from trl_ext.evaluation.evaluator import SAMPLES, Report, grade_rows, is_correct
 from trl_ext.evaluation.export import ExportedTask, write_tasks
-from trl_ext.evaluation.report import SAMPLES, Report, grade_rows, is_correct
 from trl_ext.generation.engine_choice import dtype_to_sample_in
 from trl_ext.generation.interruption import SamplingStopped, StopRequest
 from trl_ext.generation.model_source import loadable, locate
@@ -52,8 +52,8 @@ from trl_ext.rewards.workers.pool import PoolError
 from trl_ext.runs.fingerprint import fingerprints_of_named_files
 from trl_ext.runs.layout import PARTS, SUMMARY
 from trl_ext.runs.provenance import provenance
-from trl_ext.runs.report import evaluation_summary, evaluation_table, examples
 from trl_ext.runs.resume import SettingsKnowledge
+from trl_ext.runs.tables_and_plots import evaluation_summary, evaluation_table, examples
 from trl_ext.setting import OnResume
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.responses import OPTIONAL, fields_of
 from trl_ext.errors import InputError
-from trl_ext.evaluation.report import HANDOUT_NAMES, OUTCOMES
+from trl_ext.evaluation.evaluator import HANDOUT_NAMES, OUTCOMES
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.engine_choice import choose_engine, dtype_to_sample_in
 from trl_ext.generation.gguf import with_file

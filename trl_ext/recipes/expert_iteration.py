@@ -13,14 +13,14 @@ from trl_ext.compat.given import given
 from trl_ext.errors import brief_in_notebooks
 from trl_ext.imitation.expert_iteration import FOLDER, STEPS, ExpertIterationConfig, ExpertIterationTrainer
 from trl_ext.io import read_jsonl
-from trl_ext.recipes.settings import Task
+from trl_ext.recipes.settings import TaskSettings
 from trl_ext.runs.layout import METRICS
-from trl_ext.runs.report import write_steps_plot
+from trl_ext.runs.tables_and_plots import write_steps_plot
 
 
 @brief_in_notebooks
 @dataclass
-class ExpertIterationTask(Task):
+class ExpertIterationTask(TaskSettings):
     """Questions to sample for, with the grader that validates; the policy is measured after each step."""
 
     def __post_init__(self) -> None:

@@ -221,8 +221,8 @@ def _nearest(config: ExtGRPOConfig) -> str:
         return [part for part, value in parts.items() if (getattr(config, part) or {}) != (value or {})]
 
     def distance(name: str) -> tuple[int, int, bool]:
-        found = differing(name)
-        return len(set(found) & set(_AXES)), len(found), name != config.preset
+        differences = differing(name)
+        return len(set(differences) & set(_AXES)), len(differences), name != config.preset
 
     nearest = min(PRESETS, key=distance)
     different = [f"{part}={getattr(config, part)}" for part in differing(nearest)]

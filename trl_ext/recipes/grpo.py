@@ -10,17 +10,17 @@ from typing import Any
 from trl import ModelConfig
 
 from trl_ext.errors import brief_in_notebooks
-from trl_ext.evaluation.report import SAMPLES, is_correct
+from trl_ext.evaluation.evaluator import SAMPLES, is_correct
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.io import read_jsonl
-from trl_ext.recipes.settings import Data, Task
+from trl_ext.recipes.settings import Data, TaskSettings
 from trl_ext.rewards.hooks import REWARDS
 from trl_ext.setting import Group, OnResume, setting
 
 
 @brief_in_notebooks
 @dataclass
-class GRPOTask(Task):
+class GRPOTask(TaskSettings):
     """Problems, a reward for the rollouts, and how the policy is measured."""
 
     reward: str = setting(

@@ -28,10 +28,10 @@ def fingerprints(settings: Evaluation, model: str, problems: Iterable[Mapping[st
     """Hashes of weights, configuration, tokenizer and rows, and of a grader's own file; an InputError without them."""
     try:
         own = {"grader": " ".join(fingerprints_of_named_files(settings.grader).values())}
-        found = fingerprint_of_model(model) | {"rows": fingerprint_of_rows(problems)}
+        hashes = fingerprint_of_model(model) | {"rows": fingerprint_of_rows(problems)}
     except (OSError, ValueError) as error:
         raise InputError(f"model {model!r}: {error}") from error
-    return found | {name: value for name, value in own.items() if value}
+    return hashes | {name: value for name, value in own.items() if value}
 
 
 def refuse_other_inputs(folder: Path, there: Mapping[str, str] | None, mine: Mapping[str, str]) -> None:

@@ -60,9 +60,13 @@ def choose_attention(model: ModelConfig) -> str | None:
     """Replace `attn_implementation: auto` by FlashAttention-2 where it can be had, else by torch's; returns a line."""
     if model.attn_implementation != "auto":
         return None
-    found = is_flash_attn_2_available()
-    model.attn_implementation = FLASH if found else None
-    return f"attention: {FLASH}" if found else "attention: sdpa, since flash-attn is not installed or there is no GPU"
+    is_available = is_flash_attn_2_available()
+    model.attn_implementation = FLASH if is_available else None
+    return (
+        f"attention: {FLASH}"
+        if is_available
+        else "attention: sdpa, since flash-attn is not installed or there is no GPU"
+    )
 
 
 def loaded_as(model: ModelConfig) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from trl_ext.io import print_line
 from trl_ext.recipes.chat import Chat, doubled_begin, needs_a_model, refuse_unused_options
 from trl_ext.recipes.model_settings import check_model_settings, choose_attention
 from trl_ext.recipes.requirements import check_requirements
-from trl_ext.recipes.settings import Data, Task
+from trl_ext.recipes.settings import Data, TaskSettings
 from trl_ext.rewards.graders import shared_pool
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ CHECKS_GROUP = "trl_ext.checks"  # entry points: functions that get what `run_ch
 class Prepared:
     """Settings that can work together, data that can be trained and measured on, and the policy to begin with."""
 
-    task: Task
+    task: TaskSettings
     model: ModelConfig
     config: TrainingArguments
     data: Data
@@ -56,7 +56,7 @@ class Prepared:
             print_line(line)
 
 
-def prepare(task: Task, model: ModelConfig, config: TrainingArguments, load: Callable[[int], Data]) -> Prepared:
+def prepare(task: TaskSettings, model: ModelConfig, config: TrainingArguments, load: Callable[[int], Data]) -> Prepared:
     """Load the data, by `load(seed)`, and refuse with an `InputError` what could not work, before a model loads."""
     use_all_cores()
     logging.disable_progress_bar()  # of transformers and datasets: bars of half a second inside the run's own
@@ -80,7 +80,7 @@ def prepare(task: Task, model: ModelConfig, config: TrainingArguments, load: Cal
     return Prepared(task, model, config, data, policy, seconds)
 
 
-def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -> None:
+def _check_settings(task: TaskSettings, model: ModelConfig, config: TrainingArguments) -> None:
     """What can be known before the data are read."""
     if (line := choose_attention(model)) and not config.process_index:
         print_line(line)
@@ -113,12 +113,12 @@ def _check_settings(task: Task, model: ModelConfig, config: TrainingArguments) -
         check_server(config)
 
 
-def _base_policy(task: Task, config: TrainingArguments) -> str:
+def _base_policy(task: TaskSettings, config: TrainingArguments) -> str:
     with config.main_process_first(desc="making the base policy"):
         return task.base_policy(config.seed)
 
 
-def run_checks(task: Task, model: ModelConfig, config: TrainingArguments, data: Data, policy: str) -> None:
+def run_checks(task: TaskSettings, model: ModelConfig, config: TrainingArguments, data: Data, policy: str) -> None:
     """The checks of a run that installed distributions bring, such as this one's estimate of memory.
 
     Raises:
@@ -161,7 +161,7 @@ def check_server(config: TrainingArguments) -> Servers:
     return Servers(urls, config.vllm_server_timeout, config.device.type)
 
 
-def rows_in_context(data: Data, task: Task, policy: str, model: ModelConfig, config: TrainingArguments) -> Data:
+def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelConfig, config: TrainingArguments) -> Data:
     """The rows whose prompts leave room for the longest response, as texts.
 
     A tokenizer that is not the model's is refused.
@@ -219,7 +219,7 @@ def tokenizer_and_shape(source: ModelSource, **known: Any) -> tuple[PreTrainedTo
     return tokenizer, shape
 
 
-def check_answers(data: Data, task: Task, config: TrainingArguments) -> None:
+def check_answers(data: Data, task: TaskSettings, config: TrainingArguments) -> None:
     """Grade every reference answer against itself; refuse a split of which most cannot be matched."""
     for role, grader in task.graders.items():
         if role in data.sources:

@@ -23,16 +23,16 @@ from trl_ext.io import as_yaml, plain, write_json, write_text
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.model_settings import init_kwargs
 from trl_ext.recipes.preflight import Prepared
-from trl_ext.recipes.settings import Data, Task
+from trl_ext.recipes.settings import Data, TaskSettings
 from trl_ext.redaction import redact
 from trl_ext.runs import folder as runs
 from trl_ext.runs.fingerprint import fingerprint_of_model
 from trl_ext.runs.layout import CONFIG, CURVE, METRICS, RESOLVED, SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.recipes import recipe_of
-from trl_ext.runs.report import before_after_table, selection_note, write_curve
 from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
+from trl_ext.runs.tables_and_plots import before_after_table, selection_note, write_curve
 from trl_ext.setting import OnResume
 from trl_ext.training.callbacks import JsonlLog, Validation
 from trl_ext.training.progress import show_progress
@@ -185,7 +185,7 @@ class RecipeRun:
         return summary
 
 
-def write_config(path: Path, task: Task, model: ModelConfig, config: TrainingArguments) -> None:
+def write_config(path: Path, task: TaskSettings, model: ModelConfig, config: TrainingArguments) -> None:
     """Every setting as resolved, in a file that `--config` reads again; those that nobody gave as comments.
 
     `resolved.json` next to it holds all of them for programs. The Hub token is left out.
@@ -196,9 +196,9 @@ def write_config(path: Path, task: Task, model: ModelConfig, config: TrainingArg
     defaults: dict[str, Any] = {}
     meaning = on_resume(type(part) for part in (task, model, config))
     for part in (task, model, config):
-        found = recorded(part)
-        written = given(part, found)
-        for name, value in found.items():
+        values = recorded(part)
+        written = given(part, values)
+        for name, value in values.items():
             is_set = name in written and name not in _DERIVED and meaning.get(name) is not OnResume.OF_PROCESS
             (settings if is_set else defaults)[name] = value
     passes = config.gradient_accumulation_steps * config.world_size  # forward passes of an optimizer step

@@ -36,7 +36,7 @@ class Data:
 
 
 @dataclass
-class Task(DatasetSettings):
+class TaskSettings(DatasetSettings):
     """What to learn and how it is measured; every recipe has its own."""
 
     train_split: str = setting("train", "The split to train on.", Group.MODEL)

@@ -85,7 +85,7 @@ def settings_in(classes: Iterable[type], defaults: Mapping[str, object]) -> list
 
     In a group ours come first, but TRL's of the model before all.
     """
-    found = []
+    listed = []
     for kind in classes:
         usual, ours = {**defaults_of(kind), **defaults}, facts_of(kind)
         written = [name for base in reversed(kind.__mro__) for name in inspect.get_annotations(base)]
@@ -94,8 +94,8 @@ def settings_in(classes: Iterable[type], defaults: Mapping[str, object]) -> list
             text = str(f.metadata.get("help", "")).replace("%%", "%")
             is_ours, theirs = f.name in ours, THEIRS.get(f.name, Theirs(None))
             text, group = (text, ours[f.name].group) if is_ours else (theirs.text or text, theirs.group)
-            found.append(Setting(f.name, _shown(usual[f.name]), text, group, is_ours))
-    return sorted(found, key=lambda setting: setting.is_ours == (setting.group is Group.MODEL))
+            listed.append(Setting(f.name, _shown(usual[f.name]), text, group, is_ours))
+    return sorted(listed, key=lambda setting: setting.is_ours == (setting.group is Group.MODEL))
 
 
 def other_words(classes: Iterable[type]) -> dict[str, str]:

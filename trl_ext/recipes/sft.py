@@ -13,7 +13,7 @@ from trl_ext.errors import InputError, brief_in_notebooks
 from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
 from trl_ext.imitation.sft import ExtSFTConfig, tokenized
-from trl_ext.recipes.settings import Data, Task
+from trl_ext.recipes.settings import Data, TaskSettings
 from trl_ext.setting import Group, setting
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @brief_in_notebooks
 @dataclass
-class SFTTask(Task):
+class SFTTask(TaskSettings):
     """Traces to fine-tune on, and problems that the policy is measured on."""
 
     traces: str = setting(

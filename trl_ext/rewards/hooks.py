@@ -72,8 +72,8 @@ REWARDS.register(as_reward(GRADERS["strict"], pays_format=True))
 
 def _problems(columns: Mapping[str, Any]) -> list[str] | None:
     """The column `problem` of a dataset, or the prompts, in which the problems are; None where there are neither."""
-    found = columns.get("problem") or columns.get("prompts")
-    return None if found is None else [completion_text(problem) for problem in found]
+    column = columns.get("problem") or columns.get("prompts")
+    return None if column is None else [completion_text(problem) for problem in column]
 
 
 def _log(grades: Sequence[Grade], log_extra: LogExtra | None, log_metric: LogMetric | None) -> None:

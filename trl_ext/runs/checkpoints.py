@@ -33,8 +33,8 @@ def step_of(checkpoint: Path) -> int:
 
 def checkpoints(run: Path) -> list[Path]:
     """The run's checkpoints, the newest first, good or not."""
-    found = [path for path in run.glob("checkpoint-*") if path.is_dir() and _NAME.fullmatch(path.name)]
-    return sorted(found, key=step_of, reverse=True)
+    folders = [path for path in run.glob("checkpoint-*") if path.is_dir() and _NAME.fullmatch(path.name)]
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def state_file(rank: int) -> str:
@@ -90,10 +90,10 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     """The newest good checkpoint, and a line for every newer one that had to be skipped."""
     skipped: list[str] = []
     for checkpoint in checkpoints(run):
-        found = find_corruption(checkpoint)
-        if found is None:
+        corruption = find_corruption(checkpoint)
+        if corruption is None:
             return checkpoint, skipped
-        skipped.append(f"skipped {checkpoint}: {found}")
+        skipped.append(f"skipped {checkpoint}: {corruption}")
     return None, skipped
 
 
@@ -139,7 +139,7 @@ def prune(run: Path, limit: int | None, keep: Iterable[Path] = ()) -> None:
 
 def archive_newer(checkpoint: Path) -> None:
     """Let the run resume from here: newer checkpoints that are damaged are removed, good ones renamed `.set_aside`."""
-    for newer in [found for found in checkpoints(checkpoint.parent) if step_of(found) > step_of(checkpoint)]:
+    for newer in [other for other in checkpoints(checkpoint.parent) if step_of(other) > step_of(checkpoint)]:
         if find_corruption(newer) is not None:
             _discard(newer)
         else:
@@ -172,8 +172,8 @@ def _discard(checkpoint: Path) -> None:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: found[name] for name in sorted(found) if name != MANIFEST}
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: files[name] for name in sorted(files) if name != MANIFEST}
 
 
 def _crc32(path: Path) -> int:

@@ -44,9 +44,9 @@ def state_of_rank(checkpoint: Path, rank: int, mapped: bool = False) -> dict[str
 
     for path in (checkpoint / state_file(rank), checkpoint / state_file(0)):
         if path.is_file():
-            found: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=mapped)
+            state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=mapped)
             is_own = path.name == state_file(rank)
-            return found if is_own else {k: v for k, v in found.items() if k not in ("rollout", "last_rollout")}
+            return state if is_own else {k: v for k, v in state.items() if k not in ("rollout", "last_rollout")}
     return None
 
 
@@ -98,9 +98,9 @@ def _restarts(checkpoint: Path, state: Mapping[str, Any], resuming: Resuming) ->
         missing[-1] += ", since it was saved with save_only_model"
     if resuming.syncs_reference and not _has(checkpoint, REFERENCE):
         missing.append(f"the reference of sync_ref_model, from the model that the run began with (no {REFERENCE})")
-    if lost := sorted({*state.get("without_state", ())} & {*resuming.callbacks}):
+    if lacking := sorted({*state.get("without_state", ())} & {*resuming.callbacks}):
         missing.append(
-            f"{', '.join(lost)}, whose tensors are in no checkpoint: a callback is resumed if it has state_dict and "
+            f"{', '.join(lacking)}, whose tensors are in no checkpoint: a callback is resumed if it has state_dict and "
             "load_state_dict, or is an ExportableState"
         )
     return missing
@@ -146,8 +146,8 @@ def _shared_state(checkpoint: Path) -> dict[str, Any]:
 def _others(checkpoint: Path) -> list[Path]:
     """The run's other good checkpoints, the newest first."""
     named = re.fullmatch(r"checkpoint-\d+", checkpoint.name)
-    found = checkpoints(checkpoint.parent) if named else []
-    return [other for other in found if other != checkpoint and find_corruption(other) is None]
+    siblings = checkpoints(checkpoint.parent) if named else []
+    return [other for other in siblings if other != checkpoint and find_corruption(other) is None]
 
 
 def _has(checkpoint: Path, *patterns: str) -> bool:

@@ -39,13 +39,13 @@ def fingerprint_of_model(name_or_path: str, revision: str | None = None) -> dict
     if not folder.is_dir():
         commit = _commit_on_hub(name_or_path, revision)
         return dict.fromkeys(_GROUPS, commit)
-    found = {group: digest_of_files(files) for group, files in _files_by_group(folder).items()}
+    hashes = {group: digest_of_files(files) for group, files in _files_by_group(folder).items()}
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and (base := read_json(adapter).get("base_model_name_or_path")):
         of_base = fingerprint_of_model(str(base), read_json(adapter).get("revision"))
-        found["weights"] = f"{found['weights']} on {of_base['weights']}"
-        found["configuration"] = f"{found['configuration']} on {of_base['configuration']}"
-    return found
+        hashes["weights"] = f"{hashes['weights']} on {of_base['weights']}"
+        hashes["configuration"] = f"{hashes['configuration']} on {of_base['configuration']}"
+    return hashes
 
 
 def fingerprint_of_rows(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -62,14 +62,14 @@ def fingerprints_of_named_files(settings: object) -> dict[str, str]:
     Args:
         settings: texts in mappings and lists of any depth. A path with `{split}` names the files of all splits.
     """
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for text in sorted(set(texts_in(settings))):
         files = sorted(_files_named(text))
         if files:
-            found[text] = digest_of_files(files)
+            hashes[text] = digest_of_files(files)
         elif _is_model(Path(text)):
-            found[text] = " ".join(fingerprint_of_model(text).values())
-    return found
+            hashes[text] = " ".join(fingerprint_of_model(text).values())
+    return hashes
 
 
 def texts_in(settings: object) -> Iterator[str]:
@@ -89,13 +89,13 @@ def in_words(changed: Iterable[str]) -> str:
 
 
 def _files_by_group(folder: Path) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {group: [] for group in _GROUPS}
+    by_group: dict[str, list[Path]] = {group: [] for group in _GROUPS}
     for path in sorted(folder.iterdir()):
         if path.is_file() and not any(fnmatch.fnmatch(path.name, pattern) for pattern in _OF_TRAINING):
             groups = (g for g, patterns in _GROUPS.items() if any(fnmatch.fnmatch(path.name, p) for p in patterns))
             if (group := next(groups, None)) is not None:
-                found[group].append(path)
-    return found
+                by_group[group].append(path)
+    return by_group
 
 
 def _commit_on_hub(name: str, revision: str | None) -> str:
@@ -130,7 +130,7 @@ def _files_named(text: str) -> Iterator[Path]:
     path = Path(re.sub(r"(?<=\.py):\w+$", "", text))
     try:
         if "{split}" in text:
-            yield from (found for found in path.parent.glob(path.name.replace("{split}", "*")) if found.is_file())
+            yield from (file for file in path.parent.glob(path.name.replace("{split}", "*")) if file.is_file())
         elif path.is_file():
             yield path
         elif not _is_model(path):

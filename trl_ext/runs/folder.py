@@ -104,14 +104,14 @@ def _resumable(
         lines.append(f"{checkpoint} {stock}")
     for line in lines:
         print_line(line)
-    found = differences(record["settings"], settings, known) if record else []
-    if found and not changed:
+    differing = differences(record["settings"], settings, known) if record else []
+    if differing and not changed:
         raise InputError(
             f"{checkpoint} was made with different settings:\n  "
-            + "\n  ".join(map(str, found))
+            + "\n  ".join(map(str, differing))
             + "\nSet them back, start a new run without --resume, or ask for it with --resume_changed"
         )
-    if record and (changes := "; ".join(str(difference) for difference in found if difference.is_of_validation)):
+    if record and (changes := "; ".join(str(difference) for difference in differing if difference.is_of_validation)):
         left_out = "those so far are left out, and the policy is measured again"
         print_line(f"validations are not as they were ({changes}): {left_out}")
         record["validations"] = []

@@ -38,8 +38,8 @@ class RunFolder:
 
     def summary(self) -> RunSummary:
         """What the run has come to; a FileNotFoundError where it has not finished."""
-        found: RunSummary = read_json(self.path / SUMMARY)
-        return found
+        contents: RunSummary = read_json(self.path / SUMMARY)
+        return contents
 
 
 def record_in(checkpoint: Path) -> dict[str, Any] | None:
@@ -52,8 +52,8 @@ def attempts(wanted: Path) -> list[RunFolder]:
     """`wanted-3`, `wanted-2`, `wanted`: what a recipe that was told to write there may have chosen, latest first."""
     numbered = re.compile(rf"{re.escape(wanted.name)}-\d+")  # and not another run whose name begins like this one's
     later = wanted.parent.iterdir() if wanted.parent.is_dir() else ()
-    found = [place for place in later if numbered.fullmatch(place.name)]
-    ordered = sorted(found, key=lambda place: (len(place.name), place.name), reverse=True)
+    folders = [place for place in later if numbered.fullmatch(place.name)]
+    ordered = sorted(folders, key=lambda place: (len(place.name), place.name), reverse=True)
     return [RunFolder(place) for place in (*ordered, wanted)]
 
 

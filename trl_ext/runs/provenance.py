@@ -32,8 +32,8 @@ def provenance() -> dict[str, Any]:
 def origins(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
     """The commits and the hardware of several runs, a line each."""
     runs = list(summaries)
-    found = {"Commit": {str(run["commit"]) for run in runs}, "Hardware": {platform_of(run) for run in runs}}
-    return [f"{name}: {'; '.join(sorted(values)) or 'no run ended'}" for name, values in found.items()]
+    by_kind = {"Commit": {str(run["commit"]) for run in runs}, "Hardware": {platform_of(run) for run in runs}}
+    return [f"{name}: {'; '.join(sorted(values)) or 'no run ended'}" for name, values in by_kind.items()]
 
 
 def platform_of(summary: Mapping[str, Any]) -> str:
@@ -77,11 +77,11 @@ def _commit() -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
 def _cpu_name() -> str:

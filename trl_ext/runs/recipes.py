@@ -27,8 +27,8 @@ class Recipe:
 
     def settings(self) -> tuple[type, ...]:
         """The dataclasses that its arguments are parsed into: task, model, trainer."""
-        found: tuple[type, ...] = pkgutil.resolve_name(self.place)
-        return found
+        classes: tuple[type, ...] = pkgutil.resolve_name(self.place)
+        return classes
 
 
 _BY_ANSWER = "Training went by the final answer only, so a correct answer may follow incorrect reasoning"
@@ -113,6 +113,6 @@ def shown_command(script: str, arguments: Sequence[str]) -> list[str]:
         return ["python", script, *arguments]
     names = {str(_INSTALLED / "recipes" / target): name for name, target in programs().items()}
     installed = re.escape(f"{_INSTALLED}{os.sep}") + "|" + re.escape(f"{os.path.relpath(_INSTALLED)}{os.sep}")
-    found = [re.sub(installed, "", argument) for argument in arguments]
+    words = [re.sub(installed, "", argument) for argument in arguments]
     name = names.get(os.path.abspath(script))
-    return ["trl-ext", name, *found] if name else ["python", re.sub(installed, "", script), *found]
+    return ["trl-ext", name, *words] if name else ["python", re.sub(installed, "", script), *words]

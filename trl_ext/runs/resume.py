@@ -36,8 +36,8 @@ class SettingsKnowledge:
     def of(cls, classes: Iterable[type]) -> SettingsKnowledge:
         """Of the settings of these dataclasses, and of what is noted next to them."""
         classes = list(classes)
-        found = {name: value for part in classes for name, value in defaults_of(part).items()}
-        known = {name: plain(value) for name, value in found.items() if value is not dataclasses.MISSING}
+        defaults = {name: value for part in classes for name, value in defaults_of(part).items()}
+        known = {name: plain(value) for name, value in defaults.items() if value is not dataclasses.MISSING}
         noted = dict.fromkeys(("validated_on", "policy_is"), OnResume.VALIDATION_AS_USED)
         noted["foresee"] = OnResume.OF_PROCESS  # of a record of version 0.2, which knew check_memory by this name
         return cls(on_resume(classes) | noted, known | {"problems_are": FIRST_ROWS})
@@ -79,8 +79,8 @@ def find_checkpoint(resume: str, output_dir: Path) -> tuple[Path | None, list[st
             f"--resume {resume!r}: there is no such folder. Of {str(output_dir)!r} there are: "
             f"{', '.join(known) or 'none'}; `--resume auto` takes the newest good one"
         )
-    if found := find_corruption(checkpoint):
-        raise InputError(f"--resume {resume!r}: {found}; `--resume auto` takes the newest good one")
+    if corruption := find_corruption(checkpoint):
+        raise InputError(f"--resume {resume!r}: {corruption}; `--resume auto` takes the newest good one")
     return checkpoint, []
 
 
@@ -91,8 +91,8 @@ def recorded(part: Any) -> dict[str, Any]:
 
 def settings_of(parts: Iterable[Any], **more: object) -> dict[str, Any]:
     """The settings of several dataclasses, as JSON has them."""
-    found = {name: value for part in parts for name, value in recorded(part).items()}
-    as_json: dict[str, Any] = redact(plain(found | more))
+    settings = {name: value for part in parts for name, value in recorded(part).items()}
+    as_json: dict[str, Any] = redact(plain(settings | more))
     return as_json
 
 

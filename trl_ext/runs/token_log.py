@@ -61,12 +61,12 @@ class TokenLog:
             return {}
         batch, place = self._places[row]
         is_trained = batch.mask[place]
-        found: dict[str, Any] = {"text": [self._decode([n]) for n in batch.ids[place][is_trained].tolist()]}
+        per_token: dict[str, Any] = {"text": [self._decode([n]) for n in batch.ids[place][is_trained].tolist()]}
         advantages = batch.advantage[place].expand_as(is_trained)[is_trained]
         is_one = len(advantages) > 0 and bool((advantages == advantages[0]).all())
-        found["advantage"] = _rounded(advantages[:1])[0] if is_one else _rounded(advantages)
-        found |= {name: _rounded(value[place][is_trained]) for name, value in batch.values.items()}
-        return {"per_token": found}
+        per_token["advantage"] = _rounded(advantages[:1])[0] if is_one else _rounded(advantages)
+        per_token |= {name: _rounded(value[place][is_trained]) for name, value in batch.values.items()}
+        return {"per_token": per_token}
 
 
 def _rounded(values: Tensor) -> list[float]:

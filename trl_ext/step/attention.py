@@ -132,8 +132,8 @@ class _ByRowOnCPU(torch.autograd.Function):
         """(1, heads, tokens, head size), like the queries."""
         parts = query.split(lengths.queries, 2), key.split(lengths.keys, 2), value.split(lengths.keys, 2)
         rows = zip(*parts, lengths.added(query.dtype), strict=True)
-        found = [_ON_CPU(*row, attn_mask=mask, scale=scale) for *row, mask in rows]
-        output, logsumexp = (torch.cat(part, dim=2) for part in zip(*found, strict=True))
+        outputs_of_rows = [_ON_CPU(*row, attn_mask=mask, scale=scale) for *row, mask in rows]
+        output, logsumexp = (torch.cat(part, dim=2) for part in zip(*outputs_of_rows, strict=True))
         ctx.save_for_backward(query, key, value, output, logsumexp)
         ctx.lengths, ctx.scale = lengths, scale  # type: ignore[attr-defined]
         return output
@@ -145,8 +145,8 @@ class _ByRowOnCPU(torch.autograd.Function):
         n, m = ctx.lengths.queries, ctx.lengths.keys
         parts = zip((gradients[0], query, key, value, output, logsumexp), (n, n, m, m, n, n), strict=True)
         rows = zip(*(part.split(size, 2) for part, size in parts), ctx.lengths.added(query.dtype), strict=True)
-        found = [_ON_CPU_BACKWARD(*row, 0.0, False, attn_mask=mask, scale=ctx.scale) for *row, mask in rows]
-        return *(torch.cat(part, dim=2) for part in zip(*found, strict=True)), None, None
+        gradients_of_rows = [_ON_CPU_BACKWARD(*row, 0.0, False, attn_mask=mask, scale=ctx.scale) for *row, mask in rows]
+        return *(torch.cat(part, dim=2) for part in zip(*gradients_of_rows, strict=True)), None, None
 
 
 class _ByRowOnGPU(torch.autograd.Function):
@@ -171,8 +171,8 @@ class _ByRowOnGPU(torch.autograd.Function):
         given = [part[0].transpose(0, 1) for part in (gradients[0], query, key, value)]
         of_dropout = query.new_zeros(2, dtype=torch.uint64), query.new_empty(0)  # its random state, without effect
         places = _places(ctx.lengths)
-        found = _ON_GPU_BACKWARD(*given, output, logsumexp, *places, 0.0, True, *of_dropout, scale=ctx.scale)
-        return *(part.transpose(0, 1)[None] for part in found), None, None
+        of_inputs = _ON_GPU_BACKWARD(*given, output, logsumexp, *places, 0.0, True, *of_dropout, scale=ctx.scale)
+        return *(part.transpose(0, 1)[None] for part in of_inputs), None, None
 
 
 def _places(lengths: Lengths) -> tuple[Tensor, Tensor, int, int]:

@@ -79,7 +79,7 @@ class Batching:
     attention: float = 0.0  # `attention_cost` of the model
     multiple_of: int | None = None  # round trimmed widths up to a multiple
     checkpointing: bool = False  # of gradients: a prompt that waits for its completions then keeps less
-    prompts_apart: bool = False  # as `SharedPrompts.apart`
+    separate_prompt_backward: bool = False  # as `SharedPrompts.separate_backward`
 
     def plan(self, rows: Rows, max_over_ranks: Callable[[list[int]], list[int]] = list) -> list[MicroBatch]:
         """The micro-batches of one optimizer step, at least one.
@@ -99,10 +99,10 @@ class Batching:
         width = None
         if not self.dynamic:
             width = Row(0, rows.prompt_ids.shape[1], rows.completion_ids.shape[1], 0)
-        found = [select_rows(rows, run, self.multiple_of, width) for run in sets[0]]
+        micro_batches = [select_rows(rows, run, self.multiple_of, width) for run in sets[0]]
         if sets[1:]:
             rows = rows.with_two_prompt_tokens()
-        return found + [shared for runs in sets[1:] for shared in self._on_shared_prompts(rows, runs)]
+        return micro_batches + [shared for runs in sets[1:] for shared in self._on_shared_prompts(rows, runs)]
 
     def _pack(self, kept: list[Row], rows: Rows) -> list[list[list[Row]]]:
         """This rank's micro-batches in sets: first those of rows with prompts of their own, then of shared ones."""
@@ -133,12 +133,12 @@ class Batching:
         groups = sorted(first)
         width = Row(0, max(2, *(row.prompt for row in kept)), 1, 0)  # there is a prompt to compute, as on other ranks
         part = select_rows(rows, [first[group] for group in groups], self.multiple_of, width).rows
-        shared = SharedPrompts(part.prompt_ids, part.prompt_mask, groups, len(runs), self.prompts_apart)
-        found = []
+        shared = SharedPrompts(part.prompt_ids, part.prompt_mask, groups, len(runs), self.separate_prompt_backward)
+        micro_batches = []
         for run in runs:
             chosen = run or [shortest(kept)]
             lengths = [max(1, row.completion) for row in chosen]
             taken = select_rows(rows, chosen, self.multiple_of, replace(width, completion=max(lengths)))
             taken = replace(taken, forward=OnPrompts(shared, Completions([row.group for row in chosen], lengths)))
-            found.append(taken if run else taken.untrained())
-        return found
+            micro_batches.append(taken if run else taken.untrained())
+        return micro_batches

@@ -109,12 +109,12 @@ def split_into(runs: Sequence[Sequence[Row]], n: int) -> list[list[Row]]:
     """The same rows in exactly `n` micro-batches: the largest is halved while there are too few, then empty ones."""
     if len(runs) > n:
         raise ValueError(f"{len(runs)} micro-batches do not fit into {n}")
-    found = [list(run) for run in runs]
-    while len(found) < n and any(len(run) > 1 for run in found):
-        place = max((i for i, run in enumerate(found) if len(run) > 1), key=lambda i: cost(found[i]))
-        middle = len(found[place]) // 2
-        found[place : place + 1] = [found[place][:middle], found[place][middle:]]
-    return found + [[] for _ in range(n - len(found))]
+    parts = [list(run) for run in runs]
+    while len(parts) < n and any(len(run) > 1 for run in parts):
+        place = max((i for i, run in enumerate(parts) if len(run) > 1), key=lambda i: cost(parts[i]))
+        middle = len(parts[place]) // 2
+        parts[place : place + 1] = [parts[place][:middle], parts[place][middle:]]
+    return parts + [[] for _ in range(n - len(parts))]
 
 
 def as_on_every_rank(
@@ -126,8 +126,8 @@ def as_on_every_rank(
     parameters) then comes in the same order on all of them: every rank computes prompts when any does.
     """
     counts = max_over_ranks([len(runs) for runs in sets])
-    found = [*sets, *([] for _ in counts[len(sets) :])]
-    aligned = [split_into(runs, count) for runs, count in zip(found, counts, strict=True)]
+    padded = [*sets, *([] for _ in counts[len(sets) :])]
+    aligned = [split_into(runs, count) for runs, count in zip(padded, counts, strict=True)]
     return aligned if any(aligned) else [[[]]]
 
 

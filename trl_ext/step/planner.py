@@ -52,8 +52,8 @@ class StepPlanner:
         """Elementwise, in one collective: as many as any rank has, at most one per row and one more."""
         most, device = self.accumulation * self.batching.rows + 1, self.accelerator.device
         own = torch.tensor([counts + [0] * (most - len(counts))], dtype=torch.int32, device=device)
-        found = self.accelerator.gather(own).amax(dim=0).tolist()
-        return list(found[: max(len(counts), *(place + 1 for place, n in enumerate(found) if n), 1)])
+        maxima = self.accelerator.gather(own).amax(dim=0).tolist()
+        return list(maxima[: max(len(counts), *(place + 1 for place, n in enumerate(maxima) if n), 1)])
 
     def _say_longer(self, limit: int) -> None:
         """Say once that a row alone is longer than a micro-batch may be."""

@@ -49,11 +49,13 @@ class SharedPrompts:
         ids, mask: (U, L), at least two wide, padded on the left.
         groups: each prompt's group.
         micro_batches: the number of micro-batches that use these prompts.
-        apart: the prompts' backward pass is `backward`, not a part of the last micro-batch's.
+        separate_backward: the prompts' backward pass is `backward`, not a part of the last micro-batch's.
     """
 
-    def __init__(self, ids: Tensor, mask: Tensor, groups: list[int], micro_batches: int, apart: bool = False) -> None:
-        self.ids, self.mask, self.micro_batches, self.apart = ids, mask, micro_batches, apart
+    def __init__(
+        self, ids: Tensor, mask: Tensor, groups: list[int], micro_batches: int, separate_backward: bool = False
+    ) -> None:
+        self.ids, self.mask, self.micro_batches, self.separate_backward = ids, mask, micro_batches, separate_backward
         self.groups = groups
         self.lengths = mask[:, :-1].sum(dim=1).tolist()
         self._remaining = 0
@@ -70,18 +72,18 @@ class SharedPrompts:
             self._compute(decoder)
         self._remaining -= 1
         last = not self._remaining
-        joined = last and not self.apart
+        joined = last and not self.separate_backward
         prompts = [self.groups.index(group) for group in completions.groups]
         before = [self.lengths[prompt] for prompt in prompts]
         keys = [n + m for n, m in zip(before, completions.lengths, strict=True)]
-        placed = _Placed(prompts, before, Lengths(completions.lengths, keys, self.ids.device))
-        cache = Cache(layers=[_AfterPrompts(*parts, placed, joined) for parts in self._parts])
+        layout = _PromptLayout(prompts, before, Lengths(completions.lengths, keys, self.ids.device))
+        cache = Cache(layers=[_AfterPrompts(*parts, layout, joined) for parts in self._parts])
         if joined or (last and not torch.is_grad_enabled()):
             self._parts = []
         return cache
 
     def backward(self) -> None:
-        """Call after each micro-batch's backward pass; after the last one, if `apart`, the prompts have theirs."""
+        """Call after each micro-batch's backward pass; after the last, if `separate_backward`, prompts have theirs."""
         if self._parts and not self._remaining:
             parts = [part for layer in self._parts for part in layer if part.live.requires_grad]  # not below an adapter
             self._parts = []
@@ -143,7 +145,7 @@ class _Shared:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _PromptLayout:
     """Rows of a micro-batch on their prompts: each one's, the number of its tokens in the cache, and all lengths."""
 
     prompts: list[int]
@@ -173,17 +175,17 @@ class _Recorder(DynamicLayer):
 class _AfterPrompts(DynamicLayer):
     """A layer's cache that puts the rows' prompts before what it is given, and stays as it is."""
 
-    def __init__(self, keys: _Shared, values: _Shared, placed: _Placed, joined: bool) -> None:
+    def __init__(self, keys: _Shared, values: _Shared, layout: _PromptLayout, joined: bool) -> None:
         super().__init__()
-        self._shared, self.placed, self._joined = (keys, values), placed, joined
+        self._shared, self.layout, self._joined = (keys, values), layout, joined
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """(1, heads, N and the rows' prompt tokens, head size) keys and values."""
         keys, values = (
-            _Concatenated.apply(own, shared.live if self._joined else shared.live.detach(), self.placed, shared)
+            _Concatenated.apply(own, shared.live if self._joined else shared.live.detach(), self.layout, shared)
             for own, shared in zip((key_states, value_states), self._shared, strict=True)
         )
-        return keys_with(self.placed.lengths, keys), values
+        return keys_with(self.layout.lengths, keys), values
 
     def get_seq_length(self) -> int:
         """As if there were nothing before, so that the model makes no mask."""
@@ -194,17 +196,17 @@ class _Concatenated(torch.autograd.Function):
     """Each row's prompt, then its own keys or values; the prompts get the gradient of all their micro-batches."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, prompts: Tensor, placed: _Placed, shared: _Shared) -> Tensor:
-        ctx.placed, ctx.shared = placed, shared
+    def forward(ctx: Any, own: Tensor, prompts: Tensor, layout: _PromptLayout, shared: _Shared) -> Tensor:
+        ctx.layout, ctx.shared = layout, shared
         width, parts = prompts.shape[2], []
-        for prompt, n, row in zip(placed.prompts, placed.before, own.split(placed.lengths.queries, 2), strict=True):
+        for prompt, n, row in zip(layout.prompts, layout.before, own.split(layout.lengths.queries, 2), strict=True):
             parts += [prompts[prompt : prompt + 1, :, width - n :], row]
         return torch.cat(parts, dim=2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        of_prompts, own = ctx.placed.cut(gradients[0])
-        ctx.shared.add(ctx.placed.prompts, of_prompts)
+        of_prompts, own = ctx.layout.cut(gradients[0])
+        ctx.shared.add(ctx.layout.prompts, of_prompts)
         return torch.cat(own, dim=2), ctx.shared.of_live() if ctx.needs_input_grad[1] else None, None, None
 
 
@@ -246,13 +248,13 @@ def completion_log_probs(
             fused_lm_head=True,
             **{CACHE: cache},
         )
-    lengths = cache.layers[0].placed.lengths
+    lengths = cache.layers[0].layout.lengths
     if lengths.seen < len(cache.layers):
         raise ValueError(
             f"share_prompt_prefix=True: {len(cache.layers) - lengths.seen} of {len(cache.layers)} layers do not call "
             "transformers' sdpa attention with the keys of their cache; set share_prompt_prefix: false"
         )
-    found = outputs.log_probs[0].split(completions.lengths), outputs.entropy[0].split(completions.lengths)
+    by_completion = outputs.log_probs[0].split(completions.lengths), outputs.entropy[0].split(completions.lengths)
     missing = ids.shape[1] - max(completions.lengths)
-    logp, entropy = (nn.functional.pad(pad_sequence(parts, batch_first=True), (0, missing)) for parts in found)
+    logp, entropy = (nn.functional.pad(pad_sequence(parts, batch_first=True), (0, missing)) for parts in by_completion)
     return logp, entropy

@@ -80,15 +80,15 @@ class Rows:
 
     def taken(self, index: Int[Tensor, " N"], prompt: int, completion: int) -> Rows:
         """These rows, of which the last `prompt` and the first `completion` columns."""
-        found = {}
+        tensors = {}
         for name, value in self.tensors().items():
             chosen = value[index]
             if name in PROMPT_FIELDS:
                 chosen = chosen[:, -prompt:]
             elif chosen.ndim > 1:
                 chosen = chosen[:, :completion]
-            found[name] = chosen
-        return self._with(found)
+            tensors[name] = chosen
+        return self._with(tensors)
 
     def first(self, n: int) -> Rows:
         """The first `n` rows, with all their columns."""
@@ -110,15 +110,15 @@ class Rows:
 
     def has_gradient(self) -> list[bool]:
         """For each row, whether it has a nonzero advantage and a token that is trained on."""
-        found: list[bool] = ((self.advantages != 0).any(dim=1) & self.trained.any(dim=1)).tolist()
-        return found
+        flags: list[bool] = ((self.advantages != 0).any(dim=1) & self.trained.any(dim=1)).tolist()
+        return flags
 
 
 def loss_mask(batch: TRLBatch) -> Bool[Tensor, "B T"]:
     """The completion tokens that the model generated and that are trained on."""
     mask = batch["completion_mask"]
-    found: Tensor = (mask if "tool_mask" not in batch else mask * batch["tool_mask"]).bool()
-    return found
+    is_trained: Tensor = (mask if "tool_mask" not in batch else mask * batch["tool_mask"]).bool()
+    return is_trained
 
 
 def numbers_of_sequences(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trl_ext.compat.tracker_names import VALIDATIONS
-from trl_ext.evaluation.report import Report, grade_rows
+from trl_ext.evaluation.evaluator import Report, grade_rows
 from trl_ext.evaluation.statistics import latest_within_one_standard_error
 from trl_ext.generation.completion import derive_seed
 from trl_ext.io import append_jsonl, print_line
@@ -242,12 +242,12 @@ def logged_figures(step: int, figures: Mapping[str, Any]) -> dict[str, float]:
     Args:
         figures: `Report.summary()`.
     """
-    found = {
+    logged = {
         "step": step,
         "format_rate": 1 - figures["outcomes"]["neither"],
         **{name: value for name, value in figures.items() if name in _FIGURES or name.startswith("pass@")},
     }
-    return {f"{VALIDATIONS}{name}": value for name, value in found.items() if value is not None}
+    return {f"{VALIDATIONS}{name}": value for name, value in logged.items() if value is not None}
 
 
 def _logged(step: int, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,10 +49,10 @@ def load_reference(trainer: Trainer, checkpoint: Path) -> None:
 
 def states_of_callbacks(callbacks: Iterable[TrainerCallback]) -> dict[str, list[Any]]:
     """The states of callbacks that have torch's `state_dict` and `load_state_dict`, by their class."""
-    found: dict[str, list[Any]] = {}
+    states: dict[str, list[Any]] = {}
     for callback in filter(_has_state_dict, callbacks):
-        found.setdefault(type(callback).__name__, []).append(to_plain(callback.state_dict()))
-    return found
+        states.setdefault(type(callback).__name__, []).append(to_plain(callback.state_dict()))
+    return states
 
 
 def load_states_of_callbacks(callbacks: Iterable[TrainerCallback], states: Mapping[str, Sequence[Any]]) -> None:
@@ -85,7 +85,7 @@ def restore_exportable(callbacks: Iterable[TrainerCallback], stored: dict[str, A
 def without_state(callbacks: Iterable[TrainerCallback], model: nn.Module) -> list[str]:
     """Classes of callbacks with tensors or models of their own that no checkpoint has, and AdaLoRA's allocator."""
     known = {id(weight) for weight in model.parameters()}
-    lost = {
+    unsaved = {
         type(callback).__name__
         for callback in callbacks
         if not type(callback).__module__.startswith(("trl_ext.", "transformers.")) and _holds_tensors(callback, known)
@@ -94,7 +94,7 @@ def without_state(callbacks: Iterable[TrainerCallback], model: nn.Module) -> lis
     allocator = getattr(getattr(model, "base_model", None), "rankallocator", None)
     configs = model.peft_config.values() if allocator is not None else ()  # type: ignore[operator]
     is_used = allocator is not None and bool(allocator.ipt or any(config.rank_pattern for config in configs))
-    return sorted(lost | ({ALLOCATOR} if is_used else set()))
+    return sorted(unsaved | ({ALLOCATOR} if is_used else set()))
 
 
 ALLOCATOR = "AdaLoRA's rank allocator"
@@ -104,8 +104,8 @@ def _synced_reference(trainer: Trainer) -> nn.Module | None:
     reference = getattr(trainer, "ref_model", None) if getattr(trainer.args, "sync_ref_model", False) else None
     if reference is None or trainer.is_fsdp_enabled:
         return None
-    found: nn.Module = trainer.accelerator.unwrap_model(reference)
-    return found
+    unwrapped: nn.Module = trainer.accelerator.unwrap_model(reference)
+    return unwrapped
 
 
 @contextlib.contextmanager
@@ -172,10 +172,10 @@ def from_plain(like: object, value: Any) -> Any:
     if isinstance(like, deque):
         return deque(value, maxlen=like.maxlen)
     if isinstance(like, defaultdict):
-        found: defaultdict[Any, Any] = defaultdict(like.default_factory)
+        restored: defaultdict[Any, Any] = defaultdict(like.default_factory)
         for key, item in value.items():
-            found[key] = from_plain(found[key], item)
-        return found
+            restored[key] = from_plain(restored[key], item)
+        return restored
     if isinstance(like, dict):
         return {key: from_plain(like.get(key), item) for key, item in value.items()}
     return value

@@ -161,8 +161,8 @@ class RunSettings(RecordsGiven):
     def to_dict(self) -> dict[str, Any]:
         """What trackers log and files hold: secrets are masked."""
         parent: Any = super()
-        found: dict[str, Any] = redact(parent.to_dict())
-        return found
+        masked: dict[str, Any] = redact(parent.to_dict())
+        return masked
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled, as into the `training_args.bin` of every checkpoint: secrets are masked."""
@@ -235,10 +235,10 @@ class RunSettings(RecordsGiven):
 
     def engine_settings(self) -> dict[str, Any]:
         """Keyword arguments of vLLM in addition to TRL's own settings."""
-        found = {name.removeprefix("vllm_"): getattr(self, name) for name in _OUR_ENGINE}
+        settings = {name.removeprefix("vllm_"): getattr(self, name) for name in _OUR_ENGINE}
         if getattr(self, "vllm_max_model_length", None) is None:
-            found["max_model_len"] = self.engine_context
-        return {name: value for name, value in found.items() if value is not None}
+            settings["max_model_len"] = self.engine_context
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 _OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_")]

@@ -142,8 +142,8 @@ class ReliableTrainer(Trainer):
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
         """Refuse a checkpoint that cannot be continued as it was, on all ranks alike, before anything is read of it."""
-        found = resume_from_checkpoint
-        checkpoint = get_last_checkpoint(self.args.output_dir) if found is True else found or None
+        asked = resume_from_checkpoint
+        checkpoint = get_last_checkpoint(self.args.output_dir) if asked is True else asked or None
         if checkpoint is not None:
             who, changed = self._resuming(), self.args.resume_changed
             check = functools.partial(refuse_what_does_not_continue, Path(checkpoint), who, changed)
@@ -183,13 +183,13 @@ class ReliableTrainer(Trainer):
         """Leave out `eval_on_start` in a resumed run."""
         if self._to_restore is not None:  # it has been evaluated at its start
             return {}
-        found: dict[str, float] | None = None
+        metrics: dict[str, float] | None = None
         # A checkpoint comes after it, and has the states of the generators that it draws from.
         with to_the_end() if self.stop_signal is not None else self.stopping_early():
-            found = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-        if found is None:
+            metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        if metrics is None:
             self.control.should_save = False
-        return found or {}
+        return metrics or {}
 
     def _run_epoch(self, *, epoch: int, epochs_trained: int, resume_from_checkpoint: str | None, **kwargs: Any) -> Any:
         """Handle four cases that `Trainer` does not.
@@ -235,11 +235,11 @@ class ReliableTrainer(Trainer):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """As TRL's; the sum over a step tells whether the loss itself is finite where its gradient is not."""
-        found = super().compute_loss(*args, **kwargs)
-        loss = (found[0] if isinstance(found, tuple) else found).detach()
+        computed = super().compute_loss(*args, **kwargs)
+        loss = (computed[0] if isinstance(computed, tuple) else computed).detach()
         if self.model.training:
             self._step_loss = loss if self._step_loss is None else self._step_loss + loss
-        return found
+        return computed
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: float | None = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -546,10 +546,10 @@ class ReliableTrainer(Trainer):
         """
         model = without_adapter(self.model)
         tokens = {"pad_token_id": self._tokenizer.pad_token_id, "eos_token_id": self.eos_token_ids or None}
-        found = sampling_config(model.generation_config, {**rollout_settings(self.args), **tokens, **more})
-        model.generation_config = saved_config(found)
+        sampling = sampling_config(model.generation_config, {**rollout_settings(self.args), **tokens, **more})
+        model.generation_config = saved_config(sampling)
         if not self.use_vllm:
-            self.generation_config = found
+            self.generation_config = sampling
 
     def sampling_parameters(self, temperature: float | None = None, max_tokens: int | None = None) -> dict[str, Any]:
         """What the engine is told about sampling; of rollouts, or with these settings of `sample`."""
@@ -622,8 +622,8 @@ class ReliableTrainer(Trainer):
             finished = self._is_finished(ids_of_rows)
             texts = completion_texts(self._tokenizer, ids_of_rows, self.eos_token_ids)
             entropies = entropy_estimates(ids_of_rows, None if is_greedy else self.generated_logps)
-            found = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, strict=True)
-            for i, text, ids, end, entropy in found:
+            rows = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, strict=True)
+            for i, text, ids, end, entropy in rows:
                 completions[i] = Completion(text, len(ids), end, entropy_estimate=entropy)
         return [completions[i] for i in range(len(prompts))]
 
@@ -656,9 +656,11 @@ class ReliableTrainer(Trainer):
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
             eager = getattr(model, "_orig_mod", model)  # with torch_compile the step is compiled, decoding is not
-            found = hf_generate(eager, self._tokenizer, prompt_ids, self.generation_config, self.args.stop, logps)
-        self._keep_logps(found, logps)
-        return found
+            completion_ids = hf_generate(
+                eager, self._tokenizer, prompt_ids, self.generation_config, self.args.stop, logps
+            )
+        self._keep_logps(completion_ids, logps)
+        return completion_ids
 
     def _keep_logps(self, completion_ids: list[list[int]], recorded: TokenLogProbs) -> None:
         """Keep what HF generate recorded, if tokens were drawn from what it recorded."""

@@ -85,8 +85,8 @@ def take_over_advantage(config: AxesConfig, table: Mapping[str, Rule], preset: s
         preset: the preset's advantage.
     """
     defaults = defaults_of(config)
-    found = given(config, (name for name in table if table[name].advantages))
-    for name, value in sorted(found.items(), key=lambda item: bool(item[1] == defaults[item[0]])):
+    values = given(config, (name for name in table if table[name].advantages))
+    for name, value in sorted(values.items(), key=lambda item: bool(item[1] == defaults[item[0]])):
         advantage, options = _member(name, value, config, table[name].advantages)
         if value in table[name].keeps and table[name].keeps[value](config.advantage or preset):
             continue
@@ -147,7 +147,7 @@ def _options(config: AxesConfig, table: Mapping[str, Rule], chosen: str, usual: 
         usual: the options that it has, with the values that hold where nothing else is given.
     """
     own = config.policy_loss_options or {}
-    found: dict[str, Any] = {}
+    taken: dict[str, Any] = {}
     for name, value in given(config, (n for n in table if table[n].options)).items():
         option = next((option for option in table[name].options if option in usual), None)
         reset(config, name)
@@ -159,16 +159,16 @@ def _options(config: AxesConfig, table: Mapping[str, Rule], chosen: str, usual: 
                 f"{' or '.join(table[name].options)}. It has: {', '.join(usual) or 'none'}"
             )
         if name == "epsilon_high" and value is None:  # as epsilon, in TRL
-            value = own.get(option, {**usual, **own, **found}.get("eps_low", usual[option]))
+            value = own.get(option, {**usual, **own, **taken}.get("eps_low", usual[option]))
         if own.get(option, value) != value:
             raise ValueError(
                 f"{name}={value!r} and policy_loss_options {option}={own[option]!r} contradict each other; "
                 "set one of them"
             )
         if name == "epsilon" and "eps_high" in usual:  # TRL's epsilon_high is epsilon unless given
-            found["eps_high"] = own.get("eps_high", value)
-        found[option] = value
-    return found
+            taken["eps_high"] = own.get("eps_high", value)
+        taken[option] = value
+    return taken
 
 
 def _member(name: str, value: object, config: Any, members: Mapping[Any, Any]) -> Any:

@@ -16,7 +16,7 @@ from tests.tools.estimate.memory.test_step import NETWORK
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.preflight import CHECKS_GROUP, run_checks
 from trl_ext.tools.estimate import before_run
-from trl_ext.tools.estimate.before_run import VERDICT, Verdict, estimate_in_subprocess, launch_of_process
+from trl_ext.tools.estimate.before_run import VERDICT, MemoryCheck, estimate_in_subprocess, launch_of_process
 from trl_ext.tools.estimate.planned import Launch, Lengths, NoEstimateError
 
 
@@ -64,10 +64,10 @@ def test_an_installation_without_the_check_is_said(
     assert not capsys.readouterr().out
 
 
-def verdict(monkeypatch: pytest.MonkeyPatch, said: Verdict | NoEstimateError, asked: list[Any]) -> None:
+def verdict(monkeypatch: pytest.MonkeyPatch, said: MemoryCheck | NoEstimateError, asked: list[Any]) -> None:
     """Have the other process say this."""
 
-    def answer(*given: Any) -> Verdict:
+    def answer(*given: Any) -> MemoryCheck:
         asked.extend(given)
         if isinstance(said, NoEstimateError):
             raise said
@@ -77,7 +77,7 @@ def verdict(monkeypatch: pytest.MonkeyPatch, said: Verdict | NoEstimateError, as
 
 
 def test_a_refusal_ends_the_run_with_its_setting(on_a_gpu: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict(monkeypatch, Verdict("lower micro_train_batch_size from 4 to 2", "backward", 2000), on_a_gpu)
+    verdict(monkeypatch, MemoryCheck("lower micro_train_batch_size from 4 to 2", "backward", 2000), on_a_gpu)
     with pytest.raises(ValueError, match=r"from 4 to 2. \(check_memory: false starts the run as it is\)"):
         check(GRPOTask())
     given, capacity, seconds = on_a_gpu
@@ -89,7 +89,7 @@ def test_a_refusal_ends_the_run_with_its_setting(on_a_gpu: list[Any], monkeypatc
 def test_a_run_that_fits_is_told_its_peak(
     on_a_gpu: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict(monkeypatch, Verdict(None, "backward", 3 * 2**30), on_a_gpu)
+    verdict(monkeypatch, MemoryCheck(None, "backward", 3 * 2**30), on_a_gpu)
     check(GRPOTask())
     assert "estimated memory: 3.0 GiB at the peak (backward)" in capsys.readouterr().out
 
@@ -97,7 +97,7 @@ def test_a_run_that_fits_is_told_its_peak(
 def test_an_engine_that_would_preempt_prints_a_warning(
     on_a_gpu: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict(monkeypatch, Verdict(None, "backward", 1, "it would preempt some; set it to 0.5"), on_a_gpu)
+    verdict(monkeypatch, MemoryCheck(None, "backward", 1, "it would preempt some; set it to 0.5"), on_a_gpu)
     check(GRPOTask())
     assert "memory: it would preempt some; set it to 0.5" in capsys.readouterr().out
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_estimated_stops_only_who_asked(
 
 def test_nothing_is_estimated_without_a_gpu_or_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    verdict(monkeypatch, Verdict("no", "backward", 1), asked)
+    verdict(monkeypatch, MemoryCheck("no", "backward", 1), asked)
     check(GRPOTask())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     check(GRPOTask(check_memory="false"))
@@ -163,7 +163,7 @@ def test_a_launch_that_is_not_modeled_is_no_zero_0(
 def test_no_error_on_the_way_ends_a_run_that_may_fit(
     failing: str, on_a_gpu: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict(monkeypatch, Verdict("no", "backward", 1), on_a_gpu)
+    verdict(monkeypatch, MemoryCheck("no", "backward", 1), on_a_gpu)
 
     def fail(*_: object) -> None:
         raise KeyError("prompt")
@@ -192,7 +192,7 @@ def test_the_verdict_is_found_among_a_librarys_lines(monkeypatch: pytest.MonkeyP
     for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"):
         monkeypatch.setenv(name, "1")
     environment = answered(monkeypatch, f"hello\n{said}\nbye\n")
-    assert estimate_in_subprocess(with_engine(network=NETWORK), 1) == Verdict(None, "forward", 3)
+    assert estimate_in_subprocess(with_engine(network=NETWORK), 1) == MemoryCheck(None, "forward", 3)
     assert not [name for name in environment if name.endswith("_RANK")]
     answered(monkeypatch, "")
     with pytest.raises(NoEstimateError, match="without a verdict"):
@@ -205,7 +205,7 @@ def test_the_other_process_needs_no_class_of_the_script(monkeypatch: pytest.Monk
 
     answered(monkeypatch, VERDICT + '{"refusal": null, "peak": "forward", "bytes": 3}')
     run = replace(with_engine(network=NETWORK), task=Task())
-    assert estimate_in_subprocess(run, 1) == Verdict(None, "forward", 3)
+    assert estimate_in_subprocess(run, 1) == MemoryCheck(None, "forward", 3)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from tests.tools.estimate.runs import network, planned
 from trl_ext.tools.estimate.costs.counting import ModelCosts, count_model
 from trl_ext.tools.estimate.efficiency import Efficiency
 from trl_ext.tools.estimate.hardware import GPUS, Gpu
-from trl_ext.tools.estimate.plan import Plan, seconds_of
+from trl_ext.tools.estimate.plan import BudgetPlan, seconds_of
 from trl_ext.tools.estimate.planned import Launch, Lengths
 from trl_ext.tools.estimate.roofline import PHASES, estimate_time
 from trl_ext.tools.estimate.timing import Timing
@@ -53,7 +53,7 @@ def test_rates_and_phases_say_the_same() -> None:
 def test_the_plan_is_the_one_of_a_measured_run() -> None:
     timing = estimated()
     found = timing.plan(1000.0)
-    assert isinstance(found, Plan)
+    assert isinstance(found, BudgetPlan)
     assert sum(found.seconds.values()) <= 1000.0
     validations = found.steps // 10 + 2  # one at the start, one at the end
     line = (

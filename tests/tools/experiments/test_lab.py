@@ -16,17 +16,7 @@ from scripts.lab_page import kept_section, section
 from tests.recipes.test_grpo import SMALL
 from trl_ext.errors import InputError
 from trl_ext.mini.policy import make_base_policy
-from trl_ext.tools.experiments.lab.questions import (
-    Lab,
-    Question,
-    cells_of,
-    check,
-    in_order,
-    question_names,
-    read_lab,
-    read_question,
-)
-from trl_ext.tools.experiments.lab.report import (
+from trl_ext.tools.experiments.lab.answer import (
     PARTS,
     best_cell,
     difference,
@@ -42,6 +32,16 @@ from trl_ext.tools.experiments.lab.report import (
     training_curves,
     write_accuracy_plot,
     write_report,
+)
+from trl_ext.tools.experiments.lab.questions import (
+    Lab,
+    Question,
+    cells_of,
+    check,
+    in_order,
+    question_names,
+    read_lab,
+    read_question,
 )
 from trl_ext.tools.experiments.metrics import accuracy_over_the_run
 from trl_ext.tools.experiments.progress import latest

@@ -12,6 +12,7 @@ from PIL import Image
 from scripts.lab_page import effects_table, hypotheses_of, write_effects_plot
 from trl_ext.errors import InputError
 from trl_ext.io import read_json
+from trl_ext.tools.experiments.lab.answer import PARTS, write_report
 from trl_ext.tools.experiments.lab.preregistration import (
     BEFORE,
     HOLDS,
@@ -31,7 +32,6 @@ from trl_ext.tools.experiments.lab.questions import (
     read_lab,
     read_question,
 )
-from trl_ext.tools.experiments.lab.report import PARTS, write_report
 from trl_ext.tools.experiments.metrics import value_of
 from trl_ext.tools.experiments.runspec import RunSpec
 

@@ -17,9 +17,9 @@ from trl_ext.tools.experiments import speedrun
 from trl_ext.tools.experiments.preflight import check_in_this_process
 from trl_ext.tools.experiments.rules import RULES
 from trl_ext.tools.experiments.speedrun import (
-    APART,
     FIXED,
     GOAL,
+    MAX_GAP,
     RECORD,
     REFERENCE,
     SPEEDRUN,
@@ -145,7 +145,7 @@ def test_runs_that_break_a_rule_are_no_record() -> None:
     )
     low = [pair(seed, reference_accuracy=GOAL - 0.01) for seed in range(3)]
     assert str(why_not(low)).startswith("the mean accuracy of the reference is 0.5900")
-    assert str(why_not([*good, pair(3, apart=APART + 1)])).startswith("seed 3: its two runs ended 3601 s apart")
+    assert str(why_not([*good, pair(3, apart=MAX_GAP + 1)])).startswith("seed 3: its two runs ended 3601 s apart")
     assert str(why_not([*good, pair(3, threads=8)])).startswith("seed 3: took 8 threads, 2 threads are allowed")
     assert str(why_not([*good, pair(3, gpus=1)])).startswith("seed 3: took 1 GPUs")
 

@@ -42,10 +42,11 @@ from trl_ext.tools.experiments.verdict.evidence import (
     whole_pairs,
 )
 from trl_ext.tools.experiments.verdict.findings import decide, failures, findings_of
+from trl_ext.tools.experiments.verdict.page import write_report
 from trl_ext.tools.experiments.verdict.plan import (
     Arm,
-    Plan,
-    Task,
+    ComparisonPlan,
+    TaskSpec,
     arm_of,
     arms_of,
     check,
@@ -54,15 +55,14 @@ from trl_ext.tools.experiments.verdict.plan import (
     read_tasks,
     run_name,
 )
-from trl_ext.tools.experiments.verdict.report import write_report
 from trl_ext.tools.experiments.verdict.sequential import BETTER, EQUAL, OPEN, WORSE, Design
 
 ROOT = Path(__file__).parents[3]
-TASK = Task("sums", "recipes/grpo_math.yaml", {"max_steps": 20})
+TASK = TaskSpec("sums", "recipes/grpo_math.yaml", {"max_steps": 20})
 
 
-def a_plan(most: int = 6, **more: Any) -> Plan:
-    return Plan(Arm("mine", {}), Arm("theirs", {}), (TASK,), Design(most, 2), 0.02, **more)
+def a_plan(most: int = 6, **more: Any) -> ComparisonPlan:
+    return ComparisonPlan(Arm("mine", {}), Arm("theirs", {}), (TASK,), Design(most, 2), 0.02, **more)
 
 
 def summary(
@@ -119,7 +119,7 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def test_tasks_are_files_folders_or_names(tasks: Path, tmp_path: Path) -> None:
-    easy = Task("easy", str(tmp_path / "base.yaml"), {}, "The easy one.")
+    easy = TaskSpec("easy", str(tmp_path / "base.yaml"), {}, "The easy one.")
     assert [task.name for task in read_tasks([], tasks)] == ["easy", "hard"]
     assert read_tasks(["easy"], tasks) == read_tasks([str(tasks / "easy.yaml")], tmp_path) == (easy,)
     assert [task.name for task in read_tasks([str(tasks)], tmp_path)] == ["easy", "hard"]
@@ -175,14 +175,16 @@ def test_a_plan_is_fixed_before_the_first_run(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "recipes").mkdir()
     Path("recipes/grpo_math.yaml").touch()
     Path("loss.py").write_text("x = 1")
-    plan = Plan(Arm("f", {"policy_loss": "loss.py:f"}), Arm("g", {}), (TASK,), Design(6, 2), 0.02)
+    plan = ComparisonPlan(Arm("f", {"policy_loss": "loss.py:f"}), Arm("g", {}), (TASK,), Design(6, 2), 0.02)
     fix(plan, Path("out"))
     fix(plan, Path("out"))  # the same one resumes
-    more_seeds = Plan(plan.idea, plan.against, plan.tasks, Design(8, 2), 0.02)
+    more_seeds = ComparisonPlan(plan.idea, plan.against, plan.tasks, Design(8, 2), 0.02)
     with pytest.raises(InputError, match=r"out/plan.json: design was another; choose another --output_dir"):
         fix(more_seeds, Path("out"))
     Path("other.py").write_text("x = 1")
-    other_idea = Plan(Arm("h", {"policy_loss": "other.py:h"}), plan.against, plan.tasks, plan.design, plan.margin)
+    other_idea = ComparisonPlan(
+        Arm("h", {"policy_loss": "other.py:h"}), plan.against, plan.tasks, plan.design, plan.margin
+    )
     with pytest.raises(InputError, match=r"out/plan.json: idea was another; choose another --output_dir"):
         fix(other_idea, Path("out"))
     Path("loss.py").write_text("x = 2")
@@ -301,7 +303,7 @@ def test_a_failed_run_ends_it_and_is_tried_again_next_time() -> None:
 # The page.
 
 
-def written(tmp_path: Path, found: Mapping[str, Any], seeds: int, plan: Plan | None = None) -> str:
+def written(tmp_path: Path, found: Mapping[str, Any], seeds: int, plan: ComparisonPlan | None = None) -> str:
     """The page of runs that are on the disk, read as the command reads them."""
     plan = plan or a_plan(6)
     for name, run in found.items():
@@ -398,7 +400,7 @@ def test_the_page_has_the_simulated_rates() -> None:
 
 @pytest.mark.slow
 def test_an_arm_that_does_not_fit_is_named_before_any_run() -> None:
-    plan = Plan(Arm("mine", {"policy_loss": "recipes/my_loss.py:soft_klip"}), Arm("dapo", {"preset": "dapo"}), (TASK,), Design(6, 2), 0.02)  # fmt: skip
+    plan = ComparisonPlan(Arm("mine", {"policy_loss": "recipes/my_loss.py:soft_klip"}), Arm("dapo", {"preset": "dapo"}), (TASK,), Design(6, 2), 0.02)  # fmt: skip
     with pytest.raises(InputError, match=r"task 'sums', mine: .*has no function 'soft_klip'\. It has: soft_clip"):
         check(plan)
 

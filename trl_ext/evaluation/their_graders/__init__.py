@@ -60,8 +60,10 @@ def verdicts_of(name: str, pairs: Sequence[tuple[str, Any]]) -> list[tuple[bool 
     ]
     with Pool(grader.function, _LIMITS) as pool:
         outcomes = pool.map([job for _, job in jobs])
-    found: list[tuple[bool | None, str]] = [(None, "")] * len(pairs)
+    verdicts: list[tuple[bool | None, str]] = [(None, "")] * len(pairs)
     for (place, _), outcome in zip(jobs, outcomes, strict=True):
-        if found[place][0] is not True:
-            found[place] = (None, outcome.kind) if isinstance(outcome, Failure) else (bool(outcome[0]), str(outcome[1]))
-    return found
+        if verdicts[place][0] is not True:
+            verdicts[place] = (
+                (None, outcome.kind) if isinstance(outcome, Failure) else (bool(outcome[0]), str(outcome[1]))
+            )
+    return verdicts

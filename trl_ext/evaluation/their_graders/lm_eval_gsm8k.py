@@ -17,8 +17,8 @@ _NAME: str = _SETTINGS["metric"]
 _OPTIONS = {k: v for k, v in _SETTINGS.items() if k not in ("metric", "aggregation", "higher_is_better")}
 _METRIC = get_metric(_NAME)
 _FILTERS = {
-    found["name"]: build_filter_ensemble(found["name"], [(s.pop("function"), s) for s in found["filter"]]).filters
-    for found in _TASK["filter_list"]
+    entry["name"]: build_filter_ensemble(entry["name"], [(s.pop("function"), s) for s in entry["filter"]]).filters
+    for entry in _TASK["filter_list"]
 }
 
 

@@ -67,8 +67,8 @@ def _cut_trailing_text(text: str) -> str:
 
 
 def _cut_text_with_space(text: str) -> str:
-    head, found, tail = text.partition("\\text{ ")
-    if found and "\\text{ " in tail:
+    head, opening, tail = text.partition("\\text{ ")
+    if opening and "\\text{ " in tail:
         raise _Malformed
     return head
 

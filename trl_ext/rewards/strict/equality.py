@@ -110,10 +110,10 @@ def _pair_up(answers: Sequence[T], references: Sequence[T], same: Callable[[T, T
         return False
     left = list(answers)
     for item in references:
-        found = next((i for i, candidate in enumerate(left) if same(candidate, item)), None)
-        if found is None:
+        partner = next((i for i, candidate in enumerate(left) if same(candidate, item)), None)
+        if partner is None:
             return False
-        del left[found]
+        del left[partner]
     return True
 
 

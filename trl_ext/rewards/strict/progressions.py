@@ -31,9 +31,9 @@ def _at(tree: Expression, name: str, value: int) -> Expression:
 
 def same_progression(answer: Progression, reference: Progression) -> bool:
     r"""Whether they have the same values: `\frac{5\pi}{4}+n\pi` has those of `\frac{\pi}{4}+n\pi`."""
-    apart = minus(answer.offset, reference.offset)
+    shift = minus(answer.offset, reference.offset)
     for step in (answer.step, Apply("negate", (answer.step,))):
         if are_equal(step, reference.step):
             steps = [Apply("multiply", (Number(Fraction(n)), step)) for n in range(-MAX_STEPS, MAX_STEPS + 1)]
-            return any(are_equal(apart, distance) for distance in steps)
+            return any(are_equal(shift, distance) for distance in steps)
     return False

@@ -63,23 +63,23 @@ def _read(text: str) -> list[Answer]:
         is_time = bool(time[3]) or "0" in (time[1][0], time[2][0])
         ratio = () if is_time else (Ordered("::", (Number(Fraction(time[1])), Number(Fraction(time[2])))),)
         return [_time_of_day(time[1], time[2], time[3]), *ratio]
-    found: list[Answer] = [*_texts(text, words), *_quantities(text, words)]
+    answers: list[Answer] = [*_texts(text, words), *_quantities(text, words)]
     if based := _BASED.fullmatch(words):
         base = based[2] or based[3]
         if (base := _BASE_NAMES.get(base, base)).isdecimal():
-            found.append(Based(based[1].upper(), base))
+            answers.append(Based(based[1].upper(), base))
     if _SCIENTIFIC.fullmatch(text):
-        found.append(Number(Fraction(text)))
+        answers.append(Number(Fraction(text)))
     with contextlib.suppress(Unreadable):
         tree = parse(words)
-        found += [] if " and " in words and are_conditions(tree) else [tree]
+        answers += [] if " and " in words and are_conditions(tree) else [tree]
     if _JOINED_NUMBERS.fullmatch(text):  # a number, or an ordered list
-        found.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
+        answers.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
     if _SEVERAL.search(words):
-        found += of_several_parts(text, words, readings)
+        answers += of_several_parts(text, words, readings)
     if _SIGNS.search(text):  # or words for the real numbers
-        found += [said for said in (statement(text, readings), solution_set(words, parse)) if said]
-    return found
+        answers += [said for said in (statement(text, readings), solution_set(words, parse)) if said]
+    return answers
 
 
 def _without_text_groups(text: str) -> str:
@@ -105,18 +105,18 @@ def _texts(text: str, words: str) -> list[Answer]:
 
 
 def _quantities(text: str, words: str) -> list[Answer]:
-    found: list[Answer] = []
+    answers: list[Answer] = []
     if r"\dollar" in text and (dollars := _DOLLARS.fullmatch(words)):
-        found += _quantity(dollars["sign"] + dollars["value"], "dollars")
+        answers += _quantity(dollars["sign"] + dollars["value"], "dollars")
     if r"\currency" in text and (money := _MONEY.fullmatch(words)):
-        found += _money(money)
+        answers += _money(money)
     if "%" in text and (percent := _PERCENT.fullmatch(text)):
-        found += _quantity(percent["value"], "percent")
+        answers += _quantity(percent["value"], "percent")
     if r"\text" in text and (match := _UNIT_IN_TEXT.fullmatch(text)) and not _is_of_angle(match["value"]):
-        found += _quantity(match["value"], _TEXT_GROUP.sub(r"\1", match["unit"]))
+        answers += _quantity(match["value"], _TEXT_GROUP.sub(r"\1", match["unit"]))
     if (match := _UNIT_IN_WORDS.fullmatch(text)) and _may_be_unit(match["space"], match["unit"]):
-        found += _quantity(match["value"], match["unit"])
-    return found
+        answers += _quantity(match["value"], match["unit"])
+    return answers
 
 
 def _money(money: re.Match[str]) -> list[Answer]:

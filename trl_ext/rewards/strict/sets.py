@@ -45,10 +45,12 @@ def solution_set(text: str, parse: Callable[[str], Answer]) -> Answer | None:
     builder = _BUILDER.fullmatch(text)
     condition = builder[2] if builder else text
     try:
-        found = _set_of(_EXCEPT.sub(r"\\mathbb{R}\\setminus\\{\1\\}", _ALL_REALS.sub(r"\\mathbb{R}", condition)), parse)
+        answer = _set_of(
+            _EXCEPT.sub(r"\\mathbb{R}\\setminus\\{\1\\}", _ALL_REALS.sub(r"\\mathbb{R}", condition)), parse
+        )
     except Unreadable:
         return None
-    return None if builder and (not isinstance(found, Named) or found.name != builder[1]) else found
+    return None if builder and (not isinstance(answer, Named) or answer.name != builder[1]) else answer
 
 
 def _set_of(condition: str, parse: Callable[[str], Answer]) -> Answer | None:
@@ -66,14 +68,14 @@ def _set_of(condition: str, parse: Callable[[str], Answer]) -> Answer | None:
 
 def _exclusions(several: Several) -> list[Relation]:
     r"""The conditions of `x \ne 1, 2` or `x > 0, x \ne 1`, which all hold; none of `x < 1, x > 2`, which may not."""
-    found = list[Relation]()
+    conditions = list[Relation]()
     for item in several.items:
-        if found and found[-1].operators == ("!=",) and is_expression(item):
-            item = Relation((found[-1].sides[0], item), ("!=",))
+        if conditions and conditions[-1].operators == ("!=",) and is_expression(item):
+            item = Relation((conditions[-1].sides[0], item), ("!=",))
         if not isinstance(item, Relation):
             return []
-        found.append(item)
-    return found if sum(relation.operators != ("!=",) for relation in found) <= 1 else []
+        conditions.append(item)
+    return conditions if sum(relation.operators != ("!=",) for relation in conditions) <= 1 else []
 
 
 def as_set(relation: Relation) -> Named | None:
@@ -91,8 +93,8 @@ def are_conditions(tree: Answer) -> bool:
     """Whether a list consists of conditions on one unknown: `x<1 and x>2` is not the list `x<1 or x>2`."""
     if not isinstance(tree, Several):
         return False
-    found = [as_set(item) if isinstance(item, Relation) else None for item in tree.items]
-    return all(found) and len({named.name for named in found if named}) == 1
+    as_sets = [as_set(item) if isinstance(item, Relation) else None for item in tree.items]
+    return all(as_sets) and len({named.name for named in as_sets if named}) == 1
 
 
 def links(relation: Relation) -> list[Link]:

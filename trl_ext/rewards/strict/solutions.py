@@ -32,20 +32,20 @@ def of_several_parts(text: str, words: str, read: Callable[[str], Sequence[Answe
         words: the text with the words of `\text` groups as they are.
         read: the readings of a part.
     """
-    found = list[Answer]()
+    answers = list[Answer]()
     with contextlib.suppress(Unreadable):
         if "=" in text or r"\in" in text:
-            found += _tuples(words) or _labeled(words, read)
+            answers += _tuples(words) or _labeled(words, read)
         if " to " in words:
-            found += _ratio(words)
+            answers += _ratio(words)
         if "or" in words and _INTERVALS.fullmatch(words):
             several = parse(words)
-            found += [Union(several.items)] if isinstance(several, Several) else []
+            answers += [Union(several.items)] if isinstance(several, Several) else []
         start = max(0, len(words) - _INTEGERS_LENGTH)
         if (r"\mathbb{Z}" in text or "integer" in text) and (match := _INTEGERS.search(words, start)):
             tree = parse(_UNKNOWN.sub("", words[: match.start()].strip(", "), count=1))
-            found += [progression] if (progression := as_progression(tree, match["named"] or match["name"])) else []
-    return found
+            answers += [progression] if (progression := as_progression(tree, match["named"] or match["name"])) else []
+    return answers
 
 
 def _tuples(words: str) -> list[Answer]:

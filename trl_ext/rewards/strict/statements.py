@@ -93,10 +93,10 @@ def _agreed(members: list[str], signs: list[str], read: Callable[[str], Sequence
     exact: Answer | None = None
     for member, sign in zip(members, ["=", *signs], strict=True):
         if sign == "=":
-            found = [reading for reading in read(member) if exact is None or equal(reading, exact)]
-            if not found:
+            agreeing = [reading for reading in read(member) if exact is None or equal(reading, exact)]
+            if not agreeing:
                 return None
-            exact = found[0]
+            exact = agreeing[0]
         elif exact is None or not _rounds(member, exact):
             return None
     return exact

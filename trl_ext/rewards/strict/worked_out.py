@@ -91,14 +91,14 @@ def _in_relation(answer: Relation, reference: Relation) -> str:
 
 def _solved_for(relation: Relation) -> set[Answer]:
     """The variables that stand alone on one side and in no other."""
-    found = set[Answer]()
+    solved = set[Answer]()
     for place, side in enumerate(relation.sides):
         others = [other for n, other in enumerate(relation.sides) if n != place]
         if isinstance(side, Variable) and not any(
             is_expression(other) and side.name in variables(other) for other in others
         ):
-            found.add(side)
-    return found
+            solved.add(side)
+    return solved
 
 
 def _is_unsolved(reference: Answer) -> bool:

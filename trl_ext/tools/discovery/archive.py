@@ -77,8 +77,8 @@ def ranked(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 def best_valid(attempts: Iterable[Attempt]) -> tuple[Attempt, Verdict] | None:
     """The attempt with the best valid verdict, and that verdict; among equals the earlier."""
-    found = [(attempt, verdict) for attempt in attempts for verdict in attempt.verdicts if verdict.valid]
-    return max(found, key=lambda pair: pair[1].score, default=None)
+    pairs = [(attempt, verdict) for attempt in attempts for verdict in attempt.verdicts if verdict.valid]
+    return max(pairs, key=lambda pair: pair[1].score, default=None)
 
 
 def populations(attempts: Iterable[Attempt], islands: int, migrate_every: int) -> list[list[Attempt]]:
@@ -87,14 +87,14 @@ def populations(attempts: Iterable[Attempt], islands: int, migrate_every: int) -
     After every `migrate_every` attempts of an island, the best of the previous island joins it. Everything follows from
     the attempts, so a resumed run has the same islands.
     """
-    found: list[list[Attempt]] = [[] for _ in range(islands)]
+    members: list[list[Attempt]] = [[] for _ in range(islands)]
     own = [0] * islands
     for attempt in attempts:
         if attempt.is_pending:
             continue
         island = attempt.group % islands
-        found[island].append(attempt)
+        members[island].append(attempt)
         own[island] += 1
-        if own[island] % migrate_every == 0 and (neighbors := ranked(found[island - 1])):
-            found[island].append(neighbors[0])
-    return found
+        if own[island] % migrate_every == 0 and (neighbors := ranked(members[island - 1])):
+            members[island].append(neighbors[0])
+    return members

@@ -24,7 +24,7 @@ from trl_ext.tools.discovery.arguments import discover_parser
 from trl_ext.tools.discovery.budget import Budget
 from trl_ext.tools.discovery.client import Client, Endpoint, EndpointError
 from trl_ext.tools.discovery.log import Entry, Log, LogError, attempts_of, read_log
-from trl_ext.tools.discovery.loop import Loop, Plan
+from trl_ext.tools.discovery.loop import Loop, SearchConfig
 from trl_ext.tools.discovery.problem import Problem, shown_score
 from trl_ext.tools.discovery.replay import MODEL, replaying
 from trl_ext.tools.discovery.report import HEADER, row, status, write_report
@@ -73,7 +73,7 @@ def run(problem: Problem, arguments: argparse.Namespace) -> int:
     folder = Path(arguments.output_dir)
     if arguments.resume and not (folder / LOG).exists():
         raise ValueError(f"--resume: there is no {LOG} in {folder}")
-    plan = Plan(
+    config = SearchConfig(
         problem, propose, folder, arguments.seed, arguments.concurrency, arguments.judges, arguments.finish_seconds
     )
     propose(problem, [], Random(0))  # raises here if an option is out of range
@@ -86,7 +86,7 @@ def run(problem: Problem, arguments: argparse.Namespace) -> int:
                 )
             entries = read_log(folder / LOG) if arguments.resume else []
             client = _client(arguments, _budget(arguments, entries))
-            return _run(plan, client, _about(plan, client, arguments, options), entries)
+            return _run(config, client, _about(config, client, arguments, options), entries)
     except Timeout:
         raise ValueError(f"another process is using {folder}; name another --output_dir") from None
 
@@ -116,14 +116,14 @@ def _budget(arguments: argparse.Namespace, entries: list[Entry]) -> Budget:
 def _lost_tokens(entries: list[Entry]) -> int:
     """An upper bound on the tokens of requests that were in flight when a process was killed."""
     asked: dict[int, int] = {}
-    lost = 0
+    tokens = 0
     for entry in entries:
         if entry["kind"] == "asked":
-            lost += asked.get(entry["id"], 0)  # a resumed run asks again under the same number
+            tokens += asked.get(entry["id"], 0)  # a resumed run asks again under the same number
             asked[entry["id"]] = entry["tokens"]
         elif entry["kind"] in ("answer", "refused"):
             asked.pop(entry["id"], None)
-    return lost + sum(asked.values())
+    return tokens + sum(asked.values())
 
 
 def _client(arguments: argparse.Namespace, budget: Budget) -> Client:
@@ -151,16 +151,16 @@ def _client(arguments: argparse.Namespace, budget: Budget) -> Client:
 
 
 def _about(
-    plan: Plan, client: Client, arguments: argparse.Namespace, options: Mapping[str, object]
+    config: SearchConfig, client: Client, arguments: argparse.Namespace, options: Mapping[str, object]
 ) -> dict[str, object]:
     """What identifies the run, for its log; a resumed run must agree in all but the note."""
     return {
-        "problem": plan.problem.name,
-        "judged_by": _digest_of_verifier(plan.problem.verify),
+        "problem": config.problem.name,
+        "judged_by": _digest_of_verifier(config.problem.verify),
         "strategy": arguments.strategy,
         "options": dict(options),
         "model": client.endpoint.model,
-        "seed": plan.seed,
+        "seed": config.seed,
         "max_tokens": client.endpoint.max_tokens,
         "temperature": client.endpoint.temperature,
         "note": client.redact(arguments.note),
@@ -178,11 +178,11 @@ def _digest_of_verifier(verify: Callable[..., object]) -> str:
     return digest_of_files(path.parent.glob("*.py"))
 
 
-def _run(plan: Plan, client: Client, about: dict[str, object], entries: list[Entry]) -> int:
-    _check_same(about, entries, plan.folder)
-    log = Log(plan.folder / LOG, entries, client.redact)
+def _run(config: SearchConfig, client: Client, about: dict[str, object], entries: list[Entry]) -> int:
+    _check_same(about, entries, config.folder)
+    log = Log(config.folder / LOG, entries, client.redact)
     log.add("resumed" if entries else "run", **about, at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
-    loop = Loop(plan, client, log, attempts_of(entries))
+    loop = Loop(config, client, log, attempts_of(entries))
     loop.show = lambda attempt: _show(loop, attempt)
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: loop.interrupt()) for number in numbers]
@@ -195,9 +195,9 @@ def _run(plan: Plan, client: Client, about: dict[str, object], entries: list[Ent
         raise
     finally:
         log.add("ended", reason=end, second=round(client.budget.used_seconds(), 3))
-        write_report(plan.folder, plan.problem, about, loop.attempts, client.budget, end)
-        best = f"{shown_score(loop.best[1].score)}, in {plan.folder / 'best.py'}" if loop.best else "none"
-        print(f"\nended: {end}\nbest valid: {best}\nreport: {plan.folder / 'report.md'}")
+        write_report(config.folder, config.problem, about, loop.attempts, client.budget, end)
+        best = f"{shown_score(loop.best[1].score)}, in {config.folder / 'best.py'}" if loop.best else "none"
+        print(f"\nended: {end}\nbest valid: {best}\nreport: {config.folder / 'report.md'}")
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
     if end == "interrupted":

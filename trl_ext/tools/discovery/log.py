@@ -108,22 +108,22 @@ def answer_entry(attempt: Attempt, reply: Reply, calls: int) -> Entry:
 
 def attempts_of(entries: list[Entry]) -> list[Attempt]:
     """The attempts in a log, in the order of their answers; some may not have a verdict yet."""
-    found: dict[int, Attempt] = {}
+    attempts: dict[int, Attempt] = {}
     for entry in entries:
         if entry["kind"] == "answer":
             same = ("id", "group", "messages", "response", "finish_reason", "error", "second")
-            found[entry["id"]] = Attempt(
+            attempts[entry["id"]] = Attempt(
                 parents=tuple(entry["parents"]),
                 polish=entry["finish"],
                 tokens=entry["prompt_tokens"] + entry["completion_tokens"],
                 **{name: entry[name] for name in same},
             )
         elif entry["kind"] == "verdict":
-            attempt = found[entry["id"]]
+            attempt = attempts[entry["id"]]
             attempt.verdict = _verdict(entry["verdict"])
             attempt.polished = _verdict(entry["finished"])
             attempt.polish_note = entry["finish_note"]
-    return list(found.values())
+    return list(attempts.values())
 
 
 def _verdict(entry: Entry | None) -> Verdict | None:

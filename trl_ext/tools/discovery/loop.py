@@ -29,7 +29,7 @@ _Event = Callable[[], None]  # handles a worker's result; called in the main thr
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchConfig:
     """The settings of a run.
 
     Attributes:
@@ -58,13 +58,13 @@ class Loop:
 
     def __init__(
         self,
-        plan: Plan,
+        config: SearchConfig,
         client: Client,
         log: Log,
         attempts: list[Attempt],
         show: Callable[[Attempt | None], None] = lambda _: None,
     ) -> None:
-        self.plan, self.client, self.log, self.show = plan, client, log, show
+        self.config, self.client, self.log, self.show = config, client, log, show
         self.attempts = attempts  # answered ones in the order of their answers, pending ones among them
         self.best = best_valid(attempts)
         self.asking = self.judging = 0
@@ -86,7 +86,10 @@ class Loop:
         """
         if self.best is not None:
             self._write_best(*self.best)  # a process that was killed may have logged the verdict only
-        workers = ((self._ask, self._to_ask, self.plan.concurrency), (self._judge, self._to_judge, self.plan.judges))
+        workers = (
+            (self._ask, self._to_ask, self.config.concurrency),
+            (self._judge, self._to_judge, self.config.judges),
+        )
         for work, tasks, threads in workers:
             for _ in range(threads):
                 threading.Thread(target=self._work, args=(work, tasks), daemon=True).start()
@@ -124,10 +127,10 @@ class Loop:
 
     def _dispatch_requests(self) -> bool:
         """Start as many requests as may be in flight; whether any was started."""
-        first_id, plan, budget = self._next_id, self.plan, self.client.budget
-        while not self._end and self.asking < plan.concurrency and self.judging < plan.concurrency + plan.judges:
-            rng = Random(f"{plan.seed}-{self._next_id}")  # the same request whichever process makes it
-            proposal = plan.propose(plan.problem, self.attempts, rng)
+        first_id, config, budget = self._next_id, self.config, self.client.budget
+        while not self._end and self.asking < config.concurrency and self.judging < config.concurrency + config.judges:
+            rng = Random(f"{config.seed}-{self._next_id}")  # the same request whichever process makes it
+            proposal = config.propose(config.problem, self.attempts, rng)
             if proposal is None:
                 break
             most = self.client.most_tokens(proposal.messages)
@@ -162,14 +165,14 @@ class Loop:
             return partial(self._record_failed_request, attempt, error)
 
     def _judge(self, attempt: Attempt) -> _Event:
-        program, problem = attempt.program, self.plan.problem
+        program, problem = attempt.program, self.config.problem
         polished: Polished | str = ""
         if program is None:
             verdict = Verdict(False, (), no_program_message(attempt.finish_reason))
         else:
             verdict = problem.verify(program)
             if attempt.polish and problem.polish is not None:
-                polished = problem.polish(program, self.plan.seed + attempt.id, self.plan.polish_seconds)
+                polished = problem.polish(program, self.config.seed + attempt.id, self.config.polish_seconds)
         return partial(self._record_verdict, attempt, verdict, polished)
 
     # In the main thread
@@ -239,8 +242,8 @@ class Loop:
         attempt.verdict = redacted(verdict, redact)
         if isinstance(polished, Polished):
             attempt.polished, finish_file = redacted(polished.verdict, redact), _polished_file(attempt)
-            (self.plan.folder / "programs").mkdir(exist_ok=True)
-            write_text(self.plan.folder / finish_file, redact(polished.program))
+            (self.config.folder / "programs").mkdir(exist_ok=True)
+            write_text(self.config.folder / finish_file, redact(polished.program))
         else:
             attempt.polish_note = redact(polished)
         self.log.add(
@@ -262,9 +265,9 @@ class Loop:
         by, program = "the answer", attempt.program or ""
         if verdict is attempt.polished:
             by = "the numeric method from the program of the answer"
-            program = (self.plan.folder / _polished_file(attempt)).read_text(encoding="utf-8")
+            program = (self.config.folder / _polished_file(attempt)).read_text(encoding="utf-8")
         told = next(iter(verdict.message.splitlines()), "")
-        write_text(self.plan.folder / "best.py", f"# Attempt {attempt.id}, made by {by}. {told}\n{program}")
+        write_text(self.config.folder / "best.py", f"# Attempt {attempt.id}, made by {by}. {told}\n{program}")
 
 
 def _polished_file(attempt: Attempt) -> str:

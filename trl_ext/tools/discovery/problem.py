@@ -127,8 +127,8 @@ def without_thought(response: str) -> str:
 @functools.lru_cache(maxsize=4096)  # strategies ask again for every request
 def extract_program(response: str) -> str | None:
     """The last block marked as Python in an answer, else the last unmarked one, else None. A block may be unclosed."""
-    found = _FENCE.findall(without_thought(response))
-    blocks = [(language.lower(), code) for _, language, code in found if code.strip()]
+    fences = _FENCE.findall(without_thought(response))
+    blocks = [(language.lower(), code) for _, language, code in fences if code.strip()]
     python = [code for language, code in blocks if language in ("python", "py", "python3")]
     chosen = python or [code for language, code in blocks if not language]
     return chosen[-1] if chosen else None

@@ -199,7 +199,7 @@ def _cell(text: str) -> str:
 def _write_plot(path: Path, problem: Problem, attempts: Sequence[Attempt]) -> None:
     """Plot the score's first entry, of each attempt and of the best valid one so far, over attempts and seconds."""
     number, seconds = range(1, len(attempts) + 1), [attempt.second for attempt in attempts]
-    best = [found[1].score[0] if (found := best_valid(attempts[:n])) else 0 for n in number]
+    best = [pair[1].score[0] if (pair := best_valid(attempts[:n])) else 0 for n in number]
     axes: tuple[tuple[str, Sequence[float]], ...] = (("attempts", number), ("seconds", seconds))
     with figure(path, (10, 4), (1, 2), problem.name, sharey=True) as panels:
         for panel, (label, x) in zip(panels, axes, strict=True):

@@ -22,10 +22,10 @@ if __name__ == "__main__":
     disable_progress_bars()
     asked, of_gpu = pickle.load(sys.stdin.buffer)
     try:
-        found = estimate_memory(asked, of_gpu)
-        reason = refusal(asked, found, partial(estimate_memory, capacity=of_gpu))
-        slows = preempting(asked, found)
+        memory = estimate_memory(asked, of_gpu)
+        reason = refusal(asked, memory, partial(estimate_memory, capacity=of_gpu))
+        slows = preempting(asked, memory)
     except NoEstimateError as error:
         sys.exit(str(error))
-    verdict = {"refusal": reason, "peak": found.peak, "bytes": found.total(found.peak), "slows": slows}
+    verdict = {"refusal": reason, "peak": memory.peak, "bytes": memory.total(memory.peak), "slows": slows}
     print(f"\n{VERDICT}{json.dumps(verdict)}")

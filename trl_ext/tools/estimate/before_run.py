@@ -33,7 +33,7 @@ _SECONDS = 300.0  # for it, and no more than half of what the other ranks wait f
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MemoryCheck:
     """Of a run on a GPU."""
 
     refusal: str | None  # why it would not fit, with the setting to change
@@ -42,7 +42,7 @@ class Verdict:
     slows: str | None = None  # why its engine would preempt, by lengths that are guessed, with the setting to change
 
 
-def estimate_in_subprocess(run: PlannedRun, capacity: int, seconds: float = _SECONDS) -> Verdict:
+def estimate_in_subprocess(run: PlannedRun, capacity: int, seconds: float = _SECONDS) -> MemoryCheck:
     """The estimate for this run on a GPU with so many bytes.
 
     Raises:
@@ -72,7 +72,7 @@ def estimate_in_subprocess(run: PlannedRun, capacity: int, seconds: float = _SEC
     answers = [line.removeprefix(VERDICT) for line in lines if line.startswith(VERDICT)]
     if len(answers) != 1:
         raise NoEstimateError("the process ended without a verdict")
-    return Verdict(**json.loads(answers[0]))
+    return MemoryCheck(**json.loads(answers[0]))
 
 
 def refuse_what_does_not_fit(task: Any, model: Any, config: TrainingArguments, data: Any, policy: str) -> None:
@@ -97,7 +97,7 @@ def refuse_what_does_not_fit(task: Any, model: Any, config: TrainingArguments, d
         print_line(f"memory: {verdict.slows}")
 
 
-def _verdict(task: Any, model: Any, config: TrainingArguments, data: Any, policy: str) -> Verdict:
+def _verdict(task: Any, model: Any, config: TrainingArguments, data: Any, policy: str) -> MemoryCheck:
     """Of this run on this GPU.
 
     Raises:

@@ -53,24 +53,24 @@ class Efficiency:
                 pace[part] = self.pace.get(part, 1.0) * after / before
         return replace(self, pace=pace, start_seconds=rates.start)
 
-    def checked(self, estimated: Timing, found: Mapping[str, Any]) -> Efficiency:
+    def checked(self, estimated: Timing, figures: Mapping[str, Any]) -> Efficiency:
         """With the pace of `python -m scripts.benchmarks.gpu --json`.
 
         Args:
             estimated: of the check's settings, with this efficiency.
-            found: the content of its file.
+            figures: the content of its file.
 
         Raises:
             ValueError: a figure is missing.
         """
-        missing = [name for name in ("rollout_tokens_per_s", "training_tokens_per_s", "start_s") if name not in found]
+        missing = [name for name in ("rollout_tokens_per_s", "training_tokens_per_s", "start_s") if name not in figures]
         if missing:
             raise ValueError(f"no {', '.join(missing)}; python -m scripts.benchmarks.gpu --json writes them")
         rates = replace(
             estimated.rates,
-            start=found["start_s"],
-            completion_token=1 / found["rollout_tokens_per_s"],
-            trained_token=estimated.tokens_computed_per_trained / found["training_tokens_per_s"],
-            sync=found.get("sync_s") or 0.0,
+            start=figures["start_s"],
+            completion_token=1 / figures["rollout_tokens_per_s"],
+            trained_token=estimated.tokens_computed_per_trained / figures["training_tokens_per_s"],
+            sync=figures.get("sync_s") or 0.0,
         )
         return self.measured(estimated, rates)

@@ -50,5 +50,5 @@ def network_of(name: str, revision: str = "main") -> PretrainedConfig:
 
 def prompt_lengths(dataset: str) -> tuple[float, int]:
     """Mean and longest prompt of a dataset in tokens, where they are known; else of one with prompts of 200 tokens."""
-    found = published()["prompts"].get(dataset, {"mean": 200, "longest": 400})
-    return float(found["mean"]), int(found["longest"])
+    lengths = published()["prompts"].get(dataset, {"mean": 200, "longest": 400})
+    return float(lengths["mean"]), int(lengths["longest"])

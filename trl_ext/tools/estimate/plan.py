@@ -53,7 +53,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BudgetPlan:
     """Optimizer steps that fit in, and the seconds of each part of the budget."""
 
     steps: int
@@ -80,7 +80,7 @@ def seconds_of(rates: Rates, work: Workload, steps: int) -> dict[str, float]:
     return {name: steps * seconds for name, seconds in parts.items()}
 
 
-def plan(rates: Rates, work: Workload, budget: float) -> Plan:
+def plan(rates: Rates, work: Workload, budget: float) -> BudgetPlan:
     """How a budget is spent: start, first validation, as many steps as fit, final validation with its reserve."""
     start, first = rates.start, rates.problem * work.problems
     saving = rates.save * (2 if work.restore_best else 1)
@@ -90,7 +90,7 @@ def plan(rates: Rates, work: Workload, budget: float) -> Plan:
     steps = max(0, fitting - 1)  # none at all is one of the numbers that fit
     seconds = seconds_of(rates, work, steps)
     seconds["validation"] += first
-    return Plan(steps, {"start": start, **seconds, "end": final})
+    return BudgetPlan(steps, {"start": start, **seconds, "end": final})
 
 
 def measured(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], settings: Mapping[str, Any]) -> Rates:

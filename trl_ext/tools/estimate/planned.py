@@ -48,14 +48,14 @@ class Launch:
         """
         if not path.is_file():
             raise InputError(f"--accelerate {path}: no such file; accelerate_configs/ has some")
-        found = read_yaml(path) or {}
-        if "num_processes" not in found:
+        options = read_yaml(path) or {}
+        if "num_processes" not in options:
             raise InputError(f"--accelerate {path}: no num_processes, so it is no configuration of accelerate")
-        deepspeed = dict(found.get("deepspeed_config") or {})
-        own_file, kind = deepspeed.get("deepspeed_config_file"), str(found.get("distributed_type"))
+        deepspeed = dict(options.get("deepspeed_config") or {})
+        own_file, kind = deepspeed.get("deepspeed_config_file"), str(options.get("distributed_type"))
         offloads = [deepspeed.get(f"offload_{what}_device") for what in ("optimizer", "param")]
         stage = zero_stage(kind, own_file, deepspeed.get("zero_stage"), offloads)
-        return cls(int(found["num_processes"]), int(found.get("num_machines", 1)), stage)
+        return cls(int(options["num_processes"]), int(options.get("num_machines", 1)), stage)
 
 
 def zero_stage(kind: str, config_file: object, stage: object, offloads: Sequence[object]) -> int:
@@ -274,10 +274,10 @@ def _context_of(network: PretrainedConfig) -> int:
         NoEstimateError: its configuration does not say.
     """
     text = network.get_text_config()
-    found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
-    if not found:
+    context = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    if not context:
         raise NoEstimateError("the model's configuration has no length of its context: set vllm_max_model_length")
-    return int(found)
+    return int(context)
 
 
 def _dtype(name: str | None, network: PretrainedConfig) -> torch.dtype:
@@ -285,7 +285,7 @@ def _dtype(name: str | None, network: PretrainedConfig) -> torch.dtype:
     if name in (None, "auto"):
         own = network.dtype
         return own if isinstance(own, torch.dtype) else torch.float32
-    found = getattr(torch, str(name), None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
         raise InputError(f"dtype {name!r} is none of torch's; such as float32 or bfloat16")
-    return found
+    return dtype

@@ -26,14 +26,14 @@ from trl_ext.tools.estimate.efficiency import Efficiency
 from trl_ext.tools.estimate.hardware import Gpu, gpu_by_name
 from trl_ext.tools.estimate.memory.limits import largest, preempting, refusal
 from trl_ext.tools.estimate.memory.parts import Memory
-from trl_ext.tools.estimate.memory.report import engine_line, figures, limit_lines, table
 from trl_ext.tools.estimate.memory.step import estimate_memory
+from trl_ext.tools.estimate.memory.tables import engine_line, figures, limit_lines, table
+from trl_ext.tools.estimate.micro_batch_advice import larger_micro_batches
 from trl_ext.tools.estimate.networks import network_of, prompt_lengths
 from trl_ext.tools.estimate.pilot import read_run
 from trl_ext.tools.estimate.planned import Launch, Lengths, PlannedRun
 from trl_ext.tools.estimate.roofline import count_costs, estimate_time
 from trl_ext.tools.estimate.timing import Timing
-from trl_ext.tools.estimate.waste import larger_micro_batches
 from trl_ext.tools.experiments.pipeline.settings import Pipeline, read_pipeline
 
 LENGTHS = ("prompt", "longest_prompt", "completion")  # that --set takes next to the settings, in tokens
@@ -41,9 +41,9 @@ LENGTHS = ("prompt", "longest_prompt", "completion")  # that --set takes next to
 
 def recipe_settings(given: Mapping[str, Any]) -> tuple[type, ...]:
     """The settings' classes of the recipe that a YAML file is for: the one that knows most of its names."""
-    found = [recipe.settings() for recipe in RECIPES.values()]
-    known = [{field.name for kind in kinds for field in fields(kind)} for kinds in found]
-    return min(zip(found, known, strict=True), key=lambda pair: len(given.keys() - pair[1]))[0]
+    classes = [recipe.settings() for recipe in RECIPES.values()]
+    known = [{field.name for kind in kinds for field in fields(kind)} for kinds in classes]
+    return min(zip(classes, known, strict=True), key=lambda pair: len(given.keys() - pair[1]))[0]
 
 
 def planned_run(config: Path, changes: Sequence[str], launch: Launch) -> PlannedRun:
@@ -96,15 +96,15 @@ def _commands(pipeline: Pipeline) -> list[str]:
     """The command for each stage that has a file of its own, with its part of the time."""
     options = pipeline.launch
     launch = ["--accelerate", options[options.index("--config_file") + 1]] if "--config_file" in options else []
-    found = []
+    commands = []
     for stage in [stage for stage in pipeline.stages if stage.config]:
         own = dict(stage.settings)
         if pipeline.time_budget:
             others = sum(one.share or 0.0 for one in pipeline.stages if one.arm == stage.arm)
             own["time_budget"] = round(pipeline.time_budget * (stage.share or 1 - others))
         changes = ["--set", *(f"{name}={value}" for name, value in own.items())] if own else []
-        found.append(" ".join([f"trl-ext estimate --config {stage.config}", *launch, *changes]))
-    return found
+        commands.append(" ".join([f"trl-ext estimate --config {stage.config}", *launch, *changes]))
+    return commands
 
 
 def pace_of_pilot(run: Path, launch: Launch, gpu: Gpu) -> Efficiency:
@@ -128,12 +128,12 @@ def pace_of_check(file: Path, recipe: Path, launch: Launch, gpu: Gpu) -> Efficie
     Raises:
         ValueError: a figure is missing.
     """
-    found = read_json(file)
-    if missing := [name for name in ("prompt_tokens", "completion_tokens") if not found.get(name)]:
+    measured = read_json(file)
+    if missing := [name for name in ("prompt_tokens", "completion_tokens") if not measured.get(name)]:
         raise ValueError(f"{file}: no {', '.join(missing)}; python -m scripts.benchmarks.gpu --json writes them")
-    prompt, completion = found["prompt_tokens"], found["completion_tokens"]
+    prompt, completion = measured["prompt_tokens"], measured["completion_tokens"]
     lengths = [f"prompt={prompt}", f"longest_prompt={math.ceil(prompt)}", f"completion={completion}"]
-    return Efficiency().checked(estimate_time(planned_run(recipe, lengths, launch), gpu), found)
+    return Efficiency().checked(estimate_time(planned_run(recipe, lengths, launch), gpu), measured)
 
 
 def _lengths(task: Any, config: Any, own: Mapping[str, str]) -> Lengths:
@@ -180,9 +180,9 @@ def report(args: argparse.Namespace) -> str | None:
     with tqdm(desc="optimizer steps on fake tensors", unit="", leave=False) as bar:
 
         def compute(other: PlannedRun) -> Memory:
-            found = estimate_memory(other, gpu.memory)
+            estimated = estimate_memory(other, gpu.memory)
             bar.update()
-            return found
+            return estimated
 
         memory = compute(run)
         limits = None if args.quick else largest(run, memory, compute)

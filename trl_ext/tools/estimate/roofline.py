@@ -74,23 +74,23 @@ def _spent(run: PlannedRun, costs: ModelCosts, machine: Machine) -> dict[str, Sp
     batches, on_gpu = plan_step(run), machine.gpu.asynchronous
     passes = training_work(costs, batches, run.config.gradient_checkpointing, on_gpu)
     sampling = Sampling(run, costs, machine)
-    found = dict.fromkeys(PHASES, NOTHING)
+    spent = dict.fromkeys(PHASES, NOTHING)
     if run.recipe != "sft":
-        found["prompts"], found["decoding"] = sampling.rollout()
-        found["rewards"] = sampling.rewards(run.rollout)
+        spent["prompts"], spent["decoding"] = sampling.rollout()
+        spent["rewards"] = sampling.rewards(run.rollout)
         python = reached.tensor_seconds * costs.tensors if run.engine != "hf" else 0.0
-        found["weights to the engine"] = machine.spend(sync_work(run, costs, 2), _NO_PRODUCTS, python)
+        spent["weights to the engine"] = machine.spend(sync_work(run, costs, 2), _NO_PRODUCTS, python)
         scored = [machine.spend(work, dtype) for work in scoring_work(costs, batches, on_gpu)]
-        found["old log-probabilities"] = sum(scored, NOTHING) * _steps_scored(run)
-    found["micro-batches"] = sum((machine.spend(work, dtype) for work in passes), NOTHING)
+        spent["old log-probabilities"] = sum(scored, NOTHING) * _steps_scored(run)
+    spent["micro-batches"] = sum((machine.spend(work, dtype) for work in passes), NOTHING)
     exchanged = gradient_exchange(run, costs, len(batches.rows))
-    found["gradient exchange"] = machine.spend(exchanged, _NO_PRODUCTS, 0.0)
+    spent["gradient exchange"] = machine.spend(exchanged, _NO_PRODUCTS, 0.0)
     launched = 4 * costs.tensors * reached.op_seconds  # norm, scaling, step and zeroing of each
-    found["optimizer"] = machine.spend(optimizer_work(run, costs), _NO_PRODUCTS, launched)
-    found["validation on the way"], found["validation at the end"] = map(sampling.validation, _problems(run))
+    spent["optimizer"] = machine.spend(optimizer_work(run, costs), _NO_PRODUCTS, launched)
+    spent["validation on the way"], spent["validation at the end"] = map(sampling.validation, _problems(run))
     saved = _SAVED * costs.trained_parameters / reached.disk
-    found["checkpoint"] = machine.spend(Work(), _NO_PRODUCTS, saved)
-    return found
+    spent["checkpoint"] = machine.spend(Work(), _NO_PRODUCTS, saved)
+    return spent
 
 
 def _steps_scored(run: PlannedRun) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trl_ext.tools.estimate.plan import Plan, Rates, Workload, plan
+from trl_ext.tools.estimate.plan import BudgetPlan, Rates, Workload, plan
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Timing:
     workload: Workload
     tokens_computed_per_trained: float  # prompt and completion, by completion
 
-    def plan(self, budget: float) -> Plan:
+    def plan(self, budget: float) -> BudgetPlan:
         """How a budget of so many seconds is spent."""
         return plan(self.rates, self.workload, budget)
 
@@ -35,9 +35,9 @@ class Timing:
         lines = [f"{'phase':<24}{'once per':<12}{'seconds':>10}  bound by"]
         lines += [f"{p.name:<24}{p.per:<12}{p.seconds:>10.3f}  {p.bound}" for p in self.phases if p.seconds]
         if budget is not None:
-            found, every = self.plan(budget), self.workload.validate_every
-            lines += ["", f"{found.steps} optimizer steps, {found.steps / self.workload.updates:.0f} rollouts and "
-                          f"{found.steps // every + 2} validations fit into {budget:.0f} s"]  # fmt: skip
-            parts = sorted(found.seconds.items(), key=lambda part: -part[1])
+            planned, every = self.plan(budget), self.workload.validate_every
+            lines += ["", f"{planned.steps} optimizer steps, {planned.steps / self.workload.updates:.0f} rollouts and "
+                          f"{planned.steps // every + 2} validations fit into {budget:.0f} s"]  # fmt: skip
+            parts = sorted(planned.seconds.items(), key=lambda part: -part[1])
             lines += [f"{name:<24}{seconds:>10.1f} s{seconds / budget:>8.1%}" for name, seconds in parts]
         return "\n".join(lines)

@@ -21,8 +21,8 @@ from trl_ext.runs.checkpoints import checkpoints, link_model
 from trl_ext.runs.clock import Clock
 from trl_ext.runs.layout import RunFolder, checkpoint_name, record_in
 from trl_ext.runs.provenance import provenance
-from trl_ext.runs.report import selection_note
 from trl_ext.runs.summary import ValidationEntry, weights_step
+from trl_ext.runs.tables_and_plots import selection_note
 from trl_ext.tools.experiments.pipeline.arms import with_chosen_arm
 from trl_ext.tools.experiments.pipeline.record import (
     OTHER,
@@ -101,9 +101,9 @@ def run_leaderboard(pipeline: Pipeline, recipes: Path) -> dict[str, Any]:
         is_ended = last_stage_finished(with_chosen_arm(pipeline, read_record(folder)))
         if clock.seconds() > float(pipeline.time_budget or 0.0) - (0.0 if is_ended else _GRACE):
             raise OutOfTimeError
-        found = list(candidates(folder))
-        if found != seen:
-            seen[:] = found
+        measurements = list(candidates(folder))
+        if measurements != seen:
+            seen[:] = measurements
             write_result(folder, pipeline.rules, rules, clock, "running")
 
     write_result(folder, pipeline.rules, rules, clock, "running")
@@ -143,7 +143,7 @@ def _candidate(folder: Path, model: Path, entry: ValidationEntry) -> dict[str, A
     }
 
 
-def best(found: list[dict[str, Any]], problems: int) -> dict[str, Any] | None:
+def best(measurements: list[dict[str, Any]], problems: int) -> dict[str, Any] | None:
     """What was measured on all problems comes first; None where there is nothing.
 
     Of the stages' last measurements on all problems it is the latest stage's, whatever they say: the highest would be
@@ -155,7 +155,7 @@ def best(found: list[dict[str, Any]], problems: int) -> dict[str, Any] | None:
         is_end = is_whole and one.get("is_last", False)
         return is_whole, is_end, int(one["stage"].partition("_")[0]) if is_end else 0, one["accuracy"]
 
-    return max(found, key=merit, default=None)
+    return max(measurements, key=merit, default=None)
 
 
 def bias(chosen: dict[str, Any]) -> str | None:

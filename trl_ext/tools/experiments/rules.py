@@ -12,7 +12,7 @@ from trl_ext.evaluation.validation_conditions import validation_temperature
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from trl_ext.recipes.settings import Task
+    from trl_ext.recipes.settings import TaskSettings
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ RULES = {
 }
 
 
-def violations(rules: Rules, task: Task, config: TrainingArguments, is_last: bool) -> list[str]:
+def violations(rules: Rules, task: TaskSettings, config: TrainingArguments, is_last: bool) -> list[str]:
     """A line for each rule that the settings of a stage break; the last stage's final validation is the result."""
-    found = {name: getattr(task, name, getattr(config, name, None)) for name in rules.settings}
-    found["temperature"] = validation_temperature(task, config)
-    found["max_tokens"] = task.validation_max_tokens or config.max_completion_length
+    values = {name: getattr(task, name, getattr(config, name, None)) for name in rules.settings}
+    values["temperature"] = validation_temperature(task, config)
+    values["max_tokens"] = task.validation_max_tokens or config.max_completion_length
     lines = [
-        f"{name} must be {wanted!r}, is {found[name]!r}"
+        f"{name} must be {wanted!r}, is {values[name]!r}"
         for name, wanted in rules.wanted(task.dataset).items()
-        if found[name] != wanted
+        if values[name] != wanted
     ]
     problems = task.final_validation_problems or task.validation_problems
     if is_last and problems != rules.problems:

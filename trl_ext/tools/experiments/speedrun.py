@@ -31,7 +31,7 @@ RECORD = "record.json"
 SPEEDRUN = "speedrun"  # of `RULES`
 GOAL = 0.6  # accuracy
 LEAST_SEEDS, MOST_THREADS = 3, 2
-APART = 3600.0  # seconds between the ends of a seed's two runs, at most
+MAX_GAP = 3600.0  # seconds between the ends of a seed's two runs, at most
 TOLERANCE = 1.1  # a repeated ratio may be larger than the record's by this factor
 # What the program gives every run; `time_budget` bounds one that never ends.
 FIXED = {
@@ -162,10 +162,9 @@ def why_not(pairs: Sequence[Pair]) -> str | None:
         if value < GOAL:
             return f"the mean accuracy of {words} is {value:.4f}, below {GOAL}: have it train longer"
     for pair in pairs:
-        if pair.apart > APART:
-            return (
-                f"seed {pair.seed}: its two runs ended {pair.apart:.0f} s apart, more than {APART:.0f}: run both again"
-            )
+        if pair.apart > MAX_GAP:
+            gap = f"its two runs ended {pair.apart:.0f} s apart, more than {MAX_GAP:.0f}"
+            return f"seed {pair.seed}: {gap}: run both again"
         if pair.gpus or pair.threads > MOST_THREADS:
             used = f"{pair.gpus} GPUs" if pair.gpus else f"{pair.threads} threads"
             return f"seed {pair.seed}: took {used}, {MOST_THREADS} threads are allowed: set OMP_NUM_THREADS"

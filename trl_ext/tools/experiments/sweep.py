@@ -29,7 +29,7 @@ def run_all(
     folder: Path,
     jobs: int = 1,
     keep_going: bool = False,
-    on_end: Callable[[Mapping[str, dict[str, Any]]], None] = lambda found: None,
+    on_end: Callable[[Mapping[str, dict[str, Any]]], None] = lambda summaries: None,
 ) -> dict[str, dict[str, Any]]:
     """Run a Python command for each name, in `folder/name`, unless it is done; returns the runs' summaries by name.
 
@@ -50,8 +50,8 @@ def run_all(
     _refuse_changes(commands, folder)
     todo = [name for name in commands if not finished(folder / name)]
     slots = list(range(jobs))  # one for each thread
-    found = {name: _summary(folder / name) for name in commands if name not in todo}
-    on_end(found)
+    summaries = {name: _summary(folder / name) for name in commands if name not in todo}
+    on_end(summaries)
     with (
         contextlib.closing(ProgressDisplay(folder, len(commands), len(commands) - len(todo), jobs)) as display,
         concurrent.futures.ThreadPoolExecutor(jobs) as pool,
@@ -61,13 +61,13 @@ def run_all(
             for name, status in _as_they_end(running, display):
                 if status and not keep_going:
                     raise InputError(f"a run failed: see the end of {folder / name}.log")
-                found[name] = {"failed": _last_line(folder / f"{name}.log")} if status else _summary(folder / name)
-                display.ended(name, found[name].get("failed"))
-                on_end(found)
+                summaries[name] = {"failed": _last_line(folder / f"{name}.log")} if status else _summary(folder / name)
+                display.ended(name, summaries[name].get("failed"))
+                on_end(summaries)
         except BaseException:  # Ctrl-C as well: do not start the runs that wait
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {name: found[name] for name in commands}
+    return {name: summaries[name] for name in commands}
 
 
 def _as_they_end(

@@ -14,31 +14,31 @@ def test_products_views_and_the_rest_are_told_apart() -> None:
         product = left @ right  # 2 x 2 x 3 x 4 FLOPs on 6 + 12 + 8 numbers
         product.view(8)
         product + product  # 3 x 8 numbers
-    assert counter.found.tolist() == [48, 4 * 26, 4 * 24, 3]
+    assert counter.totals.tolist() == [48, 4 * 26, 4 * 24, 3]
 
 
 def test_products_that_add_in_place_are_counted() -> None:
     total, left, right = torch.zeros(2, 4), torch.zeros(2, 3), torch.zeros(3, 4)
     with Counter() as counter:
         total.addmm_(left, right)
-    assert counter.found[0] == 48
+    assert counter.totals[0] == 48
 
 
 def test_an_embedding_reads_its_rows_and_not_the_table() -> None:
     table = torch.zeros(1000, 8)
     with Counter() as counter:
         torch.nn.functional.embedding(torch.tensor([1, 2]), table)
-    assert counter.found[2] == 2 * 2 * 8 * 4
+    assert counter.totals[2] == 2 * 2 * 8 * 4
 
 
 def test_attention_counts_two_products_forward_and_five_backward() -> None:
     query, key = torch.zeros(1, 4, 5, 8, requires_grad=True), torch.zeros(1, 4, 7, 8, requires_grad=True)
     with Counter() as forward:
         out = torch.nn.functional.scaled_dot_product_attention(query, key, key)
-    assert forward.found[0] == 2 * (2 * 4 * 5 * 7 * 8)
+    assert forward.totals[0] == 2 * (2 * 4 * 5 * 7 * 8)
     with Counter() as backward:
         out.sum().backward()
-    assert backward.found[0] == 5 * (2 * 4 * 5 * 7 * 8)
+    assert backward.totals[0] == 5 * (2 * 4 * 5 * 7 * 8)
 
 
 def test_four_sizes_fix_the_four_terms() -> None:

@@ -48,12 +48,12 @@ def needed_paths() -> tuple[str, ...]:
 def _pythons_folders() -> set[str]:
     """Where Python has its programs, its library, and its packages; all of a prefix that is Python's alone."""
     names = sysconfig.get_paths()
-    found = {names[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {os.path.dirname(os.__file__)}
+    paths = {names[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {os.path.dirname(os.__file__)}
     for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix} - set(_SYSTEMS):
-        found |= {os.path.join(prefix, part) for part in ("bin", "lib", "lib64", "pyvenv.cfg")}
-    found |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
-    found |= {sys.executable, os.path.realpath(sys.executable)}
-    return {path for path in found if os.path.exists(path)}
+        paths |= {os.path.join(prefix, part) for part in ("bin", "lib", "lib64", "pyvenv.cfg")}
+    paths |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
+    paths |= {sys.executable, os.path.realpath(sys.executable)}
+    return {path for path in paths if os.path.exists(path)}
 
 
 def _libraries() -> set[str]:

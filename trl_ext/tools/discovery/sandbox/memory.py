@@ -34,9 +34,9 @@ def _open_files(pid: int) -> Iterator[tuple[str, int]]:
             for number in os.listdir(folder):
                 with contextlib.suppress(OSError):
                     if os.readlink(f"{folder}/{number}").startswith(_SHARED):
-                        found = os.stat(f"{folder}/{number}")
-                        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
-                        yield f"{device} {found.st_ino}", 512 * found.st_blocks
+                        status = os.stat(f"{folder}/{number}")
+                        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+                        yield f"{device} {status.st_ino}", 512 * status.st_blocks
 
 
 def _maps(pid: int) -> Iterator[tuple[str, int]]:

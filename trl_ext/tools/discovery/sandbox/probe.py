@@ -17,12 +17,12 @@ _ADDRESSES = ("127.0.0.1", "192.0.2.1", "::1", "2001:db8::1")  # this machine, a
 
 def verified(folder: str) -> list[str]:
     """The members of `limits.ISOLATION` that are in force for this process, whose own folder is `folder`."""
-    found = []
+    names = []
     for name, is_in_force in _PROBES.items():
         with contextlib.suppress(OSError, ValueError, KeyError):  # such as where there is no /proc
             if is_in_force(folder):
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def _processes(_: str) -> bool:
@@ -40,9 +40,9 @@ def _network(_: str) -> bool:
 def _can_reach(family: int, address: str | None) -> bool:
     """Whether sockets of that family exist, and the address, if given, has a route."""
     try:
-        with socket.socket(family, socket.SOCK_DGRAM if address else socket.SOCK_STREAM) as found:
+        with socket.socket(family, socket.SOCK_DGRAM if address else socket.SOCK_STREAM) as opened:
             if address:
-                found.connect((address, 9))
+                opened.connect((address, 9))
     except OSError:
         return False
     return True
@@ -72,7 +72,7 @@ def _files(folder: str) -> bool:
 
 def _plain(path: str) -> str:
     """A path of mountinfo, where spaces and similar characters are octal escapes."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
 
 
 def _rights(_: str) -> bool:

@@ -93,12 +93,12 @@ def _descendants() -> list[int]:
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(name)}/stat", "rb") as file:
             parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-    found, grew = {os.getpid()}, True
+    tree, grew = {os.getpid()}, True
     while grew:
-        below = {pid for pid, parent in parents.items() if parent in found}
-        grew = not below <= found
-        found |= below
-    return sorted(found - {os.getpid()})
+        below = {pid for pid, parent in parents.items() if parent in tree}
+        grew = not below <= tree
+        tree |= below
+    return sorted(tree - {os.getpid()})
 
 
 def _run_in_child(settings: dict[str, Any], program: bytes, folder: str, is_isolated: bool) -> NoReturn:

@@ -73,8 +73,8 @@ class Machine:
             at_compute, at_memory = np.where(waits, 0.0, at_compute), np.where(waits, 0.0, at_memory)
             python = np.where(waits, python, 0.0)
         wire = np.asarray(work.wire_bytes / self._wire())
-        found = np.broadcast_arrays(at_compute, at_memory, wire, python)
-        return Spent(dict(zip(NOTHING.by_ceiling, (float(part.sum()) for part in found), strict=True)))
+        seconds = np.broadcast_arrays(at_compute, at_memory, wire, python)
+        return Spent(dict(zip(NOTHING.by_ceiling, (float(part.sum()) for part in seconds), strict=True)))
 
     def _peak(self, dtype: torch.dtype) -> float:
         half = dtype in (torch.bfloat16, torch.float16)

@@ -79,12 +79,12 @@ def _extrapolated(counted: list[Polynomial], layers: int) -> Polynomial:
 
 
 def _with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
-    found = copy.deepcopy(config)
-    text = found.get_text_config()
+    resized = copy.deepcopy(config)
+    text = resized.get_text_config()
     text.num_hidden_layers = layers
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:layers]
-    return found
+    return resized
 
 
 def _make(config: PretrainedConfig, dtype: torch.dtype, adapt: Callable[[PreTrainedModel], nn.Module]) -> Any:
@@ -133,7 +133,7 @@ def _forward(model: PreTrainedModel) -> Measure:
         inputs = _inputs(model, queries, past, trained=False)
         with torch.no_grad(), Counter() as counter:
             _decoder(model)(**inputs, use_cache=True)
-        return counter.found
+        return counter.totals
 
     return measure
 
@@ -152,7 +152,7 @@ def _training(model: PreTrainedModel, head: bool = False) -> Measure:
                 out = _decoder(model)(**inputs, use_cache=True).last_hidden_state
             if out.requires_grad:
                 out.backward(torch.ones_like(out))
-        return counter.found
+        return counter.totals
 
     return measure
 
@@ -167,7 +167,7 @@ def _sampling(model: PreTrainedModel) -> Measure:
             scores = model.get_output_embeddings()(hidden)[0].float()
             scores.logsumexp(dim=-1)
             torch.multinomial(scores.softmax(dim=-1), 1)
-        return counter.found
+        return counter.totals
 
     return measure
 

@@ -109,9 +109,9 @@ def scoring_work(costs: ModelCosts, batches: MicroBatches, on_gpu: bool) -> list
 
 def folded(head: Polynomial, vocabulary: int, passes: int) -> Polynomial:
     """The head with Triton's kernels, which read a tile of logits in bfloat16 and, in training, read and write it."""
-    found = head.coefficients.copy()
-    found[2, 1] = passes * vocabulary * torch.bfloat16.itemsize  # other bytes, per query
-    return Polynomial(found)
+    coefficients = head.coefficients.copy()
+    coefficients[2, 1] = passes * vocabulary * torch.bfloat16.itemsize  # other bytes, per query
+    return Polynomial(coefficients)
 
 
 def _passes(batches: MicroBatches, decoder: Polynomial, head: Polynomial, on_gpu: bool) -> list[Work]:

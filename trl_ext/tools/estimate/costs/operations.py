@@ -68,12 +68,12 @@ class Counter(TorchDispatchMode):
     """Adds up the operations of a block.
 
     Attributes:
-        found: (4,) FLOPs, bytes of products, bytes of the others, operations.
+        totals: (4,) FLOPs, bytes of products, bytes of the others, operations.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.found = np.zeros(4)
+        self.totals = np.zeros(4)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -85,7 +85,7 @@ class Counter(TorchDispatchMode):
         moved = 0 if func.is_view or func is _ATEN._unsafe_view.default else _moved(args, kwargs, out)
         if func.overloadpacket in _LOOKUPS:
             moved = 2 * _moved(out)
-        self.found += (flops, moved if flops else 0, 0 if flops else moved, 1)
+        self.totals += (flops, moved if flops else 0, 0 if flops else moved, 1)
         return out
 
 
@@ -101,15 +101,15 @@ def _flops(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out:
 
 def _moved(*values: object) -> int:
     """Bytes of all tensors in arguments and results."""
-    found = 0
+    total = 0
     for value in values:
         if isinstance(value, Tensor):
-            found += value.numel() * value.element_size()
+            total += value.numel() * value.element_size()
         elif isinstance(value, (tuple, list)):
-            found += _moved(*value)
+            total += _moved(*value)
         elif isinstance(value, dict):
-            found += _moved(*value.values())
-    return found
+            total += _moved(*value.values())
+    return total
 
 
 def fit(measure: Measure) -> Polynomial:

@@ -38,9 +38,9 @@ def spread_lengths(n: int, mean: float, longest: int) -> np.ndarray:
     low, high = -_SPREAD * 10.0, np.log(longest) + _SPREAD * 10.0
     for _ in range(60):  # the middle that gives the mean; cutting takes from it
         middle = (low + high) / 2
-        found = np.clip(np.exp(middle + _SPREAD * standard), 1, longest)
-        low, high = (middle, high) if found.mean() < mean else (low, middle)
-    return np.random.default_rng(0).permutation(np.rint(found).astype(int))
+        lengths = np.clip(np.exp(middle + _SPREAD * standard), 1, longest)
+        low, high = (middle, high) if lengths.mean() < mean else (low, middle)
+    return np.random.default_rng(0).permutation(np.rint(lengths).astype(int))
 
 
 def continuous_batch(lengths: Sequence[int], prompts: Sequence[int], slots: int) -> Decoding:

@@ -151,17 +151,17 @@ def _sharded(parts: Parts, measured: Measured, run: PlannedRun) -> dict[str, int
     """One process's bytes by component, as DeepSpeed partitions them over the GPUs."""
     stage, gpus = run.launch.zero_stage, run.launch.gpus
     rows = run.rollout if run.recipe == "grpo" else run.step
-    found = {**parts, "batches": -(-parts["batches"] * rows // (gpus * measured.rows))}
+    sizes = {**parts, "batches": -(-parts["batches"] * rows // (gpus * measured.rows))}
     if not stage:
         if gpus > 1:  # DDP's buckets are copies of all gradients
-            found["gradient buckets"] = measured.trainable * run.weights_dtype.itemsize
-        return found
+            sizes["gradient buckets"] = measured.trainable * run.weights_dtype.itemsize
+        return sizes
     if stage >= 2:
-        found["gradients"] = -(-parts["gradients"] // gpus)
+        sizes["gradients"] = -(-parts["gradients"] // gpus)
     if stage == 3:
-        found |= {name: -(-parts.get(name, 0) // gpus) for name in ("parameters", "reference")}
-    found["optimizer"] = -(-12 * measured.trainable // gpus)  # float32: the weights and Adam's two moments
-    return found
+        sizes |= {name: -(-parts.get(name, 0) // gpus) for name in ("parameters", "reference")}
+    sizes["optimizer"] = -(-12 * measured.trainable // gpus)  # float32: the weights and Adam's two moments
+    return sizes
 
 
 def _exchanged(moment: str, measured: Measured, run: PlannedRun) -> dict[str, int]:
@@ -172,10 +172,10 @@ def _exchanged(moment: str, measured: Measured, run: PlannedRun) -> dict[str, in
     itemsize = run.compute_dtype.itemsize
     if moment == "optimizer step":
         return {"gradient buckets": -(-4 * measured.trainable // gpus)}  # float32 gradients of this rank's partition
-    found = {"gradient buckets": BUCKET * itemsize} if moment == "backward" or stage == 3 else {}
+    sizes = {"gradient buckets": BUCKET * itemsize} if moment == "backward" or stage == 3 else {}
     if stage == 3:
-        found["gathered weights"] = min(measured.parameters, LIVE) * itemsize
-    return found
+        sizes["gathered weights"] = min(measured.parameters, LIVE) * itemsize
+    return sizes
 
 
 def _engine(run: PlannedRun, capacity: int, measured: Measured) -> Engine:

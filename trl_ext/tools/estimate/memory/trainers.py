@@ -189,7 +189,7 @@ def _grpo_batches(trainer: FakeGRPO, run: PlannedRun) -> Sequence[MicroBatch | T
     if trainer._planner is None:
         return slices[:1]
     one_process = run.launch.gpus == 1 and not run.launch.zero_stage
-    trainer._planner.batching = replace(trainer._planner.batching, prompts_apart=one_process)
+    trainer._planner.batching = replace(trainer._planner.batching, separate_prompt_backward=one_process)
     trainer._planner.plan(slices)
     return _distinct(trainer._planner.plans[0])
 

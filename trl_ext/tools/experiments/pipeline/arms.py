@@ -26,15 +26,15 @@ _OF_THE_END = ("restore_best", "final_validation_problems", "lr_decay_fraction")
 
 def pilots_of(pipeline: Pipeline) -> dict[str, Stage]:
     """The stage that is each arm's pilot, by arm; empty without arms."""
-    found: dict[str, Stage] = {}
+    pilots: dict[str, Stage] = {}
     for stage in pipeline.stages:
-        if stage.arm is not None and stage.arm not in found:
+        if stage.arm is not None and stage.arm not in pilots:
             assert pipeline.pilot_seconds is not None
             assert pipeline.time_budget is not None
             kept = {name: value for name, value in stage.settings.items() if name not in _OF_THE_END}
             share = pipeline.pilot_seconds / pipeline.time_budget
-            found[stage.arm] = dataclasses.replace(stage, settings=kept | {"restore_best": False}, share=share)
-    return found
+            pilots[stage.arm] = dataclasses.replace(stage, settings=kept | {"restore_best": False}, share=share)
+    return pilots
 
 
 def pilot_name(arm: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 from trl_ext.errors import InputError
 from trl_ext.runs.layout import CURVE, SUMMARY, RunFolder, finished
 from trl_ext.runs.provenance import provenance
-from trl_ext.runs.report import write_curve
 from trl_ext.runs.summary import RunSummary, ValidationEntry, write_summary
+from trl_ext.runs.tables_and_plots import write_curve
 from trl_ext.tools.experiments.pipeline.arms import decision, pilot_name, pilots_of, with_chosen_arm
 from trl_ext.tools.experiments.pipeline.record import (
     NOT_STAGES,

@@ -23,8 +23,8 @@ from typing import Any
 from trl_ext.tools.experiments.ending import ending_in_a_line
 from trl_ext.tools.experiments.sweep import run_all
 from trl_ext.tools.experiments.verdict.findings import Finding, Runs, decide, failures
-from trl_ext.tools.experiments.verdict.plan import VERDICTS, Plan, arms_of, check, fix, read_tasks
-from trl_ext.tools.experiments.verdict.report import PAGE, headline, power_lines, write_report
+from trl_ext.tools.experiments.verdict.page import PAGE, headline, power_lines, write_report
+from trl_ext.tools.experiments.verdict.plan import VERDICTS, ComparisonPlan, arms_of, check, fix, read_tasks
 from trl_ext.tools.experiments.verdict.sequential import Design
 
 
@@ -60,12 +60,12 @@ def arguments(given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return args, rest
 
 
-def plan_of(args: argparse.Namespace, rest: Sequence[str], recipes: Path) -> Plan:
+def plan_of(args: argparse.Namespace, rest: Sequence[str], recipes: Path) -> ComparisonPlan:
     """What the command line asks for."""
     idea, against = arms_of(args.idea, args.against)
     tasks = read_tasks(args.tasks, recipes / "try")
     design = Design(args.max_seeds, len(tasks) * VERDICTS, min(Design.first, args.max_seeds))
-    return Plan(idea, against, tasks, design, args.margin, tuple(rest))
+    return ComparisonPlan(idea, against, tasks, design, args.margin, tuple(rest))
 
 
 def answer(args: argparse.Namespace, rest: Sequence[str], recipes: Path, given: Sequence[str]) -> bool:
@@ -83,7 +83,7 @@ def answer(args: argparse.Namespace, rest: Sequence[str], recipes: Path, given: 
     return decide(plan, recipes, run, partial(_report, output, plan, command))
 
 
-def _report(output: Path, plan: Plan, command: Sequence[str], runs: Runs) -> list[Finding]:
+def _report(output: Path, plan: ComparisonPlan, command: Sequence[str], runs: Runs) -> list[Finding]:
     """Write the page, and say what is on it."""
     findings = write_report(output, plan, runs, command)
     print(plan.title, *headline(plan, findings), sep="\n")

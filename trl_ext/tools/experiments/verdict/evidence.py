@@ -66,13 +66,13 @@ def at_equal_wall_clock(pairs: Pairs) -> list[tuple[float, float]]:
 
     A run that ended early is not the faster one for it, but stays at what it ended with.
     """
-    found = []
+    values = []
     for pair in pairs.values():
         ours, theirs = map(timed, pair)
         ends = [run.seconds[-1][0] for run in (ours, theirs) if not run.ended_early]
         at = min(ends) if ends else max(run.seconds[-1][0] for run in (ours, theirs))
-        found.append((value_at(at, ours.seconds), value_at(at, theirs.seconds)))
-    return found
+        values.append((value_at(at, ours.seconds), value_at(at, theirs.seconds)))
+    return values
 
 
 ACCURACIES = {SAMPLES: at_equal_samples, CLOCK: at_equal_wall_clock}
@@ -80,19 +80,19 @@ ACCURACIES = {SAMPLES: at_equal_samples, CLOCK: at_equal_wall_clock}
 
 def curves_of(runs: Sequence[Summary]) -> dict[str, list[Curve]]:
     """All curves of one arm, by what they go over."""
-    found = [timed(run) for run in runs]
-    return {STEPS: [run.steps for run in found], SECONDS: [run.seconds for run in found]}
+    timed_runs = [timed(run) for run in runs]
+    return {STEPS: [run.steps for run in timed_runs], SECONDS: [run.seconds for run in timed_runs]}
 
 
 def whole_pairs(runs: Mapping[str, Mapping[int, Summary]], idea: str, against: str) -> Pairs:
     """Both runs of each seed up to the first one of which one failed: seeds that fail are not left out, they end it."""
-    found: dict[int, tuple[Summary, Summary]] = {}
+    whole: dict[int, tuple[Summary, Summary]] = {}
     for seed, ours in runs[idea].items():
         pair = (ours, runs[against][seed])
         if any("failed" in run for run in pair):
             break
-        found[seed] = pair
-    return found
+        whole[seed] = pair
+    return whole
 
 
 def resolution(pairs: Pairs) -> float:

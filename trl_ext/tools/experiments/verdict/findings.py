@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from trl_ext.tools.experiments.verdict.evidence import ACCURACIES, Pairs, Summary, resolution, whole_pairs
-from trl_ext.tools.experiments.verdict.plan import Plan, commands_of, run_name
+from trl_ext.tools.experiments.verdict.plan import ComparisonPlan, commands_of, run_name
 from trl_ext.tools.experiments.verdict.sequential import OPEN, decision, repeated_interval
 
 Runs = Mapping[str, Mapping[str, Mapping[int, Summary]]]  # task -> arm -> seed -> summary, or `failed`
@@ -46,7 +46,7 @@ class Finding:
         }  # fmt: skip
 
 
-def decide(plan: Plan, recipes: Path, run: RunAll, report: Callable[[Runs], Sequence[Finding]]) -> bool:
+def decide(plan: ComparisonPlan, recipes: Path, run: RunAll, report: Callable[[Runs], Sequence[Finding]]) -> bool:
     """Run up to each look in turn, report, and stop where every interval has decided; False where a run failed.
 
     What has ended is not run again, what failed is, when this is called anew.
@@ -61,10 +61,12 @@ def decide(plan: Plan, recipes: Path, run: RunAll, report: Callable[[Runs], Sequ
     return True
 
 
-def by_task(plan: Plan, found: Mapping[str, Mapping[str, Any]], seeds: int) -> Runs:
+def by_task(plan: ComparisonPlan, summaries: Mapping[str, Mapping[str, Any]], seeds: int) -> Runs:
     """Summaries of the first seeds' runs."""
     return {
-        task.name: {arm.label: {seed: found[run_name(task, arm, seed)] for seed in range(seeds)} for arm in plan.arms}
+        task.name: {
+            arm.label: {seed: summaries[run_name(task, arm, seed)] for seed in range(seeds)} for arm in plan.arms
+        }
         for task in plan.tasks
     }
 
@@ -80,19 +82,19 @@ def failures(runs: Runs) -> dict[str, str]:
     }
 
 
-def pairs_of(plan: Plan, runs: Runs) -> dict[str, Pairs]:
+def pairs_of(plan: ComparisonPlan, runs: Runs) -> dict[str, Pairs]:
     """By task, the seeds before the first of which a run failed; tasks without one are left out."""
-    found = {task: whole_pairs(arms, plan.idea.label, plan.against.label) for task, arms in runs.items()}
-    return {task: pairs for task, pairs in found.items() if pairs}
+    whole = {task: whole_pairs(arms, plan.idea.label, plan.against.label) for task, arms in runs.items()}
+    return {task: pairs for task, pairs in whole.items() if pairs}
 
 
-def findings_of(plan: Plan, runs: Runs) -> list[Finding]:
+def findings_of(plan: ComparisonPlan, runs: Runs) -> list[Finding]:
     """Every interval, with what it decides."""
-    found = []
+    findings = []
     for task, pairs in pairs_of(plan, runs).items():
         for axis, accuracies in ACCURACIES.items():
             ours, theirs = map(list, zip(*accuracies(pairs), strict=True))
             differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
             interval = repeated_interval(differences, plan.design, resolution(pairs))
-            found.append(Finding(task, axis, ours, theirs, interval, decision(interval, plan.margin)))
-    return found
+            findings.append(Finding(task, axis, ours, theirs, interval, decision(interval, plan.margin)))
+    return findings

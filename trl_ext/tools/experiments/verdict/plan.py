@@ -21,7 +21,7 @@ VERDICTS = 2  # that a task gives: at equal samples and at equal wall-clock
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskSpec:
     """Problems, a policy and a budget that every arm has: a YAML file of `recipes/try`, or your own."""
 
     name: str
@@ -42,12 +42,12 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """A comparison that can be run."""
 
     idea: Arm
     against: Arm
-    tasks: tuple[Task, ...]
+    tasks: tuple[TaskSpec, ...]
     design: Design
     margin: float  # differences below it are called equal
     more: tuple[str, ...] = ()  # arguments of all runs
@@ -90,7 +90,7 @@ def arms_of(idea: str, against: str) -> tuple[Arm, Arm]:
     return Arm(label, {**theirs.settings, **ours.settings}), theirs
 
 
-def read_tasks(given: Sequence[str], shipped: Path) -> tuple[Task, ...]:
+def read_tasks(given: Sequence[str], shipped: Path) -> tuple[TaskSpec, ...]:
     """Tasks from YAML files, folders of them, or names of shipped ones; all shipped ones where none is given.
 
     Raises:
@@ -110,9 +110,9 @@ def read_tasks(given: Sequence[str], shipped: Path) -> tuple[Task, ...]:
     return tuple(_read_task(path) for path in paths)
 
 
-def _read_task(path: Path) -> Task:
+def _read_task(path: Path) -> TaskSpec:
     """With its `config` from the working directory; one whose validations differ in their problems is refused."""
-    task = read_experiment(path, Task, name=path.stem)
+    task = read_experiment(path, TaskSpec, name=path.stem)
     with named_in_errors(path):
         config = str(RunSpec(GRPO, task.config).located(path.parent).config)
         settings = {**(read_yaml(Path(config)) or {}), **task.settings}
@@ -125,18 +125,18 @@ def _read_task(path: Path) -> Task:
     return dataclasses.replace(task, config=config)
 
 
-def run_of(plan: Plan, task: Task, arm: Arm) -> RunSpec:
+def run_of(plan: ComparisonPlan, task: TaskSpec, arm: Arm) -> RunSpec:
     """What an arm's runs on a task are."""
     common = {"save_strategy": "no", "disable_tqdm": True, **task.settings}
     return RunSpec(GRPO, task.config, arm.settings, common=common, more=plan.more)
 
 
-def run_name(task: Task, arm: Arm, seed: int) -> str:
+def run_name(task: TaskSpec, arm: Arm, seed: int) -> str:
     """Of the folder that a run is in."""
     return f"{task.name},{arm.label},seed={seed}"
 
 
-def commands_of(plan: Plan, seeds: int, recipes: Path) -> dict[str, list[str]]:
+def commands_of(plan: ComparisonPlan, seeds: int, recipes: Path) -> dict[str, list[str]]:
     """Script and arguments of the runs of the first seeds, by name; arms take turns in who is first."""
     return {
         run_name(task, arm, seed): run_of(plan, task, arm).command(recipes, seed)
@@ -146,7 +146,7 @@ def commands_of(plan: Plan, seeds: int, recipes: Path) -> dict[str, list[str]]:
     }
 
 
-def check(plan: Plan) -> None:
+def check(plan: ComparisonPlan) -> None:
     """Parse the settings of both arms on every task, with losses loaded and tried on an example, without a model.
 
     Raises:
@@ -155,7 +155,7 @@ def check(plan: Plan) -> None:
     check_runs({f"task {task.name!r}, {a.label}": run_of(plan, task, a) for task in plan.tasks for a in plan.arms})
 
 
-def fix(plan: Plan, output: Path) -> None:
+def fix(plan: ComparisonPlan, output: Path) -> None:
     """Write the plan down, or find it as it was; looks that were not fixed beforehand would make intervals too narrow.
 
     Raises:
@@ -174,7 +174,7 @@ def fix(plan: Plan, output: Path) -> None:
         raise InputError(f"{path}: {what}; choose another --output_dir, or remove {output}")
 
 
-def _digests(plan: Plan) -> dict[str, str]:
+def _digests(plan: ComparisonPlan) -> dict[str, str]:
     """What the files say that the plan names: tasks' recipes, and your own functions."""
     paths = {task.config for task in plan.tasks}
     for arm in plan.arms:

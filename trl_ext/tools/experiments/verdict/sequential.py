@@ -64,11 +64,11 @@ def repeated_interval(
     that were allowed for, it is the last look's.
     """
     levels = {n: level for n, level in design.levels.items() if n <= len(differences)}
-    found = [paired_interval(differences[:n], level, least_deviation) for n, level in levels.items()]
-    if not found:
+    intervals = [paired_interval(differences[:n], level, least_deviation) for n, level in levels.items()]
+    if not intervals:
         return None
-    low, high = max(low for low, _ in found), min(high for _, high in found)
-    return (low, high) if low <= high else found[-1]
+    low, high = max(low for low, _ in intervals), min(high for _, high in intervals)
+    return (low, high) if low <= high else intervals[-1]
 
 
 def decision(interval: tuple[float, float] | None, margin: float) -> str:
@@ -85,13 +85,13 @@ def decision(interval: tuple[float, float] | None, margin: float) -> str:
 
 def first_alarms(draws: Draws, design: Design, least_deviation: float = 0.0) -> NDArray[np.int64]:
     """For each row of differences the seeds after which its interval excludes 0, positive if above; 0 if never."""
-    found = np.zeros(len(draws), dtype=np.int64)
+    alarms = np.zeros(len(draws), dtype=np.int64)
     for n, level in design.levels.items():
         mean = draws[:, :n].mean(axis=1)
         deviation = np.maximum(draws[:, :n].std(axis=1, ddof=1), least_deviation)
         half = student_t_quantile(level, n - 1) * deviation / np.sqrt(n)
-        found = np.where((found == 0) & (abs(mean) > half), n * np.sign(mean).astype(np.int64), found)
-    return found
+        alarms = np.where((alarms == 0) & (abs(mean) > half), n * np.sign(mean).astype(np.int64), alarms)
+    return alarms
 
 
 def power(design: Design, effect: float, deviation: float) -> float:

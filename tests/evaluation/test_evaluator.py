@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from trl_ext.evaluation.report import OUTCOMES, Report, evaluate, mean
+from trl_ext.evaluation.evaluator import OUTCOMES, Report, evaluate, mean
 from trl_ext.generation.completion import Completion
 from trl_ext.rewards import GRADERS, REWARDS
 

@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.evaluation.report import Report
+from trl_ext.evaluation.evaluator import Report
 from trl_ext.generation.completion import Completion
 from trl_ext.io import append_jsonl, replacing, write_text
 from trl_ext.rewards.graders import Grade
 from trl_ext.runs.clock import Clock
 from trl_ext.runs.folder import Run
 from trl_ext.runs.layout import SUMMARY, RunFolder, checkpoint_name, finished
-from trl_ext.runs.report import before_after_table, examples, write_curve, write_steps_plot
 from trl_ext.runs.summary import write_summary
+from trl_ext.runs.tables_and_plots import before_after_table, examples, write_curve, write_steps_plot
 from trl_ext.training.callbacks import GenerationsLog, JsonlLog, Validation, validation_line
 from trl_ext.training.progress import ProgressBar
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.report import OUTCOMES, Report
+from trl_ext.evaluation.evaluator import OUTCOMES, Report
 from trl_ext.evaluation.statistics import mean_interval
 from trl_ext.plots import figure, plot_accuracy
 from trl_ext.runs.summary import Selection, ValidationEntry

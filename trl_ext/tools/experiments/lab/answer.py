@@ -307,9 +307,9 @@ def write_training_plot(path: Path, curves: Mapping[Panel, Mapping[str, Mapping[
 
 def mean_by_step(logs: Sequence[Sequence[Mapping[str, Any]]], name: str) -> dict[int, float]:
     """A metric's mean over the runs that have it at a step."""
-    found: dict[int, list[float]] = {}
+    values_by_step: dict[int, list[float]] = {}
     for log in logs:
         for entry in log:
             if entry.get(name) is not None:
-                found.setdefault(entry["step"], []).append(entry[name])
-    return {step: mean(values) for step, values in sorted(found.items())}
+                values_by_step.setdefault(entry["step"], []).append(entry[name])
+    return {step: mean(values) for step, values in sorted(values_by_step.items())}

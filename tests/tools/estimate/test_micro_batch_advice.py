@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.tools.estimate.runs import planned
-from trl_ext.tools.estimate.waste import larger_micro_batches
+from trl_ext.tools.estimate.micro_batch_advice import larger_micro_batches
 
 SECONDS = {None: 10.0, 8192: 6.0, 16_384: 4.1, 32_768: 4.0}
 RUN = planned()

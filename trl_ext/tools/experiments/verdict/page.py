@@ -12,7 +12,7 @@ from trl_ext.runs.provenance import origins
 from trl_ext.tools.experiments.pages import in_code, in_figures
 from trl_ext.tools.experiments.verdict.evidence import ACCURACIES, Pairs, changes, costs, curves_of
 from trl_ext.tools.experiments.verdict.findings import Finding, Runs, failures, findings_of, pairs_of
-from trl_ext.tools.experiments.verdict.plan import Plan
+from trl_ext.tools.experiments.verdict.plan import ComparisonPlan
 from trl_ext.tools.experiments.verdict.sequential import BETTER, EQUAL, MOST_SEARCHED, OPEN, WORSE, power, seeds_needed
 
 PAGE, DATA, CURVES, RUNS = "verdict.md", "verdict.json", "curves", "runs.csv"
@@ -23,7 +23,7 @@ COST = (
 _DEVIATIONS = (0.005, 0.01, 0.015, 0.02, 0.03)  # of paired differences, for which power is stated beforehand
 
 
-def write_report(folder: Path, plan: Plan, runs: Runs, command: Sequence[str]) -> list[Finding]:
+def write_report(folder: Path, plan: ComparisonPlan, runs: Runs, command: Sequence[str]) -> list[Finding]:
     """Write the page, its plot, and both as data; returns what was found.
 
     Args:
@@ -48,7 +48,7 @@ def write_report(folder: Path, plan: Plan, runs: Runs, command: Sequence[str]) -
 
 
 def page(
-    plan: Plan,
+    plan: ComparisonPlan,
     findings: Sequence[Finding],
     pairs: Mapping[str, Pairs],
     failed: Mapping[str, str],
@@ -76,14 +76,14 @@ def page(
     return [*lines, *(f"- {origin}" for origin in origins(every))]
 
 
-def headline(plan: Plan, findings: Sequence[Finding]) -> list[str]:
+def headline(plan: ComparisonPlan, findings: Sequence[Finding]) -> list[str]:
     """The verdict, a line for each interval."""
     if not findings:
         return ["No verdict: no seed has both runs."]
     return [f"- {finding.task}, {finding.axis}: **{sentence(plan, finding)}**" for finding in findings]
 
 
-def sentence(plan: Plan, finding: Finding) -> str:
+def sentence(plan: ComparisonPlan, finding: Finding) -> str:
     """A decision in words."""
     by = f"{mean(finding.differences):+.3f}"
     if finding.interval is None:
@@ -97,7 +97,7 @@ def sentence(plan: Plan, finding: Finding) -> str:
     return f"{words} ({by}, {in_figures(finding.interval)}; {len(finding.differences)} seeds)"
 
 
-def table(plan: Plan, findings: Sequence[Finding]) -> list[str]:
+def table(plan: ComparisonPlan, findings: Sequence[Finding]) -> list[str]:
     """A row for each interval."""
     heads = ["task", "at", plan.against.label, plan.idea.label, "difference", "interval", "sd of differences", "seeds"]
     rows = []
@@ -108,7 +108,7 @@ def table(plan: Plan, findings: Sequence[Finding]) -> list[str]:
     return markdown_table(heads, rows)
 
 
-def how_to_read(plan: Plan) -> str:
+def how_to_read(plan: ComparisonPlan) -> str:
     """What the intervals hold, in a paragraph."""
     design = plan.design
     return (
@@ -121,18 +121,18 @@ def how_to_read(plan: Plan) -> str:
     )
 
 
-def power_lines(plan: Plan) -> list[str]:
+def power_lines(plan: ComparisonPlan) -> list[str]:
     """How many seeds it takes to see the margin."""
     rows = []
     for deviation in _DEVIATIONS:
         needed = seeds_needed(plan.margin, deviation, plan.design.intervals)
-        found = power(plan.design, plan.margin, deviation)
-        rows.append([f"{deviation:g}", str(needed or f"more than {MOST_SEARCHED}"), f"{found:.2f}"])
+        achieved = power(plan.design, plan.margin, deviation)
+        rows.append([f"{deviation:g}", str(needed or f"more than {MOST_SEARCHED}"), f"{achieved:.2f}"])
     heads = ["sd of differences", "seeds for a power of 0.8", f"power with {plan.design.most}"]
     return [f"To see a difference of {plan.margin:g}:", "", *markdown_table(heads, rows)]
 
 
-def power_after(plan: Plan, findings: Sequence[Finding]) -> list[str]:
+def power_after(plan: ComparisonPlan, findings: Sequence[Finding]) -> list[str]:
     """The same for the standard deviations that were found, for the next time."""
     lines = []
     for axis in ACCURACIES:
@@ -142,7 +142,7 @@ def power_after(plan: Plan, findings: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def cost_table(plan: Plan, pairs: Mapping[str, Pairs]) -> list[str]:
+def cost_table(plan: ComparisonPlan, pairs: Mapping[str, Pairs]) -> list[str]:
     """Seconds of training for a step, over seeds."""
     rows = []
     for task, task_pairs in pairs.items():
@@ -154,7 +154,7 @@ def cost_table(plan: Plan, pairs: Mapping[str, Pairs]) -> list[str]:
     return markdown_table(["task", *heads, "ratio at the same seed"], rows)
 
 
-def changes_table(plan: Plan, pairs: Mapping[str, Pairs]) -> list[str]:
+def changes_table(plan: ComparisonPlan, pairs: Mapping[str, Pairs]) -> list[str]:
     """What else the last validation measured."""
     rows = []
     for task, task_pairs in pairs.items():
@@ -164,7 +164,7 @@ def changes_table(plan: Plan, pairs: Mapping[str, Pairs]) -> list[str]:
     return markdown_table(["task", "metric", plan.against.label, plan.idea.label, "difference"], rows)
 
 
-def curve_bands(plan: Plan, pairs: Mapping[str, Pairs]) -> dict[str, dict[str, Band]]:
+def curve_bands(plan: ComparisonPlan, pairs: Mapping[str, Pairs]) -> dict[str, dict[str, Band]]:
     """By panel, the band of each arm."""
     bands: dict[str, dict[str, Band]] = {}
     for task, task_pairs in pairs.items():
@@ -185,7 +185,7 @@ def write_plot(path: Path, bands: Mapping[str, Mapping[str, Band]], title: str) 
             axes.set(xlabel=axis, ylabel=f"validation accuracy, {task}")
 
 
-def write_runs(path: Path, plan: Plan, findings: Sequence[Finding]) -> None:
+def write_runs(path: Path, plan: ComparisonPlan, findings: Sequence[Finding]) -> None:
     """Both accuracies of every seed, as CSV."""
     rows = (
         [finding.task, finding.axis, seed, round(ours, 6), round(theirs, 6)]

@@ -40,6 +40,8 @@ done
 [[ $only =~ ^(|fast|slow|ranks)$ ]] || die "--only $only: there is no such tier." "There are fast, slow and ranks."
 
 ensure_setup
+# Some containers set it; without bytecode each tier and each program that a test starts would compile everything again.
+unset PYTHONDONTWRITEBYTECODE
 ran=0 failed=0
 
 # tier NAME WORDS PYTEST-ARGUMENTS...: 'no test selected' (5) is no failure of a tier, a failed test (1) lets the next one run.

@@ -84,17 +84,24 @@ SPELLINGS = [  # of services and headers, each with the secret in it
     '{{"Authorization": "Token {}"', "https:/me:{}@host/x", "s3://key:{}@bucket/x", "redis://:{}@host", "Cookie: {}",
     "https://hooks.slack.com/services/T0/B0/{}", "https://discord.com/api/webhooks/12/{}", "x: webhook_url=https://h/{}",
     "https://me.webhook.office.com/webhookb2/{}", '"x-api-key": "{}"', "SIGNING_KEY={}",
-    "-----BEGIN RSA PRIVATE KEY-----\n{}",
+    "-----BEGIN RSA PRIVATE KEY-----\n{}", "-----BEGIN PGP PRIVATE KEY BLOCK-----\n{}",
+    "python x.py --hub-token {} --n 1", "mysql --password {}", "curl -u me:{} https://host", "https://host/x?n=1&key={}",
+    "machine host login me password {}", "https://hooks.zapier.com/hooks/catch/1/{}", "ROUTING_KEY={}",
+    "https://maker.ifttt.com/trigger/e/with/key/{}",
 ]  # fmt: skip
 TOKENS = [
     "AIza" + "a1B2_" * 7, "nvapi-" + "a1" * 20, "ya29." + "a1" * 20, "gsk_" + "a1" * 20, "xai-" + "a1" * 20,
     "r8_" + "a1" * 20, "npm_" + "a1" * 18, "pypi-" + "a1" * 20, "glrt-" + "a1" * 10, "xapp-1-" + "a1" * 10,
     "sk_live_" + "a1" * 10, "ASIA" + "A1" * 8, "hvs." + "a1" * 12, "GOCSPX-" + "a1" * 12, "dckr_pat_" + "a1" * 10,
     "SG." + "a1" * 10 + "." + "a1" * 10, "123456789:" + "A1" * 17 + "b", "eyJ" + "a1" * 6 + "." + "a1" * 6 + ".x",
+    "dapi" + "a1" * 16, "tgp_v1_" + "a1" * 12, "lsv2_pt_" + "a1" * 12, "dop_v1_" + "a1" * 32, "shpat_" + "a1" * 16,
+    "figd_" + "a1" * 12, "PMAK-" + "a1" * 12, "NRAK-" + "A1" * 12, "whsec_" + "a1" * 12, "SK" + "a1" * 16,
+    "key-" + "a1" * 16, "pat" + "a1" * 7 + "." + "a1" * 32, "sk-proj-" + "a1" * 10,
 ]  # fmt: skip
 NO_SECRETS = [
     "PWD=/a/folder", "monkey=3", "sig_digits=4", "design=5", "signature=(x)", "keyboard: us", "the key: 5 + 3 = 8",
-    "x = 12345678:9", "a sign: -3", "sort_key_of=3", "password", "cookies and cream",
+    "x = 12345678:9", "kl_per_token=0.1", "entropy_per_token: 0.25", "next_token=5", "token: 5", "webhook: none",
+    "auth=none", "sk-learning-rate-schedule", "give --hub_token or log in", "the password has 8 letters", "a sign: -3", "sort_key_of=3", "password", "cookies and cream",
 ]  # fmt: skip
 
 

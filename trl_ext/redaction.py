@@ -17,29 +17,35 @@ _SECRET_ENDINGS = (
     "auth", "cookie", "signature", "webhook", "webhook_url",
 )  # fmt: skip
 _SECRET_NAME = re.compile(
-    r"(token|password|passwd|passphrase|pwd|secret|(api|access|account|secret|private|wandb|signing|encryption)key"
+    r"(token|password|passwd|passphrase|pwd|secret|(api|access|account|secret|private|wandb|signing|encryption|routing)key"
     r"|credentials?|authorization|auth|cookie|(amz|goog)signature|webhook(url)?)$"
 )
 _NO_SECRET_NAME = re.compile(
-    r"(eos|bos|pad|unk|sep|cls|mask|stop|image|video|audio|end|start|special|prompt|min|max|new)token$"
+    r"(eos|bos|pad|unk|sep|cls|mask|stop|image|video|audio|end|start|special|prompt|min|max|new"
+    r"|per|each|next|first|last)token$"
 )
 _SHELLS_FOLDERS = ("PWD", "OLDPWD")
 _NAME_OF_A_HASH = re.compile(r"(revision|commit|sha\d*|hash|fingerprint)$")
 # What the services' own prefixes give away. Lookbehinds and possessive repetitions (`++`) keep every pattern linear.
 _LOOKS_SECRET = re.compile(
-    r"(?<![\w-])(?:hf_(?:oauth_|jwt_)?[A-Za-z0-9]{16,}+|sk-[\w-]{16,}+|[srp]k_(?:live|test)_\w{16,}+|gh[pousr]_\w{16,}+"
+    r"(?<![\w-])(?:hf_(?:oauth_|jwt_)?[A-Za-z0-9]{16,}+|sk-(?=[\w-]*\d)[\w-]{16,}+|[srp]k_(?:live|test)_\w{16,}+|gh[pousr]_\w{16,}+"
     r"|github_pat_\w{16,}+|gl(?:pat|rt|dt|ft|soat)-[\w-]{16,}+|xox[abeprs]-[\w-]{10,}+|xapp-[\w-]{10,}+"
     r"|wandb_v1_\w{16,}+|A(?:KIA|SIA)[0-9A-Z]{16}|AIza[\w-]{35}|ya29\.[\w-]{20,}+|GOCSPX-[\w-]{20,}+"
     r"|nvapi-[\w-]{20,}+|gsk_\w{20,}+|xai-\w{20,}+|pplx-\w{20,}+|r8_\w{20,}+|npm_\w{30,}+|pypi-[\w-]{30,}+"
     r"|dckr_pat_[\w-]{16,}+|hvs\.[\w-]{16,}+|SG\.[\w-]{16,}+\.[\w-]{16,}+|(?:bot)?\d{8,10}:[\w-]{35}(?![\w-])"
+    r"|(?:whsec|fw|tgp_v1|lsv2_[a-z]{2}|do[opr]_v1|lin_api|ntn|shp(?:at|ca|pa|ss)|figd|rubygems|gls?[ac]|rpa)_(?=\w*\d)"
+    r"\w{20,}+|dapi[0-9a-f]{32}|sq0[a-z]{3}-[\w-]{20,}+|dp\.[a-z]{2}\.\w{20,}+|HRKU-[\w-]{20,}+|PMAK-[\w-]{20,}+"
+    r"|NRAK-\w{20,}+|AGE-SECRET-KEY-1\w{20,}+|SK[0-9a-f]{32}(?!\w)|key-[0-9a-f]{32}(?!\w)"
+    r"|pat\w{14}\.[0-9a-f]{64}"
     r"|eyJ[\w-]{10,}+\.[\w-]{10,}+\.[\w-]*+)"
 )
-_PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)[^-]*+")
+_PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)[^-]*+")
 _WEBHOOK = re.compile(
     r"(?i)(hooks\.slack\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/webhooks/"
-    r"|webhook\.office\.com/webhookb?2?/|api\.telegram\.org/bot)[^\s\"']++"
+    r"|webhook\.office\.com/webhookb?2?/|api\.telegram\.org/bot|hooks\.zapier\.com/hooks/"
+    r"|maker\.ifttt\.com/trigger/)[^\s\"']++"
 )
-_SIGNED_URL = re.compile(r"(?i)(?<=[?&;])((?:[\w-]*signature|sig)=)[^&;\s\"']++")
+_SIGNED_URL = re.compile(r"(?i)(?<=[?&;])((?:[\w-]*signature|sig|key|pass)=)[^&;\s\"']++")
 _WANDB_KEY = re.compile(r"[0-9a-f]{40}")
 _USERINFO = re.compile(r"(?<=:/)(/?)[^/\s\"']*@")  # a path that was a URL has lost a slash
 _SCHEME = re.compile(r"(?i)\b(bearer|basic)\s++(?=[\w.~+/=-]*\d)[\w.~+/=-]{16,}+")
@@ -48,6 +54,10 @@ _ASSIGNED = re.compile(
     rf"""(?ix) (?<![\w.-]) ([\w.-]++) (?:{"|".join(f"(?<={ending})" for ending in _SECRET_ENDINGS)})
     (["']?\s*+[=:]\s*+) ("[^"]*"|'[^']*'|[^\s"',}}\]&;]++)"""
 )
+_FLAG = re.compile(r"(?<![\w-])(--[\w-]{1,60}+)(\s++)(?=[^\s\d]*\d)(?!-)[^\s\"']++")
+_LOGIN = re.compile(r"(?i)(?<![\w-])((?:login\s++\S++\s++)?password\s++(?=\S*\d)|-u\s++[^\s:]++:(?!//))[^\s\"'=:<]\S*+")
+_PLAIN = re.compile(r"none|null|true|false|no|yes", re.IGNORECASE)
+_NUMBER = re.compile(r"-?\d{0,6}(?:\.\d{0,20})?(?:e-?\d{1,3})?")  # a metric's, whose name ends on token
 _LONGEST_NAME = 60  # characters of a name, by whose end it is recognized
 _SHORTEST = 8  # of a secret in the environment, which is looked for everywhere
 
@@ -97,6 +107,8 @@ def redact_text(text: str) -> str:
     text = _AUTHORIZATION.sub(rf"\1\2{MASK}", text)
     text = _SCHEME.sub(rf"\1 {MASK}", text)
     text = _LOOKS_SECRET.sub(MASK, text)
+    text = _FLAG.sub(lambda match: f"{match[1]}{match[2]}{MASK}" if is_secret_name(match[1]) else match[0], text)
+    text = _LOGIN.sub(rf"\1{MASK}", text)
     return _ASSIGNED.sub(_masked_value, text)
 
 
@@ -130,7 +142,8 @@ def _environment_secrets() -> list[str]:
 
 def _masked_value(match: re.Match[str]) -> str:
     name, between, value = match.groups()
-    if not is_secret_name(name):
+    is_number = name.lower().endswith("token") and _NUMBER.fullmatch(value)
+    if not is_secret_name(name) or _PLAIN.fullmatch(value) or is_number:
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{name}{between}{quote}{MASK}{quote}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from itertools import count
 from pathlib import Path
@@ -74,10 +75,16 @@ def runs_of(path: Path) -> dict[str, Run]:
     return {} if path.name == COMMON else {path.stem: Run(recipe, path)}
 
 
+@functools.cache  # there are 600 arguments and 60 files
+def model_of(path: Path) -> str:
+    """The model that a YAML file sets, or nothing."""
+    return yaml.safe_load(path.read_text()).get("model_name_or_path") or ""
+
+
 def has_a_real_model(run: Run) -> bool:
     """Whether the run's own YAML file, or one that its arguments name, has a model of the Hub."""
     texts = [run.config, *(word for word in run.arguments if word.endswith(".yaml"))]
-    return any((yaml.safe_load((ROOT / text).read_text()).get("model_name_or_path") or "").count("/") for text in texts)
+    return any("/" in model_of(ROOT / text) for text in texts)
 
 
 SHIPPED = sorted((ROOT / "recipes").rglob("*.yaml"))

@@ -198,7 +198,7 @@ def test_pair_is_compared_once_and_trivial_ones_in_process(monkeypatch: pytest.M
             return super().map(jobs)
 
     with Counting("trl_ext.rewards.workers.comparison:compare") as pool:
-        monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda: pool)
+        monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda _: pool)
         responses = [R1.format(1, a) for a in ("7", "1/2", "1/2", "8", "x", "2/4")]
         for _ in range(2):
             grades = GRADERS["strict"](responses, ["7", "0.5", "0.5", "7", "x", "0.5"])
@@ -213,7 +213,7 @@ def test_hanging_comparison_fails_only_its_answer_and_is_counted(monkeypatch: py
     answers = [f"{n}/7" for n in range(1, 10)]
     answers[4] = "hang"
     with Pool("tests.support.hostile:compare", WorkerLimits(seconds=0.5)) as pool:
-        monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda: pool)
+        monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda _: pool)
         rewards = REWARDS["strict"](
             [R1.format(1, a) for a in answers],
             [f" {n}/7" for n in range(1, 10)],
@@ -229,7 +229,7 @@ def test_hanging_comparison_fails_only_its_answer_and_is_counted(monkeypatch: py
 def test_a_grader_that_fails_on_everything_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_verdicts()
     with Pool("tests.support.hostile:compare", WorkerLimits(seconds=0.2)) as pool:
-        monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda: pool)
+        monkeypatch.setattr("trl_ext.rewards.graders.shared_pool", lambda _: pool)
         with pytest.raises(PoolError):
             REWARDS["strict"]([R1.format(1, f"hang{n}") for n in range(10)], ["1"] * 10)
     forget_verdicts()

@@ -64,7 +64,7 @@ def savings(
         attention=attention_cost(model) if on["share_prompt_prefix"] else 0.0,
         multiple_of=config.pad_to_multiple_of,
         checkpointing=config.gradient_checkpointing,
-        prompts_apart=one_process,
+        separate_prompt_backward=one_process,
     )
     saves = batching.dynamic or batching.skip_zero_advantage or batching.share_prompts
     lines = [f"{name} is off: {why}" for name, why in off.items() if why and getattr(config, name)]

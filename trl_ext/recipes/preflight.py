@@ -66,7 +66,7 @@ def prepare(task: TaskSettings, model: ModelConfig, config: TrainingArguments, l
         model.model_name_or_path = with_file(model.model_name_or_path, task.gguf_file)
         _check_settings(task, model, config)
         if not {*COMPARING}.isdisjoint(task.graders.values()):
-            shared_pool().start()  # half a second of imports, in processes of their own
+            shared_pool(False).start()  # half a second of imports, in processes of their own
         data = load(config.seed)
         first_rank(lambda: check_answers(data, task, config))
         began = time.monotonic()

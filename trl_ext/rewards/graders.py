@@ -273,7 +273,7 @@ def compare_pairs(comparison: Comparison, pairs: Sequence[Pair]) -> dict[Pair, t
         else:
             compared[pair] = known
     jobs = [(comparison.function, comparison.options(), *pair) for pair in hard]
-    for pair, outcome in zip(hard, shared_pool().map(jobs) if jobs else (), strict=True):
+    for pair, outcome in zip(hard, shared_pool(comparison.math_verify).map(jobs) if jobs else (), strict=True):
         if isinstance(outcome, Failure):
             compared[pair] = outcome  # not cached: the machine may be the cause
             continue
@@ -298,6 +298,7 @@ def _trivial(comparison: Comparison, answer: str, reference: str) -> tuple[bool,
 
 
 @cache
-def shared_pool() -> Pool:
-    """The process's workers, started at the first comparison that needs them."""
-    return Pool("trl_ext.rewards.workers.comparison:compare")
+def shared_pool(math_verify: bool) -> Pool:
+    """The process's workers, started at the first comparison that needs them; others for math-verify."""
+    module = "with_math_verify" if math_verify else "comparison"
+    return Pool(f"trl_ext.rewards.workers.{module}:compare")

@@ -28,6 +28,7 @@ _CHARACTERS = {
 }  # fmt: skip
 _CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?)?")
 _SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _VULGAR_FRACTION = re.compile("[¼½¾⅐-⅞]")
 _SPELLINGS = {  # of a macro; the first group only sets the type
@@ -39,12 +40,15 @@ _SPELLINGS = {  # of a macro; the first group only sets the type
     "|": "lvert rvert vert mid",
     r"\{": "lbrace",
     r"\}": "rbrace",
-    r"\frac": "dfrac tfrac cfrac",
+    r"\frac": "dfrac tfrac cfrac nicefrac sfrac flatfrac",
     r"\binom": "dbinom tbinom",
     r"\cup ": "bigcup",
     r"\ldots ": "dots cdots dotsc dotsb",
     ":": "colon",
     r"\overline": "bar",
+    r"\mathbb{R}": "R Reals reals",
+    r"\text{ or }": "lor vee",
+    r"\dollar ": "textdollar",
     r"\currencyeuro ": "euro texteuro",
     r"\currencysterling ": "pounds textsterling",
     r"\currencyyen ": "yen textyen",
@@ -57,7 +61,9 @@ _SPELLINGS = {  # of a macro; the first group only sets the type
     r"\text{ degrees}": "degree",
 }
 # A font around mathematics, not words: what it is applied to has a macro or a group in it.
-_FONT_OF_MATH = r"\\(?:mbox|text(?:normal|rm|bf|it|sf|tt)?|math(?:rm|bf|it|sf|tt))\s*(?=\{[^{}]*(?:\\[a-zA-Z]|\{))"
+_FONT_OF_MATH = (
+    r"\\(?:mbox|text(?:normal|rm|bf|it|sf|tt)?|math(?:rm|bf|it|sf|tt))\s*(?=\{[^{}]*(?:\\[a-zA-Z]|\d\\%|\{))"
+)
 _MACROS = {name: macro for macro, names in _SPELLINGS.items() for name in names.split()}
 _PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
     (".", r"\\(?:left|right)\s*\.", ""),
@@ -66,7 +72,34 @@ _PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
     ("color", r"\\(?:text)?color(?:box)?\s*(?:\[[^\[\]]*\])?\s*\{[^{}]*\}", " "),
     ("color", r"\\fcolorbox\s*\{[^{}]*\}\s*\{[^{}]*\}", " "),
     (r"\text", r"\\text\s*\{[\s.,;:]*\}\s*$", ""),
-    (r"\currency", r"\\text\s*\{\s*(\\currency[a-z]+)\s*\}", r"\1 "),
+    *(
+        (sign, r"\\(?:text|mbox|textrm|mathrm)\s*\{\s*(\\(?:currency[a-z]+|dollar))\s*\}", r"\1 ")
+        for sign in (r"\currency", r"\dollar")
+    ),
+    (r"S\dollar", r"(?<![a-zA-Z])US\\dollar", r"\\dollar"),
+    *(
+        (
+            code,
+            rf"(?<![a-zA-Z])(?:\\(?:text|mathrm|mbox)\s*\{{\s*{code}\s*\}}|{code})\s*(?:\\[ ,])?(?=\s*[\d.])",
+            rf"\\{sign} ",
+        )
+        for code, sign in (
+            ("USD", "dollar"),
+            ("EUR", "currencyeuro"),
+            ("GBP", "currencysterling"),
+            ("INR", "currencyrupee"),
+            ("JPY", "currencyyen"),
+        )
+    ),
+    ("Rs", r"(?<![a-zA-Z])Rs\.?\s*(?=\d)", r"\\currencyrupee "),
+    ("phantom", r"\\[hv]?phantom\s*(?:\{[^{}]*\}|[^\s\\{}])", ""),
+    *(
+        (macro, r"\\(?:vec|overrightarrow)\s*(?:\{([A-Za-z]{1,2})\}|([a-z]))\s*(?==)", r"\1\2")
+        for macro in (r"\vec", r"\overrightarrow")
+    ),
+    ("sqrt", r"(?<![\\a-zA-Z])([a-zA-Z]?)sqrt ?(\d+(?:\.\d+)?)", r"\1\\sqrt{\2}"),
+    ("sqrt(", r"(?<![\\a-zA-Z])([a-zA-Z])sqrt(?=\()", r"\1\\sqrt"),
+    ("10^", r"(?<=\d) ?[xX] ?(?=10\^\{?-?\d)", r"\\cdot "),
     ("\\math", r"\\math(?:bin|rel|op|ord|punct)\s*\{([^{}]*)\}", r"\1"),
     *((font, _FONT_OF_MATH, "") for font in (r"\mbox", r"\text", r"\math")),
     *((end, r"\\(?:cr|tabularnewline)(?![a-zA-Z])", "\x00") for end in (r"\cr", r"\tab")),
@@ -91,13 +124,23 @@ _PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
     *(
         (
             sign,
-            r"([(\[][^()\[\]]{1,80},[^()\[\]]{1,80}[)\]])\s*(?:[Uu]|union|\\text\s*\{\s*(?:[Uu]|union)\s*\})\s*(?=[(\[])",
+            r"([(\[][^()\[\]]{1,80},[^()\[\]]{1,80}[)\]]|\\\{[^{}]{1,80}\\\})"
+            r"\s*(?:[Uu]|union|\\text\s*\{\s*(?:[Uu]|union)\s*\})\s*(?=[(\[]|\\\{)",
             r"\1\\cup ",
         )
         for sign in ("U", "u")
     ),
     (r"\{", r"(?<=\})\s*-\s*(?=\\\{)", r"\\setminus "),
     (r"\circ", r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"\\text{ degrees}"),
+    ("^", r"(?<=\d)\^\s*(?:\{\s*)?(?:\\text\s*\{\s*o\s*\}|o(?![a-zA-Z]))\s*\}?", r"\\text{ degrees}"),
+    *(
+        (
+            " degrees}",
+            rf"\\text\{{ degrees\}}\s*(?:\\text\s*\{{\s*{letter}\s*\}}|{letter}(?![a-zA-Z]))",
+            rf"\\text{{ degrees {scale}}}",
+        )
+        for letter, scale in (("C", "Celsius"), ("F", "Fahrenheit"))
+    ),
     (r"\%", r"\\%", "%"),
     *(
         (word, rf"(?<=\d)\s*(?:\\text\s*\{{\s*{word}\s*\}}|{word}(?![a-z]))", rf"\\cdot 10^{{{power}}}")
@@ -169,12 +212,19 @@ def _single_backslashes(text: str) -> str:
     return text
 
 
+def _root(match: re.Match[str]) -> str:
+    r"""`√13` is `\sqrt{13}`, and not `\sqrt13`, whose root ends after one digit."""
+    index = {"∛": "[3]", "∜": "[4]"}.get(match[1], "")
+    return rf"\sqrt{index}{{{match[2]}}}" if match[2] else rf"\sqrt{index} "
+
+
 def _one_spelling_of_characters(text: str) -> str:
     if text.isascii():
         return text
     text = _THIN_SPACE.sub("", text)
     text = _SUPERSCRIPTS.sub(lambda m: f"^{{{unicodedata.normalize('NFKC', m[0]).replace('−', '-')}}}", text)
     text = _SUBSCRIPTS.sub(lambda m: f"_{{{unicodedata.normalize('NFKC', m[0])}}}", text)
+    text = _ROOT.sub(_root, text)
     text = _VULGAR_FRACTION.sub(
         lambda m: rf"\frac{{{'}{'.join(unicodedata.normalize('NFKC', m[0]).split('⁄'))}}}", text
     )

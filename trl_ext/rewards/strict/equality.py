@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -72,19 +73,31 @@ def _equal_quantities(answer: Answer, reference: Answer) -> bool:
             return False
         if answer.unit.size == reference.unit.size:
             return equal(answer.value, reference.value)
-        return equal(_scaled(answer), _scaled(reference))
+        scaled = [_scaled(one.value, one.unit.size) for one in (answer, reference)]
+        return scaled[0] is not None and scaled[1] is not None and equal(scaled[0], scaled[1])
+    if _has_unit(answer) and _has_unit(reference):  # of an item on the one side, of all items on the other
+        return False
     if isinstance(reference, Quantity):  # the unit may be left out; a percentage may be a number
         is_ratio = reference.unit.dimension == "ratio"
-        return equal(answer, reference.value) or (is_ratio and equal(answer, _scaled(reference)))
+        scaled_reference = _scaled(reference.value, reference.unit.size) if is_ratio else None
+        return equal(answer, reference.value) or (scaled_reference is not None and equal(answer, scaled_reference))
     assert isinstance(answer, Quantity)  # 5% and 5 cents are not the number 5
     may_be_added = answer.unit.is_listed and (answer.unit.dimension not in ("ratio", "money") or answer.unit.size == 1)
     return may_be_added and equal(answer.value, reference)
 
 
-def _scaled(quantity: Quantity) -> Answer:
-    if not is_expression(quantity.value):
-        return quantity.value
-    return Apply("multiply", (quantity.value, Number(quantity.unit.size)))
+def _has_unit(answer: Answer) -> bool:
+    """Whether an answer is a quantity, or has one among its items."""
+    items = answer.items if isinstance(answer, (Several, Ordered, Union)) else ()
+    return isinstance(answer, Quantity) or any(map(_has_unit, items))
+
+
+def _scaled(value: Answer, size: Fraction) -> Answer | None:
+    """A value, or each item of a list, in the base of its unit's dimension; None for what has no such value."""
+    if isinstance(value, (Several, Ordered)) and not (isinstance(value, Ordered) and value.brackets in (":", "::")):
+        items = [_scaled(item, size) for item in value.items]
+        return None if None in items else replace(value, items=tuple(items))  # type: ignore[arg-type]
+    return Apply("multiply", (value, Number(size))) if is_expression(value) else None
 
 
 def _equal_in_order(answer: Ordered, reference: Ordered) -> bool:

@@ -123,18 +123,12 @@ def _is_unsigned(node: Expression) -> bool:
     if (parts := _fraction(node)) is not None:
         return _is_proper(*parts)
     is_scaled = node.function == "multiply" and len(node.arguments) == 2 and isinstance(node.arguments[0], Number)
-    return is_scaled and _is_power_of(node.arguments[1])
+    return is_scaled and _is_power_of(node.arguments[1]) and exact_value(node.arguments[1]) != 1
 
 
 def _fraction(node: Apply) -> tuple[Expression, Expression] | None:
     r"""The parts of `\frac{a}{b}` or `a/b`."""
-    if node.function == "divide":
-        return node.arguments[0], node.arguments[1]
-    if node.function == "multiply" and len(node.arguments) == 2:
-        above, below = node.arguments
-        if isinstance(below, Apply) and below.function == "divide" and below.arguments[0] == _ONE:
-            return above, below.arguments[1]
-    return None
+    return (node.arguments[0], node.arguments[1]) if node.function == "divide" else None
 
 
 def _is_proper(above: Expression, below: Expression) -> bool:
@@ -181,7 +175,7 @@ def _is_large(node: Apply) -> bool:
     if node.function not in ("power", "factorial", "binomial") or not all(map(_is_whole, node.arguments)):
         return False
     value = exact_value(node)
-    return value is None or value >= LARGE
+    return (value is None or value >= LARGE) and node.arguments[-1] != _ONE
 
 
 # What is left to do.
@@ -210,6 +204,8 @@ def _work_in_sum(node: Apply) -> set[str]:
     keys = [_key(part) for part in parts]
     if max(Counter(keys).values()) > 1 or _ZERO in parts:  # two rational terms have the same, empty key
         left.add("add")
+    if any(_signs(argument) > 1 for argument in node.arguments):
+        left.add("negate")
     if any(_is_sum(factor) for part in parts for factor in factors(part)[0]):
         left |= {EXPAND} if variables(node) else {"add"}
     return left
@@ -221,8 +217,11 @@ def _work_in_product(node: Apply) -> set[str]:
     rational = [factor for factor in above if _is_rational(factor) and factor != _ONE]
     if len(rational) > 1 or _has_needless_one(node):
         left.add("multiply")
-    if sum(_is_rational(factor) for factor in below) > 1 or any(_has_i(factor) for factor in below):
+    divisors = [factor for factor in below if _is_rational(factor)]
+    if len(divisors) > 1 or any(_has_i(factor) for factor in below) or _is_whole_quotient(rational, divisors):
         left.add("divide")
+    if _signs(node) > 1:
+        left.add("negate")
     if any(map(variables, below)):
         left.add(FRACTION)
     over, under = ([_base(factor) for factor in side if not _is_rational(factor)] for side in (above, below))
@@ -252,6 +251,8 @@ def _work_in_power(node: Apply) -> set[str]:
     if _is_sum(base) and value is not None and value.denominator == 1 and value > 1:
         return {EXPAND} if variables(base) else {"power"}
     left = {"power"} if value in (0, 1) or base == Constant("i") or _has_i(exponent) else set[str]()
+    if _logarithms_base(exponent) == base:
+        left.add("power")
     is_compound = isinstance(base, Apply) and base.function in ("power", "multiply", "divide", "negate")
     if (is_compound and not _is_rational(base)) or (_is_radical(base) and value is not None):
         left.add("power")
@@ -263,6 +264,8 @@ def _work_in_power(node: Apply) -> set[str]:
 def _work_in_root(node: Apply) -> set[str]:
     inner, index = node.arguments
     degree = exact_value(index) or Fraction(2)
+    if degree == 1:
+        return {"root"}
     if not variables(inner):
         return {"root"} if contains(inner, "root") else set()
     exponents = [_base_and_exponent(factor)[1] / degree for factor in factors(inner)[0] if not _is_rational(factor)]
@@ -271,6 +274,10 @@ def _work_in_root(node: Apply) -> set[str]:
 
 
 def _work_in_function(node: Apply) -> set[str]:
+    argument = node.arguments[0]
+    powers_base = argument.arguments[0] if isinstance(argument, Apply) and argument.function == "power" else argument
+    if _logarithms_base(node) == powers_base:  # the logarithm of a power
+        return {"function"}
     if variables(node):
         return set()
     return {node.function if node.function in _OF_NUMBERS else "function"}
@@ -341,6 +348,33 @@ def _has_i(node: Expression) -> bool:
     return node == Constant("i") or (isinstance(node, Apply) and any(map(_has_i, node.arguments)))
 
 
-def _has_needless_one(node: Apply) -> bool:
-    r"""`1\cdot x`, and not `1/x`."""
-    return node.function == "multiply" and _ONE in node.arguments and _fraction(node) is None
+def _has_needless_one(node: Expression) -> bool:
+    r"""`1\cdot x`, `-x\cdot 1` and `\frac{x}{1}`."""
+    if not isinstance(node, Apply) or node.function not in ("multiply", "divide", "quotient", "negate"):
+        return False
+    if node.function == "multiply" and _ONE in node.arguments:
+        return True
+    is_divided_by_one = node.function in ("divide", "quotient") and node.arguments[1] == _ONE
+    return is_divided_by_one or any(map(_has_needless_one, node.arguments))
+
+
+def _is_whole_quotient(above: Sequence[Expression], below: Sequence[Expression]) -> bool:
+    r"""Whether the numbers of a fraction are to be divided, as in `\frac{6\pi}{2}` and `\frac{2}{2x}`."""
+    if not below:
+        return False
+    over = exact_value(Apply("multiply", (_ONE, *above)))
+    under = exact_value(Apply("multiply", (_ONE, *below)))
+    return over is not None and under is not None and under != 0 and (over / under).denominator == 1
+
+
+def _signs(node: Expression) -> int:
+    """How many signs a product has: `-(-x)` has two."""
+    if not isinstance(node, Apply) or node.function not in ("multiply", "divide", "quotient", "negate"):
+        return 0
+    return (node.function == "negate") + sum(map(_signs, node.arguments))
+
+
+def _logarithms_base(node: Expression) -> Expression | None:
+    if not isinstance(node, Apply) or node.function not in ("ln", "log"):
+        return None
+    return Constant("e") if node.function == "ln" else node.arguments[1]

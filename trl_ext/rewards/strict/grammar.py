@@ -153,14 +153,15 @@ class _Parser(Cursor):
         while not self._product_ends():
             operator = self.accept("*", "/", r"\cdot", r"\times", r"\div")
             signed = operator and self.accept("-")
+            is_bracketed = self.token in ("(", "[")
             factor = _expression(self.power())
             factor = Apply("negate", (factor,)) if signed else factor
             if operator == r"\div":
                 factors = [Apply("quotient", (_product_of(factors), factor))]
                 continue
             if operator == "/":
-                factor = Apply("divide", (Number(Fraction(1)), factor))
-            elif not operator:
+                factor = Apply("divide", (factors.pop(), factor))
+            elif not operator and not is_bracketed:
                 factor = self._mixed_number(factors, factor)
             factors.append(factor)
         return _product_of(factors)
@@ -186,7 +187,7 @@ class _Parser(Cursor):
         base = self.nested(self.atom)
         while operator := self.accept(*(_POSTFIX_OF_ANGLES if self.in_function else _POSTFIX)):
             if operator == DEGREES:
-                base = Apply("multiply", (_expression(base), Apply("divide", (Constant("pi"), Number(Fraction(180))))))
+                base = _of_degrees(_expression(base))
             elif operator == "!":
                 base = Apply("factorial", (_expression(base),))
             elif operator == "_":
@@ -285,7 +286,7 @@ class _Parser(Cursor):
         self.in_function = outside
         if exponent is not None and exact_value(exponent) == -1 and f"a{name}" in FUNCTIONS.values():
             return Apply(f"a{name}", (argument,))
-        applied = Apply(name, (argument,))
+        applied = Apply("power", (Constant("e"), argument)) if name == "exp" else Apply(name, (argument,))
         return applied if exponent is None else Apply("power", (applied, exponent))
 
     def _function_argument(self) -> Answer:
@@ -375,6 +376,13 @@ def _spread(items: list[Answer]) -> tuple[Answer, ...]:
     return tuple(
         inner for item in items for inner in (item.items if isinstance(item, Several) and item.items else (item,))
     )
+
+
+def _of_degrees(angle: Expression) -> Expression:
+    half_turn = Constant("pi")
+    if not isinstance(angle, Number):
+        return Apply("multiply", (angle, Apply("divide", (half_turn, Number(Fraction(180))))))
+    return half_turn if angle.value == 180 else Apply("multiply", (Number(angle.value / 180), half_turn))
 
 
 def _product_of(factors: list[Expression]) -> Expression:

@@ -8,13 +8,23 @@ from fractions import Fraction
 from functools import lru_cache
 
 from trl_ext.rewards.expression import Apply, Number, exact_value
-from trl_ext.rewards.strict.answers import Answer, Based, Ordered, Quantity, Text, Time, Unreadable, is_expression
+from trl_ext.rewards.strict.answers import (
+    Answer,
+    Based,
+    Ordered,
+    Quantity,
+    Several,
+    Text,
+    Time,
+    Unreadable,
+    is_expression,
+)
 from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.forms import is_numeral
 from trl_ext.rewards.strict.grammar import parse
 from trl_ext.rewards.strict.numerals import spelled_number, split_number_word
 from trl_ext.rewards.strict.sets import are_conditions, solution_set
-from trl_ext.rewards.strict.solutions import of_several_parts
+from trl_ext.rewards.strict.solutions import of_quantities, of_several_parts
 from trl_ext.rewards.strict.statements import statement
 from trl_ext.rewards.strict.units import currency, is_known, read_unit
 
@@ -31,15 +41,23 @@ _MONEY = re.compile(
     r"|(?P<before>.*?\S)\s*+\\currency(?P<after>[a-z]+))"
 )
 _TRIGONOMETRIC = re.compile(r"(?<![a-z])(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_DOLLARS = re.compile(r"(?P<sign>-?)\s*\\dollar\s*(?P<value>.+)")
+_DOLLARS = re.compile(r"(?P<sign>-?)\s*(?:\\dollar\s*(?P<value>.+)|(?P<before>[\d.,]+)\s*\\dollar)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’ -]*")
+_NOTHING = frozenset(
+    f"{what}{s}" for what in ("no solution", "no real solution", "empty set", "the empty set") for s in ("", "s")
+)
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
 _TIME = re.compile(r"(\d{1,2})\s*:\s*(\d{2})\s*(?:([ap])\s*\.?\s*m\b\.?)?", re.IGNORECASE)
 _HOUR = re.compile(r"(0?[1-9]|1[0-2])\s*([ap])\s*\.?\s*m\b\.?", re.IGNORECASE)
-_BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?\s*(?:_\s*\{?\s*(\w{1,9})\s*\}?|(?:in )?base ?(\w{1,9}))")
+_BASED = re.compile(
+    r"(-?\(?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?\)?)\s*"
+    r"(?:_\s*\{?\s*\(?(?:base ?)?(\w{1,9})\)?\s*\}?|\(?(?:in )?base ?(\w{1,9})\)?)"
+)
 _BASE_NAMES = {"two": "2", "three": "3", "eight": "8", "ten": "10", "sixteen": "16"}
 _SIGNS = re.compile(r"[=<>:|]|\\(?:approx|simeq|le|ge|lt|gt|ne|in)(?![a-zA-Z])|reals?(?![a-z])")
 _SEVERAL = re.compile(r"=|\\in(?![a-zA-Z])|integer| to |or")
+_LIST_SIGN = re.compile(r"[,;]| and | or ")
+_UNIT_IN_LIST = re.compile(r"[\d})] ?(?!and |or )[a-zA-Z]{2}")
 _SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,3}")
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 CACHED_TEXTS = 1_000
@@ -67,7 +85,7 @@ def _read(text: str) -> list[Answer]:
     if based := _BASED.fullmatch(words):
         base = based[2] or based[3]
         if (base := _BASE_NAMES.get(base, base)).isdecimal():
-            answers.append(Based(based[1].upper(), base))
+            answers.append(Based(based[1].upper().replace("(", "").replace(")", ""), base))
     if _SCIENTIFIC.fullmatch(text):
         answers.append(Number(Fraction(text)))
     with contextlib.suppress(Unreadable):
@@ -75,6 +93,8 @@ def _read(text: str) -> list[Answer]:
         answers += [] if " and " in words and are_conditions(tree) else [tree]
     if _JOINED_NUMBERS.fullmatch(text):  # a number, or an ordered list
         answers.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
+    if _LIST_SIGN.search(words) and ("%" in text or r"\text" in text or _UNIT_IN_LIST.search(words)):
+        answers = [*of_quantities(words, readings), *answers]
     if _SEVERAL.search(words):
         answers += of_several_parts(text, words, readings)
     if _SIGNS.search(text):  # or words for the real numbers
@@ -99,6 +119,8 @@ def _texts(text: str, words: str) -> list[Answer]:
         is_marked = plain != choice[1] or "\\text" in text
         return [Text(choice[1].upper())] if is_marked or choice[1].isupper() else []
     if _WORDS.fullmatch(plain) and any(len(word) > 2 for word in re.split(r"[ -]", plain)):
+        if plain.lower() in _NOTHING:
+            return [Text(plain.lower()), Several(())]
         said, value = Text(plain.lower().replace("’", "'")), spelled_number(plain)
         return [said] if value is None else [said, Number(value)]
     return []
@@ -107,7 +129,7 @@ def _texts(text: str, words: str) -> list[Answer]:
 def _quantities(text: str, words: str) -> list[Answer]:
     answers: list[Answer] = []
     if r"\dollar" in text and (dollars := _DOLLARS.fullmatch(words)):
-        answers += _quantity(dollars["sign"] + dollars["value"], "dollars")
+        answers += _quantity(dollars["sign"] + (dollars["value"] or dollars["before"]), "dollars")
     if r"\currency" in text and (money := _MONEY.fullmatch(words)):
         answers += _money(money)
     if "%" in text and (percent := _PERCENT.fullmatch(text)):

@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Sequence
 
 from trl_ext.rewards.expression import variables
-from trl_ext.rewards.strict.answers import Answer, Named, Ordered, Several, Union, Unreadable, is_expression
+from trl_ext.rewards.strict.answers import Answer, Named, Ordered, Quantity, Several, Union, Unreadable, is_expression
 from trl_ext.rewards.strict.grammar import parse
 from trl_ext.rewards.strict.progressions import as_progression
 from trl_ext.rewards.strict.statements import LABEL, NAME
 
 MAX_PARTS = 8
 _TUPLE = re.compile(rf"(\({NAME}(?:,{NAME})+\))(?:=|\\in)(.+)")
+_LIST_SIGN = re.compile(r"(?P<bracket>[()\[\]{}])|[,;] ?(?:(?:and|or) )?| and | or ")
 _PART = re.compile(r"[,;]| and ")
 _INTERVALS = re.compile(r"[(\[][^()\[\]]{1,100}[)\]](?: ?or ?[(\[][^()\[\]]{1,100}[)\]])+")
 _EVERY = "(?:all |any |every |some |each |an |arbitrary )?"
@@ -46,6 +47,33 @@ def of_several_parts(text: str, words: str, read: Callable[[str], Sequence[Answe
             tree = parse(_UNKNOWN.sub("", words[: match.start()].strip(", "), count=1))
             answers += [progression] if (progression := as_progression(tree, match["named"] or match["name"])) else []
     return answers
+
+
+def of_quantities(words: str, read: Callable[[str], Sequence[Answer]]) -> list[Answer]:
+    r"""`4 cm, 5 cm` and `(6,235 degrees)`: several answers or a point, at least one of which has a unit."""
+    is_point = words.startswith("(") and words.endswith(")")
+    parts = _split_outside_of_brackets(words[1:-1] if is_point else words)
+    if not 1 < len(parts) <= MAX_PARTS or not all(parts):
+        return []
+    items = [read(part) for part in parts]
+    if not all(items) or not any(isinstance(item[0], Quantity) and item[0].unit.is_listed for item in items):
+        return []
+    values = tuple(item[0] for item in items)
+    return [Ordered("()", values) if is_point else Several(values)]
+
+
+def _split_outside_of_brackets(words: str) -> list[str]:
+    """The items of a list; none if a bracket is closed that is not open."""
+    parts, depth, last = list[str](), 0, 0
+    for match in _LIST_SIGN.finditer(words):
+        if match["bracket"]:
+            depth += 1 if match["bracket"] in "([{" else -1
+            if depth < 0:
+                return []
+        elif depth == 0:
+            parts.append(words[last : match.start()].strip())
+            last = match.end()
+    return [part for part in (*parts, words[last:].strip()) if part or not parts]
 
 
 def _tuples(words: str) -> list[Answer]:

@@ -8,7 +8,10 @@ import unicodedata
 from trl_ext.rewards.extract import closing_brace
 
 MAX_REWRITES = 20  # of one kind in a text
-_WRAPPED = re.compile(r"(\*{1,3}|_{1,3}|`|\"|')(?=\S)([^*_`\"']+)(?<=\S)\1|``([^`']+)''|([*_`\"]+)([^*_`\"']+)\4")
+_WRAPPED = re.compile(
+    r"(\*{1,3})(?=\S)([^*`\"']+)(?<=\S)\1|(_{1,3}|`|\"|')(?=\S)([^*_`\"']+)(?<=\S)\3|``([^`']+)''"
+    r"|([*_`\"]+)([^*_`\"']+)\6"
+)
 MARKS = ("*", "`", "_", '"', "'", "$")
 MARKED_ENDS = tuple(f"{mark}}}" for mark in ".,;:!? ")
 _OVER = re.compile(r"\\(over|choose)(?![a-zA-Z])")
@@ -29,7 +32,7 @@ def unwrapped(text: str) -> str:
         core = text.strip().removesuffix(".").rstrip()
         if not core.startswith(MARKS) or (match := _WRAPPED.fullmatch(core)) is None:
             return text
-        text = match[2] or match[3] or match[5]
+        text = match[2] or match[4] or match[5] or match[7]
     return text
 
 

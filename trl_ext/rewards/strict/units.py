@@ -45,7 +45,7 @@ _NOUNS = frozenset(
     puppy question room rose row scoop seat sheep sheet shell shirt shoe side sister slice sock solution song spot
     sticker stone story strawberry student subset team teacher term test ticket time tomato toy train tree
     triangle trip truck value vase vertex vertices visitor vote way wheel win window woman women word
-    worker""".split()
+    worker celsius fahrenheit""".split()
 )
 
 
@@ -64,6 +64,8 @@ _KNOWN = {word: Unit(word, Fraction(1)) for word in _OWN_DIMENSION.split()} | {
     for spellings, size in members.items()
     for word in spellings.split()
 }
+_CODES = {"eur": "euro", "gbp": "sterling", "inr": "rupee", "jpy": "yen", "yen": "yen"}
+_KNOWN |= {code: Unit(name, Fraction(1)) for code, name in _CODES.items()}
 
 
 def read_unit(phrase: str) -> Unit | None:

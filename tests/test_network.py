@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.network_bytes import Found, train
+from scripts.benchmarks.network_bytes import Traffic, train
 from scripts.benchmarks.network_growth import main, points
 from scripts.benchmarks.network_model import Training, sent_per_rank
 from trl_ext.io import read_jsonl
 
-Trained = Callable[[str], Found]
+Trained = Callable[[str], Traffic]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """What two ranks of a tiny policy send, trained once for all tests."""
-    found: dict[str, Found] = {}
+    found: dict[str, Traffic] = {}
     folder = tmp_path_factory.mktemp("network")
 
-    def of(parallel: str) -> Found:
+    def of(parallel: str) -> Traffic:
         if parallel not in found:
             found[parallel] = train("small", parallel, 2, folder / parallel, counted=False)
         return found[parallel]

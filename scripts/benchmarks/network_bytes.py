@@ -67,7 +67,7 @@ CARRIED = (
 
 
 @dataclass(frozen=True)
-class Found:
+class Traffic:
     """What one training sent per step, averaged over the measured steps."""
 
     size: str
@@ -100,7 +100,7 @@ def carries(row: dict[str, Any]) -> str:
     return "weights" if name == "gradients" and row["op"].startswith(("allgather", "broadcast")) else name
 
 
-def train(size: str, parallel: str, ranks: int, folder: Path, counted: bool) -> Found:
+def train(size: str, parallel: str, ranks: int, folder: Path, counted: bool) -> Traffic:
     """One training, and what its ranks have recorded.
 
     Args:
@@ -155,7 +155,7 @@ def releasing_all(config: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**others, "deepspeed_config": {"deepspeed_config_file": str(path), **kept}}
 
 
-def read(folder: Path, size: str, parallel: str, ranks: int, parameters: int, counted: bool) -> Found:
+def read(folder: Path, size: str, parallel: str, ranks: int, parameters: int, counted: bool) -> Traffic:
     """The ranks' files: means over the steps between the first and the last, and over ranks."""
     measured = range(2, STEPS)
     sums: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -173,7 +173,7 @@ def read(folder: Path, size: str, parallel: str, ranks: int, parameters: int, co
     micro_batches = [n for step, n in recorded[0]["micro_batches"].items() if int(step) in measured]
     kernel = (last - first) / len(measured) if counted else None
     mean = sum(micro_batches) / len(micro_batches)
-    return Found(size, parallel, ranks, parameters, mean, list(sums.values()), kernel)
+    return Traffic(size, parallel, ranks, parameters, mean, list(sums.values()), kernel)
 
 
 def in_namespace() -> bool:
@@ -188,7 +188,7 @@ def in_namespace() -> bool:
     return False
 
 
-def lines_of(traffic: Found) -> Iterator[str]:
+def lines_of(traffic: Traffic) -> Iterator[str]:
     """A Markdown table of what a rank sends per step."""
     sent = traffic.sent()
     calls: dict[str, float] = defaultdict(float)
@@ -202,7 +202,7 @@ def lines_of(traffic: Found) -> Iterator[str]:
         yield f"| {name} | {calls[name]:g} | {sent[name]:,.0f} |"
 
 
-def summary(trainings: Sequence[Found]) -> Iterator[str]:
+def summary(trainings: Sequence[Traffic]) -> Iterator[str]:
     """A Markdown table of all trainings: kB that a rank sends per step, and how far the two checks are off.
 
     The prediction is compared with the recorded collectives; what the kernel counted, with them in gloo's algorithms.
@@ -221,7 +221,7 @@ def summary(trainings: Sequence[Found]) -> Iterator[str]:
     yield from markdown_table(heads, rows)
 
 
-def write_csv(path: Path, trainings: Sequence[Found]) -> None:
+def write_csv(path: Path, trainings: Sequence[Traffic]) -> None:
     """One row per kind of collective."""
     columns = ("carries", "op", "dtype", "ranks", "calls", "elements", "function", "line")
     with path.open("w", newline="", encoding="utf-8") as file:

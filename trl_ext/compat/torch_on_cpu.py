@@ -8,6 +8,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -36,7 +37,7 @@ def skip_deepspeeds_operator_of_inference() -> None:
     The first launch on a CPU would compile for about a minute, and if it is killed then, every later one waits for
     the lock that it leaves.
     """
-    backend = importlib.import_module("deepspeed.comm.torch")  # the package's attribute `torch` is torch itself
+    backend: Any = importlib.import_module("deepspeed.comm.torch")  # the package's attribute `torch` is torch itself
     backend.build_shm_op = lambda: None
 
 

@@ -79,8 +79,8 @@ def read_jsonl(path: Path, any_text: bool = False) -> list[dict[str, Any]]:
     for number, line in enumerate(data.split(b"\n") if data else (), start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{str(path)!r}, line {number}: not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{str(path)!r}, line {number}: not JSON: {_unreadable(error)}") from error
         if not isinstance(row, dict):
             raise ValueError(f"{str(path)!r}, line {number}: not a JSON object: {line[:80]!r}")
         if not any_text and (field := unencodable(row) if _SURROGATE.search(line) else None):
@@ -90,6 +90,13 @@ def read_jsonl(path: Path, any_text: bool = False) -> list[dict[str, Any]]:
             )
         rows.append(row)
     return rows
+
+
+def _unreadable(error: ValueError | RecursionError) -> str:
+    """Python's reason, but where it is about Python."""
+    if isinstance(error, RecursionError):
+        return "lists or objects are nested too deeply"
+    return "a number has more than 4,300 digits" if "int_max_str_digits" in str(error) else str(error)
 
 
 def unencodable(value: Any, name: str = "") -> str | None:

@@ -148,6 +148,16 @@ def test_a_missing_column_or_answer_is_refused_with_its_place(
     [
         ('{"problem": "1?", "answer": "1"', r"'train\.jsonl', line 2: not JSON: Expecting"),
         ("", r"'train\.jsonl', line 2: not JSON"),
+        pytest.param(
+            '{"answer": ' + "[" * 3000,
+            r"'train\.jsonl', line 2: not JSON: lists or objects are nested too deeply",
+            id="nested",
+        ),
+        pytest.param(
+            '{"answer": ' + "7" * 5000 + "}",
+            r"'train\.jsonl', line 2: not JSON: a number has more than 4,300 digits",
+            id="number",
+        ),
         ('["1?", "1"]', r"'train\.jsonl', line 2: not a JSON object"),
         ('{"answer": "1"}', r"'train\.jsonl', line 2: 'problem' is None, not a text"),
     ],

@@ -44,7 +44,7 @@ ADVANTAGES = Registry("advantage", _fault, inputs=["rewards", "weights", "length
 
 
 def total_reward(per_func: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of the rewards of F functions: (N, F), (F,) -> (N,).
+    """Weighted sums of the rewards of K functions: (N, K), (K,) -> (N,).
 
     NaN only where no function scored the completion; infinite where a reward with a nonzero weight is.
     """

@@ -1,6 +1,6 @@
 """The rewards of a rollout: computed on all ranks, or an error on all of them; and what they mean for the log.
 
-Letters: N completions of all ranks, R reward functions.
+Letters: N completions of all ranks, K reward functions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 def score_on_all_ranks(
     score: Callable[[], Tensor], fault: Callable[[Tensor], Exception | None], unscored: Tensor
 ) -> Tensor:
-    """The (N, R) rewards of `score`; an exception on one rank is raised on all ranks.
+    """The (N, K) rewards of `score`; an exception on one rank is raised on all ranks.
 
     Args:
         score: TRL's method, which gathers the ranks' rewards at its end.
         fault: returns an error if the gathered rewards are faulty as a whole.
-        unscored: (this rank's rows, R), gathered after an exception, since the other ranks wait in `score`.
+        unscored: (this rank's rows, K), gathered after an exception, since the other ranks wait in `score`.
     """
     error: Exception | None = None
     try:

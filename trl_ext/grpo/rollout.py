@@ -1,6 +1,6 @@
 """`Rollout`: the scored completions of one call of TRL's scoring, their rows for the log, and metrics next to TRL's.
 
-Letters: N completions of all ranks, M of this rank, R reward functions.
+Letters: N completions of all ranks, M of this rank, K reward functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Rollout:
     """Scored completions, of training or of an evaluation."""
 
-    rewards: Tensor  # (N, R), NaN where a function did not score the completion
+    rewards: Tensor  # (N, K), NaN where a function did not score the completion
     reward: Tensor  # (N,) weighted sums of `rewards`
     finished: Tensor  # (M,) bool, whether the model ended the completion
     lengths: Tensor  # (M,) in tokens
@@ -58,7 +58,7 @@ class Rollout:
     def advantage_inputs(
         self, names: Sequence[str], weights: Tensor, group_size: int, gather: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """What an advantage asks for next to the total rewards, by name: (P, G), (P, G, R), or the weights as they are.
+        """What an advantage asks for next to the total rewards, by name: (P, G), (P, G, K), or the weights as they are.
 
         Args:
             gather: concatenates the ranks' values; called for what is asked for only.

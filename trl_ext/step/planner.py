@@ -66,20 +66,20 @@ class StepPlanner:
                 "from now on; lower max_completion_length if memory runs out", limit, longest,
             )  # fmt: skip
 
-    def micro_batches(self, step: int) -> list[MicroBatch]:
-        """Those of the `step`-th `training_step` call of the run; none if the call is a no-op."""
-        plan = self.plans[step % self.slices // self.accumulation]
-        call = step % self.accumulation
-        end = len(plan) - self.accumulation + call + 1
-        return plan[0 if call == 0 else max(0, end - 1) : max(0, end)]
+    def micro_batches(self, call: int) -> list[MicroBatch]:
+        """Those of the `call`-th `training_step` call of the run; none if the call is a no-op."""
+        plan = self.plans[call % self.slices // self.accumulation]
+        place = call % self.accumulation  # in its optimizer step
+        end = len(plan) - self.accumulation + place + 1
+        return plan[0 if place == 0 else max(0, end - 1) : max(0, end)]
 
-    def rows_trained(self, step: int) -> int:
-        """Number of this rank's rows that the optimizer step of the `step`-th call trains on."""
-        return sum(len(one.rows) for one in self.of_step(step) if one.trains)
+    def rows_trained(self, call: int) -> int:
+        """Number of this rank's rows that the optimizer step of the `call`-th call trains on."""
+        return sum(len(one.rows) for one in self.of_step(call) if one.trains)
 
-    def of_step(self, step: int) -> list[MicroBatch]:
-        """All of the optimizer step that the `step`-th call belongs to."""
-        return self.plans[step % self.slices // self.accumulation]
+    def of_step(self, call: int) -> list[MicroBatch]:
+        """All of the optimizer step that the `call`-th call belongs to."""
+        return self.plans[call % self.slices // self.accumulation]
 
     def store_old(self, log_probs: Callable[[MicroBatch], Tensor], several_epochs: bool) -> None:
         """Give the micro-batches that are trained on after the policy has changed their log-probabilities before that.

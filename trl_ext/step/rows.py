@@ -1,6 +1,6 @@
 """`Rows`: what an optimizer step trains on, as tensors with their shapes; made once, from what TRL has shuffled.
 
-Letters: B rows, L prompt tokens, T completion tokens.
+Letters: B rows, L prompt tokens, T completion tokens; A is 1, or T where advantages are per token.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ Tests = tuple[tuple[str, ...], str]  # arguments of pytest, and the tier
 CAUGHT, AT_IMPORT, HUNG = "caught", "caught at import", "caught by time"
 SURVIVED, STALE, RED, BROKEN = "SURVIVED", "stale", "red unharmed", "not run"
 NOTICED = (CAUGHT, AT_IMPORT, HUNG)
+DEFAULT_MARK = "not slow and not distributed and not vllm and not hosts and not gpu"  # moderate ones too
 OUTCOMES = {0: SURVIVED, 1: CAUGHT, 2: AT_IMPORT}  # exit status of pytest
 MEANING = {
     CAUGHT: "a test failed",
@@ -176,7 +177,7 @@ class Copy:
 
     def run_tests(self, tests: Sequence[str], mark: str, timeout: float, *, fork: bool) -> str:
         """Run pytest until the first failure; the outcome if there is a fault in the copy."""
-        arguments = ["-x", "-q", "--nightly", "-p", "no:cacheprovider", *tests, *(["-m", mark] if mark else [])]
+        arguments = ["-x", "-q", "--nightly", "-p", "no:cacheprovider", *tests, "-m", mark or DEFAULT_MARK]
         if fork and not want_the_machine(mark):
             status = self._in_a_fork(arguments, timeout)
         else:

@@ -67,7 +67,7 @@ else
     # by files, whose tests share launches and engines; each start is a wait in which the other file's tests work.
     OMP_NUM_THREADS=1 tier fast "fast tests, two at a time" -n 2
     OMP_NUM_THREADS=1 tier slow "slower tests, two files at a time" -n 2 --dist loadfile \
-        -m "slow and not (distributed or vllm or hosts or gpu)"
+        -m "(moderate or slow) and not (distributed or vllm or hosts or gpu)"
     if [ "$DEVICE" = cpu ]; then
         OMP_NUM_THREADS=1 tier ranks "tests with ranks, an engine or several hosts, two files at a time" -n 2 \
             --dist loadfile -m "(distributed or vllm or hosts) and not gpu"

@@ -103,6 +103,7 @@ def test_every_package_and_both_folders_go_into_the_wheel() -> None:
     assert sorted(settings["packages"]) == sorted(packages | set(data))
 
 
+@pytest.mark.moderate
 def test_what_a_module_imports_is_declared() -> None:
     """On its own import by the package itself, within functions by an extra at least."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
@@ -142,6 +143,7 @@ def test_every_package_says_what_it_is_for() -> None:
         assert about, f"{folder}/__init__.py does not say what the package is for"
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("package", sorted(LAYER_OF))
 def test_a_package_imports_from_lower_layers_only(package: str) -> None:
     own = [module for module in MODULES if module != "trl_ext" and package_of(module) == package]
@@ -180,6 +182,7 @@ def test_the_mathematics_imports_torch_and_itself_only(module: str) -> None:
     assert {name for name in imports(module) if name in MODULES} <= {*PURE, "trl_ext.registry"}
 
 
+@pytest.mark.moderate
 def test_there_is_no_circle() -> None:
     """Not for types either."""
     own = set(MODULES) - {"trl_ext"}
@@ -204,6 +207,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert loaded_by("import trl_ext") == set()
 
 
+@pytest.mark.moderate
 def test_axes_handout_functions_and_rewards_import_only_torch() -> None:
     more = "functional algorithms.sampler_correction rewards evaluation.evaluator runs.tables_and_plots".split()
     more += ["mini.problems", "generation.prompts"]
@@ -212,6 +216,7 @@ def test_axes_handout_functions_and_rewards_import_only_torch() -> None:
     assert loaded_by(f"import {', '.join(names)}; {exported}") == {"torch"}
 
 
+@pytest.mark.moderate
 def test_discovery_loop_imports_neither_torch_nor_client_early() -> None:
     assert loaded_by("import trl_ext.tools.discovery.command, trl_ext.tools.discovery.evaluator") == set()
 
@@ -241,6 +246,7 @@ print(json.dumps([told, g.VLLMClient is c.VLLMClient, g.is_vllm_available()]))
     assert at_once[1:] == [True, True]
 
 
+@pytest.mark.moderate
 def test_the_seam_stays_small() -> None:
     """What an override needs is next to it: lines, modules of ours that it imports, attributes of its own."""
     source = MODULES["trl_ext.grpo.trainer"].read_text(encoding="utf-8")
@@ -254,6 +260,7 @@ def test_the_seam_stays_small() -> None:
     assert len(assigned) <= 30
 
 
+@pytest.mark.moderate
 def test_few_parameters_may_be_anything() -> None:
     """`*args` and `**kwargs` count too; the most common annotation that is checked by nobody."""
     parameters = [
@@ -275,6 +282,7 @@ def test_few_parameters_may_be_anything() -> None:
     assert len(anything) < 0.03 * len(parameters)
 
 
+@pytest.mark.moderate
 def test_names_of_tests_are_short() -> None:
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(__file__).parent.rglob("test_*.py")]
     names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]

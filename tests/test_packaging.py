@@ -547,7 +547,7 @@ def test_the_outcome_of_both_tiers_decides_the_status(machine, fast, slow, statu
     tiers = done.stdout.splitlines()
     assert tiers[0] == "pytest: -m pytest -n 2 -x"
     beyond = [
-        "pytest: -m pytest -n 2 --dist loadfile -m slow and not (distributed or vllm or hosts or gpu) -x",
+        "pytest: -m pytest -n 2 --dist loadfile -m (moderate or slow) and not (distributed or vllm or hosts or gpu) -x",
         "pytest: -m pytest -n 2 --dist loadfile -m (distributed or vllm or hosts) and not gpu -x",
     ]
     assert tiers[1:] == ([] if fast == 2 else beyond[:1] if slow == 3 else beyond)

@@ -11,6 +11,8 @@ from pathlib import Path
 from re import _parser as sre  # type: ignore[attr-defined]
 from typing import Any
 
+import pytest
+
 import trl_ext
 from trl_ext.rewards.strict.compare import MAX_LENGTH
 
@@ -92,6 +94,7 @@ def seconds(pattern: re.Pattern[str], method: str, text: str) -> float:
     return time.thread_time() - began
 
 
+@pytest.mark.moderate
 def test_every_pattern_of_the_package_takes_linear_time() -> None:
     known: dict[tuple[str, int, str], tuple[str, re.Pattern[str]]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):

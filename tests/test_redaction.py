@@ -113,6 +113,7 @@ def test_secrets_are_masked_as_services_write_them() -> None:
     assert [text for text in shown.values() if redact_text(text) != text] == []  # once is enough
 
 
+@pytest.mark.moderate
 def test_a_long_text_is_masked_in_linear_time() -> None:
     runs = ["9", "a", "a.", "token", "token=", "a=", "eyJ", "eyJ-", "://", "://a@", "token='", "[", "{", "bearer ", " "]
     for run in runs:

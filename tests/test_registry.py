@@ -143,6 +143,7 @@ def test_a_file_is_loaded_once_however_it_is_spelled(user_file: str, tmp_path: P
     assert ADVANTAGES.get_function("mine.py:needy").__globals__["loads"] == [1]
 
 
+@pytest.mark.moderate
 def test_files_of_similar_paths_are_distinct_with_own_siblings(user_file: str) -> None:
     for folder, value in (("one/a", 1), ("two/a", 2)):
         Path(folder).mkdir(parents=True)

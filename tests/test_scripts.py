@@ -63,6 +63,7 @@ def test_the_installed_libraries_have_every_name_touched() -> None:
     assert touched_names.missing(site) == []
 
 
+@pytest.mark.moderate
 def test_names_that_a_library_lacks_are_listed(tmp_path: Path) -> None:
     base = tmp_path / "vllm/distributed/weight_transfer/base.py"
     base.parent.mkdir(parents=True)

@@ -334,11 +334,11 @@ def test_columns_that_are_asked_for_are_not_second_guessed(tmp_path: Path) -> No
 def test_presets_are_hub_datasets_with_their_held_out_split(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def read(dataset: str, split: str, config: str | None) -> list[dict[str, Any]]:
+    def read(dataset: str, split: str, config: str | None, revision: str | None) -> list[dict[str, Any]]:
         asked.append((dataset, split, config))
-        return [{"question": "P", "answer": "#### 4"}]
+        return [{"question": "P", "answer": "#### 4"}] * 1319
 
-    monkeypatch.setattr("trl_ext.data.load.read_table", read)
+    monkeypatch.setattr("trl_ext.data.published.read_table", read)
     for split in ("train", "validation", "test"):
         assert load_problems("gsm8k", split, "r1_zero")[0]["answer"] == "4"
     load_problems("countdown_tasks", "train", "r1_zero")

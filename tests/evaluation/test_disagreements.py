@@ -68,6 +68,7 @@ def test_command_prints_and_writes_what_is_apart(
         run(monkeypatch, str(tmp_path / "nowhere"))
 
 
+@pytest.mark.moderate
 def test_another_grader_is_asked_in_a_worker_that_it_may_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

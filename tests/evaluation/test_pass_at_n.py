@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 import pytest
 
-from trl_ext.evaluation.pass_at_n import best_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
+from trl_ext.evaluation.pass_at_n import best_at_n, consensus_at_n, first_n, majority_at_n, pass_at_n, prefers_incorrect
 
 RNG = np.random.default_rng(0)
 CORRECT = RNG.random((40, 6)) < RNG.random((40, 1))
@@ -47,13 +48,37 @@ def test_of_equal_scores_the_first_wins() -> None:
     [
         (["1", "2", "2"], [True, False, False], 0.0),
         (["2", "1", "1 "], [False, True, True], 1.0),
-        (["2", "1"], [False, True], 0.0),  # as frequent: the first
+        (["2", "1"], [False, True], 0.5),  # as frequent: either
+        (["1", "2", "1", "2", "3"], [True, False, True, False, False], 0.5),
+        (["1", "2", "3"], [False, True, False], 1 / 3),
         ([None, None, "3"], [False, False, True], 1.0),  # no answer is no vote
         ([None, None, None], [False, False, False], 0.0),
     ],
 )
 def test_the_most_frequent_answer_decides(answers: list[str | None], correct: list[bool], expected: float) -> None:
     assert majority_at_n([answers], np.array([correct]), len(answers)).tolist() == [expected]
+
+
+def test_answers_that_mean_the_same_are_one_vote() -> None:
+    answers = [["1/2", "3", r"\frac12", "3", "0.5", "3.0"]]
+    correct = np.array([[True, False, True, False, True, False]])
+    assert majority_at_n(answers, correct, 6).tolist() == [0.0]  # of 2, 1, 1, 1, 1 votes
+
+    def equal(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        assert all("2" not in one for pair in pairs for one in pair), "what is correct is one vote without asking"
+        return [float(one) == float(other) for one, other in pairs]
+
+    assert consensus_at_n(answers, correct, 6, equal).tolist() == [0.5]  # three votes each
+    assert consensus_at_n(answers, correct, 5, equal).tolist() == [1.0]
+    assert consensus_at_n([[None, None]], np.array([[False, False]]), 2, equal).tolist() == [0.0]
+
+
+def test_classes_join_along_a_chain_in_either_direction() -> None:
+    follows = {("b", "a"), ("c", "b")}  # by a grader for which no other order holds
+    answers, correct = [["a", "b", "c", "d", "d"]], np.array([[False, False, False, True, True]])
+    votes = consensus_at_n(answers, correct, 5, lambda pairs: [pair in follows for pair in pairs])
+    assert votes.tolist() == [0.0]  # a, b and c are three against two
+    assert consensus_at_n(answers, correct, 5, lambda pairs: [False] * len(pairs)).tolist() == [1.0]
 
 
 def test_how_often_the_likelihood_prefers_an_incorrect_sample() -> None:

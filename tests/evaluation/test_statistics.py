@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
+import numpy as np
 import pytest
 
 from trl_ext.evaluation.statistics import (
@@ -34,14 +33,32 @@ def test_an_interval_of_nothing_is_refused(successes: int, trials: int) -> None:
         wilson_interval(successes, trials)
 
 
-def test_interval_of_fractions_has_its_nominal_coverage() -> None:
-    draw, hits = random.Random(0), 0
-    for _ in range(400):
-        problems = [draw.betavariate(1, 1) for _ in range(60)]  # chance of a correct sample; on average 0.5
-        fractions = [sum(draw.random() < chance for _ in range(4)) / 4 for chance in problems]
-        low, high = mean_interval(fractions)
-        hits += low <= 0.5 <= high
-    assert 0.92 < hits / 400 < 0.98
+@pytest.mark.moderate
+@pytest.mark.parametrize(
+    ("problems", "samples", "alpha", "beta"),  # of the Beta distribution of a problem's chance of a correct sample
+    [
+        (30, 32, 0.3, 1.0),
+        (30, 1, 0.3, 1.0),
+        (40, 32, 0.5, 0.5),
+        (60, 4, 1.0, 1.0),
+        (128, 4, 0.2, 1.0),
+        (500, 1, 0.7, 0.3),
+    ],
+)
+def test_interval_of_a_mean_over_problems_covers(problems: int, samples: int, alpha: float, beta: float) -> None:
+    draw = np.random.default_rng(0)
+    mean, repeats = alpha / (alpha + beta), 2000
+    chances = draw.beta(alpha, beta, (repeats, problems))
+    fractions = draw.binomial(samples, chances) / samples
+    intervals = [mean_interval(row) for row in fractions.tolist()]
+    covered = sum(low <= mean <= high for low, high in intervals) / repeats
+    assert 0.93 < covered < 0.97  # its own standard error is 0.005
+
+
+def test_samples_of_a_problem_are_no_independent_evidence() -> None:
+    low, high = mean_interval([0.0, 1.0] * 14 + [0.5, 0.5])  # 30 problems of 32 samples, nearly all alike
+    naive_low, naive_high = wilson_interval(480, 960)
+    assert high - low > 4 * (naive_high - naive_low)
 
 
 def test_the_interval_of_flags_is_wilsons() -> None:

@@ -82,6 +82,7 @@ def test_engine_gets_the_policys_modules_and_not_its_references() -> None:
     assert dict(given)["model.norm.weight"].equal(torch.full((32,), 2.0))
 
 
+@pytest.mark.moderate
 @needs_vllm
 @pytest.mark.parametrize(
     ("config", "message"),

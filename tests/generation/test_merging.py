@@ -156,6 +156,7 @@ def test_a_merge_that_fails_or_does_not_fit_is_refused(tmp_path: Path, monkeypat
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
+@pytest.mark.moderate
 def test_a_merged_model_is_made_once_and_again_after_a_change(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -141,6 +141,7 @@ def trainers(folder: Path, fields: dict[str, Any], **more: Any) -> dict[str, Any
     return made
 
 
+@pytest.mark.moderate
 def test_trainers_take_no_field_that_a_model_arrives_with(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     plain, hostile = trainers(tmp_path, {}), trainers(tmp_path, {**ARRIVES, **OF_VLLM})
@@ -157,6 +158,7 @@ def test_trainers_take_no_field_that_a_model_arrives_with(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("adapter", [False, True])
 def test_model_is_saved_with_what_it_is_sampled_with(adapter: bool, tmp_path: Path) -> None:
     save_tiny(tmp_path)

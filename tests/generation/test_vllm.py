@@ -199,6 +199,7 @@ def test_a_context_beyond_trls_batch_of_tokens_starts(tmp_path: Path) -> None:
     assert disagreement(trainer) >= 0  # which generates
 
 
+@pytest.mark.moderate
 def test_runs_that_start_together_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_PORT", raising=False)
     with starting_vllm():

@@ -114,6 +114,7 @@ def test_an_activated_lora_depends_on_its_place() -> None:
     assert "begins at a place in the prompt" in str(adapter_of_places(activated))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("name", ["PREFIX_TUNING", *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(OFF))])
 def test_a_step_is_trls_where_the_savings_are_off(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     if name in (*UNKNOWN_TO_TRL, "ADAPTION_PROMPT", "PVERA"):

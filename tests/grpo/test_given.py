@@ -92,6 +92,7 @@ def test_defaults_that_are_given_hold_next_to_every_preset() -> None:
     assert not wrong
 
 
+@pytest.mark.moderate
 def test_flags_files_and_keywords_give_one_result(tmp_path: Path) -> None:
     for preset in PRESETS:
         names = {name for of, name in CASES if of == preset and expected(preset, name)} - {"overlong_buffer"}

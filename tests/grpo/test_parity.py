@@ -96,6 +96,7 @@ def _axes(settings: dict[str, Any]) -> dict[str, Any]:
     return {"advantage": advantage, "advantage_options": options, **settings}
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(("stock", "axes", "off_policy"), PARAMETERS)
 def test_axes_train_to_the_weights_of_trls_loss_type(
     stock: dict[str, Any], axes: dict[str, Any], off_policy: bool, tmp_path: Path

@@ -231,12 +231,14 @@ def test_overrides_stand_in_the_order_a_step_calls_them(tmp_path: Path) -> None:
         assert places == sorted(places)
 
 
+@pytest.mark.moderate
 def test_no_class_has_more_than_two_bases() -> None:
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not isinstance(node, ast.ClassDef) or len(node.bases) <= 2, (path, node.name)
 
 
+@pytest.mark.moderate
 def test_only_the_seams_subclass_a_trainer() -> None:
     subclasses = [
         (path.relative_to(PACKAGE).as_posix(), node.name, ast.unparse(base))
@@ -277,6 +279,7 @@ def test_other_libraries_are_patched_in_compat_only() -> None:
             assert all(f"`{path.stem}.{name}`:" in about for name in functions)
 
 
+@pytest.mark.moderate
 def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
     importers = {
         path.relative_to(PACKAGE).as_posix()

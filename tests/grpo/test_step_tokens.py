@@ -68,6 +68,7 @@ def test_how_a_step_is_divided_changes_nothing_of_it(loss: str, tmp_path: Path) 
         assert weight_difference(whole, other) < 1e-7  # a norm computes in float32
 
 
+@pytest.mark.moderate
 def test_a_step_that_begins_on_shared_prompts_is_the_same(tmp_path: Path) -> None:
     """Its tokens are computed on the prompts that its first micro-batch would have computed already."""
 

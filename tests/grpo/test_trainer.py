@@ -127,6 +127,7 @@ def test_on_policy_training_is_one_step_per_rollout_at_ratio_one(tmp_path: Path)
     assert [entry["clip_ratio/region_mean"] for entry in logs(trainer)] == [0, 0]
 
 
+@pytest.mark.moderate
 def test_off_policy_training_takes_handout_steps_per_rollout(tmp_path: Path) -> None:
     trainer = record(tmp_path, **OFF_POLICY, learning_rate=1.0)
     per_rollout = 2 * (16 // 8)  # epochs x optimizer steps per epoch
@@ -139,6 +140,7 @@ def test_off_policy_training_takes_handout_steps_per_rollout(tmp_path: Path) -> 
     assert max(clipped) > 0.01
 
 
+@pytest.mark.moderate
 def test_old_logps_are_those_of_the_policy_that_sampled(tmp_path: Path) -> None:
     trainer = record(tmp_path, **OFF_POLICY, learning_rate=1.0)
     policy = tiny_model()
@@ -228,6 +230,7 @@ def test_adapter_with_kl_is_evaluated_against_its_reference(tmp_path: Path) -> N
     assert trainer.state.global_step == 8
 
 
+@pytest.mark.moderate
 def test_router_auxiliary_loss_is_added_and_logged_as_in_trl(tmp_path: Path) -> None:
     config = {**tiny_model().config.to_dict(), "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.5}
@@ -313,6 +316,7 @@ def test_completion_ended_by_the_stop_string_is_not_truncated(tmp_path: Path) ->
     assert entry["completions/mean_length"] == 21 / 4
 
 
+@pytest.mark.moderate
 def test_truncation_mask_spares_stop_string_completions(tmp_path: Path) -> None:
     ends = [[3, 10, STOP_WORD], [3] * 12]
     for stop, kept in ((["stop"], [3, 0]), (None, [0, 0])):  # without `stop`, TRL takes both for truncated
@@ -360,6 +364,7 @@ def test_a_stop_string_that_never_comes_changes_nothing(
     assert weight_difference(stock.model, ours.model) < 1e-6
 
 
+@pytest.mark.moderate
 def test_stopping_keeps_the_users_gradient_checkpointing(tmp_path: Path) -> None:
     settings = {
         "gradient_checkpointing": True,
@@ -513,6 +518,7 @@ def test_the_samplers_mismatch_is_corrected_as_in_trl(
     assert logs(skipping)[0]["sampling/masked_frac"] == pytest.approx(fraction)
 
 
+@pytest.mark.moderate
 @needs_vllm
 def test_weight_and_rejection_are_chosen_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
@@ -585,6 +591,7 @@ def half_skipped(completions: list[str], **_: Any) -> list[float]:
     return [1.0 if i // 4 % 2 else float(i % 4 == 0) for i, _ in enumerate(completions)]
 
 
+@pytest.mark.moderate
 @needs_vllm
 def test_on_policy_the_correction_needs_no_second_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
@@ -722,6 +729,7 @@ def test_positive_reward_counts_as_correct_by_default(tmp_path: Path) -> None:
     assert (entry["completions/mean_length_correct"], entry["completions/mean_length_incorrect"]) == (4, 2)
 
 
+@pytest.mark.moderate
 def test_a_logged_column_of_any_name_is_not_correctness(tmp_path: Path) -> None:
     def logs_correct(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
         log_extra("correct", ["no"] * len(completions))  # of another meaning
@@ -769,6 +777,7 @@ def test_logged_reference_kl_is_that_of_the_estimator(estimator: str, corrected:
         assert kl[step] == pytest.approx(sum(by_hand) / len(by_hand), abs=1e-5, rel=1e-3)
 
 
+@pytest.mark.moderate
 def test_every_documented_scalar_is_in_the_tensorboard_file(tmp_path: Path) -> None:
     trainer = record(
         tmp_path / "run",
@@ -896,6 +905,7 @@ def test_validation_returns_one_completion_per_prompt_in_order(tmp_path: Path) -
         assert [completion.entropy_estimate for completion in found] == pytest.approx([0.0] * 7, abs=1e-3)
 
 
+@pytest.mark.moderate
 def test_logging_outside_training_keeps_the_metrics_of_the_step(tmp_path: Path) -> None:
     class LogsWithin(TrainerCallback):
         trainer: Any = None

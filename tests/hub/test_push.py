@@ -338,6 +338,7 @@ def test_failed_push_keeps_the_run_and_continues_where_it_was(hub: Hub, finished
     }
 
 
+@pytest.mark.moderate
 def test_nobody_there_is_an_error_with_the_command_for_later(finished: Path, tmp_path: Path) -> None:
     done = run_python(None, "-m", "trl_ext.hub", "push", str(finished), "--repo_id", "me/tiny", cwd=tmp_path)
     assert done.returncode == 1

@@ -88,6 +88,7 @@ def only_incorrect(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["outcome"] != "correct"]
 
 
+@pytest.mark.moderate
 def test_optimizer_steps_per_step_follow_from_its_rows(tmp_path: Path) -> None:
     trainer = trained(tmp_path, epochs_per_step=2)
     steps = steps_of(tmp_path)
@@ -175,6 +176,7 @@ def test_short_last_batch_is_one_smaller_step(tmp_path: Path) -> None:
     assert entry["grad_norm"] > 0
 
 
+@pytest.mark.moderate
 def test_logged_entropy_is_over_rows_and_not_empty_micro_batches(tmp_path: Path) -> None:
     one_row = {"n_ei_steps": 1, "selection": "at_most", "questions_per_step": 1, "logging_steps": 1}
     entropy = []

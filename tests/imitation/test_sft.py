@@ -59,6 +59,7 @@ def test_a_trace_that_is_too_long_is_left_out_and_counted() -> None:
 # --- the loss ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.moderate
 def test_without_a_constant_it_trains_as_trl_does(tmp_path: Path) -> None:
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
     stock = tiny_sft(SFTTrainer, SFTConfig, tmp_path / "trl", rows_of(TRACES), completion_only_loss=True, **settings)
@@ -132,6 +133,7 @@ def by_hf(path: str) -> Any:
 ADAM = {"optim": "adamw_torch", "learning_rate": 3e-3, "max_steps": 40, "sampling_max_tokens": 4, "stop": ["stop"]}
 
 
+@pytest.mark.moderate
 def test_fine_tuning_learns_traces_and_unlearns_if_sign_flipped(tmp_path: Path) -> None:
     trainer = ours(tmp_path / "right", LEARNED, **ADAM)
     before = fraction_learned(trainer)
@@ -144,6 +146,7 @@ def test_fine_tuning_learns_traces_and_unlearns_if_sign_flipped(tmp_path: Path) 
     assert fraction_learned(broken) <= before
 
 
+@pytest.mark.moderate
 def test_policy_sampling_uses_stop_string_and_keeps_train_mode(tmp_path: Path) -> None:
     trainer = trained(tmp_path, LEARNED, **ADAM)
     trainer.model.train()
@@ -182,6 +185,7 @@ def test_an_adapter_is_trained_and_the_model_under_it_is_not(tmp_path: Path) -> 
     assert any(w.abs().max() > 0 for name, w in trainer.model.named_parameters() if "lora_B" in name)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_resumed_sft_run_is_bit_identical(step: int, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 1, "logging_steps": 2, "optim": "adamw_torch"}

@@ -87,6 +87,7 @@ def test_a_task_has_texts_and_tokens_of_its_own(name: str) -> None:
     assert tokenizer.decode(tokenizer(prompt + response)["input_ids"]) == prompt + response
 
 
+@pytest.mark.moderate
 def test_a_policy_is_kept_for_each_task_and_its_options(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
     for task, options in (("arithmetic", {}), ("arithmetic", {"incorrect": "equal"}), ("cups", {})):
@@ -119,6 +120,7 @@ def test_a_half_written_cache_entry_is_made_again(small: Path) -> None:
     assert not (small / "left.txt").exists()
 
 
+@pytest.mark.moderate
 def test_two_runs_that_start_together_make_the_policy_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 

@@ -37,6 +37,7 @@ def test_all_commands_are_listed_with_a_sentence_without_torch() -> None:
     assert answer("--help", more=loaded).stdout == overview() + "\n[]\n"
 
 
+@pytest.mark.moderate
 def test_what_trains_nothing_itself_answers_without_torch() -> None:
     """What they do, they do in other processes or import when it begins; all but `explain`, which asks TRL."""
     trains = {name.replace("_", "-") for name in RECIPES}
@@ -88,6 +89,7 @@ def test_help_of_a_recipe_is_its_own_and_how_to_start_ranks() -> None:
     assert '"$(trl-ext path expert-iteration)"' in rest
 
 
+@pytest.mark.moderate
 def test_the_command_becomes_the_program_with_its_status() -> None:
     done = answer("plot-runs", "no_run")
     assert done.returncode == 2

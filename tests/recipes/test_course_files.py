@@ -60,6 +60,7 @@ def on_math() -> list[tuple[str, Path]]:
     return [(next(name for name in PROGRAMS if path.stem.startswith(name.partition("_")[0])), path) for path in found]
 
 
+@pytest.mark.moderate
 def test_every_layout_is_read_by_every_shipped_setting(tmp_path: Path) -> None:
     assert len(on_math()) >= 4
     for number, (layout, row) in enumerate(LAYOUTS.items()):

@@ -50,6 +50,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
     return read_jsonl(folder / "samples.jsonl")
 
 
+@pytest.mark.moderate
 def test_the_samples_the_summary_and_the_table_say_the_same(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +127,7 @@ def test_an_interrupted_evaluation_resumes_with_the_same_result(
     ]
 
 
+@pytest.mark.moderate
 def test_finished_evaluation_is_shown_again_without_a_model(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +144,7 @@ def test_finished_evaluation_is_shown_again_without_a_model(
         run_evaluation(settings(policy, tmp_path, temperature=0.5))
 
 
+@pytest.mark.moderate
 def test_a_setting_of_how_it_is_sampled_reaches_the_sampler(policy: str, tmp_path: Path) -> None:
     def texts(**more: Any) -> list[str]:
         sampler = settings(policy, tmp_path, **more).sampler(policy)
@@ -508,6 +511,7 @@ def test_two_ranks_share_the_samples_and_leave_one_file(policy: str, tmp_path: P
     assert len({row["response"] for row in rows}) > 5
 
 
+@pytest.mark.moderate
 def test_best_of_n_takes_its_first_samples_from_an_evaluation(policy: str, tmp_path: Path) -> None:
     common = {"model_name_or_path": policy, "problems": 4, "max_tokens": 8, "use_vllm": "false"}
     before, folder = tmp_path / "before", tmp_path / "at_n"

@@ -104,6 +104,7 @@ def test_every_yaml_that_ships_resolves(path: Path) -> None:
     assert config.generation_batch_size == config.rollout_batch_size
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
 def test_every_preset_may_take_the_place_of_the_yamls(path: Path) -> None:
     for preset, members in PRESETS.items():
@@ -395,6 +396,7 @@ def test_grpo_refuses_unmatchable_reference_answers(settings: Any, default: str,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.moderate
 def test_base_policy_build_time_is_that_of_the_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = tiny_model().config
     shape.vocab_size = len(tiny_tokenizer())

@@ -180,6 +180,7 @@ def test_every_yaml_file_with_a_real_model_is_among_the_runs() -> None:
     assert {run.recipe for run in RUNS.values()} == {"grpo", "sft", "expert_iteration", "evaluate", "best_of_n"}
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_longest_prompts_fit_with_the_longest_response(name: str, qwen: Path) -> None:
     task, *_ = parsed(RUNS[name])

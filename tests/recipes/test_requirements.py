@@ -76,6 +76,7 @@ def refusal(settings: Any, default: Path, flags: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.moderate
 @on_a_cpu
 @pytest.mark.parametrize("recipe", ["grpo", "sft"])
 def test_what_is_not_there_is_said_before_a_model_loads(recipe: str) -> None:
@@ -157,6 +158,7 @@ def contexts(folder: Path, **more: Any) -> list[Any]:
     return [config.engine_settings().get("max_model_len"), config.vllm_max_model_length]
 
 
+@pytest.mark.moderate
 @needs_vllm
 def test_an_engines_context_follows_from_the_rows(folder: Path) -> None:
     assert contexts(folder) == [128, None]  # 58 + 8, in whole blocks

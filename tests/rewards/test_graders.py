@@ -206,6 +206,7 @@ def test_pair_is_compared_once_and_trivial_ones_in_process(monkeypatch: pytest.M
     assert [job[2:] for job in sent] == [("1/2", "0.5"), ("2/4", "0.5")]
 
 
+@pytest.mark.moderate
 def test_hanging_comparison_fails_only_its_answer_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_verdicts()
     metrics: dict[str, float] = {}
@@ -289,6 +290,7 @@ def test_the_text_nan_of_a_table_earns_no_reward() -> None:
     assert math_reward_fn("</think> <answer> NaN </answer>", "nan")["reward"] == 0
 
 
+@pytest.mark.moderate
 def test_the_courses_grader_is_plugged_in_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of one response that returns the reward dict runs in a worker; one of all responses stays as it is."""
     file = tmp_path / "theirs.py"

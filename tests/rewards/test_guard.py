@@ -193,6 +193,7 @@ def trained(path: Path, *rewards: Any, **settings: Any) -> Any:
     return trainer
 
 
+@pytest.mark.moderate
 def test_every_reward_has_its_own_columns_and_keeps_row_columns(tmp_path: Path) -> None:
     def first(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
         for half in (completions[:8], completions[8:]):  # in two parts
@@ -250,6 +251,7 @@ def test_response_without_verdict_is_not_correct_or_incorrect(tmp_path: Path) ->
 # Rewards that score nothing.
 
 
+@pytest.mark.moderate
 def test_nan_for_every_completion_ends_the_run_and_none_does_not(tmp_path: Path) -> None:
     def of_nothing(completions: list[str], **_: Any) -> list[float]:
         return [math.nan] * len(completions)

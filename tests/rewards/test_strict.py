@@ -106,6 +106,7 @@ def test_answers_in_other_forms_are_told_from_unfinished_ones() -> None:
     assert not wrong
 
 
+@pytest.mark.moderate
 def test_unfinished_answers_are_equal_by_value_alone() -> None:
     """A row without `equal` is right or wrong whatever is left to do in it."""
     for row in LABELS + FORMS:

@@ -80,6 +80,7 @@ def test_any_text_comes_back_as_it_was(pool: Pool, text: str) -> None:
     assert pool.map([["echo", text], GOOD]) == [text, 1]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("job", "kind", "detail"),
     [
@@ -125,6 +126,7 @@ def test_a_function_can_write_no_file(pool: Pool, tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_size == 0
 
 
+@pytest.mark.moderate
 def test_results_too_deep_for_the_parent_are_errors(pool: Pool) -> None:
     depths = [["nested", depth] for depth in range(700, 1100)]
     outcomes = kinds(pool.map([job for depth in depths for job in (depth, GOOD)]))[::2]
@@ -151,6 +153,7 @@ def test_ten_thousand_jobs_some_of_which_hang_or_crash() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.moderate
 def test_the_limit_is_per_job(pool: Pool) -> None:
     assert pool.map([["sleep", 0.2]] * 8) == [0.2] * 8
     restarted = pool.restarted
@@ -160,6 +163,7 @@ def test_the_limit_is_per_job(pool: Pool) -> None:
     assert pool.restarted == restarted
 
 
+@pytest.mark.moderate
 def test_slow_jobs_are_balanced_between_the_workers(pool: Pool) -> None:
     pool.map([GOOD] * 2)
     start = time.monotonic()
@@ -237,6 +241,7 @@ def test_a_closed_pool_starts_again() -> None:
 # Loud errors
 
 
+@pytest.mark.moderate
 def test_a_worker_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PoolError, match=r"(?s)no_such.module:f did not start: it exited with status 1.*No module"):
         Pool("no_such.module:f").map([[1]])
@@ -249,6 +254,7 @@ def test_a_worker_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
         Pool("slow_module:f").map([[1]])
 
 
+@pytest.mark.moderate
 def test_starting_does_not_count_as_the_first_jobs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_start.py").write_text("import time; time.sleep(0.6); from tests.support.hostile import act")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -338,6 +344,7 @@ def worker_once_it_runs(parent: subprocess.Popen[str], marker: Path) -> psutil.P
     return worker
 
 
+@pytest.mark.moderate
 def test_no_worker_outlives_a_parent_that_ends() -> None:
     code = """
 other = Pool("tests.support.hostile:act", WorkerLimits(workers=3))  # some of its workers are still starting
@@ -383,6 +390,7 @@ except KeyboardInterrupt:
     assert is_gone(worker)
 
 
+@pytest.mark.moderate
 def test_pool_wakes_every_second_for_a_signal_before_its_wait() -> None:
     with Pool(ACT, WorkerLimits(seconds=60)) as idle:
         assert idle.map([GOOD]) == [1]
@@ -391,6 +399,7 @@ def test_pool_wakes_every_second_for_a_signal_before_its_wait() -> None:
         assert 0.5 < time.monotonic() - began < 20
 
 
+@pytest.mark.moderate
 def test_workers_left_by_an_uncleaned_map_are_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -406,6 +415,7 @@ def test_workers_left_by_an_uncleaned_map_are_not_reused(monkeypatch: pytest.Mon
         assert pool.map([["echo", "fresh"]]) == ["fresh"]
 
 
+@pytest.mark.moderate
 def test_signal_handled_by_the_parent_does_not_reach_the_workers(tmp_path: Path) -> None:
     code = """
 signal.signal(signal.SIGINT, lambda *_: print("handled"))
@@ -417,6 +427,7 @@ print(pool.map([["sleep", 0.3, sys.argv[1]]]))
     assert parent.communicate(timeout=10)[0] == "handled\n[0.3]\n"
 
 
+@pytest.mark.moderate
 def test_forked_child_has_its_own_workers_and_spares_the_parent() -> None:
     code = """
 if not os.fork():

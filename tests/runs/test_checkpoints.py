@@ -148,6 +148,7 @@ class PowerCut(BaseException):
     """Nothing after it happens."""
 
 
+@pytest.mark.moderate
 def test_wherever_the_power_goes_there_is_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     operations = [(files, "sync"), (files, "write_json"), (Path, "rename"), (files.shutil, "rmtree")]
     remaining, rmtree = 0, files.shutil.rmtree

@@ -79,6 +79,7 @@ def test_the_curve_is_a_png_with_two_panels(history: list[dict[str, Any]], tmp_p
         assert len(image.convert("RGB").getcolors(1 << 20) or []) > 10  # not blank
 
 
+@pytest.mark.moderate
 def test_two_runs_in_one_plot_have_a_legend(tmp_path: Path) -> None:
     sizes = []
     for runs in ({"seed 0": HISTORY}, {"seed 0": HISTORY, "seed 1": HISTORY}):
@@ -98,6 +99,7 @@ def ei_step(number: int, correct: int, solved: int, lengths: tuple[float | None,
 EI_STEPS = [ei_step(1, 2, 2, (20.0, 12.0, 24.0)), ei_step(2, 8, 4, (10.0, 10.0, None))]
 
 
+@pytest.mark.moderate
 def test_the_plot_of_expert_iteration_is_a_png_with_three_panels(tmp_path: Path) -> None:
     write_steps_plot(tmp_path / "steps.png", EI_STEPS, [(1, 0.5), (2, 0.4)], title="a_run")
     with Image.open(tmp_path / "steps.png") as image:

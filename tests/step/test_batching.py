@@ -246,6 +246,7 @@ def passes(plan: list[MicroBatch]) -> Iterator[tuple[int, int]]:
         yield len(prompts.ids), prompts.ids.numel()
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("sharing", [False, True])
 def test_no_pass_of_several_rows_has_more_tokens_than_the_limit(sharing: bool) -> None:
     """However many micro-batches that takes, whatever the width is rounded to, and whatever another rank has."""

@@ -390,6 +390,7 @@ def test_disk_refusing_writes_leaves_the_last_checkpoint_whole(tmp_path: Path) -
     assert newest(tmp_path) == (tmp_path / "checkpoint-7", [])
 
 
+@pytest.mark.moderate
 def test_trained_model_is_whole_or_error_names_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = made(tmp_path, preset="grpo_clip", max_steps=1)
     trainer.train()

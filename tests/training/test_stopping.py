@@ -124,6 +124,7 @@ def test_what_belongs_to_no_step_is_not_expected_of_one(tmp_path: Path) -> None:
     assert not steps(limit, tmp_path, 0.0)
 
 
+@pytest.mark.moderate
 def test_budget_spent_before_the_first_step_allows_no_step(tmp_path: Path) -> None:
     trainer: Any = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, max_steps=2)
     clock: Any = Hand()
@@ -315,6 +316,7 @@ def test_a_run_that_may_go_back_to_its_start_saves_it(tmp_path: Path) -> None:
         assert saved == [True] * restore_best
 
 
+@pytest.mark.moderate
 def test_a_run_ends_with_the_weights_of_its_best_validation(tmp_path: Path) -> None:
     """Correct as often as the step has it, whatever the policy says."""
     accuracy = {0: 0.2, 1: 0.5, 2: 0.9, 3: 0.4, 4: 0.3}

@@ -59,6 +59,7 @@ def sft(path: Path, tracker: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return tiny_sft(ExtSFTTrainer, ExtSFTConfig, path, rows, report_to=tracker, sampling_max_tokens=12)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("make", [grpo, sft])
 def test_tensorboard_has_every_figure_of_every_validation(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,6 +85,7 @@ def texts(path: Path) -> dict[str, list[tuple[int, str]]]:
     }
 
 
+@pytest.mark.moderate
 def test_tensorboard_has_sections_the_rollouts_and_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = grpo(tmp_path, "tensorboard", monkeypatch)
     validated(tmp_path, trainer)

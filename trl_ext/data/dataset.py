@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_ext.compat.given import RecordsGiven, given
-from trl_ext.data.formats import PUBLISHED
 from trl_ext.data.lengths import TOO_LONG
 from trl_ext.data.load import (
     ANSWER_SOURCES,
     GENERATORS,
     Problems,
     check_options,
+    chosen_rows,
     generated_table,
     problems_of,
-    stored_table,
+    read_table,
 )
+from trl_ext.data.published import PUBLISHED, Copy, read_published
 from trl_ext.data.source import Source
 from trl_ext.generation.prompts import Asking, prompt_names
 from trl_ext.mini.policy import make_base_policy
@@ -46,6 +47,11 @@ class DatasetSettings(RecordsGiven):
     )
     dataset_config: str | None = setting(
         None, "The configuration of a Hub dataset; several are separated by commas.", Group.MODEL
+    )
+    benchmark_dir: str | None = setting(
+        None,
+        "A folder with local copies of published sets, NAME.jsonl or NAME/SPLIT.jsonl, read instead of the Hub's.",
+        Group.MODEL,
     )
     dataset_options: dict[str, Any] | str | None = setting(
         None,
@@ -162,16 +168,19 @@ class DatasetSettings(RecordsGiven):
         Raises:
             ValueError: there is no such file, split or column, or a row has no answer.
         """
-        dataset, config = self.dataset, self.dataset_config
-        if known := PUBLISHED.get(dataset):
-            dataset, config = known.hub_id, config or known.config
-            split = known.held_out if split == "validation" and known.held_out else split
-        if dataset in GENERATORS:
-            chosen = generated_table(dataset, split, n, seed, self._options)
-        else:
-            chosen = stored_table(dataset, split, config, n, self.sample_seed, in_sample_order)
         asked = {_COLUMNS[name]: str(value) for name, value in given(self, _COLUMNS).items()}
-        return problems_of(*chosen, asked, self.asking)
+        if self.dataset in GENERATORS:
+            chosen = generated_table(self.dataset, split, n, seed, self._options)
+            return problems_of(*chosen, asked, self.asking)
+        copy = self._copy(split)
+        chosen = chosen_rows(copy.table, copy.dataset, copy.split, n, self.sample_seed, in_sample_order)
+        chosen[2].differs = copy.differs
+        return problems_of(*chosen, asked, self.asking, None if asked else copy.columns)
+
+    def _copy(self, split: str) -> Copy:
+        if self.dataset in PUBLISHED:
+            return read_published(self.dataset, split, self.dataset_config, self.benchmark_dir)
+        return Copy(read_table(self.dataset, split, self.dataset_config), self.dataset, split, None)
 
     @property
     def asking(self) -> Asking:

@@ -1,4 +1,4 @@
-"""Published datasets: names for them, and how their columns become a problem and an answer, local copies alike."""
+"""Layouts of datasets: how their columns become a problem and an answer."""
 
 from __future__ import annotations
 
@@ -22,23 +22,6 @@ def value_at(row: Row, column: str) -> Any:
             return None
         value = value[name]
     return value
-
-
-@dataclass(frozen=True)
-class Published:
-    """A dataset of the Hub."""
-
-    hub_id: str
-    config: str | None = None
-    held_out: str | None = None  # its split to validate on, which `validation` names too
-
-
-PUBLISHED = {
-    "gsm8k": Published("openai/gsm8k", "main", "test"),
-    "math": Published("DigitalLearningGmbH/MATH-lighteval", None, "test"),
-    "countdown_tasks": Published("Jiayi-Pan/Countdown-Tasks-3to4"),
-    "tulu3_math": Published("allenai/tulu-3-sft-personas-math"),
-}
 
 
 @dataclass(frozen=True)

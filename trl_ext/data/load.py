@@ -33,6 +33,7 @@ GENERATED_PROBLEMS = 4096  # to train on, where a generated dataset is used and 
 _SHOWN = 60  # characters of a problem in a message
 _LEVEL = re.compile(r"\d{1,9}")
 _FINAL = re.compile(r"final answer is:?\s*(.+?)\.?(?:\s*I hope it is correct\.?)?\s*$", re.IGNORECASE | re.MULTILINE)
+_WHOLE = re.compile(r"(-?\d{1,18})(?:\.0*)?(?:\^\{?\\circ\}?)?")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?=[ {])")
 
 
@@ -40,6 +41,13 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?=[ {])")
 def as_is(text: str) -> str | None:
     """The column holds the answer."""
     return text.strip() or None
+
+
+@ANSWER_SOURCES.register
+def whole_number(text: str) -> str | None:
+    r"""The column holds a whole number in any form, as copies of AIME and AMC have it: `025`, `27.0`, `336^\circ`."""
+    number = _WHOLE.fullmatch(text.strip().strip("$").strip())
+    return str(int(number[1])) if number else None
 
 
 @ANSWER_SOURCES.register
@@ -73,18 +81,24 @@ class Problems:
 
 
 def problems_of(
-    table: Table, numbers: Sequence[int], source: Source, columns_asked: Mapping[str, str], asking: Asking
+    table: Table,
+    numbers: Sequence[int],
+    source: Source,
+    columns_asked: Mapping[str, str],
+    asking: Asking,
+    known: Columns | None = None,
 ) -> Problems:
     """The chosen rows of a table, with prompts and answers, each with its number in the split as `row`.
 
     Args:
         columns_asked: fields of `Columns` that the settings give.
+        known: how the table is laid out, where its columns do not have to say so.
 
     Raises:
         ValueError: a column is missing, or a row has no answer or no problem; the message has the file's line, or the
             row's number from 0, and the field.
     """
-    columns = columns_of(table[0] if len(table) else {}, columns_asked)
+    columns = known or columns_of(table[0] if len(table) else {}, columns_asked)
     refuse_missing_columns(source.dataset, table, columns.needed or (columns.problem, columns.answer))
     rows = _rows(table, numbers, columns, asking, source)
     if rows and source.available is not None:
@@ -106,8 +120,10 @@ def _rows(
     extract, rows = ANSWER_SOURCES.build(columns.answer_source), []
     for number, stored in zip(numbers, table, strict=True):
         place = f"{source.file()!r}, {source.place(number)}"
-        row = {**stored, **_made(stored, columns.read, place)} if columns.read else stored
-        rows.append(_row(row, place, asking, columns, extract) | {"row": number})
+        made = _made(stored, columns.read, place) if columns.read else {}
+        row = {**stored, **made}
+        own = {"row": number} | {name: made[name] for name in ("tolerance",) if name in made}
+        rows.append(_row(row, place, asking, columns, extract) | own)
         if columns.answer_source == "last_boxed" and len(_BOX.findall(str(value_at(row, columns.answer)))) > 1:
             source.several_boxes.append(source.place(number))
     return rows
@@ -142,11 +158,10 @@ def generated_table(
     return first_rows(TASKS.build(dataset, **(options or {}))().problems(split, seed), split, n), range(n), source
 
 
-def stored_table(
-    dataset: str, split: str, config: str | None, n: int | None, sample_seed: int, in_sample_order: bool
+def chosen_rows(
+    table: Table, dataset: str, split: str, n: int | None, sample_seed: int, in_sample_order: bool
 ) -> tuple[Table, Sequence[int], Source]:
     """The rows that are asked for, as the dataset has them, and their numbers in it."""
-    table = read_table(dataset, split, config)
     if n is None and not in_sample_order:
         return table, range(len(table)), Source(dataset, split, len(table), len(table), "stored")
     numbers, named = stratified_sample(table, n, sample_seed)
@@ -154,7 +169,7 @@ def stored_table(
     return [table[i] for i in numbers] if isinstance(table, list) else table.select(numbers), numbers, source
 
 
-def read_table(dataset: str, split: str, config: str | None) -> Table:
+def read_table(dataset: str, split: str, config: str | None, revision: str | None = None) -> Table:
     """The rows: a list of a .jsonl file, else a `datasets.Dataset`; a ValueError if there is no such file or split."""
     from datasets import concatenate_datasets, load_dataset
     from datasets.exceptions import DatasetGenerationError
@@ -163,7 +178,7 @@ def read_table(dataset: str, split: str, config: str | None) -> Table:
     if path.suffix not in READERS:
         parts = [part.strip() or None for part in (config or "").split(",")]
         try:
-            return concatenate_datasets([load_dataset(dataset, part, split=split) for part in parts])
+            return concatenate_datasets([load_dataset(dataset, part, split=split, revision=revision) for part in parts])
         except ValueError as error:
             if "Unknown split" not in str(error):
                 raise

@@ -23,6 +23,7 @@ class Source:
     too_long: list[str] = field(default_factory=list)  # places of rows left out because their prompts are too long
     unusable: list[str] = field(default_factory=list)  # answers that the grader can hardly accept, with their places
     also_in_training: int = 0  # problems of a validation set that are in the training set too
+    differs: str = ""  # in what the rows are not those of the benchmark that they are read as
     selected: str = ""  # by what, where not all of these rows are used
     columns: str = ""  # which are read, and how
     first: str = ""  # the first row's problem and answer
@@ -44,6 +45,8 @@ class Source:
             known.append(f"{by} with sample_seed {self.sample_seed}")
         if self.selected:
             known.append(self.selected)
+        if self.differs:
+            known.append(f"{self.differs}: what is measured is not the benchmark's figure")
         if self.too_long:
             known.append(f"{len(self.too_long)} too long and left out: {listed(self.too_long)}")
         if boxes := self.several_boxes:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from trl_ext.data.formats import PUBLISHED, Published
 from trl_ext.data.load import ANSWER_SOURCES, GENERATED_PROBLEMS, read_table, refuse_missing_columns
+from trl_ext.data.published import PUBLISHED, read_published
 from trl_ext.data.sample import stratified_sample
 from trl_ext.data.solutions import solution_columns, trace_of_messages, trace_of_solution
 from trl_ext.generation.conversation import conversation, is_conversation
@@ -85,8 +85,10 @@ def load_traces(
     """
     if dataset == "mini_math":
         return unique(mini_math_traces(n or GENERATED_PROBLEMS, seed))
-    known = PUBLISHED.get(dataset, Published(dataset, dataset_config))
-    table = read_table(known.hub_id, split, dataset_config or known.config)
+    if dataset in PUBLISHED:
+        table = read_published(dataset, split, dataset_config).table
+    else:
+        table = read_table(dataset, split, dataset_config)
     columns = {"prompt": prompt_column, "response": response_column, "answer": answer_column}
     read = _reader(table[0] if len(table) else {}, columns, asking or Asking.named("r1_zero"), answer_format)
     if read is None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from trl_ext.evaluation.pass_at_n import pass_at_n
 from trl_ext.generation.completion import Completion, mean_over_tokens
-from trl_ext.rewards.hooks import Grader, takes_problems
+from trl_ext.rewards.hooks import Grader, takes
 
 # The handout's three categories: format 1 and answer 1; format 1 and answer 0; format 0.
 SAMPLES = "samples.jsonl"  # in an evaluation's folder
@@ -90,7 +90,9 @@ def grade_rows(
     problems: Sequence[Mapping[str, Any]], completions: Sequence[Completion], grader: Grader
 ) -> list[dict[str, Any]]:
     """A report's row for each problem and its completion."""
-    asked = {"problems": list(map(_problem, problems))} if takes_problems(grader) else {}
+    asked: dict[str, Any] = {"problems": list(map(_problem, problems))} if takes(grader, "problems") else {}
+    if takes(grader, "tolerances") and any(row.get("tolerance") for row in problems):
+        asked["tolerances"] = [row.get("tolerance") or 0.0 for row in problems]
     texts, answers = [completion.text for completion in completions], [row["answer"] for row in problems]
     grades = grader(texts, answers, **asked)
     return [

@@ -1,4 +1,4 @@
-"""What more samples per problem buy: pass@N, Best@N and majority@N from one set of samples.
+"""What more samples per problem buy: pass@N, Best@N, majority@N and consensus@N from one set of samples.
 
 Letters: P problems, N samples of each, in the order in which they were drawn; `n` is at most N.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,19 +44,59 @@ def best_at_n(correct: Flags, score: Floats, n: int) -> Floats:
 
 
 def majority_at_n(answers: Sequence[Sequence[str | None]], correct: Flags, n: int) -> Floats:
-    """(P, N), (P, N) -> (P,): whether the most frequent answer of the first n samples is correct.
+    """(P, N), (P, N) -> (P,): chance that the most frequent answer of the first n samples is correct.
 
-    Answers count as one where they are written alike but for white space; None does not vote; of equally frequent
-    ones the first wins (self-consistency, arXiv:2203.11171).
+    Answers count as one where they are written alike but for white space; None does not vote; of k equally frequent
+    ones each is chosen with chance 1/k (self-consistency, arXiv:2203.11171; papers call it maj@n).
     """
+    written = [[None if answer is None else "".join(answer.split()) for answer in row] for row in answers]
+    return _voted(written, correct, n)
+
+
+def consensus_at_n(
+    answers: Sequence[Sequence[str | None]],
+    correct: Flags,
+    n: int,
+    equal: Callable[[Sequence[tuple[str, str]]], Sequence[bool]],
+) -> Floats:
+    """(P, N), (P, N) -> (P,): `majority_at_n` of answers that mean the same, not of those that are written alike.
+
+    Args:
+        equal: pairs of answers -> whether each pair means the same, by the grader that judged them. Two answers of a
+            problem are one vote if either is right where the other is the reference answer, and so on along a chain;
+            the correct ones are one vote.
+    """
+    groups = [_united(row[:n], flags[:n], equal) for row, flags in zip(answers, correct, strict=True)]
+    return _voted(groups, correct, n)
+
+
+def _united(
+    answers: Sequence[str | None], correct: Flags, equal: Callable[[Sequence[tuple[str, str]]], Sequence[bool]]
+) -> list[str | None]:
+    """For each answer, the first one that it means the same as."""
+    first = dict.fromkeys(answer for answer in answers if answer is not None)
+    right = [answer for answer, is_right in zip(answers, correct, strict=True) if is_right and answer is not None]
+    wrong = [answer for answer in first if answer not in right]
+    stands_for = {answer: answer for answer in first} | dict.fromkeys(right, right[0] if right else None)
+    pairs = [(one, other) for i, one in enumerate(wrong) for other in wrong[:i]]
+    same = equal([*pairs, *((other, one) for one, other in pairs)])
+    for (one, other), *either in zip(pairs, same[: len(pairs)], same[len(pairs) :], strict=True):
+        if any(either):
+            old, new = stands_for[one], stands_for[other]
+            stands_for = {answer: new if group == old else group for answer, group in stands_for.items()}
+    return [None if answer is None else stands_for[answer] for answer in answers]
+
+
+def _voted(groups: Sequence[Sequence[str | None]], correct: Flags, n: int) -> Floats:
     _check(correct, n)
-    return np.array([_majority(row[:n], flags[:n]) for row, flags in zip(answers, correct, strict=True)], np.float64)
+    return np.array([_majority(row[:n], flags[:n]) for row, flags in zip(groups, correct, strict=True)], np.float64)
 
 
-def _majority(answers: Sequence[str | None], correct: Flags) -> float:
-    written = [None if answer is None else "".join(answer.split()) for answer in answers]
-    votes = Counter(text for text in written if text is not None)
-    return float(correct[written.index(votes.most_common(1)[0][0])]) if votes else 0.0
+def _majority(groups: Sequence[str | None], correct: Flags) -> float:
+    votes = Counter(group for group in groups if group is not None)
+    most = max(votes.values(), default=0)
+    chosen = [group for group, count in votes.items() if count == most]
+    return float(np.mean([correct[groups.index(group)] for group in chosen])) if chosen else 0.0
 
 
 def prefers_incorrect(correct: Flags, score: Floats) -> float:

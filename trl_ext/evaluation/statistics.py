@@ -22,14 +22,23 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Interval of the mean of independent values in 0..1, such as a problem's fraction of correct samples.
+    """95 % interval of the mean of independent values in 0..1, such as a problem's fraction of correct samples.
 
-    Where all values are 0 or 1 this is Wilson's, else the mean and its standard error.
+    The samples of a problem are correlated, and the problems are the independent draws. So it is Wilson's interval with
+    the number of problems n* that would have the mean's standard error with one sample each, n* = m (1 - m) / error^2,
+    and with Student's t (Korn and Graubard, Survey Methodology 24, 1998, for proportions in clustered surveys). It
+    stays inside 0 and 1, and covers better than the mean and its standard error where problems are few. Where all
+    values are 0 or 1, n* is their number and the interval is Wilson's own.
     """
     if all(value in (0, 1) for value in values):
         return wilson_interval(round(sum(values)), len(values))
     mean, error = _mean_and_error(values)
-    return max(0.0, mean - Z95 * error), min(1.0, mean + Z95 * error)
+    spread = student_t_quantile(0.05, len(values) - 1) * error if len(values) > 1 else 1.0
+    if spread == 0:
+        return mean, mean
+    shrink = spread**2 / (mean * (1 - mean))  # t^2 / n*
+    center, half = mean + shrink / 2, math.sqrt(spread**2 + shrink**2 / 4)
+    return max(0.0, (center - half) / (1 + shrink)), min(1.0, (center + half) / (1 + shrink))
 
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:

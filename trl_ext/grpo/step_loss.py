@@ -102,7 +102,7 @@ class StepLoss:
         is_counted = call.trains and self.counts.is_exact
         self._counted = dict.fromkeys(metrics.keys() - _OF_COMPUTED, totals.tokens) if is_counted else {}
         # Trainer and DDP average over ranks, while our totals already count all of them. Nothing divides after the
-        # aggregation: Trainer's division by `gradient_accumulation_steps` is off, since TRL sets `loss_is_scaled_for_ga`.
+        # aggregation: TRL switches Trainer's division by `gradient_accumulation_steps` off (`loss_is_scaled_for_ga`).
         return loss * self.accelerator.num_processes, x
 
     def weigh(self, rows: Rows, old_logp: Tensor) -> Tensor | None:

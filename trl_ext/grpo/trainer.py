@@ -115,7 +115,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._token_log: TokenLog | None = None
         ignores_zero = self._ignores_zero_advantage_rows()
         self._problems = ProblemSampler(config, self.train_dataset, self.accelerator, ignores_zero, self._log_training)
-        self._rewarded: tuple[Rollout, list[dict[str, Any]]] | None = None  # left by `_calculate_rewards`, which TRL calls, for `_sample`
+        self._rewarded: tuple[Rollout, list[dict[str, Any]]] | None = None  # between two overrides
         self.last_rollout: list[dict[str, Any]] = []
         self._unscored_in_a_row = 0  # rollouts
 
@@ -346,7 +346,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             return self._log_probs(model, batch)[0]
 
     def _log_probs(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(B, T) log-probabilities and entropies, with a graph where called from `_compute_loss`, and the experts' loss."""
+        """(B, T) log-probabilities and entropies, with a graph from `_compute_loss`, and the experts' loss."""
         if batch.forward is not None:
             with self.accelerator.autocast():
                 return *batch.log_probs(model, self._bare_model), None

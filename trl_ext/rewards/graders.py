@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, wraps
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,7 @@ def _pool_of(path: str) -> Pool:
     return Pool(path, ONE_RESPONSE)
 
 
-GRADERS = Registry("grader", inputs=("problems",), adapt=each_response)
+GRADERS = Registry("grader", inputs=("problems", "tolerances"), adapt=each_response)
 ONE_RESPONSE = WorkerLimits(seconds=10)  # for a function of one response, which may be slower than ours
 CACHED_PAIRS = 100_000  # per comparison
 
@@ -136,6 +138,7 @@ def strict(
     numeric_tolerance: float = 0.0,
     worked_out: bool = True,
     problems: Sequence[str] | None = None,
+    tolerances: Sequence[float] | None = None,
 ) -> list[Grade]:
     """Equal in value, in any usual spelling; nothing for hedging, other units, other variables, restated problems.
 
@@ -146,6 +149,7 @@ def strict(
         worked_out: the answer has to be worked out as far as the reference answer is: 42, and not 17+25.
         problems: the problem or the whole prompt of each response, if known. An answer in another form than the
             reference answer's must not stand in it, and is to be factored or multiplied out only if it says so.
+        tolerances: the relative error of each response's number, where it is larger than `numeric_tolerance`.
 
     Raises:
         UnknownName: no such answer format.
@@ -154,8 +158,12 @@ def strict(
     """
     extract = ANSWER_FORMATS.get_function(answer_format)
     answers = [extract(response) for response in texts_of(responses)]
-    comparison = replace(STRICT, tolerance=numeric_tolerance, worked_out=worked_out)
-    grades = _grade(comparison, [Extraction(answer is not None, answer) for answer in answers], references)
+    extractions = [Extraction(answer is not None, answer) for answer in answers]
+    graded = list(zip(extractions, references, strict=True))
+    grades: list[Grade] = []
+    for tolerance, part in groupby(zip(tolerances or [0.0] * len(graded), graded, strict=True), key=itemgetter(0)):
+        comparison = replace(STRICT, tolerance=max(tolerance, numeric_tolerance), worked_out=worked_out)
+        grades += _grade(comparison, *zip(*(pair for _, pair in part), strict=True))
     return grades if problems is None or not worked_out else _in_view_of(problems, grades, references)
 
 

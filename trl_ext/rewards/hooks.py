@@ -39,8 +39,10 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
     ) -> list[Score]:
         texts = [completion_text(completion, place) for place, completion in enumerate(completions)]
         given = {p.name: columns[p.name] for p in options if p.name in columns}
-        if takes_problems(grader):
+        if takes(grader, "problems"):
             given["problems"] = _problems(columns)
+        if takes(grader, "tolerances"):
+            given["tolerances"] = columns.get("tolerance")
         grades = grader(texts, answer, **given)
         _log(grades, log_extra, log_metric)
         paid = ("reward", "format_reward") if pays_format else ("reward",)
@@ -54,9 +56,9 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
     return reward
 
 
-def takes_problems(grader: Grader) -> bool:
-    """Whether a grader looks at the problems as well, as `strict` does, next to its responses and answers."""
-    return "problems" in list(inspect.signature(grader).parameters)[2:]
+def takes(grader: Grader, name: str) -> bool:
+    """Whether a grader looks at the problems or the tolerances too, as `strict` does, next to responses and answers."""
+    return name in list(inspect.signature(grader).parameters)[2:]
 
 
 def adapted(function: Callable[..., Any], path: str) -> Callable[..., Any]:

@@ -64,6 +64,7 @@ def test_a_server_that_is_too_late_is_tried_again() -> None:
     assert (reply.text, reply.tries, reply.prompt_tokens) == ("fine", 2, 104)
 
 
+@pytest.mark.moderate
 def test_client_honors_retry_after_within_the_run_time() -> None:
     began = time.monotonic()
     ask([Answer(status=429, headers={"Retry-After": "0.2"}), GOOD])

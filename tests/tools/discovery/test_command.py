@@ -122,6 +122,7 @@ def test_requests_in_flight_of_a_killed_process_count(tmp_path: Path) -> None:
     assert (budget.used_calls, budget.used_tokens) == (4, 30 + 60 + 70)
 
 
+@pytest.mark.moderate
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_GET_DUMPABLE is Linux's")
 def test_other_processes_of_the_user_cannot_read_api_keys() -> None:
     code = """if True:
@@ -173,6 +174,7 @@ def test_resume_needs_the_same_settings_and_counts_spent_budget(tmp_path: Path) 
     assert (tmp_path / "score.png").stat().st_size > 5000
 
 
+@pytest.mark.moderate
 def test_a_run_is_replayed_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl_ext.tools.discovery.report._write_plot", lambda *_: None)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)

@@ -209,6 +209,7 @@ MEMFD = "import os, time\nfor k in range(24):\n  fd = os.memfd_create('a')\n  os
 MAPPED = "  assert libc.mmap(None, 2**24, 3, 1, fd, 0) not in (None, -1)\n  os.close(fd)\n"
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     "program",
     [

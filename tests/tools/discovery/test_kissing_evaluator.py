@@ -130,6 +130,7 @@ def test_points_other_than_distinct_integers_are_refused(points: Any, reason: st
     assert reason in verdict.message
 
 
+@pytest.mark.moderate
 def test_600_points_of_14_digits_are_checked_in_about_a_second() -> None:
     rng = random.Random(0)
     points = [[rng.randint(-(10**14), 10**14) for _ in range(11)] for _ in range(600)]
@@ -148,6 +149,7 @@ def evaluator(tmp_path: Path, program: str, *arguments: str) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.moderate
 def test_the_command_prints_the_verdict_and_exits_with_0(tmp_path: Path) -> None:
     done = evaluator(tmp_path, CORE_PROGRAM)
     assert done.returncode == 0, done.stderr
@@ -155,6 +157,7 @@ def test_the_command_prints_the_verdict_and_exits_with_0(tmp_path: Path) -> None
     assert {"num_points: 496", "dimension: 11", "validity: 1.0", "score: 496, -1"} <= set(lines)
 
 
+@pytest.mark.moderate
 def test_the_program_of_this_folder_has_600_points() -> None:
     command = [sys.executable, str(FOLDER / "evaluator.py"), str(FOLDER / "program.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
@@ -172,6 +175,7 @@ def test_a_program_cannot_forge_a_verdict(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.moderate
 def test_json_is_complete_and_exit_status_is_1_for_invalid_set(tmp_path: Path) -> None:
     done = evaluator(tmp_path, f"points = {[[1, 0, *[0] * 9], [2, 1, *[0] * 9]]}", "--json")
     assert done.returncode == 1

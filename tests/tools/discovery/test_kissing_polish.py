@@ -158,6 +158,7 @@ def test_the_exact_check_refuses(points: list[list[int]]) -> None:
     assert not plain_check(points)
 
 
+@pytest.mark.moderate
 def test_impossible_set_is_none_within_the_time_limit() -> None:
     start = time.monotonic()
     assert polish.polish(nothing(2), np.random.default_rng(0).standard_normal((7, 2)), seconds=0.5) is None
@@ -189,6 +190,7 @@ def test_invalid_polisher_input_is_refused(core: np.ndarray, movable: np.ndarray
         polish.polish(core, movable)
 
 
+@pytest.mark.moderate
 def test_program_points_are_valid_and_as_many_as_its_page_says(program: list[list[int]]) -> None:
     assert plain_check(program)
     assert polish.valid(polish.as_integers(np.array(program)))
@@ -204,6 +206,7 @@ def test_one_corrupted_coordinate_fails(program: list[list[int]], point: int, co
     assert not plain_check(spoilt)
 
 
+@pytest.mark.moderate
 def test_604_points_with_a_root_of_2_keep_their_distances(program: list[list[int]]) -> None:
     """The page's exact statement: coordinates are a + b sqrt(2) with integers a, b, in units of a sixth of the radius."""
     whole = [[value * 6 // 200_000_000 for value in point] + [0] * 3 for point in program[:496]]
@@ -223,6 +226,7 @@ def test_604_points_with_a_root_of_2_keep_their_distances(program: list[list[int
         assert at_most(rational[i, j], irrational[i, j], 18)
 
 
+@pytest.mark.moderate
 def test_polisher_completes_the_core_from_overlapping_directions(program: list[list[int]]) -> None:
     core = np.array(program[:496]) * 6 // 200_000_000
     start = disturbed(np.array(program[496:]), 0.02)

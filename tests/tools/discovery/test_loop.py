@@ -205,6 +205,7 @@ def test_keys_and_half_characters_are_never_written_or_sent_on(tmp_path: Path) -
             assert "The verifier says: ValueError: [key] ?" in server.bodies[1]["messages"][-1]["content"]
 
 
+@pytest.mark.moderate
 def test_requests_in_flight_are_logged_before_an_error_ends_run(tmp_path: Path) -> None:
     def answer(number: int, _: Any) -> Answer:
         return Answer("no", status=401) if number == 0 else replace(block("score 1 ok"), wait=0.5)
@@ -230,6 +231,7 @@ def test_tokens_that_are_only_reserved_do_not_end_the_run(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.moderate
 def test_programs_unverified_at_timeout_are_left_for_resume(tmp_path: Path) -> None:
     budget, end = Budget(seconds=3600), threading.Event()
 

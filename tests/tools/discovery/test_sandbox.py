@@ -131,6 +131,7 @@ def check(name: str, outcome: ProgramOutcome) -> None:
         assert expected in outcome.detail
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in SLOW])
 def test_every_program_has_a_clear_outcome(outcomes: dict[str, ProgramOutcome], name: str) -> None:
     check(name, outcomes[name])
@@ -181,6 +182,7 @@ def test_reported_isolation_is_in_force(tmp_path: Path, what: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.moderate
 def test_no_socket_where_services_put_them_can_be_used(tmp_path: Path) -> None:
     import socket
 
@@ -213,6 +215,7 @@ def test_without_writable_uid_map_there_are_only_limits() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.moderate
 @pytest.mark.skipif(os.getuid() != 0, reason="another user is what root becomes")
 def test_programs_without_namespaces_are_of_different_users() -> None:
     users = set()

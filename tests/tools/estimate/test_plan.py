@@ -254,6 +254,7 @@ def test_the_script_plans_from_a_run_and_compares_with_one(folder: Path) -> None
     assert "training twice as fast" in done.stdout
 
 
+@pytest.mark.moderate
 def test_a_runs_first_steps_are_a_pilot(folder: Path) -> None:
     """Later steps take twice as long, which the first ones do not know."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -270,6 +271,7 @@ def test_a_runs_first_steps_are_a_pilot(folder: Path) -> None:
     assert "too few steps to measure rates: 4 logged steps of 2 rollouts" in refused.stderr
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -63,6 +63,7 @@ def test_the_plan_is_the_one_of_a_measured_run() -> None:
     assert "optimizer steps" not in timing.table()
 
 
+@pytest.mark.moderate
 def test_old_log_probabilities_are_those_of_later_steps() -> None:
     assert seconds(estimated(step=16), "old log-probabilities") == 0.0  # one update: on-policy
     one, two = (seconds(estimated(step=step), "old log-probabilities") for step in (8, 4))

@@ -274,6 +274,7 @@ def test_a_metric_is_the_mean_of_the_runs_that_have_it_at_a_step() -> None:
     assert mean_by_step(logs, "z") == {}
 
 
+@pytest.mark.moderate
 def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text(json.dumps({"step": 1, "entropy": 0.5, "completions/mean_length": 9.0, "grad_norm": 0.1}) + "\n")

@@ -331,6 +331,7 @@ def finished(folder: Path, **others: Any) -> Pipeline:
     return pipeline
 
 
+@pytest.mark.moderate
 def test_a_pipeline_that_is_complete_is_left_as_it_is(tmp_path: Path) -> None:
     pipeline = finished(tmp_path / "p")
     first = run_leaderboard(pipeline, ROOT)  # killed before it could report, and out of time by now

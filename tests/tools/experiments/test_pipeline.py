@@ -513,6 +513,7 @@ def test_the_launcher_of_a_stage_lets_its_ranks_save(monkeypatch: pytest.MonkeyP
     run_stage(["sh", "-c", 'test "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT" = 50'], "2_grpo")
 
 
+@pytest.mark.moderate
 def test_stage_whose_tick_raises_is_killed_with_all_children(tmp_path: Path) -> None:
     def tick() -> None:
         if (tmp_path / "up").exists():

@@ -150,6 +150,7 @@ def test_metrics_are_of_the_last_validation_or_of_the_first() -> None:
     assert found.verdict == HOLDS
 
 
+@pytest.mark.moderate
 def test_the_report_begins_with_the_verdict_and_keeps_it_as_data(tmp_path: Path) -> None:
     more = {"wall_clock_s": 60.0, "final_validation_problems": 100, "commit": "abc", "versions": {},
             "hardware": {"gpus": [], "cpu": "a CPU", "cpu_threads": 1}}  # fmt: skip

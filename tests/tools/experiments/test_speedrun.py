@@ -112,6 +112,7 @@ def test_an_entry_against_the_rules_does_not_run(settings: dict[str, Any], messa
         race(entry, 2, recipes, recipes / "out")
 
 
+@pytest.mark.moderate
 def test_a_race_leaves_a_record_that_can_be_repeated(recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = dataclasses.replace(REFERENCE, settings={"target_accuracy": 0.7})
     record = race(entry, 3, recipes, recipes / "out")

@@ -373,6 +373,7 @@ def test_page_of_nothing_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "curves.png").exists()
 
 
+@pytest.mark.moderate
 def test_undecided_and_equal_are_said_in_words(tmp_path: Path) -> None:
     assert "**no difference of 0.02 or more (+0.000, -0.005 to +0.005; 4 seeds)**" in written(tmp_path / "a", runs_with([0.0] * 4), 4)  # fmt: skip
     assert "**undecided (+0.060, " in written(tmp_path / "b", runs_with([0.03, 0.02, 0.09, 0.10]), 4)

@@ -53,6 +53,7 @@ def test_training_flops_are_those_of_a_real_step() -> None:
     assert found == pytest.approx(really_counted(backward=True) + ANGLES + again, rel=1e-9)
 
 
+@pytest.mark.moderate
 def test_the_head_is_one_product_and_four_in_training() -> None:
     product = 2 * 32 * 100 * ROWS * TOKENS  # hidden size x vocabulary
     assert counted().head(ROWS, TOKENS, 0).flops == pytest.approx(product)

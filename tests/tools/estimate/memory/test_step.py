@@ -44,6 +44,7 @@ def plain() -> Measured:
     return measure(run())
 
 
+@pytest.mark.moderate
 def test_what_is_static_has_the_size_of_the_parameters(plain: Measured) -> None:
     size = 4 * plain.parameters
     assert plain.trainable == plain.parameters > VOCABULARY * 64
@@ -100,6 +101,7 @@ def test_eager_attention_keeps_the_scores(plain: Measured) -> None:
     assert activations(measure(run(attn_implementation="eager"))) > activations(plain) + scores
 
 
+@pytest.mark.moderate
 def test_a_step_with_trls_own_loss_is_estimated_too(plain: Measured) -> None:
     found = measure(run(policy_loss=None))
     assert activations(found) == pytest.approx(activations(plain), rel=0.5)
@@ -126,12 +128,14 @@ def test_autocast_keeps_copies_of_the_weights() -> None:
     assert cast.peaks["forward"]["weight casts"] == pytest.approx(2 * linear, rel=0.05)
 
 
+@pytest.mark.moderate
 def test_an_adapter_has_gradients_of_its_own_only() -> None:
     measured = measure(run(use_peft=True, lora_r=4, lora_target_modules=["q_proj", "v_proj"]))
     assert measured.trainable == LAYERS * 4 * ((64 + 64) + (64 + 32))
     assert measured.peaks["optimizer step"]["gradients"] < 0.05 * 4 * measured.parameters
 
 
+@pytest.mark.moderate
 def test_a_reference_model_is_a_second_copy(plain: Measured) -> None:
     measured = measure(run(beta=0.1))
     assert measured.peaks["backward"]["reference"] == pytest.approx(4 * plain.parameters, rel=0.01)

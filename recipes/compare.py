@@ -1,9 +1,11 @@
 """Is B better than A? Two evaluations of the same problems, compared problem by problem.
 
     python recipes/compare.py runs/before runs/after
+    python recipes/compare.py runs/before runs/after --benchmark math500,aime24 --output_dir runs/compared
 
 Both are folders of recipes/evaluate.py or recipes/best_of_n.py. Pairing takes the problems' own difficulty out of the
 noise, so that a smaller difference shows; the p-value is of the exact sign test on the problems where the two differ.
+Of benchmarks there is a table, a line each, which --output_dir writes as CSV, Markdown and LaTeX, with a plot.
 """
 
 from __future__ import annotations
@@ -12,38 +14,37 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
 
-from trl_ext.evaluation.evaluator import SAMPLES, Report
-from trl_ext.evaluation.statistics import compare_paired
-from trl_ext.generation.model_source import ADAPTER, CONFIG
-from trl_ext.io import read_jsonl, write_json
-
-
-def scores_of(folder: Path) -> dict[Any, float]:
-    """Fraction of correct samples by problem."""
-    path = folder / SAMPLES
-    if not path.is_file():
-        trained = (folder / CONFIG).is_file() or (folder / ADAPTER).is_file()
-        command = (
-            f"--model_name_or_path {folder} --output_dir {folder}-evaluated" if trained else f"--output_dir {folder}"
-        )
-        sys.exit(f"error: {folder} has no {SAMPLES}: run recipes/evaluate.py {command} first")
-    rows = [{**row, "problem_id": (row["problem_id"], row["problem"])} for row in read_jsonl(path)]
-    return Report(rows).per_problem()
+from trl_ext.data.published import names_of_benchmarks
+from trl_ext.errors import InputError
+from trl_ext.evaluation.compared import benchmarks_in, comparison_table, paired_scores, write_comparison
+from trl_ext.evaluation.evaluator import SAMPLES
+from trl_ext.evaluation.statistics import Comparison, compare_paired
+from trl_ext.io import write_json
 
 
 def main() -> None:
-    """Compare, print, and write the JSON asked for."""
+    """Compare, print, and write the files asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=Path, help="folder of an evaluation")
     parser.add_argument("second", type=Path, help="folder of the one to compare with it")
+    parser.add_argument("--benchmark", nargs="+", default=[], help="of evaluations of benchmarks; default: all of them")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--output_dir", type=Path, help="also write tables and a plot of benchmarks into this folder")
     args = parser.parse_args()
-    first, second = scores_of(args.first), scores_of(args.second)
-    if first.keys() != second.keys():
-        only = len(first.keys() ^ second.keys())
-        sys.exit(f"error: {args.first} and {args.second} are not of the same problems; {only} are in one of them only")
+    try:
+        names = names_of_benchmarks(args.benchmark) or benchmarks_in(args.first)
+        if names and not (args.first / SAMPLES).is_file():
+            compare_benchmarks(args, names)
+        else:
+            compare_two(args)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+def compare_two(args: argparse.Namespace) -> None:
+    """One evaluation with another."""
+    first, second = paired_scores(args.first, args.second)
     comparison = compare_paired(list(first.values()), [second[problem] for problem in first])
     means = [sum(scores.values()) / len(scores) for scores in (first, second)]
     print(f"{args.first}: {means[0]:.3f}   {args.second}: {means[1]:.3f}   on the same {comparison.problems} problems")
@@ -53,6 +54,24 @@ def main() -> None:
     )
     if args.json:
         write_json(args.json, dataclasses.asdict(comparison), indent=2)
+
+
+def compare_benchmarks(args: argparse.Namespace, names: list[str]) -> None:
+    """Each benchmark of one evaluation with the same of the other."""
+    comparisons: dict[str, tuple[float, float, Comparison]] = {}
+    for name in names:
+        first, second = paired_scores(args.first / name, args.second / name)
+        means = [sum(scores.values()) / len(scores) for scores in (first, second)]
+        paired = compare_paired(list(first.values()), [second[problem] for problem in first])
+        comparisons[name] = (*means, paired)
+    print(f"A: {args.first}   B: {args.second}; accuracies in percent\n")
+    print(comparison_table(comparisons))
+    if args.json:
+        listed = {name: dataclasses.asdict(paired) for name, (_, _, paired) in comparisons.items()}
+        write_json(args.json, listed, indent=2)
+    if args.output_dir:
+        write_comparison(args.output_dir, args.first, args.second, comparisons)
+        print(f"\ncompared.csv, .md, .tex and .png are in {args.output_dir}")
 
 
 if __name__ == "__main__":

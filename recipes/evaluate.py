@@ -5,6 +5,7 @@ r"""How good is a model on a set of problems: zero-shot accuracy, the three cate
     accelerate launch --config_file accelerate_configs/two_gpus_ddp.yaml \
         recipes/evaluate.py --config recipes/evaluate_math.yaml
     python recipes/evaluate.py --show 10 --category format0
+    python recipes/evaluate.py --model_name_or_path smollm2 --benchmark gsm8k,math500 --problems 64
 
 Interrupted, it resumes where it stopped when it is started again; finished, it prints its table at once.
 """
@@ -16,11 +17,12 @@ from trl_ext.recipes.settings_help import answer_help
 if __name__ == "__main__":
     answer_help(__file__)  # before the imports below, which take seconds
 
+import sys
 from pathlib import Path
 
+from trl_ext.recipes.benchmarks import default_config, run_evaluations
 from trl_ext.recipes.cli import start
-from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.evaluation_settings import Evaluation
 
 if __name__ == "__main__":
-    start(run_evaluation, (Evaluation,), __doc__, default_config=Path(__file__).with_suffix(".yaml"))
+    start(run_evaluations, (Evaluation,), __doc__, default_config=default_config(Path(__file__), sys.argv))

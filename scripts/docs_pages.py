@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from scripts.algorithms_page import algorithms_page
+from scripts.benchmarks_page import benchmarks_page
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.io import markdown_table, read_yaml
 from trl_ext.recipes.best_of_n import BestOfN
@@ -296,6 +297,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/settings.md": settings_page,
     "reference/trl_settings.md": effects_page,
     "reference/algorithms.md": algorithms_page,
+    "reference/benchmarks.md": benchmarks_page,
     "packages/index.md": packages_page,
     "step.svg": step_diagram,
     **{f"../{kept_help(Path('recipes') / script)}": partial(help_page, script) for script in RECIPES},

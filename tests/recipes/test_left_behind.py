@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 
-from recipes.compare import scores_of
 from tests.generation.test_merging import lora, save_adapter
 from tests.recipes.test_grpo import ON_A_CPU, SMALL, TINY_RUN
 from tests.recipes.test_sft_and_pipeline import SMALL_EI, SMALL_SFT
@@ -23,6 +22,7 @@ from tests.support.recipe import run_recipe
 from tests.support.versions import needs_vllm
 from trl_ext.browse.command import browse
 from trl_ext.errors import PushError
+from trl_ext.evaluation.compared import scores_of
 from trl_ext.generation.merging import whole_model
 from trl_ext.generation.model_source import locate
 from trl_ext.hub.card import write_model_card

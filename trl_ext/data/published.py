@@ -11,6 +11,7 @@ from typing import Any
 from trl_ext.data.formats import Columns, Row, value_at
 from trl_ext.data.load import READERS, read_table, refuse_missing_columns
 from trl_ext.data.sample import Table
+from trl_ext.registry import unknown
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,19 @@ PUBLISHED: dict[str, Published] = {
     "tulu3_math": Published((Mirror("allenai/tulu-3-sft-personas-math"),)),
 }
 BENCHMARKS = {name: known.benchmark for name, known in PUBLISHED.items() if known.benchmark}
+
+
+def names_of_benchmarks(given: Iterable[str]) -> list[str]:
+    """Names that are separated by commas or in a list, each once.
+
+    Raises:
+        UnknownName: there is no such benchmark.
+    """
+    names = dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in BENCHMARKS:
+            raise unknown("benchmark", name, BENCHMARKS)
+    return list(names)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class BestOfN(Evaluation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.benchmark and self.first_from:
+            raise ValueError("first_from is an evaluation of one dataset: leave it out with --benchmark")
         if self.responses or self.export:
             raise ValueError("responses and export are of evaluate.py: best_of_n draws its samples itself")
         if not self.at or min(self.at) < 1 or max(self.at) > self.samples:
@@ -61,7 +63,11 @@ def run_best_of_n(settings: BestOfN) -> dict[str, Any]:
         if settings.first_from:
             _take_over(settings, Path(settings.first_from), Path(settings.output_dir), decisive[FINGERPRINTS])
 
-    report = run_evaluation(settings, take_over)
+    return write_curves(settings, run_evaluation(settings, take_over))
+
+
+def write_curves(settings: BestOfN, report: Report) -> dict[str, Any]:
+    """Write `best_of_n.json` and `best_of_n.png` of an evaluation that has ended, and print the table."""
     figures = curves(report, sorted(set(settings.at)))
     folder = Path(settings.output_dir)
     if PartialState().is_main_process:

@@ -7,6 +7,7 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,40 @@ from trl_ext.setting import OnResume
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from trl_ext.generation.samplers import Sampler
+
+
+@dataclass(frozen=True)
+class PreparedEvaluation:
+    """An evaluation whose inputs were checked, before an engine starts.
+
+    Attributes:
+        settings: with the model's stop strings, if it is asked by its chat template.
+        model: a folder or a Hub id.
+        problems: the rows, whose prompts are texts.
+        decisive: what decides the samples and their grades.
+        is_new: whether it has not ended before.
+        fitting: places of the problems whose prompts leave room for a response; of one that has ended, none.
+        context: the tokens that the longest of them needs with its response; None where it does not matter.
+    """
+
+    settings: Evaluation
+    model: str
+    problems: Dataset
+    source: Source
+    decisive: dict[str, Any]
+    is_new: bool
+    fitting: set[int]
+    context: int | None
+
+    @property
+    def folder(self) -> Path:
+        """Where everything is written to."""
+        return Path(self.settings.output_dir)
+
+
+SamplerOf = Callable[[PreparedEvaluation], "Sampler"]
+
 
 def run_evaluation(
     settings: Evaluation, take_over: Callable[[Mapping[str, Any]], None] = lambda decisive: None
@@ -78,10 +113,17 @@ def run_evaluation(
         return Report(run_on_main_and_broadcast(lambda: _grade_responses(settings).rows, InputError))
     if settings.export:
         return _export(settings, state.is_main_process)
-    began, folder = time.time(), Path(settings.output_dir)
+    return measure(prepare(settings, take_over))
+
+
+def prepare(
+    settings: Evaluation, take_over: Callable[[Mapping[str, Any]], None] = lambda decisive: None
+) -> PreparedEvaluation:
+    """Read and check everything that an evaluation needs, as `run_evaluation` says."""
+    folder = Path(settings.output_dir)
     is_new = not (folder / SUMMARY).exists()
     problems, source = _load(settings, is_new)
-    with state.main_process_first():
+    with PartialState().main_process_first():
         named = settings.model_name_or_path
         model = loadable(named) if named else settings.base_policy(settings.seed)
     problems = _as_texts(settings, model, problems)
@@ -89,24 +131,36 @@ def run_evaluation(
     decisive = _decisive(settings, source) | {FINGERPRINTS: made_from}
     run_on_main_and_broadcast(lambda: take_over(decisive), InputError)
     _refuse_other_settings(folder, decisive)
-    if is_new:
-        fitting, context = _rows_that_fit(settings, model, problems, source)
-    _claim(folder, decisive)
+    fitting, context = _rows_that_fit(settings, model, problems, source) if is_new else (set(), None)
+    return PreparedEvaluation(settings, model, problems, source, decisive, is_new, fitting, context)
+
+
+def measure(prepared: PreparedEvaluation, sampler_of: SamplerOf | None = None) -> Report:
+    """Sample what is not there yet, grade it, write samples and summary, and print the table.
+
+    Args:
+        sampler_of: makes the engine, or has it from an evaluation before; called only where something is to sample.
+    """
+    began, settings, folder, source = time.time(), prepared.settings, prepared.folder, prepared.source
+    state = PartialState()
+    _claim(folder, prepared.decisive)
     rows = run_on_main_and_broadcast(lambda: _rows_in(folder))
-    if is_new:
+    if prepared.is_new:
         if state.is_main_process:
             print(source.line(settings.split))
             with_vllm, why = settings.engine()
-            dtype = dtype_to_sample_in(settings.dtype, locate(model).dtype)
+            dtype = dtype_to_sample_in(settings.dtype, locate(prepared.model).dtype)
             stored = "" if dtype == "auto" else f", weights in {dtype}"
             print(f"responses by {'vLLM' if with_vllm else 'HF generate'}{stored}: {why}")
-        todo = [n for n in range(len(problems) * settings.samples) if n // settings.samples in fitting]
-        sampling = _sample(settings, model, problems, [n for n in todo if n not in rows], rows, context)
+        todo = [
+            n for n in range(len(prepared.problems) * settings.samples) if n // settings.samples in prepared.fitting
+        ]
+        sampling = _sample(prepared, [n for n in todo if n not in rows], rows, sampler_of or _own_sampler)
         state.wait_for_everyone()
         rows = run_on_main_and_broadcast(lambda: _rows_in(folder))
     report = Report([rows[n] for n in sorted(rows)])
     if state.is_main_process:
-        if is_new:
+        if prepared.is_new:
             engine = "vLLM" if settings.engine()[0] else "HF generate"
             of_model = settings.model_name_or_path or "the base policy"
             drawn = {"model": of_model, "engine": engine, "sampling": sampling}
@@ -116,6 +170,10 @@ def run_evaluation(
         _show(folder, report, settings)
     state.wait_for_everyone()
     return report
+
+
+def _own_sampler(prepared: PreparedEvaluation) -> Sampler:
+    return prepared.settings.sampler(prepared.model, prepared.context)
 
 
 def _show(folder: Path, report: Report, settings: Evaluation) -> None:
@@ -259,12 +317,7 @@ def _rows_in(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _sample(
-    settings: Evaluation,
-    model: str,
-    problems: Dataset,
-    todo: Sequence[int],
-    rows: Mapping[int, dict[str, Any]],
-    context: int | None = None,
+    prepared: PreparedEvaluation, todo: Sequence[int], rows: Mapping[int, dict[str, Any]], sampler_of: SamplerOf
 ) -> dict[str, Any] | None:
     """Sample this rank's part of `todo` in batches, each written once it is graded.
 
@@ -272,9 +325,9 @@ def _sample(
     """
     if not todo:
         return None
-    state = PartialState()
+    state, settings, problems = PartialState(), prepared.settings, prepared.problems
     grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)
-    sampler = settings.sampler(model, context)
+    sampler = sampler_of(prepared)
     mine = todo[state.process_index :: state.num_processes]
     correct, done = sum(map(is_correct, rows.values())), len(rows)
     part = Path(settings.output_dir) / f"samples.rank{state.process_index}.jsonl"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trl_ext.compat.given import given
 from trl_ext.data.dataset import DatasetSettings
+from trl_ext.data.published import BENCHMARKS, names_of_benchmarks
 from trl_ext.data.responses import OPTIONAL, fields_of
 from trl_ext.errors import InputError
 from trl_ext.evaluation.evaluator import HANDOUT_NAMES, OUTCOMES
@@ -22,6 +24,12 @@ from trl_ext.rewards.graders import GRADERS
 from trl_ext.setting import Group, OnResume, setting
 from trl_ext.training.options import stop_strings
 
+# What a benchmark's name says of the data.
+SAID_BY_A_BENCHMARK = (
+    "dataset", "dataset_config", "dataset_options", "problem_column", "answer_column", "answer_source", "split",
+    "responses", "export",
+)  # fmt: skip
+
 
 @dataclass
 class Evaluation(DatasetSettings):
@@ -32,6 +40,14 @@ class Evaluation(DatasetSettings):
     )
     chat_template_kwargs: dict[str, Any] | str | None = setting(
         None, "Variables of the model's chat template, such as enable_thinking=false.", Group.MODEL
+    )
+    benchmark: list[str] = setting(
+        list,
+        (
+            f"Published benchmarks in place of a dataset, such as math500,aime24: {', '.join(BENCHMARKS)}. Each says "
+            "its rows, and how its authors grade; the rest is asked as usual."
+        ),
+        Group.MODEL,
     )
     split: str = setting("validation", "The split to evaluate on.", Group.MODEL, aliases="--validation_split")
     problems: int | None = setting(
@@ -140,9 +156,14 @@ class Evaluation(DatasetSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.benchmark = names_of_benchmarks(self.benchmark)
+        if self.benchmark and (said := given(self, SAID_BY_A_BENCHMARK, off=False)):
+            name = next(iter(said))
+            raise ValueError(f"{name} is what --benchmark {','.join(self.benchmark)} says: leave one of them out")
         self.model_name_or_path = with_file(self.model_name_or_path, self.gguf_file)
         self.build(GRADERS, self.grader)
-        self.refuse_unused_tolerance(self.grader)
+        usual = self.benchmark and not given(self, ["grader"])
+        self.refuse_unused_tolerance("strict" if usual else self.grader)
         self.chat_template_kwargs = parse_options("chat_template_kwargs", self.chat_template_kwargs)
         if not self.asking.is_chat:
             refuse_unused_options(self.chat_template_kwargs, self.prompt)

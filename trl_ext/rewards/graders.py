@@ -291,6 +291,19 @@ def compare_pairs(comparison: Comparison, pairs: Sequence[Pair]) -> dict[Pair, t
     return compared
 
 
+def equality_of(grader: str) -> Callable[[Sequence[Pair]], list[bool]] | None:
+    """Whether pairs of answers mean the same by a grader's comparison; None of one that compares in its own way."""
+    comparison = {"strict": replace(STRICT, worked_out=False), "compatible": COMPATIBLE}.get(grader)
+    if comparison is None:
+        return None
+
+    def equal(pairs: Sequence[Pair]) -> list[bool]:
+        outcomes = compare_pairs(comparison, list(dict.fromkeys(pairs)))
+        return [not isinstance(outcomes[pair], Failure) and bool(outcomes[pair][0]) for pair in pairs]
+
+    return equal
+
+
 def forget_verdicts() -> None:
     """Empty the cache of verdicts."""
     _verdicts.clear()

@@ -177,6 +177,13 @@ class DatasetSettings(RecordsGiven):
         chosen[2].differs = copy.differs
         return problems_of(*chosen, asked, self.asking, None if asked else copy.columns)
 
+    def read_benchmark(self, name: str, n: int | None) -> Problems:
+        """A sample of n problems of a benchmark, or all, asked as this dataset's are; a ValueError if it has none."""
+        copy = read_published(name, "validation", None, self.benchmark_dir)
+        chosen = chosen_rows(copy.table, copy.dataset, copy.split, n, self.sample_seed, in_sample_order=False)
+        chosen[2].differs = copy.differs
+        return problems_of(*chosen, {}, self.asking, copy.columns)
+
     def _copy(self, split: str) -> Copy:
         if self.dataset in PUBLISHED:
             return read_published(self.dataset, split, self.dataset_config, self.benchmark_dir)
@@ -202,15 +209,19 @@ class DatasetSettings(RecordsGiven):
         own = seed if self.base_policy_seed is None else self.base_policy_seed
         return str(make_base_policy(seed=own, task=task, options=self._options))
 
-    def build(self, table: Registry, name: str) -> Callable[..., Any]:
-        """A reward or a grader for this answer format and tolerance; a function of the user's own may do without."""
+    def build(self, table: Registry, name: str, **options: object) -> Callable[..., Any]:
+        """A reward or a grader for this answer format and tolerance; a function of the user's own may do without.
+
+        Args:
+            options: of the function, in place of these settings.
+        """
         known = table.options(name)
         ours: dict[str, object] = {"answer_format": self.answer_format}
         if self.numeric_tolerance:
             ours["numeric_tolerance"] = self.numeric_tolerance
         if not self.wants_worked_out:
             ours["worked_out"] = False
-        return table.build(name, **{option: value for option, value in ours.items() if option in known})
+        return table.build(name, **{option: value for option, value in ours.items() if option in known} | options)
 
     @property
     def wants_worked_out(self) -> bool:

@@ -18,6 +18,7 @@ from trl import ModelConfig
 from trl_ext.compat.startup import use_all_cores
 from trl_ext.data.lengths import Room, context_of, engine_context, rows_that_fit
 from trl_ext.data.references import COMPARING, Checker, check_references, first_rank
+from trl_ext.data.source import Source
 from trl_ext.errors import InputError
 from trl_ext.generation.adapter_models import check_trainable, embedding_rows, load_tokenizer
 from trl_ext.generation.gguf import with_file
@@ -67,7 +68,7 @@ def prepare(task: TaskSettings, model: ModelConfig, config: TrainingArguments, l
         _check_settings(task, model, config)
         if not {*COMPARING}.isdisjoint(task.graders.values()):
             shared_pool(False).start()  # half a second of imports, in processes of their own
-        data = load(config.seed)
+        data = replace(load(config.seed), benchmarks=task.benchmark_problems())
         first_rank(lambda: check_answers(data, task, config))
         began = time.monotonic()
         policy = loadable(model.model_name_or_path) if model.model_name_or_path else _base_policy(task, config)
@@ -171,7 +172,8 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
     tokenizer, shape = tokenizer_and_shape(source, **known)
     if task.asking.is_chat:
         chat = Chat.with_model(source, tokenizer, config.chat_template_kwargs)
-        data = replace(data, train=chat.texts(data.train), validation=chat.texts(data.validation))
+        asked = {name: replace(one, rows=chat.texts(one.rows)) for name, one in data.benchmarks.items()}
+        data = replace(data, train=chat.texts(data.train), validation=chat.texts(data.validation), benchmarks=asked)
         config.stop = list(dict.fromkeys([*(config.stop or []), *chat.more_stops])) or None  # a run's own file has them
         if getattr(config, "eos_token", "") is None:  # of fine-tuning, which ends responses with it
             config.eos_token = chat.end
@@ -188,15 +190,21 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
     measured = (task.validation_max_tokens, "validation_max_tokens") if task.validation_max_tokens else response
     lengths = {"train": response, "validation": measured}
     if context is not None:
+
+        def that_fit(rows: Any, role: str, source: Source, length: tuple[int, str]) -> Any:
+            return rows_that_fit(rows, role, source, tokenizer, Room(context, setting, *length), task.too_long)
+
         fitting = {
-            role: rows_that_fit(
-                getattr(data, role), role, source, tokenizer, Room(context, setting, *lengths[role]), task.too_long
-            )
-            for role, source in data.sources.items()
+            role: that_fit(getattr(data, role), role, source, lengths[role]) for role, source in data.sources.items()
         }
-        data = replace(data, **fitting)
+        benchmarks = {
+            name: replace(one, rows=that_fit(one.rows, name, one.source, measured))
+            for name, one in data.benchmarks.items()
+        }
+        data = replace(data, **fitting, benchmarks=benchmarks)
     if config.use_vllm and config.vllm_mode == "colocate" and config.vllm_max_model_length is None:
         sampled = [(getattr(data, role)["prompt"], lengths[role][0]) for role in data.sources]
+        sampled += [(one.rows["prompt"], measured[0]) for one in data.benchmarks.values()]
         config.engine_context = engine_context(sampled, tokenizer, context)
     return data
 

@@ -34,6 +34,7 @@ from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
 from trl_ext.runs.summary import write_summary
 from trl_ext.runs.tables_and_plots import before_after_table, selection_note, write_curve
 from trl_ext.setting import OnResume
+from trl_ext.training.benchmarks import BenchmarkValidation, latest_benchmarks
 from trl_ext.training.callbacks import JsonlLog, Validation
 from trl_ext.training.progress import show_progress
 from trl_ext.training.stopping import EarlyStop, TimeBasedLRDecay, TimeBudget
@@ -149,11 +150,20 @@ class RecipeRun:
             samples=task.validation_samples,
         )
         trainer.add_callback(validation)
+        rows = {name: one.rows.to_list() for name, one in self.data.benchmarks.items()}
+        measured = {**sampling, "seed": config.seed}
+        benchmarks = BenchmarkValidation(
+            task.benchmarks, rows, task.build, task.validate_every, measured, run.folder, trainer
+        )
+        trainer.add_callback(benchmarks)
         trainer.add_callback(JsonlLog(run.folder / METRICS, run.clock))
         rules = (task.collapse_threshold, task.stop_after_zero_variance_steps, task.target_accuracy)
         trainer.add_callback(EarlyStop(run, *rules, task.validation_patience))
         if config.time_budget is not None:
-            trainer.budget = TimeBudget(trainer, run.clock, config.time_budget, validation.seconds_to_end)
+            at_the_end = (validation, benchmarks)
+            trainer.budget = TimeBudget(
+                trainer, run.clock, config.time_budget, lambda: sum(one.seconds_to_end() for one in at_the_end)
+            )
             trainer.add_callback(trainer.budget)
             if config.lr_decay_fraction is not None:
                 trainer.add_callback(TimeBasedLRDecay(trainer.budget, config.lr_decay_fraction))
@@ -170,6 +180,7 @@ class RecipeRun:
                 "validations": trainer.sampling_parameters(task.validation_temperature, task.validation_max_tokens),
             },
             "ended_early": self.run.ended_early,
+            **({"benchmarks": latest} if (latest := latest_benchmarks(output)) else {}),
             "data": {role: source.summary() for role, source in self.data.sources.items()},
             **({"gguf": gguf} if (gguf := gguf_origin(self.prepared.policy)) else {}),
             "seconds_to_make_policy": round(self.run.seconds_to_make_policy, 2),

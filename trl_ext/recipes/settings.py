@@ -11,9 +11,11 @@ import torch
 
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS, Problems
+from trl_ext.data.published import BENCHMARKS
 from trl_ext.data.source import Source
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.setting import Group, OnResume, setting
+from trl_ext.training.benchmarks import MeasuredBenchmark, parse_benchmarks
 
 
 @dataclass
@@ -25,10 +27,12 @@ class Data:
     sources: dict[str, Source] = field(default_factory=dict)  # by role; a caller's own rows may have none
     counts: dict[str, int] = field(default_factory=dict)  # numbers of traces after each filter
     note: str = ""  # what is to be known of the prompts
+    benchmarks: dict[str, Problems] = field(default_factory=dict)  # that are measured on the way, by name
 
     def lines(self) -> list[str]:
         """What is to be known of the rows, as a person reads it."""
-        known = self.sources.items()
+        measured = {name: problems.source for name, problems in self.benchmarks.items()}
+        known = [*self.sources.items(), *measured.items()]
         lines = [source.line(role) for role, source in known if source.available is not None or source.too_long]
         if "correct" in self.counts:
             lines.insert(0, "{correct} of {unique} traces have the correct answer".format_map(self.counts))
@@ -116,6 +120,15 @@ class TaskSettings(DatasetSettings):
         on_resume=OnResume.MAY_CHANGE,
         within="[1, inf)",
     )
+    validation_benchmarks: list[str] = setting(
+        list,
+        (
+            "Benchmarks to measure before, on the way and at the end, such as math500:problems=100,every=40 "
+            f"aime24:samples=8. One of: {', '.join(BENCHMARKS)}."
+        ),
+        Group.VALIDATION,
+        on_resume=OnResume.MAY_CHANGE,
+    )
     restore_best: bool = setting(
         False,
         (
@@ -167,6 +180,7 @@ class TaskSettings(DatasetSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.grader()
+        parse_benchmarks(self.validation_benchmarks)  # refuses what there is not
         self.refuse_unused_tolerance(self.validation_grader, getattr(self, "reward", ""))
         if self.train_problems is None and self.trains_on[0] in GENERATORS:
             self.train_problems = GENERATED_PROBLEMS
@@ -190,6 +204,15 @@ class TaskSettings(DatasetSettings):
         """Rows with `prompt` and `answer`, to train on and to validate on."""
         train, validation = self.read(self.train_split, self.train_problems, seed), self.held_out(seed)
         return Data(train.rows, validation.rows, {"train": train.source, "validation": validation.source})
+
+    @property
+    def benchmarks(self) -> list[MeasuredBenchmark]:
+        """The benchmarks that are measured on the way."""
+        return parse_benchmarks(self.validation_benchmarks)
+
+    def benchmark_problems(self) -> dict[str, Problems]:
+        """The problems of the benchmarks that are measured on the way, by name."""
+        return {one.name: self.read_benchmark(one.name, one.problems) for one in self.benchmarks}
 
     def held_out(self, seed: int) -> Problems:
         """The problems of all validations together; the first `validation_problems` are those on the way."""

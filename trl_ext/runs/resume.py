@@ -17,10 +17,10 @@ from trl_ext.io import plain
 from trl_ext.redaction import redact
 from trl_ext.registry import defaults_of
 from trl_ext.runs.checkpoints import checkpoints, find_corruption, newest
-from trl_ext.runs.layout import GENERATIONS, METRICS
+from trl_ext.runs.layout import BENCHMARK_LOG, GENERATIONS, METRICS
 from trl_ext.setting import OnResume
 
-LOGS = (METRICS, GENERATIONS)
+LOGS = (METRICS, GENERATIONS, BENCHMARK_LOG)
 _SCHEDULES_WITHOUT_AN_END = ("constant", "constant_with_warmup")
 _VALIDATION = (OnResume.VALIDATION, OnResume.VALIDATION_AS_USED)
 

@@ -128,7 +128,7 @@ def draw_accuracies(path: Path, models: Mapping[str, Mapping[str, Figures]]) -> 
     """Accuracies with their intervals by benchmark, a bar for each model, as a PNG."""
     names = list(next(iter(models.values())))
     width = 0.8 / len(models)
-    with figure(path, (1.5 + 1.2 * len(names), 4)) as (panel,):
+    with figure(path, (max(5, 1.5 + 1.2 * len(names)), 4)) as (panel,):
         for place, (model, figures) in enumerate(models.items()):
             heights = [figures[name]["avg@k"] for name in names]
             errors = [

@@ -46,6 +46,10 @@ class Sampler(Protocol):
     def parameters(self) -> dict[str, Any]:
         """What the engine is told about sampling."""
 
+    @property
+    def dtype(self) -> str:
+        """Of the weights that sample, such as `bfloat16`."""
+
 
 class HFSampler:
     """HF generate, `batch_size` prompts at a time."""
@@ -75,6 +79,11 @@ class HFSampler:
     def parameters(self) -> dict[str, Any]:
         """What the engine is told about sampling."""
         return shown(self.config, self.sampling.stop)
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights that sample."""
+        return str(self.model.dtype).removeprefix("torch.")
 
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
         """One completion per prompt."""
@@ -118,6 +127,11 @@ class VLLMSampler:
         """What the engine is told about sampling."""
         params = vllm_params(self.sampling, self.sampling.seed)
         return {name: getattr(params, name) for name in SHOWN}
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights that sample."""
+        return str(self.llm.llm_engine.vllm_config.model_config.dtype).removeprefix("torch.")
 
     def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
         """One completion per prompt, all of them in one batch."""

@@ -45,7 +45,7 @@ class Chat:
         """The chat of a model; a `ValueError` if it has no chat template, or one that cannot be used."""
         template = ChatTemplate(tokenizer, source.name, parse_options("chat_template_kwargs", options) or {})
         end = template.end_of_turn()
-        known = eos_ids_of(_generation_config(source), tokenizer.eos_token_id)
+        known = eos_ids_of(generation_config_of(source), tokenizer.eos_token_id)
         is_known = end is None or tokenizer.convert_tokens_to_ids(end) in known
         return cls(template, end, () if is_known else (str(end),))
 
@@ -91,8 +91,9 @@ def doubled_begin(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str
     return f"the prompt begins with {bos!r}, which the tokenizer adds too: the model reads it once" if adds else ""
 
 
-def _generation_config(source: ModelSource) -> GenerationConfig:
+def generation_config_of(source: ModelSource) -> GenerationConfig:
+    """A model's own; an empty one if it has none."""
     try:
         return GenerationConfig.from_pretrained(source.base, **source.known)
-    except OSError:  # it has none
+    except OSError:
         return GenerationConfig()

@@ -27,6 +27,7 @@ from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.evaluator import SAMPLES, Report, grade_rows, is_correct
 from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.generation.engine_choice import dtype_to_sample_in
+from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.interruption import SamplingStopped, StopRequest
 from trl_ext.generation.model_source import loadable, locate
 from trl_ext.generation.progress import reporting
@@ -43,7 +44,8 @@ from trl_ext.io import (
     write_text,
 )
 from trl_ext.ranks import run_on_main_and_broadcast
-from trl_ext.recipes.chat import Chat
+from trl_ext.recipes.chat import Chat, generation_config_of
+from trl_ext.recipes.contamination import contamination, contamination_line
 from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.measured import FINGERPRINTS, SETTINGS, fingerprints, refuse_other_inputs, shown_line
 from trl_ext.recipes.preflight import check_vocabulary, tokenizer_and_shape
@@ -75,6 +77,7 @@ class PreparedEvaluation:
         is_new: whether it has not ended before.
         fitting: places of the problems whose prompts leave room for a response; of one that has ended, none.
         context: the tokens that the longest of them needs with its response; None where it does not matter.
+        contamination: which of the problems the model's run was trained on; None where no run of ours left the model.
     """
 
     settings: Evaluation
@@ -85,6 +88,7 @@ class PreparedEvaluation:
     is_new: bool
     fitting: set[int]
     context: int | None
+    contamination: dict[str, Any] | None
 
     @property
     def folder(self) -> Path:
@@ -132,7 +136,8 @@ def prepare(
     run_on_main_and_broadcast(lambda: take_over(decisive), InputError)
     _refuse_other_settings(folder, decisive)
     fitting, context = _rows_that_fit(settings, model, problems, source) if is_new else (set(), None)
-    return PreparedEvaluation(settings, model, problems, source, decisive, is_new, fitting, context)
+    seen = contamination(named, problems["problem"]) if is_new and PartialState().is_main_process else None
+    return PreparedEvaluation(settings, model, problems, source, decisive, is_new, fitting, context, seen)
 
 
 def measure(prepared: PreparedEvaluation, sampler_of: SamplerOf | None = None) -> Report:
@@ -148,6 +153,8 @@ def measure(prepared: PreparedEvaluation, sampler_of: SamplerOf | None = None) -
     if prepared.is_new:
         if state.is_main_process:
             print(source.line(settings.split))
+            if prepared.contamination:
+                print(contamination_line(prepared.contamination, len(prepared.problems)))
             with_vllm, why = settings.engine()
             dtype = dtype_to_sample_in(settings.dtype, locate(prepared.model).dtype)
             stored = "" if dtype == "auto" else f", weights in {dtype}"
@@ -163,13 +170,30 @@ def measure(prepared: PreparedEvaluation, sampler_of: SamplerOf | None = None) -
         if prepared.is_new:
             engine = "vLLM" if settings.engine()[0] else "HF generate"
             of_model = settings.model_name_or_path or "the base policy"
-            drawn = {"model": of_model, "engine": engine, "sampling": sampling}
+            drawn = {"model": of_model, "engine": engine, **sampling, **_to_reproduce(prepared)}
             _write(folder, report, drawn, source, time.time() - began)
         else:
             print(shown_line(folder))
         _show(folder, report, settings)
     state.wait_for_everyone()
     return report
+
+
+def _to_reproduce(prepared: PreparedEvaluation) -> dict[str, Any]:
+    """What it takes to measure the same: a prompt as rendered, what ends a response, settings and fingerprints."""
+    source = locate(prepared.model)
+    tokenizer, _ = tokenizer_and_shape(source)
+    ends = eos_ids_of(generation_config_of(source), tokenizer.eos_token_id)
+    decisive = dict(prepared.decisive)
+    made_from = decisive.pop(FINGERPRINTS)
+    first = prepared.problems[0]["prompt"] if len(prepared.problems) else None
+    return {
+        "first_prompt": first,
+        **({"contamination": prepared.contamination} if prepared.contamination else {}),
+        "end_tokens": {str(token): tokenizer.convert_ids_to_tokens(token) for token in ends},
+        "settings": decisive,
+        FINGERPRINTS: made_from,
+    }
 
 
 def _own_sampler(prepared: PreparedEvaluation) -> Sampler:
@@ -318,13 +342,13 @@ def _rows_in(folder: Path) -> dict[int, dict[str, Any]]:
 
 def _sample(
     prepared: PreparedEvaluation, todo: Sequence[int], rows: Mapping[int, dict[str, Any]], sampler_of: SamplerOf
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Sample this rank's part of `todo` in batches, each written once it is graded.
 
-    Returns what the engine was told about sampling; None if there was nothing to do.
+    Returns what the engine was told about sampling, and its dtype; nothing if there was nothing to do.
     """
     if not todo:
-        return None
+        return {}
     state, settings, problems = PartialState(), prepared.settings, prepared.problems
     grader: Callable[..., Any] = settings.build(GRADERS, settings.grader)
     sampler = sampler_of(prepared)
@@ -347,7 +371,7 @@ def _sample(
             correct, done = correct + sum(map(is_correct, graded)), done + len(graded)
             bar.set_postfix_str(f"accuracy {correct / done:.3f}")
             bar.update(len(numbers))
-    return sampler.parameters()
+    return {"sampling": sampler.parameters(), "dtype": sampler.dtype}
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.generation.test_merging import lora, save_adapter
 from tests.recipes.test_grpo import ON_A_CPU
-from tests.support.tiny import save_tiny
+from tests.support.tiny import WORDS, save_tiny, tiny_tokenizer
 from trl_ext.errors import InputError
 from trl_ext.generation.adapter_models import load_model
 from trl_ext.generation.model_files import check_loadable
@@ -167,3 +167,18 @@ def test_a_model_without_a_tokenizer_is_refused(files: list[str], tmp_path: Path
     with pytest.raises(InputError, match=r"model'.* tokenizer") as refused:
         run_evaluation(Evaluation(model_name_or_path=str(model), problems=2, output_dir=str(tmp_path / "run")))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("beams", [1, 2], ids=["our loop", "transformers' loop"])
+def test_an_evaluation_of_weights_that_are_no_numbers_is_refused(
+    temperature: float, beams: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_tiny(tmp_path / "model")
+    tiny_tokenizer(WORDS[:-1]).save_pretrained(model)  # with its additional word as many as the model has
+    with_weights(lambda weights: {name: weight * float("nan") for name, weight in weights.items()})(model)
+    if beams > 1:
+        monkeypatch.setattr("trl_ext.generation.hf.own_loop_unsupported", lambda *_: "the test asks for the other one")
+    settings = {"problems": 2, "max_tokens": 4, "use_vllm": "false", "stop": [], "output_dir": str(tmp_path / "run")}
+    with pytest.raises(InputError, match=r"model'.* NaN or infinite"):
+        run_evaluation(Evaluation(model_name_or_path=str(model), temperature=temperature, **settings))  # type: ignore[arg-type]

@@ -111,17 +111,30 @@ def test_samples_of_another_model_are_not_taken_over(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_an_adapters_fingerprint_is_its_models_too(tmp_path: Path) -> None:
-    save_tiny(tmp_path / "base")
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
-    config = json.dumps({"base_model_name_or_path": str(tmp_path / "base"), "revision": None})
-    (tmp_path / "adapter" / "adapter_config.json").write_text(config)
-    before = fingerprint_of_model(str(tmp_path / "adapter"))
-    assert fingerprint_of_model(str(tmp_path / "adapter")) == before
-    exchange_weights(tmp_path / "base")
-    after = fingerprint_of_model(str(tmp_path / "adapter"))
-    assert {name for name in after if before[name] != after[name]} == {"weights"}
+@pytest.mark.parametrize("named", ["/", "base", "~/base"], ids=["absolute", "relative", "home"])
+def test_an_adapters_fingerprint_is_its_models_too(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path.parent)  # another place than the run's
+    base, adapter = save_tiny(tmp_path / "base"), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    config = {"base_model_name_or_path": str(base) if named == "/" else named, "revision": None}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+
+    def changed(change: Callable[[], object]) -> set[str]:
+        before = fingerprint_of_model(str(adapter))
+        assert fingerprint_of_model(str(adapter)) == before
+        change()
+        after = fingerprint_of_model(str(adapter))
+        return {name for name in after if before[name] != after[name]}
+
+    assert changed(lambda: exchange_weights(base)) == {"weights"}
+    assert changed(lambda: edit(base / "config.json", '"rms_norm_eps": 1e-06', '"rms_norm_eps": 0.1')) == {
+        "configuration"
+    }
+    assert changed(lambda: edit(base / "tokenizer.json", '"stop"', '"step"')) == {"tokenizer"}
+    assert changed(lambda: tiny_tokenizer().save_pretrained(adapter)) == {"tokenizer"}
+    assert changed(lambda: edit(base / "tokenizer.json", '"step"', '"stop"')) == set()  # it has its own now
 
 
 def test_every_byte_of_large_files_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,7 +340,10 @@ def _sample(
         for start in range(0, len(mine), settings.batch_size):
             numbers = mine[start : start + settings.batch_size]
             chosen = [problems[n // settings.samples] for n in numbers]
-            completions = sampler([problem["prompt"] for problem in chosen], numbers)
+            try:
+                completions = sampler([problem["prompt"] for problem in chosen], numbers)
+            except FloatingPointError as error:
+                raise InputError(f"model {model!r}: {error}") from error
             graded = grade_rows(chosen, completions, grader)
             places = [{"problem_id": n // settings.samples, "sample": n % settings.samples} for n in numbers]
             append_jsonl(part, [{"number": n, **p, **r} for n, p, r in zip(numbers, places, graded, strict=True)])

@@ -111,6 +111,30 @@ def test_samples_of_another_model_are_not_taken_over(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
+def test_place_of_a_model_is_not_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same files in a folder of another name: nothing is measured again, and a run is resumed."""
+    folder = inputs(tmp_path)
+    run_evaluation(settings(folder))
+    (folder / "model").rename(folder / "moved")
+    moved = str(folder / "moved") + "/"
+    shown = dataclasses.replace(settings(folder), model_name_or_path=moved)
+    capsys.readouterr()
+    run_evaluation(shown)
+    assert "shown, not measured again" in capsys.readouterr().out
+    more = {"samples": 2, "at": [1, 2], "first_from": str(folder / "run"), "output_dir": str(tmp_path / "other")}
+    run_best_of_n(dataclasses.replace(settings(folder, BestOfN, **more), model_name_or_path=moved))
+    before = {"policy": "a", "model_name_or_path": "a", "policy_is": fingerprint_of_model(moved)}
+    now = {**before, "policy": moved, "model_name_or_path": moved}
+    known = SettingsKnowledge.of(GRPO_SETTINGS)
+    assert differences(before, now, known) == []
+    assert len(differences({**before, "policy_is": {"weights": "others"}}, now, known)) == 3
+    assert len(differences({**before, "policy_is": None}, {**now, "policy_is": None}, known)) == 2
+    exchange_weights(folder / "moved")
+    with pytest.raises(InputError, match="its weights differs from what is there now"):
+        run_evaluation(shown)
+
+
 @pytest.mark.parametrize("named", ["/", "base", "~/base"], ids=["absolute", "relative", "home"])
 def test_an_adapters_fingerprint_is_its_models_too(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

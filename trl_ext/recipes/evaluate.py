@@ -279,7 +279,10 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: 
 
 def _refuse_other_settings(folder: Path, mine: dict[str, Any]) -> None:
     there = read_yaml(folder / SETTINGS) if (folder / SETTINGS).exists() else mine
-    settings = {name: value for name, value in mine.items() if name != FINGERPRINTS}
+    left_out = [FINGERPRINTS]
+    if there.get(FINGERPRINTS) == mine[FINGERPRINTS]:
+        left_out.append("model_name_or_path")  # its folder was moved, or is written otherwise
+    settings = {name: value for name, value in mine.items() if name not in left_out}
     if other := differing(SettingsKnowledge.of([Evaluation]).completed(there, settings), settings):
         raise InputError(
             f"{folder} holds an evaluation of other settings ({other}). Give another --output_dir, or remove it."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from safetensors import SafetensorError, safe_open
@@ -19,14 +20,21 @@ from transformers.utils import logging
 from trl_ext.errors import InputError
 from trl_ext.generation.model_source import CONFIG, ModelSource
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _SHOWN = 2  # names in a message
 _AGAIN = "copy or download the model again"
 _POINTER = b"version https://git-lfs"
 
 
 def check_loadable(
-    source: ModelSource, with_hf: bool = True, for_training: bool = False, trust_remote_code: bool = False
-) -> None:
+    source: ModelSource,
+    with_hf: bool = True,
+    for_training: bool = False,
+    trust_remote_code: bool = False,
+    **kwargs: Any,
+) -> PreTrainedModel | None:
     """Refuse, by an `InputError`, a folder whose files cannot be loaded, or lack weights of the model they describe.
 
     transformers itself loads the model, onto the device `meta`: it reads names and shapes only. A model of the Hub,
@@ -35,28 +43,32 @@ def check_loadable(
     Args:
         with_hf: whether transformers is to load it; vLLM has its own readers of quantized weights.
         for_training: load it as TRL does, by the first of its `architectures`.
+        kwargs: further ones of `from_pretrained`.
+
+    Returns:
+        The model without its weights; None where it was not tried.
     """
     folder = Path(source.base).expanduser()
     if not folder.is_dir():
-        return
+        return None
     _refuse_pointers(folder)
     try:
         with _quiet(), not_sharded():
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
             is_quantized = getattr(config, "quantization_config", None) is not None
             if getattr(config, "auto_map", None) or (is_quantized and not with_hf):
-                return
+                return None
             if for_training and not config.architectures:
                 raise ValueError(f"{CONFIG} has no architectures, by which TRL loads it: such as ['LlamaForCausalLM']")
             kind = getattr(transformers, config.architectures[0] if for_training else "", AutoModelForCausalLM)
-            _, loading = kind.from_pretrained(
-                folder, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True
-            )
+            kwargs |= {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
+            model, loading = kind.from_pretrained(folder, **kwargs)
     except Exception as error:  # readers of foreign files raise everything that there is
         raise _not_loadable(source, folder, error) from error
     if not is_quantized:
         _refuse_other_shapes(source, sorted(loading["mismatched_keys"]))
         _refuse_missing(source, sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"]))
+    return model  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

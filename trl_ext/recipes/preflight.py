@@ -23,13 +23,12 @@ from trl_ext.errors import InputError
 from trl_ext.generation.adapter_models import check_trainable, embedding_rows, load_tokenizer
 from trl_ext.generation.gguf import with_file
 from trl_ext.generation.merging import check_mergeable
-from trl_ext.generation.model_files import check_loadable
 from trl_ext.generation.model_source import ModelSource, loadable, locate
 from trl_ext.generation.server import Servers, urls_of
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
 from trl_ext.recipes.chat import Chat, doubled_begin, needs_a_model, refuse_unused_options
-from trl_ext.recipes.model_settings import check_model_settings, choose_attention
+from trl_ext.recipes.model_settings import check_model_is_made, check_model_settings, choose_attention
 from trl_ext.recipes.requirements import check_requirements
 from trl_ext.recipes.settings import Data, TaskSettings
 from trl_ext.rewards.graders import shared_pool
@@ -74,6 +73,8 @@ def prepare(task: TaskSettings, model: ModelConfig, config: TrainingArguments, l
         began = time.monotonic()
         policy = loadable(model.model_name_or_path) if model.model_name_or_path else _base_policy(task, config)
         seconds = time.monotonic() - began
+        if not model.model_name_or_path:
+            check_model_is_made(locate(policy), model, config)
         data = rows_in_context(data, task, policy, model, config)
         first_rank(lambda: run_checks(task, model, config, data, policy))
     except (ValueError, OSError) as error:
@@ -109,7 +110,7 @@ def _check_settings(task: TaskSettings, model: ModelConfig, config: TrainingArgu
     check_dashboards(config.report_to)
     if model.model_name_or_path:
         source = locate(model.model_name_or_path, model.model_revision)
-        check_loadable(source, for_training=True, trust_remote_code=config.trust_remote_code)
+        check_model_is_made(source, model, config)
         if (line := check_policy(model, source)) and not config.process_index:
             print_line(line)
     if config.use_vllm and config.vllm_mode == "server":

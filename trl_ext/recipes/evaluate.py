@@ -346,7 +346,7 @@ def _sample(
             try:
                 completions = sampler([problem["prompt"] for problem in chosen], numbers)
             except FloatingPointError as error:
-                raise InputError(f"model {model!r}: {error}") from error
+                raise InputError(f"model {settings.model_name_or_path!r}: {error}") from error
             graded = grade_rows(chosen, completions, grader)
             places = [{"problem_id": n // settings.samples, "sample": n % settings.samples} for n in numbers]
             append_jsonl(part, [{"number": n, **p, **r} for n, p, r in zip(numbers, places, graded, strict=True)])

@@ -64,6 +64,52 @@ def test_variables_of_the_template_are_handed_on() -> None:
     assert ChatTemplate(found, "m").text(ASKED).endswith("assistant\n")
 
 
+SAYS = "{{ m.role }}: {{ m.content }}{% endfor %}assistant:"
+LOSING = {
+    "the system message": "{% for m in messages if m.role != 'system' %}" + SAYS,
+    "messages but the last": "{% for m in messages[-1:] %}" + SAYS,
+    "content that is no list of parts": "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}",
+    "all": "Hello!",
+    "all but the beginning": "{% for m in messages %}{{ m.content[:4] }}{% endfor %}",
+    "capitals": "{% for m in messages %}{{ m.content | lower }}{% endfor %}",
+}  # fmt: skip
+FAILING = {
+    "a type": ("{{ 1 + messages[0].content }}", "unsupported operand"), "a number": ("{{ 1 // 0 }}", "by zero"),
+    "an element": ("{{ messages[7].content + 'x' }}", "no element 7"), "an end": ("{% for m in messages %}", "end of template"),
+    "a default": ({"rag": "a", "tool_use": "b"}, "multiple chat templates"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lost", LOSING)
+def test_template_that_loses_what_is_asked_is_refused(lost: str) -> None:
+    found = tokenizer_of()
+    found.chat_template = LOSING[lost]
+    told = [{"role": "system", "content": " Be brief and Exact.\n"}, {"role": "user", "content": "What is 1 + 1?"}]
+    with pytest.raises(
+        ValueError, match=r"template of 'a/model' leaves out what the (system|user) says, or changes it"
+    ):
+        ChatTemplate(found, "a/model").text(told)
+    found.chat_template = "{% for m in messages %}{{ m.content | trim }}{% endfor %}"
+    assert ChatTemplate(found, "a/model").text(told) == "Be brief and Exact.What is 1 + 1?"
+
+
+@pytest.mark.parametrize("fault", FAILING)
+def test_template_that_fails_is_named_in_a_line(fault: str) -> None:
+    found = tokenizer_of()
+    found.chat_template, words = FAILING[fault]
+    with pytest.raises(ValueError, match=f"the chat template of 'a/model' refuses messages .*{words}") as refused:
+        ChatTemplate(found, "a/model").text(ASKED)
+    assert "\n" not in str(refused.value)
+
+
+def test_template_that_asks_for_the_date_is_the_same_tomorrow() -> None:
+    found = tokenizer_of()
+    found.chat_template = "{{ strftime_now('%d %B %Y %H:%M') }}" + CHATML  # as SmolLM3's and Llama 3.2's
+    assert ChatTemplate(found, "a/model").text(ASKED).startswith("01 January 2025 00:00")
+    mine = {"strftime_now": lambda form: "today"}
+    assert ChatTemplate(found, "a/model", mine).text(ASKED).startswith("today")
+
+
 def test_what_a_model_cannot_be_asked_is_said_by_name() -> None:
     found = tokenizer_of()
     with pytest.raises(ValueError, match=r"'a/model' has no chat template \(chat_template.jinja.*--prompt r1_zero"):

@@ -177,12 +177,13 @@ def test_devices_without_the_running_sums_take_the_other_loop(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_scores_that_are_not_finite_end_the_rollout(value: float, tokens: int) -> None:
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "greedy"])
+def test_scores_that_are_not_finite_end_the_rollout(value: float, tokens: int, drawn: bool) -> None:
     model = tiny_model()
     with torch.no_grad():
         model.lm_head.weight[:, 0] = value
     with pytest.raises(FloatingPointError, match=r"NaN or infinite in 2 of 2 rows.*the policy has diverged"):
-        sample(model, [[5], [8, 9]], do_sample=True, max_new_tokens=tokens)
+        sample(model, [[5], [8, 9]], do_sample=drawn, max_new_tokens=tokens)
 
 
 def test_a_value_per_row_of_a_processor_follows_its_row() -> None:

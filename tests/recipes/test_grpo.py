@@ -327,8 +327,7 @@ def test_grpo_refuses_or_drops_prompts_beyond_the_context(
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     shape = tiny_model().config
     shape.vocab_size = len(tiny_tokenizer())
-    shape.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").touch()  # no weights: loading them would fail
+    type(tiny_model())(shape).save_pretrained(tmp_path / "model")
     problem = {"problem": "a " * 30, "answer": "1"}
     short = [{"problem": f"a {n}", "answer": "1"} for n in range(8)]
     write_splits(tmp_path, [*short[:4], problem], [*short[4:7], {**problem, "problem": "b " * 30}])
@@ -361,9 +360,8 @@ def test_grpo_refuses_or_drops_prompts_beyond_the_context(
 def test_a_fork_may_train_on_rows_of_its_own(tmp_path: Path) -> None:
     shape = tiny_model().config
     shape.vocab_size = len(tiny_tokenizer())
-    for part in (shape, tiny_tokenizer()):
+    for part in (type(tiny_model())(shape), tiny_tokenizer()):
         part.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").touch()
     path, asked = tmp_path / "mine.yaml", []
     run = {"output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path / "model"), "seed": 7}
     path.write_text(yaml.safe_dump({**TINY_RUN, **run}))
@@ -383,8 +381,7 @@ def test_a_fork_may_train_on_rows_of_its_own(tmp_path: Path) -> None:
 def test_grpo_refuses_unmatchable_reference_answers(settings: Any, default: str, tmp_path: Path) -> None:
     solutions = [{"problem": f"{n} + 1?", "answer": f"{n} + 1 = {n + 1}.\n#### {n + 1}"} for n in range(8)]
     write_splits(tmp_path, solutions, solutions[:3])
-    tiny_model().config.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").touch()  # no weights, no tokenizer: loading them would fail
+    tiny_model().save_pretrained(tmp_path / "model")  # no tokenizer: loading it would fail
     run = {
         "output_dir": tmp_path / "run",
         "model_name_or_path": tmp_path / "model",
@@ -400,9 +397,8 @@ def test_grpo_refuses_unmatchable_reference_answers(settings: Any, default: str,
 def test_base_policy_build_time_is_that_of_the_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = tiny_model().config
     shape.vocab_size = len(tiny_tokenizer())
-    for part in (shape, tiny_tokenizer()):
+    for part in (type(tiny_model())(shape), tiny_tokenizer()):
         part.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").touch()
     rows = [{"problem": f"a {n}", "answer": "1"} for n in range(5)]
     write_splits(tmp_path, rows[:4], rows[4:])
     (tmp_path / "bare.prompt").write_text("{question}")

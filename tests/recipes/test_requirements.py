@@ -14,12 +14,12 @@ from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
 from tests.recipes.test_grpo import DEFAULT, ON_A_CPU, TINY_RUN
-from tests.support.tiny import tiny_model, tiny_tokenizer
+from tests.support.tiny import save_tiny, tiny_model, tiny_tokenizer
 from tests.support.versions import needs_vllm
 from trl_ext.errors import InputError
 from trl_ext.io import write_jsonl
 from trl_ext.recipes import evaluation_settings, preflight
-from trl_ext.recipes.cli import read_settings
+from trl_ext.recipes.cli import SettingsError, _Parser, read_settings
 from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -58,6 +58,20 @@ LACKING: list[tuple[str, list[str]]] = [
     ("--accelerator_config none.json", ["accelerator_config none.json: there is no such file"]),
     ("--tf32 true", ["tf32"]),
     ("--load_in_8bit true --use_peft true", ["load_in_8bit needs bitsandbytes"]),
+    ("--seed -1", ["seed must be in [0, 2**32), got -1"]),
+    ("--seed 4294967296", ["seed must be in [0, 2**32)"]),
+    (
+        '--gradient_checkpointing_kwargs {"reentrant":true}',
+        ["gradient_checkpointing_kwargs", "Did you mean 'use_reentrant'?"],
+    ),
+    ("--fsdp full_shard", ["fsdp shards a model", "accelerate launch"]),
+]
+# Of a model that is tried without its weights.
+OF_A_MODEL = [
+    ("--use_peft true --lora_target_modules q_prj", ["use_peft: no adapter can be put on", "q_prj"]),
+    ("--use_peft true --lora_r 0", ["no adapter can be put on", "`r` should be a positive integer"]),
+    ("--use_peft true --lora_dropout 1.5", ["no adapter can be put on", "dropout probability"]),
+    ('--model_init_kwargs {"atn":1}', ["cannot be loaded", "unexpected keyword argument 'atn'"]),
 ]
 OF_AN_ENGINE = [
     ("--vllm_quantization fp8", ["vllm_quantization fp8 needs a GPU", "simulated_fp8"]),
@@ -89,6 +103,41 @@ def test_what_is_not_there_is_said_before_a_model_loads(recipe: str) -> None:
             assert "\n" not in said, flags
     if recipe == "sft":
         assert "activation_offloading needs a GPU" in refusal(settings, default, "--activation_offloading true")
+
+
+def test_what_a_model_is_not_made_with_is_said_before_it_loads(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model")
+    for flags, words in OF_A_MODEL:
+        said = refusal(GRPO_SETTINGS, DEFAULT, f"--model_name_or_path {model} {flags}")
+        assert all(word in said for word in words), (flags, said)
+        assert "\n" not in said, flags
+    works = f"--model_name_or_path {model} --use_peft true --lora_target_modules q_proj v_proj --dtype bfloat16"
+    preflight._check_settings(*read_settings(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, *works.split()]))
+
+
+def test_choices_hold_in_a_file_as_on_the_command_line(tmp_path: Path) -> None:
+    parser = _Parser(tuple(GRPO_SETTINGS))
+    known = {action.dest: action for action in parser._actions if action.choices}
+    assert {"dtype", "lr_scheduler_type", "log_level"} <= set(known)
+    for name, action in known.items():
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({name: "something"}))
+        with pytest.raises(SettingsError, match=rf"{name}.*something"):
+            read_settings(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU)
+        default = getattr(action.default, "value", action.default)
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({name: default} if isinstance(default, str) else {}))
+        read_settings(GRPO_SETTINGS, "about", tmp_path / "mine.yaml", ON_A_CPU)
+
+
+def test_deepspeed_without_a_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    config = read_settings(GRPO_SETTINGS, "about", DEFAULT, ON_A_CPU)[-1]
+    config.deepspeed = {"zero_optimization": {"stage": 2}}
+    with pytest.raises(
+        ValueError, match=r"deepspeed shards a model over processes that a launcher starts: accelerate la"
+    ):
+        check_requirements(config)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    check_requirements(config)
 
 
 @needs_vllm
@@ -135,12 +184,11 @@ def test_bf16_on_a_cpu_trains_on_the_cpu_and_says_so() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model without weights, whose context is 128 tokens, and rows whose longest prompt is to validate on."""
+    """A model whose context is 128 tokens, and rows whose longest prompt is to validate on."""
     shape = tiny_model().config
     shape.vocab_size = len(tiny_tokenizer())
-    for part in (shape, tiny_tokenizer()):
+    for part in (type(tiny_model())(shape), tiny_tokenizer()):
         part.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").touch()
     (tmp_path / "bare.prompt").write_text("{question}")
     for split, longest in (("train", 20), ("validation", 58)):
         rows = [{"problem": "a " * n, "answer": "1"} for n in (*range(1, 16), longest)]

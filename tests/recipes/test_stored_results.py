@@ -111,17 +111,54 @@ def test_samples_of_another_model_are_not_taken_over(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_an_adapters_fingerprint_is_its_models_too(tmp_path: Path) -> None:
-    save_tiny(tmp_path / "base")
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
-    config = json.dumps({"base_model_name_or_path": str(tmp_path / "base"), "revision": None})
-    (tmp_path / "adapter" / "adapter_config.json").write_text(config)
-    before = fingerprint_of_model(str(tmp_path / "adapter"))
-    assert fingerprint_of_model(str(tmp_path / "adapter")) == before
-    exchange_weights(tmp_path / "base")
-    after = fingerprint_of_model(str(tmp_path / "adapter"))
-    assert {name for name in after if before[name] != after[name]} == {"weights"}
+@pytest.mark.slow
+def test_place_of_a_model_is_not_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same files in a folder of another name: nothing is measured again, and a run is resumed."""
+    folder = inputs(tmp_path)
+    run_evaluation(settings(folder))
+    (folder / "model").rename(folder / "moved")
+    moved = str(folder / "moved") + "/"
+    shown = dataclasses.replace(settings(folder), model_name_or_path=moved)
+    capsys.readouterr()
+    run_evaluation(shown)
+    assert "shown, not measured again" in capsys.readouterr().out
+    more = {"samples": 2, "at": [1, 2], "first_from": str(folder / "run"), "output_dir": str(tmp_path / "other")}
+    run_best_of_n(dataclasses.replace(settings(folder, BestOfN, **more), model_name_or_path=moved))
+    before = {"policy": "a", "model_name_or_path": "a", "policy_is": fingerprint_of_model(moved)}
+    now = {**before, "policy": moved, "model_name_or_path": moved}
+    known = SettingsKnowledge.of(GRPO_SETTINGS)
+    assert differences(before, now, known) == []
+    assert len(differences({**before, "policy_is": {"weights": "others"}}, now, known)) == 3
+    assert len(differences({**before, "policy_is": None}, {**now, "policy_is": None}, known)) == 2
+    exchange_weights(folder / "moved")
+    with pytest.raises(InputError, match="its weights differs from what is there now"):
+        run_evaluation(shown)
+
+
+@pytest.mark.parametrize("named", ["/", "base", "~/base"], ids=["absolute", "relative", "home"])
+def test_an_adapters_fingerprint_is_its_models_too(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path.parent)  # another place than the run's
+    base, adapter = save_tiny(tmp_path / "base"), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    config = {"base_model_name_or_path": str(base) if named == "/" else named, "revision": None}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+
+    def changed(change: Callable[[], object]) -> set[str]:
+        before = fingerprint_of_model(str(adapter))
+        assert fingerprint_of_model(str(adapter)) == before
+        change()
+        after = fingerprint_of_model(str(adapter))
+        return {name for name in after if before[name] != after[name]}
+
+    assert changed(lambda: exchange_weights(base)) == {"weights"}
+    assert changed(lambda: edit(base / "config.json", '"rms_norm_eps": 1e-06', '"rms_norm_eps": 0.1')) == {
+        "configuration"
+    }
+    assert changed(lambda: edit(base / "tokenizer.json", '"stop"', '"step"')) == {"tokenizer"}
+    assert changed(lambda: tiny_tokenizer().save_pretrained(adapter)) == {"tokenizer"}
+    assert changed(lambda: edit(base / "tokenizer.json", '"step"', '"stop"')) == set()  # it has its own now
 
 
 def test_every_byte_of_large_files_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from transformers import Trainer
 
 from trl_ext.errors import NotSavedError
@@ -92,6 +94,33 @@ def test_a_torn_manifest_is_damage(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, 1)
     (checkpoint / MANIFEST).write_text((checkpoint / MANIFEST).read_text()[:20])
     assert find_corruption(checkpoint) == "manifest.json is not JSON"
+
+
+@pytest.mark.parametrize(
+    "content", [[], {"files": []}, {"processes": 1, "files": None}, {"a.pt": 3}, {"a.pt": {"bytes": 3}}], ids=str
+)
+def test_a_manifest_that_lists_no_files_is_damage(content: object, tmp_path: Path) -> None:
+    checkpoint = save(tmp_path, 1)
+    (checkpoint / MANIFEST).write_text(json.dumps(content))
+    assert find_corruption(checkpoint) == "manifest.json does not list files with bytes and crc32"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "pytorch_model.bin", "deep/m.pt"]
+)
+@pytest.mark.parametrize("size", [0, 3, -5])
+def test_tensors_of_a_stock_checkpoint_are_complete(name: str, size: int, tmp_path: Path) -> None:
+    stock = tmp_path / "checkpoint-5"
+    (stock / "deep").mkdir(parents=True)
+    (stock / "trainer_state.json").write_text(json.dumps({"global_step": 5}))
+    path, tensors = stock / name, {"a": torch.zeros(3)}
+    if path.suffix == ".safetensors":
+        save_file(tensors, path)
+    else:
+        torch.save(tensors, path)
+    assert find_corruption(stock) is None
+    path.write_bytes(path.read_bytes()[:size])
+    assert str(find_corruption(stock)).startswith(f"{path.name} is not complete")
 
 
 def test_stock_checkpoint_is_intact_once_its_last_file_is_whole(tmp_path: Path) -> None:

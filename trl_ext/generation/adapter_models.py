@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,10 @@ from trl_ext.generation.model_source import ModelSource, locate
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
 
-_GENERATION = "generation_config.json"
+_GENERATION, _WEIGHTS = "generation_config.json", "adapter_model.safetensors"
 _EMBEDDING = re.compile(r"\.(embed_tokens|wte|embed_in|word_embeddings)\.(base_layer\.|original_module\.)?weight$")
+
+_MATRIX = re.compile(r"\.lora_[AB](\.default)?\.weight$")
 
 
 def load_model(source: ModelSource, dtype: str | None = None) -> Any:
@@ -67,15 +70,36 @@ def put_on_base(source: ModelSource, base: PreTrainedModel, **options: bool) -> 
     if (source.adapter / _GENERATION).is_file():
         base.generation_config = GenerationConfig.from_pretrained(source.adapter)
     try:
-        return PeftModel.from_pretrained(base, source.adapter, **options)
-    except (RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        with warnings.catch_warnings():  # PEFT goes on with matrices that change nothing
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            adapted = PeftModel.from_pretrained(base, source.adapter, **options)
+    except (RuntimeError, ValueError, KeyError, TypeError, UserWarning, SafetensorError) as error:
         said = " ".join(str(error).split())[:300]
         raise InputError(f"the adapter {source.name!r} does not fit its base model {source.base!r}: {said}") from error
+    _refuse_layers_without_place(source, adapted)
+    return adapted
+
+
+def _refuse_layers_without_place(source: ModelSource, adapted: PeftModel) -> None:
+    """Refuse, by an `InputError`, LoRA matrices of layers that the base does not have, which PEFT leaves out."""
+    file = Path(str(source.adapter)) / _WEIGHTS
+    if not file.is_file():
+        return
+    known = {name.replace(".default.", ".") for name, _ in adapted.named_parameters()}
+    with safe_open(file, "pt") as tensors:
+        names = [name for name in list(tensors.keys()) if _MATRIX.search(name)]
+    others = [name for name in names if name.replace(".default.", ".") not in known]
+    if others:
+        raise InputError(
+            f"the adapter {source.name!r} does not fit its base model {source.base!r}, which has no place for "
+            f"{len(others)} of its {len(names)} matrices ({others[0]}, ...): put the place of the model that it was "
+            "trained on into adapter_config.json"
+        )
 
 
 def embedding_rows(adapter: Path) -> int | None:
     """The rows of the embedding that an adapter was saved with, which its base may not have; None without one."""
-    file = adapter / "adapter_model.safetensors"
+    file = adapter / _WEIGHTS
     if not file.is_file():
         return None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trl_ext.registry import unknown
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 Message: TypeAlias = dict[str, str]  # `role` and `content`
 Conversation: TypeAlias = list[Message]
 ROLES = ("system", "user", "assistant")
+_ASKING = ("system", "user")
+_DAY = datetime(2025, 1, 1)  # to templates that ask for it, else a run's prompts would be others on the next day
 _PROBE = "The answer is 4."  # what an assistant may say, to see what a template writes after it
 
 
@@ -68,9 +71,18 @@ class ChatTemplate:
         """What the model reads before it answers, special tokens included.
 
         Raises:
-            ValueError: the model has no chat template, or its template refuses the messages.
+            ValueError: the model has no chat template, or its template refuses the messages or leaves some of them out.
         """
-        return self._rendered(messages, add_generation_prompt=True)
+        text = self._rendered(messages, add_generation_prompt=True)
+        for message in messages:
+            said = message["content"].strip()
+            if message["role"] in _ASKING and said not in text:  # of an assistant many leave out the reasoning
+                raise ValueError(
+                    f"the chat template of {self.model!r} leaves out what the {message['role']} says, or changes it "
+                    f"({said[:40]!r}): put a system message into the user's, mend the template, or choose a text "
+                    "template, such as --prompt r1_zero"
+                )
+        return text
 
     def end_of_turn(self) -> str | None:
         """The special token that ends what the assistant says; None if the template writes none."""
@@ -81,8 +93,6 @@ class ChatTemplate:
         return None if first is None else str(self.tokenizer.convert_ids_to_tokens(first))
 
     def _rendered(self, messages: Conversation, **how: bool) -> str:
-        from jinja2.exceptions import TemplateError
-
         if not self.tokenizer.chat_template:
             raise ValueError(
                 f"model {self.model!r} has no chat template (chat_template.jinja, or chat_template in "
@@ -90,10 +100,12 @@ class ChatTemplate:
                 "or a model that has one"
             )
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **how, **self.options))
-        except TemplateError as error:
+            variables = {"strftime_now": _DAY.strftime, **self.options}
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **how, **variables))
+        except Exception as error:  # a template is a program, of whoever made the model
             roles = ", ".join(message["role"] for message in messages)
+            said = " ".join(str(error).split()).removesuffix(".")
             raise ValueError(
-                f"the chat template of {self.model!r} refuses messages of the roles {roles}: {error}. Leave that role "
+                f"the chat template of {self.model!r} refuses messages of the roles {roles}: {said}. Leave that role "
                 "out (system: put its text into the user's message)"
             ) from error

@@ -34,7 +34,7 @@ _MODES = (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
 _BOUND_TO_ROWS = ("guidance_scale", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "watermarking_config")
 
 
-_NOT_FINITE = (
+NOT_FINITE = (
     "the model's scores of the next token are NaN or infinite in {} of {} rows, so none can be drawn: the policy has "
     "diverged (a lower learning_rate, max_grad_norm) or its numbers overflow (bfloat16 instead of float16)"
 )
@@ -64,13 +64,13 @@ class Decoding:
         while True:
             scores = logits_processor(batch.ids, logits.to(copy=True, dtype=torch.float32))
             drawn_by = batch.of_row
-            tokens = draw(scores, drawn_by) if generation_config.do_sample else scores.argmax(dim=-1)[drawn_by, None]
+            tokens = draw(scores, drawn_by) if generation_config.do_sample else most_likely(scores)[drawn_by, None]
             batch.append(tokens[:, 0])
             batch.ended |= stopping_criteria(batch.ids, None)
             over = batch.ended[batch.of_row]
             remaining, undrawn = torch.stack([(~over).sum(), (tokens >= scores.shape[1]).sum()]).tolist()
             if undrawn:
-                raise FloatingPointError(_NOT_FINITE.format(undrawn, len(over)))
+                raise FloatingPointError(NOT_FINITE.format(undrawn, len(over)))
             if self.logps:
                 self.logps.record(tokens, drawn_by)
             idle += len(over) - remaining
@@ -104,6 +104,12 @@ def draw(scores: Tensor, of_row: Tensor) -> Tensor:
     total = sums[:, -1:]
     points = (torch.rand_like(total) * total).minimum(total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(sums, points, right=True)  # right: never a token of probability 0
+
+
+def most_likely(scores: Tensor) -> Tensor:
+    """(U,) tokens of the highest scores (U, V), the first of equal ones; V where that is NaN or infinite, as above."""
+    highest, tokens = scores.max(dim=-1)
+    return tokens.where(highest.isfinite(), scores.shape[-1])
 
 
 def own_loop_unsupported(model: PreTrainedModel, config: GenerationConfig) -> str | None:

@@ -123,7 +123,7 @@ def _millions(model: str) -> float | None:
     """The parameters, or None of a model that cannot be read, which is refused later and in better words."""
     try:
         return parameters_of(model) / 1e6
-    except (OSError, ValueError):
+    except Exception:  # readers of foreign files raise everything that there is
         return None
 
 

@@ -20,10 +20,10 @@ from filelock import FileLock
 from peft import PeftConfig
 from safetensors import SafetensorError
 from transformers import AutoProcessor
-from transformers.integrations import deepspeed as sharding
 
 from trl_ext.errors import InputError
 from trl_ext.generation.adapter_models import load_base, load_tokenizer, put_on_base
+from trl_ext.generation.model_files import not_sharded
 from trl_ext.generation.model_source import CONFIG, ModelSource, loadable, locate
 from trl_ext.io import print_line, write_json
 
@@ -74,7 +74,7 @@ def merged_folder(source: ModelSource) -> Path:
         scratch = root / f"making-{target.name}"
         shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
         try:
-            with _not_sharded():
+            with not_sharded():
                 merge_into(source, scratch)
             write_json(scratch / _ORIGIN, {"adapter": str(source.adapter), "base": source.base, "dtype": source.dtype})
             shutil.rmtree(target, ignore_errors=True)
@@ -114,19 +114,6 @@ def merge_into(source: ModelSource, folder: Path) -> None:
     with contextlib.suppress(OSError, ValueError):  # of a model with images; a text model has none
         load_tokenizer(source, AutoProcessor).save_pretrained(folder)
     load_tokenizer(source).save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def _not_sharded() -> Iterator[None]:
-    """In the block models are loaded whole, by one rank, also where the run itself shards them by ZeRO-3."""
-    reference = sharding._hf_deepspeed_config_weak_ref
-    config = reference() if reference is not None else None
-    sharding.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if config is not None:
-            sharding.set_hf_deepspeed_config(config)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ request, HF generate every batch.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,7 @@ from accelerate import PartialState
 
 from trl_ext.compat.vllm_steps import steps_counted
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
+from trl_ext.generation.decoding import NOT_FINITE
 from trl_ext.generation.hf import eos_ids_of, hf_generate, is_finished
 from trl_ext.generation.interruption import sampling as interruptible
 from trl_ext.generation.model_source import locate
@@ -97,7 +99,13 @@ class HFSampler:
     def _batch(self, prompts: Sequence[str]) -> list[Completion]:
         logps = TokenLogProbs(len(prompts))
         stop = list(self.sampling.stop)
-        rows = hf_generate(self.model, self.tokenizer, prompt_ids(self.tokenizer, prompts), self.config, stop, logps)
+        ids = prompt_ids(self.tokenizer, prompts)
+        try:
+            rows = hf_generate(self.model, self.tokenizer, ids, self.config, stop, logps)
+        except RuntimeError as error:  # of torch.multinomial, in the loop of transformers
+            if "probability tensor" not in str(error):
+                raise
+            raise FloatingPointError(NOT_FINITE.format("some", len(ids))) from error
         finished = is_finished(rows, self.tokenizer, eos_ids_of(self.config), stop, self.sampling.min_tokens).tolist()
         texts = completion_texts(self.tokenizer, rows, eos_ids_of(self.config))
         return [
@@ -182,7 +190,13 @@ def _text(output: CompletionOutput, tokenizer: PreTrainedTokenizerBase, params: 
 def _completion(
     text: str, tokens: int, finished: bool, logp: float | None, settings: Sampling | SamplingParams
 ) -> Completion:
-    """A completion whose `logp` is the model's own, which at temperature 1 is what it was drawn from."""
+    """A completion whose `logp` is the model's own, which at temperature 1 is what it was drawn from.
+
+    Raises:
+        FloatingPointError: it is NaN, as of weights that are: engines go on with tokens that mean nothing.
+    """
+    if logp is not None and math.isnan(logp):
+        raise FloatingPointError(NOT_FINITE.format(1, 1))
     is_whole = (settings.temperature, settings.top_p, max(getattr(settings, "top_k", 0), 0)) == (1, 1, 0)
     known = logp is not None and tokens and is_whole and not getattr(settings, "min_p", 0)
     return Completion(text, tokens, finished, logp, -logp / tokens if logp is not None and known else None)

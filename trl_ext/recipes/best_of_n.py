@@ -84,7 +84,12 @@ def _take_over(settings: BestOfN, earlier: Path, folder: Path, made_from: Mappin
     if (folder / SETTINGS).exists():  # which holds what its samples are of
         return
     there = read_yaml(earlier / SETTINGS)
-    may_differ = ["at", "first_from", *(["samples"] if there["samples"] <= settings.samples else [])]
+    may_differ = [
+        "at",
+        "first_from",
+        "model_name_or_path",
+        *(["samples"] if there["samples"] <= settings.samples else []),
+    ]
     mine = {name: value for name, value in vars(settings).items() if name in there and name not in may_differ}
     if other := differing(there, mine):
         raise InputError(f"first_from: {str(earlier)!r} is an evaluation of other settings ({other})")

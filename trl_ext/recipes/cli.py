@@ -31,6 +31,7 @@ from trl_ext.recipes.optional import is_none, refuse_null, resolve_none, shapes_
 from trl_ext.recipes.settings_help import help_on, other_words, page_of, settings_in, topic_of
 from trl_ext.recipes.user_errors import lines_of_user_files, summary_of
 from trl_ext.redaction import masked_names, redact, redact_text
+from trl_ext.registry import unknown
 from trl_ext.runs.checkpoints import checkpoints
 from trl_ext.runs.layout import PARTS
 
@@ -87,6 +88,10 @@ class _Parser(TrlParser):
                 raise ValueError(f"{' and '.join(names)} are one setting, and the file has both: leave one out")
         settings = {setting: settings[name] for setting, (name,) in names_by_setting.items()}
         refuse_null(settings, self._shapes)
+        for action in self._actions:  # argparse checks those of the command line only
+            value = settings.get(action.dest)
+            if action.choices and isinstance(value, str) and value not in action.choices and not is_none(value):
+                raise unknown(action.dest, value, list(map(str, action.choices)))
         return list(super().set_defaults_with_config(**settings))
 
 

@@ -303,7 +303,10 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: 
 
 def _refuse_other_settings(folder: Path, mine: dict[str, Any]) -> None:
     there = read_yaml(folder / SETTINGS) if (folder / SETTINGS).exists() else mine
-    settings = {name: value for name, value in mine.items() if name != FINGERPRINTS}
+    left_out = [FINGERPRINTS]
+    if there.get(FINGERPRINTS) == mine[FINGERPRINTS]:
+        left_out.append("model_name_or_path")  # its folder was moved, or is written otherwise
+    settings = {name: value for name, value in mine.items() if name not in left_out}
     if other := differing(SettingsKnowledge.of([Evaluation]).completed(there, settings), settings):
         raise InputError(
             f"{folder} holds an evaluation of other settings ({other}). Give another --output_dir, or remove it."
@@ -364,7 +367,10 @@ def _sample(
         for start in range(0, len(mine), settings.batch_size):
             numbers = mine[start : start + settings.batch_size]
             chosen = [problems[n // settings.samples] for n in numbers]
-            completions = sampler([problem["prompt"] for problem in chosen], numbers)
+            try:
+                completions = sampler([problem["prompt"] for problem in chosen], numbers)
+            except FloatingPointError as error:
+                raise InputError(f"model {settings.model_name_or_path!r}: {error}") from error
             graded = grade_rows(chosen, completions, grader)
             places = [{"problem_id": n // settings.samples, "sample": n % settings.samples} for n in numbers]
             append_jsonl(part, [{"number": n, **p, **r} for n, p, r in zip(numbers, places, graded, strict=True)])

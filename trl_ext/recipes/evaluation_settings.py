@@ -15,6 +15,7 @@ from trl_ext.generation.completion import Sampling
 from trl_ext.generation.engine_choice import choose_engine, dtype_to_sample_in
 from trl_ext.generation.gguf import with_file
 from trl_ext.generation.merging import check_mergeable
+from trl_ext.generation.model_files import check_loadable
 from trl_ext.generation.model_source import MERGE, ModelSource, locate
 from trl_ext.generation.samplers import HFSampler, Sampler, VLLMSampler
 from trl_ext.recipes.chat import needs_a_model, refuse_unused_options
@@ -189,11 +190,13 @@ class Evaluation(DatasetSettings):
         return Sampling(self.temperature, self.top_p, self.max_tokens, self.min_tokens, stop, self.seed)
 
     def check_model(self, source: ModelSource) -> None:
-        """Refuse, by an `InputError`, an adapter that cannot be used as these settings say."""
+        """Refuse, by an `InputError`, files that are no model, and an adapter that these settings cannot use."""
         if source.adapter and self.export:
             merge = f"{MERGE} {source.name} {source.name}-merged makes a whole model"
             raise InputError(f"export: every harness loads adapters in another way, and {source.name} is one: {merge}")
-        if self.engine()[0]:
+        with_vllm = self.engine()[0]
+        check_loadable(source, with_hf=not with_vllm or source.adapter is not None)
+        if with_vllm:
             check_mergeable(source)
 
     def engine(self) -> tuple[bool, str]:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from peft import get_peft_model
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_bitsandbytes_available, is_flash_attn_2_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from trl_ext.generation.model_files import check_loadable
 from trl_ext.registry import unknown
 from trl_ext.training.settings_table import MODEL
 from trl_ext.training.trl_settings import check_needs
 
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from trl_ext.generation.model_source import ModelSource
+
 FLASH = "flash_attention_2"
 # What transformers imports for the later ones; they need a GPU as well.
 _FLASH_PACKAGES = {"flash_attention_3": "flash_attn_interface", "flash_attention_4": "flash_attn.cute"}
+_OF_DEVICES = ("revision", "dtype", "device_map", "max_memory", "quantization_config", "offload_folder")
 
 
 def check_model_settings(model: ModelConfig, use_vllm: bool) -> None:
@@ -38,6 +46,23 @@ def check_model_settings(model: ModelConfig, use_vllm: bool) -> None:
             f"{flag}: vLLM would be handed the quantized weights as they are stored; set use_vllm: false, or load the "
             "model unquantized (the engine alone is quantized by vllm_quantization)"
         )
+
+
+def check_model_is_made(source: ModelSource, model: ModelConfig, config: TrainingArguments) -> None:
+    """Refuse files, arguments and an adapter of which no model is made, by trying it without weights."""
+    given = init_kwargs(model, config.model_init_kwargs)
+    kwargs = {name: value for name, value in given.items() if name not in _OF_DEVICES}
+    made = check_loadable(source, for_training=True, trust_remote_code=config.trust_remote_code, **kwargs)
+    if made is None or not model.use_peft:
+        return
+    try:
+        with torch.device("meta"):
+            get_peft_model(made, get_peft_config(model), low_cpu_mem_usage=True)
+    except Exception as error:  # of the tuner's layers, of which each has its own
+        said = " ".join(str(error).split())
+        raise ValueError(
+            f"use_peft: no adapter can be put on {source.name!r} with the lora settings given: {said}"
+        ) from error
 
 
 def _refuse_attention(name: str | None) -> None:

@@ -28,7 +28,7 @@ from trl_ext.generation.server import Servers, urls_of
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
 from trl_ext.recipes.chat import Chat, doubled_begin, needs_a_model, refuse_unused_options
-from trl_ext.recipes.model_settings import check_model_settings, choose_attention
+from trl_ext.recipes.model_settings import check_model_is_made, check_model_settings, choose_attention
 from trl_ext.recipes.requirements import check_requirements
 from trl_ext.recipes.settings import Data, TaskSettings
 from trl_ext.rewards.graders import shared_pool
@@ -73,6 +73,8 @@ def prepare(task: TaskSettings, model: ModelConfig, config: TrainingArguments, l
         began = time.monotonic()
         policy = loadable(model.model_name_or_path) if model.model_name_or_path else _base_policy(task, config)
         seconds = time.monotonic() - began
+        if not model.model_name_or_path:
+            check_model_is_made(locate(policy), model, config)
         data = rows_in_context(data, task, policy, model, config)
         first_rank(lambda: run_checks(task, model, config, data, policy))
     except (ValueError, OSError) as error:
@@ -106,8 +108,11 @@ def _check_settings(task: TaskSettings, model: ModelConfig, config: TrainingArgu
     if config.push_to_hub and not config.process_index:
         check(config.hub_model_id)
     check_dashboards(config.report_to)
-    if model.model_name_or_path and (line := check_policy(model)) and not config.process_index:
-        print_line(line)
+    if model.model_name_or_path:
+        source = locate(model.model_name_or_path, model.model_revision)
+        check_model_is_made(source, model, config)
+        if (line := check_policy(model, source)) and not config.process_index:
+            print_line(line)
     if config.use_vllm and config.vllm_mode == "server":
         if not config.process_index:
             print_line("waiting for the vLLM server")
@@ -144,9 +149,8 @@ def check_dashboards(report_to: list[str]) -> None:
             raise ValueError(f"--report_to {name}: {error} Or leave it out: --report_to none") from error
 
 
-def check_policy(model: ModelConfig) -> str | None:
-    """Refuse a model that cannot be trained, and say what of an adapter is trained; None for a whole model."""
-    source = locate(str(model.model_name_or_path), model.model_revision)
+def check_policy(model: ModelConfig, source: ModelSource) -> str | None:
+    """Refuse an adapter that cannot be trained, and say what of it is trained; None for a whole model."""
     if source.adapter is None:
         return None
     if model.use_peft:
@@ -218,10 +222,16 @@ def tokenizer_and_shape(source: ModelSource, **known: Any) -> tuple[PreTrainedTo
     try:
         shape = AutoConfig.from_pretrained(source.base, **known | source.known)
         tokenizer = load_tokenizer(source, **{name: value for name, value in known.items() if name != "revision"})
-    except OSError as error:
+    except Exception as error:  # readers of foreign files raise everything that there is
         sought = "" if Path(source.base).is_dir() else ", which is no folder here and was looked for on the Hub"
         whose = f" (base_model_name_or_path of the adapter {source.name!r})" if source.adapter else ""
-        raise ValueError(f"model {source.base!r}{whose}{sought}: {error}") from error
+        said = " ".join(str(error).split())
+        raise ValueError(f"model {source.base!r}{whose}{sought}: {said}") from error
+    if not tokenizer(text="1 + 1", add_special_tokens=False)["input_ids"]:  # which transformers makes of no file
+        raise ValueError(
+            f"{source.tokenizer!r} has no tokenizer that makes tokens of a text: copy tokenizer.json and "
+            "tokenizer_config.json from the model that it was made of"
+        )
     if source.adapter and (rows := embedding_rows(source.adapter)):
         shape.get_text_config().vocab_size = rows
     return tokenizer, shape

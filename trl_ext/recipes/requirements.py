@@ -5,6 +5,7 @@ Where transformers has a check of its own, which comes after the model is loaded
 
 from __future__ import annotations
 
+import os
 import re
 
 import torch
@@ -15,11 +16,15 @@ from transformers.utils import is_liger_kernel_available
 
 from trl_ext.registry import unknown
 
+# Of `torch.utils.checkpoint.checkpoint`, which says what it does not know in the first backward pass.
+_OF_CHECKPOINTING = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 def check_requirements(config: TrainingArguments) -> None:
     """Refuse a trainer's settings that could only fail after the model is loaded, by a `ValueError`."""
+    _refuse_sharding_alone(config)
+    _refuse_values(config)
     _refuse_trainers_evaluation(config)
     _refuse_optimizer(config)
     _refuse_schedule(config)
@@ -32,6 +37,25 @@ def check_requirements(config: TrainingArguments) -> None:
             raise ValueError(f"cache_implementation {cache!r}: {_one_line(error)}; or leave it out") from error
     if config.use_vllm and config.vllm_mode == "colocate":
         _refuse_engine(config)
+
+
+def _refuse_sharding_alone(config: TrainingArguments) -> None:
+    """DeepSpeed and FSDP look for the launcher's variables when the model is there, and name another package."""
+    name = "deepspeed" if config.deepspeed else "fsdp" if config.fsdp else None
+    if name is not None and "LOCAL_RANK" not in os.environ:
+        raise ValueError(
+            f"{name} shards a model over processes that a launcher starts: accelerate launch --config_file "
+            "accelerate_configs/two_gpus_zero2.yaml, or leave it out"
+        )
+
+
+def _refuse_values(config: TrainingArguments) -> None:
+    """Values that torch or transformers refuse in a training that has begun."""
+    if not 0 <= config.seed < 2**32:
+        raise ValueError(f"seed must be in [0, 2**32), got {config.seed}")
+    for name in config.gradient_checkpointing_kwargs or {}:
+        if name not in _OF_CHECKPOINTING:
+            raise ValueError(f"gradient_checkpointing_kwargs: {unknown('argument', name, _OF_CHECKPOINTING)}")
 
 
 def _refuse_trainers_evaluation(config: TrainingArguments) -> None:

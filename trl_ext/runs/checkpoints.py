@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from trl_ext.errors import NotSavedError
 from trl_ext.io import read_json, write_json
@@ -64,24 +67,31 @@ def write_manifest(folder: Path, processes: int) -> None:
 def find_corruption(folder: Path) -> str | None:
     """What is wrong with a checkpoint; None where it agrees with its manifest.
 
-    Stock TRL writes no manifest; of its checkpoints only `trainer_state.json`, the last file it writes, is looked at.
+    Stock TRL writes no manifest; of its checkpoints `trainer_state.json`, the last file it writes, and whether tensors
+    are complete are looked at.
     """
     if not (folder / MANIFEST).exists():
-        return _no_json(folder / "trainer_state.json")
+        return _no_json(folder / "trainer_state.json") or next(
+            filter(None, map(_incomplete, _files(folder).values())), None
+        )
     if unreadable := _no_json(folder / MANIFEST):
         return unreadable
     manifest = read_json(folder / MANIFEST)
-    processes, files = (manifest["processes"], manifest["files"]) if "processes" in manifest else (0, manifest)
+    try:
+        processes, files = (manifest["processes"], manifest["files"]) if "processes" in manifest else (0, manifest)
+        listed = {name: (entry["bytes"], entry["crc32"]) for name, entry in files.items()}
+    except (AttributeError, KeyError, TypeError):
+        return f"{MANIFEST} does not list files with bytes and crc32"
     for rank in range(processes):  # earlier versions wrote the files alone
         if state_file(rank) not in files:
             return f"the part of rank {rank} is missing ({state_file(rank)})"
-    for name, entry in files.items():
+    for name, (size_then, checksum) in listed.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, it was written with {entry['bytes']}"
-        if _crc32(path) != entry["crc32"]:
+        if path.stat().st_size != size_then:
+            return f"{name} has {path.stat().st_size} bytes, it was written with {size_then}"
+        if _crc32(path) != checksum:
             return f"{name} is not what was written (its checksum differs)"
     return None
 
@@ -182,6 +192,18 @@ def _crc32(path: Path) -> int:
         while block := file.read(2**22):
             value = zlib.crc32(block, value)
     return value
+
+
+def _incomplete(path: Path) -> str | None:
+    """Whether a file of tensors, as torch or safetensors write them, lacks its end; None of other files."""
+    if path.suffix in (*_TRAINING_STATE, ".bin") and not zipfile.is_zipfile(path):
+        return f"{path.name} is not complete"
+    if path.suffix == ".safetensors":
+        try:
+            safe_open(path, "pt")
+        except SafetensorError as error:
+            return f"{path.name} is not complete ({error})"
+    return None
 
 
 def _no_json(path: Path) -> str | None:

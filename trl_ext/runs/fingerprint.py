@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.generation.gguf import file_named
-from trl_ext.io import digest_of_files, plain, read_json, read_yaml
+from trl_ext.generation.model_source import ADAPTER, locate
+from trl_ext.io import digest_of_files, plain, read_yaml
 
 # Of a model's folder; a file is of the first group that has it. A checkpoint's state of the training is of none.
 _GROUPS = {
@@ -32,6 +33,9 @@ def fingerprint_of_model(name_or_path: str, revision: str | None = None) -> dict
     """A hash of weights, configuration and tokenizer: of a folder's files, or the commit of a model on the Hub.
 
     An adapter's weights include those of the model that it is an adapter of; a GGUF file is all three.
+
+    Raises:
+        InputError: an adapter's base model is not where it says.
     """
     if file := file_named(name_or_path):
         return dict.fromkeys(_GROUPS, digest_of_files([file]))
@@ -40,12 +44,12 @@ def fingerprint_of_model(name_or_path: str, revision: str | None = None) -> dict
         commit = _commit_on_hub(name_or_path, revision)
         return dict.fromkeys(_GROUPS, commit)
     hashes = {group: digest_of_files(files) for group, files in _files_by_group(folder).items()}
-    adapter = folder / "adapter_config.json"
-    if adapter.is_file() and (base := read_json(adapter).get("base_model_name_or_path")):
-        of_base = fingerprint_of_model(str(base), read_json(adapter).get("revision"))
-        hashes["weights"] = f"{hashes['weights']} on {of_base['weights']}"
-        hashes["configuration"] = f"{hashes['configuration']} on {of_base['configuration']}"
-    return hashes
+    if not (folder / ADAPTER).is_file():
+        return hashes
+    source = locate(name_or_path, revision)  # the base's place may be relative, or gone and made again
+    of_base = fingerprint_of_model(source.base, source.revision)
+    shared = ("weights", "configuration", *(["tokenizer"] if source.tokenizer == source.base else []))
+    return {group: f"{own} on {of_base[group]}" if group in shared else own for group, own in hashes.items()}
 
 
 def fingerprint_of_rows(rows: Iterable[Mapping[str, Any]]) -> str:

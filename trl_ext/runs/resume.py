@@ -99,10 +99,12 @@ def settings_of(parts: Iterable[Any], **more: object) -> dict[str, Any]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], known: SettingsKnowledge) -> list[Difference]:
     """Each setting that would make the resumed run another experiment."""
     noted, before = before, known.completed(before, now)
+    is_same_model = before.get("policy_is") is not None and before["policy_is"] == now.get("policy_is")
+    where = ("policy", "model_name_or_path") if is_same_model else ()  # a folder that was moved, or written otherwise
     return [
         Difference(name, before.get(name), now.get(name), known.meaning.get(name) in _VALIDATION)
         for name in sorted({*before, *now})
-        if before.get(name) != now.get(name) and not known.may_differ(name, noted, now)
+        if before.get(name) != now.get(name) and name not in where and not known.may_differ(name, noted, now)
         if name != "policy" or not has_same_files(Path(str(before.get(name))), Path(str(now.get(name))))
     ]
 

@@ -22,7 +22,8 @@ _EXPAND = re.compile(
 )
 _PERCENTAGE = re.compile(
     r"\b(?:what(?:'s)?|how many)(?: (?:is|was|are|were|will|would|be|the|its|his|her|their|total|overall|annual"
-    r"|average|combined|expected|new|approximate|probability|chance)){0,4} percent|\b(?:as a|find the|calculate the|determine the) percent",
+    r"|average|combined|expected|new|approximate|probability|chance)){0,4} percent"
+    r"|\b(?:as a|find the|calculate the|determine the) percent",
     re.IGNORECASE,
 )
 

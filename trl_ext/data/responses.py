@@ -97,6 +97,7 @@ def _answer(truth: Any, answer_source: str, place: str) -> str | list[str]:
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{place} is {str(truth)[:80]!r}, in which answer_source {answer_source} finds no answer"
+            + (f" ({error})" if str(error) else "")
         ) from error
 
 

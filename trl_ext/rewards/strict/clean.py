@@ -181,6 +181,7 @@ _SPACES = re.compile(r" (?![a-zA-Z0-9])|(?<![a-zA-Z0-9]) ")
 _DOUBLED = re.compile(r"(?<!\\)\\\\(?:d?frac|sqrt|text|pi|infty|left|begin|cdot|times|pm|le|ge|cup|in)(?![a-zA-Z])")
 _SINGLE = re.compile(r"(?<!\\)\\(?:\\\\)*(?=[a-zA-Z])")
 _THIN_SPACE = re.compile(r"(?<=\d)[\u2007\u2009\u202f\xa0](?=\d{3}(?!\d))")
+_INVISIBLE = re.compile(r"[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")  # soft hyphens, spaces without width
 _SPACED_THOUSANDS = re.compile(r"((?:\\dollar ?)?-?)([1-9]\d{0,2}(?>(?: \d{3})+))(?![\d/!])")
 _DELIMITERS = re.compile(r"\\[()\[\]]")
 
@@ -237,7 +238,7 @@ def _root(match: re.Match[str]) -> str:
 def _one_spelling_of_characters(text: str) -> str:
     if text.isascii():
         return text
-    text = _THIN_SPACE.sub("", text)
+    text = _THIN_SPACE.sub("", _INVISIBLE.sub("", text))
     text = _SUPERSCRIPTS.sub(lambda m: f"^{{{unicodedata.normalize('NFKC', m[0]).replace('−', '-')}}}", text)
     text = _SUBSCRIPTS.sub(lambda m: f"_{{{unicodedata.normalize('NFKC', m[0])}}}", text)
     text = _ROOT.sub(_root, text)

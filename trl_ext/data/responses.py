@@ -27,7 +27,7 @@ def fields_of(given: Sequence[str]) -> dict[str, str]:
         ValueError: a pair has no `=`, or a name is not one of ours.
     """
     paths = {name: name for name in (*NEEDED, *OPTIONAL)}
-    for pair in given:
+    for pair in map(str, given):
         name, equals, path = pair.partition("=")
         if not equals or not path:
             raise ValueError(f"response_fields: {pair!r} is not of the form name=field, such as response=output")

@@ -28,7 +28,14 @@ _ACCEPTED: tuple[tuple[type, tuple[type, ...]], ...] = (
     (list, (list, str, int, float)),
     (Mapping, (dict, str)),
 )
-_NAMES = {str: "text", bool: "boolean", int: "whole number", float: "number", list: "list", dict: "mapping"}
+_NAMES = {
+    str: "text",
+    bool: "boolean",
+    int: "whole number",
+    float: "number",
+    list: "list of texts or numbers",
+    dict: "mapping",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +110,8 @@ def check_kinds(settings: Mapping[str, object], shapes: Mapping[str, Shape]) -> 
             continue
         if value is None:
             raise ValueError(f"{name}: null: this setting needs a value; leave it out for its default")
-        if shape.kinds and type(value) not in shape.kinds:
+        is_nested = isinstance(value, list) and any(isinstance(item, (list, dict, bool)) for item in value)
+        if shape.kinds and (type(value) not in shape.kinds or is_nested):
             quotes = '; in "quotes" it is one' if shape.kinds[0] is str and isinstance(value, (int, float)) else ""
             raise ValueError(f"{name}: {value!r} is no {_NAMES[shape.kinds[0]]}{quotes}")
 

@@ -77,17 +77,76 @@ def test_what_is_masked_and_what_is_not(value: Any, name: str, expected: Any) ->
 
 
 SPELLINGS = [  # of services and headers, each with the secret in it
-    '{{"pwd": "{}"}} and more', "DB_PWD={}", "AccountName=me;AccountKey={}==;x=1", "SharedAccessKey={}", "api_key: {}",
-    "https://host/x?X-Amz-Signature={}&n=1", "https://host/x?sv=1&sig={}&se=2", "https://host/x?Signature={}",
-    "https://host/x?X-Goog-Signature={}", "X-Amz-Security-Token: {}", "aws_secret_access_key = {}", "note=hub_token={}",
-    "Authorization: Token {}", "authorization: {}", "curl -H 'Authorization: token {}' u", "Proxy-Authorization: Digest {}",
-    '{{"Authorization": "Token {}"', "https:/me:{}@host/x", "s3://key:{}@bucket/x", "redis://:{}@host", "Cookie: {}",
-    "https://hooks.slack.com/services/T0/B0/{}", "https://discord.com/api/webhooks/12/{}", "x: webhook_url=https://h/{}",
-    "https://me.webhook.office.com/webhookb2/{}", '"x-api-key": "{}"', "SIGNING_KEY={}",
-    "-----BEGIN RSA PRIVATE KEY-----\n{}", "-----BEGIN PGP PRIVATE KEY BLOCK-----\n{}",
-    "python x.py --hub-token {} --n 1", "mysql --password {}", "curl -u me:{} https://host", "https://host/x?n=1&key={}",
-    "machine host login me password {}", "https://hooks.zapier.com/hooks/catch/1/{}", "ROUTING_KEY={}",
+    '{{"pwd": "{}"}} and more',
+    "DB_PWD={}",
+    "AccountName=me;AccountKey={}==;x=1",
+    "SharedAccessKey={}",
+    "api_key: {}",
+    "https://host/x?X-Amz-Signature={}&n=1",
+    "https://host/x?sv=1&sig={}&se=2",
+    "https://host/x?Signature={}",
+    "https://host/x?X-Goog-Signature={}",
+    "X-Amz-Security-Token: {}",
+    "aws_secret_access_key = {}",
+    "note=hub_token={}",
+    "Authorization: Token {}",
+    "authorization: {}",
+    "curl -H 'Authorization: token {}' u",
+    "Proxy-Authorization: Digest {}",
+    '{{"Authorization": "Token {}"',
+    "https:/me:{}@host/x",
+    "s3://key:{}@bucket/x",
+    "redis://:{}@host",
+    "Cookie: {}",
+    "https://hooks.slack.com/services/T0/B0/{}",
+    "https://discord.com/api/webhooks/12/{}",
+    "x: webhook_url=https://h/{}",
+    "https://me.webhook.office.com/webhookb2/{}",
+    '"x-api-key": "{}"',
+    "SIGNING_KEY={}",
+    "-----BEGIN RSA PRIVATE KEY-----\n{}",
+    "-----BEGIN PGP PRIVATE KEY BLOCK-----\n{}",
+    "python x.py --hub-token {} --n 1",
+    "mysql --password {}",
+    "curl -u me:{} https://host",
+    "https://host/x?n=1&key={}",
+    "machine host login me password {}",
+    "https://hooks.zapier.com/hooks/catch/1/{}",
+    "ROUTING_KEY={}",
     "https://maker.ifttt.com/trigger/e/with/key/{}",
+    "pass={}",
+    "db_pass={}",
+    "SMTP_PASS: {}",
+    "pw={}",
+    "passcode={}",
+    "?jwt={}",
+    "KAGGLE_KEY={}",
+    "kaggle: {{'username': 'me', 'key': '{}'}}",
+    '{{"username": "me", "key": "{}"}}',
+    "fernet_key={}",
+    'Authorization: Digest username="me", realm="r", nonce="{0}", response="{0}"',
+    "Cookie: a=b; sid={}",
+    "sessionid={}",
+    "Authorization: OAuth oauth_consumer_key={0}, oauth_signature={0}",
+    "Ocp-Apim-Subscription-Key: {}",
+    "?a=1&code={}",
+    "Authorization: AWS4-HMAC-SHA256 Credential={0}/20200101/us/s3/aws4_request, SignedHeaders=host, Signature={0}",
+    'curl -H \'Authorization: Digest username="me", response="{}"\' u',
+    "AWS_ACCESS_KEY_ID={}",
+    "curl --user me:{} https://host",
+    "sshpass -p {} ssh",
+    "mysql -u me -p{}",
+    "docker login -u me -p {}",
+    "Password is {}",
+    "https://h/x?a=1&hmac={}&n=2",
+    "https://outlook.office.com/webhook/{}",
+    "https://hooks.airtable.com/workflows/v1/{}",
+    "https://hc-ping.com/{}",
+]
+WANDB_KEY = "0123456789abcdef0123456789abcdef01234567"
+NEAR_WANDB = [  # a key of 40 hexadecimal digits, which a commit is too
+    "wandb: api key {}", "wandb login {}", "wandb login --relogin {}", "Your W&B API key is {}", "api key: {}", "wandb_key {}",
+    "wandb.login(key='{}')", "WANDB_API_KEY {}", "Paste your API key: {}", "weights & biases key {}", "wandb login local-{}",
 ]  # fmt: skip
 TOKENS = [
     "AIza" + "a1B2_" * 7, "nvapi-" + "a1" * 20, "ya29." + "a1" * 20, "gsk_" + "a1" * 20, "xai-" + "a1" * 20,
@@ -96,12 +155,18 @@ TOKENS = [
     "SG." + "a1" * 10 + "." + "a1" * 10, "123456789:" + "A1" * 17 + "b", "eyJ" + "a1" * 6 + "." + "a1" * 6 + ".x",
     "dapi" + "a1" * 16, "tgp_v1_" + "a1" * 12, "lsv2_pt_" + "a1" * 12, "dop_v1_" + "a1" * 32, "shpat_" + "a1" * 16,
     "figd_" + "a1" * 12, "PMAK-" + "a1" * 12, "NRAK-" + "A1" * 12, "whsec_" + "a1" * 12, "SK" + "a1" * 16,
+    "a1B2" * 7, "a1B2" * 12,  # of any service
     "key-" + "a1" * 16, "pat" + "a1" * 7 + "." + "a1" * 32, "sk-proj-" + "a1" * 10,
 ]  # fmt: skip
 NO_SECRETS = [
     "PWD=/a/folder", "monkey=3", "sig_digits=4", "design=5", "signature=(x)", "keyboard: us", "the key: 5 + 3 = 8",
     "x = 12345678:9", "kl_per_token=0.1", "entropy_per_token: 0.25", "next_token=5", "token: 5", "webhook: none",
     "auth=none", "sk-learning-rate-schedule", "give --hub_token or log in", "the password has 8 letters", "a sign: -3", "sort_key_of=3", "password", "cookies and cream",
+    "pass=0.5", "pass@8: 0.31", "pass=3/5", "pass: 12", "first pass: reward", "forward_pass=3", "bypass=1", "--pass 3", "compass=north",
+    "pass 2 of 3", "key=reward", '{"username": "me", "n": 1}', "author: x", "password: ''", f"commit {WANDB_KEY}", f"revision={WANDB_KEY}",
+    f"wandb: run at commit {WANDB_KEY}", f"sha256: {WANDB_KEY}{WANDB_KEY[:24]}", f"'key': '{WANDB_KEY[:32]}'", "https://h/x?key=level",
+    "Qwen3ForConditionalGeneration2", "_ZN3c106detail14torchCheckFailEPKcS2", "1234567890" * 5, "x" * 60, "https://h/x?code=en&sid=a",
+    "grpo-Qwen2-5B-lr1e-6-KL0-G8-bs128-T1-seed42", "Cookie Monster: 5 cookies", "Digest: md5 of 3 answers",
 ]  # fmt: skip
 
 
@@ -110,12 +175,38 @@ def test_secrets_are_masked_as_services_write_them() -> None:
     assert [text for text in shown.values() if SECRET in text or MASK not in text] == []
     assert [token for token in TOKENS if redact_text(f"see {token}, ok") != f"see {MASK}, ok"] == []
     assert [text for text in NO_SECRETS if redact_text(text) != text] == []
+    shown |= {spelling: redact_text(spelling.format(WANDB_KEY)) for spelling in NEAR_WANDB}
+    assert [text for text in shown.values() if WANDB_KEY in text or MASK not in text] == []
     assert [text for text in shown.values() if redact_text(text) != text] == []  # once is enough
 
 
 @pytest.mark.moderate
 def test_a_long_text_is_masked_in_linear_time() -> None:
-    runs = ["9", "a", "a.", "token", "token=", "a=", "eyJ", "eyJ-", "://", "://a@", "token='", "[", "{", "bearer ", " "]
+    runs = [
+        "9",
+        "aB3",
+        "wandb ",
+        "api key 0",
+        "cookie: ",
+        "'username':",
+        "mysql ",
+        "authorization: digest ",
+        "?key=",
+        "a",
+        "a.",
+        "token",
+        "token=",
+        "a=",
+        "eyJ",
+        "eyJ-",
+        "://",
+        "://a@",
+        "token='",
+        "[",
+        "{",
+        "bearer ",
+        " ",
+    ]
     for run in runs:
         began = time.perf_counter()
         redact_text(run * (100_000 // len(run)))

@@ -26,6 +26,7 @@ _DISK_FAULTS = {
 }  # fmt: skip
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # escaped, or as bytes that are no UTF-8
 _PART = 2**26  # bytes of a file that one thread reads
+_SHOWN_BEFORE = 60  # bytes before one that cannot be read
 _SHOWN = 1500  # characters of a text in a page
 
 
@@ -96,6 +97,9 @@ def _unreadable(error: ValueError | RecursionError) -> str:
     """Python's reason, but where it is about Python."""
     if isinstance(error, RecursionError):
         return "lists or objects are nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        before = error.object[max(0, error.start - _SHOWN_BEFORE) : error.start].decode(errors="replace")
+        return f"byte 0x{error.object[error.start]:02x} is no UTF-8, after {before!r}"
     return "a number has more than 4,300 digits" if "int_max_str_digits" in str(error) else str(error)
 
 

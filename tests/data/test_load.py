@@ -192,6 +192,58 @@ def test_a_text_that_utf8_cannot_hold_is_named(tmp_path: Path) -> None:
     assert load_problems("whole.jsonl", "train", "r1_zero")[0]["problem"] == "\U0001d400 \ufffd"
 
 
+FILES = [write, write_json, write_csv, write_parquet]
+CONTROL = {"\0": "'\\x00'", "\x0crac{1}{2}": 'as JSON has for "\\f', "\x08inom": 'as JSON has for "\\b'}
+
+
+@pytest.mark.parametrize("written", FILES)
+@pytest.mark.parametrize("text", CONTROL)
+def test_control_characters_are_named_by_place_and_field(written: Any, text: str) -> None:
+    name = written([ROWS[1], {**ROWS[0], "answer": f"5{text}"}])
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}', (?:line 2|row 1): no answer in 'answer'") as refused:
+        load_problems(name, "train", "r1_zero")
+    assert CONTROL[text] in str(refused.value)
+    name = written([ROWS[1], {**ROWS[0], "problem": "1\0"}])
+    with pytest.raises(ValueError, match=r"(?:line 2|row 1): 'problem' has the control character '\\x00'$"):
+        load_problems(name, "train", "r1_zero")
+
+
+@pytest.mark.parametrize("written", [write, write_json, write_parquet])
+@pytest.mark.parametrize("answer", [True, False, [True]])
+def test_a_boolean_is_no_answer(written: Any, answer: Any) -> None:
+    name = written([{"problem": "Is it?", "answer": answer}])
+    with pytest.raises(ValueError, match=r"(?:line 1|row 0): no answer in 'answer': .*true and false are no texts"):
+        load_problems(name, "train", "r1_zero")
+
+
+def test_a_cell_of_a_table_is_the_text_that_is_written_there() -> None:
+    answers = ["007", "1e3", "0.10", "True", "12345678901234567890123", "[1, 2]", "-0"]
+    name = write_csv([{"problem": str(n), "answer": answer} for n, answer in enumerate(answers)])
+    assert load_problems(name, "train", "question_only")["answer"] == answers
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", b"problem,answer\np,1,3\n", "cannot be read as .csv: row 0 has more cells than the head's 2"),
+        ("x.csv", b"problem,answer\np,1\nq\n", "cannot be read as .csv: row 1 has fewer cells than the head's 2"),
+        ("x.csv", b'problem,answer\n"p,1\n', "cannot be read as .csv: unexpected end of data"),
+        ("x.parquet", b"PAR1", "cannot be read as .parquet: Parquet file size is 4 bytes"),
+        ("x.json", b"[1]", "cannot be read as .json: row 0 is no JSON object: '1'"),
+        ("x.json", b"[]", "has no column 'problem'. It has: no rows"),
+        ("x.json", rb'[{"problem": "p \ud835", "answer": "1"}]', "row 0: field 'problem' has half of a surrogate pair"),
+        ("x.jsonl", b'{"problem": "\xff"}', "line 1: not JSON: byte 0xff is no UTF-8, after '{\"problem\": \"'"),
+        ("x.jsonl", b'{"problem": "p", "answer": 1}\n{"problem": "p"}', "line 2: no answer in 'answer': 'None' (the row"),
+        ("x.jsonl", b'{"problem": "p", "answer": 1}\n{"answer": 1}', "line 2: 'problem' is None, not a text (the row has"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_not_what_it_is_called_is_named(name: str, content: bytes, message: str) -> None:
+    Path(name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        load_problems(name, "train", "r1_zero")
+    assert str(refused.value).startswith(f"'{name}'")
+
+
 def test_a_recognized_format_names_its_broken_row(tmp_path: Path) -> None:
     countdown = {"target": 3, "nums": [1, 2]}
     chat = {"messages": [{"role": role, "content": "The final answer is: 1."} for role in ("user", "assistant")]}

@@ -193,6 +193,29 @@ FAULTS = [
 ]
 
 
+AT_DISTANCES = {  # what is added to a loss that declares zero_advantage_is_noop, and what of it the message names
+    "(x.old_logp - x.logp).relu()": "its loss, its gradient",
+    "(x.logp - x.old_logp - 9).relu()": "its loss, its gradient",
+    "(x.old_logp - x.logp - 9).relu()": "its loss, its gradient",
+    "(x.logp == x.old_logp) * x.logp": "its loss, its gradient",
+    "((x.logp - x.old_logp).exp() < 0.8).float()": "its loss",
+    "(x.advantage != 0) * x.logp": "",
+}
+
+
+@pytest.mark.parametrize("added", AT_DISTANCES)
+def test_a_declared_loss_is_0_on_both_sides_and_far_away(added: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"{REGISTERED}def f(x):\n    return TokenLoss(-x.advantage * x.logp + {added})")
+    try:
+        config(tmp_path, policy_loss=f"{file}:f").objective()
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    assert AT_DISTANCES[added] in refused
+    assert bool(refused) == bool(AT_DISTANCES[added])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("axis", "code", "said"), FAULTS)
 def test_fault_in_a_user_file_is_found_during_argument_parsing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,34 @@ def test_a_list_has_none_or_values(recipe: tuple[type, ...]) -> None:
     for name in ("seed", "use_vllm"):
         with pytest.raises(ValueError, match=f"{name}: null: this setting needs a value"):
             by_yaml(parser, [name], None)
+
+
+WRONG: dict[type, tuple[Any, ...]] = {  # by what a setting is, values that are something else
+    str: (3, 0.5, True, {"a": 1}),
+    bool: (3, 0.5, ["true"], {"a": 1}),
+    int: (0.5, True, [2], {"a": 1}),
+    float: (True, [0.5], {"a": 1}),
+    dict: (3, True, ["a"]),
+    list: (True, {"a": 1}, [["a"]]),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe[0].__name__)
+def test_a_yaml_value_of_another_kind_is_named(recipe: tuple[type, ...]) -> None:
+    parser, tried = _Parser(recipe, add_help=False), set()
+    for name, shape in shapes_of(recipe).items():
+        for value in WRONG[shape.kinds[0]] if shape.kinds else ():
+            if type(value) not in shape.kinds or value == [["a"]]:
+                with pytest.raises(ValueError, match=rf"^{name}: {re.escape(repr(value))} is no "):
+                    by_yaml(parser, [name], value)
+                tried.add(shape.kinds[0])
+    assert tried == set(WRONG) - (set() if recipe in RECIPES[:3] else {dict, list} - tried)
+
+
+def test_a_word_that_yaml_takes_for_a_boolean_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("save_strategy: no\n")
+    with pytest.raises(SettingsError, match='save_strategy: False is no text; in "quotes" it is one'):
+        read_settings(GRPO_SETTINGS, None, tmp_path / "own.yaml", ON_A_CPU)
 
 
 def test_stop_can_be_unset_on_the_command_line(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from datasets import Dataset
 from transformers import Qwen2Config, Qwen2Tokenizer
 
 from tests.recipes.test_grpo import ON_A_CPU, ROOT
+from trl_ext.data.files import READERS
 from trl_ext.data.lengths import Room, rows_that_fit
-from trl_ext.data.load import READERS, read_table
+from trl_ext.data.load import read_table
 from trl_ext.data.source import Source
 from trl_ext.generation.prompts import format_prompt, load_prompt, load_template
 from trl_ext.io import as_flags

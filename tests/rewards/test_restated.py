@@ -74,6 +74,22 @@ def test_with_the_problem_known_a_restated_answer_is_not_paid() -> None:
     assert all(grade.correct for grade in GRADERS["strict"](responses, references, worked_out=False, problems=problems))
 
 
+@pytest.mark.parametrize(
+    ("problem", "answer", "paid"),
+    [
+        ("What percent of 20 is 15?", r"75\%", True), ("What percentage of the 20 are red?", r"75\text{ percent}", True),
+        ("In total, what was the percentage increase?", "75%", True), ("By what percent did it grow?", "75%", True),
+        ("Is it 75%? Express it as a percentage.", "75%", True), ("What's the percentage of reds?", r"70\%+5\%", False),
+        ("What percent is it?", "0.75", False), ("What percent is it?", r"76\%", False), ("What percent is it?", r"(70+5)\%", False),
+        ("What is 20 percent of 375?", r"75\%", False), ("There are 50% reds. How many are red?", r"75\%", False),
+        ("What is the price?", r"75\%", False),
+    ],
+)  # fmt: skip
+def test_a_percent_sign_where_the_problem_asks_for_one(problem: str, answer: str, paid: bool) -> None:
+    assert GRADERS["strict"]([RESPONSE.format(answer)], ["75"], problems=[problem])[0].correct is paid
+    assert not GRADERS["strict"]([RESPONSE.format(answer)], ["75"])[0].correct
+
+
 def test_training_and_evaluation_know_the_problem() -> None:
     problem, answer, reference, _ = CASES[0]
     response, user = RESPONSE.format(answer), [{"role": "user", "content": problem}]

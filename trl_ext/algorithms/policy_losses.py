@@ -77,8 +77,15 @@ def with_inputs(
 
 
 def _not_0_at_zero_advantage(loss: Callable[[LossInputs], TokenLoss], x: LossInputs) -> list[str]:
-    """What of a loss is not 0 on rows whose advantage is."""
-    x = dataclasses.replace(x, old_logp=x.old_logp - 0.5, advantage=torch.zeros_like(x.advantage))
+    """What of a loss is not 0 on rows whose advantage is, on either side of the policy that sampled and far from it."""
+    found = dict[str, None]()  # in order
+    for distance in (0.5, -0.5, 0.0, 20.0, -20.0):
+        away = dataclasses.replace(x, old_logp=x.old_logp - distance, advantage=torch.zeros_like(x.advantage))
+        found |= dict.fromkeys(_not_0(loss, away))
+    return list(found)
+
+
+def _not_0(loss: Callable[[LossInputs], TokenLoss], x: LossInputs) -> list[str]:
     token_loss = loss(x)
     values = {"its loss": token_loss.loss}
     if token_loss.loss.requires_grad:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.data.countdown import countdown
+from trl_ext.data.files import READERS, control_character, read_file
 from trl_ext.data.formats import Columns, Row, columns_of, value_at
 from trl_ext.data.sample import Table, stratified_sample
 from trl_ext.data.source import Source
 from trl_ext.generation.conversation import Conversation, conversation, is_conversation
 from trl_ext.generation.prompts import Asking
-from trl_ext.io import read_jsonl
 from trl_ext.mini.task import first_rows
 from trl_ext.mini.tasks import TASKS
 from trl_ext.registry import Registry
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 ANSWER_SOURCES = Registry("answer source")
 GENERATORS = (*TASKS, "countdown")
-READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 GENERATED_PROBLEMS = 4096  # to train on, where a generated dataset is used and no number is given
 _SHOWN = 60  # characters of a problem in a message
 _LEVEL = re.compile(r"\d{1,9}")
@@ -170,9 +169,8 @@ def chosen_rows(
 
 
 def read_table(dataset: str, split: str, config: str | None, revision: str | None = None) -> Table:
-    """The rows: a list of a .jsonl file, else a `datasets.Dataset`; a ValueError if there is no such file or split."""
+    """The rows: a list of a file, else a `datasets.Dataset`; a ValueError if there is no such file or split."""
     from datasets import concatenate_datasets, load_dataset
-    from datasets.exceptions import DatasetGenerationError
 
     path = Path(dataset.replace("{split}", split))
     if path.suffix not in READERS:
@@ -187,12 +185,7 @@ def read_table(dataset: str, split: str, config: str | None, revision: str | Non
             raise ValueError(f"{error}; a local copy works as well: --dataset 'FOLDER/{{split}}.jsonl'") from error
     if not path.is_file():
         raise ValueError(f"no file {str(path)!r} (working directory: {Path.cwd().name!r}){_splits_there(dataset)}")
-    if path.suffix == ".jsonl":
-        return read_jsonl(path)  # names the line where `datasets` would not, and takes a number here and a text there
-    try:
-        return load_dataset(READERS[path.suffix], data_files=str(path), split="train")
-    except DatasetGenerationError as error:
-        raise ValueError(f"{str(path)!r} cannot be read as {path.suffix}: {error.__cause__ or error}") from error
+    return read_file(path)
 
 
 def refuse_missing_columns(dataset: str, table: Table, needed: Sequence[str]) -> None:
@@ -217,27 +210,37 @@ def _row(
     row: dict[str, Any], place: str, asking: Asking, columns: Columns, extract: Callable[[str], str | None]
 ) -> dict[str, Any]:
     problem, answer = (
-        _problem(value_at(row, columns.problem), f"{place}: {columns.problem!r}"),
+        _problem(row, columns.problem, f"{place}: {columns.problem!r}"),
         value_at(row, columns.answer),
     )
     try:
         reference = reference_answer(answer, extract)
     except (TypeError, ValueError) as error:
-        detail = f"{_found_by(answer)} ({error})" if str(error) else _found_by(answer)
+        detail = _found_by(answer) + (_not_there(row, columns.answer) or (f" ({error})" if str(error) else ""))
         raise ValueError(f"{place}: no answer in {columns.answer!r}: {str(answer)[:80]!r}{detail}") from error
     text = problem if isinstance(problem, str) else problem[-1]["content"]
     return {"prompt": asking.prompt(problem), "answer": reference, "problem": text, **strata_of(row)}
 
 
-def _problem(value: Any, place: str) -> str | Conversation:
+def _not_there(row: Row, column: str) -> str:
+    """What tells a field that a row lacks from one that is null, for a message."""
+    if column.partition(".")[0] in row or column in row:
+        return ""
+    return f" (the row has no such field; it has: {', '.join(row)})"
+
+
+def _problem(row: Row, column: str, place: str) -> str | Conversation:
     """A problem as the dataset has it, a text or a conversation, or a ValueError."""
+    value = value_at(row, column)
     if is_conversation(value):
         try:
             return conversation(value)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{place} is {value!r}, not a text")
+        raise ValueError(f"{place} is {value!r}, not a text{_not_there(row, column)}")
+    if "\0" in value:
+        raise ValueError(f"{place} {control_character(value)}")
     return value
 
 
@@ -263,8 +266,12 @@ def reference_answer(answer: Any, extract: Callable[[str], str | None]) -> str |
     """The answer as a text, or as a list where the column holds lists; a TypeError or ValueError without one."""
     if isinstance(answer, float) and not math.isfinite(answer):  # such as what a table has for a missing number
         raise ValueError
+    if any(isinstance(item, bool) for item in (answer if isinstance(answer, (list, tuple)) else [answer])):
+        raise ValueError("true and false are no texts: write the words that an answer should have, in quotes")
     answers = [extract(text) for text in accepted_answers(answer)]
     extracted = [text for text in answers if text is not None]
     if not extracted or len(extracted) < len(answers):
         raise ValueError
+    if bad := next(filter(None, map(control_character, extracted)), None):
+        raise ValueError(f"it {bad}")
     return extracted if isinstance(answer, (list, tuple)) else extracted[0]

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trl_ext.data.files import READERS
 from trl_ext.data.formats import Columns, Row, value_at
-from trl_ext.data.load import READERS, read_table, refuse_missing_columns
+from trl_ext.data.load import read_table, refuse_missing_columns
 from trl_ext.data.sample import Table
 from trl_ext.registry import unknown
 

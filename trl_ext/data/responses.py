@@ -27,7 +27,7 @@ def fields_of(given: Sequence[str]) -> dict[str, str]:
         ValueError: a pair has no `=`, or a name is not one of ours.
     """
     paths = {name: name for name in (*NEEDED, *OPTIONAL)}
-    for pair in given:
+    for pair in map(str, given):
         name, equals, path = pair.partition("=")
         if not equals or not path:
             raise ValueError(f"response_fields: {pair!r} is not of the form name=field, such as response=output")
@@ -97,6 +97,7 @@ def _answer(truth: Any, answer_source: str, place: str) -> str | list[str]:
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{place} is {str(truth)[:80]!r}, in which answer_source {answer_source} finds no answer"
+            + (f" ({error})" if str(error) else "")
         ) from error
 
 

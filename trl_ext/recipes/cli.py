@@ -27,7 +27,7 @@ from trl_ext.hosts.launch import check_launch, warning_of_locks
 from trl_ext.hosts.process_group import explain_network_error, join, learn_hosts, leave_at_exit
 from trl_ext.hosts.shared_folder import refuse_different, refuse_unshared
 from trl_ext.io import read_json, read_yaml, write_json
-from trl_ext.recipes.optional import is_none, refuse_null, resolve_none, shapes_of, take_words_for_none
+from trl_ext.recipes.optional import check_kinds, is_none, resolve_none, shapes_of, take_words_for_none
 from trl_ext.recipes.settings_help import help_on, other_words, page_of, settings_in, topic_of
 from trl_ext.recipes.user_errors import lines_of_user_files, summary_of
 from trl_ext.redaction import masked_names, redact, redact_text
@@ -87,7 +87,7 @@ class _Parser(TrlParser):
             if len(names) > 1:
                 raise ValueError(f"{' and '.join(names)} are one setting, and the file has both: leave one out")
         settings = {setting: settings[name] for setting, (name,) in names_by_setting.items()}
-        refuse_null(settings, self._shapes)
+        check_kinds(settings, self._shapes)
         for action in self._actions:  # argparse checks those of the command line only
             value = settings.get(action.dest)
             if action.choices and isinstance(value, str) and value not in action.choices and not is_none(value):

@@ -11,10 +11,31 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _WORDS = ("", "none", "null", "[]")
 NAMED_NONE = ("report_to",)  # `none` is a choice among others
+_TRUE_OR_TEXT = ("use_vllm", "scale_rewards")  # texts, of which two are true and false
+
+
+_ACCEPTED: tuple[tuple[type, tuple[type, ...]], ...] = (
+    (Enum, (str,)),
+    (str, (str,)),
+    (bool, (bool, str)),
+    (int, (int, str)),
+    (float, (float, int, str)),
+    (list, (list, str, int, float)),
+    (Mapping, (dict, str)),
+)
+_NAMES = {
+    str: "text",
+    bool: "boolean",
+    int: "whole number",
+    float: "number",
+    list: "list of texts or numbers",
+    dict: "mapping",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,20 +44,39 @@ class Shape:
 
     is_optional: bool
     is_list: bool
+    kinds: tuple[type, ...] = ()  # of values that a YAML file may have for it; empty for any
 
 
 def shapes_of(settings: Iterable[type]) -> dict[str, Shape]:
     """The shape of every setting of these dataclasses, by its name."""
     hints = {name: hint for kind in settings for name, hint in get_type_hints(kind).items()}
     defaults = {field.name: field.default for kind in settings for field in dataclasses.fields(kind) if field.init}
-    return {name: _shape_of(hints[name], default) for name, default in defaults.items()}
+    shapes = {name: _shape_of(hints[name], default) for name, default in defaults.items()}
+    for name in set(_TRUE_OR_TEXT) & set(shapes):
+        shapes[name] = dataclasses.replace(shapes[name], kinds=(str, bool))
+    return shapes
 
 
 def _shape_of(hint: object, default: object) -> Shape:
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     others = [member for member in members if member is not type(None)]
     is_list = all(get_origin(member) is list or member is list for member in others)
-    return Shape(default is None or len(others) < len(members), is_list)
+    kinds = [_kinds_of(member) for member in others]
+    known = () if () in kinds else tuple(dict.fromkeys(kind for accepted in kinds for kind in accepted))
+    return Shape(default is None or len(others) < len(members), is_list, known)
+
+
+def _kinds_of(hint: object) -> tuple[type, ...]:
+    """The types of what YAML reads for a member of a union; a text may be converted. Empty for any."""
+    kind = get_origin(hint) or hint
+    if kind is Literal:
+        return tuple({type(value) for value in get_args(hint)})
+    if not isinstance(kind, type):
+        return ()
+    for base, accepted in _ACCEPTED:
+        if issubclass(kind, base):
+            return accepted
+    return ()
 
 
 def is_none(value: object) -> bool:
@@ -60,12 +100,20 @@ def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     return converted
 
 
-def refuse_null(settings: Mapping[str, object], shapes: Mapping[str, Shape]) -> None:
-    """Raise a `ValueError` for a setting of a YAML file that is null and needs a value."""
+def check_kinds(settings: Mapping[str, object], shapes: Mapping[str, Shape]) -> None:
+    """Raise a `ValueError` for a setting of a YAML file that is null and needs a value, or is no text, number or list
+    where one belongs.
+    """
     for name, value in settings.items():
         shape = shapes.get(name)
-        if value is None and shape is not None and not (shape.is_optional or shape.is_list):
+        if shape is None or ((shape.is_optional or shape.is_list) and is_none(value)):
+            continue
+        if value is None:
             raise ValueError(f"{name}: null: this setting needs a value; leave it out for its default")
+        is_nested = isinstance(value, list) and any(isinstance(item, (list, dict, bool)) for item in value)
+        if shape.kinds and (type(value) not in shape.kinds or is_nested):
+            quotes = '; in "quotes" it is one' if shape.kinds[0] is str and isinstance(value, (int, float)) else ""
+            raise ValueError(f"{name}: {value!r} is no {_NAMES[shape.kinds[0]]}{quotes}")
 
 
 def resolve_none(settings: argparse.Namespace, shapes: Mapping[str, Shape]) -> None:

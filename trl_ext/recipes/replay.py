@@ -67,8 +67,8 @@ def _refuse_other_inputs(path: Path, summary: dict[str, Any], prepared: Prepared
     there, mine = summary[FINGERPRINTS], prepared.decisive[FINGERPRINTS]
     if changed := [name for name in {**there, **mine} if there.get(name) != mine.get(name)]:
         raise InputError(
-            f"{FLAG} {path}: what was measured had another {in_words(changed)}: give --model_name_or_path, --dataset or "
-            "--benchmark_dir of the same"
+            f"{FLAG} {path}: what was measured had another {in_words(changed)}: give --model_name_or_path, --dataset "
+            "or --benchmark_dir of the same"
         )
 
 

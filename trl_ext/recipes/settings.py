@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from trl_ext.data.dataset import DatasetSettings
-from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, READERS, Problems
+from trl_ext.data.files import READERS
+from trl_ext.data.load import GENERATED_PROBLEMS, GENERATORS, Problems
 from trl_ext.data.published import BENCHMARKS
 from trl_ext.data.source import Source
 from trl_ext.rewards.graders import GRADERS

@@ -21,8 +21,8 @@ from typing import Any
 from trl_ext.registry import Registry, unknown
 from trl_ext.rewards.extract import ANSWER_FORMATS, COMPATIBLE_FORMATS, Extraction
 from trl_ext.rewards.ground_truth import accepted_answers
-from trl_ext.rewards.restated import asks_for_factors, asks_for_terms, occurs_in
-from trl_ext.rewards.strict import NOT_EXPANDED, NOT_FACTORED
+from trl_ext.rewards.restated import asks_for_factors, asks_for_percentage, asks_for_terms, occurs_in
+from trl_ext.rewards.strict import NOT_EXPANDED, NOT_FACTORED, PERCENTAGE
 from trl_ext.rewards.workers.pool import Failure, Pool, WorkerLimits
 
 
@@ -213,7 +213,8 @@ def _once_more(grade: Grade, problem: str, is_copied: bool, in_same_form: bool) 
     if grade.correct and is_copied and not in_same_form:
         return replace(grade, correct=False, reason="restates the problem")
     asks = {NOT_FACTORED: asks_for_factors, NOT_EXPANDED: asks_for_terms}.get(grade.reason)
-    if asks and not is_copied and not asks(problem):
+    is_asked_for = grade.reason == PERCENTAGE and asks_for_percentage(problem)
+    if is_asked_for or (asks and not is_copied and not asks(problem)):
         return replace(grade, correct=True, reason="same value")
     return grade
 

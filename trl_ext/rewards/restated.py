@@ -20,6 +20,12 @@ _EXPAND = re.compile(
     r"\b(?:expan|multiply|multipli|simplif|distribut|product|combine|combini|form\b|polynomial|express|write)",
     re.IGNORECASE,
 )
+_PERCENTAGE = re.compile(
+    r"\b(?:what(?:'s)?|how many)(?: (?:is|was|are|were|will|would|be|the|its|his|her|their|total|overall|annual"
+    r"|average|combined|expected|new|approximate|probability|chance)){0,4} percent"
+    r"|\b(?:as a|find the|calculate the|determine the) percent",
+    re.IGNORECASE,
+)
 
 
 def occurs_in(answer: str, problem: str) -> bool:
@@ -40,6 +46,11 @@ def asks_for_factors(problem: str) -> bool:
 def asks_for_terms(problem: str) -> bool:
     """Whether the problem says that something is to be multiplied out, or in which form it is to be given."""
     return _EXPAND.search(problem) is not None
+
+
+def asks_for_percentage(problem: str) -> bool:
+    """Whether the answer is a percentage, so that `44%` is 44: "what percent", and not "what is 20 percent of 50"."""
+    return _PERCENTAGE.search(problem) is not None
 
 
 def _bare(text: str) -> str:

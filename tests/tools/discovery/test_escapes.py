@@ -205,6 +205,21 @@ def test_a_file_that_everybody_can_read_is_not_there() -> None:
     }
 
 
+@LINUX
+def test_of_a_folder_of_libraries_only_libraries_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LD_LIBRARY_PATH may name a folder with other things in it, or the root."""
+    (tmp_path / "data.so").mkdir()
+    (tmp_path / "libmine.so.1").touch()
+    for name in ("answers.jsonl", "data.so/answers.jsonl"):
+        (tmp_path / name).write_text("the reference answer")
+    for places in (f"{tmp_path}", f"/:{tmp_path}", "relative:"):
+        monkeypatch.setenv("LD_LIBRARY_PATH", places)
+        filesystem.needed_paths.cache_clear()
+        shown = [path for path in filesystem.needed_paths() if path.startswith(f"{tmp_path}") or path == "/"]
+        assert shown == ([str(tmp_path / "libmine.so.1")] if str(tmp_path) in places else [])
+    filesystem.needed_paths.cache_clear()
+
+
 MEMFD = "import os, time\nfor k in range(24):\n  fd = os.memfd_create('a')\n  os.write(fd, bytes(2**24))\n"
 MAPPED = "  assert libc.mmap(None, 2**24, 3, 1, fd, 0) not in (None, -1)\n  os.close(fd)\n"
 

@@ -24,7 +24,7 @@ _CHARACTERS = {
     "∈": r"\in ", "∅": r"\emptyset ", "\xa0": " ", "⁄": "/", "¢": r"\text{ cents}", "∘": r"\circ ", "∶": ":",
     "≈": r"\approx ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
     "∖": r"\setminus ", "⋃": r"\cup ", "…": r"\ldots ", "⋯": r"\ldots ",
-    "。": ".", "“": '"', "”": '"', "‘": "'", "’": "'",
+    "。": ".", "“": '"', "”": '"', "‘": "'", "’": "'", "′": "'",
 }  # fmt: skip
 _CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
@@ -45,6 +45,8 @@ _SPELLINGS = {  # of a macro; the first group only sets the type
     r"\cup ": "bigcup",
     r"\ldots ": "dots cdots dotsc dotsb",
     ":": "colon",
+    "(": "langle",
+    ")": "rangle",
     r"\overline": "bar",
     r"\mathbb{R}": "R Reals reals",
     r"\text{ or }": "lor vee",
@@ -64,7 +66,15 @@ _SPELLINGS = {  # of a macro; the first group only sets the type
 _FONT_OF_MATH = (
     r"\\(?:mbox|text(?:normal|rm|bf|it|sf|tt)?|math(?:rm|bf|it|sf|tt))\s*(?=\{[^{}]*(?:\\[a-zA-Z]|\d\\%|\{))"
 )
+_OPENING = r"(\\text\s*\{)?\s*"
 _MACROS = {name: macro for macro, names in _SPELLINGS.items() for name in names.split()}
+
+
+def _open_on_the_left(match: re.Match[str]) -> str:
+    """`]1,2[` as `(1,2)`: brackets that turn away from the interval leave its ends out."""
+    return f"({match[1]}{')' if match[2] == '[' else ']'}"
+
+
 _PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
     (".", r"\\(?:left|right)\s*\.", ""),
     (r"\!", r"(?<=\d)\s*(?:\\!\s*)*(?:,|\{,\})\s*(?:\\!\s*)+(?=\d{3}(?!\d))", ","),  # MATH's thousands
@@ -147,6 +157,12 @@ _PATTERNS: Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]] = (
         for word, power in (("million", 6), ("billion", 9), ("trillion", 12))
     ),
     (":=", ":=", "="),
+    ("'", r"(?<=\d)\s*''(?!')", r"\\text{ inches}"),
+    ("'", r"(?<=\d)\s*'(?!')", r"\\text{ feet}"),
+    ('"', r'(?<=\d)\s*"', r"\\text{ inches}"),
+    ("]", r"(?<![^ =pn])\]([^\[\]()]{1,80},[^\[\]()]{1,80})([\[\]])", _open_on_the_left),  # ]1,2[
+    ("[", r"\[([^\[\]()]{1,80},[^\[\]()]{1,80})\[", r"[\1)"),
+    ("nswer", rf"\A{_OPENING}(?:[Tt]he )?(?:(?:[Ff]inal|[Cc]orrect) )?[Aa]nswer(?: is)?:", r"\1"),
 )
 # A pattern can match only where its telltale occurs, which is much faster to see.
 _REWRITES = tuple((telltale, re.compile(pattern), replacement) for telltale, pattern, replacement in _PATTERNS)
@@ -165,6 +181,7 @@ _SPACES = re.compile(r" (?![a-zA-Z0-9])|(?<![a-zA-Z0-9]) ")
 _DOUBLED = re.compile(r"(?<!\\)\\\\(?:d?frac|sqrt|text|pi|infty|left|begin|cdot|times|pm|le|ge|cup|in)(?![a-zA-Z])")
 _SINGLE = re.compile(r"(?<!\\)\\(?:\\\\)*(?=[a-zA-Z])")
 _THIN_SPACE = re.compile(r"(?<=\d)[\u2007\u2009\u202f\xa0](?=\d{3}(?!\d))")
+_INVISIBLE = re.compile(r"[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")  # soft hyphens, spaces without width
 _SPACED_THOUSANDS = re.compile(r"((?:\\dollar ?)?-?)([1-9]\d{0,2}(?>(?: \d{3})+))(?![\d/!])")
 _DELIMITERS = re.compile(r"\\[()\[\]]")
 
@@ -221,7 +238,7 @@ def _root(match: re.Match[str]) -> str:
 def _one_spelling_of_characters(text: str) -> str:
     if text.isascii():
         return text
-    text = _THIN_SPACE.sub("", text)
+    text = _THIN_SPACE.sub("", _INVISIBLE.sub("", text))
     text = _SUPERSCRIPTS.sub(lambda m: f"^{{{unicodedata.normalize('NFKC', m[0]).replace('−', '-')}}}", text)
     text = _SUBSCRIPTS.sub(lambda m: f"_{{{unicodedata.normalize('NFKC', m[0])}}}", text)
     text = _ROOT.sub(_root, text)

@@ -14,6 +14,7 @@ from trl_ext.rewards.strict.read import readings_of_clean
 from trl_ext.rewards.strict.result import Result
 from trl_ext.rewards.strict.worked_out import least, left_to_do
 
+PERCENTAGE = "a percentage"
 MAX_LENGTH = 600  # characters; a longer answer is correct only if it is the reference in another spelling
 
 
@@ -49,6 +50,8 @@ def compare(answer: str, reference: str, tolerance: float = 0.0, worked_out: boo
                     return Result(True, reason)
         if left:
             return Result(False, least(left))
+    if any(_is_percentage(a, t, worked_out) for a, t in product(answers, references)):
+        return Result(False, PERCENTAGE)
     return Result(False, _difference(answers[0], references[0]))
 
 
@@ -57,6 +60,13 @@ def is_readable(answer: str, reference: str) -> Result:
     text = clean(reference)
     is_read = len(text) <= MAX_LENGTH and text.lower() != "nan" and bool(readings_of_clean(text))
     return Result(is_read, "as strict reads it")
+
+
+def _is_percentage(answer: Answer, reference: Answer, worked_out: bool) -> bool:
+    """Whether `44%` is for 44, which it is not unless the problem asks for a percentage."""
+    if not isinstance(answer, Quantity) or answer.unit.dimension != "ratio" or not is_expression(reference):
+        return False
+    return equal(answer.value, reference) and not (worked_out and left_to_do(answer.value, reference))
 
 
 def _is_near(answer: Answer, reference: Answer, tolerance: float) -> bool:

@@ -69,7 +69,8 @@ def _items_meant(inexplicit: Ordered, other: Answer) -> tuple[Answer, ...] | Non
 
 def _equal_quantities(answer: Answer, reference: Answer) -> bool:
     if isinstance(answer, Quantity) and isinstance(reference, Quantity):
-        if answer.unit.dimension != reference.unit.dimension:
+        is_temperature = answer.unit.dimension == "angle" and reference.unit.dimension.startswith("degree ")
+        if answer.unit.dimension != reference.unit.dimension and not is_temperature:
             return False
         if answer.unit.size == reference.unit.size:
             return equal(answer.value, reference.value)

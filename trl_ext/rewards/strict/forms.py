@@ -15,6 +15,7 @@ from fractions import Fraction
 
 from trl_ext.rewards.expression import Apply, Constant, Expression, Number, exact_value, variables
 from trl_ext.rewards.residues import log_size
+from trl_ext.rewards.strict.answers import Answer, is_expression
 
 LARGE = 10**6
 EXPAND = "multiply out"  # a product of sums is left
@@ -41,6 +42,19 @@ def work_left(node: Expression) -> frozenset[str]:
     return inner | _RULES.get(node.function, _work_in_function)(node)
 
 
+def unfinished_sides(sides: Sequence[Answer]) -> frozenset[str]:
+    """What is left to do on the sides of an equation or inequality that is not solved, like terms of both included.
+
+    Its terms may be arranged as one likes: in factors, as fractions and as powers of numbers, `x^2+y^2=3^2`.
+    """
+    expressions = [side for side in sides if is_expression(side) and side != _ZERO]
+    left = frozenset[str]().union(*map(work_left, expressions))
+    keys = [_key(term) for side in expressions for term in terms(side)]
+    if len(sides) == 2 and len(set(keys)) < len(keys):
+        left |= {"add"}
+    return left - {EXPAND, FRACTION, "power", "function"}
+
+
 def is_numeral(node: Expression) -> bool:
     """Whether a node is a rational number as people write one, with one sign at most."""
     if isinstance(node, Apply) and node.function == "negate":
@@ -54,6 +68,17 @@ def has_function(node: Expression, at_top: bool = False) -> bool:
     if not isinstance(node, Apply):
         return False
     return node.function not in _ARITHMETIC or (not at_top and any(map(has_function, node.arguments)))
+
+
+def has_reciprocal(node: Expression) -> bool:
+    r"""Whether a node has a power of a variable exponent that may be written as a fraction: `2^{-n}`, `(\frac12)^n`."""
+    if not isinstance(node, Apply):
+        return False
+    if node.function == "power" and variables(node.arguments[1]):
+        base, exponent = node.arguments
+        if _signs(exponent) % 2 or (exact_value(base) or _UNIT).denominator > 1:
+            return True
+    return any(map(has_reciprocal, node.arguments))
 
 
 def contains(node: Expression, function: str) -> bool:

@@ -72,7 +72,11 @@ def parse(text: str) -> Answer:
     tokens = tokens_of(text)
     if r"\pm" not in tokens:
         return _parse(tokens)
-    return Several(_spread([_parse([sign if token == r"\pm" else token for token in tokens]) for sign in "+-"]))
+    plus, minus = (_parse([sign if token == r"\pm" else token for token in tokens]) for sign in "+-")
+    if isinstance(plus, Several) and isinstance(minus, Several):  # of `1, 1 \pm 2` only the second is two
+        pairs = zip(plus.items, minus.items, strict=True)
+        return Several(tuple(item for a, b in pairs for item in ((a,) if a == b else (a, b))))
+    return Several(_spread([plus, minus]))
 
 
 def _parse(tokens: list[str]) -> Answer:

@@ -11,6 +11,7 @@ from trl_ext.rewards.expression import Apply, Number, exact_value
 from trl_ext.rewards.strict.answers import (
     Answer,
     Based,
+    Named,
     Ordered,
     Quantity,
     Several,
@@ -26,9 +27,10 @@ from trl_ext.rewards.strict.numerals import spelled_number, split_number_word
 from trl_ext.rewards.strict.sets import are_conditions, solution_set
 from trl_ext.rewards.strict.solutions import of_quantities, of_several_parts
 from trl_ext.rewards.strict.statements import statement
-from trl_ext.rewards.strict.units import currency, is_known, read_unit
+from trl_ext.rewards.strict.units import compound, currency, is_known, read_unit
 
 _TEXT_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
+_NUMBER_IN_TEXT = re.compile(r"\\text\s*\{\s*-?\d[^{}]*\}\Z")  # with its unit: \text{5 cm}
 _POWER = r"(?:\s*\^\s*\{?[23]\}?)?"
 _UNIT_IN_TEXT = re.compile(
     rf"(?P<value>.*?)\s*(?P<unit>\\text\s*\{{[^{{}}]*\}}{_POWER}(?:\s*/?\s*\\text\s*\{{[^{{}}]*\}}{_POWER})*)"
@@ -40,13 +42,14 @@ _MONEY = re.compile(
     r"(?P<sign>-?)\s*+(?:\\currency(?P<name>[a-z]+)\s*+(?P<value>[^\\]++|[^\\]*+\\(?!currency).*)"
     r"|(?P<before>.*?\S)\s*+\\currency(?P<after>[a-z]+))"
 )
+_POUNDS = re.compile(r"[Pp]ounds?")  # of mass, or of money
 _TRIGONOMETRIC = re.compile(r"(?<![a-z])(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DOLLARS = re.compile(r"(?P<sign>-?)\s*(?:\\dollar\s*(?P<value>.+)|(?P<before>[\d.,]+)\s*\\dollar)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’ -]*")
 _NOTHING = frozenset(
     f"{what}{s}" for what in ("no solution", "no real solution", "empty set", "the empty set") for s in ("", "s")
 )
-_CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
+_CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice)(?:\s+|(?=\()))?\(?\s*([A-Za-z])\s*[).]?")
 _TIME = re.compile(r"(\d{1,2})\s*:\s*(\d{2})\s*(?:([ap])\s*\.?\s*m\b\.?)?", re.IGNORECASE)
 _HOUR = re.compile(r"(0?[1-9]|1[0-2])\s*([ap])\s*\.?\s*m\b\.?", re.IGNORECASE)
 _BASED = re.compile(
@@ -58,6 +61,7 @@ _SIGNS = re.compile(r"[=<>:|]|\\(?:approx|simeq|le|ge|lt|gt|ne|in)(?![a-zA-Z])|r
 _SEVERAL = re.compile(r"=|\\in(?![a-zA-Z])|integer| to |or")
 _LIST_SIGN = re.compile(r"[,;]| and | or ")
 _UNIT_IN_LIST = re.compile(r"[\d})] ?(?!and |or )[a-zA-Z]{2}")
+_POINT = re.compile(r"([A-Z]) ?(\(.*,.*\))")  # P(1,2)
 _SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,3}")
 _INTEGER = re.compile(r"-?[0-9]{1,30}")
 CACHED_TEXTS = 1_000
@@ -81,6 +85,9 @@ def _read(text: str) -> list[Answer]:
         is_time = bool(time[3]) or "0" in (time[1][0], time[2][0])
         ratio = () if is_time else (Ordered("::", (Number(Fraction(time[1])), Number(Fraction(time[2])))),)
         return [_time_of_day(time[1], time[2], time[3]), *ratio]
+    if measured := compound(words):
+        return [Quantity(Number(measured[0]), measured[1])]
+    text = words if _NUMBER_IN_TEXT.match(text) else text
     answers: list[Answer] = [*_texts(text, words), *_quantities(text, words)]
     if based := _BASED.fullmatch(words):
         base = based[2] or based[3]
@@ -95,6 +102,8 @@ def _read(text: str) -> list[Answer]:
         answers.append(Ordered(",", tuple(Number(Fraction(item)) for item in text.split(","))))
     if _LIST_SIGN.search(words) and ("%" in text or r"\text" in text or _UNIT_IN_LIST.search(words)):
         answers = [*of_quantities(words, readings), *answers]
+    if point := _POINT.fullmatch(words):
+        answers += [Named(point[1], place) for place in readings(point[2]) if isinstance(place, Ordered)]
     if _SEVERAL.search(words):
         answers += of_several_parts(text, words, readings)
     if _SIGNS.search(text):  # or words for the real numbers
@@ -175,7 +184,8 @@ def _quantity(value: str, unit_phrase: str) -> list[Answer]:
     with contextlib.suppress(Unreadable):
         if unit or (counted != 1 and not unit_phrase.strip()):
             tree = _times(parse(_without_text_groups(value)), counted)
-            return [Quantity(tree, unit)] if unit else [tree]
+            units = [unit, currency("sterling")] if unit and _POUNDS.fullmatch(unit_phrase.strip()) else [unit]
+            return [Quantity(tree, one) if one else tree for one in units]
     return []
 
 

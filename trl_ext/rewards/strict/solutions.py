@@ -23,6 +23,7 @@ _INTEGERS = re.compile(
     rf"(?:integers? (?P<named>[a-z])|(?P<name>[a-z]) ?(?:\\in ?\\mathbb\{{Z\}}|(?:is )?{_EVERY}integer))\)?\Z"
 )
 _INTEGERS_LENGTH = 40  # no match is longer: looked for in the whole text, the pattern would take quadratic time
+_LETTER = re.compile(r"[a-zA-Z]|\\(?:theta|phi|alpha|beta|gamma|lambda)")
 _UNKNOWN = re.compile(r"(?:[a-zA-Z]|\\theta)=")
 
 
@@ -56,6 +57,9 @@ def of_quantities(words: str, read: Callable[[str], Sequence[Answer]]) -> list[A
     if not 1 < len(parts) <= MAX_PARTS or not all(parts):
         return []
     items = [read(part) for part in parts]
+    units = {item[0].unit for item in items if item and isinstance(item[0], Quantity)}
+    if len({unit.dimension for unit in units}) < len(units):  # 3 cm and 4 m are not 3, 4
+        return []
     if not all(items) or not any(isinstance(item[0], Quantity) and item[0].unit.is_listed for item in items):
         return []
     values = tuple(item[0] for item in items)
@@ -94,14 +98,19 @@ def _labeled(words: str, read: Callable[[str], Sequence[Answer]]) -> list[Answer
     names = [name for name, _, _ in parts]
     if not 1 < len(set(names)) == len(parts) <= MAX_PARTS:
         return []
-    if not all(map(LABEL.fullmatch, names)):
+    are_letters = all(map(_LETTER.fullmatch, names))
+    if not are_letters and not all(map(LABEL.fullmatch, names)):
         return []
     values = [read(value) for _, _, value in parts]
     if not all(values):
         return []
+    if are_letters and names != sorted(names, key=lambda name: (name.startswith("\\"), name)):
+        return []
     named = [Named(name, value[0]) for name, value in zip(names, values, strict=True)]
+    point = Named(f"({','.join(names)})", Ordered("()", tuple(value[0] for value in values)))
     in_order: list[Answer] = [one for _, one in sorted(zip(names, named, strict=True), key=lambda pair: pair[0])]
-    return [Ordered(",", tuple(named)), Ordered("=", tuple(in_order))]
+    lists: list[Answer] = [Ordered(",", tuple(named)), Ordered("=", tuple(in_order))]
+    return [point] if are_letters else lists
 
 
 def _ratio(words: str) -> list[Answer]:

@@ -32,6 +32,8 @@ _SHORT = {"mph": "mile per hour", "kmh": "km per hour", "kph": "km per hour"}
 _PER = re.compile(r"\s*/\s*|\s+per\s+")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 _SINGULAR = re.compile(r"(?<=[a-z]{2})(?:(?<=[sxh])es|s)$")
+_PART = re.compile(r"(\d+(?:\.\d+)?) ?([a-zA-Z]+)")
+_COMPOUND = re.compile(rf"{_PART.pattern}\.?(?:(?: ?, ?| )(?:and )?{_PART.pattern}\.?){{1,3}}")
 _NOT_A_UNIT = frozenset("or and either not approximately about none is are to no yes true false if than but".split())
 # What is counted in answers: an answer may add one of these words to a bare number.
 _NOUNS = frozenset(
@@ -99,6 +101,27 @@ def read_unit(phrase: str) -> Unit | None:
 def currency(name: str) -> Unit:
     """The unit of a currency, by the name that `clean` gives its sign."""
     return _KNOWN.get(name) or Unit(name, Fraction(1))
+
+
+def compound(text: str) -> tuple[Fraction, Unit] | None:
+    """A measure in several units of one dimension, in the dimension's base; None for any other text.
+
+    It may be added to no bare number, since it does not say in which unit, except dollars and cents.
+
+    >>> compound("1 hour and 30 minutes")
+    (Fraction(5400, 1), Unit(dimension='time', size=Fraction(1, 1), is_listed=False))
+    """
+    if (match := _COMPOUND.fullmatch(text)) is None:
+        return None
+    parts = [(Fraction(value), _look_up(name)) for value, name in _PART.findall(match[0])]
+    units = [unit for _, unit in parts if unit]
+    if len(units) < len(parts) or len({unit.dimension for unit in units}) > 1:
+        return None
+    for large, (value, _), small in zip(units, parts[1:], units[1:], strict=False):
+        if not value * small.size < large.size:  # 90 minutes are no part of an hour
+            return None
+    base = Unit(units[0].dimension, Fraction(1), is_listed=units[0].dimension == "money")
+    return sum((value * unit.size for (value, _), unit in zip(parts, units, strict=True)), Fraction(0)), base
 
 
 def is_known(word: str) -> bool:

@@ -17,7 +17,16 @@ from trl_ext.rewards.strict.answers import (
     Union,
     is_expression,
 )
-from trl_ext.rewards.strict.forms import EXPAND, contains, factor_count, has_function, work_left
+from trl_ext.rewards.strict.forms import (
+    EXPAND,
+    FRACTION,
+    contains,
+    factor_count,
+    has_function,
+    has_reciprocal,
+    unfinished_sides,
+    work_left,
+)
 
 NOT_WORKED_OUT, NOT_EXPANDED, NOT_FACTORED = "not worked out", "not multiplied out", "not factored"
 _ORDER = ("", NOT_EXPANDED, NOT_FACTORED, NOT_WORKED_OUT)
@@ -67,6 +76,7 @@ def _in_expression(answer: Expression, reference: Expression) -> str:
     if left:
         left -= _left(reference)
         left -= {"function"} if has_function(reference) else set()
+        left -= {FRACTION} if has_reciprocal(reference) else set()
     if left - {EXPAND}:
         return NOT_WORKED_OUT
     if left:
@@ -82,7 +92,7 @@ def _left(node: Expression) -> set[str]:
 def _in_relation(answer: Relation, reference: Relation) -> str:
     unknowns = _solved_for(reference)
     if not unknowns:
-        return ""
+        return NOT_WORKED_OUT if unfinished_sides(answer.sides) - unfinished_sides(reference.sides) else ""
     if not unknowns & _solved_for(answer):
         return NOT_WORKED_OUT
     sides = [[side for side in one.sides if side not in unknowns] for one in (answer, reference)]

@@ -63,7 +63,7 @@ def check_in_this_process(
 
 
 def _check(run: RunSpec, rules: str | None, is_last: bool) -> None:
-    from trl_ext.data.load import READERS
+    from trl_ext.data.files import READERS
     from trl_ext.recipes.cli import read_settings
     from trl_ext.tools.experiments.rules import RULES, violations
 

@@ -61,7 +61,9 @@ def _libraries() -> set[str]:
     with open("/proc/self/maps", errors="surrogateescape") as file:
         mapped = {line.rstrip("\n").split(maxsplit=5)[-1] for line in file}
     loaded = {path for path in mapped if path.startswith("/") and ".so" in os.path.basename(path)}
-    given = {path for path in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path.startswith("/")}
+    places = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path.startswith("/")]
+    given = {path for place in places for path in glob.glob(os.path.join(glob.escape(place), "*.so*"))}
+    given = {path for path in given if os.path.isfile(path)}
     folders = {os.path.dirname(path) for path in loaded}
     whole = {path for path in folders if path.startswith(tuple(f"{place}/" for place in _OF_LIBRARIES))}
     whole |= folders & set(_OF_LIBRARIES)

@@ -68,7 +68,7 @@ def check_loadable(
     if not is_quantized:
         _refuse_other_shapes(source, sorted(loading["mismatched_keys"]))
         _refuse_missing(source, sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"]))
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 @contextlib.contextmanager

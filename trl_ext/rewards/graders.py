@@ -300,7 +300,8 @@ def equality_of(grader: str) -> Callable[[Sequence[Pair]], list[bool]] | None:
 
     def equal(pairs: Sequence[Pair]) -> list[bool]:
         outcomes = compare_pairs(comparison, list(dict.fromkeys(pairs)))
-        return [not isinstance(outcomes[pair], Failure) and bool(outcomes[pair][0]) for pair in pairs]
+        verdicts = [outcomes[pair] for pair in pairs]
+        return [not isinstance(verdict, Failure) and verdict[0] for verdict in verdicts]
 
     return equal
 

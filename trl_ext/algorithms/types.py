@@ -6,9 +6,13 @@ Letters: P prompts, G completions per prompt, B rows of a micro-batch, T complet
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:  # the axes import nothing but torch
+    from jaxtyping import Bool, Float, Int
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,10 @@ class LossInputs:
         ValueError: a shape does not fit, `mask` is not boolean, or a gradient would flow into `old_logp`.
     """
 
-    logp: Tensor  # (B, T) log-probability of each sampled token under the current policy; has grad
-    old_logp: Tensor  # (B, T) the same under the policy that generated the rollout; no grad
-    advantage: Tensor  # (B, 1) or (B, T)
-    mask: Tensor  # (B, T) bool, True on the completion tokens that train
+    logp: Float[Tensor, "B T"]  # log-probability of each sampled token under the current policy; has grad
+    old_logp: Float[Tensor, "B T"]  # the same under the policy that generated the rollout; no grad
+    advantage: Float[Tensor, "B 1"] | Float[Tensor, "B T"]
+    mask: Bool[Tensor, "B T"]  # True on the completion tokens that train
 
     def __post_init__(self) -> None:
         if self.logp.ndim != 2:
@@ -51,10 +55,10 @@ class StepTokens:
     In the order of the rollout's rows, however the step is divided.
     """
 
-    logp: Tensor  # (N,) under the current policy, like the others without a gradient
-    old_logp: Tensor  # (N,)
-    advantage: Tensor  # (N,)
-    place: Tensor  # (B, T) which of the N a token of this micro-batch is; -1 where it is masked
+    logp: Float[Tensor, " N"]  # under the current policy, like the others without a gradient
+    old_logp: Float[Tensor, " N"]
+    advantage: Float[Tensor, " N"]
+    place: Int[Tensor, "B T"]  # which of the N a token of this micro-batch is; -1 where it is masked
 
     def of_micro_batch(self, values: Tensor) -> Tensor:
         """(N,) values of the step's tokens -> (B, T), those of this micro-batch; 0 where masked."""
@@ -73,8 +77,8 @@ class StepTokens:
 class TokenLoss:
     """An unreduced policy loss: one value per token, and per-token quantities to log under their own names."""
 
-    loss: Tensor  # (B, T)
-    metrics: dict[str, Tensor] = field(default_factory=dict)  # name -> (B, T), averaged over unmasked tokens
+    loss: Float[Tensor, "B T"]
+    metrics: dict[str, Float[Tensor, "B T"]] = field(default_factory=dict)  # by name; averaged over unmasked tokens
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 class Rollout:
     """Scored completions, of training or of an evaluation."""
 
-    rewards: Tensor  # (N, K), NaN where a function did not score the completion
-    reward: Tensor  # (N,) weighted sums of `rewards`
-    finished: Tensor  # (M,) bool, whether the model ended the completion
-    lengths: Tensor  # (M,) in tokens
-    correct: Tensor  # (M,) 1, 0, or NaN for neither
+    rewards: Float[Tensor, "N K"]  # NaN where a function did not score the completion
+    reward: Float[Tensor, " N"]  # weighted sums of `rewards`
+    finished: Bool[Tensor, " M"]  # whether the model ended the completion
+    lengths: Int[Tensor, " M"]  # in tokens
+    correct: Float[Tensor, " M"]  # 1, 0, or NaN for neither
     offset: int  # position of this rank's first completion among the N
 
     @classmethod
@@ -47,7 +48,7 @@ class Rollout:
         """By the rewards of all ranks' completions, and what the reward functions say of this rank's.
 
         Args:
-            weights: (R,) of the reward functions.
+            weights: (K,) of the reward functions.
             functions: those of them that are no reward models.
             rank: this one's number.
         """

@@ -71,7 +71,7 @@ def test_every_flag_in_the_prose_of_a_page_is_one(page: str) -> None:
     prose = re.sub(r"```.*?```", "", PAGES[page].read_text(encoding="utf-8"), flags=re.DOTALL)
     fields = {field.name for tables in docs_pages.RECIPES.values() for t in tables for field in dataclasses.fields(t)}
     # of argparse, evaluate.py, launchers and vLLM's server
-    others = {"config", "help", "show", "category", "resume", "config_file", "generation", "override"}
+    others = {"config", "help", "show", "category", "resume", "config_file", "generation", "override", "replay"}
     assert set(re.findall(r"`[^`\n]*--(\w+)[^`\n]*`", prose)) <= fields | others
 
 

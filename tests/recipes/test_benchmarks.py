@@ -179,7 +179,7 @@ def test_all_inputs_are_checked_before_an_engine_starts(
 
 def test_the_recipes_default_file_follows_the_flags() -> None:
     recipe = Path("recipes/evaluate.py")
-    assert default_config(recipe, ["--benchmark=gsm8k"]).name == "benchmarks.yaml"
+    assert default_config(recipe, ["--benchmark=gsm8k"]).name == "evaluate_benchmarks.yaml"
     assert default_config(recipe, ["--dataset", "gsm8k", "--benchmark_dir", "x"]).name == "evaluate.yaml"
 
 

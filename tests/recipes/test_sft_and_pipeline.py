@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.recipes.test_grpo import ON_A_CPU, ROOT, SMALL, rows, without_times
 from tests.support.recipe import run_recipe
+from tests.support.tiny import save_tiny
 from trl_ext.errors import InputError
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.cli import parse
@@ -300,8 +301,7 @@ def test_on_the_embedded_default_expert_iteration_learns(
 
 
 def test_missing_trace_file_is_refused_before_anything_loads(tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors"):  # a model, by its folder
-        (tmp_path / name).touch()
+    save_tiny(tmp_path)
     with pytest.raises(InputError, match=r"no file '.*none.jsonl'"):
         run_here(SFT_SETTINGS, {"traces": str(tmp_path / "none.jsonl"), **SMALL_RUN}, tmp_path, str(tmp_path))
 

@@ -46,7 +46,7 @@ def test_benchmarks_have_options_of_their_own() -> None:
 
 
 @pytest.mark.slow
-def test_benchmarks_are_measured_before_on_the_way_and_at_the_end(
+def test_benchmarks_are_measured_before_between_and_at_the_end(
     policy: str, tmp_path: Path, copies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [

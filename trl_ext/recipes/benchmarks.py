@@ -28,7 +28,7 @@ from trl_ext.rewards.graders import equality_of
 def default_config(recipe: Path, arguments: Sequence[str]) -> Path:
     """The YAML file of a recipe that is asked for benchmarks, or for a dataset."""
     flags = {argument.partition("=")[0] for argument in arguments}
-    return recipe.with_name("benchmarks.yaml") if "--benchmark" in flags else recipe.with_suffix(".yaml")
+    return recipe.with_name("evaluate_benchmarks.yaml") if "--benchmark" in flags else recipe.with_suffix(".yaml")
 
 
 def run_evaluations(settings: Evaluation) -> dict[str, Report]:

@@ -1,9 +1,7 @@
 """GRPO on math. Without arguments: mini-MATH and a tiny policy built locally, in minutes on two CPU cores.
-
-    accelerate launch recipes/grpo_math.py
-    accelerate launch recipes/grpo_math.py --preset dr_grpo --seed 2
-    accelerate launch recipes/grpo_math.py --config recipes/grpo_math_qwen2.5_math_1.5b.yaml
-Settings come from a YAML file (`--config`, default recipes/grpo_math.yaml), then from the command line.
+accelerate launch recipes/grpo_math.py
+accelerate launch recipes/grpo_math.py --preset dr_grpo --seed 2
+accelerate launch recipes/grpo_math.py --config recipes/grpo_math_qwen2.5_math_1.5b.yaml
 """
 
 from __future__ import annotations

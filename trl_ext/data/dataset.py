@@ -50,7 +50,10 @@ class DatasetSettings(RecordsGiven):
     )
     benchmark_dir: str | None = setting(
         None,
-        "A folder with local copies of published sets, NAME.jsonl or NAME/SPLIT.jsonl, read instead of the Hub's.",
+        (
+            "A folder with local copies of published datasets and benchmarks. They are NAME.jsonl or NAME/SPLIT.jsonl "
+            "(.json, .csv, .parquet), in any layout of the Hub's, and read instead of those."
+        ),
         Group.MODEL,
     )
     dataset_options: dict[str, Any] | str | None = setting(
@@ -75,7 +78,7 @@ class DatasetSettings(RecordsGiven):
     )
     answer_source: str = setting(
         "as_is",
-        f"How the answer is read. One of: {', '.join(sorted(ANSWER_SOURCES))}.",
+        f"How the answer is read: {', '.join(sorted(ANSWER_SOURCES))}.",
         Group.MODEL,
         on_resume=OnResume.MAY_CHANGE,
     )

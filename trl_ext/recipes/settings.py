@@ -44,10 +44,10 @@ class Data:
 class TaskSettings(DatasetSettings):
     """What to learn and how it is measured; every recipe has its own."""
 
-    train_split: str = setting("train", "The split to train on.", Group.MODEL)
+    train_split: str = setting("train", "The split of the dataset for it.", Group.MODEL)
     validation_split: str = setting(
         "validation",
-        "The split to validate on.",
+        "The split of the dataset for it.",
         Group.MODEL,
         on_resume=OnResume.VALIDATION,
         aliases="--split",
@@ -124,8 +124,8 @@ class TaskSettings(DatasetSettings):
     validation_benchmarks: list[str] = setting(
         list,
         (
-            "Benchmarks to measure before, on the way and at the end, such as math500:problems=100,every=40 "
-            f"aime24:samples=8. One of: {', '.join(BENCHMARKS)}."
+            "Benchmarks to measure before, on the way and at the end, such as math500:every=40. Others are "
+            f"{', '.join(BENCHMARKS)}; each may have options: problems=100,samples=8,every=40."
         ),
         Group.VALIDATION,
         on_resume=OnResume.MAY_CHANGE,

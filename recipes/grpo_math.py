@@ -33,7 +33,7 @@ def main(task: GRPOTask, model: ModelConfig, config: ExtGRPOConfig) -> Mapping[s
     config.check_problem_count(len(prepared.data.train))
     with open_run(prepared) as run:  # in a folder of its own, or resumed
         trainer = ExtGRPOTrainer(
-            reward_funcs=task.reward_function(),
+            reward_funcs=task.reward_functions(),
             args=config,
             train_dataset=run.data.train,
             **loaded_as(model),

@@ -27,7 +27,7 @@ MODULES = {
 # A package imports from the rows above its own only, for types and within functions too.
 LAYERS = (
     "errors",
-    "registry redaction ranks setting",
+    "registry redaction ranks setting endpoint",
     "compat",
     "io",
     "plots",
@@ -45,7 +45,7 @@ LAYERS = (
 LAYER_OF = {package: number for number, row in enumerate(LAYERS) for package in row.split()}
 TOOLS = [package for package in LAYER_OF if package.startswith("tools/")]
 WITHOUT_TRL = set(
-    "errors io registry redaction ranks setting plots algorithms rewards functional mini data runs hub browse"
+    "errors io registry redaction ranks setting endpoint plots algorithms rewards functional mini data runs hub browse"
     " tools/discovery".split()
 )
 PURE = [

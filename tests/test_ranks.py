@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trl_ext import ranks
+from trl_ext.errors import ServerError
 
 
 @pytest.mark.parametrize(("is_main", "found"), [(True, "ours"), (False, "theirs")])
@@ -35,6 +36,18 @@ def test_refusal_is_raised_in_its_own_words(error: Exception, told: Exception, m
     with pytest.raises(type(error), match=str(error)):
         ranks.run_on_main_and_broadcast(refuse, ValueError)
     assert (type(sent[0]), str(sent[0])) == (type(told), str(told))
+
+
+@pytest.mark.parametrize("error", [None, KeyError("x"), ServerError("mine")])
+def test_a_lost_server_is_one_on_every_rank(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them save what they have of a checkpoint, which one alone would wait for for ever."""
+    state = SimpleNamespace(process_index=0, num_processes=2, device="cpu")
+    monkeypatch.setattr(ranks, "PartialState", lambda: state)
+    monkeypatch.setattr(ranks, "gather", lambda weight: torch.cat([weight, torch.tensor([2], dtype=torch.uint8)]))
+    monkeypatch.setattr(ranks, "gather_object", lambda told: [*told, "ServerError on rank 1: theirs"])
+    with pytest.raises(ServerError, match="theirs" if error is None else str(error)) as lost:
+        ranks.raise_everywhere(error)
+    assert isinstance(error, ServerError) or isinstance(lost.value, ranks.RankError)
 
 
 @pytest.mark.parametrize("error", [None, KeyError("x")])

@@ -11,6 +11,8 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather, gather_object
 
+from trl_ext.errors import ServerError
+
 Found = TypeVar("Found")
 
 
@@ -35,9 +37,13 @@ def raise_everywhere(error: Exception | None, kind: type[Exception] = RankError)
     state = PartialState()
     everyones: list[str | None] = []
     if state.num_processes > 1:
-        has_error = torch.tensor([error is not None], device=state.device)
-        if gather(has_error).any():  # one byte per rank tells that there is nothing to tell
+        weight = 0 if error is None else 2 if isinstance(error, ServerError) else 1
+        weights = gather(torch.tensor([weight], dtype=torch.uint8, device=state.device))
+        if weights.any():  # one byte per rank tells that there is nothing to tell
             everyones = gather_object([_told(error)])
+        if (weights == 2).any() and weight < 2:  # every rank has to save its part of a checkpoint
+            kind = kind if issubclass(kind, ServerError) else type(kind.__name__, (kind, ServerError), {})
+            error = None if error is None else kind(str(error))
     if error is not None:
         raise error
     for said in everyones:

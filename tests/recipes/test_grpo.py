@@ -151,7 +151,7 @@ def test_command_line_overrides_yaml_and_trainer_flags_work(tmp_path: Path) -> N
         (["--policy_loss_options", "eps_lw=0.1"], ["eps_lw", "eps_low"]),
         (["--kl_estimator", "k4"], ["k4", "k1, k2, k3"]),
         (["--reward", "stric"], ["stric", "Did you mean 'strict'", "compatible"]),
-        (["--validation_grader", "lenient"], ["unknown grader 'lenient'", "compatible, countdown, strict"]),
+        (["--validation_grader", "lenient"], ["unknown grader 'lenient'", "compatible, countdown, judge, strict"]),
         (["--answer_format", "box"], ["unknown answer format 'box'", "Did you mean 'boxed'"]),
         (["--prompt", "r1_zer"], ["r1_zer", "question_only"]),
         (["--group_size", "7"], ["rollout_batch_size (128)", "group_size (7)"]),
@@ -237,15 +237,15 @@ def test_answer_format_of_both_graders_follows_the_prompt() -> None:
     assert GRPOTask().answer_format == "r1_zero"
     assert GRPOTask(prompt="question_only").answer_format == "boxed"
     task = GRPOTask(prompt="question_only", answer_format="r1_zero", validation_grader="strict", reward="compatible")
-    for function in (task.reward_function(), task.grader()):
+    for function in (task.reward_functions()[0], task.grader()):
         assert function.keywords == {"answer_format": "r1_zero"}
-    assert (task.reward_function().__name__, task.grader().__name__) == ("compatible", "strict")
+    assert (task.reward_functions()[0].__name__, task.grader().__name__) == ("compatible", "strict")
 
 
 def test_tolerance_is_for_the_strict_grader_or_is_refused() -> None:
     task = GRPOTask(numeric_tolerance=0.01)
-    assert task.reward_function()(["</think> <answer>0.333</answer>"], ["1/3"]) == [1.0]
-    assert GRPOTask().reward_function()(["</think> <answer>0.333</answer>"], ["1/3"]) == [0.0]
+    assert task.reward_functions()[0](["</think> <answer>0.333</answer>"], ["1/3"]) == [1.0]
+    assert GRPOTask().reward_functions()[0](["</think> <answer>0.333</answer>"], ["1/3"]) == [0.0]
     strict = GRPOTask(numeric_tolerance=0.01, validation_grader="strict").grader()
     assert [verdict.correct for verdict in strict(["</think> <answer>1001</answer>"] * 2, ["1000", "900"])] == [
         True,
@@ -262,9 +262,9 @@ def test_strict_grader_wants_answers_worked_out_by_default() -> None:
     defaults = {None: [0.0, 1.0], True: [0.0, 1.0], False: [1.0, 1.0]}
     for worked_out, paid in defaults.items():
         task = GRPOTask(worked_out=worked_out, validation_grader="strict")
-        assert task.reward_function()(asked, ["42", "42"]) == paid
+        assert task.reward_functions()[0](asked, ["42", "42"]) == paid
         assert [float(grade.correct) for grade in task.grader()(asked, ["42", "42"])] == paid
-    reward = GRPOTask().reward_function()
+    reward = GRPOTask().reward_functions()[0]
     for problem, paid in (("Reduce $\\frac{24}{36}$.", 0.0), ("How much of it?", 1.0)):  # as TRL calls it
         assert reward(
             prompts=[problem], completions=[r"</think> <answer> \frac{24}{36} </answer>"], answer=["2/3"]
@@ -297,7 +297,7 @@ def test_a_reward_of_your_own_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def short(completions, **_):\n    return [-float(len(c)) for c in completions]\n"
     )
-    assert GRPOTask(reward=f"{tmp_path / 'mine.py'}:short").reward_function()(["abc"]) == [-3.0]
+    assert GRPOTask(reward=f"{tmp_path / 'mine.py'}:short").reward_functions()[0](["abc"]) == [-3.0]
 
 
 @needs_vllm

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from trl_ext.endpoint.budget import Budget
+from trl_ext.endpoint.client import Client, Endpoint
 from trl_ext.tools.discovery.archive import Attempt
-from trl_ext.tools.discovery.budget import Budget
-from trl_ext.tools.discovery.client import Client, Endpoint
 from trl_ext.tools.discovery.log import Log, attempts_of, read_log
 from trl_ext.tools.discovery.loop import Loop, SearchConfig
 from trl_ext.tools.discovery.problem import Polished, Problem, Verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trl_ext.compat.given import RecordsGiven, given
@@ -25,10 +26,15 @@ from trl_ext.mini.policy import make_base_policy
 from trl_ext.mini.tasks import TASKS
 from trl_ext.registry import Registry, parse_options
 from trl_ext.rewards.extract import ANSWER_FORMATS
+from trl_ext.rewards.judge.grader import NEEDS_A_FILE
+from trl_ext.rewards.judge.judging import judge_of
+from trl_ext.rewards.judge.prompt import fingerprint
+from trl_ext.rewards.judge.settings import read_judge
 from trl_ext.setting import Group, OnResume, check_intervals, setting
 
 # A resumed run may name them otherwise, since its record has a fingerprint of the rows that they led to.
 _COLUMNS = {"problem_column": "problem", "answer_column": "answer", "answer_source": "answer_source"}
+JUDGE = "judge"  # the reward and the grader that ask a language model
 FIRST_ROWS = "the first rows"  # also what records say nothing of, since versions before knew no sample
 
 
@@ -120,6 +126,15 @@ class DatasetSettings(RecordsGiven):
             "reference answer is worked out. The default is true, and false for --responses that someone else drew."
         ),
         Group.REWARD,
+    )
+    judge: str | None = setting(
+        None,
+        (
+            "The file of the judge. The reward and the grader judge need it: YAML with url and model of an "
+            "OpenAI-compatible endpoint, rubric, sampling and limits."
+        ),
+        Group.REWARD,
+        on_resume=OnResume.MAY_CHANGE,
     )
     too_long: str = setting(
         "refuse",
@@ -224,15 +239,36 @@ class DatasetSettings(RecordsGiven):
             ours["numeric_tolerance"] = self.numeric_tolerance
         if not self.wants_worked_out:
             ours["worked_out"] = False
+        if self.judge is not None:
+            ours["judge_file"] = self.judge
+        if name == JUDGE and self.judge is None:
+            raise ValueError(NEEDS_A_FILE)
         return table.build(name, **{option: value for option, value in ours.items() if option in known} | options)
+
+    @property
+    def judge_is(self) -> str | None:
+        """A fingerprint of the judge, which a resumed run has to have too; None without one."""
+        return None if self.judge is None else fingerprint(read_judge(Path(self.judge)))[:16]
+
+    def check_judge(self) -> None:
+        """Refuse, by an `InputError`, a judge that does not answer."""
+        if self.judge is not None:
+            judge_of(self.judge).check()
 
     @property
     def wants_worked_out(self) -> bool:
         """Whether the strict grader wants an answer worked out; not by default of responses that someone else drew."""
         return self.worked_out if self.worked_out is not None else getattr(self, "responses", None) is None
 
-    def refuse_unused_tolerance(self, *graders: str) -> None:
-        """Raise a ValueError for a tolerance that none of the run's graders has."""
+    def check_grading(self, *graders: str) -> None:
+        """Raise a ValueError for a tolerance or a judge's file that none of the run's graders has, or a faulty file."""
+        if self.judge is not None:
+            read_judge(Path(self.judge))
+            if JUDGE not in graders:
+                raise ValueError(
+                    f"judge {self.judge} is for the reward or the grader judge, and this run has "
+                    f"{' and '.join(filter(None, graders))}: choose judge, or leave it out"
+                )
         if self.numeric_tolerance and "strict" not in graders:
             raise ValueError(
                 f"numeric_tolerance {self.numeric_tolerance} is for the grader strict, and this run has "

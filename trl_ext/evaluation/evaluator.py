@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ class Report:
     def accuracy(self) -> float:
         """Fraction of correct responses."""
         return mean(map(is_correct, self.rows))
+
+    @property
+    def without_verdict(self) -> int:
+        """Responses that a judge gave no verdict on, which count as incorrect."""
+        return sum(row.get("reward", 0.0) is None for row in self.rows)
 
     def outcomes(self) -> dict[str, float]:
         """Fraction of each of `OUTCOMES`."""
@@ -64,6 +70,7 @@ class Report:
             "outcomes": self.outcomes(),
             "by_level": {str(k): v for k, v in self.by("level").items()},
             "by_subject": self.by("subject"),
+            **({"without_verdict": missing} if (missing := self.without_verdict) else {}),
             "mean_tokens": mean_known(row["tokens"] for row in self.rows),
             "mean_tokens_correct": mean_length(filter(is_correct, self.rows)),
             "mean_tokens_incorrect": mean_length(filterfalse(is_correct, self.rows)),
@@ -101,6 +108,8 @@ def grade_rows(
             **grade.rewards(),
             "extracted": grade.answer,
             "reason": grade.reason,
+            **({"reward": None} if grade.score is not None and math.isnan(grade.score) else {}),
+            **grade.columns,
             "response": completion.text,
             "tokens": completion.tokens,
             "finish_reason": "stop" if completion.finished else "length",

@@ -47,7 +47,14 @@ from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.chat import Chat, generation_config_of
 from trl_ext.recipes.contamination import contamination, contamination_line
 from trl_ext.recipes.evaluation_settings import Evaluation
-from trl_ext.recipes.measured import FINGERPRINTS, SETTINGS, fingerprints, refuse_other_inputs, shown_line
+from trl_ext.recipes.measured import (
+    FINGERPRINTS,
+    SETTINGS,
+    fingerprint_of_judge,
+    fingerprints,
+    refuse_other_inputs,
+    shown_line,
+)
 from trl_ext.recipes.preflight import check_vocabulary, tokenizer_and_shape
 from trl_ext.redaction import redact
 from trl_ext.rewards.graders import GRADERS
@@ -202,6 +209,8 @@ def _own_sampler(prepared: PreparedEvaluation) -> Sampler:
 
 def _show(folder: Path, report: Report, settings: Evaluation) -> None:
     print(evaluation_table(report))
+    if missing := report.without_verdict:
+        print(f"{missing} of {len(report.rows)} responses have no verdict of the judge, and count as incorrect")
     if any(row.get("verdict") is not None for row in report.rows):
         print(agreement(report.rows))
     print("\n".join(examples(report, settings.show, settings.category)))
@@ -221,12 +230,13 @@ def _grade_responses(settings: Evaluation) -> Report:
         checker = Checker(settings.grader, str(settings.answer_format), settings.answer_source)
         answers = {"answer": [row["answer"] for row in rows], "row": range(len(rows))}
         check_references(answers, "responses", source, checker, quiet=False)
-        made_from = fingerprints_of_named_files(settings.grader)
+        made_from = fingerprints_of_named_files(settings.grader) | fingerprint_of_judge(settings)
         decisive = _decisive(settings, source) | {"responses_are": digest_of(path), FINGERPRINTS: made_from}
     except (ValueError, OSError, PoolError) as error:
         raise InputError(str(error)) from error
     _refuse_other_settings(folder, decisive)
     if not (folder / SUMMARY).exists():
+        settings.check_judge()
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / SETTINGS, as_yaml(decisive))
         print(f"{len(rows)} responses of {path}; the first problem and answer: {first}")
@@ -262,6 +272,7 @@ def _load(settings: Evaluation, is_new: bool) -> tuple[Dataset, Source]:
             settings.check_model(locate(settings.model_name_or_path))
         read = settings.read(settings.split, settings.problems, settings.seed)
         if is_new:
+            first_rank(settings.check_judge)
             checker = Checker(settings.grader, str(settings.answer_format), settings.answer_source)
             first_rank(lambda: check_references(read.rows, settings.split, read.source, checker, quiet=False))
     except (ValueError, OSError) as error:

@@ -164,7 +164,7 @@ class Evaluation(DatasetSettings):
         self.model_name_or_path = with_file(self.model_name_or_path, self.gguf_file)
         self.build(GRADERS, self.grader)
         usual = self.benchmark and not given(self, ["grader"])
-        self.refuse_unused_tolerance("strict" if usual else self.grader)
+        self.check_grading("strict" if usual else self.grader)
         self.chat_template_kwargs = parse_options("chat_template_kwargs", self.chat_template_kwargs)
         if not self.asking.is_chat:
             refuse_unused_options(self.chat_template_kwargs, self.prompt)
@@ -180,6 +180,8 @@ class Evaluation(DatasetSettings):
             )
         if self.responses and self.export:
             raise ValueError("responses are graded here and have no task to export: give one of responses and export")
+        if self.export and self.judge:
+            raise ValueError("export: other harnesses have no judge: give one of export and judge")
         self.category = HANDOUT_NAMES.get(self.category or "", self.category)
         if self.category is not None and self.category not in OUTCOMES:
             raise ValueError(f"unknown category {self.category!r}. Known: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}")

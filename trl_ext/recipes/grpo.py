@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
 
+from trl_ext.data.references import COMPARING
 from trl_ext.errors import brief_in_notebooks
 from trl_ext.evaluation.evaluator import SAMPLES, is_correct
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.io import read_jsonl
 from trl_ext.recipes.settings import Data, TaskSettings
-from trl_ext.rewards.hooks import REWARDS
+from trl_ext.rewards.hooks import REWARDS, with_own_metrics
 from trl_ext.setting import Group, OnResume, setting
 
 
@@ -25,7 +26,10 @@ class GRPOTask(TaskSettings):
 
     reward: str = setting(
         "strict",
-        f"The reward: {', '.join(sorted(REWARDS))}, or file.py:function.",
+        (
+            f"Rewards: {', '.join(sorted(REWARDS))}, file.py:function. Several are separated by commas, such as "
+            "strict,judge; --reward_weights 1,0.2 weighs them."
+        ),
         Group.REWARD,
         also_called="reward_fn",
     )
@@ -44,10 +48,6 @@ class GRPOTask(TaskSettings):
         on_resume=OnResume.MAY_CHANGE,
         within="[1, inf)",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.reward_function()
 
     def data(self, seed: int) -> Data:
         """Rows with `prompt` and `answer`; those to train on may be chosen by `pass_rates_from`."""
@@ -69,14 +69,39 @@ class GRPOTask(TaskSettings):
             raise ValueError(f"pass_rates_from: nothing to train on: {source.selected}")
         return replace(data, train=data.train.select(chosen))
 
-    def reward_function(self) -> Callable[..., Any]:
-        """The reward, in TRL's signature."""
-        return self.build(REWARDS, self.reward)
+    @property
+    def rewards(self) -> list[str]:
+        """The names of the rewards, in the order of their weights."""
+        return [name.strip() for name in self.reward.split(",")]
+
+    def reward_functions(self) -> list[Callable[..., Any]]:
+        """The rewards, in TRL's signature."""
+        first, *others = self.rewards
+        if not all(self.rewards) or first in others or len(set(others)) < len(others):
+            raise ValueError(f"reward must be different names, separated by commas, got {self.reward!r}")
+        built = [self.build(REWARDS, name) for name in self.rewards]
+        return [
+            with_own_metrics(function) if name in others and name in REWARDS else function
+            for name, function in zip(self.rewards, built, strict=True)
+        ]
+
+    def check_weights(self, weights: Sequence[object] | None) -> None:
+        """Raise a ValueError for TRL's `reward_weights` unless they are a number for each reward."""
+        if weights is None:
+            return
+        if any(isinstance(weight, bool) or not isinstance(weight, (int, float)) for weight in weights):
+            raise ValueError(f"reward_weights must be numbers, such as 1,0.2; got {list(weights)}")
+        if len(weights) != len(self.rewards):
+            raise ValueError(
+                f"reward_weights has {len(weights)} for {len(self.rewards)} rewards ({', '.join(self.rewards)}): give "
+                "one for each, such as --reward strict,judge --reward_weights 1,0.2"
+            )
 
     @property
     def graders(self) -> dict[str, str]:
-        """The reward, as far as it is a grader's, and validation's grader."""
-        return {"train": self.reward, **super().graders}
+        """The first reward that is a grader's which compares, and validation's grader."""
+        comparing = [name for name in self.rewards if name in COMPARING]
+        return {"train": (comparing or self.rewards)[0], **super().graders}
 
 
 def pass_rates(folder: Path) -> dict[str, float]:

@@ -31,7 +31,12 @@ def fingerprints(settings: Evaluation, model: str, problems: Iterable[Mapping[st
         hashes = fingerprint_of_model(model) | {"rows": fingerprint_of_rows(problems)}
     except (OSError, ValueError) as error:
         raise InputError(f"model {model!r}: {error}") from error
-    return hashes | {name: value for name, value in own.items() if value}
+    return hashes | {name: value for name, value in own.items() if value} | fingerprint_of_judge(settings)
+
+
+def fingerprint_of_judge(settings: Evaluation) -> dict[str, str]:
+    """A hash of the judge's model, rubric and sampling, if there is one."""
+    return {} if settings.judge_is is None else {"judge": settings.judge_is}
 
 
 def refuse_other_inputs(folder: Path, there: Mapping[str, str] | None, mine: Mapping[str, str]) -> None:

@@ -89,7 +89,18 @@ def take_words_for_none(parser: argparse.ArgumentParser, shapes: Mapping[str, Sh
     for action in parser._actions:
         shape = shapes.get(action.dest)
         if shape is not None and (shape.is_optional or shape.is_list) and callable(action.type):
-            action.type = _or_none(action.type)
+            convert = _several(action.type) if shape.is_list and action.type in (int, float) else action.type
+            action.type = _or_none(convert)
+
+
+def _several(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Also of numbers with commas between them, as `1,0.2`, which are a list."""
+
+    @functools.wraps(convert, updated=())
+    def converted(text: str) -> Any:
+        return [convert(part) for part in text.split(",")] if "," in text else convert(text)
+
+    return converted
 
 
 def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -141,7 +152,8 @@ def _resolved_list(name: str, value: object, shape: Shape) -> list[Any] | None:
 
 def _list_of(name: str, value: object) -> list[Any]:
     """The values of a list setting, which may be a single one."""
-    values = value if isinstance(value, (list, tuple)) else [value]
+    given = value if isinstance(value, (list, tuple)) else [value]
+    values = [number for member in given for number in (member if isinstance(member, list) else [member])]
     none = [member for member in values if is_none(member)]
     if none and len(none) < len(values):
         raise ValueError(f"{name}: {none[0] or 'an empty text'!r} next to other values: give either none or values")

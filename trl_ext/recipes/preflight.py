@@ -66,6 +66,7 @@ def prepare(task: TaskSettings, model: ModelConfig, config: TrainingArguments, l
     try:
         model.model_name_or_path = with_file(model.model_name_or_path, task.gguf_file)
         _check_settings(task, model, config)
+        first_rank(task.check_judge)
         if not {*COMPARING}.isdisjoint(task.graders.values()):
             shared_pool(False).start()  # half a second of imports, in processes of their own
         data = replace(load(config.seed), benchmarks=task.benchmark_problems())
@@ -98,6 +99,8 @@ def _check_settings(task: TaskSettings, model: ModelConfig, config: TrainingArgu
             "follow the policy; leave one of them out"
         )
     check_requirements(config)
+    if check_weights := getattr(task, "check_weights", None):
+        check_weights(config.reward_weights)
     if task.restore_best and config.save_strategy == "no":
         raise ValueError("restore_best goes back to a checkpoint, and save_strategy is no: leave one of them out")
     if config.n_gpu > 1:

@@ -58,6 +58,7 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
     task, model, config, data = prepared.task, prepared.model, prepared.config, prepared.data
     settings = settings_of((task, model, config), policy=prepared.policy, processes=config.world_size)
     settings |= {"training_problems": fingerprint(data.train), "problems_are": problems_are(data.sources.values())}
+    settings |= {} if task.judge_is is None else {"judge_is": task.judge_is}
     settings |= validation_conditions(task, config, list(data.validation)[: task.validation_problems])
     policy_is = functools.partial(fingerprint_of_model, prepared.policy, model.model_revision)
     settings["policy_is"] = plain(run_on_main_and_broadcast(policy_is))

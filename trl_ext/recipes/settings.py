@@ -70,7 +70,7 @@ class TaskSettings(DatasetSettings):
     )
     validation_grader: str = setting(
         "compatible",
-        f"The validations' grader. One of: {', '.join(sorted(GRADERS))}, or file.py:function.",
+        f"The validations' grader: {', '.join(sorted(GRADERS))}, or file.py:function.",
         Group.VALIDATION,
         on_resume=OnResume.VALIDATION_AS_USED,
         also_called="reward_fn",
@@ -182,7 +182,8 @@ class TaskSettings(DatasetSettings):
         super().__post_init__()
         self.grader()
         parse_benchmarks(self.validation_benchmarks)  # refuses what there is not
-        self.refuse_unused_tolerance(self.validation_grader, getattr(self, "reward", ""))
+        self.reward_functions()
+        self.check_grading(self.validation_grader, *self.rewards)
         if self.train_problems is None and self.trains_on[0] in GENERATORS:
             self.train_problems = GENERATED_PROBLEMS
         self._refuse_to_validate_on_what_is_trained_on()
@@ -196,6 +197,15 @@ class TaskSettings(DatasetSettings):
         if choice == "true" and not torch.cuda.is_available():
             raise ValueError("check_memory: true needs a GPU; trl-ext estimate is for a run on another machine's")
         return choice != "false" and torch.cuda.is_available()
+
+    @property
+    def rewards(self) -> list[str]:
+        """The names of the rewards; none where responses are imitated."""
+        return []
+
+    def reward_functions(self) -> list[Callable[..., Any]]:
+        """The rewards, in TRL's signature."""
+        return []
 
     def grader(self) -> Callable[..., Any]:
         """Validation's grader: responses and reference answers to grades."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, wraps
 from itertools import groupby
 from operator import itemgetter
@@ -53,15 +53,15 @@ def each_response(function: Callable[..., Any], path: str) -> Callable[..., Any]
         return [
             Grade(False, None, False, reward.kind, reward.kind)
             if isinstance(reward, Failure)
-            else Grade(bool(reward["format_reward"]), _read(response), bool(reward["answer_reward"]), "")
+            else Grade(bool(reward["format_reward"]), read_answer(response), bool(reward["answer_reward"]), "")
             for response, reward in zip(responses, outcomes, strict=True)
         ]
 
     return grader
 
 
-def _read(response: str) -> str | None:
-    """The answer as we extract it, for logs and majorities, since a function of one response does not say."""
+def read_answer(response: str) -> str | None:
+    """The answer as we extract it, for logs and majorities, where a grader does not say."""
     return COMPATIBLE_FORMATS["r1_zero" if "<answer>" in response else "boxed"](response).answer
 
 
@@ -70,7 +70,7 @@ def _pool_of(path: str) -> Pool:
     return Pool(path, ONE_RESPONSE)
 
 
-GRADERS = Registry("grader", inputs=("problems", "tolerances"), adapt=each_response)
+GRADERS = Registry("grader", inputs=("problems", "tolerances", "log_metric"), adapt=each_response)
 ONE_RESPONSE = WorkerLimits(seconds=10)  # for a function of one response, which may be slower than ours
 CACHED_PAIRS = 100_000  # per comparison
 
@@ -121,12 +121,15 @@ class Grade:
     answer: str | None  # as extracted; None if there was nothing to extract
     correct: bool
     reason: str
-    failure: str | None = None  # `timeout`, `memory`, `crash` or `error`: no verdict was reached; counts as incorrect
+    failure: str | None = None  # `timeout`, `memory`, `crash`, ...: no verdict was reached; counts as incorrect
+    score: float | None = None  # the reward where it is more than correct or not; NaN for none
+    columns: Mapping[str, object] = field(default_factory=dict)  # what else is known of it, for logs
 
     def rewards(self) -> dict[str, float]:
-        """The handout's dict: `format_reward`, `answer_reward` and `reward`, each 0 or 1; the reward needs both."""
+        """The handout's dict: `format_reward`, `answer_reward` and `reward`, each 0 or 1 unless there is a score."""
         correct = float(self.correct)
-        return {"format_reward": float(self.well_formed), "answer_reward": correct, "reward": correct}
+        reward = correct if self.score is None else self.score
+        return {"format_reward": float(self.well_formed), "answer_reward": correct, "reward": reward}
 
 
 @GRADERS.register

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
     The extracted answers, the verdicts and their reasons go to TRL's `log_extra`, the means to its `log_metric`.
     """
     signature = inspect.signature(grader)
+    logs_metrics = takes(grader, "log_metric")
     options = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in GRADERS.inputs]
 
     def reward(
@@ -43,10 +45,12 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
             given["problems"] = _problems(columns)
         if takes(grader, "tolerances"):
             given["tolerances"] = columns.get("tolerance")
+        if logs_metrics:
+            given["log_metric"] = log_metric
         grades = grader(texts, answer, **given)
-        _log(grades, log_extra, log_metric)
+        _log(grades, log_extra, None if logs_metrics else log_metric)
         paid = ("reward", "format_reward") if pays_format else ("reward",)
-        return [Score(sum(grade.rewards()[name] for name in paid), grade.correct) for grade in grades]
+        return [_score(sum(grade.rewards()[name] for name in paid), grade) for grade in grades]
 
     functools.update_wrapper(reward, grader, ("__module__", "__name__", "__qualname__", "__doc__"))
     reward.__name__ += "_and_format" if pays_format else ""
@@ -54,6 +58,10 @@ def as_reward(grader: Grader, pays_format: bool = False) -> Reward:
     reward.__signature__ = signature.replace(parameters=[*kept, *options, columns])  # type: ignore[attr-defined]
     reward.__annotations__ = {p.name: grader.__annotations__[p.name] for p in options}
     return reward
+
+
+def _score(reward: float, grade: Grade) -> Score:
+    return Score(reward, None if math.isnan(reward) else grade.correct)
 
 
 def takes(grader: Grader, name: str) -> bool:
@@ -64,6 +72,21 @@ def takes(grader: Grader, name: str) -> bool:
 def adapted(function: Callable[..., Any], path: str) -> Callable[..., Any]:
     """A reward in TRL's signature from a function of one response, which runs in workers; any other stays as it is."""
     return as_reward(each_response(function, path)) if takes_one_response(function) else function
+
+
+def with_own_metrics(reward: Callable[..., Any]) -> Callable[..., Any]:
+    """A reward next to others, whose metrics have its name before theirs, since TRL takes the mean of equal names."""
+
+    @functools.wraps(reward)
+    def named(*args: object, log_metric: LogMetric | None = None, **kwargs: object) -> Any:
+        def log(name: str, value: float) -> None:
+            assert log_metric is not None
+            log_metric(name if name.startswith(f"{own}/") else f"{own}/{name}", value)
+
+        return reward(*args, log_metric=log_metric and log, **kwargs)
+
+    own = getattr(reward, "__name__", type(reward).__name__)
+    return named
 
 
 REWARDS = Registry("reward", adapt=adapted)
@@ -86,6 +109,8 @@ def _log(grades: Sequence[Grade], log_extra: LogExtra | None, log_metric: LogMet
         log_extra("reason", [grade.reason for grade in grades])
         for name, values in rewards.items():
             log_extra(name, values)
+        for name in grades[0].columns if grades else ():
+            log_extra(name, [grade.columns[name] for grade in grades])
     if log_metric and grades:
         for name, values in rewards.items():
             log_metric(f"rewards/{name}", sum(values) / len(grades))

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.discovery import PROBLEM, client, loop, verify
 from tests.support.scripted_server import Answer, block, serving
-from trl_ext.tools.discovery.budget import Budget
-from trl_ext.tools.discovery.client import EndpointError
+from trl_ext.endpoint.budget import Budget
+from trl_ext.endpoint.client import EndpointError
 from trl_ext.tools.discovery.log import Log, LogError, attempts_of, read_log
 from trl_ext.tools.discovery.problem import Polished, Verdict
 

@@ -20,8 +20,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.support.discovery import PROBLEM, client, loop
 from tests.support.tiny import tiny_model, tiny_tokenizer
-from trl_ext.tools.discovery.budget import Budget
-from trl_ext.tools.discovery.client import EndpointError, RequestFailed
+from trl_ext.endpoint.budget import Budget
+from trl_ext.endpoint.client import EndpointError, RequestFailed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]  # tests/support/scripted_server.py answers as it does
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"  # the model has none of its own

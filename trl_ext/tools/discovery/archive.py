@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trl_ext.tools.discovery.client import Message
+from trl_ext.endpoint.client import Message
 from trl_ext.tools.discovery.problem import Score, Verdict, extract_program
 
 

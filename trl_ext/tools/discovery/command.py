@@ -17,12 +17,12 @@ from random import Random
 
 from filelock import FileLock, Timeout
 
+from trl_ext.endpoint.budget import Budget
+from trl_ext.endpoint.client import Client, Endpoint, EndpointError
 from trl_ext.io import digest_of_files
 from trl_ext.registry import parse_options
 from trl_ext.tools.discovery.archive import Attempt
 from trl_ext.tools.discovery.arguments import discover_parser
-from trl_ext.tools.discovery.budget import Budget
-from trl_ext.tools.discovery.client import Client, Endpoint, EndpointError
 from trl_ext.tools.discovery.log import Entry, Log, LogError, attempts_of, read_log
 from trl_ext.tools.discovery.loop import Loop, SearchConfig
 from trl_ext.tools.discovery.problem import Problem, shown_score

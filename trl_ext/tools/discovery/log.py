@@ -9,9 +9,9 @@ from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trl_ext.endpoint.client import Reply
 from trl_ext.io import write_text
 from trl_ext.tools.discovery.archive import Attempt
-from trl_ext.tools.discovery.client import Reply
 from trl_ext.tools.discovery.problem import Verdict
 
 _BEGIN, _END = '{"entries": [', "\n]}\n"

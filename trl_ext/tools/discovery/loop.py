@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from trl_ext.endpoint.budget import BudgetSpent
+from trl_ext.endpoint.client import Client, EndpointError, Reply, RequestFailed
 from trl_ext.io import write_text
 from trl_ext.tools.discovery.archive import Attempt, best_valid
-from trl_ext.tools.discovery.budget import BudgetSpent
-from trl_ext.tools.discovery.client import Client, EndpointError, Reply, RequestFailed
 from trl_ext.tools.discovery.log import Log, answer_entry, redacted
 from trl_ext.tools.discovery.problem import Polished, Problem, Verdict, no_program_message
 from trl_ext.tools.discovery.strategies import Proposal

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_ext.endpoint.budget import Budget
 from trl_ext.io import fenced, markdown_table, write_text
 from trl_ext.plots import figure
 from trl_ext.tools.discovery.archive import Attempt, best_valid
-from trl_ext.tools.discovery.budget import Budget
 from trl_ext.tools.discovery.problem import Problem, Score, Verdict, shown_score
 
 _OUTCOMES = {

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from trl_ext.endpoint.client import Message
 from trl_ext.registry import Registry
 from trl_ext.tools.discovery.archive import Attempt, populations, ranked
-from trl_ext.tools.discovery.client import Message
 from trl_ext.tools.discovery.problem import Problem, no_program_message, without_thought
 
 STRATEGIES = Registry("strategy")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from trl_ext.tools.discovery.budget import Budget, BudgetSpent
+from trl_ext.endpoint.budget import Budget, BudgetSpent
 
 if TYPE_CHECKING:
     from openai import APIStatusError
@@ -27,11 +27,16 @@ class EndpointError(RuntimeError):
 
 
 class RequestFailed(RuntimeError):
-    """This request got no answer, however often it was tried; another may. `tokens` is what its tries may have cost."""
+    """This request got no answer, however often it was tried; another may.
 
-    def __init__(self, reason: str, tokens: int = 0, tries: int = 0) -> None:
+    Attributes:
+        tokens: what its tries may have cost.
+        is_refused: the endpoint wants another request, such as a shorter one, or one without a field.
+    """
+
+    def __init__(self, reason: str, tokens: int = 0, tries: int = 0, is_refused: bool = False) -> None:
         super().__init__(reason)
-        self.tokens, self.tries = tokens, tries
+        self.tokens, self.tries, self.is_refused = tokens, tries, is_refused
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Endpoint:
         tries: number of tries before a request fails.
         first_wait: seconds before the second try; doubles with each try.
         extra_body: further fields of the request, such as `chat_template_kwargs` of vLLM.
+        key_advice: what to do if the key is refused.
     """
 
     base_url: str
@@ -56,6 +62,7 @@ class Endpoint:
     tries: int = 5
     first_wait: float = 1.0
     extra_body: Mapping[str, object] = field(default_factory=dict)
+    key_advice: str = "set OPENAI_API_KEY or name --api_key_env"
 
     @property
     def shown_url(self) -> str:
@@ -115,8 +122,11 @@ class Client:
         except (OpenAIError, ValueError) as error:
             raise EndpointError(f"{self.endpoint.shown_url} does not list its models: {self._said(error)}") from None
 
-    def ask(self, messages: Sequence[Message]) -> Reply:
+    def ask(self, messages: Sequence[Message], **fields: object) -> Reply:
         """The model's answer. The caller has taken the first try from the budget; retries are taken here.
+
+        Args:
+            fields: of this request, in addition to the endpoint's `extra_body`.
 
         Raises:
             RequestFailed: there was no answer, or the request was refused.
@@ -126,7 +136,7 @@ class Client:
         for number in range(1, self.endpoint.tries + 1):
             used = 0
             try:
-                reply = self._try(messages)
+                reply = self._try(messages, fields)
                 used = reply.prompt_tokens + reply.completion_tokens
                 prompt = reply.prompt_tokens + spent
                 return replace(reply, prompt_tokens=prompt, tries=number, seconds=round(time.monotonic() - began, 3))
@@ -144,7 +154,7 @@ class Client:
                 raise RequestFailed(f"{reason}; not tried again: {error}", spent, number) from None
         raise RequestFailed(f"no answer after {number} tries: {reason}", spent, number)
 
-    def _try(self, messages: Sequence[Message]) -> Reply:
+    def _try(self, messages: Sequence[Message], fields: Mapping[str, object]) -> Reply:
         import openai
 
         endpoint = self.endpoint
@@ -155,7 +165,7 @@ class Client:
                 max_tokens=endpoint.max_tokens,
                 temperature=endpoint.temperature,
                 timeout=max(1.0, min(endpoint.timeout, self.budget.seconds_left())),
-                extra_body=dict(endpoint.extra_body) or None,
+                extra_body={**endpoint.extra_body, **fields} or None,
             )
         except openai.APITimeoutError:
             raise _Retryable(f"no answer within {endpoint.timeout:g} s", may_have_cost=True) from None
@@ -172,12 +182,14 @@ class Client:
         """The exception to raise for an HTTP status."""
         status, said = error.status_code, self._said(error)
         if status in (401, 403):
-            return EndpointError(f"the endpoint refuses the key ({said}); set OPENAI_API_KEY or name --api_key_env")
+            return EndpointError(f"the endpoint refuses the key ({said}); {self.endpoint.key_advice}")
         if status == 404:
             return EndpointError(f"no model {self.endpoint.model!r} at {self.endpoint.shown_url} ({said})")
         if status in (408, 409, 425, 429) or status >= 500:
             return _Retryable(said, error.response.headers.get("retry-after"))
-        return RequestFailed(f"the endpoint refused the request: {said}")  # such as one longer than the model's context
+        return RequestFailed(
+            f"the endpoint refused the request: {said}", is_refused=True
+        )  # such as one longer than the model's context
 
     def _said(self, error: Exception) -> str:
         cause = f" ({error.__cause__} at {self.endpoint.shown_url})" if error.__cause__ else ""

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.discovery import client
 from tests.support.scripted_server import Answer, serving
-from trl_ext.tools.discovery.budget import Budget, BudgetSpent
-from trl_ext.tools.discovery.client import Endpoint, EndpointError, Reply, RequestFailed
+from trl_ext.endpoint.budget import Budget, BudgetSpent
+from trl_ext.endpoint.client import Endpoint, EndpointError, Reply, RequestFailed
 
 MESSAGES = [{"role": "user", "content": "Say a score."}]
 GOOD = Answer("fine")

@@ -70,7 +70,7 @@ def put_on_base(source: ModelSource, base: PreTrainedModel, **options: bool) -> 
     if (source.adapter / _GENERATION).is_file():
         base.generation_config = GenerationConfig.from_pretrained(source.adapter)
     try:
-        with warnings.catch_warnings():  # PEFT goes on with matrices that change nothing
+        with warnings.catch_warnings():  # PEFT keeps matrices that change nothing
             warnings.filterwarnings("error", "Found missing adapter keys")
             adapted = PeftModel.from_pretrained(base, source.adapter, **options)
     except (RuntimeError, ValueError, KeyError, TypeError, UserWarning, SafetensorError) as error:

@@ -1,6 +1,6 @@
 """Whether a model's own files make the model that they describe: tried before data are read, without its weights.
 
-transformers gives random numbers to weights that it does not find, and goes on with a warning; what else is wrong with
+transformers gives random numbers to weights that it does not find, with no more than a warning; what else is wrong with
 the files it says in as many ways as there are readers, often after minutes.
 """
 

@@ -193,7 +193,7 @@ def _completion(
     """A completion whose `logp` is the model's own, which at temperature 1 is what it was drawn from.
 
     Raises:
-        FloatingPointError: it is NaN, as of weights that are: engines go on with tokens that mean nothing.
+        FloatingPointError: it is NaN, as of weights that are: engines continue with tokens that mean nothing.
     """
     if logp is not None and math.isnan(logp):
         raise FloatingPointError(NOT_FINITE.format(1, 1))

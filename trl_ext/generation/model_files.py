@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.integrations import deepspeed as sharding
 from transformers.utils import logging
 
@@ -41,7 +41,7 @@ def check_loadable(
     which may not be here yet, and one with code of its own are not tried.
 
     Args:
-        with_hf: whether transformers is to load it; vLLM has its own readers of quantized weights.
+        with_hf: whether transformers is to load it; vLLM reads quantized weights, and models of images, in its own way.
         for_training: load it as TRL does, by the first of its `architectures`.
         kwargs: further ones of `from_pretrained`.
 
@@ -56,7 +56,8 @@ def check_loadable(
         with _quiet(), not_sharded():
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
             is_quantized = getattr(config, "quantization_config", None) is not None
-            if getattr(config, "auto_map", None) or (is_quantized and not with_hf):
+            of_vllm_alone = not with_hf and (is_quantized or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING)
+            if getattr(config, "auto_map", None) or of_vllm_alone:
                 return None
             if for_training and not config.architectures:
                 raise ValueError(f"{CONFIG} has no architectures, by which TRL loads it: such as ['LlamaForCausalLM']")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib.util
 import json
 import runpy
+import sys
 from functools import partial
 from inspect import unwrap
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +89,8 @@ def test_the_other_tasks_name_the_same_settings(tmp_path: Path) -> None:
     assert "pretrained=runs/my_model --include_path tasks/lm_eval --tasks trl_ext_gsm8k_mine" in readme
     assert "min_tokens=4" in readme
     assert """--model hf/runs/my_model -M "chat_template='{{ messages[0].content }}'"\n""" in readme
+    greedy = written(tmp_path / "greedy", sampling=Sampling(temperature=0.0)) / "README.md"
+    assert """messages[0].content }}'" -M do_sample=false\n""" in greedy.read_text()  # which its HF engine would not be
 
 
 def test_what_is_written_grades_as_the_evaluation_does(tmp_path: Path) -> None:
@@ -100,6 +105,40 @@ def test_what_is_written_grades_as_the_evaluation_does(tmp_path: Path) -> None:
     assert exported.means(["nothing"], answer) == {"accuracy": 0.0, "format": 0.0}
     without = Exported.read(written(tmp_path / "b", sampling=Sampling(stop=())))
     assert without.grade(open_, answer).well_formed is False
+
+
+def inspect_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much of it as the written task's scorer needs."""
+    there: dict[str, dict[str, Any]] = {
+        "inspect_ai": {"Task": SimpleNamespace, "task": lambda function: function},
+        "inspect_ai.dataset": {"MemoryDataset": list, "Sample": SimpleNamespace},
+        "inspect_ai.model": {"GenerateConfig": SimpleNamespace},
+        "inspect_ai.scorer": {
+            "CORRECT": "C", "INCORRECT": "I", "Score": SimpleNamespace, "accuracy": str, "stderr": str,
+            "scorer": lambda **_: lambda function: function,
+        },
+        "inspect_ai.solver": {"generate": str},
+    }  # fmt: skip
+    for name, content in there.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize(
+    ("api", "stop_reason", "value"),
+    [("hf", "stop", "I"), ("vllm", "stop", "C"), ("vllm", "max_tokens", "I")],  # its HF engine says "stop" of all
+)
+def test_inspect_grades_a_response_cut_off_as_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: str, stop_reason: str, value: str
+) -> None:
+    inspect_without_its_package(monkeypatch)
+    score = runpy.run_path(str(written(tmp_path) / "inspect_task.py"))["graded"]()
+    output = SimpleNamespace(stop_reason=stop_reason, completion="x </think> <answer> 1 ")
+    state = SimpleNamespace(model=SimpleNamespace(api=api), output=output, metadata={"answer": "1"})
+    assert asyncio.run(score(state, None)).value == value
+    output.completion += "</answer>"
+    assert asyncio.run(score(state, None)).value == "C"
 
 
 def test_a_users_own_grader_is_taken_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

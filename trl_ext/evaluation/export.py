@@ -115,6 +115,7 @@ def _readme(task: ExportedTask, model: str, folder: str) -> str:
     return README.format(
         name=task.task_name, model=model, folder=folder, grader=task.grader, minimum=minimum, sampled=sampled,
         length=drawn.max_tokens, stop=", ".join(map(repr, drawn.stop)) or "none", first_stop=(*drawn.stop, "")[0],
+        greedy="" if drawn.temperature > 0 else " -M do_sample=false",  # its HF engine samples unless told
     )  # fmt: skip
 
 
@@ -203,7 +204,8 @@ EXPORTED = Exported.read(Path(__file__).parent)
 @scorer(metrics=[accuracy(), stderr()])
 def graded():
     async def score(state, target):
-        cut = state.output.stop_reason == "max_tokens"
+        keeps_stop = state.model.api == "hf"  # nothing has to be put back there, and it never says "max_tokens"
+        cut = keeps_stop or state.output.stop_reason == "max_tokens"
         grade = EXPORTED.grade(state.output.completion, state.metadata["answer"], cut=cut)
         return Score(value=CORRECT if grade.correct else INCORRECT, answer=grade.answer, explanation=grade.reason)
 
@@ -233,13 +235,14 @@ lm_eval run --model hf --model_args pretrained={model} --include_path {folder}/l
     --output_path lm_eval_logs
 lighteval accelerate "model_name={model},generation_parameters={{{sampled}}}" "{name}|0" \\
     --custom-tasks {folder}/lighteval_task.py
-inspect eval {folder}/inspect_task.py --model hf/{model} -M "chat_template='{{{{ messages[0].content }}}}'"
+inspect eval {folder}/inspect_task.py --model hf/{model} -M "chat_template='{{{{ messages[0].content }}}}'"{greedy}
 ```
 {minimum}
 Generation stops at {stop}, or after {length} tokens. lm-eval and lighteval take the stop string away from the response,
 so the task puts it back; they do not say whether a response was cut off, so one that ends by itself or by its length
-within the answer is graded as if the answer were closed. All three give the prompts as they are, inspect by the chat
-template of its command, without which it begins them with "user: ".
+within the answer is graded as if the answer were closed. inspect's HF engine leaves the stop string where it is, so
+that there such a response is graded as here. All three give the prompts as they are, inspect by the chat template of
+its command, without which it begins them with "user: ".
 
 What was drawn can be graded here too, with lm-eval's verdict for comparison:
 

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# The same model on the same problems by ours, lm-eval, lighteval and inspect, greedily, and where the answers differ.
+
+usage() {
+    cat <<'TEXT'
+usage: bash scripts/harnesses.sh [--help] [MODEL [PROBLEMS [MAX_TOKENS [more of recipes/evaluate.py's settings ...]]]]
+
+Makes an environment for each harness (once, about two minutes each), evaluates MODEL (a folder; default: the base
+policy, made on the spot) on PROBLEMS of mini-MATH (256) with at most MAX_TOKENS tokens (80), greedily, with HF generate
+and with each harness, and compares the answers. The logs and compared.json are in a new folder that it names.
+
+    bash scripts/harnesses.sh
+    bash scripts/harnesses.sh path/of/a/model 64 64 --prompt chat
+
+environment:
+  TRL_EXT_HARNESSES  the folder of environments and logs (default: build/harnesses)
+  HARNESSES          which of them (default: "lm_eval lighteval inspect")
+  DTYPE              of the weights in all of them: float32 or bfloat16 (default: the model's own)
+  BATCH              rows at a time in lm-eval, lighteval and inspect (default: 16)
+and what scripts/setup.sh reads. An environment sees the packages of .venv and adds only what its harness asks for.
+TEXT
+}
+
+set -euo pipefail
+case ${1:-} in -h | --help) usage && exit 0 ;; esac
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+ensure_setup
+
+ROOT=${TRL_EXT_HARNESSES:-build/harnesses}
+mkdir -p "$ROOT"
+ROOT=$(cd "$ROOT" && pwd)
+# xxhash 4 hashes no texts, which lighteval's log asks of it.
+declare -A PACKAGES=(
+    [lm_eval]="lm_eval==0.4.13"
+    [lighteval]="lighteval==0.13.0 xxhash==3.6.0"
+    [inspect]="inspect-ai==0.3.285"
+)
+
+# make_environment NAME: next to .venv, whose packages it sees after its own; nothing is changed there.
+make_environment() {
+    local place=$ROOT/environments/$1 site
+    [ ! -e "$place/done" ] || return 0
+    say "making the environment of $1 ..."
+    rm -rf "$place"
+    "$(readlink -f "$VENV/bin/python")" -m venv "$place"
+    site=$("$place/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo "import site; site.addsitedir('$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+        >"$site/project.pth"
+    # shellcheck disable=SC2086 # several requirements
+    "$place/bin/python" -m pip install --no-input --progress-bar off ${PACKAGES[$1]} >"$place/install.log" 2>&1 ||
+        die "pip could not install ${PACKAGES[$1]}." "Its words are in $place/install.log; mend that and run this again."
+    # lighteval imports all of its tasks, and this one fetches a file by the network unless it is there.
+    [ "$1" != lighteval ] || touch "$site/lighteval/tasks/tasks/tinyBenchmarks.pkl"
+    touch "$place/done"
+}
+
+HARNESSES=${HARNESSES:-lm_eval lighteval inspect}
+for name in $HARNESSES; do
+    [ -n "${PACKAGES[$name]:-}" ] || die "HARNESSES: $name is not known." "Use lm_eval, lighteval and inspect."
+    make_environment "$name"
+done
+
+MODEL=${1:-$(python -c 'from trl_ext.mini.policy import make_base_policy; print(make_base_policy())' | tail -n 1)}
+[ -f "$MODEL/config.json" ] || die "$MODEL is no folder with a model." "Name one that a run has left."
+MODEL=$(cd "$MODEL" && pwd)
+LENGTH=${3:-80}
+FOLDER=$(mktemp -d "$ROOT/$(basename "$MODEL")-XXXX")
+TASK=trl_ext_mini_math
+settings=(--model_name_or_path "$MODEL" --problems "${2:-256}" --temperature 0 --max_tokens "$LENGTH" --use_vllm false
+    --dtype "${DTYPE:-auto}" "${@:4}")
+python recipes/evaluate.py "${settings[@]}" --export "$FOLDER/tasks" >"$FOLDER/export.log"
+say "ours ..."
+python recipes/evaluate.py "${settings[@]}" --output_dir "$FOLDER/ours" >"$FOLDER/ours.log"
+
+# Each harness's caches are the run's: lighteval takes responses of another run of a folder of that name.
+export PYTHONPATH=$REPO TQDM_DISABLE=1 HF_HUB_OFFLINE=1 HF_HOME=$FOLDER/cache
+cd "$FOLDER"
+run() { # run NAME ARGUMENTS...
+    local name=$1
+    shift
+    say "$name ..."
+    "$ROOT/environments/$name/bin/$name" "$@" >"$FOLDER/$name.log" 2>&1 ||
+        die "$name failed; its last lines:" "$(tail -n 5 "$FOLDER/$name.log")" "All of it: $FOLDER/$name.log"
+}
+dtype=${DTYPE:+,dtype=$DTYPE}
+for name in $HARNESSES; do
+    case $name in
+        lm_eval)
+            run lm_eval run --model hf --model_args "pretrained=$MODEL$dtype" --include_path tasks/lm_eval --tasks $TASK \
+                --log_samples --output_path lm_eval --batch_size "${BATCH:-16}"
+            ;;
+        lighteval)
+            run lighteval accelerate \
+                "model_name=$MODEL$dtype,batch_size=${BATCH:-16},generation_parameters={temperature:0.0,max_new_tokens:$LENGTH}" \
+                "$TASK|0" --custom-tasks tasks/lighteval_task.py --save-details --output-dir lighteval
+            ;;
+        inspect)
+            run inspect eval tasks/inspect_task.py --model "hf/$MODEL" -M do_sample=false ${DTYPE:+-M "dtype=$DTYPE"} \
+                -M "chat_template='{{ messages[0].content }}'" --max-connections "${BATCH:-16}" --display plain \
+                --log-dir inspect --log-format json
+            ;;
+    esac
+done
+cd "$REPO"
+python -m scripts.compare_harnesses "$FOLDER" --model "$MODEL"
+say "logs and compared.json are in $FOLDER"

@@ -83,6 +83,7 @@ run() { # run NAME ARGUMENTS...
         die "$name failed; its last lines:" "$(tail -n 5 "$FOLDER/$name.log")" "All of it: $FOLDER/$name.log"
 }
 dtype=${DTYPE:+,dtype=$DTYPE}
+greedy="generation_parameters={temperature:0.0,top_p:1.0,max_new_tokens:$LENGTH}"
 for name in $HARNESSES; do
     case $name in
         lm_eval)
@@ -91,8 +92,8 @@ for name in $HARNESSES; do
             ;;
         lighteval)
             run lighteval accelerate \
-                "model_name=$MODEL$dtype,batch_size=${BATCH:-16},generation_parameters={temperature:0.0,max_new_tokens:$LENGTH}" \
-                "$TASK|0" --custom-tasks tasks/lighteval_task.py --save-details --output-dir lighteval
+                "model_name=$MODEL$dtype,batch_size=${BATCH:-16},override_chat_template=false,$greedy" "$TASK|0" \
+                --custom-tasks tasks/lighteval_task.py --save-details --output-dir lighteval
             ;;
         inspect)
             run inspect eval tasks/inspect_task.py --model "hf/$MODEL" -M do_sample=false ${DTYPE:+-M "dtype=$DTYPE"} \

@@ -112,10 +112,13 @@ def _readme(task: ExportedTask, model: str, folder: str) -> str:
         f"\nlm-eval's engines name the least length differently: --gen_kwargs{least}.\n" if drawn.min_tokens else ""
     )
     sampled = f"temperature:{drawn.temperature},top_p:{drawn.top_p},max_new_tokens:{drawn.max_tokens}"
+    # Its default is to render the tokenizer's chat template, around prompts that are rendered already.
+    lighteval = f"model_name={model},override_chat_template=false,generation_parameters={{{sampled}}}"
     return README.format(
-        name=task.task_name, model=model, folder=folder, grader=task.grader, minimum=minimum, sampled=sampled,
+        name=task.task_name, model=model, folder=folder, grader=task.grader, minimum=minimum,
         length=drawn.max_tokens, stop=", ".join(map(repr, drawn.stop)) or "none", first_stop=(*drawn.stop, "")[0],
-        greedy="" if drawn.temperature > 0 else " -M do_sample=false",  # its HF engine samples unless told
+        lighteval=lighteval,
+        greedy="" if drawn.temperature > 0 else " -M do_sample=false",  # inspect's HF engine samples unless told
     )  # fmt: skip
 
 
@@ -233,7 +236,7 @@ An evaluation of trl_ext as tasks of other harnesses: the prompts as they are, t
 ```bash
 lm_eval run --model hf --model_args pretrained={model} --include_path {folder}/lm_eval --tasks {name} --log_samples \\
     --output_path lm_eval_logs
-lighteval accelerate "model_name={model},generation_parameters={{{sampled}}}" "{name}|0" \\
+lighteval accelerate "{lighteval}" "{name}|0" \\
     --custom-tasks {folder}/lighteval_task.py
 inspect eval {folder}/inspect_task.py --model hf/{model} -M "chat_template='{{{{ messages[0].content }}}}'"{greedy}
 ```

@@ -144,9 +144,9 @@ def lm_eval(folder: Path) -> list[Answer]:
 
 def lighteval(folder: Path) -> list[Answer]:
     """Of `--save-details`, which are in the order of the documents."""
-    import pandas
+    from datasets import Dataset
 
-    rows = pandas.read_parquet(_newest(folder, "details_*.parquet")).to_dict("records")
+    rows = Dataset.from_parquet(str(_newest(folder, "details_*.parquet"))).to_list()
     return [
         Answer(row["doc"]["query"], str(row["model_response"]["text"][0]), row["metric"]["accuracy"] == 1)
         for row in sorted(rows, key=lambda row: int(row["doc"]["id"]))

@@ -54,7 +54,7 @@ def test_benchmarks_are_measured_before_between_and_at_the_end(
         "--validation_benchmarks", "gsm8k:problems=4,every=3", "math500:samples=2", "--max_steps", "4",
         "--validate_every", "2", "--validation_problems", "4", "--train_problems", "32", "--rollout_batch_size", "8",
         "--group_size", "4", "--train_batch_size", "8", "--sampling_max_tokens", "16", "--use_vllm", "false",
-        "--save_steps", "2",
+        "--save_steps", "2", "--disable_tqdm", "false",
     ]  # fmt: skip
     run_recipe(*parse(GRPO_SETTINGS, "about", ROOT / "recipes" / "grpo_math.yaml", arguments))
     rows = read_jsonl(tmp_path / "run" / "benchmarks.jsonl")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trl_ext.rewards.judge.settings import Rubric
-
-_BLOCK = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
 class NoVerdict(ValueError):
@@ -32,15 +29,20 @@ def read_verdict(text: str, rubric: Rubric) -> Verdict:
         NoVerdict: it is no JSON object, or one of other fields or numbers, or has a field twice.
     """
     answer = text.rpartition("</think>")[2].strip()
-    if block := _BLOCK.fullmatch(answer):
-        answer = block[1]
     try:
-        found = json.loads(answer, object_pairs_hook=_once, parse_constant=_no_number)
+        found = json.loads(_out_of_block(answer), object_pairs_hook=_once, parse_constant=_no_number)
     except NoVerdict:
         raise
     except (ValueError, RecursionError):
         raise NoVerdict("it was not one JSON object") from None
     return verdict_of(found, rubric)
+
+
+def _out_of_block(answer: str) -> str:
+    """What is in the block of code that an answer is; the answer, if it is none."""
+    first, *lines = answer.split("\n")
+    is_block = first.strip() in ("```", "```json") and lines[-1:] == ["```"]
+    return "\n".join(lines[:-1]) if is_block else answer
 
 
 def verdict_of(found: object, rubric: Rubric) -> Verdict:

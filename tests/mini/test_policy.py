@@ -103,6 +103,8 @@ def test_policy_cache_is_used_and_keyed_by_seed_and_shape(small: Path, monkeypat
     root = small.parent
     monkeypatch.setattr(base_policy, "pretrain", None)  # calling it would fail
     assert make_base_policy(0, root, SMALL) == small
+    (small / "0f1e2d").mkdir(exist_ok=True)  # as lighteval keeps responses next to a model
+    assert make_base_policy(0, root, SMALL) == small
     for seed, config in ((1, SMALL), (0, dataclasses.replace(SMALL, steps=4))):
         with pytest.raises(TypeError, match="not callable"):
             make_base_policy(seed, root, config)

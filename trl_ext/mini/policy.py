@@ -97,7 +97,8 @@ def _is_as_made(target: Path) -> bool:
     recipe = target / "recipe.json"
     if not recipe.is_file():
         return False
-    is_same: bool = read_json(recipe)["files"] == digest_of_files(p for p in target.iterdir() if p != recipe)
+    own = (path for path in target.iterdir() if path.is_file() and path != recipe)  # lighteval keeps a folder there
+    is_same: bool = read_json(recipe)["files"] == digest_of_files(own)
     if not is_same:
         print_line(f"the base policy in {target} is not what was made there: it is made again")
     return is_same

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from trl_ext.data.published import names_of_benchmarks
 from trl_ext.errors import InputError
-from trl_ext.evaluation.compared import benchmarks_in, comparison_table, paired_scores, write_comparison
+from trl_ext.evaluation.benchmark_table import tables_in
+from trl_ext.evaluation.compared import comparison_table, paired_scores, write_comparison
 from trl_ext.evaluation.evaluator import SAMPLES
 from trl_ext.evaluation.statistics import Comparison, compare_paired
 from trl_ext.io import write_json
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, help="also write tables and a plot of benchmarks into this folder")
     args = parser.parse_args()
     try:
-        names = names_of_benchmarks(args.benchmark) or benchmarks_in(args.first)
+        names = names_of_benchmarks(args.benchmark) or list(tables_in(args.first))
         if names and not (args.first / SAMPLES).is_file():
             compare_benchmarks(args, names)
         else:

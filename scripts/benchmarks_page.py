@@ -17,7 +17,7 @@ accelerate launch recipes/grpo_math.py --validation_benchmarks math500:problems=
 
 Each benchmark has a folder with its samples and its summary; `benchmarks.json`, `.csv`, `.md`, `.tex` and `.png` have the
 table. All inputs are checked before an engine starts, and there is one engine for all. What nobody gives is as is usual:
-the model's chat template where it has one, the strict grader, and of small benchmarks k samples of each problem.
+the model's chat template where it has one, the strict grader, and k samples of each problem of small benchmarks (`best_of_n` draws its own 16).
 
 | figure | what |
 |---|---|

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets.exceptions import DatasetGenerationError
 
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.published import BENCHMARKS, PUBLISHED, digest_of_problems
@@ -137,6 +138,10 @@ def test_copies_are_tried_in_order_and_each_says_why_not(monkeypatch: pytest.Mon
     assert (problems.source.dataset, problems.source.split) == ("math-ai/aime24", "test")
     assert problems.rows["answer"][:5] == answers
     assert not problems.source.differs
+    assert "read in place of HuggingFaceH4/aime_2024: Dataset" in problems.source.line("validation")
+    tables["HuggingFaceH4/aime_2024"] = DatasetGenerationError("a cut file")
+    assert settings.read("validation", None, 0).source.passed_over[0] == "HuggingFaceH4/aime_2024: a cut file"
+    tables["HuggingFaceH4/aime_2024"] = PermissionError("it is gated: ask for access")
     tables["math-ai/aime24"] = whole[:29]
     with pytest.raises(ValueError) as refused:
         settings.read("validation", None, 0)

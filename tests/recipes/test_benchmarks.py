@@ -108,6 +108,8 @@ def test_what_nobody_gave_is_as_is_usual_for_the_benchmark(policy: str, tmp_path
     )
     settings = Evaluation(model_name_or_path=str(tmp_path / "chat"), benchmark=["gsm8k"], prompt="question_only")
     assert _of_benchmark(settings, "gsm8k").prompt == "question_only"
+    chat = Evaluation(model_name_or_path="x", benchmark=["gsm8k"], chat_template_kwargs="enable_thinking=false")
+    assert (chat.prompt, chat.answer_format) == ("chat", "boxed")
 
 
 def evaluated(folder: Path, correct: dict[str, list[bool]]) -> Path:
@@ -134,7 +136,9 @@ def test_two_models_are_compared_on_benchmarks(tmp_path: Path) -> None:
     assert lines[1][:5] == ["aime24", "10", "10.0", "10.0", "+0.0"]
     assert {path.suffix for path in out.iterdir()} == {".csv", ".md", ".tex", ".png"}
     assert r"\toprule" in (out / "compared.tex").read_text()
+    (first / "benchmarks.json").unlink()
     for arguments, refused in (
+        (["--benchmark", "gsm8k", "--output_dir", str(tmp_path / "no")], "has no benchmarks.json with gsm8k"),
         (["--benchmark", "amc23"], "amc23 has no samples.jsonl: run recipes/evaluate.py"),
         (["--benchmark", "amc"], "unknown benchmark 'amc'. Did you mean 'amc23'?"),
     ):
@@ -152,6 +156,9 @@ def test_best_of_n_has_its_curves_for_each_benchmark(policy: str, tmp_path: Path
     for name in ("gsm8k", "math500"):
         assert json.loads((tmp_path / "run" / name / "best_of_n.json").read_text())["samples"] == 2
         assert (tmp_path / "run" / name / "best_of_n.png").exists()
+    assert json.loads((tmp_path / "run" / "benchmarks.json").read_text())["benchmarks"].keys() == {"gsm8k", "math500"}
+    run_best_of_ns(BestOfN(model_name_or_path=policy, samples=2, at=[1, 2], benchmark=["gsm8k"], **fixed))
+    assert json.loads((tmp_path / "run" / "benchmarks.json").read_text())["benchmarks"].keys() == {"gsm8k", "math500"}
     assert _of_benchmark(BestOfN(benchmark=["gsm8k"]), "gsm8k").samples == 16
     with pytest.raises(ValueError, match="first_from is an evaluation of one dataset"):
         BestOfN(benchmark=["gsm8k"], first_from="runs/x")

@@ -40,6 +40,9 @@ def test_benchmarks_have_options_of_their_own() -> None:
     ):
         with pytest.raises(UnknownName, match=said):
             parse_benchmarks([wrong])
+    for misplaced in (":samples=4", "samples=4", "samples=4,math500", "math500:"):
+        with pytest.raises(ValueError, match="an option, name=number, stands after a benchmark's name"):
+            parse_benchmarks([misplaced])
     for value in ("0", "-1", "x", ""):
         with pytest.raises(ValueError, match="every has to be a whole number above 0"):
             parse_benchmarks([f"gsm8k:every={value}"])
@@ -79,6 +82,7 @@ class FakeTrainer:
 
     def __init__(self, stops_after: int | None = None) -> None:
         self.stop_signal: int | None = None
+        self.restored_step: int | None = None
         self.args = SimpleNamespace(temperature=1.0, disable_tqdm=True)
         self.logged: list[dict[str, Any]] = []
         self.stops_after = stops_after
@@ -103,8 +107,12 @@ def callback(trainer: FakeTrainer, folder: Path) -> BenchmarkValidation:
     rows = {name: [{"prompt": "1?", "answer": "1", "level": 0, "subject": ""}] for name in ("gsm8k", "amc23")}
     build = functools.partial(DatasetSettings(prompt="question_only").build)
     benchmarks = parse_benchmarks(["gsm8k:every=3", "amc23:samples=2"])
+
+    def is_due(state: Any) -> bool:
+        return bool(state.global_step % 2 == 0)
+
     sampling = {"temperature": None, "batch_size": 8, "max_tokens": 8, "seed": 0}
-    return BenchmarkValidation(benchmarks, rows, build, 2, sampling, folder, cast(Any, trainer))
+    return BenchmarkValidation(benchmarks, rows, build, is_due, sampling, folder, cast(Any, trainer))
 
 
 def test_what_an_interruption_prevented_is_measured_when_resumed(tmp_path: Path) -> None:
@@ -126,3 +134,19 @@ def test_what_an_interruption_prevented_is_measured_when_resumed(tmp_path: Path)
     assert resumed.seconds_to_end() == max(rows[0]["seconds"], rows[2]["seconds"]) + max(
         rows[1]["seconds"], rows[3]["seconds"]
     )
+
+
+def test_restored_weights_are_measured_as_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SimpleNamespace(global_step=6, max_steps=6, is_world_process_zero=True)
+    trainer = FakeTrainer()
+    measured = callback(trainer, tmp_path)
+    measured.on_step_end(cast(Any, None), cast(Any, state), cast(Any, None))
+    trainer.restored_step = 2
+    measured.on_train_end(None, cast(Any, state), cast(Any, None))
+    rows = read_jsonl(tmp_path / "benchmarks.jsonl")
+    assert [(row["benchmark"], row["step"], row.get("weights_of_step")) for row in rows] == [
+        ("gsm8k", 6, None), ("amc23", 6, None), ("gsm8k", 6, 2), ("amc23", 6, 2),
+    ]  # fmt: skip
+    measured.benchmarks = []
+    monkeypatch.setattr("trl_ext.training.benchmarks.run_on_main_and_broadcast", lambda *_: pytest.fail("ranks wait"))
+    measured.on_step_end(cast(Any, None), cast(Any, state), cast(Any, None))

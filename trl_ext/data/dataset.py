@@ -61,6 +61,7 @@ class DatasetSettings(RecordsGiven):
             "(.json, .csv, .parquet), in any layout of the Hub's, and read instead of those."
         ),
         Group.MODEL,
+        on_resume=OnResume.MAY_CHANGE,
     )
     dataset_options: dict[str, Any] | str | None = setting(
         None,
@@ -192,14 +193,14 @@ class DatasetSettings(RecordsGiven):
             return problems_of(*chosen, asked, self.asking)
         copy = self._copy(split)
         chosen = chosen_rows(copy.table, copy.dataset, copy.split, n, self.sample_seed, in_sample_order)
-        chosen[2].differs = copy.differs
+        chosen[2].differs, chosen[2].passed_over = copy.differs, list(copy.passed_over)
         return problems_of(*chosen, asked, self.asking, None if asked else copy.columns)
 
     def read_benchmark(self, name: str, n: int | None) -> Problems:
         """A sample of n problems of a benchmark, or all, asked as this dataset's are; a ValueError if it has none."""
         copy = read_published(name, "validation", None, self.benchmark_dir)
         chosen = chosen_rows(copy.table, copy.dataset, copy.split, n, self.sample_seed, in_sample_order=False)
-        chosen[2].differs = copy.differs
+        chosen[2].differs, chosen[2].passed_over = copy.differs, list(copy.passed_over)
         return problems_of(*chosen, {}, self.asking, copy.columns)
 
     def _copy(self, split: str) -> Copy:

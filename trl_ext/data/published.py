@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +252,7 @@ class Copy:
 
     Attributes:
         differs: in what they differ from what is known of the benchmark; empty where they do not.
+        passed_over: copies before it, and why they could not be read.
     """
 
     table: Table
@@ -259,6 +260,7 @@ class Copy:
     split: str
     columns: Columns | None
     differs: str = ""
+    passed_over: tuple[str, ...] = ()
 
 
 def read_published(name: str, split: str, config: str | None = None, folder: str | None = None) -> Copy:
@@ -276,11 +278,13 @@ def read_published(name: str, split: str, config: str | None = None, folder: str
     known = PUBLISHED[name]
     if folder is not None:
         return _local(name, known, split, Path(folder))
-    said = []
+    from datasets.exceptions import DatasetsError
+
+    said: list[str] = []
     for mirror in known.mirrors:
         try:
-            return _from_hub(name, known, mirror, split, config)
-        except (ValueError, OSError) as error:
+            return replace(_from_hub(name, known, mirror, split, config), passed_over=tuple(said))
+        except (ValueError, OSError, RuntimeError, DatasetsError) as error:
             said.append(f"{mirror.hub_id}: {' '.join(str(error).split())}")
             if isinstance(error.__cause__, ConnectionError):  # the others are at the same place
                 break

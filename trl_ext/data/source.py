@@ -24,6 +24,7 @@ class Source:
     unusable: list[str] = field(default_factory=list)  # answers that the grader can hardly accept, with their places
     also_in_training: int = 0  # problems of a validation set that are in the training set too
     differs: str = ""  # in what the rows are not those of the benchmark that they are read as
+    passed_over: list[str] = field(default_factory=list)  # copies on the Hub that could not be read, and why
     selected: str = ""  # by what, where not all of these rows are used
     columns: str = ""  # which are read, and how
     first: str = ""  # the first row's problem and answer
@@ -45,6 +46,8 @@ class Source:
             known.append(f"{by} with sample_seed {self.sample_seed}")
         if self.selected:
             known.append(self.selected)
+        if self.passed_over:
+            known.append(f"read in place of {'; '.join(self.passed_over)}")
         if self.differs:
             known.append(f"{self.differs}: what is measured is not the benchmark's figure")
         if self.too_long:

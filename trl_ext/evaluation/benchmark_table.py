@@ -11,7 +11,7 @@ import numpy as np
 from trl_ext.evaluation.evaluator import Report, is_correct, mean, mean_known
 from trl_ext.evaluation.pass_at_n import consensus_at_n, majority_at_n, pass_at_n
 from trl_ext.evaluation.statistics import mean_interval
-from trl_ext.io import markdown_table, write_csv, write_json, write_text
+from trl_ext.io import markdown_table, read_json, write_csv, write_json, write_text
 from trl_ext.plots import figure
 
 Figures = Mapping[str, Any]
@@ -114,14 +114,27 @@ def latex_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*body, r"\end{tabular}", ""])
 
 
-def write_tables(folder: Path, figures: Mapping[str, Figures], model: str) -> None:
-    """`benchmarks.json`, `.csv`, `.md`, `.tex` and `.png` in a folder; accuracies in the JSON are from 0 to 1."""
+def write_tables(folder: Path, figures: Mapping[str, Figures], model: str) -> dict[str, Figures]:
+    """`benchmarks.json`, `.csv`, `.md`, `.tex` and `.png` in a folder; accuracies in the JSON are from 0 to 1.
+
+    Returns:
+        The figures of all benchmarks of the folder, those that were measured there before with another command first.
+    """
+    figures = {**tables_in(folder), **figures}
     rows = _rows(figures)
     write_json(folder / f"{TABLE}.json", {"model": model, "benchmarks": figures}, indent=2)
     write_csv(folder / f"{TABLE}.csv", _HEADS, rows)
     write_text(folder / f"{TABLE}.md", "\n".join([*markdown_table(_HEADS, rows), ""]))
     write_text(folder / f"{TABLE}.tex", latex_table(_HEADS, rows))
     draw_accuracies(folder / f"{TABLE}.png", {model: figures})
+    return dict(figures)
+
+
+def tables_in(folder: Path) -> dict[str, Figures]:
+    """The figures by benchmark that a folder has; none if there was no benchmark."""
+    path = folder / f"{TABLE}.json"
+    measured: dict[str, Figures] = read_json(path)["benchmarks"] if path.is_file() else {}
+    return measured
 
 
 def draw_accuracies(path: Path, models: Mapping[str, Mapping[str, Figures]]) -> None:

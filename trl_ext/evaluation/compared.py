@@ -7,20 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import InputError
-from trl_ext.evaluation.benchmark_table import TABLE, aligned, draw_accuracies, latex_table, percent
+from trl_ext.evaluation.benchmark_table import TABLE, aligned, draw_accuracies, latex_table, percent, tables_in
 from trl_ext.evaluation.evaluator import SAMPLES, Report
 from trl_ext.evaluation.statistics import Comparison
 from trl_ext.generation.model_source import ADAPTER, CONFIG
-from trl_ext.io import markdown_table, read_json, read_jsonl, write_csv, write_text
+from trl_ext.io import markdown_table, read_jsonl, write_csv, write_text
 
 Compared = Mapping[str, tuple[float, float, Comparison]]  # by benchmark: both accuracies, and the paired comparison
 _HEADS = ("benchmark", "problems", "A", "B", "B - A", "95 % interval", "better", "worse", "p")
-
-
-def benchmarks_in(folder: Path) -> list[str]:
-    """The benchmarks of an evaluation's folder; none if it is of a dataset."""
-    path = folder / f"{TABLE}.json"
-    return list(read_json(path)["benchmarks"]) if path.is_file() else []
 
 
 def paired_scores(first: Path, second: Path) -> tuple[dict[Any, float], dict[Any, float]]:
@@ -67,11 +61,16 @@ def comparison_table(compared: Compared) -> str:
 
 def write_comparison(folder: Path, first: Path, second: Path, compared: Compared) -> None:
     """`compared.csv`, `.md`, `.tex`, and `.png` with both models' accuracies, in a folder."""
+    both = {str(one): tables_in(one) for one in (first, second)}
+    for one, measured in both.items():
+        if missing := [name for name in compared if name not in measured]:
+            raise InputError(
+                f"{one} has no {TABLE}.json with {', '.join(missing)}: run recipes/evaluate.py on it again"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     rows = _rows(compared)
     named = "\n".join([f"A: `{first}`, B: `{second}`", "", *markdown_table(_HEADS, rows), ""])
     write_csv(folder / "compared.csv", _HEADS, rows)
     write_text(folder / "compared.md", named)
     write_text(folder / "compared.tex", latex_table(_HEADS, rows))
-    both = {str(one): read_json(one / f"{TABLE}.json")["benchmarks"] for one in (first, second)}
     draw_accuracies(folder / "compared.png", {one: {name: of[name] for name in compared} for one, of in both.items()})

@@ -35,13 +35,7 @@ def run_evaluations(settings: Evaluation) -> dict[str, Report]:
     """Evaluate on the dataset, or on each benchmark; of benchmarks, write and print a table."""
     if not settings.benchmark:
         return {settings.dataset: run_evaluation(settings)}
-    reports = on_each_benchmark(settings, lambda prepared, sampler_of: measure(prepared, sampler_of))
-    if PartialState().is_main_process:
-        grader = _of_benchmark(settings, settings.benchmark[0]).grader
-        figures = {name: figures_of(report, equality_of(grader)) for name, report in reports.items()}
-        write_tables(Path(settings.output_dir), figures, str(settings.model_name_or_path or "the base policy"))
-        print(f"\n{text_table(figures)}")
-    return reports
+    return on_each_benchmark(settings, lambda prepared, sampler_of: measure(prepared, sampler_of))
 
 
 def run_best_of_ns(settings: BestOfN) -> dict[str, Any]:
@@ -82,6 +76,11 @@ def on_each_benchmark(
         if PartialState().is_main_process:
             print(f"\n{name}: {BENCHMARKS[name].answers}; {one.settings.samples} of each problem")
         reports[name] = evaluate(one, sampler_of)
+    if PartialState().is_main_process:
+        grader = _of_benchmark(settings, settings.benchmark[0]).grader
+        figures = {name: figures_of(report, equality_of(grader)) for name, report in reports.items()}
+        model = str(settings.model_name_or_path or "the base policy")
+        print(f"\n{text_table(write_tables(Path(settings.output_dir), figures, model))}")
     return reports
 
 

@@ -15,6 +15,7 @@ from accelerate import PartialState
 from tqdm import tqdm
 from transformers.utils import logging
 
+from trl_ext.compat.given import given
 from trl_ext.compat.on_resume import on_resume
 from trl_ext.compat.startup import use_all_cores
 from trl_ext.data.dataset import problems_are
@@ -103,6 +104,8 @@ class PreparedEvaluation:
         return Path(self.settings.output_dir)
 
 
+# Settings that decide nothing by themselves, since there are fingerprints of what they lead to.
+_READ_BY = ("problem_column", "answer_column", "answer_source", "benchmark_dir", "judge")
 SamplerOf = Callable[[PreparedEvaluation], "Sampler"]
 
 
@@ -188,7 +191,7 @@ def measure(prepared: PreparedEvaluation, sampler_of: SamplerOf | None = None) -
 
 def _to_reproduce(prepared: PreparedEvaluation) -> dict[str, Any]:
     """What it takes to measure the same: a prompt as rendered, what ends a response, settings and fingerprints."""
-    source = locate(prepared.model)
+    source, settings = locate(prepared.model), prepared.settings
     tokenizer, _ = tokenizer_and_shape(source)
     ends = eos_ids_of(generation_config_of(source), tokenizer.eos_token_id)
     decisive = dict(prepared.decisive)
@@ -198,7 +201,7 @@ def _to_reproduce(prepared: PreparedEvaluation) -> dict[str, Any]:
         "first_prompt": first,
         **({"contamination": prepared.contamination} if prepared.contamination else {}),
         "end_tokens": {str(token): tokenizer.convert_ids_to_tokens(token) for token in ends},
-        "settings": decisive,
+        "settings": decisive | redact(given(settings, _READ_BY)),
         FINGERPRINTS: made_from,
     }
 

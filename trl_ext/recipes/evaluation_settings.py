@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trl_ext.compat.given import given
+from trl_ext.compat.given import given, recorded_names
 from trl_ext.data.dataset import DatasetSettings
 from trl_ext.data.published import BENCHMARKS, names_of_benchmarks
 from trl_ext.data.responses import OPTIONAL, fields_of
@@ -156,6 +156,9 @@ class Evaluation(DatasetSettings):
     )
 
     def __post_init__(self) -> None:
+        asks_by_chat = bool(self.chat_template_kwargs or self.system_prompt)
+        if self.benchmark and asks_by_chat and "prompt" not in recorded_names(self):
+            self.prompt = "chat"  # as benchmarks are asked where there is a template
         super().__post_init__()
         self.benchmark = names_of_benchmarks(self.benchmark)
         if self.benchmark and (said := given(self, SAID_BY_A_BENCHMARK, off=False)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from trl_ext.recipes.measured import FINGERPRINTS
 from trl_ext.runs.fingerprint import in_words
 
 FLAG = "--replay"
-_NOT_SETTINGS = ("problems_are", "benchmark")  # of what decides an evaluation; a benchmark's name is its dataset too
+_SETTINGS = {field.name for field in dataclasses.fields(Evaluation)} - {"benchmark"}  # whose name is the dataset's too
 
 
 def summary_asked_for(arguments: list[str]) -> Path | None:
@@ -42,7 +43,7 @@ def replay_of(path: Path) -> tuple[Callable[[Evaluation], Report], Path]:
     """
     try:
         summary = read_json(path)
-        settings = {name: value for name, value in summary["settings"].items() if name not in _NOT_SETTINGS}
+        settings = {name: value for name, value in summary["settings"].items() if name in _SETTINGS}
     except OSError as error:
         raise InputError(f"{FLAG} {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -154,7 +154,7 @@ class RecipeRun:
         rows = {name: one.rows.to_list() for name, one in self.data.benchmarks.items()}
         measured = {**sampling, "seed": config.seed}
         benchmarks = BenchmarkValidation(
-            task.benchmarks, rows, task.build, task.validate_every, measured, run.folder, trainer
+            task.benchmarks, rows, task.build, validate_when, measured, run.folder, trainer
         )
         trainer.add_callback(benchmarks)
         trainer.add_callback(JsonlLog(run.folder / METRICS, run.clock))

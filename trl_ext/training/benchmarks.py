@@ -51,13 +51,17 @@ def parse_benchmarks(texts: Iterable[str]) -> list[MeasuredBenchmark]:
         ValueError: an option is no number above 0.
     """
     given: dict[str, dict[str, int]] = {}
-    options: dict[str, int] = {}
+    options: dict[str, int] | None = None
     for part in (part.strip() for text in texts for part in text.split(",") if part.strip()):
         name, colon, option = part.partition(":")
-        if colon or "=" not in part:
+        if name.strip() and (colon or "=" not in part):
             options = given.setdefault(names_of_benchmarks([name])[0], {})
-        else:
+        elif not colon:
             option = part
+        if options is None or not (name.strip() and (option or not colon)):
+            raise ValueError(
+                f"validation_benchmarks: {part!r}: an option, name=number, stands after a benchmark's name"
+            )
         if option:
             options |= _option(option, part)
     return [MeasuredBenchmark(name, **asked) for name, asked in given.items()]
@@ -78,7 +82,7 @@ class BenchmarkValidation(TrainerCallback):
     Args:
         rows: of each benchmark, with `prompt` and `answer`.
         grader: builds the strict grader with a benchmark's options.
-        every: optimizer steps, where a benchmark does not say how many.
+        is_due: whether the run validates after a step, which a benchmark follows that does not say how often.
         sampling: of the run's validations.
     """
 
@@ -87,12 +91,12 @@ class BenchmarkValidation(TrainerCallback):
         benchmarks: Sequence[MeasuredBenchmark],
         rows: Mapping[str, Sequence[Mapping[str, Any]]],
         grader: Callable[..., Any],
-        every: int,
+        is_due: Callable[[TrainerState], bool],
         sampling: Mapping[str, Any],
         folder: Path,
         trainer: ReliableTrainer,
     ) -> None:
-        self.benchmarks, self.rows, self.grader, self.every = benchmarks, rows, grader, every
+        self.benchmarks, self.rows, self.grader, self.is_due = benchmarks, rows, grader, is_due
         self.sampling, self.log, self.trainer = dict(sampling), folder / BENCHMARK_LOG, trainer
 
     def on_train_begin(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -106,7 +110,7 @@ class BenchmarkValidation(TrainerCallback):
     def on_train_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Measure all that was not just measured, unless the run was stopped."""
         if self.trainer.stop_signal is None:
-            self._measure_those(state, lambda benchmark, step: True)
+            self._measure_those(state, lambda benchmark, state: True, self.trainer.restored_step)
 
     def seconds_to_end(self) -> float:
         """Estimate the seconds that measuring all of them at the end takes: as long as each did at the longest."""
@@ -118,18 +122,31 @@ class BenchmarkValidation(TrainerCallback):
     def _measured(self) -> list[dict[str, Any]]:
         return _rows_of(self.log)
 
-    def _is_due(self, benchmark: MeasuredBenchmark, step: int) -> bool:
-        return step % (benchmark.every or self.every) == 0
+    def _is_due(self, benchmark: MeasuredBenchmark, state: TrainerState) -> bool:
+        if benchmark.every:
+            return state.global_step % benchmark.every == 0
+        return state.global_step == 0 or self.is_due(state)
 
-    def _measure_those(self, state: TrainerState, wanted: Callable[[MeasuredBenchmark, int], bool]) -> None:
+    def _measure_those(
+        self,
+        state: TrainerState,
+        wanted: Callable[[MeasuredBenchmark, TrainerState], bool],
+        restored: int | None = None,
+    ) -> None:
+        """Measure what is wanted, and was not with these weights: those of the step `restored`, if there is one."""
+        due = [benchmark for benchmark in self.benchmarks if wanted(benchmark, state)]
+        if not due:  # on all ranks alike
+            return
         step = state.global_step
-        done = {row["benchmark"] for row in run_on_main_and_broadcast(self._measured) if row["step"] == step}
-        for benchmark in self.benchmarks:
-            if wanted(benchmark, step) and benchmark.name not in done and self.trainer.stop_signal is None:
+        of_step = step if restored is None else restored
+        rows = run_on_main_and_broadcast(self._measured)
+        done = {row["benchmark"] for row in rows if row["step"] == step and row.get("weights_of_step", step) == of_step}
+        for benchmark in due:
+            if benchmark.name not in done and self.trainer.stop_signal is None:
                 with self.trainer.stopping_early():
-                    self._measure(benchmark, state)
+                    self._measure(benchmark, state, {} if of_step == step else {"weights_of_step": of_step})
 
-    def _measure(self, benchmark: MeasuredBenchmark, state: TrainerState) -> None:
+    def _measure(self, benchmark: MeasuredBenchmark, state: TrainerState, weights: Mapping[str, int]) -> None:
         began, name, facts = time.time(), benchmark.name, BENCHMARKS[benchmark.name]
         temperature = self.sampling["temperature"]
         is_greedy = (self.trainer.args.temperature if temperature is None else temperature) == 0
@@ -146,7 +163,8 @@ class BenchmarkValidation(TrainerCallback):
         logged = {f"benchmark/{name}/{key}": figures[key] for key in _LOGGED if figures[key] is not None}
         self.trainer.log_now(logged | {f"benchmark/{name}/seconds": seconds})
         if state.is_world_process_zero:
-            append_jsonl(self.log, [{"step": state.global_step, "benchmark": name, "seconds": seconds, **figures}])
+            known = {"step": state.global_step, **weights, "benchmark": name, "seconds": seconds}
+            append_jsonl(self.log, [{**known, **figures}])
             if not self.trainer.args.disable_tqdm:
                 print_line(
                     f"{name} at step {state.global_step:>4}/{state.max_steps}: avg@{k} {figures['avg@k']:.3f}  "

@@ -162,6 +162,7 @@ class Validation(TrainerCallback):
             step = state.global_step
         if step != state.global_step:
             self.trainer.restore_weights(best)
+            self.trainer.restored_step = step
         if self.restore_best or last["step"] != state.global_step or last["problems"] != len(self.final):
             self._measure(state, self.final, restored=step)
 

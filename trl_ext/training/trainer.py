@@ -116,6 +116,7 @@ class ReliableTrainer(Trainer):
     skipped_steps: int = 0  # other optimizer steps with a non-finite gradient in the whole run
     skipped_in_a_row: int = 0  # the latest of them, without a finite one in between
     last_rollout: Sequence[dict[str, Any]] = ()  # this rank's rows of training, for the log and for a skipped step
+    restored_step: int | None = None  # whose weights the run ends with, where they are not the last
     generated_logps: Sequence[Sequence[float | None]] | None = None  # of the tokens generated last; None if unknown
     resumed: Sequence[str] = ()  # other attributes that a checkpoint has, by their names
     _nonfinite: str = ""  # why a gradient may not be finite: continues a sentence that ends with "has norm nan"

@@ -77,6 +77,12 @@ def test_anything_else_is_no_verdict_and_says_why(text: str, why: str) -> None:
         read_verdict(text, RUBRIC)
 
 
+def test_a_reason_can_be_written_to_a_file() -> None:
+    cut = verdict(4).replace('"reason": "', '"reason": "\\ud83d ')
+    assert json.loads(cut)["reason"].startswith("\ud83d")
+    assert read_verdict(cut, RUBRIC).reason.startswith("? ")
+
+
 def test_the_score_is_a_weighted_mean() -> None:
     assert RUBRIC.score({"correct": 5, "reasoning": 0, "clarity": 5}) == pytest.approx((3 + 1) / 5)
     assert (RUBRIC.score(dict.fromkeys(CRITERIA, 5)), RUBRIC.score(dict.fromkeys(CRITERIA, 0))) == (1.0, 0.0)

@@ -57,7 +57,12 @@ def verdict_of(found: object, rubric: Rubric) -> Verdict:
     for score in scores.values():
         if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= rubric.scale:
             raise NoVerdict(f"a score was no whole number from 0 to {rubric.scale}")
-    return Verdict({name: scores[name] for name in rubric.criteria}, str(found.get("reason", "")))
+    return Verdict({name: scores[name] for name in rubric.criteria}, _writable(found.get("reason", "")))
+
+
+def _writable(reason: object) -> str:
+    """A text that a file can hold: a cut emoji leaves half a character."""
+    return str(reason).encode("utf-8", "replace").decode()
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

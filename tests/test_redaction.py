@@ -226,6 +226,7 @@ def test_a_command_is_masked_by_its_flags() -> None:
     assert [shown[0], shown[2], shown[4:7]] == ["run.py", MASK, ["--seed", "3", "--model_init_kwargs"]]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_secret_in_any_setting_is_in_nothing_that_a_run_writes(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

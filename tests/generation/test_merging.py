@@ -112,6 +112,7 @@ def test_every_kind_is_what_was_trained_loaded_and_merged(tied: bool, names: lis
         torch.testing.assert_close(merged, trained, msg=name, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.moderate
 def test_what_is_in_no_weights_is_sampled_from_and_not_merged(tmp_path: Path) -> None:
     base = save_base(tmp_path / "base")
     for name, (config, reason) in UNMERGED.items():
@@ -194,6 +195,7 @@ def test_a_merged_model_is_made_once_and_again_after_a_change(
     assert whole_model(str(folder)) != str(merged)
 
 
+@pytest.mark.moderate
 def test_an_adapter_is_evaluated_in_what_its_run_had_loaded(tmp_path: Path) -> None:
     base, folder = save_base(tmp_path / "base", dtype=torch.bfloat16), tmp_path / "lora"
     save_adapter(folder, base, lora())
@@ -205,6 +207,7 @@ def test_an_adapter_is_evaluated_in_what_its_run_had_loaded(tmp_path: Path) -> N
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
+@pytest.mark.moderate
 def test_an_adapter_of_a_larger_vocabulary_brings_its_embedding(tmp_path: Path) -> None:
     base, folder = save_base(tmp_path / "base"), tmp_path / "lora"
     plain = AutoModelForCausalLM.from_pretrained(base)

@@ -205,6 +205,7 @@ def test_trainer_overrides_exactly_the_methods_pinned_here() -> None:
         assert _signature(getattr(ExtGRPOTrainer, name)) == OVERRIDDEN[name]
 
 
+@pytest.mark.moderate
 def test_overrides_stand_in_the_order_a_step_calls_them(tmp_path: Path) -> None:
     """A real step with a stop string, so that every override is called, from a checkpoint at its end."""
     trainer: Any = make_trainer(

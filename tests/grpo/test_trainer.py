@@ -115,6 +115,7 @@ def logp(model: Any, batch: dict[str, Any], temperature: float = 1.0) -> torch.T
 # Steps, rollouts, old log-probabilities.
 
 
+@pytest.mark.moderate
 def test_on_policy_training_is_one_step_per_rollout_at_ratio_one(tmp_path: Path) -> None:
     trainer = record(tmp_path, **ON_POLICY)
     assert trainer.state.global_step == 2
@@ -156,6 +157,7 @@ def test_old_logps_are_those_of_the_policy_that_sampled(tmp_path: Path) -> None:
         assert ((seen[-1].logp - seen[-1].old_logp).abs() * seen[-1].mask).max() > 1e-2
 
 
+@pytest.mark.moderate
 def test_the_handouts_group_std_advantages_reach_the_loss(tmp_path: Path) -> None:
     trainer = record(tmp_path, max_steps=1, num_generations=8)  # two groups of eight, not as many groups as rows in one
     rewards = torch.tensor([row["reward"] for row in trainer.last_rollout]).view(2, 8)
@@ -288,6 +290,7 @@ def test_the_size_of_the_micro_batch_does_not_change_the_weights(aggregation: st
         assert weight_difference(trained[0], other) < 1e-7
 
 
+@pytest.mark.moderate
 def test_the_totals_count_the_optimizer_step_and_not_the_rollout(tmp_path: Path) -> None:
     trainer = record(tmp_path, fraction_of_ones, **OFF_POLICY, rollout_func=scripted(words_of_row))
     tokens = []
@@ -333,6 +336,7 @@ def test_truncation_mask_spares_stop_string_completions(tmp_path: Path) -> None:
         assert all(math.isfinite(loss) for loss in trainer.losses)
 
 
+@pytest.mark.moderate
 def test_generation_stops_at_the_stop_string_and_masks_the_rest(tmp_path: Path) -> None:
     trainer = record(tmp_path, stop=["stop"], max_steps=2)
     ended = 0
@@ -385,6 +389,7 @@ def test_stopping_keeps_the_users_gradient_checkpointing(tmp_path: Path) -> None
         assert all(kwargs == {"use_reentrant": True} for kwargs in calls), (stop, calls)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("minimum", [None, 5])
 def test_completions_have_at_least_the_minimum_of_tokens(minimum: int | None, tmp_path: Path) -> None:
     bias = {"generation_kwargs": {"sequence_bias": [[[EOS], 4.0]]}}  # the policy likes to end at once
@@ -825,6 +830,7 @@ def test_lora_trains_the_adapters_alone_and_survives_saving(tmp_path: Path) -> N
     assert (reloaded - before).abs().max() > 1e-4
 
 
+@pytest.mark.moderate
 def test_a_saved_model_loads_with_the_trained_weights(tmp_path: Path) -> None:
     trainer = record(tmp_path / "run", max_steps=1)
     trainer.save_model(tmp_path / "saved")

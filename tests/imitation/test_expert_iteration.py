@@ -141,6 +141,7 @@ def test_rollouts_and_kept_rows_are_datasets(tmp_path: Path) -> None:
         assert sum(has_a_one(text) for text in loaded["rollouts"]["response"]) == step["kept"]
 
 
+@pytest.mark.moderate
 def test_steps_without_a_correct_answer_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = trained(tmp_path, lambda text: False)
     assert trainer.state.global_step == 0

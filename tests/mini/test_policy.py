@@ -70,6 +70,7 @@ def test_pretraining_on_mini_math_is_what_it_was() -> None:
     assert hashlib.sha256(tokenizer.encode()).hexdigest().startswith("99f829090dbbad81")
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("name", ["arithmetic", "cups"])
 def test_a_task_has_texts_and_tokens_of_its_own(name: str) -> None:
     task = TASKS.build(name, lapses=0.2)()

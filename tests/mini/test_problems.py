@@ -140,6 +140,7 @@ def test_latex_answers_are_fractions_radicals_and_expressions() -> None:
     assert any(re.fullmatch(r"\d\w\+\d+", a) for a in answers)
 
 
+@pytest.mark.moderate
 def test_train_and_validation_share_no_problem_for_any_seeds() -> None:
     train = {row["problem"] for seed in range(3) for row in islice(problems("train", seed), 5000)}
     held_out = {row["problem"] for seed in range(3) for row in islice(problems("validation", seed), 5000)}

@@ -272,6 +272,7 @@ def test_a_bad_line_is_refused_before_anything_is_graded(tmp_path: Path, monkeyp
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.moderate
 def test_a_graders_file_and_their_verdicts_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(
         "def ends(response, reference):\n"
@@ -347,6 +348,7 @@ def test_a_dataset_that_cannot_be_used_is_reported_with_its_row(policy: str, tmp
         run_evaluation(settings(policy, tmp_path / "run", dataset=str(tmp_path / "rows.jsonl"), problems=None))
 
 
+@pytest.mark.moderate
 def test_evaluate_refuses_or_drops_prompts_beyond_the_context(
     policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

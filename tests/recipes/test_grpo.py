@@ -300,6 +300,7 @@ def test_a_reward_of_your_own_is_taken_as_it_is(tmp_path: Path) -> None:
     assert GRPOTask(reward=f"{tmp_path / 'mine.py'}:short").reward_functions()[0](["abc"]) == [-3.0]
 
 
+@pytest.mark.moderate
 @needs_vllm
 @pytest.mark.parametrize(
     ("settings", "setting"),

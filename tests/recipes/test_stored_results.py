@@ -222,6 +222,7 @@ def test_finished_run_of_a_sweep_is_not_taken_for_other_files(tmp_path: Path) ->
     run_all({"b": commands["b"]}, tmp_path / "runs")
 
 
+@pytest.mark.moderate
 def test_changed_base_policy_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = dataclasses.replace(SMALL, steps=1)
     first = make_base_policy(0, tmp_path, config, progress=False)

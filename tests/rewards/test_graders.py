@@ -118,6 +118,7 @@ def test_answer_reward_needs_format_and_total_reward_needs_both(grader: str, ans
     assert (grades[3].answer, grades[3].reason) == (None, "no answer")
 
 
+@pytest.mark.moderate
 def test_the_three_functions_return_the_handouts_dict_of_floats() -> None:
     correct = {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
     for rewards in (

@@ -139,6 +139,7 @@ def test_a_reward_of_an_environment_is_called_as_trl_calls_it() -> None:
     assert guarded(lambda environments, **_: [1.0 for _ in environments], 5.0)(environments=["a", "b"]) == [1.0, 1.0]
 
 
+@pytest.mark.moderate
 def test_an_alarm_of_the_process_still_rings_on_time() -> None:
     def takes(completions: list[str], seconds: float) -> list[float]:
         time.sleep(seconds)
@@ -218,6 +219,7 @@ def test_every_reward_has_its_own_columns_and_keeps_row_columns(tmp_path: Path) 
     assert len(read_jsonl(tmp_path / "generations.jsonl")) == 4
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("asked", [True, False])
 def test_columns_are_in_trls_table_where_one_is_asked_for(asked: bool, tmp_path: Path) -> None:
     def first(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
@@ -229,6 +231,7 @@ def test_columns_are_in_trls_table_where_one_is_asked_for(asked: bool, tmp_path:
     assert {name: len(values) for name, values in logged.items()} == ({"note": 16, "first/tokens": 16} if asked else {})
 
 
+@pytest.mark.moderate
 def test_a_column_of_another_length_names_the_reward(tmp_path: Path) -> None:
     def forgetful(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
         log_extra("note", ["only one"])
@@ -238,6 +241,7 @@ def test_a_column_of_another_length_names_the_reward(tmp_path: Path) -> None:
         trained(tmp_path, forgetful)
 
 
+@pytest.mark.moderate
 def test_response_without_verdict_is_not_correct_or_incorrect(tmp_path: Path) -> None:
     def graded(completions: list[str], **_: Any) -> list[float]:
         verdicts = [(True, None, False, False)[row % 4] for row, _ in enumerate(completions)]
@@ -268,6 +272,7 @@ def test_nan_for_every_completion_ends_the_run_and_none_does_not(tmp_path: Path)
     assert trained(tmp_path / "d", unscored).state.global_step == 1
 
 
+@pytest.mark.moderate
 def test_all_nan_rewards_are_tolerated_for_a_while_once_scored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

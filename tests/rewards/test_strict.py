@@ -97,10 +97,12 @@ def test_phrases_that_are_not_units(phrase: str) -> None:
 # Answers to a verdict.
 
 
+@pytest.mark.moderate
 def test_every_hand_labeled_answer_has_its_verdict() -> None:
     assert not [row for row in LABELS if compare(row["answer"], row["truth"]).correct is not row["right"]]
 
 
+@pytest.mark.moderate
 def test_answers_in_other_forms_are_told_from_unfinished_ones() -> None:
     wrong = [row for row in FORMS if compare(row["answer"], row["truth"]).correct is not row["right"]]
     assert not wrong
@@ -122,6 +124,7 @@ def test_the_labels_are_many_distinct_and_of_both_kinds() -> None:
         assert min(sum(row["right"] is right for row in rows) for right in (True, False)) >= 300
 
 
+@pytest.mark.moderate
 def test_reference_matches_its_respelling_and_no_label_crashes() -> None:
     references = [row["truth"] for row in LABELS]
     assert not [reference for reference in references if not compare(f" ${reference}$. ", reference).correct]

@@ -227,6 +227,7 @@ def test_worker_killed_while_jobs_are_sent_loses_no_job(monkeypatch: pytest.Monk
             assert pool.map([GOOD]) == [1]
 
 
+@pytest.mark.moderate
 def test_a_closed_pool_starts_again() -> None:
     before = children()
     pool = Pool(ACT)
@@ -303,6 +304,7 @@ def test_non_json_arguments_are_refused_and_limits_are_checked(pool: Pool) -> No
 # Threads, forks, interrupts and the end of the parent
 
 
+@pytest.mark.moderate
 def test_threads_take_turns_and_workers_outlive_their_threads() -> None:
     found: dict[int, list[Any]] = {}
     with Pool(ACT, SHORT) as pool:
@@ -371,6 +373,7 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path, name: str) -
     parent.communicate()
 
 
+@pytest.mark.moderate
 def test_ctrl_c_raises_and_leaves_a_working_pool_and_no_worker(tmp_path: Path) -> None:
     code = """
 try:

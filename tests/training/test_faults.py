@@ -287,6 +287,7 @@ def test_out_of_memory_names_the_settings_to_lower(tmp_path: Path) -> None:
     assert list((tmp_path / "runs" / "grpo_math").glob("config.yaml"))
 
 
+@pytest.mark.moderate
 def test_the_settings_named_exist() -> None:
     _, _, config = parse(GRPO_SETTINGS, "about", DEFAULT, ON_A_CPU)
     for name in ("micro_train_batch_size", "sampling_max_tokens", "vllm_gpu_memory_utilization", "max_nonfinite_steps"):

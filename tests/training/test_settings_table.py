@@ -470,6 +470,7 @@ def started_with(monkeypatch: pytest.MonkeyPatch, start: Callable[[], Any]) -> d
     return found
 
 
+@pytest.mark.moderate
 @needs_vllm
 @pytest.mark.parametrize("kind", ["grpo", "sft"])
 def test_the_engine_is_started_with_the_settings(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def parsed(folder: Path, url: str, *more: str) -> argparse.Namespace:
     return discover_parser({"toy": None}, "words", "runs/toy").parse_args([*common, *more])
 
 
+@pytest.mark.moderate
 def test_a_run_leaves_a_report_of_what_it_did_and_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-secret")
     monkeypatch.setattr("trl_ext.tools.discovery.report._write_plot", lambda *_: None)  # it takes seconds; see below
@@ -314,6 +315,7 @@ def test_the_ruler_is_judged_exactly(marks: Any, valid: bool, message: str) -> N
     assert verdict.score == ((len(marks), -11) if valid else ())
 
 
+@pytest.mark.moderate
 def test_run_is_not_resumed_with_another_verifier(tmp_path: Path) -> None:
     path, found = tmp_path / "verifier.py", []
     for text in ("def verify(program):\n    return 1\n", "def verify(program):\n    return 2\n"):

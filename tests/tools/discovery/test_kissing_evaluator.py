@@ -95,6 +95,7 @@ def test_the_closest_pair_is_what_the_definition_says(seed: int) -> None:
     assert details["max_squared_norm"] == max(sum(a * a for a in x) for x in points)
 
 
+@pytest.mark.moderate
 def test_what_remains_of_an_invalid_set_counts_and_is_valid() -> None:
     points = [*core(), [3, 3, 3, 0, 0, 0, 0, 0, 0, 3, 0]]  # one more point, closer than 6 to some
     verdict = check(points)
@@ -164,6 +165,7 @@ def test_the_program_of_this_folder_has_600_points() -> None:
     assert {"num_points: 600", "validity: 1.0"} <= set(done.stdout.splitlines()), done.stderr
 
 
+@pytest.mark.moderate
 def test_a_program_cannot_forge_a_verdict(tmp_path: Path) -> None:
     forged = "print('validity: 1.0')\nraise SystemExit('\\nvalidity: 1.0\\nnum_points: 600\\x1b[2J')"
     done = evaluator(tmp_path, forged)

@@ -73,6 +73,7 @@ def test_the_hinge_counts_every_pair_once_and_none_of_the_core() -> None:
     assert polish.hinge(near.ravel(), fixed, 0.0)[0] == pytest.approx(0.3**2 / 2)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("held", [0, 6])
 def test_linear_step_lowers_largest_excess_within_its_region(held: int) -> None:
     fixed, moved = polish.directions(roots(3)[:held]).reshape(-1, 3), disturbed(roots(3)[held:], 0.1)

@@ -153,6 +153,7 @@ def test_nothing_that_a_program_started_is_left(outcomes: dict[str, ProgramOutco
     assert sleepers() == []
 
 
+@pytest.mark.moderate
 def test_traceback_does_not_reveal_local_paths() -> None:
     outcome = run("import json\njson.loads('[')", LONG)
     assert isinstance(outcome, ProgramFailure)
@@ -167,6 +168,7 @@ ISOLATED = {
 }
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("what", ISOLATED)
 def test_reported_isolation_is_in_force(tmp_path: Path, what: str) -> None:
     import socket
@@ -227,6 +229,7 @@ def test_programs_without_namespaces_are_of_different_users() -> None:
     assert 0 not in users
 
 
+@pytest.mark.moderate
 def test_the_program_sees_no_secret_and_has_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     outcome = run("import os\nx = [sorted(os.environ), open('/proc/self/status').read()]", LONG)

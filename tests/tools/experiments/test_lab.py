@@ -311,6 +311,7 @@ def test_page_has_table_plots_noise_commands_and_machine(tmp_path: Path) -> None
     assert "No run ended." in (tmp_path / "none" / "report.md").read_text()
 
 
+@pytest.mark.moderate
 def test_a_last_validation_on_other_problems_is_off_the_curve(tmp_path: Path) -> None:
     last = run(0.9)
     for entry, problems in zip(last["validations"], (512, 512, 2048), strict=True):

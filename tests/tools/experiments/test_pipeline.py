@@ -485,6 +485,7 @@ def test_interrupted_pipeline_resumes_its_stage_and_budget(tmp_path: Path, fake:
 # Processes.
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("script", "error", "message"),
     [

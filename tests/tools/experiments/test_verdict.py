@@ -342,6 +342,7 @@ def test_page_has_verdict_interval_curves_cost_and_power(tmp_path: Path) -> None
         assert image.width > 2000
 
 
+@pytest.mark.moderate
 def test_data_next_to_the_page_is_what_it_shows(tmp_path: Path) -> None:
     written(tmp_path, runs_with([0.10, 0.11, 0.10, 0.11]), 4)
     data = json.loads((tmp_path / "verdict.json").read_text())

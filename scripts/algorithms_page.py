@@ -13,6 +13,7 @@ from typing import Any
 
 from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import AGGREGATIONS
+from trl_ext.algorithms.distillation import DISTILLATIONS
 from trl_ext.algorithms.kl import KL_ESTIMATORS
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS, Preset
@@ -37,6 +38,11 @@ AXES: dict[str, tuple[str, Registry]] = {
         "statistic of their group. With `--dynamic_sampling_tries`, groups of which none is kept are sampled again, by "
         "`mixed_groups` if nothing is chosen",
         SELECTIONS,
+    ),
+    "distillation": (
+        "What a teacher, `--teacher`, adds: an advantage per token, of the sampled token's log-probabilities, or a "
+        "divergence per token, of its `--teacher_top_k` most probable tokens and all others together",
+        DISTILLATIONS,
     ),
 }
 INTRODUCTION = """\

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trl_ext.algorithms.advantages import ADVANTAGES as ADVANTAGES
     from trl_ext.algorithms.aggregation import AGGREGATIONS as AGGREGATIONS
+    from trl_ext.algorithms.distillation import DISTILLATIONS as DISTILLATIONS
     from trl_ext.algorithms.kl import KL_ESTIMATORS as KL_ESTIMATORS
     from trl_ext.algorithms.policy_losses import POLICY_LOSSES as POLICY_LOSSES
     from trl_ext.algorithms.presets import PRESETS as PRESETS
@@ -27,6 +28,7 @@ __version__ = "0.2.0"
 _WHERE = {
     "ADVANTAGES": "algorithms.advantages",
     "AGGREGATIONS": "algorithms.aggregation",
+    "DISTILLATIONS": "algorithms.distillation",
     "ExtGRPOConfig": "grpo.config",
     "ExtGRPOTrainer": "grpo.trainer",
     "KL_ESTIMATORS": "algorithms.kl",

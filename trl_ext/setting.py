@@ -21,6 +21,7 @@ class Group(Enum):
     MODEL = "Model, problems and prompts"
     TRACES = "Traces"
     ALGORITHM = "Algorithm"
+    DISTILLATION = "Teachers and distillation"
     REWARD = "Reward and grading"
     OPTIMIZER = "Steps, batches and the optimizer"
     SAMPLING = "Sampling and its engine"

@@ -15,7 +15,7 @@ from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
 
 TOKEN_LEVEL = {"discounted"}  # (P, G, T), tested below
 EVERY = sorted(set(ADVANTAGES) - TOKEN_LEVEL)
-NEEDS_NO_GROUP = {"raw", "group_mean", "w_reinforce", "reinforce_plus_plus"}
+NEEDS_NO_GROUP = {"raw", "zero", "group_mean", "w_reinforce", "reinforce_plus_plus"}
 NO_BASELINE = {"raw", "w_reinforce"}
 NO_GROUP_BASELINE = {*NO_BASELINE, "reinforce_plus_plus"}
 # scaled by the standard deviation of the whole batch
@@ -187,6 +187,7 @@ HALF = math.sqrt(2 / 3)  # std of 0 1 1 2 with Bessel's correction: sqrt((1 + 0 
     ("name", "options", "reward", "wanted"),
     [
         ("raw", {}, [[0, 1, -2, 0.5]], [[0, 1, -2, 0.5]]),
+        ("zero", {}, [[0, 1, NAN, 0.5]], [[0, 0, NAN, 0]]),
         ("group_mean", {}, [[0, 1, 1, 2], [4, 0, 0, 0]], [[-1, 0, 0, 1], [3, -1, -1, -1]]),
         ("group_mean", {}, [[5]], [[0]]),
         ("group_std", {"eps": 0.0}, [[0, 1, 1, 2]], [[-1 / HALF, 0, 0, 1 / HALF]]),

@@ -12,6 +12,7 @@ import pytest
 from tests.algorithms import (
     test_advantages,
     test_aggregation,
+    test_distillation,
     test_kl,
     test_papers,
     test_papers_advantages,
@@ -22,6 +23,7 @@ from tests.algorithms import (
 )
 from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import AGGREGATIONS
+from trl_ext.algorithms.distillation import DISTILLATIONS
 from trl_ext.algorithms.kl import KL_ESTIMATORS
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.sampler_correction import SAMPLER_REJECTIONS, SAMPLER_WEIGHTS
@@ -40,6 +42,7 @@ AXES: dict[str, tuple[Registry, Callable[..., None], Mapping[str, object]]] = {
     "sampler_rejection": (
         SAMPLER_REJECTIONS, test_sampler_correction.test_rejections_by_hand, test_papers_other_axes.KEPT,
     ),
+    "distillation": (DISTILLATIONS, test_distillation.test_values_by_hand, test_distillation.PAPERS),
     "rollout_selection": (SELECTIONS, test_selection.test_values_by_hand, test_papers_other_axes.SELECTED),
 }  # fmt: skip
 # Members whose value by hand needs inputs of its own.

@@ -350,6 +350,10 @@ FORMULAS: dict[str, tuple[list[float], Losses, Callable[..., float]]] = {
     "opo": ([1 - 2 / 3, -2 / 3, 1, -1], SCORE, over_sequences),  # baselines 1 * 2 / 3 and (3 * 2 + 1 * 2) / 4
     "w_reinforce": ([0.1, -1, 0.1, 0.1], SCORE, over_sequences),
     "pkpo": ([1, 0, 2, 0], SCORE, over_sequences),  # what the better one of two adds
+    # without what the teacher adds, of which are tests/grpo/test_distillation.py
+    "opd": ([0.0] * 4, UNCLIPPED, per_token),
+    "gkd": ([0.0] * 4, SCORE, per_token),
+    "opd_grpo": (STANDARDIZED, PPO, per_token),
 }
 
 
@@ -377,8 +381,8 @@ def test_every_preset_has_its_source() -> None:
     assert list(told) == list(PRESETS)
     for name, row in told.items():
         assert set(row) == {"paper", "code", "differs"}, name
-        assert re.match(r"\d{4}\.\d{5}|the course", row["paper"]), name
-        assert re.search(r"`[\w.-]+/[\w.-]+`|none found|the same|listing", row["code"]), name
+        assert re.match(r"\d{4}\.\d{5}|the course|Lu et al|none", row["paper"]), name
+        assert re.search(r"`[\w.-]+/[\w.-]+`|none found|the same|listing|none", row["code"]), name
 
 
 def test_a_preset_cannot_be_changed_by_accident() -> None:

@@ -74,6 +74,7 @@ def discounted(rewards: list[float], lengths: list[float]) -> Groups:
 
 PAPERS: dict[str, Transcription] = {
     "raw": by_group(lambda r, n: r),
+    "zero": by_group(lambda r, n: [0.0 for _ in r]),
     "group_mean": by_group(lambda r, n: centered(r)),
     "group_std": by_group(lambda r, n: [a / (stdev(r) + EPS) for a in centered(r)]),
     "batch_std": lambda rewards, n, f: over(stdev(flat(rewards)), [centered(group) for group in rewards]),

@@ -101,6 +101,12 @@ def raw(reward: Tensor) -> Tensor:
 
 
 @ADVANTAGES.register
+def zero(reward: Tensor) -> Tensor:
+    """A_i = 0: rewards are measured only, and what is learned is a teacher's or the KL penalty's."""
+    return torch.zeros_like(reward).masked_fill(reward.isnan(), torch.nan)
+
+
+@ADVANTAGES.register
 def group_mean(reward: Tensor) -> Tensor:
     """A_i = r_i - mean(r) over the group, not divided by the standard deviation.
 

@@ -17,7 +17,8 @@ from trl_ext.algorithms.types import LossInputs, StepTokens, StepTotals, TokenLo
 class Objective:
     """A policy loss, an aggregation and a KL estimator, called once per micro-batch.
 
-    aggregate(w * policy_loss + beta * kl): the sampler weight w corrects the policy term only, as in TRL.
+    aggregate(w * policy_loss + beta * kl + divergence): the sampler weight w corrects the policy term only, as in TRL;
+    the divergence is from a teacher.
     `kl_bias_correction` multiplies the KL by pi / pi_old, with gradient, which makes the gradient of k1 and k3 unbiased
     (DeepSeek-V3.2, arXiv:2512.02556, section 3.1); it is TRL's `use_bias_correction_kl`. For an estimator whose own
     gradient is the KL's (`kl_by_gradient`, such as k2) the ratio has no gradient (Tang and Munos, arXiv:2506.09477).
@@ -44,6 +45,7 @@ class Objective:
         group: Tensor | None = None,
         step: StepTokens | None = None,
         policy_mask: Tensor | None = None,
+        divergence: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's part of the step's loss, and (B, T) quantities to average over unmasked tokens.
 
@@ -55,6 +57,7 @@ class Objective:
             sampled_logp: (B, T) under the engine that sampled, NaN if unknown; None if that is `x.old_logp`.
             entropy, group, step: for a policy loss that asks for them.
             policy_mask: (B, T) bool, tokens with a policy loss (the KL penalty is on all), or None for all.
+            divergence: (B, T) from a teacher, times its coefficient; on all tokens, and not weighted.
 
         Raises:
             ValueError: beta is not 0 and `ref_logp` is missing, or an input that the policy loss asks for.
@@ -77,6 +80,9 @@ class Objective:
             kl = self._kl(x, ref_logp)
             loss = loss + self.beta * kl
             metrics["kl"] = kl.detach()
+        if divergence is not None:
+            loss = loss + divergence
+            metrics["distillation/divergence"] = divergence.detach()
         return self.aggregate(loss, x.mask, totals), metrics
 
     def _kl(self, x: LossInputs, ref_logp: Tensor | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -119,6 +120,19 @@ class FoldedInPlace(_Function):
         """(tokens, 1) each target's column of a tile, and (tokens,) whether it is one."""
         places = targets - start
         return places.clamp(0, columns - 1).unsqueeze(-1), (places >= 0) & (places < columns)
+
+
+@contextlib.contextmanager
+def head_recorded(record: Callable[..., object]) -> Iterator[None]:
+    """In the block, `record` is called with the arguments of the head's function whenever the head is applied."""
+    function = utils._ChunkedLogProbFunction
+
+    def apply(*args: Any) -> Any:
+        record(*args)
+        return function.apply(*args)
+
+    with patch.object(utils, "_ChunkedLogProbFunction", SimpleNamespace(apply=apply)):
+        yield
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from trl.rewards import get_soft_overlong_punishment
 
 from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import AGGREGATIONS
+from trl_ext.algorithms.distillation import DISTILLATIONS
 from trl_ext.algorithms.kl import BY_GRADIENT, KL_ESTIMATORS
 from trl_ext.algorithms.objective import Objective
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
@@ -25,11 +26,11 @@ from trl_ext.algorithms.sampler_correction import (
 from trl_ext.algorithms.selection import SELECTIONS
 from trl_ext.compat.given import given, reset
 from trl_ext.errors import InputError, brief_in_notebooks
+from trl_ext.grpo.distillation_settings import DistillationSettings
 from trl_ext.registry import parse_options, unknown
 from trl_ext.setting import Group, OnResume, setting
 from trl_ext.training.handout_settings import resolve_handout
 from trl_ext.training.options import check_sampling
-from trl_ext.training.settings import RunSettings
 from trl_ext.training.settings_table import TRL
 from trl_ext.training.trl_settings import (
     check_needs,
@@ -43,6 +44,7 @@ from trl_ext.training.trl_settings import (
 AXES = {
     "advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KL_ESTIMATORS,
     "sampler_weight": SAMPLER_WEIGHTS, "sampler_rejection": SAMPLER_REJECTIONS, "rollout_selection": SELECTIONS,
+    "distillation": DISTILLATIONS,
 }  # fmt: skip
 _OPTIONS = [f"{axis}_options" for axis in AXES]
 _OPTIONS_HELP = "Options of that axis."
@@ -55,7 +57,7 @@ def _help(axis: str, purpose: str) -> str:
 
 @brief_in_notebooks
 @dataclass
-class ExtGRPOConfig(RunSettings, GRPOConfig):
+class ExtGRPOConfig(DistillationSettings, GRPOConfig):
     """TRL's `GRPOConfig` plus the axes and the course handout's vocabulary.
 
     With neither a preset nor an axis, TRL's own `loss_type`, `scale_rewards`, ... decide, and training is TRL's.
@@ -65,7 +67,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         ValueError: settings that contradict each other; the message has the numbers.
     """
 
-    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*GRPOConfig._VALID_DICT_FIELDS, *_OPTIONS]
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*GRPOConfig._VALID_DICT_FIELDS, *_OPTIONS, "teacher_init_kwargs"]
 
     preset: str | None = setting(None, f"A combination of the axes. One of: {', '.join(PRESETS)}.", Group.ALGORITHM)
     advantage: str | None = setting(None, _help("advantage", "How rewards become advantages."), Group.ALGORITHM)
@@ -260,7 +262,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
                 f"log_completions=True would be ignored next to dynamic_sampling_tries={self.dynamic_sampling_tries}, "
                 "since TRL's table has one try; set log_generations_every in a recipe"
             )
-        for name in _OPTIONS:
+        for name in (*_OPTIONS, "teacher_init_kwargs"):
             setattr(self, name, parse_options(name, getattr(self, name)))
         self.resolve_run_settings()
         resolve_handout(self)
@@ -368,6 +370,8 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         if self.preset is not None and self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
         base = PRESETS[self.preset or "grpo_clip"]  # for the axes that a run does not name
+        if "distillation" in base.settings and self.teacher is None:
+            raise ValueError(f"preset {self.preset!r} distills, and there is no teacher: give --teacher FOLDER")
         for name, value in base.settings.items():
             if not given(self, [name]):
                 setattr(self, name, value)
@@ -377,6 +381,7 @@ class ExtGRPOConfig(RunSettings, GRPOConfig):
         for axis in axes:
             self._resolve_axis(axis, getattr(base, axis), getattr(base, f"{axis}_options"))
         check_needs(self, rules_of(type(self)) | TRL)
+        self.resolve_distillation()
         if self.rollout_selection:
             SELECTIONS.try_on_example(self.rollout_selection, self._build("rollout_selection"), self._group)
         self._resolve_sampler()

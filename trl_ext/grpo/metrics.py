@@ -117,6 +117,25 @@ class StepMetrics:
             self.add({f"sampling/masked_frac_length_{quarter + 1}": (weight == 0).float()}, mask & inside)
 
     @torch.no_grad()
+    def add_teachers(self, names: Sequence[str], rows: Rows, old_logp: Tensor) -> None:
+        """Accumulate the divergence from each teacher, as sampled, and how often a token is a teacher's first choice.
+
+        Args:
+            names: of the M teachers.
+            old_logp: (B, T)
+        """
+        if rows.teacher_logp is None or rows.teacher_agrees is None or rows.teacher_weight is None:
+            return
+        taught = rows.trained[..., None] & (rows.teacher_weight != 0)  # (B, T, M)
+        kl = old_logp[..., None] - rows.teacher_logp
+        self.add({"distillation/reverse_kl": kl, "distillation/agreement": rows.teacher_agrees}, taught)
+        for number, name in enumerate(names if len(names) > 1 else ()):
+            self.add({f"distillation/reverse_kl_{name}": kl[..., number]}, taught[..., number])
+        for outcome, value in {"correct": 1, "incorrect": 0}.items() if rows.correct is not None else ():
+            those = taught & (rows.correct == value)[:, None, None]
+            self.add({f"distillation/agreement_{outcome}": rows.teacher_agrees}, those)
+
+    @torch.no_grad()
     def add_max(self, name: str, values: Tensor) -> None:
         """Accumulate the maximum of values."""
         largest = values.max() if values.numel() else values.new_full((), -torch.inf)
@@ -146,18 +165,23 @@ class StepMetrics:
 
 @torch.no_grad()
 def tokens_of_step(
-    batches: Sequence[MicroBatch], log_probs: Callable[[MicroBatch], Tensor], accelerator: Accelerator
+    batches: Sequence[MicroBatch],
+    log_probs: Callable[[MicroBatch], Tensor],
+    advantages: Callable[[Rows, Tensor], Tensor],
+    accelerator: Accelerator,
 ) -> list[StepTokens]:
     """The step as each of this rank's micro-batches sees it, in their order. A collective operation.
 
     Args:
         batches: this rank's micro-batches of the step, as many as on any rank.
         log_probs: computes a micro-batch's (B, T) log-probabilities under the current policy.
+        advantages: computes those of rows, (B, 1) or (B, T), given the old policy's log-probabilities.
     """
     masks, parts, keys = [batch.rows.trained for batch in batches], [], []
     for batch, mask in zip(batches, masks, strict=True):
         logp, rows = log_probs(batch), batch.rows
-        values = (logp, logp if rows.old_logp is None else rows.old_logp, rows.advantages.expand_as(mask))
+        old_logp = logp if rows.old_logp is None else rows.old_logp
+        values = (logp, old_logp, advantages(rows, old_logp).expand_as(mask))
         parts.append(torch.stack([value[mask].to(logp.dtype) for value in values], dim=1))
         row = torch.zeros(len(mask), dtype=torch.long, device=mask.device) if rows.row is None else rows.row
         keys.append((row[:, None] * _LONGEST + torch.arange(mask.shape[1], device=mask.device))[mask])

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trl_ext.algorithms.distillation import event_log_probs
 from trl_ext.algorithms.entropy import EntropyController
 from trl_ext.algorithms.masking import masked_sum
 from trl_ext.algorithms.types import LossInputs, StepTokens
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.metrics import StepCounts, StepMetrics, tokens_of_step
 from trl_ext.grpo.savings import steps_lie_in_one_rollout
-from trl_ext.step import MicroBatch, Rows, TRLBatch
+from trl_ext.grpo.teachers import Teachers
+from trl_ext.step import Head, MicroBatch, Rows, TRLBatch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+Student = tuple[Head, Tensor]  # the head, and the hidden states (B, T, H) of the completions' tokens
 
 # Metrics of the objective whose mean is over the computed rows only; the others are 0 in rows that were left out.
 _OF_COMPUTED = {"sampling/masked_frac"}
@@ -49,12 +53,19 @@ class StepLoss:
         accelerator: of the ranks.
         defers_old: whether our own passes compute the old log-probabilities, and TRL has logged nothing of them.
         router_coef: of the routers' auxiliary loss.
+        teachers: whose values of the tokens are learned from.
     """
 
     def __init__(
-        self, config: ExtGRPOConfig, accelerator: Accelerator, defers_old: Callable[[], bool], router_coef: float
+        self,
+        config: ExtGRPOConfig,
+        accelerator: Accelerator,
+        defers_old: Callable[[], bool],
+        router_coef: float,
+        teachers: Teachers | None = None,
     ) -> None:
         self.config, self.accelerator, self.defers_old = config, accelerator, defers_old
+        self.teachers, self.distillation = teachers, config.distill()
         self.router_coef = router_coef
         self.objective, self.sampler_correction = config.objective(), config.sampler_correction()
         self.metrics = StepMetrics()
@@ -75,6 +86,7 @@ class StepLoss:
         call: Call,
         step: StepTokens | None,
         policy_mask: Tensor | None,
+        student: Student | None = None,
     ) -> tuple[Tensor, LossInputs]:
         """The loss, whose mean over ranks and sum over a step's micro-batches is the step's, and what it is of.
 
@@ -82,10 +94,11 @@ class StepLoss:
             logp, entropy: (B, T), the first one with a graph.
             step: what `tokens_of` has found.
             policy_mask: (B, T) bool, the tokens that the policy loss is of; None: all that are trained on.
+            student: if a divergence from a teacher is learned.
         """
         rows, mask = batch.rows, batch.rows.trained
         old_logp = logp.detach() if rows.old_logp is None else rows.old_logp
-        x = LossInputs(logp, old_logp, rows.advantages, mask)
+        x = LossInputs(logp, old_logp, self.advantages(rows, old_logp, call), mask)
         totals = self.counts.step_totals(self.accelerator, rows, call.number, call.accumulation, call.rollout)
         loss, metrics = self.objective(
             x,
@@ -97,13 +110,54 @@ class StepLoss:
             group=rows.group,
             step=step,
             policy_mask=policy_mask,
+            divergence=None if student is None else self._coefficient(call) * self.divergence(rows, student),
         )
         self.metrics.add({"entropy": entropy, **metrics}, mask)
+        if self.teachers is not None:
+            self.metrics.add_teachers(self.teachers.names, rows, old_logp)
         is_counted = call.trains and self.counts.is_exact
         self._counted = dict.fromkeys(metrics.keys() - _OF_COMPUTED, totals.tokens) if is_counted else {}
         # Trainer and DDP average over ranks, while our totals already count all of them. Nothing divides after the
         # aggregation: TRL switches Trainer's division by `gradient_accumulation_steps` off (`loss_is_scaled_for_ga`).
         return loss * self.accelerator.num_processes, x
+
+    @property
+    def needs_student(self) -> bool:
+        """Whether a divergence from a teacher is learned, which more than log-probabilities of tokens are needed for."""
+        return self.distillation is not None and self.distillation.of_distribution
+
+    def taught(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """The micro-batches with what teachers say of them, if there are any; a collective operation."""
+        return list(batches) if self.teachers is None else self.teachers.ask(batches)
+
+    def advantages(self, rows: Rows, old_logp: Tensor, call: Call) -> Tensor:
+        """(B, 1) or (B, T): the rewards', and those of teachers."""
+        if self.distillation is None or rows.teacher_logp is None:
+            return rows.advantages
+        assert rows.teacher_weight is not None
+        of_teachers = self.distillation.advantages(rows.teacher_logp, rows.teacher_weight, old_logp, rows.trained)
+        return rows.advantages + self._coefficient(call) * of_teachers
+
+    def _coefficient(self, call: Call) -> float:
+        assert self.distillation is not None
+        step = call.number // self.config.gradient_accumulation_steps
+        return self.distillation.coefficient(step / max(1, self.config.max_steps))
+
+    def divergence(self, rows: Rows, student: Student) -> Tensor:
+        """(B, T) from what teachers say of the tokens, with a graph; 0 where nothing is trained on."""
+        assert self.distillation is not None
+        assert rows.teacher_events is not None
+        assert rows.teacher_ids is not None
+        assert rows.teacher_weight is not None
+        mask, (head, hidden) = rows.trained, student
+
+        def events(logits: Tensor, ids: Tensor) -> Tensor:  # (N, V), (N, M, k) -> (N, M, E)
+            return torch.stack([event_log_probs(logits, of_one) for of_one in ids.unbind(1)], dim=1)
+
+        own = head.of_logits(events, hidden[mask], rows.teacher_ids[mask])
+        weight = rows.teacher_weight.expand(*mask.shape, -1)[mask]
+        found = self.distillation.divergences(rows.teacher_events[mask][None], own[None], weight[None])
+        return found.new_zeros(mask.shape).masked_scatter(mask, found[0])
 
     def weigh(self, rows: Rows, old_logp: Tensor) -> Tensor | None:
         """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, which is logged.
@@ -137,7 +191,7 @@ class StepLoss:
         if "step" not in self.config.inputs_of_loss:
             return None
         if not call.trains:
-            return tokens_of_step([batch], log_probs, self.accelerator)[0]
+            return self._tokens_of([batch], call, log_probs)[0]
         step, place = divmod(call.number, self.config.gradient_accumulation_steps)
         if planned is not None:
             place = next(number for number, one in enumerate(planned) if one is batch)
@@ -145,9 +199,17 @@ class StepLoss:
             if planned is None:
                 first = (call.number - place) % self.config.steps_per_generation
                 slices = call.rollout[first : first + self.config.gradient_accumulation_steps]
-                planned = [MicroBatch.of_trl(one) for one in slices]
-            self._tokens = step, tokens_of_step(planned, log_probs, self.accelerator)
+                planned = self.taught([MicroBatch.of_trl(one) for one in slices])
+            self._tokens = step, self._tokens_of(planned, call, log_probs)
         return self._tokens[1][place]
+
+    def _tokens_of(
+        self, batches: Sequence[MicroBatch], call: Call, log_probs: Callable[[MicroBatch], Tensor]
+    ) -> list[StepTokens]:
+        def advantages(rows: Rows, old_logp: Tensor) -> Tensor:
+            return self.advantages(rows, old_logp, call)
+
+        return tokens_of_step(batches, log_probs, advantages, self.accelerator)
 
     def terms(
         self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor, call: Call, bonus: tuple[float, float]

@@ -57,9 +57,12 @@ from trl_ext.grpo.rollout import (
 )
 from trl_ext.grpo.savings import savings
 from trl_ext.grpo.step_loss import Call, StepLoss
+from trl_ext.grpo.teachers import Teachers
 from trl_ext.rewards.guard import Guard, RewardError
 from trl_ext.runs.token_log import TokenLog
 from trl_ext.step import (
+    VALUES,
+    Head,
     MicroBatch,
     StepPlanner,
     TRLBatch,
@@ -163,8 +166,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             planner.plan(self._buffered_inputs)
             if self._defers_old_log_probs() and not self._is_on_policy():
                 planner.store_old(functools.partial(self._log_probs_only, self.model), self.num_iterations > 1)
+        assert self._loss is not None
+        planner.ask_teachers(self._loss.taught)  # a resumed rollout's, too
         if self._step % planner.accumulation == 0:
-            assert self._loss is not None
             rows = planner.accumulation * self.args.per_device_train_batch_size
             self._loss.add_rows_trained(planner.rows_trained(self._step), rows)
         return planner.micro_batches(self._step)
@@ -217,6 +221,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             batch: TRLBatch = super()._generate_and_score_completions(inputs)
         assert self._rewarded is not None
         (rollout, rows), self._rewarded = self._rewarded, None
+        if self._loss is not None and self._loss.teachers is not None:
+            batch |= self._loss.teachers.of_rollout(inputs, rollout.correct)
         return SampledBatch(batch, rollout, rows, problems)
 
     def _advantages(self, rollout: Rollout) -> Tensor:
@@ -312,18 +318,18 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def _compute_loss(self, model: nn.Module, inputs: MicroBatch | TRLBatch) -> Tensor:
         if self._loss is None:
             return super()._compute_loss(model, inputs)
-        batch = inputs if isinstance(inputs, MicroBatch) else MicroBatch.of_trl(inputs)
+        (batch,) = self._loss.taught([inputs if isinstance(inputs, MicroBatch) else MicroBatch.of_trl(inputs)])
         rows = batch.rows
         accumulation = self.current_gradient_accumulation_steps if self.model.training else 0
         call = Call(self._step, accumulation, self._buffered_inputs)
         # First: its passes take the shared prompts that ours continues on.
         planned = self._planner.of_step(self._step) if self._planner is not None and call.trains else None
         step = self._loss.tokens_of(batch, planned, call, functools.partial(self._log_probs_only, model))
-        logp, entropy, aux_loss = self._log_probs(model, batch)
+        logp, entropy, aux_loss, *student = self._log_probs(model, batch, with_student=self._loss.needs_student)
         high_entropy = None
         if self.top_entropy_quantile < 1:
             high_entropy = self.get_high_entropy_mask(entropy, rows.trained, 1 - self.top_entropy_quantile)
-        loss, x = self._loss(batch, logp, entropy, call, step, high_entropy)
+        loss, x = self._loss(batch, logp, entropy, call, step, high_entropy, *student)
         if self.model.training and rows.row is not None:
             note_entropies(self.last_rollout, rows, entropy)
             if self._token_log is not None:
@@ -345,14 +351,20 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             return self._log_probs(model, batch)[0]
 
-    def _log_probs(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(B, T) log-probabilities and entropies, with a graph from `_compute_loss`, and the experts' loss."""
+    def _log_probs(self, model: nn.Module, batch: MicroBatch, with_student: bool = False) -> tuple[Any, ...]:
+        """(B, T) log-probabilities and entropies, with a graph from `_compute_loss`, and the experts' loss.
+
+        Then, if asked for, the head and the hidden states that it was applied to.
+        """
+        head = Head(model, self._bare_model.base_model) if with_student else None
         if batch.forward is not None:
             with self.accelerator.autocast():
-                return *batch.log_probs(model, self._bare_model), None
+                values = VALUES if head is None else (*VALUES, "hidden")
+                logp, entropy, *hidden = batch.log_probs(head or model, self._bare_model, values)
+            return logp, entropy, None, *((head, each) for each in hidden)
         rows = batch.rows
-        return self._get_per_token_logps_and_entropies(
-            model,
+        scores = self._get_per_token_logps_and_entropies(
+            head or model,
             torch.cat([rows.prompt_ids, rows.completion_ids], dim=1),
             torch.cat([rows.prompt_mask, rows.completion_mask], dim=1),
             rows.completion_ids.shape[1],
@@ -360,15 +372,21 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             compute_aux_loss=self.aux_loss_enabled,
             **rows.images,
         )
+        return scores if head is None else (*scores, (head, head.before(rows.completion_ids)))
 
     # How this run trains.
 
     def _set_up_axes(self, config: ExtGRPOConfig) -> None:
         self._advantage_fn = config.advantage_fn()
-        self._loss = StepLoss(config, self.accelerator, self._defers_old_log_probs, self.router_aux_loss_coef)
+        model = self.accelerator.unwrap_model(self.model)
+        # Kept, since accelerate looks for installed packages, in files, whenever it is asked.
+        self._bare_model = model.get_base_model() if is_peft_model(model) else model
+        teachers = Teachers.of(config, self.accelerator, self._bare_model, self._tokenizer)
+        coef = self.router_aux_loss_coef
+        self._loss = StepLoss(config, self.accelerator, self._defers_old_log_probs, coef, teachers)
         self.vllm_importance_sampling_mode = GRPOConfig.vllm_importance_sampling_mode  # of ratios that nobody reads
         self._warn_of_settings(config)
-        model, keeps_rows = self.accelerator.unwrap_model(self.model), not self._ignores_zero_advantage_rows()
+        keeps_rows = not self._ignores_zero_advantage_rows()
         facts = {"aux_loss": self.aux_loss_enabled, "images": self._is_vlm, "fsdp": self.is_fsdp_enabled}
         facts["one_process"] = self.accelerator.distributed_type == DistributedType.NO
         batching, off = savings(config, model, keeps_rows, **facts)
@@ -376,8 +394,6 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if batching is not None:
             steps = config.gradient_accumulation_steps, config.steps_per_generation
             self._planner = StepPlanner(batching, *steps, self.accelerator)
-            # Kept, since accelerate looks for installed packages, in files, whenever it is asked.
-            self._bare_model = model.get_base_model() if is_peft_model(model) else model
 
     def _warn_of_settings(self, config: ExtGRPOConfig) -> None:
         self._warn(chosen_ineffective_settings(config))

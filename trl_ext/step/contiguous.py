@@ -10,11 +10,15 @@ Letters: B rows, L prompt tokens, T completion tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 _OF_ANY_LENGTHS = ("flash_attention_2", "flash_attention_3")  # which transformers gives rows by their positions
+VALUES = ("log_probs", "entropy")  # of TRL's fused head
 _PACKED_LAYERS = {"full_attention", "sliding_attention"}  # others carry a state from one row into the next
 
 
@@ -45,15 +49,16 @@ def contiguous_rows(
 
 
 def contiguous_log_probs(
-    model: nn.Module,
+    model: Callable[..., Any],
     prompt_ids: Tensor,
     prompt_mask: Tensor,
     completion_ids: Tensor,
     completion_mask: Tensor,
     columns: int,
     packed: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """(B, T) log-probabilities and entropies of the completions' tokens, 0 where `completion_mask` is 0.
+    values: Sequence[str] = VALUES,
+) -> tuple[Tensor, ...]:
+    """(B, T, ...) values of the completions' tokens, 0 where `completion_mask` is 0.
 
     Only for a model whose tokens attend to earlier ones and know their distance alone (rotary positions).
 
@@ -63,22 +68,25 @@ def contiguous_log_probs(
         completion_ids, completion_mask: (B, T), padded on the right.
         columns: of the rows, as in `contiguous_rows`.
         packed: give the model one row of all tokens without padding, and their positions; see `can_pack`.
+        values: of the model's output, which has one for each position.
     """
     ids, places = contiguous_rows(prompt_ids, prompt_mask, completion_ids, columns)
     scored = torch.zeros_like(ids).scatter_add_(1, places, completion_mask.to(ids.dtype)) > 0
     predicted = torch.roll(ids.masked_fill(~scored, -100), -1, dims=1)  # column 0 has a prompt's first token: -100
     if packed:
         lengths = prompt_mask.sum(dim=1, keepdim=True) + completion_mask.sum(dim=1, keepdim=True)
-        logp, entropy = _packed_log_probs(model, ids, predicted, lengths)
+        found = _packed(model, ids, predicted, lengths, values)
     else:
         outputs = model(input_ids=ids, attention_mask=None, shift_labels=predicted, fused_lm_head=True)
-        logp, entropy = outputs.log_probs, outputs.entropy
-    logp, entropy = (x.gather(1, places - 1).masked_fill(completion_mask == 0, 0) for x in (logp, entropy))
-    return logp, entropy
+        found = [getattr(outputs, name) for name in values]
+    rows = torch.arange(len(ids), device=ids.device)[:, None]
+    return tuple(x[rows, places - 1].masked_fill(_as_deep_as(x, completion_mask == 0), 0) for x in found)
 
 
-def _packed_log_probs(model: nn.Module, ids: Tensor, predicted: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, columns) log-probabilities and entropies of the predicted tokens, 0 behind a row's (B, 1) length."""
+def _packed(
+    model: Callable[..., Any], ids: Tensor, predicted: Tensor, lengths: Tensor, values: Sequence[str]
+) -> list[Tensor]:
+    """(B, columns, ...) values of the predicted tokens, 0 behind a row's (B, 1) length."""
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     real = positions < lengths
     outputs = model(
@@ -88,5 +96,12 @@ def _packed_log_probs(model: nn.Module, ids: Tensor, predicted: Tensor, lengths:
         shift_labels=predicted[real][None],
         fused_lm_head=True,
     )
-    logp, entropy = (x.new_zeros(ids.shape).masked_scatter(real, x) for x in (outputs.log_probs, outputs.entropy))
-    return logp, entropy
+    found = [getattr(outputs, name)[0] for name in values]
+    return [
+        x.new_zeros(*ids.shape, *x.shape[1:]).masked_scatter(_as_deep_as(x[None], real), x) for x in found
+    ]
+
+
+def _as_deep_as(values: Tensor, mask: Tensor) -> Tensor:
+    """A (B, columns) mask for values of each position that are themselves vectors."""
+    return mask if values.ndim == 2 else mask[..., None]

@@ -91,6 +91,14 @@ class StepPlanner:
         for plan in self.plans[0 if several_epochs else 1 :]:
             plan[:] = [one.with_old(log_probs(one)) for one in plan]
 
+    def ask_teachers(self, ask: Callable[[Sequence[MicroBatch]], list[MicroBatch]]) -> None:
+        """Give every micro-batch what teachers say of its tokens, if it has not got it; a collective operation.
+
+        Args:
+            ask: micro-batches -> the same with the teachers' values.
+        """
+        self.plans = [ask(plan) for plan in self.plans]
+
     def state_dict(self) -> dict[str, Any]:
         """Old log-probabilities computed on these micro-batches, and their rows; the rest follows from the rollout."""
         olds = [[one.rows.old_logp for one in plan] for plan in self.plans]

@@ -19,7 +19,7 @@ Letters: B rows of a micro-batch, N tokens of theirs, U different prompts, L pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from trl_ext.compat.layers import CACHE, attend_by, caches_kept
 from trl_ext.compat.weight_casts import casts_made_again
 from trl_ext.step.attention import Lengths, by_row, keys_with
+from trl_ext.step.contiguous import VALUES
 
 
 @dataclass(frozen=True)
@@ -211,14 +212,15 @@ class _Concatenated(torch.autograd.Function):
 
 
 def completion_log_probs(
-    model: nn.Module,
+    model: Callable[..., Any],
     cache: Cache,
     prompt_ids: Tensor,
     completion_ids: Tensor,
     completion_mask: Tensor,
     completions: Completions,
-) -> tuple[Tensor, Tensor]:
-    """(B, T) log-probabilities and entropies of the completions' tokens, 0 where `completion_mask` is 0.
+    values: Sequence[str] = VALUES,
+) -> tuple[Tensor, ...]:
+    """(B, T, ...) values of the completions' tokens, 0 where `completion_mask` is 0.
 
     Args:
         model: with TRL's fused head, wrapped by the distributed backend.
@@ -226,6 +228,7 @@ def completion_log_probs(
         prompt_ids: (B, L), padded on the left.
         completion_ids, completion_mask: (B, T), padded on the right.
         completions: of the micro-batch.
+        values: of the model's output, which has one for each position.
 
     Raises:
         ValueError: the model's attention is not told of the rows.
@@ -254,7 +257,10 @@ def completion_log_probs(
             f"share_prompt_prefix=True: {len(cache.layers) - lengths.seen} of {len(cache.layers)} layers do not call "
             "transformers' sdpa attention with the keys of their cache; set share_prompt_prefix: false"
         )
-    by_completion = outputs.log_probs[0].split(completions.lengths), outputs.entropy[0].split(completions.lengths)
     missing = ids.shape[1] - max(completions.lengths)
-    logp, entropy = (nn.functional.pad(pad_sequence(parts, batch_first=True), (0, missing)) for parts in by_completion)
-    return logp, entropy
+
+    def in_rows(found: Tensor) -> Tensor:  # (1, N, ...) -> (B, T, ...)
+        rows = pad_sequence(found[0].split(completions.lengths), batch_first=True)
+        return nn.functional.pad(rows, (0, 0) * (rows.ndim - 2) + (0, missing))
+
+    return tuple(in_rows(getattr(outputs, name)) for name in values)

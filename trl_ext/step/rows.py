@@ -1,6 +1,7 @@
 """`Rows`: what an optimizer step trains on, as tensors with their shapes; made once, from what TRL has shuffled.
 
-Letters: B rows, L prompt tokens, T completion tokens; A is 1, or T where advantages are per token.
+Letters: B rows, L prompt tokens, T completion tokens; A is 1, or T where advantages are per token; M teachers, K tokens and
+E events at each place.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ class Rows:
     old_logp: Float[Tensor, "B T"] | None = None
     ref_logp: Float[Tensor, "B T"] | None = None
     sampled_logp: Float[Tensor, "B T"] | None = None  # as an engine has reported them, in its own arithmetic
+    teacher_weight: Float[Tensor, "B 1 M"] | None = None  # of each teacher in a row
+    teacher_logp: Float[Tensor, "B T M"] | None = None
+    teacher_ids: Int[Tensor, "B T M K"] | None = None  # each teacher's most probable tokens
+    teacher_events: Float[Tensor, "B T M E"] | None = None  # their log-probabilities, and the other tokens' together
+    teacher_agrees: Float[Tensor, "B T M"] | None = None  # 1 where a token is the teacher's most probable one, else 0
+    correct: Float[Tensor, " B"] | None = None  # 1, 0, or NaN for neither; where there are teachers
     row: Int[Tensor, " B"] | None = None  # number in the rollout; None where nothing is trained on
     group: Int[Tensor, " B"] | None = None  # equal for rows with the same prompt
     sequence: Int[Tensor, " B"] | None = None  # equal for rows with the same prompt and completion
@@ -58,6 +65,8 @@ class Rows:
             old_logp=batch.get("old_per_token_logps"),
             ref_logp=batch.get("ref_per_token_logps"),
             sampled_logp=batch.get("sampling_per_token_logps"),
+            teacher_weight=batch.get("teacher_weight"),
+            correct=batch.get("correct"),
             row=batch.get("row"),
             group=batch.get("group"),
             sequence=batch.get("sequence"),
@@ -96,7 +105,7 @@ class Rows:
 
     def untrained(self) -> Rows:
         """The same rows, of which no token is trained on."""
-        names = ("completion_mask", "trained", "advantages")
+        names = {"completion_mask", "trained", "advantages", "teacher_weight"} & self.tensors().keys()
         return replace(self._with({name: torch.zeros_like(getattr(self, name)) for name in names}), row=None)
 
     def with_two_prompt_tokens(self) -> Rows:
@@ -109,8 +118,11 @@ class Rows:
         return replace(self, **tensors)
 
     def has_gradient(self) -> list[bool]:
-        """For each row, whether it has a nonzero advantage and a token that is trained on."""
-        flags: list[bool] = ((self.advantages != 0).any(dim=1) & self.trained.any(dim=1)).tolist()
+        """For each row, whether it has a nonzero advantage or a teacher, and a token that is trained on."""
+        teaches = (self.advantages != 0).any(dim=1)
+        if self.teacher_weight is not None:
+            teaches = teaches | (self.teacher_weight != 0).flatten(1).any(dim=1)
+        flags: list[bool] = (teaches & self.trained.any(dim=1)).tolist()
         return flags
 
 

@@ -178,4 +178,5 @@ def _member(name: str, value: object, config: Any, members: Mapping[Any, Any]) -
 
 
 def _words(need: str) -> str:
-    return {"uses_axes": "a preset or an axis", "beta": "beta above 0"}.get(need, f"{need}: true")
+    words = {"uses_axes": "a preset or an axis", "beta": "beta above 0", "teacher": "a teacher"}
+    return words.get(need, f"{need}: true")

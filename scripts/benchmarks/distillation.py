@@ -1,0 +1,70 @@
+"""What the lab `distillation` starts from: a base policy, two teachers and a teacher's samples, in runs/distillation.
+
+    python -m scripts.benchmarks.distillation
+    python recipes/lab.py all --lab distillation --jobs 2
+
+The teacher is the base policy after the GRPO of recipes/grpo_math.yaml. The wrong one has learned another task from the
+same base: arithmetic in several steps. What is there is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from trl_ext.generation.prompts import load_prompt
+from trl_ext.mini.arithmetic import arithmetic
+from trl_ext.mini.policy import make_base_policy
+
+FOLDER = Path("runs/distillation")
+STEPS, ROWS = 40, 128  # of the lab's runs: as many samples of the teacher as they sample themselves
+OTHER_PROBLEMS = 2048
+
+
+def main() -> None:
+    """Make what is not there."""
+    base, teacher, wrong = FOLDER / "base", FOLDER / "teacher", FOLDER / "wrong"
+    if not base.exists():
+        shutil.copytree(make_base_policy(seed=0), base)
+    if not (teacher / "summary.json").exists():
+        run("grpo_math.py", model_name_or_path=base, output_dir=teacher)
+    if not (FOLDER / "traces.jsonl").exists():
+        samples = FOLDER / "samples"
+        sampled = {"model_name_or_path": teacher, "split": "train", "problems": STEPS * ROWS, "temperature": 1.0}
+        run("evaluate.py", **sampled, output_dir=samples)
+        rows = [json.loads(line) for line in (samples / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+        write(FOLDER / "traces.jsonl", [{name: row[name] for name in ("prompt", "response")} for row in rows])
+    if not (wrong / "summary.json").exists():
+        write(FOLDER / "other_task.jsonl", other_task())
+        run("sft_math.py", model_name_or_path=base, traces=FOLDER / "other_task.jsonl", output_dir=wrong)
+
+
+def run(recipe: str, **settings: object) -> None:
+    """A recipe of the project with these settings."""
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    subprocess.run([sys.executable, f"recipes/{recipe}", *flags], check=True)
+
+
+def other_task() -> list[dict[str, str]]:
+    """Worked solutions of another task, as the base policy's prompt asks for them."""
+    task, prompt, rng = arithmetic(), load_prompt("r1_zero"), Random(0)
+    rows = []
+    for row in islice(task.problems("train", 0), OTHER_PROBLEMS):
+        working, answer = task.work(row, rng)
+        response = f" {working} </think> <answer> {answer} </answer>"
+        rows.append({"prompt": prompt.replace("{question}", row["problem"]), "response": response})
+    return rows
+
+
+def write(file: Path, rows: list[dict[str, str]]) -> None:
+    """Rows as JSONL."""
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -86,6 +86,7 @@ class Facts:
     needs: tuple[str, ...] = ()  # without which it would be ignored; `uses_axes` is a preset or an axis
     within: Interval | None = None
     unit: str = ""  # of the number, for a message
+    rare: bool = False  # `--help` alone does not show it
 
 
 class _Metadata(dict[str, Any]):
@@ -106,6 +107,7 @@ def setting(
     needs: str = "",
     within: str | None = None,
     unit: str = "",
+    rare: bool = False,
     aliases: str | None = None,
     **of_option: object,
 ) -> Any:
@@ -119,13 +121,15 @@ def setting(
         also_called: words that are no settings and mean it, the handout's or an earlier version's, separated by spaces.
         needs: settings without which it would be ignored, separated by spaces.
         within: an interval, such as `(0, 1]`; None is always allowed where the type has it.
+        rare: `--help NAME` and `--help all` show it, and `--help` alone does not.
         aliases: a second flag.
         of_option: more for argparse's `add_argument`.
     """
     text = f"{help.removesuffix('.')} (TRL: {trl})." if trl else help
     interval = None if within is None else Interval.parse(within)
     metadata = _Metadata(of_option, help=text)
-    metadata["facts"] = Facts(group, on_resume, trl, tuple(also_called.split()), tuple(needs.split()), interval, unit)
+    words = tuple(also_called.split()), tuple(needs.split())
+    metadata["facts"] = Facts(group, on_resume, trl, *words, interval, unit, rare)
     if aliases is not None:
         metadata["aliases"] = aliases
     if callable(default):

@@ -1,4 +1,4 @@
-"""What the lab `distillation` starts from: a base policy, two teachers and a teacher's samples, in runs/distillation.
+"""What the lab `distillation` starts from: two teachers and a teacher's samples, in runs/distillation.
 
     python -m scripts.benchmarks.distillation
     python recipes/lab.py all --lab distillation --jobs 2
@@ -10,7 +10,6 @@ same base: arithmetic in several steps. What is there is not made again.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from itertools import islice
@@ -19,7 +18,6 @@ from random import Random
 
 from trl_ext.generation.prompts import load_prompt
 from trl_ext.mini.arithmetic import arithmetic
-from trl_ext.mini.policy import make_base_policy
 
 FOLDER = Path("runs/distillation")
 STEPS, ROWS = 40, 128  # of the lab's runs: as many samples of the teacher as they sample themselves
@@ -28,11 +26,9 @@ OTHER_PROBLEMS = 2048
 
 def main() -> None:
     """Make what is not there."""
-    base, teacher, wrong = FOLDER / "base", FOLDER / "teacher", FOLDER / "wrong"
-    if not base.exists():
-        shutil.copytree(make_base_policy(seed=0), base)
+    teacher, wrong = FOLDER / "teacher", FOLDER / "wrong"
     if not (teacher / "summary.json").exists():
-        run("grpo_math.py", model_name_or_path=base, output_dir=teacher)
+        run("grpo_math.py", base_policy_seed=0, output_dir=teacher)
     if not (FOLDER / "traces.jsonl").exists():
         samples = FOLDER / "samples"
         sampled = {"model_name_or_path": teacher, "split": "train", "problems": STEPS * ROWS, "temperature": 1.0}
@@ -41,7 +37,7 @@ def main() -> None:
         write(FOLDER / "traces.jsonl", [{name: row[name] for name in ("prompt", "response")} for row in rows])
     if not (wrong / "summary.json").exists():
         write(FOLDER / "other_task.jsonl", other_task())
-        run("sft_math.py", model_name_or_path=base, traces=FOLDER / "other_task.jsonl", output_dir=wrong)
+        run("sft_math.py", base_policy_seed=0, traces=FOLDER / "other_task.jsonl", output_dir=wrong)
 
 
 def run(recipe: str, **settings: object) -> None:

@@ -213,6 +213,10 @@ def test_trls_own_settings_next_to_an_axis_train_to_trls_weights(name: str, tmp_
         assert weight_difference(theirs.model, plain_trl.model) > 1e-4
     assert weight_difference(theirs.model, tiny_model()) > 1e-2
     assert weight_difference(ours.model, theirs.model) < 1e-6
+    if "entropy_coef" in both:  # TRL's is a mean over micro-batches, of parts of a sum where dapo divides by all tokens
+        parts = theirs.args.gradient_accumulation_steps if stock["loss_type"] == "dapo" else 1
+        logged = [[e["policy_loss"] for e in run.state.log_history if "loss" in e] for run in (theirs, ours)]
+        assert [parts * value for value in logged[0]] == pytest.approx(logged[1], abs=1e-5)
 
 
 @pytest.mark.slow

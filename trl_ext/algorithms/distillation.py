@@ -1,7 +1,7 @@
 """What a teacher says of the student's own tokens -> an advantage per token, or a divergence per token.
 
-Members of the first kind get log-probabilities of the sampled tokens, (B, T) each, and return (B, T) advantages. Those of
-the second (`of_distribution`) get log-probabilities of E events at every token, (B, T, E) each: the teacher's k most
+Members of the first kind get log-probabilities of the sampled tokens, (B, T) each, and return (B, T) advantages. Those
+of the second (`of_distribution`) get log-probabilities of E events at every token, (B, T, E) each: the teacher's k most
 probable tokens, and all others together (E = k + 1), or every token of the vocabulary (E = k). They return (B, T)
 divergences, whose gradient is the student's. Events that are put together only lower a divergence, so with fewer than
 all tokens it is a lower bound.
@@ -96,7 +96,7 @@ def full_forward_kl(teacher: Tensor, student: Tensor) -> Tensor:
 
 @DISTILLATIONS.register(of_distribution=True)
 def jensen_shannon(teacher: Tensor, student: Tensor, *, beta: float = 0.5) -> Tensor:
-    """beta KL(pi_T || m) + (1 - beta) KL(pi_S || m), m = beta pi_T + (1 - beta) pi_S. GKD (arXiv:2306.13649, eq. 1)."""
+    """Beta KL(pi_T || m) + (1 - beta) KL(pi_S || m), m = beta pi_T + (1 - beta) pi_S. GKD (arXiv:2306.13649, eq. 1)."""
     if not 0 < beta < 1:
         raise ValueError(f"jensen_shannon: beta must be above 0 and below 1, got {beta:g}")
     mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))

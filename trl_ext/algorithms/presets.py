@@ -58,7 +58,7 @@ PRESETS: dict[str, Preset] = {
     "opo": Preset("opo", "reinforce", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2505.23585
     "w_reinforce": Preset("w_reinforce", "reinforce", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2506.01347
     "pkpo": Preset("pkpo", "reinforce", "constant", aggregation_options=_TOKEN_SUM),  # arXiv:2505.15201
-    # of a teacher, which `--teacher` names: Lu et al., "On-Policy Distillation" (2025), GKD (arXiv:2306.13649), and both
+    # From the teacher that `--teacher` names: Lu et al., "On-Policy Distillation" (2025), and GKD (arXiv:2306.13649).
     "opd": Preset("zero", "importance_ratio", "token_mean", settings={"distillation": "reverse_kl"}),
     "gkd": Preset("zero", "reinforce", "token_mean", settings={"distillation": "jensen_shannon"}),
     "opd_grpo": Preset("group_std", "ppo_clip", "token_mean", settings={"distillation": "reverse_kl"}),

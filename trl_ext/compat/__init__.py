@@ -16,6 +16,7 @@
 * `weight_casts.casts_made_again`: a graph keeps no copies of the weights in autocast's dtype.
 * `trl_head.tiles_in_cache`: on a CPU, tiles of the LM head's logits fit into the caches.
 * `trl_head.head_as_on_gpu`: TRL's LM head on fake tensors computes as its GPU kernels would have it.
+* `trl_head.head_recorded`: what TRL's LM head is applied to can be noted.
 * `trl_head.head_within`: the head's passes run within a block, which counts them apart.
 * `fake_modules.parameters_replaced`: a module of fake tensors can be moved and converted.
 * `fake_modules.rows_not_packed`: on fake tensors, no row is taken for several in one.

@@ -152,7 +152,9 @@ class DatasetSettings(RecordsGiven):
         Group.MODEL,
     )
 
-    gguf_file: str | None = setting(None, "The GGUF file of the model's folder, where it has several.", Group.MODEL)
+    gguf_file: str | None = setting(
+        None, "The GGUF file of the model's folder, where it has several.", Group.MODEL, rare=True
+    )
     base_policy_seed: int | None = setting(
         None,
         (
@@ -160,6 +162,7 @@ class DatasetSettings(RecordsGiven):
             "number for all seeds, runs differ in what they train and not in where they begin."
         ),
         Group.MODEL,
+        rare=True,
     )
 
     def __post_init__(self) -> None:

@@ -100,10 +100,18 @@ class ExtGRPOConfig(DistillationSettings, GRPOConfig):
         needs="uses_axes use_vllm vllm_importance_sampling_correction",
     )
     sampler_weight_options: dict[str, Any] | str | None = setting(
-        None, _FORMS_HELP, Group.ALGORITHM, needs="uses_axes use_vllm vllm_importance_sampling_correction"
+        None,
+        _FORMS_HELP,
+        Group.ALGORITHM,
+        needs="uses_axes use_vllm vllm_importance_sampling_correction",
+        rare=True,
     )
     sampler_rejection_options: dict[str, Any] | str | None = setting(
-        None, _FORMS_HELP, Group.ALGORITHM, needs="uses_axes use_vllm vllm_importance_sampling_correction"
+        None,
+        _FORMS_HELP,
+        Group.ALGORITHM,
+        needs="uses_axes use_vllm vllm_importance_sampling_correction",
+        rare=True,
     )
     vllm_importance_sampling_mode: str | None = setting(
         None,
@@ -113,6 +121,7 @@ class ExtGRPOConfig(DistillationSettings, GRPOConfig):
             "sampler_weight token and sampler_rejection sequence_mean_k3."
         ),
         Group.ALGORITHM,
+        rare=True,
     )
     reward_timeout: float | None = setting(
         600.0,
@@ -121,6 +130,7 @@ class ExtGRPOConfig(DistillationSettings, GRPOConfig):
         on_resume=OnResume.MAY_CHANGE,
         within="(0, inf)",
         unit="seconds",
+        rare=True,
     )
 
     # Savings of an optimizer step, for the same gradient; they need a preset or an axis.
@@ -168,7 +178,11 @@ class ExtGRPOConfig(DistillationSettings, GRPOConfig):
         needs="uses_axes",
     )
     rollout_selection_options: dict[str, Any] | str | None = setting(
-        None, _FORMS_HELP, Group.ALGORITHM, needs="rollout_selection"
+        None,
+        _FORMS_HELP,
+        Group.ALGORITHM,
+        needs="rollout_selection",
+        rare=True,
     )
     dynamic_sampling_tries: int = setting(
         1,

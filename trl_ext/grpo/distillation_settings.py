@@ -24,8 +24,8 @@ class DistillationSettings(RunSettings):
     teacher: str | None = setting(
         None,
         (
-            "Distill from this model: a folder or a Hub id with the policy's tokenizer. Several are separated by commas, "
-            "and may have names: math=FOLDER,code=FOLDER."
+            "Distill from this model: a folder or a Hub id with the policy's tokenizer. Several are separated by "
+            "commas, and may have names: math=FOLDER,code=FOLDER."
         ),
         Group.DISTILLATION,
         needs="uses_axes",
@@ -35,18 +35,21 @@ class DistillationSettings(RunSettings):
         "The dataset's column that names each problem's teacher. Without it, all teach every problem.",
         Group.DISTILLATION,
         needs="teacher",
+        rare=True,
     )
     teacher_weights: list[float] | None = setting(
         None,
         "The weight of each teacher, such as 0.7 0.3. By default their mean counts.",
         Group.DISTILLATION,
         needs="teacher",
+        rare=True,
     )
     teacher_init_kwargs: dict[str, Any] | str | None = setting(
         None,
-        "How teachers are loaded, such as dtype=bfloat16 or load_in_8bit=true. The policy's settings hold for the rest.",
+        "How teachers are loaded, such as dtype=bfloat16 or load_in_8bit=true. The rest is as for the policy.",
         Group.DISTILLATION,
         needs="teacher",
+        rare=True,
     )
     distillation: str | None = setting(
         None,
@@ -58,10 +61,18 @@ class DistillationSettings(RunSettings):
         needs="teacher",
     )
     distillation_options: dict[str, Any] | str | None = setting(
-        None, "Options of distillation: a mapping, JSON or name=value,...", Group.DISTILLATION, needs="teacher"
+        None,
+        "Options of distillation: a mapping, JSON or name=value,...",
+        Group.DISTILLATION,
+        needs="teacher",
+        rare=True,
     )
     distillation_coef: float = setting(
-        1.0, "The teacher's weight next to the reward's advantage.", Group.DISTILLATION, needs="teacher", within="[0, inf)"
+        1.0,
+        "The teacher's weight next to the reward's advantage.",
+        Group.DISTILLATION,
+        needs="teacher",
+        within="[0, inf)",
     )
     distillation_coef_end: float | None = setting(
         None,
@@ -69,12 +80,14 @@ class DistillationSettings(RunSettings):
         Group.DISTILLATION,
         needs="teacher",
         within="[0, inf)",
+        rare=True,
     )
     distill_rollouts: str = setting(
         "all",
         f"Which completions the teacher's values are used of. One of: {', '.join(ROLLOUTS)}.",
         Group.DISTILLATION,
         needs="teacher",
+        rare=True,
     )
     teacher_top_k: int = setting(
         64,
@@ -82,6 +95,7 @@ class DistillationSettings(RunSettings):
         Group.DISTILLATION,
         needs="teacher",
         within="[1, inf)",
+        rare=True,
     )
 
     def resolve_distillation(self) -> None:
@@ -112,7 +126,9 @@ class DistillationSettings(RunSettings):
         for entry in (self.teacher or "").split(","):
             match = _NAMED.fullmatch(entry.strip())
             if self.teacher_column is not None and match is None:
-                raise ValueError(f"teacher {entry.strip()!r} has no name for {self.teacher_column!r}: NAME={entry.strip()}")
+                raise ValueError(
+                    f"teacher {entry.strip()!r} has no name for {self.teacher_column!r}: NAME={entry.strip()}"
+                )
             model = match["model"] if match else entry.strip()
             name = match["name"] if match else model.rstrip("/").rpartition("/")[2]
             if not model or name in models:
@@ -122,7 +138,8 @@ class DistillationSettings(RunSettings):
 
     def distillation_fn(self) -> Callable[..., Any]:
         """The member of `DISTILLATIONS` with its options bound."""
-        return DISTILLATIONS.build(str(self.distillation), **(self.distillation_options or {}))
+        options = self.distillation_options
+        return DISTILLATIONS.build(str(self.distillation), **(options if isinstance(options, dict) else {}))
 
     def distill(self) -> Distillation | None:
         """What is learned from teachers; None without one."""

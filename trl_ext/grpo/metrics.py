@@ -131,8 +131,9 @@ class StepMetrics:
         self.add({"distillation/reverse_kl": kl, "distillation/agreement": rows.teacher_agrees}, taught)
         for number, name in enumerate(names if len(names) > 1 else ()):
             self.add({f"distillation/reverse_kl_{name}": kl[..., number]}, taught[..., number])
-        for outcome, value in {"correct": 1, "incorrect": 0}.items() if rows.correct is not None else ():
-            those = taught & (rows.correct == value)[:, None, None]
+        correct = rows.teacher_weight.new_full((len(taught),), torch.nan) if rows.correct is None else rows.correct
+        for outcome, value in {"correct": 1, "incorrect": 0}.items():
+            those = taught & torch.eq(correct, value)[:, None, None]
             self.add({f"distillation/agreement_{outcome}": rows.teacher_agrees}, those)
 
     @torch.no_grad()

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import is_peft_model
 from torch import Tensor
 
 from trl_ext.algorithms.distillation import event_log_probs
@@ -17,15 +18,14 @@ from trl_ext.algorithms.entropy import EntropyController
 from trl_ext.algorithms.masking import masked_sum
 from trl_ext.algorithms.types import LossInputs, StepTokens
 from trl_ext.grpo.config import ExtGRPOConfig
+from trl_ext.grpo.forward_pass import ForwardPass, Student
 from trl_ext.grpo.metrics import StepCounts, StepMetrics, tokens_of_step
 from trl_ext.grpo.savings import steps_lie_in_one_rollout
 from trl_ext.grpo.teachers import Teachers
-from trl_ext.step import Head, MicroBatch, Rows, TRLBatch
+from trl_ext.step import MicroBatch, Rows, TRLBatch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-Student = tuple[Head, Tensor]  # the head, and the hidden states (B, T, H) of the completions' tokens
 
 # Metrics of the objective whose mean is over the computed rows only; the others are 0 in rows that were left out.
 _OF_COMPUTED = {"sampling/masked_frac"}
@@ -53,6 +53,7 @@ class StepLoss:
         accelerator: of the ranks.
         defers_old: whether our own passes compute the old log-probabilities, and TRL has logged nothing of them.
         router_coef: of the routers' auxiliary loss.
+        forward: the policy's forward passes.
         teachers: whose values of the tokens are learned from.
     """
 
@@ -62,10 +63,11 @@ class StepLoss:
         accelerator: Accelerator,
         defers_old: Callable[[], bool],
         router_coef: float,
+        forward: ForwardPass,
         teachers: Teachers | None = None,
     ) -> None:
         self.config, self.accelerator, self.defers_old = config, accelerator, defers_old
-        self.teachers, self.distillation = teachers, config.distill()
+        self.forward, self.teachers, self.distillation = forward, teachers, config.distill()
         self.router_coef = router_coef
         self.objective, self.sampler_correction = config.objective(), config.sampler_correction()
         self.metrics = StepMetrics()
@@ -75,8 +77,18 @@ class StepLoss:
         self._entropy_controller = EntropyController(
             config.entropy_target, config.entropy_coef_delta, config.entropy_coef_min, config.entropy_coef_max
         )
+        self._has_bonus = bool(config.entropy_coef) or config.use_adaptive_entropy
+        self._policy_loss: Tensor | float = 0.0  # of the step's micro-batches so far, of this rank
         self._counted: dict[str, float] = {}  # the divisors of the metrics added last, by their names
         self._tokens: tuple[int, list[StepTokens]] = (-1, [])  # of the latest step, by its number
+
+    @classmethod
+    def of(cls, trainer: Any, config: ExtGRPOConfig, defers_old: Callable[[], bool], router_coef: float) -> StepLoss:
+        """A trainer's, with the teachers that the config names loaded."""
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        forward = ForwardPass(trainer, model.get_base_model() if is_peft_model(model) else model)
+        teachers = Teachers.of(config, trainer.accelerator, forward.bare, trainer._tokenizer)
+        return cls(config, trainer.accelerator, defers_old, router_coef, forward, teachers)
 
     def __call__(
         self,
@@ -112,6 +124,7 @@ class StepLoss:
             policy_mask=policy_mask,
             divergence=None if student is None else self._coefficient(call) * self.divergence(rows, student),
         )
+        self._policy_loss = self._policy_loss + loss.detach()
         self.metrics.add({"entropy": entropy, **metrics}, mask)
         if self.teachers is not None:
             self.metrics.add_teachers(self.teachers.names, rows, old_logp)
@@ -123,7 +136,7 @@ class StepLoss:
 
     @property
     def needs_student(self) -> bool:
-        """Whether a divergence from a teacher is learned, which more than log-probabilities of tokens are needed for."""
+        """Whether a divergence from a teacher is learned, which needs more than log-probabilities of tokens."""
         return self.distillation is not None and self.distillation.of_distribution
 
     def taught(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
@@ -246,4 +259,8 @@ class StepLoss:
 
     def finish(self) -> dict[str, float]:
         """The step's metrics over all ranks, at its end; those of the objective are means over all of its tokens."""
-        return self.metrics.finish(self.accelerator, self._counted)
+        figures = self.metrics.finish(self.accelerator, self._counted)
+        policy_loss, self._policy_loss = self._policy_loss, 0.0
+        if self._has_bonus and isinstance(policy_loss, Tensor):  # the logged loss has the bonus in it
+            figures["policy_loss"] = self.accelerator.reduce(policy_loss, reduction="sum").item()
+        return figures

@@ -155,7 +155,8 @@ class Teachers:
     def _teacher_of(self, row: Mapping[str, Any], column: str) -> int:
         name = str(row.get(column))
         if name not in self.names:
-            raise InputError(f"teacher_column {column!r}: a problem has {name!r} there; teachers: {', '.join(self.names)}")
+            known = ", ".join(self.names)
+            raise InputError(f"teacher_column {column!r}: a problem has {name!r} there; teachers: {known}")
         return self.names.index(name)
 
     def ask(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
@@ -189,7 +190,7 @@ class Teachers:
 def _loading(config: ExtGRPOConfig) -> dict[str, Any]:
     """What `from_pretrained` gets: the policy's dtype and attention, and what teachers alone have."""
     policy = {name: value for name, value in (config.model_init_kwargs or {}).items() if name in _OF_POLICY}
-    given = dict(config.teacher_init_kwargs or {})
+    given = dict(config.teacher_init_kwargs) if isinstance(config.teacher_init_kwargs, dict) else {}
     bits = {name: given.pop(name) for name in ("load_in_8bit", "load_in_4bit") if name in given}
     if any(bits.values()):
         from transformers import BitsAndBytesConfig
@@ -217,8 +218,8 @@ def check_teachers(config: ExtGRPOConfig, tokenizer: PreTrainedTokenizerBase) ->
         if other is not None:
             there = f"the id {vocabulary[other]}" if other in vocabulary else "no token"
             raise InputError(
-                f"teacher {name!r} has another tokenizer than the policy: {other!r} is the id {own[other]} of the policy "
-                f"and {there} of the teacher; its log-probabilities would be of other texts"
+                f"teacher {name!r} has another tokenizer than the policy: {other!r} is the id {own[other]} of the "
+                f"policy and {there} of the teacher; its log-probabilities would be of other texts"
             )
         for text in _TRIED:
             ids, other_ids = (each(text=text, add_special_tokens=False)["input_ids"] for each in (tokenizer, theirs))

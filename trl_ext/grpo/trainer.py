@@ -30,10 +30,9 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import DistributedType, is_peft_model
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from trl import GRPOConfig, GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
 
 from trl_ext.compat.trl_scoring import only_what_is_used
 from trl_ext.generation.hf import recorded
@@ -57,12 +56,9 @@ from trl_ext.grpo.rollout import (
 )
 from trl_ext.grpo.savings import savings
 from trl_ext.grpo.step_loss import Call, StepLoss
-from trl_ext.grpo.teachers import Teachers
 from trl_ext.rewards.guard import Guard, RewardError
 from trl_ext.runs.token_log import TokenLog
 from trl_ext.step import (
-    VALUES,
-    Head,
     MicroBatch,
     StepPlanner,
     TRLBatch,
@@ -74,7 +70,6 @@ from trl_ext.step import (
 from trl_ext.training.trainer import ReliableTrainer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
     from transformers.trainer_utils import TrainOutput
 
 Inputs = MicroBatch | TRLBatch | list[dict[str, Any]]  # planned, TRL's, or rows of the dataset
@@ -96,7 +91,6 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     _logs: dict[str, Any]
     _buffered_inputs: list[TRLBatch]
     _last_world_entropy: float
-    _bare_model: PreTrainedModel
     entropy_coef: float
     eos_token_ids: list[int]
 
@@ -160,13 +154,14 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         return loss
 
     def _next_micro_batches(self, planner: StepPlanner, inputs: Inputs) -> list[MicroBatch]:
+        assert self._loss is not None
         before = self._buffered_inputs
         self._prepare_inputs(inputs)  # fills `_buffered_inputs` where a rollout is due
         if self._buffered_inputs is not before or not planner.plans:
             planner.plan(self._buffered_inputs)
             if self._defers_old_log_probs() and not self._is_on_policy():
-                planner.store_old(functools.partial(self._log_probs_only, self.model), self.num_iterations > 1)
-        assert self._loss is not None
+                log_probs = functools.partial(self._loss.forward.log_probs, self.model)
+                planner.store_old(log_probs, self.num_iterations > 1)
         planner.ask_teachers(self._loss.taught)  # a resumed rollout's, too
         if self._step % planner.accumulation == 0:
             rows = planner.accumulation * self.args.per_device_train_batch_size
@@ -324,12 +319,12 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         call = Call(self._step, accumulation, self._buffered_inputs)
         # First: its passes take the shared prompts that ours continues on.
         planned = self._planner.of_step(self._step) if self._planner is not None and call.trains else None
-        step = self._loss.tokens_of(batch, planned, call, functools.partial(self._log_probs_only, model))
-        logp, entropy, aux_loss, *student = self._log_probs(model, batch, with_student=self._loss.needs_student)
+        step = self._loss.tokens_of(batch, planned, call, functools.partial(self._loss.forward.log_probs, model))
+        logp, entropy, aux_loss, student = self._loss.forward(model, batch, self._loss.needs_student)
         high_entropy = None
         if self.top_entropy_quantile < 1:
             high_entropy = self.get_high_entropy_mask(entropy, rows.trained, 1 - self.top_entropy_quantile)
-        loss, x = self._loss(batch, logp, entropy, call, step, high_entropy, *student)
+        loss, x = self._loss(batch, logp, entropy, call, step, high_entropy, student)
         if self.model.training and rows.row is not None:
             note_entropies(self.last_rollout, rows, entropy)
             if self._token_log is not None:
@@ -345,51 +340,17 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             self._mode_metrics[name].append(value)
         return loss + terms
 
-    @torch.no_grad()
-    def _log_probs_only(self, model: nn.Module, batch: MicroBatch) -> Tensor:
-        """(B, T) log-probabilities of a micro-batch."""
-        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            return self._log_probs(model, batch)[0]
-
-    def _log_probs(self, model: nn.Module, batch: MicroBatch, with_student: bool = False) -> tuple[Any, ...]:
-        """(B, T) log-probabilities and entropies, with a graph from `_compute_loss`, and the experts' loss.
-
-        Then, if asked for, the head and the hidden states that it was applied to.
-        """
-        head = Head(model, self._bare_model.base_model) if with_student else None
-        if batch.forward is not None:
-            with self.accelerator.autocast():
-                values = VALUES if head is None else (*VALUES, "hidden")
-                logp, entropy, *hidden = batch.log_probs(head or model, self._bare_model, values)
-            return logp, entropy, None, *((head, each) for each in hidden)
-        rows = batch.rows
-        scores = self._get_per_token_logps_and_entropies(
-            head or model,
-            torch.cat([rows.prompt_ids, rows.completion_ids], dim=1),
-            torch.cat([rows.prompt_mask, rows.completion_mask], dim=1),
-            rows.completion_ids.shape[1],
-            compute_entropy=True,
-            compute_aux_loss=self.aux_loss_enabled,
-            **rows.images,
-        )
-        return scores if head is None else (*scores, (head, head.before(rows.completion_ids)))
-
     # How this run trains.
 
     def _set_up_axes(self, config: ExtGRPOConfig) -> None:
         self._advantage_fn = config.advantage_fn()
-        model = self.accelerator.unwrap_model(self.model)
-        # Kept, since accelerate looks for installed packages, in files, whenever it is asked.
-        self._bare_model = model.get_base_model() if is_peft_model(model) else model
-        teachers = Teachers.of(config, self.accelerator, self._bare_model, self._tokenizer)
-        coef = self.router_aux_loss_coef
-        self._loss = StepLoss(config, self.accelerator, self._defers_old_log_probs, coef, teachers)
+        self._loss = StepLoss.of(self, config, self._defers_old_log_probs, self.router_aux_loss_coef)
         self.vllm_importance_sampling_mode = GRPOConfig.vllm_importance_sampling_mode  # of ratios that nobody reads
         self._warn_of_settings(config)
         keeps_rows = not self._ignores_zero_advantage_rows()
         facts = {"aux_loss": self.aux_loss_enabled, "images": self._is_vlm, "fsdp": self.is_fsdp_enabled}
         facts["one_process"] = self.accelerator.distributed_type == DistributedType.NO
-        batching, off = savings(config, model, keeps_rows, **facts)
+        batching, off = savings(config, self.accelerator.unwrap_model(self.model), keeps_rows, **facts)
         self._warn(off)
         if batching is not None:
             steps = config.gradient_accumulation_steps, config.steps_per_generation

@@ -69,6 +69,7 @@ class Setting:
     text: str  # what it does
     group: Group | None  # None where `--help` alone does not show it
     is_ours: bool  # not TRL's
+    is_rare: bool = False  # `--help` alone does not show it
 
     def flag(self) -> str:
         """As a command line has it, with the default in brackets."""
@@ -94,7 +95,8 @@ def settings_in(classes: Iterable[type], defaults: Mapping[str, object]) -> list
             text = str(f.metadata.get("help", "")).replace("%%", "%")
             is_ours, theirs = f.name in ours, THEIRS.get(f.name, Theirs(None))
             text, group = (text, ours[f.name].group) if is_ours else (theirs.text or text, theirs.group)
-            listed.append(Setting(f.name, _shown(usual[f.name]), text, group, is_ours))
+            is_rare = is_ours and ours[f.name].rare
+            listed.append(Setting(f.name, _shown(usual[f.name]), text, group, is_ours, is_rare))
     return sorted(listed, key=lambda setting: setting.is_ours == (setting.group is Group.MODEL))
 
 
@@ -110,11 +112,11 @@ def other_words(classes: Iterable[type]) -> dict[str, str]:
 
 
 def short_help(settings: Sequence[Setting]) -> str:
-    """Two screens: a line or two per setting that is shown, under the group's name."""
+    """Two screens: a line or two per setting that is shown and not rare, under the group's name."""
     lines = []
     for group in Group:
         by_text: dict[str, list[Setting]] = {}
-        for setting in (setting for setting in settings if setting.group is group):
+        for setting in (setting for setting in settings if setting.group is group and not setting.is_rare):
             by_text.setdefault(setting.first_sentence(), []).append(setting)
         lines += [f"{group.value}:"] if by_text else []
         for text, same in by_text.items():

@@ -97,9 +97,7 @@ def _packed(
         fused_lm_head=True,
     )
     found = [getattr(outputs, name)[0] for name in values]
-    return [
-        x.new_zeros(*ids.shape, *x.shape[1:]).masked_scatter(_as_deep_as(x[None], real), x) for x in found
-    ]
+    return [x.new_zeros(*ids.shape, *x.shape[1:]).masked_scatter(_as_deep_as(x[None], real), x) for x in found]
 
 
 def _as_deep_as(values: Tensor, mask: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Head:
         self.hidden: Tensor | None = None  # of the latest pass, of every position
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
-        self._transform = 1.0, None, 1.0  # logit scale, soft cap, temperature
+        self._transform: tuple[float, float | None, float] = (1.0, None, 1.0)  # logit scale, soft cap, temperature
 
     def __call__(self, **inputs: Any) -> SimpleNamespace:
         """Log-probabilities and entropies of each position, and its hidden state, all with a graph."""

@@ -1,7 +1,7 @@
 """`Rows`: what an optimizer step trains on, as tensors with their shapes; made once, from what TRL has shuffled.
 
-Letters: B rows, L prompt tokens, T completion tokens; A is 1, or T where advantages are per token; M teachers, K tokens and
-E events at each place.
+Letters: B rows, L prompt tokens, T completion tokens; A is 1, or T where advantages are per token; M teachers, K tokens
+and E events at each place.
 """
 
 from __future__ import annotations

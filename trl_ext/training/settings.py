@@ -135,6 +135,7 @@ class RunSettings(RecordsGiven):
         ),
         Group.SAMPLING,
         within="[1, inf)",
+        rare=True,
     )
     vllm_dtype: str | None = setting(None, "The engine's dtype: bfloat16, float16, float32 or auto.", Group.SAMPLING)
     vllm_quantization: str | None = setting(
@@ -147,7 +148,10 @@ class RunSettings(RecordsGiven):
         Group.SAMPLING,
     )
     vllm_enable_prefix_caching: bool | None = setting(
-        None, "Cache the KV states of prompts that a group shares. vLLM's own default is on.", Group.SAMPLING
+        None,
+        "Cache the KV states of prompts that a group shares. vLLM's own default is on.",
+        Group.SAMPLING,
+        rare=True,
     )
     vllm_enforce_eager: bool | None = setting(
         None,

@@ -218,7 +218,7 @@ def test_an_option_said_in_full_wins_over_its_short_form() -> None:
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_a_preset_fills_every_axis(preset: str) -> None:
-    named = {"teacher": "a/model"} if "distillation" in PRESETS[preset].settings else {}
+    named = {"teacher": "a/model"} if PRESETS[preset].needs_teacher else {}
     args, point = config(preset=preset, **named), PRESETS[preset]
     for axis in AXES:
         assert getattr(args, axis) == getattr(point, axis)

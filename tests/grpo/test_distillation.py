@@ -31,7 +31,7 @@ from trl_ext.errors import InputError
 
 EVERY_TOKEN = len(WORDS)
 FLOAT64 = {"dtype": torch.float64}
-OF_TEACHERS = sorted(name for name, preset in PRESETS.items() if "distillation" in preset.settings)
+OF_TEACHERS = sorted(name for name, preset in PRESETS.items() if preset.needs_teacher)
 
 
 def teacher(path: Path, seed: int = 1) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.grpo.test_trainer import OF_REWARDS
 from tests.support.tiny import fraction_of_ones, tiny_model, train
-from trl_ext import POLICY_LOSSES, PRESETS, ExtGRPOConfig, ExtGRPOTrainer, LossInputs, TokenLoss
+from trl_ext import POLICY_LOSSES, ExtGRPOConfig, ExtGRPOTrainer, LossInputs, TokenLoss
 
 STEPS, ENDS = 60, 5  # optimizer steps, and rollouts averaged at either end
 DEFAULT = "grpo_clip"
@@ -57,7 +58,7 @@ def test_default_preset_learns_and_unlearns_with_sign_flipped(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 @pytest.mark.parametrize(
-    "preset", [pytest.param(name, marks=() if name in EACH_PUSH else pytest.mark.nightly) for name in sorted(PRESETS)]
+    "preset", [pytest.param(name, marks=() if name in EACH_PUSH else pytest.mark.nightly) for name in OF_REWARDS]
 )
 def test_every_preset_learns(preset: str, seed: int, tmp_path: Path) -> None:
     assert has_learned(*rewards(tmp_path, preset, seed))

@@ -141,6 +141,15 @@ def test_penalties_and_corrections_stand_in_the_formula() -> None:
     assert "rollout_selection: shortest(keep=4)" in found
 
 
+def test_a_teacher_stands_where_its_values_are_used() -> None:
+    sampled = said(preset="opd_grpo", teacher="a/model", distillation_coef=0.5, distillation_coef_end=0.0, max_steps=10)
+    assert "token_mean(ppo_clip(A = group_std(rewards) + (0.5 falling to 0) * reverse_kl(teacher)))" in sampled
+    assert "distillation: reverse_kl(discount=0.0, clip=None)" in sampled
+    full = said(preset="gkd", teacher="a/model", distillation_options={"beta": 0.25})
+    assert "token_mean(reinforce(A = zero(rewards)) + 1 * jensen_shannon(teacher))" in full
+    assert "distillation: jensen_shannon(beta=0.25)" in full
+
+
 def test_the_nearest_preset_is_named_with_what_differs() -> None:
     assert said(preset="dapo").endswith("nearest preset\n    dapo")
     assert said(preset="dapo", advantage="group_mean").endswith("dapo, but advantage=group_mean")

@@ -108,7 +108,8 @@ def test_every_yaml_that_ships_resolves(path: Path) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
 def test_every_preset_may_take_the_place_of_the_yamls(path: Path) -> None:
     for preset, members in PRESETS.items():
-        _, _, config = parse(GRPO_SETTINGS, "about", path, [*ON_A_CPU, "--preset", preset])
+        teacher = ["--teacher", "a/model"] * members.needs_teacher
+        _, _, config = parse(GRPO_SETTINGS, "about", path, [*ON_A_CPU, "--preset", preset, *teacher])
         chosen = (config.advantage, config.policy_loss, config.aggregation)
         assert chosen == (members.advantage, members.policy_loss, members.aggregation)
 

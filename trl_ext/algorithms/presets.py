@@ -21,6 +21,11 @@ class Preset:
     aggregation_options: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # where a run has the default
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether it distills, from the teacher that `--teacher` names."""
+        return "distillation" in self.settings
+
 
 _TOKEN_SUM = {"normalize_constant": 1.0}  # over a sequence
 _CLIP_HIGHER = {"eps_low": 0.2, "eps_high": 0.28}

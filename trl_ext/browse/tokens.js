@@ -6,6 +6,10 @@ const COLORS = {
     of: (t) => (t.logp === null || t.sampled === null ? null : t.logp - t.sampled), floor: 0.05,
     words: (m) => `orange ×${number(Math.exp(-m))}, none ×1, blue ×${number(Math.exp(m))} and beyond (probability now : when sampled)`,
   },
+  teacher: {
+    of: (t) => (t.logp === null || t.teacher === null ? null : t.teacher - t.logp), floor: 0.05,
+    words: (m) => `orange ×${number(Math.exp(-m))}, none ×1, blue ×${number(Math.exp(m))} and beyond (probability to the teacher : to the policy)`,
+  },
   entropy: { of: (t) => t.entropy, floor: 0.1, words: (m) => `none 0, blue ${number(m)} nats and beyond` },
 };
 
@@ -15,10 +19,10 @@ const numeric = (value) => (typeof value === "number" ? value : null);
 
 function tokensOf(row) {
   const per = row.per_token;
-  if (!per) return [{ text: row.response, advantage: numeric(row.advantage), logp: null, sampled: null, entropy: null }];
+  if (!per) return [{ text: row.response, advantage: numeric(row.advantage), logp: null, sampled: null, entropy: null, teacher: null }];
   const at = (list, i) => numeric(Array.isArray(list) ? list[i] : list);
   return per.text.map((text, i) => ({
-    text, advantage: at(per.advantage, i), logp: at(per.logp, i), sampled: at(per.sampled_logp, i), entropy: at(per.entropy, i),
+    text, advantage: at(per.advantage, i), logp: at(per.logp, i), sampled: at(per.sampled_logp, i), entropy: at(per.entropy, i), teacher: at(per.teacher_logp, i),
   }));
 }
 
@@ -38,6 +42,7 @@ function describe(token, place, count) {
   const ratio = COLORS.ratio.of(token);
   const facts = [`token ${place + 1} of ${count} ${quoted(token.text)}`, `advantage ${number(token.advantage)}`];
   if (token.logp !== null) facts.push(`probability ${number(Math.exp(token.logp))}`, `ratio ${number(ratio === null ? null : Math.exp(ratio))}`);
+  if (token.teacher !== null) facts.push(`to the teacher ${number(Math.exp(token.teacher))}`);
   if (token.entropy !== null) facts.push(`entropy ${number(token.entropy)} nats`);
   return facts.join("  ·  ");
 }

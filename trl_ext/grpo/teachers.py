@@ -28,6 +28,7 @@ from trl_ext.step import Head, MicroBatch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from trl_ext.grpo.config import ExtGRPOConfig
@@ -200,6 +201,21 @@ def _loading(config: ExtGRPOConfig) -> dict[str, Any]:
 
 
 _OF_POLICY = ("dtype", "attn_implementation", "device_map")
+
+
+def check_teacher_column(config: ExtGRPOConfig, problems: Dataset) -> None:
+    """Refuse problems whose column names no teacher.
+
+    Raises:
+        InputError: there is no such column, or it has another name; says which.
+    """
+    column, names = config.teacher_column, list(config.teachers)
+    if column is None:
+        return
+    if column not in problems.column_names:
+        raise InputError(f"teacher_column {column!r}: the problems have {', '.join(problems.column_names)}")
+    if others := sorted({str(name) for name in problems[column]} - set(names)):
+        raise InputError(f"teacher_column {column!r}: problems have {', '.join(others)}; teachers: {', '.join(names)}")
 
 
 def check_teachers(config: ExtGRPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:

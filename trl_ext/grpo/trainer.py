@@ -329,7 +329,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             note_entropies(self.last_rollout, rows, entropy)
             if self._token_log is not None:
                 ids, sampled = rows.completion_ids, rows.sampled_logp
-                self._token_log.keep(self.state.global_step, rows.row, ids, x, sampled, entropy)
+                self._token_log.keep(self.state.global_step, rows.row, ids, x, sampled, entropy, rows.teachers_mean())
         policy_mask = rows.trained if high_entropy is None else high_entropy
         coefficient = self.entropy_coef, self._last_world_entropy
         terms, coefficient, logged = self._loss.terms(aux_loss, entropy, policy_mask, call, coefficient)

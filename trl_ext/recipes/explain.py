@@ -27,6 +27,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.errors import InputError
 from trl_ext.grpo.config import AXES, ExtGRPOConfig
+from trl_ext.grpo.distillation_settings import needs_events
 from trl_ext.grpo.ineffective_settings import ineffective_settings, updates_per_rollout
 from trl_ext.io import read_yaml
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -127,7 +128,7 @@ def explain(settings: Mapping[str, Any]) -> list[str]:
         config, lines = _stock_trl_axes(config, settings)
     names = [*_AXES, *["kl_estimator"] * bool(config.beta)]
     names += ["sampler_weight", "sampler_rejection"] * bool(config.sampler_weight)
-    names += ["rollout_selection"] * bool(config.rollout_selection)
+    names += ["rollout_selection"] * bool(config.rollout_selection) + ["distillation"] * bool(config.teacher)
     lines += ["objective", f"    {_formula(config)}"]
     lines += [line for name in names for line in _member(config, name)]
     lines += ["batches", *(f"    {line}" for line in _batches(config))]
@@ -167,7 +168,10 @@ def _options(config: ExtGRPOConfig, axis: str) -> str:
 
 def _formula(config: ExtGRPOConfig) -> str:
     rewards = f"{config.rollout_selection} of rewards" if config.rollout_selection else "rewards"
-    loss = f"{config.policy_loss}(A = {config.advantage}({rewards}))"
+    advantage = f"{config.advantage}({rewards})"
+    if config.teacher is not None and not needs_events(config.distillation_fn()):
+        advantage = f"{advantage} + {_coefficient(config)} * {config.distillation}(teacher)"
+    loss = f"{config.policy_loss}(A = {advantage})"
     if config.off_policy_mask_threshold is not None:
         loss = f"off-policy mask(threshold {config.off_policy_mask_threshold:g}) * {loss}"
     if config.top_entropy_quantile < 1:
@@ -178,10 +182,17 @@ def _formula(config: ExtGRPOConfig) -> str:
         loss = f"{config.sampler_weight} weight * {loss}"
     if config.beta:
         loss = f"{loss} + {config.beta:g} * {config.kl_estimator}"
+    if config.teacher is not None and needs_events(config.distillation_fn()):
+        loss = f"{loss} + {_coefficient(config)} * {config.distillation}(teacher)"
     if config.entropy_coef or config.use_adaptive_entropy:
         coefficient = "adaptive coefficient" if config.use_adaptive_entropy else f"{config.entropy_coef:g}"
         loss = f"{loss} - {coefficient} * entropy"
     return f"{config.aggregation}({loss})"
+
+
+def _coefficient(config: ExtGRPOConfig) -> str:
+    end = config.distillation_coef_end
+    return f"{config.distillation_coef:g}" if end is None else f"({config.distillation_coef:g} falling to {end:g})"
 
 
 def _member(config: ExtGRPOConfig, axis: str) -> list[str]:

@@ -25,6 +25,7 @@ from trl_ext.generation.gguf import with_file
 from trl_ext.generation.merging import check_mergeable
 from trl_ext.generation.model_source import ModelSource, loadable, locate
 from trl_ext.generation.server import Servers, urls_of
+from trl_ext.grpo.teachers import check_teacher_column, check_teachers
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
 from trl_ext.recipes.chat import Chat, doubled_begin, needs_a_model, refuse_unused_options
@@ -111,6 +112,8 @@ def _check_settings(task: TaskSettings, model: ModelConfig, config: TrainingArgu
     if config.push_to_hub and not config.process_index:
         check(config.hub_model_id)
     check_dashboards(config.report_to)
+    for teacher in config.teachers.values() if getattr(config, "teacher", None) else ():
+        locate(teacher)  # refuses a folder that holds none
     if model.model_name_or_path:
         source = locate(model.model_name_or_path, model.model_revision)
         check_model_is_made(source, model, config)
@@ -188,6 +191,9 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
     else:
         data.note = doubled_begin(tokenizer, data.validation)
     check_tokenizer(tokenizer, shape, policy, config.stop)
+    if getattr(config, "teacher", None):
+        check_teachers(config, tokenizer)
+        check_teacher_column(config, data.train)
     context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
     if config.use_vllm and config.vllm_mode == "server":
         servers = check_server(config)

@@ -62,6 +62,10 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
     settings |= validation_conditions(task, config, list(data.validation)[: task.validation_problems])
     policy_is = functools.partial(fingerprint_of_model, prepared.policy, model.model_revision)
     settings["policy_is"] = plain(run_on_main_and_broadcast(policy_is))
+    if getattr(config, "teacher", None):
+        named = config.teachers.items()
+        teachers_are = run_on_main_and_broadcast(lambda: {name: fingerprint_of_model(at, None) for name, at in named})
+        settings["teachers_are"] = plain(teachers_are)
     for line in data.lines():
         prepared.say(line)
     known = SettingsKnowledge.of(type(part) for part in (task, model, config))

@@ -41,7 +41,10 @@ RECIPES = {
         "({{ settings.reward | default('strict') | code }}).\n"
         "The algorithm as a point on the axes: preset {{ settings.get('preset') | code }}; "
         "{% for axis in ('advantage', 'policy_loss', 'aggregation', 'kl_estimator') if settings.get(axis) %}"
-        "{{ axis }} {{ settings[axis] | code }}{{ '; ' if not loop.last }}{% else %}TRL's own loss{% endfor %}.",
+        "{{ axis }} {{ settings[axis] | code }}{{ '; ' if not loop.last }}{% else %}TRL's own loss{% endfor %}."
+        "{% if settings.get('teacher') %} Taught by {{ settings.teacher | without_paths | code }}: "
+        "{{ settings.get('distillation', 'reverse_kl') | code }} of the teacher's probabilities of its own responses."
+        "{% endif %}",
         learned=_BY_ANSWER,
         samples="the last logged rollout of the training",
     ),

@@ -36,7 +36,16 @@ class TokenLog:
         self._step = -1
         self._places: dict[int, tuple[_MicroBatch, int]] = {}
 
-    def keep(self, step: int, row: Tensor, ids: Tensor, x: LossInputs, sampled: Tensor | None, entropy: Tensor) -> None:
+    def keep(
+        self,
+        step: int,
+        row: Tensor,
+        ids: Tensor,
+        x: LossInputs,
+        sampled: Tensor | None,
+        entropy: Tensor,
+        teacher_logp: Tensor | None = None,
+    ) -> None:
         """Keep a micro-batch; the first one of a step takes the place of those of the step before.
 
         Args:
@@ -44,11 +53,13 @@ class TokenLog:
             ids: (B, T) of the completions.
             sampled: (B, T) an engine's log-probabilities; without, the sampler is the old policy.
             entropy: (B, T)
+            teacher_logp: (B, T), of teachers by their weights, where there are any.
         """
         if step != self._step:
             self._step, self._places = step, {}
         sampled = x.old_logp if sampled is None else sampled
         values = {"logp": x.logp.detach(), "sampled_logp": sampled.detach(), "entropy": entropy.detach()}
+        values |= {} if teacher_logp is None else {"teacher_logp": teacher_logp}
         kept = _MicroBatch(ids, x.mask, x.advantage, values)
         self._places |= {number: (kept, place) for place, number in enumerate(row.tolist())}
 
@@ -65,7 +76,8 @@ class TokenLog:
         advantages = batch.advantage[place].expand_as(is_trained)[is_trained]
         is_one = len(advantages) > 0 and bool((advantages == advantages[0]).all())
         per_token["advantage"] = _rounded(advantages[:1])[0] if is_one else _rounded(advantages)
-        per_token |= {name: _rounded(value[place][is_trained]) for name, value in batch.values.items()}
+        values = {name: value[place][is_trained] for name, value in batch.values.items()}
+        per_token |= {name: _rounded(value) for name, value in values.items() if not value.isnan().all()}
         return {"per_token": per_token}
 
 

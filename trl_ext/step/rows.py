@@ -79,6 +79,13 @@ class Rows:
         """Equally padded slices of one rollout, one after the other."""
         return parts[0]._with({name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].tensors()})
 
+    def teachers_mean(self) -> Float[Tensor, "B T"] | None:
+        """The teachers' log-probabilities by their weights in a row, NaN without one; None without teachers."""
+        if self.teacher_logp is None or self.teacher_weight is None:
+            return None
+        weighted = torch.where(self.teacher_weight != 0, self.teacher_weight * self.teacher_logp, 0.0).sum(dim=-1)
+        return weighted / self.teacher_weight.sum(dim=-1)
+
     def __len__(self) -> int:
         return len(self.prompt_ids)
 

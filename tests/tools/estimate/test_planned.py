@@ -10,6 +10,8 @@ import torch
 from transformers import Qwen3Config
 from trl import ModelConfig
 
+from tests.support.tiny import tiny_model
+from tests.tools.estimate.runs import planned
 from trl_ext import ExtGRPOConfig
 from trl_ext.errors import InputError
 from trl_ext.runs.recipes import RECIPES
@@ -169,3 +171,14 @@ def test_a_limit_of_tokens_counts_where_a_step_keeps_it(tmp_path: Path) -> None:
         network = Qwen3Config(rope_parameters=parameters)
         found = PlannedRun(None, ModelConfig(), config, network, Launch(), Lengths(1, 1, 1, 1))
         assert (found.token_limit, found.packs) == (kept, kept is not None)
+
+
+def test_teachers_weigh_what_they_are_loaded_in(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    size = sum(parameter.numel() for parameter in tiny_model().parameters())
+    one = {"teacher": str(tmp_path)}
+    assert planned().teacher_bytes == 0
+    assert planned(**one).teacher_bytes == 4 * size
+    two = {"teacher": f"a={tmp_path},b={tmp_path}"}
+    assert planned(**two, teacher_init_kwargs={"dtype": "bfloat16"}).teacher_bytes == 2 * 2 * size
+    assert planned(**one, teacher_init_kwargs={"load_in_4bit": True}).teacher_bytes == size // 2

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trl_ext.errors import InputError
 from trl_ext.generation.adapters import saved_config
+from trl_ext.generation.model_source import locate
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.savings import unpacked
 from trl_ext.io import read_yaml
@@ -223,6 +225,18 @@ class PlannedRun:
     def beta(self) -> float:
         """Of the KL penalty; above 0 there is a reference model."""
         return float(getattr(self.config, "beta", 0.0))
+
+    @property
+    def teacher_bytes(self) -> int:
+        """Of all teachers' weights, in the dtype that they are loaded in."""
+        total, given = 0, getattr(self.config, "teacher_init_kwargs", None) or {}
+        for model in self.config.teachers.values() if getattr(self.config, "teacher", None) else ():
+            with torch.device("meta"):
+                made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(locate(model).base))
+            dtype = getattr(torch, str(given.get("dtype", "")), self.weights_dtype)
+            bits = 4 if given.get("load_in_4bit") else 8 if given.get("load_in_8bit") else 8 * dtype.itemsize
+            total += sum(parameter.numel() for parameter in made.parameters()) * bits // 8
+        return total
 
     @property
     def engine(self) -> str:

@@ -151,7 +151,7 @@ def _sharded(parts: Parts, measured: Measured, run: PlannedRun) -> dict[str, int
     """One process's bytes by component, as DeepSpeed partitions them over the GPUs."""
     stage, gpus = run.launch.zero_stage, run.launch.gpus
     rows = run.rollout if run.recipe == "grpo" else run.step
-    sizes = {**parts, "batches": -(-parts["batches"] * rows // (gpus * measured.rows))}
+    sizes = {**parts, "batches": -(-parts["batches"] * rows // (gpus * measured.rows)), "teachers": run.teacher_bytes}
     if not stage:
         if gpus > 1:  # DDP's buckets are copies of all gradients
             sizes["gradient buckets"] = measured.trainable * run.weights_dtype.itemsize
@@ -159,7 +159,7 @@ def _sharded(parts: Parts, measured: Measured, run: PlannedRun) -> dict[str, int
     if stage >= 2:
         sizes["gradients"] = -(-parts["gradients"] // gpus)
     if stage == 3:
-        sizes |= {name: -(-parts.get(name, 0) // gpus) for name in ("parameters", "reference")}
+        sizes |= {name: -(-sizes.get(name, 0) // gpus) for name in ("parameters", "reference", "teachers")}
     sizes["optimizer"] = -(-12 * measured.trainable // gpus)  # float32: the weights and Adam's two moments
     return sizes
 

@@ -9,9 +9,9 @@ from trl_ext.tools.estimate.memory.limits import Limits
 from trl_ext.tools.estimate.memory.parts import Memory
 
 COMPONENTS = (
-    "parameters", "reference", "gathered weights", "weight casts", "batches", "gradients", "gradient buckets",
-    "optimizer", "activations", "lm head", "backward", "engine weights", "KV cache", "engine rest", "sync buffers",
-    "context", "margin",
+    "parameters", "reference", "teachers", "gathered weights", "weight casts", "batches", "gradients",
+    "gradient buckets", "optimizer", "activations", "lm head", "backward", "engine weights", "KV cache", "engine rest",
+    "sync buffers", "context", "margin",
 )  # fmt: skip
 
 

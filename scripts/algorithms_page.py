@@ -19,6 +19,7 @@ from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS, Preset
 from trl_ext.algorithms.sampler_correction import SAMPLER_REJECTIONS, SAMPLER_WEIGHTS
 from trl_ext.algorithms.selection import SELECTIONS
+from trl_ext.grpo.distillation_settings import fits_loss
 from trl_ext.io import markdown_table, read_yaml
 from trl_ext.registry import Registry
 
@@ -134,7 +135,24 @@ def algorithms_page() -> str:
         + "\n\nWhere each comes from, and where it differs from that on purpose, as of November 2026:\n\n"
         + "\n".join(markdown_table(("preset", "paper", "code", "differs"), sources))
     )
+    parts.append(_teachers())
     return "\n".join([*(part.rstrip("\n") + "\n" for part in parts), REMOVED, REFUSED])
+
+
+def _teachers() -> str:
+    """Which presets refuse which distillation, by the check that refuses it."""
+    refused = [
+        (f"`{name}`", ", ".join(f"`{member}`" for member, of in DISTILLATIONS.items() if not fits_loss(of, loss)))
+        for name, preset in PRESETS.items()
+        for loss in [POLICY_LOSSES[preset.policy_loss]]
+        if not all(fits_loss(of, loss) for of in DISTILLATIONS.values())
+    ]
+    return (
+        "### A teacher next to a preset\n\n`--teacher` goes with every preset, and is learned from by `reverse_kl` "
+        "unless `--distillation` says otherwise. A loss that has the ratio of a whole response would give each of its "
+        "tokens the mean of their advantages, so it is refused:\n\n"
+        + "\n".join(markdown_table(("preset", "refused next to it"), refused))
+    )
 
 
 def _source_of_preset(name: str, told: dict[str, str]) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Seconds and memory of an optimizer step with a teacher, without one, and of TRL's `DistillationTrainer`.
 
-    python -m scripts.benchmarks.distillation_step --teacher runs/distillation/teacher --json docs/results/distillation_step.json
+    python -m scripts.benchmarks.distillation_step --teacher runs/distillation/teacher
 
-Every trainer starts from the base policy, samples 128 completions of at most 80 tokens by HF generate (16 problems, each
-8 times) and makes one optimizer step of them, in a process of its own; one after the other, several rounds. The figures
-are CPU seconds of a step in all, rollout included, medians over steps and rounds, and the process's highest memory.
+Every trainer starts from the base policy, samples 128 completions of at most 80 tokens by HF generate (16 problems,
+each 8 times) and makes one optimizer step of them, in a process of its own; one after the other, several rounds. The
+figures are CPU seconds of a step, rollout included, medians over steps and rounds, and the process's highest memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trl_ext.runs.provenance import provenance
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS, GROUP, WARM = 16, 8, 2
-OURS = {
+OURS: dict[str, dict[str, Any]] = {
     "GRPO, no teacher": {"preset": "grpo_clip"},
     "OPD": {"preset": "opd"},
     "GKD, 64 tokens and the rest": {"preset": "gkd"},
@@ -107,7 +107,9 @@ def measured(kind: str, teacher: str, steps: int) -> dict[str, Any]:
         if kind in OURS:
             own = {"num_generations": GROUP, **OURS[kind], **({"teacher": teacher} if "GRPO" not in kind else {})}
             config = ExtGRPOConfig(**common, **own)
-            trainer = ExtGRPOTrainer(policy, REWARDS.build("strict"), config, Dataset.from_list(rows), callbacks=[clock])
+            trainer = ExtGRPOTrainer(
+                policy, REWARDS.build("strict"), config, Dataset.from_list(rows), callbacks=[clock]
+            )
         else:
             repeated = Dataset.from_list([{"prompt": row["prompt"]} for row in rows for _ in range(GROUP)])
             stock = DistillationConfig(**common, beta=0.5, shuffle_dataset=False)

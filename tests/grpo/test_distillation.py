@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,9 @@ from tests.grpo.test_step import (
 )
 from tests.grpo.test_trainer import logs
 from tests.support.tiny import WORDS, prompts, tiny_model, tiny_tokenizer, weight_difference
-from trl_ext import DISTILLATIONS, PRESETS, ExtGRPOConfig
+from trl_ext import DISTILLATIONS, POLICY_LOSSES, PRESETS, ExtGRPOConfig
 from trl_ext.errors import InputError
+from trl_ext.grpo.distillation_settings import fits_loss
 
 EVERY_TOKEN = len(WORDS)
 FLOAT64 = {"dtype": torch.float64}
@@ -314,3 +317,43 @@ def test_a_teacher_next_to_a_preset_without_one_is_learned_from(tmp_path: Path) 
     )
     assert (config.distillation, config.teachers) == ("reverse_kl", {"c": "a/b/c", "d": "e"})
     assert set(DISTILLATIONS) > {"reverse_kl"}
+
+
+def config_of(path: Path, **settings: Any) -> ExtGRPOConfig:
+    return ExtGRPOConfig(output_dir=str(path), use_cpu=True, bf16=False, report_to="none", **settings)
+
+
+def test_next_to_every_preset_a_distillation_works_or_is_refused_by_name(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md").read_text(encoding="utf-8")
+    told = dict(
+        re.findall(r"^\| `(\w+)` \| (.*) \|$", page.partition("### A teacher next to a preset")[2], re.MULTILINE)
+    )
+    refused: dict[str, list[str]] = {}
+    for preset, name in itertools.product(PRESETS, DISTILLATIONS):
+        if fits_loss(DISTILLATIONS[name], POLICY_LOSSES[PRESETS[preset].policy_loss]):
+            config_of(tmp_path, preset=preset, teacher="a/model", distillation=name)
+            continue
+        with pytest.raises(ValueError, match=f"ratio of a whole response.* advantages of {name!r}"):
+            config_of(tmp_path, preset=preset, teacher="a/model", distillation=name)
+        refused.setdefault(preset, []).append(f"`{name}`")
+    assert refused == {preset: ["`reverse_kl`"] for preset in ("gspo", "luspo", "gmpo")}
+    assert {preset: told[preset] for preset in refused} == {
+        preset: ", ".join(names) for preset, names in refused.items()
+    }
+
+
+EACH_PUSH = ("dapo_full", "gspo", "vespo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=() if name in EACH_PUSH else pytest.mark.nightly) for name in sorted(PRESETS)]
+)
+def test_on_policy_a_teacher_teaches_the_same_through_every_loss(preset: str, tmp_path: Path) -> None:
+    is_whole = PRESETS[preset].policy_loss in ("gspo", "gmpo")
+    settings = taught(tmp_path, distillation="reverse_kl_mean" if is_whole else "reverse_kl", n_grpo_steps=1)
+    settings |= {"advantage": "zero", "aggregation": "token_mean", "reward": half_right}
+    ours = trained(tmp_path / "ours", **settings | {"preset": preset})
+    plain = trained(tmp_path / "plain", **settings | {"preset": "opd"})
+    assert weight_difference(plain.model, tiny_model().double()) > 1e-3
+    assert weight_difference(ours.model, plain.model) < 1e-7

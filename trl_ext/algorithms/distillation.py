@@ -33,7 +33,7 @@ def _fault(member: Callable[..., Tensor], rows: int) -> str | None:
     return None if fits else "must return a tensor with one value per token, (B, T)"
 
 
-DISTILLATIONS = Registry("distillation", _fault, properties=["of_distribution"])
+DISTILLATIONS = Registry("distillation", _fault, properties=["of_distribution", "of_response"])
 
 
 @DISTILLATIONS.register
@@ -62,7 +62,7 @@ def reverse_kl(
     return advantages
 
 
-@DISTILLATIONS.register
+@DISTILLATIONS.register(of_response=True)
 def reverse_kl_mean(teacher_logp: Tensor, logp: Tensor, mask: Tensor, *, clip: float | None = None) -> Tensor:
     """A_t = mean over the response of d_s, the same for all of its tokens: `reverse_kl` as a reward of the response.
 

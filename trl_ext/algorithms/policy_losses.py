@@ -61,6 +61,17 @@ def is_reinforce_on_policy(loss: Callable[..., TokenLoss]) -> bool:
     return torch.allclose(gradient, -x.advantage.expand_as(gradient))
 
 
+def keeps_advantages_of_tokens(loss: Callable[..., TokenLoss]) -> bool:
+    """Whether at pi = pi_old a token's gradient is by its own advantage, and not by the mean of its response's."""
+    logp = torch.tensor([[-0.1, -1.0, -3.0], [-2.0, -0.5, -0.2]], requires_grad=True)  # (B, T)
+    advantage = torch.tensor([[2.0, -1.0, 0.5], [-1.0, 3.0, 0.25]])
+    x = LossInputs(logp, logp.detach(), advantage, torch.ones(2, 3, dtype=torch.bool))
+    (gradient,) = torch.autograd.grad(
+        _on_policy(loss, x)(x).loss.sum(), logp, allow_unused=True, materialize_grads=True
+    )
+    return torch.allclose(gradient, torch.where(gradient == 0, 0.0, -advantage))  # some losses leave tokens out
+
+
 def with_inputs(
     loss: Callable[..., TokenLoss], **available: Tensor | StepTokens | None
 ) -> Callable[[LossInputs], TokenLoss]:

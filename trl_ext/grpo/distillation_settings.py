@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_ext.algorithms.distillation import DISTILLATIONS, Distillation
+from trl_ext.algorithms.policy_losses import POLICY_LOSSES, keeps_advantages_of_tokens
 from trl_ext.compat.given import given
 from trl_ext.registry import unknown
 from trl_ext.setting import Group, setting
@@ -104,6 +105,12 @@ class DistillationSettings(RunSettings):
             return
         self.distillation = self.distillation or "reverse_kl"
         models, member = self.teachers, self.distillation_fn()
+        if not fits_loss(member, POLICY_LOSSES.get_function(self.policy_loss)):  # type: ignore[attr-defined]
+            raise ValueError(
+                f"policy_loss {self.policy_loss!r} has the ratio of a whole response, which would give each token the "  # type: ignore[attr-defined]
+                f"mean of the advantages of {self.distillation!r}: use gspo_token or ppo_clip, or distillation "
+                "reverse_kl_mean or jensen_shannon"
+            )
         if self.distill_rollouts not in ROLLOUTS:
             raise unknown("value of distill_rollouts", self.distill_rollouts, ROLLOUTS)
         if given(self, ["teacher_top_k"], off=False) and not needs_events(member):
@@ -147,6 +154,12 @@ class DistillationSettings(RunSettings):
             return None
         ends = self.distillation_coef, self.distillation_coef_end
         return Distillation(self.distillation_fn(), ends[0], ends[0] if ends[1] is None else ends[1])
+
+
+def fits_loss(member: Callable[..., Any], policy_loss: Callable[..., Any]) -> bool:
+    """Whether what a member of `DISTILLATIONS` says of single tokens reaches them through a policy loss."""
+    of_tokens = not needs_events(member) and not getattr(member, "of_response", False)
+    return not of_tokens or keeps_advantages_of_tokens(policy_loss)
 
 
 def needs_events(member: Callable[..., Any]) -> bool:

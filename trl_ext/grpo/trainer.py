@@ -162,7 +162,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             if self._defers_old_log_probs() and not self._is_on_policy():
                 log_probs = functools.partial(self._loss.forward.log_probs, self.model)
                 planner.store_old(log_probs, self.num_iterations > 1)
-        planner.ask_teachers(self._loss.taught)  # a resumed rollout's, too
+        seconds = planner.ask_teachers(self._loss.taught)  # a resumed rollout's, too
+        if self._loss.teachers is not None and self._step % planner.accumulation == 0:
+            self._log_training("teacher_time", seconds)
         if self._step % planner.accumulation == 0:
             rows = planner.accumulation * self.args.per_device_train_batch_size
             self._loss.add_rows_trained(planner.rows_trained(self._step), rows)

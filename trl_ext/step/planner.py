@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -91,13 +92,17 @@ class StepPlanner:
         for plan in self.plans[0 if several_epochs else 1 :]:
             plan[:] = [one.with_old(log_probs(one)) for one in plan]
 
-    def ask_teachers(self, ask: Callable[[Sequence[MicroBatch]], list[MicroBatch]]) -> None:
-        """Give every micro-batch what teachers say of its tokens, if it has not got it; a collective operation.
+    def ask_teachers(self, ask: Callable[[Sequence[MicroBatch]], list[MicroBatch]]) -> float:
+        """Give every micro-batch what teachers say of its tokens, if it has not got it; returns the seconds that took.
+
+        A collective operation.
 
         Args:
             ask: micro-batches -> the same with the teachers' values.
         """
+        began = time.perf_counter()
         self.plans = [ask(plan) for plan in self.plans]
+        return time.perf_counter() - began
 
     def state_dict(self) -> dict[str, Any]:
         """Old log-probabilities computed on these micro-batches, and their rows; the rest follows from the rollout."""

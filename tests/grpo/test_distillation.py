@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from datasets import Dataset
@@ -239,6 +240,32 @@ def test_resumed_within_a_rollout_it_goes_on_as_if_nothing_was(preset: str, tmp_
     assert [entry["distillation/reverse_kl"] for entry in logs(whole)][3:] == [
         entry["distillation/reverse_kl"] for entry in logs(resumed)
     ][-3:]
+
+
+@pytest.mark.moderate
+def test_an_adapter_teaches_and_an_adapter_is_taught(tmp_path: Path) -> None:
+    base = teacher(tmp_path)
+    adapted = peft.get_peft_model(tiny_model(1), peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=2))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(len(name)))
+    adapted.peft_config["default"].base_model_name_or_path = base
+    adapted.save_pretrained(tmp_path / "adapter")
+    tiny_tokenizer().save_pretrained(tmp_path / "adapter")
+    merged = tmp_path / "merged"
+    adapted.merge_and_unload().save_pretrained(merged)
+    tiny_tokenizer().save_pretrained(merged)
+    student = {"peft_config": peft.LoraConfig(target_modules=["q_proj"], r=2), "n_grpo_steps": 2, "preset": "gkd"}
+    settings = taught(tmp_path, teacher=str(tmp_path / "adapter"), teacher_init_kwargs={}) | student
+    ours = trained(tmp_path / "ours", **settings)
+    plain = trained(tmp_path / "plain", **settings | {"teacher": str(merged)})
+    assert logs(ours)[0]["distillation/reverse_kl"] == pytest.approx(
+        logs(plain)[0]["distillation/reverse_kl"], abs=1e-5
+    )
+    assert weight_difference(ours.model, plain.model) < 1e-5
+    (moved,) = {name.split(".")[-2] for name, p in ours.model.named_parameters() if "lora_B" in name and p.any()}
+    assert moved == "default"
 
 
 def other_ids(path: Path) -> str:

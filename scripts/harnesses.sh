@@ -114,12 +114,13 @@ for name in $HARNESSES; do
     case $name in
         lm_eval) lm_eval lm_eval hf "" "${BATCH:-16}" ;;
         lm_eval_vllm)
-            # Without a progress bar its vLLM divides by zero; nothing is compiled, as in ours on a CPU.
+            # Without a progress bar its vLLM divides by zero. As in ours on a CPU nothing is compiled, and a batch has
+            # 1,024 tokens: an engine begins with a pass over as many as it may have.
             (
                 unset TQDM_DISABLE
                 export VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
                 name_vllm
-                lm_eval lm_eval_vllm vllm ,enforce_eager=True auto
+                lm_eval lm_eval_vllm vllm ,enforce_eager=True,max_num_batched_tokens=1024 auto
             )
             ;;
         lighteval)

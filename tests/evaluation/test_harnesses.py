@@ -109,6 +109,18 @@ def test_an_engine_of_vllm_is_compared_with_ours(tmp_path: Path, capsys: pytest.
     assert "problem 1: from character 0, ours ...'4 ', theirs ...'2 ' (incorrect, incorrect)" in printed
 
 
+def test_the_first_problems_are_compared_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_of(tmp_path)
+    log = next((tmp_path / "lm_eval" / "model").iterdir())
+    write_jsonl(log, [row for row in map(json.loads, log.read_text().splitlines()) if row["doc_id"] == 0])
+    with pytest.raises(SystemExit, match="2 problems of ours and 1 of theirs"):
+        main([str(tmp_path)])
+    main([str(tmp_path), "--problems", "1"])
+    printed = capsys.readouterr().out
+    assert "| lm_eval | ours | 1 | 1 | 1 | 0 | 1 | 1.000 | 1.000 |" in printed
+    assert "| inspect | ours | 1 | 1 | 1 | 1 | 1 | 1.000 | 1.000 |" in printed
+
+
 def test_the_details_of_lighteval_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pandas = pytest.importorskip("pandas")
     run_of(tmp_path)

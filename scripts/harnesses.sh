@@ -109,7 +109,7 @@ lm_eval() { # lm_eval NAME ENGINE MODEL_ARGUMENTS BATCH
         --log_samples --output_path "$1" --batch_size "$4"
 }
 dtype=${DTYPE:+,dtype=$DTYPE}
-greedy="generation_parameters={temperature:0.0,top_p:1.0,max_new_tokens:$LENGTH}"
+greedy="generation_parameters={temperature:0.0,top_p:1.0}" # with max_new_tokens it would cut prompts to as many
 for name in $HARNESSES; do
     case $name in
         lm_eval) lm_eval lm_eval hf "" "${BATCH:-16}" ;;

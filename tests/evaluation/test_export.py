@@ -90,7 +90,7 @@ def test_the_other_tasks_name_the_same_settings(tmp_path: Path) -> None:
     assert "min_tokens=4" in readme
     assert (
         'lighteval accelerate "model_name=runs/my_model,override_chat_template=false,'
-        'generation_parameters={temperature:0.7,top_p:0.9,max_new_tokens:33}"'
+        'generation_parameters={temperature:0.7,top_p:0.9}"'
     ) in readme
     assert """--model hf/runs/my_model -M "chat_template='{{ messages[0].content }}'"\n""" in readme
     greedy = written(tmp_path / "greedy", sampling=Sampling(temperature=0.0)) / "README.md"

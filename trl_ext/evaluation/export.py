@@ -111,7 +111,8 @@ def _readme(task: ExportedTask, model: str, folder: str) -> str:
     minimum = (
         f"\nlm-eval's engines name the least length differently: --gen_kwargs{least}.\n" if drawn.min_tokens else ""
     )
-    sampled = f"temperature:{drawn.temperature},top_p:{drawn.top_p},max_new_tokens:{drawn.max_tokens}"
+    # Given max_new_tokens, it cuts prompts to as many tokens (0.13.0); the length is the task's generation_size.
+    sampled = f"temperature:{drawn.temperature},top_p:{drawn.top_p}"
     # Its default is to render the tokenizer's chat template, around prompts that are rendered already.
     lighteval = f"model_name={model},override_chat_template=false,generation_parameters={{{sampled}}}"
     return README.format(

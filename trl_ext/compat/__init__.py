@@ -28,6 +28,7 @@
 * `torch_on_cpu.loading_to_numbered_cpus`: `torch.load` maps to cpu:0.
 * `torch_on_cpu.set_default_group_timeout`: DeepSpeed's process groups on CPUs get the run's `ddp_timeout`.
 * `torch_on_cpu.skip_deepspeeds_operator_of_inference`: a training does not compile what only inference calls.
+* `torch_on_cpu.tell_deepspeed_of_the_group`: DeepSpeed counts the ranks of a group on CPUs before a model is loaded.
 * `torch_on_cpu.muon_without_emulation`: torch's Muon multiplies in float32 on a CPU without bfloat16.
 
 Importing a module patches nothing. Most patches hold within a block; those that have to hold for longer are in

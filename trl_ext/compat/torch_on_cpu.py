@@ -41,6 +41,14 @@ def skip_deepspeeds_operator_of_inference() -> None:
     backend.build_shm_op = lambda: None
 
 
+def tell_deepspeed_of_the_group() -> None:
+    """Have DeepSpeed take over the process group that there is, as accelerate does on GPUs.
+
+    Until then it counts one rank, and refuses the batch size of a run when a reference or a teacher is loaded.
+    """
+    importlib.import_module("deepspeed.comm").init_distributed("gloo", verbose=False)
+
+
 def has_bfloat16_matmul() -> bool:
     """Whether oneDNN multiplies bfloat16 matrices on this CPU (on x86, from AVX-512 on); else torch emulates it."""
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

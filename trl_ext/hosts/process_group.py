@@ -16,7 +16,11 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from trl_ext.compat.startup import on_cpu_ranks
-from trl_ext.compat.torch_on_cpu import set_default_group_timeout, skip_deepspeeds_operator_of_inference
+from trl_ext.compat.torch_on_cpu import (
+    set_default_group_timeout,
+    skip_deepspeeds_operator_of_inference,
+    tell_deepspeed_of_the_group,
+)
 
 _hosts: dict[str, str] = {}  # address -> name
 
@@ -37,11 +41,14 @@ def join_on_cpu(seconds: float) -> None:
     transformers passes its `ddp_timeout` on for GPUs only (`TrainingArguments._setup_devices`), and DeepSpeed makes
     groups of its own with torch's default.
     """
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not torch.accelerator.is_available():
+    by_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not torch.accelerator.is_available()
+    if by_deepspeed:
         skip_deepspeeds_operator_of_inference()
     if on_cpu_ranks() and not torch.distributed.is_initialized():
         set_default_group_timeout(datetime.timedelta(seconds=seconds))
         torch.distributed.init_process_group("gloo")
+        if by_deepspeed:
+            tell_deepspeed_of_the_group()
         leave_at_exit()
 
 

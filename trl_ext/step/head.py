@@ -55,7 +55,8 @@ class Head:
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int,
         softcap: float | None, scale: float, *outputs: object,
     ) -> None:  # fmt: skip
-        self._weight, self._bias, self._transform = weight, bias, (scale, softcap, temperature)
+        self._weight, self._bias = _kept(weight), None if bias is None else _kept(bias)
+        self._transform = scale, softcap, temperature
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(N, H) -> (N, V) in at least float32, as sampled from: capped and divided by the temperature."""
@@ -85,3 +86,8 @@ class Head:
             return function(*values)
         value: Tensor = checkpoint(function, *values, use_reentrant=False)
         return value
+
+
+def _kept(parameter: Tensor) -> Tensor:
+    """What is left of it behind a forward pass: a copy where ZeRO-3, which has it whole here, takes it apart then."""
+    return parameter.clone() if hasattr(parameter, "ds_tensor") else parameter

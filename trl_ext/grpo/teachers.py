@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import add_fused_lm_head
 
@@ -64,7 +65,9 @@ class LocalTeacher:
         source = locate(model)
         loaded = load_base(source, trust_remote_code=config.trust_remote_code, **_loading(config))
         if source.adapter is not None:
-            loaded = put_on_base(source, loaded).merge_and_unload()
+            adapted = put_on_base(source, loaded)
+            # ZeRO-3 has only parts of the base, which nothing can be added to.
+            loaded = adapted.get_base_model() if is_deepspeed_zero3_enabled() else adapted.merge_and_unload()
         self.bare: PreTrainedModel = loaded.eval().requires_grad_(False)
         self.shares_prompts = unsupported_in_a_step(self.bare) is None
         head = {"temperature": config.temperature, "cast_lm_head_to_fp32": config.cast_lm_head_to_fp32}

@@ -93,10 +93,12 @@ SAME_ON_ONE_RANK = [
     "dynamic_sampling",
     "selected",
     "step_tokens",
+    *two_ranks.TAUGHT,
     *FINE_TUNED,
 ]
 UNDER_ZERO = [
-    run if run in two_ranks.UNDER_ZERO else pytest.param(run, marks=pytest.mark.nightly) for run in SAME_ON_ONE_RANK
+    run if run in (*two_ranks.UNDER_ZERO, *two_ranks.TAUGHT) else pytest.param(run, marks=pytest.mark.nightly)
+    for run in SAME_ON_ONE_RANK
 ]
 RUNS = [
     *SAME_ON_ONE_RANK,
@@ -193,6 +195,22 @@ def test_two_ranks_log_the_values_of_one(metric: str, ranks: list[dict[str, Any]
         of_two, of_one = ([entry[metric] for entry in found[run]["logs"]] for found in (ranks[0], one_rank))
         assert of_two == pytest.approx(of_one, abs=1e-6)
         assert any(of_one), "a metric that is always 0 shows nothing"
+
+
+@pytest.mark.parametrize("run", two_ranks.TAUGHT)
+def test_two_ranks_log_of_a_teacher_what_one_does(
+    run: str, ranks: list[dict[str, Any]], sharded: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    """Nothing of the second rank's is taught: a metric without a token there has a place in the sum all the same."""
+
+    def of_teachers(found: dict[str, Any]) -> list[dict[str, float]]:
+        return [{k: v for k, v in entry.items() if k.startswith("distillation/")} for entry in found[run]["logs"]]
+
+    expected = of_teachers(one_rank)
+    assert {"distillation/reverse_kl", "distillation/agreement_correct"} <= expected[0].keys()
+    for found, tolerance in ((ranks, 1e-7), (sharded, 1e-5)):  # float64, float32
+        assert of_teachers(found[0]) == of_teachers(found[1])
+        assert of_teachers(found[0]) == [pytest.approx(entry, abs=tolerance) for entry in expected]
 
 
 def test_each_kept_row_is_trained_on_by_one_rank(ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:

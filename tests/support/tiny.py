@@ -81,8 +81,8 @@ def chain_model(tokenizer: PreTrainedTokenizerFast, *chains: Sequence[str]) -> Q
     return model
 
 
-def save_tiny(path: Path) -> Path:
-    tiny_model().save_pretrained(path)
+def save_tiny(path: Path, seed: int = 0) -> Path:
+    tiny_model(seed).save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
     return path
 

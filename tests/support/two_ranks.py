@@ -54,11 +54,13 @@ from trl_ext.training.stopping import TimeBasedLRDecay, TimeBudget
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+ZERO3 = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
 NIGHTLY = "TRL_EXT_NIGHTLY" in os.environ  # set by pytest --nightly
 # Savings, sums over ranks and selections act before a loss is called: three presets show it, of tokens, of sequences,
 # and with dynamic sampling. The others run nightly, as do, under ZeRO, the runs that exchange nothing of their own.
 OFF_POLICY = ("dapo_full", "grpo_clip", "gspo")
 UNDER_ZERO = ("token_mean", "kl", "left_out", "unequal", "saved", "as_trl_cuts", "dynamic_sampling", "sft")
+TAUGHT = ("opd_grpo", "gkd")  # by a teacher, of sampled tokens and of distributions
 SAMPLED = ["aa0", "1", "bbbb2", "0", "c1"]  # an odd number, of different lengths
 STOP_WORD = 6
 
@@ -148,11 +150,19 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
         "expert_iteration": expert_iteration,
     }
     found: dict[str, Any] = {}
+    # Each rank's own, before there is a group in which the first one saves for all; and the first model that a run
+    # loads is a teacher.
+    teacher = save_tiny(path / f"teacher{os.environ.get('RANK', '0')}", seed=1)
+    with mock.patch.dict(os.environ):
+        if ZERO3:
+            partition_everything(path.with_suffix(".json"))
+        for name in TAUGHT:
+            found[name] = found_by(taught_run(path / name, teacher, preset=name, **two_epochs))
     for name in (*scripted_runs, *others):
         if name in UNDER_ZERO or NIGHTLY or not DEEPSPEED:
             run = others.get(name) or functools.partial(scripted_run, **scripted_runs[name])
             found[name] = found_by(run(path / name))
-    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
+    if ZERO3:
         partition_everything(path.with_suffix(".json"))
     found["sets"] = with_several_sets(path / "sets", micro_batch_tokens=40)
     found["sets_as_trl_cuts"] = with_several_sets(path / "sets_as_trl_cuts", **PLAIN)
@@ -174,6 +184,14 @@ def with_several_sets(path: Path, **settings: Any) -> dict[str, Any]:
     trained = [len({id(one.forward.prompts) for one in plan if one.trains}) for plan in plans]
     found = {"sets": [len(sets) for sets in prompts], "trained_sets": trained, "micro_batches": [*map(len, plans)]}
     return found_by(trainer) | found
+
+
+def taught_run(path: Path, teacher: Path, **settings: Any) -> Any:
+    """On shared prompts, by a model with other weights; nothing of the second rank's is trained on."""
+    settings |= {"words": second_half_never_ends, "mask_truncated_completions": True, "reward": graded}
+    dtype = torch.float32 if DEEPSPEED else torch.float64
+    given = {"teacher": f"t={teacher}", "teacher_init_kwargs": {"dtype": dtype}, "train_dataset": questions()}
+    return scripted_run(path, **given, **settings)
 
 
 def every_other_group_of_the_second_half(completions: list[str], **_: Any) -> list[float]:
@@ -315,7 +333,7 @@ def sync_runs(path: Path) -> dict[str, Any]:
 
     from tests.generation.test_vllm import SETTINGS, disagreement, save_model, shake
 
-    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
+    if ZERO3:
         partition_everything(path.with_suffix(".json"))
     settings = {**SETTINGS, "learning_rate": 0.1}
     if url := os.environ.get("TRL_EXT_TEST_SERVER"):
@@ -436,7 +454,7 @@ def with_a_synced_reference(path: Path) -> dict[str, Any]:
         "learning_rate": 0.01,
         "preset": "grpo_clip",
     }
-    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
+    if ZERO3:
         partition_everything(path.with_suffix(".json"))
     found = {}
     for name, checkpoint in (("whole", None), ("again", path / "whole" / "checkpoint-2")):

@@ -7,11 +7,13 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch import Tensor
 from torch.testing import assert_close
@@ -32,6 +34,7 @@ from tests.support.tiny import WORDS, prompts, tiny_model, tiny_tokenizer, weigh
 from trl_ext import DISTILLATIONS, POLICY_LOSSES, PRESETS, ExtGRPOConfig
 from trl_ext.errors import InputError
 from trl_ext.grpo.distillation_settings import fits_loss
+from trl_ext.grpo.teachers import Teachers
 
 EVERY_TOKEN = len(WORDS)
 FLOAT64 = {"dtype": torch.float64}
@@ -266,6 +269,13 @@ def test_an_adapter_teaches_and_an_adapter_is_taught(tmp_path: Path) -> None:
     assert weight_difference(ours.model, plain.model) < 1e-5
     (moved,) = {name.split(".")[-2] for name, p in ours.model.named_parameters() if "lora_B" in name and p.any()}
     assert moved == "default"
+
+
+def test_a_divergence_under_fsdp_is_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path, preset="gkd", teacher=teacher(tmp_path))
+    sharded: Any = SimpleNamespace(distributed_type=DistributedType.FSDP)
+    with pytest.raises(ValueError, match=r"distillation 'jensen_shannon' under FSDP: .* such as reverse_kl"):
+        Teachers.of(config, sharded, tiny_model(), tiny_tokenizer())
 
 
 def other_ids(path: Path) -> str:

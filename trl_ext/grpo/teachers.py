@@ -130,6 +130,11 @@ class Teachers:
     ) -> None:
         self.config, self.names = config, list(config.teachers)
         self.top_k = config.teacher_top_k if needs_events(config.distillation_fn()) else None
+        if self.top_k is not None and accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError(
+                f"distillation {config.distillation!r} under FSDP: the LM head is in parts again when the divergence "
+                "needs it; use DeepSpeed, or a distillation of sampled tokens such as reverse_kl"
+            )
         check_teachers(config, tokenizer)
         given = config, accelerator, self.top_k, vocabulary
         self._teachers = [LocalTeacher(name, model, *given) for name, model in config.teachers.items()]

@@ -230,7 +230,7 @@ def test_the_coefficient_falls_over_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.moderate
 @pytest.mark.parametrize("preset", OF_TEACHERS)
-def test_resumed_within_a_rollout_it_goes_on_as_if_nothing_was(preset: str, tmp_path: Path) -> None:
+def test_resumed_within_a_rollout_it_ends_with_the_same_bits(preset: str, tmp_path: Path) -> None:
     settings = taught(
         tmp_path, preset=preset, rollout_func=None, reward=half_right, n_grpo_steps=None, max_steps=6, rollout_batch_size=32,
         train_batch_size=16, epochs_per_rollout_batch=2, save_strategy="steps", save_steps=1, learning_rate=0.05,

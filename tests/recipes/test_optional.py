@@ -23,7 +23,7 @@ from trl_ext.recipes.sft import SFT_SETTINGS
 
 RECIPES = (GRPO_SETTINGS, SFT_SETTINGS, EXPERT_ITERATION_SETTINGS, (Evaluation,), (BestOfN,))
 WORDS = ("none", "None", "null", "[]", "")
-NUMBERS = ("at", "reward_weights")
+NUMBERS = ("at", "reward_weights", "teacher_weights")
 IN_YAML: tuple[Any, ...] = (None, [], [""], ["none"], *WORDS)
 
 

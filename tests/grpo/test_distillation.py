@@ -360,7 +360,7 @@ def config_of(path: Path, **settings: Any) -> ExtGRPOConfig:
     return ExtGRPOConfig(output_dir=str(path), use_cpu=True, bf16=False, report_to="none", **settings)
 
 
-def test_next_to_every_preset_a_distillation_works_or_is_refused_by_name(tmp_path: Path) -> None:
+def test_every_preset_takes_or_refuses_a_distillation_by_name(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md").read_text(encoding="utf-8")
     told = dict(
         re.findall(r"^\| `(\w+)` \| (.*) \|$", page.partition("### A teacher next to a preset")[2], re.MULTILINE)

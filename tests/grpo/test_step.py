@@ -275,7 +275,9 @@ def test_other_settings_do_not_either(kind: str, tmp_path: Path) -> None:
             trained(tmp_path / name, **settings[kind], **on, **TWO_EPOCHS) for name, on in (("a", PLAIN), ("b", ALL))
         )
         assert weight_difference(plain.model, ours.model) < 1e-7
-        assert not isinstance(ours._bare_model, peft.PeftModel)  # with it prompts would go through the head as well
+        assert not isinstance(
+            ours._loss.forward.bare, peft.PeftModel
+        )  # with it prompts would go through the head as well
     else:
         _, ours = assert_same(tmp_path, ALL, **settings[kind], **TWO_EPOCHS)
     assert ours._planner.batching.share_prompts == (kind != "reentrant")

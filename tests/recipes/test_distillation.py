@@ -34,7 +34,7 @@ def run(folder: Path, policy: str, **settings: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_what_a_teacher_was_is_in_the_card_the_log_and_the_record(policy: str, tmp_path: Path) -> None:
+def test_card_log_and_record_say_who_taught(policy: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run(folder, policy, teacher=policy, save_strategy="steps", save_steps=2)
     assert "Taught by" in (folder / "README.md").read_text()
@@ -59,7 +59,7 @@ def test_what_a_teacher_was_is_in_the_card_the_log_and_the_record(policy: str, t
 
 
 @pytest.mark.slow
-def test_each_problem_is_taught_by_the_teacher_that_its_column_names(policy: str, tmp_path: Path) -> None:
+def test_a_column_names_the_teacher_of_each_problem(policy: str, tmp_path: Path) -> None:
     rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1), "subject": "ab"[i % 2]} for i in range(32)]
     write_splits(tmp_path, rows, rows[:16])
     own = {"dataset": str(tmp_path / "{split}.jsonl"), "teacher_column": "subject"}

@@ -398,7 +398,9 @@ def test_questions_are_listed_and_unknown_ones_are_refused() -> None:
     assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)
     assert "unknown question 'basline'. Did you mean 'baseline'" in unknown.stderr
     elsewhere = lab("baseline", "--lab", "none")
-    assert "--lab 'none': no such folder. Known: effects, mini_math, qwen2.5_math_1.5b" in elsewhere.stderr
+    assert (
+        "--lab 'none': no such folder. Known: distillation, effects, mini_math, qwen2.5_math_1.5b" in elsewhere.stderr
+    )
 
 
 @pytest.mark.nightly

@@ -51,7 +51,6 @@ class LocalTeacher:
     """A model in this process, on every rank or sharded as the policy is.
 
     Args:
-        name: for messages.
         model: folder or Hub id.
         accelerator: of the ranks.
         top_k: the number of the most probable tokens to tell; None for none.
@@ -59,7 +58,7 @@ class LocalTeacher:
     """
 
     def __init__(
-        self, name: str, model: str, config: ExtGRPOConfig, accelerator: Accelerator, top_k: int | None, vocabulary: int
+        self, model: str, config: ExtGRPOConfig, accelerator: Accelerator, top_k: int | None, vocabulary: int
     ) -> None:
         self.accelerator, self.top_k, self.vocabulary = accelerator, top_k, vocabulary
         source = locate(model)
@@ -137,7 +136,7 @@ class Teachers:
             )
         check_teachers(config, tokenizer)
         given = config, accelerator, self.top_k, vocabulary
-        self._teachers = [LocalTeacher(name, model, *given) for name, model in config.teachers.items()]
+        self._teachers = [LocalTeacher(model, *given) for model in config.teachers.values()]
 
     def of_rollout(self, rows: Sequence[Mapping[str, Any]], correct: Tensor) -> dict[str, Tensor]:
         """What a rollout's batch says of its rows for teachers; arguments as of `weights`."""

@@ -321,7 +321,7 @@ def test_other_tokens_of_the_same_vocabulary_are_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"preset": "opd"}, "preset 'opd' distills, and there is no teacher: give --teacher FOLDER"),
+        ({"preset": "opd"}, "preset 'opd' distills, and there is no teacher: give --teacher FOLDER, or --teacher_url"),
         ({"teacher": "t"}, "teacher='t' needs a preset or an axis; it would be ignored without"),
         ({"preset": "grpo_clip", "distillation_coef": 0.5}, "distillation_coef=0.5 needs a teacher"),
         ({"preset": "opd", "teacher": "t", "teacher_top_k": 5}, "teacher_top_k=5 needs a divergence, not 'reverse_kl'"),
@@ -352,7 +352,7 @@ def test_a_teacher_next_to_a_preset_without_one_is_learned_from(tmp_path: Path) 
     config = ExtGRPOConfig(
         output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", preset="grpo_clip", teacher="a/b/c,d=e"
     )
-    assert (config.distillation, config.teachers) == ("reverse_kl", {"c": "a/b/c", "d": "e"})
+    assert (config.distillation, config.teacher_models) == ("reverse_kl", {"c": "a/b/c", "d": "e"})
     assert set(DISTILLATIONS) > {"reverse_kl"}
 
 

@@ -75,3 +75,19 @@ def test_a_column_names_the_teacher_of_each_problem(policy: str, tmp_path: Path)
 def test_a_teacher_that_is_not_there_is_refused_before_the_data(policy: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere"):
         run(tmp_path / "run", policy, teacher=tmp_path / "nowhere", dataset="no_such_dataset_either")
+
+
+@pytest.mark.slow
+def test_a_ceiling_is_the_evaluation_of_the_teacher(policy: str, tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "run"
+    summary = run(folder, policy, teacher=f"own={policy}", validate_teachers=True, validation_temperature=0)
+    found = read_json(folder / "teachers.json")["own"]
+    assert summary["teachers"] == {"own": found}
+    first = summary["validations"][0]  # of the policy, which the teacher is
+    assert [found[name] for name in ("accuracy", "outcomes", "mean_tokens", "problems")] == [
+        first[name] for name in ("accuracy", "outcomes", "mean_tokens", "problems")
+    ]
+    assert f"teacher own: {found['accuracy']:.3f}" in capsys.readouterr().out
+    assert (
+        f"Teacher `own` solves {found['accuracy']:.3f} of the validation problems" in (folder / "README.md").read_text()
+    )

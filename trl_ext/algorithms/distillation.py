@@ -23,6 +23,16 @@ from torch import Tensor
 from trl_ext.registry import Registry
 
 
+@dataclass(frozen=True)
+class Scores:
+    """What one teacher says of a micro-batch's tokens, with k of them or none."""
+
+    logp: Tensor  # (B, T)
+    agrees: Tensor  # (B, T), 1 where the token is the most probable one
+    ids: Tensor | None = None  # (B, T, k), the most probable tokens
+    events: Tensor | None = None  # (B, T, E), their log-probabilities and those of all others together
+
+
 def _fault(member: Callable[..., Tensor], rows: int) -> str | None:
     if getattr(member, "of_distribution", False):
         value = member(torch.full((rows, 3, 2), -math.log(2)), torch.tensor([0.25, 0.75]).log().expand(rows, 3, 2))

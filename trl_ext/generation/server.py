@@ -56,6 +56,14 @@ def urls_of(base_url: str | None, host: str, port: int) -> list[str]:
     return [url for url in listed if url]
 
 
+def make_patient(session: requests.Session) -> None:
+    """Try again for a few seconds where a server cannot be reached, and wait for an answer, but not without end."""
+    retry = Retry(total=3, backoff_factor=0.5, status_forcelist=[502, 503], allowed_methods=None)
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=retry, pool_maxsize=MOST_REQUESTS))
+    session.request = functools.partial(session.request, timeout=PATIENCE)  # type: ignore[method-assign]
+
+
 class Server:
     """One vLLM server, by TRL's client; an `InputError` if nothing answers there within `seconds`.
 
@@ -75,12 +83,7 @@ class Server:
                 "Start one there, or set --vllm_server_host, --vllm_server_port or --vllm_server_base_url; "
                 "--vllm_mode colocate needs none"
             ) from error
-        # TRL's client tries for a minute to reach a server that is gone, and waits for an answer without end.
-        retry = Retry(total=3, backoff_factor=0.5, status_forcelist=[502, 503], allowed_methods=None)
-        session = self.client.session
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, HTTPAdapter(max_retries=retry, pool_maxsize=MOST_REQUESTS))
-        session.request = functools.partial(session.request, timeout=PATIENCE)
+        make_patient(self.client.session)  # TRL's tries for a minute to reach a server that is gone
 
     @contextlib.contextmanager
     def _one_line(self) -> Iterator[None]:

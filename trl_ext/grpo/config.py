@@ -384,8 +384,10 @@ class ExtGRPOConfig(DistillationSettings, GRPOConfig):
         if self.preset is not None and self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
         base = PRESETS[self.preset or "grpo_clip"]  # for the axes that a run does not name
-        if base.needs_teacher and self.teacher is None:
-            raise ValueError(f"preset {self.preset!r} distills, and there is no teacher: give --teacher FOLDER")
+        if base.needs_teacher and not self.has_teacher:
+            raise ValueError(
+                f"preset {self.preset!r} distills, and there is no teacher: give --teacher FOLDER, or --teacher_url"
+            )
         for name, value in base.settings.items():
             if not given(self, [name]):
                 setattr(self, name, value)

@@ -1,31 +1,30 @@
 """`Teachers`: frozen models that say how probable a rollout's tokens are to them.
 
-Each is loaded as TRL loads the reference model, and scores the micro-batches of a rollout's steps once, by the passes
-that they are planned for: rows that are not trained on are left out, equal ones and shared prompts are computed once.
+Each scores the micro-batches of a rollout's steps once: in this process by the passes that they are planned for, so
+that rows that are not trained on are left out, and equal ones and shared prompts are computed once; or behind a server.
 
-Letters: B rows of a micro-batch, T completion tokens, M teachers, k tokens, E events, V tokens of the vocabulary.
+Letters: B rows of a micro-batch, T completion tokens, N completions, M teachers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from trl.models import prepare_deepspeed, prepare_fsdp
-from trl.trainer.utils import add_fused_lm_head
 
-from trl_ext.algorithms.distillation import event_log_probs
+from trl_ext.algorithms.distillation import Scores
 from trl_ext.errors import InputError
-from trl_ext.generation.adapter_models import load_base, load_tokenizer, put_on_base
-from trl_ext.generation.kv_sharing import unsupported_in_a_step
+from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
 from trl_ext.grpo.distillation_settings import needs_events
-from trl_ext.step import Head, MicroBatch
+from trl_ext.grpo.local_teacher import LocalTeacher
+from trl_ext.grpo.served_teacher import Asked, ServedTeacher, TeacherServer, start_command
+from trl_ext.runs.fingerprint import fingerprint_of_model
+from trl_ext.step import MicroBatch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -35,68 +34,6 @@ if TYPE_CHECKING:
     from trl_ext.grpo.config import ExtGRPOConfig
 
 _TRIED = ("What is 12 + 7?\nLet's think step by step: $\\frac{1}{2}$, 3.14 and −5 %. </think> <answer> 19 </answer>",)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What one teacher says of a micro-batch's tokens."""
-
-    logp: Tensor  # (B, T)
-    agrees: Tensor  # (B, T), 1 where the token is the most probable one
-    ids: Tensor | None = None  # (B, T, k), the most probable tokens
-    events: Tensor | None = None  # (B, T, E), their log-probabilities and those of all others together
-
-
-class LocalTeacher:
-    """A model in this process, on every rank or sharded as the policy is.
-
-    Args:
-        model: folder or Hub id.
-        accelerator: of the ranks.
-        top_k: the number of the most probable tokens to tell; None for none.
-        vocabulary: V of the policy; tokens beyond are among the others.
-    """
-
-    def __init__(
-        self, model: str, config: ExtGRPOConfig, accelerator: Accelerator, top_k: int | None, vocabulary: int
-    ) -> None:
-        self.accelerator, self.top_k, self.vocabulary = accelerator, top_k, vocabulary
-        source = locate(model)
-        loaded = load_base(source, trust_remote_code=config.trust_remote_code, **_loading(config))
-        if source.adapter is not None:
-            adapted = put_on_base(source, loaded)
-            # ZeRO-3 has only parts of the base, which nothing can be added to.
-            loaded = adapted.get_base_model() if is_deepspeed_zero3_enabled() else adapted.merge_and_unload()
-        self.bare: PreTrainedModel = loaded.eval().requires_grad_(False)
-        self.shares_prompts = unsupported_in_a_step(self.bare) is None
-        head = {"temperature": config.temperature, "cast_lm_head_to_fp32": config.cast_lm_head_to_fp32}
-        add_fused_lm_head(self.bare, outputs=("log_probs", "entropy", "is_top1"), **head)
-        if accelerator.distributed_type == DistributedType.DEEPSPEED:
-            self.model = prepare_deepspeed(self.bare, accelerator)
-        elif accelerator.distributed_type == DistributedType.FSDP:
-            self.model = prepare_fsdp(self.bare, accelerator)
-        else:
-            self.model = accelerator.prepare_model(self.bare, evaluation_mode=True)
-
-    @torch.no_grad()
-    def score(self, batch: MicroBatch) -> Scores:
-        """Its values of the completions' tokens; every rank has to call it."""
-        batch = batch if batch.forward is not None and self.shares_prompts else batch.on_contiguous_rows()
-        with self.accelerator.autocast():
-            if self.top_k is None:
-                return Scores(*batch.log_probs(self.model, self.bare, ("log_probs", "is_top1")))
-            head = Head(self.model, self.bare.base_model)
-            logp, hidden = batch.log_probs(head, self.bare, ("log_probs", "hidden"))
-        k = min(self.top_k, self.vocabulary)
-
-        def most_probable(logits: Tensor) -> Tensor:
-            ids = logits[:, : self.vocabulary].topk(k).indices
-            return torch.cat([ids.to(logits.dtype), event_log_probs(logits, ids)], dim=-1)  # ids below 2^24 are exact
-
-        found = head.of_logits(most_probable, hidden.flatten(0, 1)).unflatten(0, logp.shape)
-        ids, events = found[..., :k].long(), found[..., k:]
-        agrees = ids[..., 0] == batch.rows.completion_ids
-        return Scores(logp, agrees.to(logp.dtype), ids, events)
 
 
 class Teachers:
@@ -120,23 +57,26 @@ class Teachers:
             policy: unwrapped.
             tokenizer: the policy's.
         """
-        if config.teacher is None:
+        if not config.has_teacher:
             return None
         return cls(config, accelerator, policy.config.get_text_config().vocab_size, tokenizer)
 
     def __init__(
         self, config: ExtGRPOConfig, accelerator: Accelerator, vocabulary: int, tokenizer: PreTrainedTokenizerBase
     ) -> None:
-        self.config, self.names = config, list(config.teachers)
+        self.config, self.names = config, [*config.teacher_models, *config.teacher_urls]
         self.top_k = config.teacher_top_k if needs_events(config.distillation_fn()) else None
         if self.top_k is not None and accelerator.distributed_type == DistributedType.FSDP:
             raise ValueError(
                 f"distillation {config.distillation!r} under FSDP: the LM head is in parts again when the divergence "
                 "needs it; use DeepSpeed, or a distillation of sampled tokens such as reverse_kl"
             )
-        check_teachers(config, tokenizer)
-        given = config, accelerator, self.top_k, vocabulary
-        self._teachers = [LocalTeacher(model, *given) for model in config.teachers.values()]
+        check_teachers(config, tokenizer, vocabulary)
+        local = [
+            LocalTeacher(model, config, accelerator, self.top_k, vocabulary) for model in config.teacher_models.values()
+        ]
+        served = [ServedTeacher(url, self.top_k, vocabulary) for url in config.teacher_urls.values()]
+        self._teachers: list[LocalTeacher | ServedTeacher] = [*local, *served]
 
     def of_rollout(self, rows: Sequence[Mapping[str, Any]], correct: Tensor) -> dict[str, Tensor]:
         """What a rollout's batch says of its rows for teachers; arguments as of `weights`."""
@@ -177,7 +117,13 @@ class Teachers:
         """
         asked = [batch.rows.teacher_logp is None and batch.rows.teacher_weight is not None for batch in batches]
         new = [batch for batch, is_new in zip(batches, asked, strict=True) if is_new]
-        of_each = [[teacher.score(batch) for batch in new] for teacher in self._teachers]
+        if any(batch.rows.images for batch in new):
+            raise InputError("teachers are asked for texts, and these problems have images")
+        weights = [batch.rows.teacher_weight for batch in new if batch.rows.teacher_weight is not None]
+        of_each = [
+            teacher.score(new, [weight[..., number] for weight in weights])
+            for number, teacher in enumerate(self._teachers)
+        ]
         taught = iter(
             replace(batch, rows=replace(batch.rows, **self._stacked(scores)))
             for batch, *scores in zip(new, *of_each, strict=True)
@@ -195,28 +141,13 @@ class Teachers:
         return values
 
 
-def _loading(config: ExtGRPOConfig) -> dict[str, Any]:
-    """What `from_pretrained` gets: the policy's dtype and attention, and what teachers alone have."""
-    policy = {name: value for name, value in (config.model_init_kwargs or {}).items() if name in _OF_POLICY}
-    given = dict(config.teacher_init_kwargs) if isinstance(config.teacher_init_kwargs, dict) else {}
-    bits = {name: given.pop(name) for name in ("load_in_8bit", "load_in_4bit") if name in given}
-    if any(bits.values()):
-        from transformers import BitsAndBytesConfig
-
-        given["quantization_config"] = BitsAndBytesConfig(**bits)
-    return {**policy, **given}
-
-
-_OF_POLICY = ("dtype", "attn_implementation", "device_map")
-
-
 def check_teacher_column(config: ExtGRPOConfig, problems: Dataset) -> None:
     """Refuse problems whose column names no teacher.
 
     Raises:
         InputError: there is no such column, or it has another name; says which.
     """
-    column, names = config.teacher_column, list(config.teachers)
+    column, names = config.teacher_column, [*config.teacher_models, *config.teacher_urls]
     if column is None:
         return
     if column not in problems.column_names:
@@ -225,29 +156,70 @@ def check_teacher_column(config: ExtGRPOConfig, problems: Dataset) -> None:
         raise InputError(f"teacher_column {column!r}: problems have {', '.join(others)}; teachers: {', '.join(names)}")
 
 
-def check_teachers(config: ExtGRPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_teachers(config: ExtGRPOConfig, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
     """Refuse teachers whose tokenizer is not the policy's, with the first difference.
 
-    The same tokenizer: every token of the policy's has its id there, and a few texts become the same ids.
+    The same tokenizer: every token of the policy's has its id there, and a few texts become the same ids. A server has
+    only the texts: these, and one of tokens from the whole vocabulary.
+
+    Args:
+        vocabulary: V of the policy.
 
     Raises:
-        InputError: a teacher's is another one, or there is no such model.
+        InputError: a teacher's is another one, or there is no such model, or its server does not tell what is needed.
     """
-    own = tokenizer.get_vocab()
-    for name, model in config.teachers.items():
+    for name, model in config.teacher_models.items():
         theirs = load_tokenizer(locate(model), trust_remote_code=config.trust_remote_code)
-        vocabulary = theirs.get_vocab()
-        other = next((token for token in sorted(own, key=own.__getitem__) if vocabulary.get(token) != own[token]), None)
-        if other is not None:
-            there = f"the id {vocabulary[other]}" if other in vocabulary else "no token"
-            raise InputError(
-                f"teacher {name!r} has another tokenizer than the policy: {other!r} is the id {own[other]} of the "
-                f"policy and {there} of the teacher; its log-probabilities would be of other texts"
-            )
+        _refuse_other_vocabulary(name, tokenizer.get_vocab(), theirs.get_vocab())
         for text in _TRIED:
-            ids, other_ids = (each(text=text, add_special_tokens=False)["input_ids"] for each in (tokenizer, theirs))
-            if ids != other_ids:
-                place = next(i for i, pair in enumerate(zip(ids, other_ids, strict=False)) if pair[0] != pair[1])
-                raise InputError(
-                    f"teacher {name!r} divides texts into other tokens than the policy: {text!r} from token {place} on"
-                )
+            _refuse_other_ids(name, text, *(_ids(each, text) for each in (tokenizer, theirs)))
+    for name, url in config.teacher_urls.items():
+        server = TeacherServer(url)
+        if server.context <= config.max_completion_length + 1:
+            raise InputError(
+                f"teacher {name!r} has a --max-model-len of {server.context}, too short for a prompt and a completion "
+                f"of {config.max_completion_length} tokens (sampling_max_tokens)"
+            )
+        pieces = range(0, len(tokenizer), max(len(tokenizer) // 64, 1))
+        for text in (*_TRIED, str(tokenizer.decode(pieces, skip_special_tokens=True))):
+            _refuse_other_ids(name, text, _ids(tokenizer, text), server.tokens_of(text))
+        _try(server, config, _ids(tokenizer, _TRIED[0]), vocabulary)
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text=text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _refuse_other_vocabulary(name: str, own: Mapping[str, int], theirs: Mapping[str, int]) -> None:
+    other = next((token for token in sorted(own, key=own.__getitem__) if theirs.get(token) != own[token]), None)
+    if other is not None:
+        there = f"the id {theirs[other]}" if other in theirs else "no token"
+        raise InputError(
+            f"teacher {name!r} has another tokenizer than the policy: {other!r} is the id {own[other]} of the "
+            f"policy and {there} of the teacher; its log-probabilities would be of other texts"
+        )
+
+
+def _refuse_other_ids(name: str, text: str, own: Sequence[int], theirs: Sequence[int]) -> None:
+    if list(own) != list(theirs):
+        pairs = enumerate(zip(own, theirs, strict=False))
+        place = next((i for i, pair in pairs if pair[0] != pair[1]), min(len(own), len(theirs)))
+        raise InputError(
+            f"teacher {name!r} divides texts into other tokens than the policy: {text!r} from token {place} on"
+        )
+
+
+def _try(server: TeacherServer, config: ExtGRPOConfig, ids: Sequence[int], vocabulary: int) -> None:
+    """Ask for what a step will ask for."""
+    top_k = min(config.teacher_top_k, vocabulary) if needs_events(config.distillation_fn()) else None
+    try:
+        server.tell(Asked(tuple(ids), 1), top_k, vocabulary)
+    except InputError as error:
+        raise InputError(f"{error}; start it with: {start_command(server.model, top_k)}") from error
+
+
+def fingerprints_of_teachers(config: ExtGRPOConfig) -> dict[str, dict[str, str]]:
+    """What tells each teacher from another one, by its name: hashes of a model, or what a server calls its own."""
+    models = {name: fingerprint_of_model(model) for name, model in config.teacher_models.items()}
+    return models | {name: {"served": TeacherServer(url).model} for name, url in config.teacher_urls.items()}

@@ -128,7 +128,7 @@ def explain(settings: Mapping[str, Any]) -> list[str]:
         config, lines = _stock_trl_axes(config, settings)
     names = [*_AXES, *["kl_estimator"] * bool(config.beta)]
     names += ["sampler_weight", "sampler_rejection"] * bool(config.sampler_weight)
-    names += ["rollout_selection"] * bool(config.rollout_selection) + ["distillation"] * bool(config.teacher)
+    names += ["rollout_selection"] * bool(config.rollout_selection) + ["distillation"] * config.has_teacher
     lines += ["objective", f"    {_formula(config)}"]
     lines += [line for name in names for line in _member(config, name)]
     lines += ["batches", *(f"    {line}" for line in _batches(config))]
@@ -169,7 +169,7 @@ def _options(config: ExtGRPOConfig, axis: str) -> str:
 def _formula(config: ExtGRPOConfig) -> str:
     rewards = f"{config.rollout_selection} of rewards" if config.rollout_selection else "rewards"
     advantage = f"{config.advantage}({rewards})"
-    if config.teacher is not None and not needs_events(config.distillation_fn()):
+    if config.has_teacher and not needs_events(config.distillation_fn()):
         advantage = f"{advantage} + {_coefficient(config)} * {config.distillation}(teacher)"
     loss = f"{config.policy_loss}(A = {advantage})"
     if config.off_policy_mask_threshold is not None:
@@ -182,7 +182,7 @@ def _formula(config: ExtGRPOConfig) -> str:
         loss = f"{config.sampler_weight} weight * {loss}"
     if config.beta:
         loss = f"{loss} + {config.beta:g} * {config.kl_estimator}"
-    if config.teacher is not None and needs_events(config.distillation_fn()):
+    if config.has_teacher and needs_events(config.distillation_fn()):
         loss = f"{loss} + {_coefficient(config)} * {config.distillation}(teacher)"
     if config.entropy_coef or config.use_adaptive_entropy:
         coefficient = "adaptive coefficient" if config.use_adaptive_entropy else f"{config.entropy_coef:g}"

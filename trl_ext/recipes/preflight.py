@@ -112,7 +112,7 @@ def _check_settings(task: TaskSettings, model: ModelConfig, config: TrainingArgu
     if config.push_to_hub and not config.process_index:
         check(config.hub_model_id)
     check_dashboards(config.report_to)
-    for teacher in config.teachers.values() if getattr(config, "teacher", None) else ():
+    for teacher in getattr(config, "teacher_models", {}).values():
         locate(teacher)  # refuses a folder that holds none
     if model.model_name_or_path:
         source = locate(model.model_name_or_path, model.model_revision)
@@ -191,8 +191,8 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
     else:
         data.note = doubled_begin(tokenizer, data.validation)
     check_tokenizer(tokenizer, shape, policy, config.stop)
-    if getattr(config, "teacher", None):
-        check_teachers(config, tokenizer)
+    if getattr(config, "has_teacher", False):
+        check_teachers(config, tokenizer, shape.get_text_config().vocab_size)
         check_teacher_column(config, data.train)
     context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
     if config.use_vllm and config.vllm_mode == "server":

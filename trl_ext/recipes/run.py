@@ -17,9 +17,12 @@ from trl_ext.compat.on_resume import on_resume
 from trl_ext.data.dataset import problems_are
 from trl_ext.errors import Stopped
 from trl_ext.evaluation.validation_conditions import fingerprint, validation_conditions
+from trl_ext.generation.completion import Sampling
+from trl_ext.grpo.teacher_validation import TeacherValidation
+from trl_ext.grpo.teachers import fingerprints_of_teachers
 from trl_ext.hub.card import gguf_origin, write_model_card
 from trl_ext.hub.push import push
-from trl_ext.io import as_yaml, plain, write_json, write_text
+from trl_ext.io import as_yaml, plain, read_json, write_json, write_text
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.model_settings import init_kwargs
 from trl_ext.recipes.preflight import Prepared
@@ -27,7 +30,7 @@ from trl_ext.recipes.settings import Data, TaskSettings
 from trl_ext.redaction import redact
 from trl_ext.runs import folder as runs
 from trl_ext.runs.fingerprint import fingerprint_of_model
-from trl_ext.runs.layout import CONFIG, CURVE, METRICS, RESOLVED, SUMMARY
+from trl_ext.runs.layout import CONFIG, CURVE, METRICS, RESOLVED, SUMMARY, TEACHERS
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.recipes import recipe_of
 from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
@@ -62,10 +65,8 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
     settings |= validation_conditions(task, config, list(data.validation)[: task.validation_problems])
     policy_is = functools.partial(fingerprint_of_model, prepared.policy, model.model_revision)
     settings["policy_is"] = plain(run_on_main_and_broadcast(policy_is))
-    if getattr(config, "teacher", None):
-        named = config.teachers.items()
-        teachers_are = run_on_main_and_broadcast(lambda: {name: fingerprint_of_model(at, None) for name, at in named})
-        settings["teachers_are"] = plain(teachers_are)
+    if getattr(config, "has_teacher", False):
+        settings["teachers_are"] = plain(run_on_main_and_broadcast(functools.partial(fingerprints_of_teachers, config)))
     for line in data.lines():
         prepared.say(line)
     known = SettingsKnowledge.of(type(part) for part in (task, model, config))
@@ -87,7 +88,26 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
                 prepared.say(f"training in {config.precision_reason}")
         if config.save_only_model and config.save_strategy != "no":
             prepared.say("save_only_model: checkpoints have no optimizer and no schedule: this run cannot be resumed")
+        if getattr(config, "validate_teachers", False) and not (run.folder / TEACHERS).exists():
+            validate_teachers(prepared, run.folder / TEACHERS)
         yield RecipeRun(prepared, run, run.folder, data)
+
+
+def validate_teachers(prepared: Prepared, path: Path) -> None:
+    """Measure the teachers as the policy is validated, into a file, and say how good they are."""
+    task, config, data = prepared.task, prepared.config, prepared.data
+    temperature = config.temperature if task.validation_temperature is None else task.validation_temperature
+    limit = task.validation_max_tokens or config.max_completion_length
+    sampling = Sampling(temperature, config.top_p, limit, 0, tuple(config.stop or ()), config.seed)
+    problems = list(data.validation)[: task.validation_problems]
+    of_each = TeacherValidation(problems, task.grader(), sampling, task.validation_batch_size).of(config)
+    if not config.process_index:
+        write_json(path, of_each)
+    for name, found in of_each.items():
+        low, high = found["accuracy_interval"]
+        prepared.say(
+            f"teacher {name}: {found['accuracy']:.3f} ({low:.3f} to {high:.3f}) on {found['problems']} problems"
+        )
 
 
 @dataclass(frozen=True)
@@ -176,7 +196,9 @@ class RecipeRun:
 
     def _report(self, trainer: ReliableTrainer, more: dict[str, Any]) -> Mapping[str, Any]:
         output, history, task = self.folder, self.run.validations, self.prepared.task
-        write_curve(output / CURVE, {output.name: history}, title=output.name)
+        teachers = read_json(output / TEACHERS) if (output / TEACHERS).exists() else {}
+        levels = {f"teacher {name}": found["accuracy"] for name, found in teachers.items()}
+        write_curve(output / CURVE, {output.name: history}, title=output.name, levels=levels)
         known = {
             "recipe": recipe_of(task),
             "seed": trainer.args.seed,
@@ -186,6 +208,7 @@ class RecipeRun:
             },
             "ended_early": self.run.ended_early,
             **({"benchmarks": latest} if (latest := latest_benchmarks(output)) else {}),
+            **({"teachers": teachers} if teachers else {}),
             "data": {role: source.summary() for role, source in self.data.sources.items()},
             **({"gguf": gguf} if (gguf := gguf_origin(self.prepared.policy)) else {}),
             "seconds_to_make_policy": round(self.run.seconds_to_make_policy, 2),

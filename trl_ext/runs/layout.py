@@ -16,6 +16,7 @@ SUMMARY, CONFIG, METRICS, GENERATIONS, CURVE = (
     "summary.json", "config.yaml", "metrics.jsonl", "generations.jsonl", "curve.png",
 )  # fmt: skip
 BENCHMARK_LOG = "benchmarks.jsonl"  # figures of benchmarks that were measured on the way
+TEACHERS = "teachers.json"  # how good the teachers are, where that was asked for
 RESOLVED = "resolved.json"  # every setting of the run as data, those at their defaults too
 PARTS = "samples.rank*.jsonl"  # what the ranks of an evaluation that has not finished have graded, by any attempt
 RUN_RECORD = "run.json"  # in a checkpoint: what the run has put down next to the trainer's state

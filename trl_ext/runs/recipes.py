@@ -42,8 +42,11 @@ RECIPES = {
         "The algorithm as a point on the axes: preset {{ settings.get('preset') | code }}; "
         "{% for axis in ('advantage', 'policy_loss', 'aggregation', 'kl_estimator') if settings.get(axis) %}"
         "{{ axis }} {{ settings[axis] | code }}{{ '; ' if not loop.last }}{% else %}TRL's own loss{% endfor %}."
-        "{% if settings.get('teacher') %} Taught by {{ settings.teacher | without_paths | code }}: "
+        "{% if settings.get('teacher') or settings.get('teacher_url') %} Taught by "
+        "{{ settings.teacher | without_paths | code if settings.get('teacher') else 'a model behind a server' }}: "
         "{{ settings.get('distillation', 'reverse_kl') | code }} of the teacher's probabilities of its own responses."
+        "{% for name, found in summary.get('teachers', {}).items() %} Teacher {{ name | code }} solves "
+        "{{ '%.3f' | format(found.accuracy) }} of the validation problems.{% endfor %}"
         "{% endif %}",
         learned=_BY_ANSWER,
         samples="the last logged rollout of the training",

@@ -44,19 +44,29 @@ def selection_note(selection: Selection | None, problems: int) -> str | None:
 
 
 def write_curve(
-    path: Path, histories: Mapping[str, Sequence[ValidationEntry]], title: str, seconds: float | None = None
+    path: Path,
+    histories: Mapping[str, Sequence[ValidationEntry]],
+    title: str,
+    seconds: float | None = None,
+    levels: Mapping[str, float] | None = None,
 ) -> None:
-    """Validation accuracy of labeled runs against optimizer steps and wall-clock (up to `seconds`), as a PNG."""
+    """Validation accuracy of labeled runs against optimizer steps and wall-clock (up to `seconds`), as a PNG.
+
+    Args:
+        levels: accuracies to draw as labeled lines.
+    """
     with figure(path, (10, 4), (1, 2), title, sharey=True) as panels:
         axes = (("step", "optimizer steps"), ("wall_clock_s", "wall-clock, s"))
         for panel, (key, label) in zip(panels, axes, strict=True):
             for run, history in histories.items():
                 plot_accuracy(panel, history, key, marker="o", markersize=4, label=run)
             panel.set_xlabel(label)
+            for name, level in (levels or {}).items():
+                panel.axhline(level, color="gray", linestyle="--", linewidth=1, label=name)
         panels[0].set(ylabel="validation accuracy", ylim=(0, 1))
         if seconds is not None:
             panels[1].set_xlim(0, seconds)
-        if len(histories) > 1:
+        if len(histories) > 1 or levels:
             panels[0].legend(loc="lower right")
 
 

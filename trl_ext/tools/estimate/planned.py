@@ -230,7 +230,7 @@ class PlannedRun:
     def teacher_bytes(self) -> int:
         """Of all teachers' weights, in the dtype that they are loaded in."""
         total, given = 0, getattr(self.config, "teacher_init_kwargs", None) or {}
-        for model in self.config.teachers.values() if getattr(self.config, "teacher", None) else ():
+        for model in getattr(self.config, "teacher_models", {}).values():
             with torch.device("meta"):
                 made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(locate(model).base))
             dtype = getattr(torch, str(given.get("dtype", "")), self.weights_dtype)

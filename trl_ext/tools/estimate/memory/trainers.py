@@ -37,7 +37,8 @@ _LEFT_OUT = {  # settings of a run, next to `OPTIONS`, of what a step on fake te
     # the run's model, rewards, tokenizer and rows
     "model_init_kwargs", "reward_weights", "eos_token", "pad_token", "packing", "padding_free", "dataset_num_proc",
     # of teachers, whose weights are counted apart
-    "teacher", "teacher_column", "teacher_weights", "teacher_init_kwargs", "distillation", "distillation_options",
+    "teacher", "teacher_url", "teacher_column", "teacher_weights", "teacher_init_kwargs", "distillation",
+    "distillation_options",
     # sizes that follow from those of the fake step
     "train_batch_size", "generation_batch_size", "steps_per_generation",
 }  # fmt: skip

@@ -306,7 +306,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "grpo/config.py",
         "grpo/construction.py",
         "grpo/forward_pass.py",
-        "grpo/teachers.py",
+        "grpo/local_teacher.py",
         "grpo/trainer.py",
         "imitation/sft.py",
         "training/trainer.py",

@@ -194,6 +194,13 @@ class RecipeRun:
                 trainer.add_callback(TimeBasedLRDecay(trainer.budget, config.lr_decay_fraction))
         show_progress(trainer)
 
+    def _taught_by(self) -> list[str]:
+        """What each teacher is, by its folder, its id or what a server calls it."""
+        models = getattr(self.prepared.config, "teacher_models", {})
+        return [
+            models.get(name, known.get("served")) for name, known in self.run.settings.get("teachers_are", {}).items()
+        ]
+
     def _report(self, trainer: ReliableTrainer, more: dict[str, Any]) -> Mapping[str, Any]:
         output, history, task = self.folder, self.run.validations, self.prepared.task
         teachers = read_json(output / TEACHERS) if (output / TEACHERS).exists() else {}
@@ -208,6 +215,7 @@ class RecipeRun:
             },
             "ended_early": self.run.ended_early,
             **({"benchmarks": latest} if (latest := latest_benchmarks(output)) else {}),
+            **({"taught_by": taught_by} if (taught_by := self._taught_by()) else {}),
             **({"teachers": teachers} if teachers else {}),
             "data": {role: source.summary() for role, source in self.data.sources.items()},
             **({"gguf": gguf} if (gguf := gguf_origin(self.prepared.policy)) else {}),

@@ -1,10 +1,11 @@
-"""What the lab `distillation` starts from: two teachers and a teacher's samples, in runs/distillation.
+"""What the lab `distillation` starts from: three teachers and a teacher's samples, in runs/distillation.
 
     python -m scripts.benchmarks.distillation
     python recipes/lab.py all --lab distillation --jobs 2
 
-The teacher is the base policy after the GRPO of recipes/grpo_math.yaml. The wrong one has learned another task from the
-same base: arithmetic in several steps. What is there is not made again.
+The teacher is the base policy after the GRPO of recipes/grpo_math.yaml. One of another seed was pretrained with seed 1 on
+other texts, with the base policy's tokenizer, before the same GRPO. The wrong one has learned another task from the base
+policy: arithmetic in several steps. What is there is not made again.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+from transformers import AutoTokenizer
+
 from trl_ext.generation.prompts import load_prompt
 from trl_ext.mini.arithmetic import arithmetic
+from trl_ext.mini.policy import BasePolicyConfig, make_base_policy, pretrain
 
 FOLDER = Path("runs/distillation")
 STEPS, ROWS = 40, 128  # of the lab's runs: as many samples of the teacher as they sample themselves
@@ -29,6 +33,8 @@ def main() -> None:
     teacher, wrong = FOLDER / "teacher", FOLDER / "wrong"
     if not (teacher / "summary.json").exists():
         run("grpo_math.py", base_policy_seed=0, output_dir=teacher)
+    if not (FOLDER / "other_seed" / "summary.json").exists():
+        run("grpo_math.py", model_name_or_path=base_of_another_seed(), output_dir=FOLDER / "other_seed")
     if not (FOLDER / "traces.jsonl").exists():
         samples = FOLDER / "samples"
         sampled = {"model_name_or_path": teacher, "split": "train", "problems": STEPS * ROWS, "temperature": 1.0}
@@ -38,6 +44,16 @@ def main() -> None:
     if not (wrong / "summary.json").exists():
         write(FOLDER / "other_task.jsonl", other_task())
         run("sft_math.py", base_policy_seed=0, traces=FOLDER / "other_task.jsonl", output_dir=wrong)
+
+
+def base_of_another_seed() -> Path:
+    """Another base policy that has the tokenizer of seed 0."""
+    folder = FOLDER / "other_base"
+    if not folder.exists():
+        tokenizer = AutoTokenizer.from_pretrained(make_base_policy(0))
+        pretrain(tokenizer, BasePolicyConfig(), seed=1, progress=False).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
 
 
 def run(recipe: str, **settings: object) -> None:

@@ -34,7 +34,7 @@ class Scores:
 
 
 def _fault(member: Callable[..., Tensor], rows: int) -> str | None:
-    if getattr(member, "of_distribution", False):
+    if is_divergence(member):
         value = member(torch.full((rows, 3, 2), -math.log(2)), torch.tensor([0.25, 0.75]).log().expand(rows, 3, 2))
     else:
         of_tokens = torch.full((rows, 3), -1.0), torch.full((rows, 3), -2.0)
@@ -135,6 +135,11 @@ def event_log_probs(logits: Tensor, ids: Tensor) -> Tensor:
     return torch.cat([chosen, others], dim=-1)
 
 
+def is_divergence(member: Callable[..., Tensor]) -> bool:
+    """Whether a member of `DISTILLATIONS` is of probabilities of several tokens at each place."""
+    return bool(getattr(member, "of_distribution", False))
+
+
 @dataclass(frozen=True)
 class Distillation:
     """A member of `DISTILLATIONS`, and how much it counts next to the rewards' advantages.
@@ -149,7 +154,7 @@ class Distillation:
     @property
     def of_distribution(self) -> bool:
         """Whether the member is a divergence."""
-        return bool(getattr(self.member, "of_distribution", False))
+        return is_divergence(self.member)
 
     def coefficient(self, done: float) -> float:
         """When this fraction of the run's optimizer steps is done."""

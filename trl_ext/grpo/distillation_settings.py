@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from trl_ext.algorithms.distillation import DISTILLATIONS, Distillation
+from trl_ext.algorithms.distillation import DISTILLATIONS, Distillation, is_divergence
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES, keeps_advantages_of_tokens
 from trl_ext.compat.given import given
 from trl_ext.registry import unknown
@@ -139,7 +139,7 @@ class DistillationSettings(RunSettings):
             )
         if self.distill_rollouts not in ROLLOUTS:
             raise unknown("value of distill_rollouts", self.distill_rollouts, ROLLOUTS)
-        if given(self, ["teacher_top_k"], off=False) and not needs_events(member):
+        if given(self, ["teacher_top_k"], off=False) and not is_divergence(member):
             raise ValueError(f"teacher_top_k={self.teacher_top_k} needs a divergence, not {self.distillation!r}")
         if self.teacher_weights is not None and self.teacher_column is not None:
             raise ValueError("teacher_weights and teacher_column: a problem has one teacher, or all; leave one out")
@@ -152,6 +152,11 @@ class DistillationSettings(RunSettings):
     def has_teacher(self) -> bool:
         """Whether there is one, here or behind a server."""
         return self.teacher is not None or self.teacher_url is not None
+
+    @property
+    def learns_divergence(self) -> bool:
+        """Whether probabilities of several tokens at each place are learned from, and not of the sampled one alone."""
+        return self.has_teacher and is_divergence(self.distillation_fn())
 
     @property
     def teacher_models(self) -> dict[str, str]:
@@ -212,10 +217,5 @@ class DistillationSettings(RunSettings):
 
 def fits_loss(member: Callable[..., Any], policy_loss: Callable[..., Any]) -> bool:
     """Whether what a member of `DISTILLATIONS` says of single tokens reaches them through a policy loss."""
-    of_tokens = not needs_events(member) and not getattr(member, "of_response", False)
+    of_tokens = not is_divergence(member) and not getattr(member, "of_response", False)
     return not of_tokens or keeps_advantages_of_tokens(policy_loss)
-
-
-def needs_events(member: Callable[..., Any]) -> bool:
-    """Whether a member of `DISTILLATIONS` is of probabilities of several tokens at each place."""
-    return bool(getattr(member, "of_distribution", False))

@@ -20,7 +20,6 @@ from trl_ext.algorithms.distillation import Scores
 from trl_ext.errors import InputError
 from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
-from trl_ext.grpo.distillation_settings import needs_events
 from trl_ext.grpo.local_teacher import LocalTeacher
 from trl_ext.grpo.served_teacher import Asked, ServedTeacher, TeacherServer, start_command
 from trl_ext.runs.fingerprint import fingerprint_of_model
@@ -65,7 +64,7 @@ class Teachers:
         self, config: ExtGRPOConfig, accelerator: Accelerator, vocabulary: int, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         self.config, self.names = config, [*config.teacher_models, *config.teacher_urls]
-        self.top_k = config.teacher_top_k if needs_events(config.distillation_fn()) else None
+        self.top_k = config.teacher_top_k if config.learns_divergence else None
         if self.top_k is not None and accelerator.distributed_type == DistributedType.FSDP:
             raise ValueError(
                 f"distillation {config.distillation!r} under FSDP: the LM head is in parts again when the divergence "
@@ -212,7 +211,7 @@ def _refuse_other_ids(name: str, text: str, own: Sequence[int], theirs: Sequence
 
 def _try(server: TeacherServer, config: ExtGRPOConfig, ids: Sequence[int], vocabulary: int) -> None:
     """Ask for what a step will ask for."""
-    top_k = min(config.teacher_top_k, vocabulary) if needs_events(config.distillation_fn()) else None
+    top_k = min(config.teacher_top_k, vocabulary) if config.learns_divergence else None
     try:
         server.tell(Asked(tuple(ids), 1), top_k, vocabulary)
     except InputError as error:

@@ -27,7 +27,6 @@ from trl.scripts.grpo import GRPOScriptArguments
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.errors import InputError
 from trl_ext.grpo.config import AXES, ExtGRPOConfig
-from trl_ext.grpo.distillation_settings import needs_events
 from trl_ext.grpo.ineffective_settings import ineffective_settings, updates_per_rollout
 from trl_ext.io import read_yaml
 from trl_ext.recipes.grpo import GRPO_SETTINGS
@@ -169,7 +168,7 @@ def _options(config: ExtGRPOConfig, axis: str) -> str:
 def _formula(config: ExtGRPOConfig) -> str:
     rewards = f"{config.rollout_selection} of rewards" if config.rollout_selection else "rewards"
     advantage = f"{config.advantage}({rewards})"
-    if config.has_teacher and not needs_events(config.distillation_fn()):
+    if config.has_teacher and not config.learns_divergence:
         advantage = f"{advantage} + {_coefficient(config)} * {config.distillation}(teacher)"
     loss = f"{config.policy_loss}(A = {advantage})"
     if config.off_policy_mask_threshold is not None:
@@ -182,7 +181,7 @@ def _formula(config: ExtGRPOConfig) -> str:
         loss = f"{config.sampler_weight} weight * {loss}"
     if config.beta:
         loss = f"{loss} + {config.beta:g} * {config.kl_estimator}"
-    if config.has_teacher and needs_events(config.distillation_fn()):
+    if config.learns_divergence:
         loss = f"{loss} + {_coefficient(config)} * {config.distillation}(teacher)"
     if config.entropy_coef or config.use_adaptive_entropy:
         coefficient = "adaptive coefficient" if config.use_adaptive_entropy else f"{config.entropy_coef:g}"

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trl_ext.compat.trl_head import head_recorded
 
-_LOGITS = 2**25  # at a time
+LOGITS_AT_A_TIME = 2**25
 
 
 class Head:
@@ -76,7 +76,7 @@ class Head:
             return function(self.logits(some), *of_others)
 
         assert self._weight is not None, "there was no forward pass"
-        size = max(1, _LOGITS // len(self._weight))
+        size = max(1, LOGITS_AT_A_TIME // len(self._weight))
         parts = zip(*(values.split(size) for values in (hidden, *others)), strict=True)
         return torch.cat([self._again(of_some, *part) for part in parts])
 

@@ -182,3 +182,5 @@ def test_teachers_weigh_what_they_are_loaded_in(tmp_path: Path) -> None:
     two = {"teacher": f"a={tmp_path},b={tmp_path}"}
     assert planned(**two, teacher_init_kwargs={"dtype": "bfloat16"}).teacher_bytes == 2 * 2 * size
     assert planned(**one, teacher_init_kwargs={"load_in_4bit": True}).teacher_bytes == size // 2
+    assert not planned(**one, distillation="reverse_kl").learns_divergence
+    assert planned(**one, distillation="jensen_shannon").learns_divergence

@@ -239,6 +239,11 @@ class PlannedRun:
         return total
 
     @property
+    def learns_divergence(self) -> bool:
+        """Whether a step goes through the LM head a second time, for a teacher's distribution."""
+        return bool(getattr(self.config, "learns_divergence", False))
+
+    @property
     def engine(self) -> str:
         """One of vllm (colocated), hf (HF generate) and server (vLLM servers elsewhere)."""
         return "hf" if not self.config.use_vllm else "server" if self.config.vllm_mode == "server" else "vllm"

@@ -12,6 +12,7 @@ from tests.tools.estimate.runs import planned
 from trl_ext.tools.estimate.memory.parts import (
     BUCKET,
     CONTEXT,
+    DIVERGENCE_COPIES,
     ENGINE_REST,
     GIB,
     MARGIN,
@@ -50,6 +51,16 @@ def test_one_process_keeps_what_was_measured() -> None:
     assert memory.total("backward") == measured + CONTEXT + round(MARGIN * measured)
     assert memory.peak == "backward"
     assert memory.free == GIB - memory.total("backward")
+
+
+def test_a_divergence_goes_through_the_lm_head_again() -> None:
+    taught = {"teacher_url": "http://h:1", "distillation": "reverse_kl"}
+    sampled, of_events = (
+        memory_of(with_engine(**taught | changes), GIB, MEASURED).total("backward")
+        for changes in ({}, {"distillation": "jensen_shannon"})
+    )
+    logits = 4 * DIVERGENCE_COPIES * 2**25
+    assert of_events - sampled == pytest.approx(logits * (1 + MARGIN), abs=1)
 
 
 def test_each_gpu_has_its_part_of_the_rollout() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trl_ext.step.head import LOGITS_AT_A_TIME
 from trl_ext.tools.estimate.kv_cache import IN_FLIGHT, Blocks, layer_tokens, token_bytes
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ GIB = 2**30
 CONTEXT = 3 * GIB // 4  # of CUDA and its libraries in a process, measured
 NCCL = GIB // 2  # communicators' buffers, with several GPUs; assumed
 ENGINE_REST = 3 * GIB // 2  # vLLM's activations, logits and CUDA graphs; assumed
+DIVERGENCE_COPIES = 9  # of the float32 logits that a divergence's pass through the LM head has at a time; 8.3 measured
 MARGIN = 0.06  # of what the trainer allocates, for fragmentation; 0.055 was measured
 BUCKET = 500_000_000  # elements that DeepSpeed reduces at a time (`reduce_bucket_size`)
 LIVE = 1_000_000_000  # parameters that ZeRO-3 keeps gathered at most (`stage3_max_live_parameters`)
@@ -137,6 +139,8 @@ def memory_of(run: PlannedRun, capacity: int, measured: Measured) -> Memory:
     moments = {"rollout": {**resident, **held, **_generating(run, engine)}}
     for moment, parts in measured.peaks.items():
         moments[moment] = {**_sharded(parts, measured, run), **_exchanged(moment, measured, run), **in_training}
+    if run.learns_divergence:
+        moments["backward"]["divergence"] = 4 * LOGITS_AT_A_TIME * DIVERGENCE_COPIES
     moments["sync"] = {**resident, **held, "sync buffers": _sync_bytes(run, measured)}
     moments["save"] = {**resident, **in_training, "sync buffers": _gathered_bytes(run, measured)}
     ours = set(held) | {"margin"}

@@ -10,8 +10,8 @@ from trl_ext.tools.estimate.memory.parts import Memory
 
 COMPONENTS = (
     "parameters", "reference", "teachers", "gathered weights", "weight casts", "batches", "gradients",
-    "gradient buckets", "optimizer", "activations", "lm head", "backward", "engine weights", "KV cache", "engine rest",
-    "sync buffers", "context", "margin",
+    "gradient buckets", "optimizer", "activations", "lm head", "divergence", "backward", "engine weights", "KV cache",
+    "engine rest", "sync buffers", "context", "margin",
 )  # fmt: skip
 
 

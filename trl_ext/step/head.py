@@ -15,8 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from trl_ext.compat.trl_head import head_recorded
 
-LOGITS_AT_A_TIME = 2**25
-
 
 class Head:
     """A model whose forward passes tell, next to what TRL's fused head does, the `hidden` states that it is applied to.
@@ -25,6 +23,8 @@ class Head:
         model: with TRL's fused head, wrapped by the distributed backend.
         decoder: the part of it that maps tokens to hidden states.
     """
+
+    LOGITS_AT_A_TIME = 2**25
 
     def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
         self.model, self.decoder = model, decoder
@@ -76,7 +76,7 @@ class Head:
             return function(self.logits(some), *of_others)
 
         assert self._weight is not None, "there was no forward pass"
-        size = max(1, LOGITS_AT_A_TIME // len(self._weight))
+        size = max(1, self.LOGITS_AT_A_TIME // len(self._weight))
         parts = zip(*(values.split(size) for values in (hidden, *others)), strict=True)
         return torch.cat([self._again(of_some, *part) for part in parts])
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trl_ext.step.head import LOGITS_AT_A_TIME
+from trl_ext.step import Head
 from trl_ext.tools.estimate.kv_cache import IN_FLIGHT, Blocks, layer_tokens, token_bytes
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def memory_of(run: PlannedRun, capacity: int, measured: Measured) -> Memory:
     for moment, parts in measured.peaks.items():
         moments[moment] = {**_sharded(parts, measured, run), **_exchanged(moment, measured, run), **in_training}
     if run.learns_divergence:
-        moments["backward"]["divergence"] = 4 * LOGITS_AT_A_TIME * DIVERGENCE_COPIES
+        moments["backward"]["divergence"] = 4 * Head.LOGITS_AT_A_TIME * DIVERGENCE_COPIES
     moments["sync"] = {**resident, **held, "sync buffers": _sync_bytes(run, measured)}
     moments["save"] = {**resident, **in_training, "sync buffers": _gathered_bytes(run, measured)}
     ours = set(held) | {"margin"}

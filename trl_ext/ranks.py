@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TypeVar
 
@@ -49,6 +50,17 @@ def raise_everywhere(error: Exception | None, kind: type[Exception] = RankError)
     for said in everyones:
         if said is not None:
             raise kind(said)
+
+
+@contextlib.contextmanager
+def server_errors_on_all_ranks() -> Iterator[None]:
+    """A `ServerError` of the block on one rank becomes one on all ranks. A collective operation."""
+    error = None
+    try:
+        yield
+    except ServerError as failed:
+        error = failed
+    raise_everywhere(error, ServerError)
 
 
 def run_on_main_and_broadcast(find: Callable[[], Found], refusal: type[Exception] = RankError) -> Found:

@@ -217,6 +217,8 @@ def test_trls_own_settings_next_to_an_axis_train_to_trls_weights(name: str, tmp_
         parts = theirs.args.gradient_accumulation_steps if stock["loss_type"] == "dapo" else 1
         logged = [[e["policy_loss"] for e in run.state.log_history if "loss" in e] for run in (theirs, ours)]
         assert [parts * value for value in logged[0]] == pytest.approx(logged[1], abs=1e-5)
+        coefficients = [[e["entropy_coef"] for e in run.state.log_history if "loss" in e] for run in (theirs, ours)]
+        assert coefficients[0] == pytest.approx(coefficients[1])
 
 
 @pytest.mark.slow

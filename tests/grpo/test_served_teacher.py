@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,15 +11,17 @@ import pytest
 import requests
 import torch
 from torch.testing import assert_close
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback, TrainerState
 
 from tests.grpo.test_distillation import EVERY_TOKEN, config_of
-from tests.grpo.test_step import questions, trained, words_of_some
+from tests.grpo.test_step import questions, trained, trainer_of, words_of_some
 from tests.support.tiny import WORDS, save_tiny, scripted, tiny_model, tiny_tokenizer, weight_difference
 from tests.support.vllm_server import VllmServer, serving
 from trl_ext.errors import InputError, ServerError
+from trl_ext.generation.completion import Sampling
+from trl_ext.generation.samplers import HFSampler
 from trl_ext.grpo import served_teacher
-from trl_ext.grpo.teachers import check_teachers, fingerprints_of_teachers
+from trl_ext.grpo.teachers import check_teachers, fingerprints_of_teachers, shortest_context
 
 AGREE = 2e-5  # of the weights after a step of 0.3: float32 on both sides, in different kernels
 
@@ -112,14 +113,27 @@ def test_what_a_step_would_end_in_is_refused_first(server: VllmServer, tmp_path:
     told = {"preset": "opd", "teacher_url": server.url, "max_completion_length": 12}
     config = config_of(tmp_path, **told)
     check_teachers(config, tokenizer, len(WORDS))
-    assert fingerprints_of_teachers(config) == {server.url.removeprefix("http://"): {"served": str(server.model)}}
+    assert shortest_context(config) == 127
+    assert fingerprints_of_teachers(config) == {"teacher": {"served": str(server.model)}}
     with pytest.raises(InputError, match="divides texts into other tokens than the policy"):
         check_teachers(config, tiny_tokenizer([*WORDS[:3], *reversed(WORDS[3:])]), len(WORDS))
-    with pytest.raises(InputError, match=r"--max-model-len of 128, too short .* of 127 tokens \(sampling_max_tokens\)"):
-        check_teachers(config_of(tmp_path, **told | {"max_completion_length": 127}), tokenizer, len(WORDS))
     many = config_of(tmp_path, **told | {"preset": "gkd"})
     with pytest.raises(InputError, match=r"answers 400 .* start it with: vllm serve .* --max-logprobs 60"):
         check_teachers(many, tokenizer, 60)
+    with pytest.raises(InputError, match=r"serves .*teacher; name one, such as #/"):
+        served_teacher.TeacherServer(f"{server.url}#another")
+
+
+@pytest.mark.vllm
+def test_it_is_measured_as_vllm_measures_it(server: VllmServer, tmp_path: Path) -> None:
+    tokenizer, sampling = tiny_tokenizer(), Sampling(temperature=0.0, max_tokens=12, stop=("stop", "7 7"))
+    numbers = list(range(16))
+    asked = [" + ".join(map(str, range(i % 8, 9))) + " =" for i in numbers]
+    here = HFSampler(str(server.model), sampling, batch_size=4)(asked, numbers)
+    there = served_teacher.TeacherServer(server.url).sample(asked, numbers, sampling, tokenizer)
+    assert [(one.text, one.tokens, one.finished) for one in there] == [
+        (one.text, one.tokens, one.finished) for one in here
+    ]
 
 
 def test_no_server_and_no_vllm_server_are_refused(tmp_path: Path) -> None:
@@ -133,7 +147,8 @@ def test_no_server_and_no_vllm_server_are_refused(tmp_path: Path) -> None:
         ({"teacher_url": "localhost:8000"}, "teacher_url 'localhost:8000' is no address, such as http://host:8000"),
         ({"teacher": "http://h:1"}, "teacher 'http://h:1' is an address: use teacher_url"),
         ({"teacher_url": "http://h:1", "temperature": 0.7}, "at temperature 1, and the policy samples at 0.7"),
-        ({"teacher_url": "http://h:1,http://h:1/v1"}, "'h:1' is there twice; name them"),
+        ({"teacher_url": "http://h:1,http://h:2"}, "'teacher' is there twice; name them"),
+        ({"teacher_url": "http://h:1,"}, "teacher_url 'http://h:1,' has an empty entry"),
         ({"teacher_url": "a=http://h:1", "teacher": "a=model"}, "teacher and teacher_url: 'a' is there twice"),
         ({"teacher_url": "http://h:1", "teacher_column": "by"}, "teacher_url 'http://h:1' has no name for 'by'"),
         ({"teacher_url": "http://h:1", "teacher": "m", "teacher_weights": [1.0]}, "has 1 for 2 teachers"),
@@ -144,17 +159,56 @@ def test_addresses_that_cannot_be_are_refused(settings: dict[str, Any], message:
         config_of(tmp_path, preset="opd", **settings)
 
 
-def test_a_server_that_dies_ends_the_run_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = itertools.chain([{"data": [{"id": "t", "max_model_len": 99}]}], itertools.repeat(None))
+class Loses(TrainerCallback):
+    """The teacher's server is gone after some steps."""
 
-    def request(*_: Any, **__: Any) -> Any:
-        if (body := next(answers)) is None:
-            raise requests.ConnectionError
-        found = requests.Response()
-        found.status_code, found._content = 200, json.dumps(body).encode()
+    def __init__(self, patch: pytest.MonkeyPatch, steps: int) -> None:
+        self.patch, self.steps = patch, steps
+
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
+        if state.global_step == self.steps:
+
+            def gone(*_: object, **__: object) -> None:
+                raise requests.ConnectionError
+
+            self.patch.setattr(requests.Session, "request", gone)
+
+
+@pytest.mark.vllm
+def test_a_lost_server_ends_the_run_in_a_line_with_a_checkpoint(server: VllmServer, tmp_path: Path) -> None:
+    settings = {"teacher_url": server.url, "n_grpo_steps": 4, "save_strategy": "steps", "save_steps": 100}
+    settings |= {"preset": "opd", "teacher_init_kwargs": None, "shuffle_dataset": False}
+    whole = trained(tmp_path / "whole", **settings)
+    trainer = trainer_of(tmp_path / "lost", **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        trainer.add_callback(Loses(patch, 2))
+        with pytest.raises(ServerError, match=r"the teacher's server at [\d.:]+ does not answer \(ConnectionError\)"):
+            trainer.train()
+    (checkpoint,) = (tmp_path / "lost").glob("**/checkpoint-*")
+    assert checkpoint.name == "checkpoint-2"
+    resumed = trainer_of(tmp_path / "lost", **settings)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert weight_difference(whole.model, tiny_model().double()) > 1e-3
+    assert weight_difference(whole.model, resumed.model) < AGREE
+
+
+def test_what_answers_as_no_vllm_server_does_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = {"data": [{"id": "base", "max_model_len": 99}, {"id": "adapter", "max_model_len": None}]}
+    answers = iter([listed, listed, {"choices": [{"text": ""}]}, "<html>", {"data": "?"}])
+
+    def request(*_: object, **__: object) -> requests.Response:
+        body, found = next(answers), requests.Response()
+        found.status_code, found._content = 200, body.encode() if isinstance(body, str) else json.dumps(body).encode()
         return found
 
     monkeypatch.setattr(requests.Session, "request", request)
-    server = served_teacher.TeacherServer("http://user:secret@h:1/v1")
-    with pytest.raises(ServerError, match=r"the teacher's server at h:1 does not answer \(ConnectionError\)"):
+    with pytest.raises(InputError, match="h:1 serves base, adapter; name one, such as #base"):
+        served_teacher.TeacherServer("http://user:secret@h:1/v1")
+    server = served_teacher.TeacherServer("http://user:secret@h:1/v1#adapter")
+    assert (server.model, server.context, server.address) == ("adapter", 99, "h:1")
+    with pytest.raises(ServerError, match="the teacher's server at h:1 tells no prompt_logprobs"):
         server.tell(served_teacher.Asked((1, 2), 1), None, 9)
+    with pytest.raises(ServerError, match=r"at h:1 does not answer \(JSONDecodeError\)"):
+        server.tell(served_teacher.Asked((1, 2), 1), None, 9)
+    with pytest.raises(InputError, match="h:1 is no vLLM server: it does not list its models"):
+        served_teacher.TeacherServer("http://h:1")

@@ -81,7 +81,7 @@ def test_a_teacher_that_is_not_there_is_refused_before_the_data(policy: str, tmp
 def test_a_ceiling_is_the_evaluation_of_the_teacher(policy: str, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "run"
     summary = run(folder, policy, teacher=f"own={policy}", validate_teachers=True, validation_temperature=0)
-    found = read_json(folder / "teachers.json")["own"]
+    found = read_json(folder / "teachers.json")["found"]["own"]
     assert summary["teachers"] == {"own": found}
     first = summary["validations"][0]  # of the policy, which the teacher is
     assert [found[name] for name in ("accuracy", "outcomes", "mean_tokens", "problems")] == [

@@ -29,8 +29,8 @@ from trl_ext.generation.tokens import completion_texts, prompt_ids
 from trl_ext.generation.vllm_start import device_settings, place_in_environment, starting_vllm
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-    from vllm import LLM, CompletionOutput, SamplingParams
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from vllm import LLM, SamplingParams
 
 # Of vLLM's `SamplingParams`: what decides which tokens are drawn.
 SHOWN = (
@@ -54,13 +54,25 @@ class Sampler(Protocol):
 
 
 class HFSampler:
-    """HF generate, `batch_size` prompts at a time."""
+    """HF generate, `batch_size` prompts at a time.
 
-    def __init__(self, model: str, sampling: Sampling, batch_size: int, dtype: str | None = None) -> None:
+    Args:
+        loaded: the model, where it is not to be loaded here.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        sampling: Sampling,
+        batch_size: int,
+        dtype: str | None = None,
+        loaded: PreTrainedModel | None = None,
+    ) -> None:
         from trl_ext.generation.adapter_models import load_model, load_tokenizer
 
         device, source = "cuda" if torch.cuda.is_available() else "cpu", locate(model)
-        self.tokenizer, self.model = load_tokenizer(source), load_model(source, dtype).to(device).eval()
+        self.tokenizer = load_tokenizer(source)
+        self.model = (load_model(source, dtype).to(device) if loaded is None else loaded).eval()
         self.sampling, self.batch_size = sampling, batch_size
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
@@ -164,7 +176,13 @@ def vllm_sample(llm: LLM, prompts: Sequence[str], params: SamplingParams | list[
     asked: list[Any] = [{"prompt_token_ids": ids} for ids in prompt_ids(tokenizer, prompts)]
     outputs = [request.outputs[0] for request in llm.generate(asked, each, use_tqdm=False)]
     return [
-        _completion(_text(o, tokenizer, own), len(o.token_ids), o.finish_reason == "stop", o.cumulative_logprob, own)
+        _completion(
+            sampled_text(o, tokenizer, own.include_stop_str_in_output),
+            len(o.token_ids),
+            o.finish_reason == "stop",
+            o.cumulative_logprob,
+            own,
+        )
         for o, own in zip(outputs, each, strict=True)
     ]
 
@@ -176,9 +194,22 @@ def _seeing_special_tokens(params: SamplingParams) -> SamplingParams:
     return params
 
 
-def _text(output: CompletionOutput, tokenizer: PreTrainedTokenizerBase, params: SamplingParams) -> str:
-    """The text of a completion, up to the stop string that ended it, which the last token may go beyond."""
-    ids, stop, includes_end = list(output.token_ids), output.stop_reason, params.include_stop_str_in_output
+class Sampled(Protocol):
+    """What vLLM, or its server, tells of a completion."""
+
+    text: str
+    token_ids: Sequence[int]
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+def sampled_text(output: Sampled, tokenizer: PreTrainedTokenizerBase, includes_end: bool) -> str:
+    """The text of a completion, up to the stop string that ended it, which the last token may go beyond.
+
+    Args:
+        includes_end: whether that string stays, `include_stop_str_in_output`.
+    """
+    ids, stop = list(output.token_ids), output.stop_reason
     by_token = output.finish_reason == "stop" and not isinstance(stop, str)
     (text,) = completion_texts(tokenizer, [ids[:-1] if by_token and not includes_end else ids], ids[-1:] * by_token)
     if isinstance(stop, str) and stop in text:

@@ -56,6 +56,12 @@ def urls_of(base_url: str | None, host: str, port: int) -> list[str]:
     return [url for url in listed if url]
 
 
+def text_of_vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A text of tokens from the whole vocabulary, which another one cuts into other tokens."""
+    pieces = range(0, len(tokenizer), max(len(tokenizer) // 64, 1))
+    return str(tokenizer.decode(pieces, skip_special_tokens=True))
+
+
 def make_patient(session: requests.Session) -> None:
     """Try again for a few seconds where a server cannot be reached, and wait for an answer, but not without end."""
     retry = Retry(total=3, backoff_factor=0.5, status_forcelist=[502, 503], allowed_methods=None)
@@ -187,8 +193,7 @@ class Servers:
     def refuse_another_model(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         """Refuse another vocabulary than the trainer's, and for the backend `http` another shape of the model."""
         ours = config.get_text_config().to_dict()
-        pieces = range(0, len(tokenizer), max(len(tokenizer) // 64, 1))  # from the whole vocabulary
-        text = str(tokenizer.decode(pieces, skip_special_tokens=True))
+        text = text_of_vocabulary(tokenizer)
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         for server in self.each:
             asked = {"method": "report_model_config"}

@@ -23,7 +23,6 @@ from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
 from trl_ext.compat.trl_engine import backend_made_by, engine_started_with, requests_with
 from trl_ext.compat.vllm_steps import steps_counted
-from trl_ext.errors import ServerError
 from trl_ext.generation.interruption import sampling
 from trl_ext.generation.progress import advance
 from trl_ext.generation.request_seeds import Place, RequestSeeds
@@ -31,7 +30,7 @@ from trl_ext.generation.sampling import OF_SERVERS
 from trl_ext.generation.server import Servers, urls_of
 from trl_ext.generation.vllm_start import device_settings, starting_vllm
 from trl_ext.generation.weight_transfer import BACKEND, process_output_heads
-from trl_ext.ranks import raise_everywhere
+from trl_ext.ranks import server_errors_on_all_ranks
 
 BUCKET_BYTES = 512 * 2**20  # of parameters that ZeRO-3 gathers at a time
 
@@ -199,7 +198,7 @@ class ServerEngine(ColocatedEngine):
             VLLMGeneration.sync_weights(self)
             return
         weights = self._iter_named_params()
-        with _raised_everywhere():
+        with server_errors_on_all_ranks():
             try:
                 if self.accelerator.is_main_process:
                     self.servers.push(weights)
@@ -221,20 +220,9 @@ class ServerEngine(ColocatedEngine):
         same = "repetition_penalty temperature top_p top_k logprobs structured_outputs_regex generation_kwargs"
         settings = {name: getattr(self, name) for name in same.split()}  # arguments of `VLLMClient.generate`
         settings |= {"min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
-        with _raised_everywhere(), profiler or contextlib.nullcontext():
+        with server_errors_on_all_ranks(), profiler or contextlib.nullcontext():
             generated = self.servers.generate(prompts, seeds, settings)
         return prompts, *generated
-
-
-@contextlib.contextmanager
-def _raised_everywhere() -> Iterator[None]:
-    """A `ServerError` of the block on one rank becomes one on all ranks."""
-    error = None
-    try:
-        yield
-    except ServerError as failed:
-        error = failed
-    raise_everywhere(error, ServerError)
 
 
 def _buckets(parameters: Iterator[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from trl_ext.algorithms.distillation import DISTILLATIONS, Distillation, is_divergence
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES, keeps_advantages_of_tokens
@@ -41,7 +40,7 @@ class DistillationSettings(RunSettings):
             "one, is VLLM_API_KEY of the environment."
         ),
         Group.DISTILLATION,
-        on_resume=OnResume.OF_PROCESS,
+        on_resume=OnResume.MAY_CHANGE,
         needs="uses_axes",
     )
     validate_teachers: bool = setting(
@@ -178,7 +177,7 @@ class DistillationSettings(RunSettings):
         Raises:
             ValueError: as of `teacher_models`, or one is no address.
         """
-        urls = self._named("teacher_url", lambda url: urlsplit(url).netloc.rpartition("@")[2])
+        urls = self._named("teacher_url", lambda _: "teacher")  # an address may change, and is nobody else's business
         for url in urls.values():
             if not _ADDRESS.match(url):
                 raise ValueError(f"teacher_url {url!r} is no address, such as http://host:8000")
@@ -197,7 +196,9 @@ class DistillationSettings(RunSettings):
                 raise ValueError(f"{setting_name} {entry!r} has no name for {self.teacher_column!r}: NAME={entry}")
             value = match["value"] if match else entry
             name = match["name"] if match else usual_name(value)
-            if not value or name in entries:
+            if not value:
+                raise ValueError(f"{setting_name} {listed!r} has an empty entry")
+            if name in entries:
                 raise ValueError(f"{setting_name} {listed!r}: {name!r} is there twice; name them: a=...,b=...")
             entries[name] = value
         return entries

@@ -42,13 +42,7 @@ class LocalTeacher:
         self, model: str, config: ExtGRPOConfig, accelerator: Accelerator, top_k: int | None, vocabulary: int
     ) -> None:
         self.accelerator, self.top_k, self.vocabulary = accelerator, top_k, vocabulary
-        source = locate(model)
-        loaded = load_base(source, trust_remote_code=config.trust_remote_code, **_loading(config))
-        if source.adapter is not None:
-            adapted = put_on_base(source, loaded)
-            # ZeRO-3 has only parts of the base, which nothing can be added to.
-            loaded = adapted.get_base_model() if is_deepspeed_zero3_enabled() else adapted.merge_and_unload()
-        self.bare: PreTrainedModel = loaded.eval().requires_grad_(False)
+        self.bare = load_teacher(model, config)
         self.shares_prompts = unsupported_in_a_step(self.bare) is None
         head = {"temperature": config.temperature, "cast_lm_head_to_fp32": config.cast_lm_head_to_fp32}
         add_fused_lm_head(self.bare, outputs=("log_probs", "entropy", "is_top1"), **head)
@@ -86,6 +80,18 @@ class LocalTeacher:
         ids, events = found[..., :k].long(), found[..., k:]
         agrees = ids[..., 0] == batch.rows.completion_ids
         return Scores(logp, agrees.to(logp.dtype), ids, events)
+
+
+def load_teacher(model: str, config: ExtGRPOConfig) -> PreTrainedModel:
+    """A teacher's weights, with an adapter's added to them, for evaluation."""
+    source = locate(model)
+    loaded = load_base(source, trust_remote_code=config.trust_remote_code, **_loading(config))
+    if source.adapter is not None:
+        adapted = put_on_base(source, loaded)
+        # ZeRO-3 has only parts of the base, which nothing can be added to.
+        loaded = adapted.get_base_model() if is_deepspeed_zero3_enabled() else adapted.merge_and_unload()
+    teacher: PreTrainedModel = loaded.eval().requires_grad_(False)
+    return teacher
 
 
 def _loading(config: ExtGRPOConfig) -> dict[str, Any]:

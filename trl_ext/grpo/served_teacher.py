@@ -10,7 +10,8 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import requests
@@ -20,15 +21,23 @@ from torch import Tensor
 from trl_ext.algorithms.distillation import Scores
 from trl_ext.errors import InputError, ServerError
 from trl_ext.generation.completion import Completion, Sampling, derive_seed
+from trl_ext.generation.policy import VLLM_SEES_SPECIAL_TOKENS
 from trl_ext.generation.progress import advance
+from trl_ext.generation.samplers import sampled_text
+from trl_ext.generation.sampling import OF_SERVERS
 from trl_ext.generation.server import MOST_REQUESTS, make_patient
+from trl_ext.generation.tokens import prompt_ids
 from trl_ext.step import MicroBatch, Rows
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 KEY = "VLLM_API_KEY"  # of the environment, as for the server itself
+_AT_ONCE = 32  # requests: an answer of 64 tokens at each of 1,000 places takes 20 MB
 # As the policy samples, whatever the model or its server has as a default.
 _NEUTRAL: dict[str, Any] = {
-    "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "include_stop_str_in_output": True,
-    "skip_special_tokens": False, "add_special_tokens": False,
+    "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "include_stop_str_in_output": True, "return_token_ids": True,
+    **OF_SERVERS, **VLLM_SEES_SPECIAL_TOKENS,
 }  # fmt: skip
 _ROUNDING = 1e-7  # of float32 probabilities: what the others have together is not known better
 
@@ -50,67 +59,80 @@ class Told(NamedTuple):
 
 
 class TeacherServer:
-    """A vLLM server as a teacher; its methods raise an `InputError` where it refuses, else a `ServerError`.
+    """A vLLM server as a teacher; its methods raise a `ServerError` where it does not answer as one.
 
     Args:
-        url: its address, with `/v1` or without.
+        url: its address, with `/v1` or without, and with `#NAME` for one of several models.
 
     Raises:
-        InputError: nothing answers there, or it is no vLLM server.
+        InputError: nothing answers there, it is no vLLM server, or it serves several models or none of that name.
     """
 
     def __init__(self, url: str) -> None:
-        self._root = url.rstrip("/").removesuffix("/v1")
-        self.address = urlsplit(url).netloc.rpartition("@")[2]  # without a password
+        address, _, wanted = url.partition("#")
+        self._root = address.rstrip("/").removesuffix("/v1")
+        self.address = urlsplit(address).netloc.rpartition("@")[2]  # without a password
         self._session = requests.Session()
         make_patient(self._session)
         if key := os.environ.get(KEY):
             self._session.headers["Authorization"] = f"Bearer {key}"
         try:
-            (self.model, self.context), *_ = (
-                (str(model["id"]), int(model["max_model_len"])) for model in self._ask("GET", "v1/models")["data"]
-            )
+            listed = {str(model["id"]): model for model in self._ask("GET", "v1/models")["data"]}
+            self.model = wanted or next(iter(listed))
+            # An adapter has its base's context.
+            self.context = min(int(model["max_model_len"]) for model in listed.values() if model.get("max_model_len"))
         except ServerError as error:
-            raise InputError(f"--teacher_url: {error}; start one with: {start_command('TEACHER', None)}") from error
-        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"--teacher_url: {error}; start one with: {start_command('TEACHER')}") from error
+        except (KeyError, TypeError, ValueError, StopIteration) as error:
             raise InputError(f"--teacher_url: {self.address} is no vLLM server: it does not list its models") from error
+        if self.model not in listed or (not wanted and len(listed) > 1):
+            raise InputError(
+                f"--teacher_url: {self.address} serves {', '.join(listed)}; name one, such as #{next(iter(listed))}"
+            )
 
     def _ask(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
+        who = f"the teacher's server at {self.address}"
         try:
             response = self._session.request(method, f"{self._root}/{route}", json=body)
-        except requests.RequestException as error:
-            raise ServerError(
-                f"the teacher's server at {self.address} does not answer ({type(error).__name__})"
-            ) from error
+            answer = response.json() if response.status_code == 200 else None
+        except requests.RequestException as error:  # an answer that is no JSON, too
+            raise ServerError(f"{who} does not answer ({type(error).__name__})") from error
         if response.status_code in (401, 403):
-            raise InputError(f"the teacher's server at {self.address} refuses the key; export {KEY}")
-        if response.status_code != 200:
-            said = f"answers {response.status_code} to /{route}: {response.text[:300]}"
-            raise (InputError if response.status_code < 500 else ServerError)(
-                f"the teacher's server at {self.address} {said}"
-            )
-        return response.json()
+            raise ServerError(f"{who} refuses the key; export {KEY}")
+        if answer is None:
+            raise ServerError(f"{who} answers {response.status_code} to /{route}: {response.text[:300]}")
+        return answer
 
     def tokens_of(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around it."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         return [int(token) for token in self._ask("POST", "tokenize", body)["tokens"]]
 
-    def sample(self, prompts: Sequence[str], numbers: Sequence[int], sampling: Sampling) -> list[Completion]:
-        """One completion per prompt, whose seed goes by its number."""
+    def sample(
+        self,
+        prompts: Sequence[str],
+        numbers: Sequence[int],
+        sampling: Sampling,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> list[Completion]:
+        """One completion per prompt, whose seed goes by its number; texts are made of tokens as those of the policy."""
+        fields = ("temperature", "top_p", "max_tokens", "min_tokens")
+        settings = _NEUTRAL | {"model": self.model, "stop": list(sampling.stop)}
+        settings |= {name: getattr(sampling, name) for name in fields}
 
-        def complete(prompt: str, number: int) -> Completion:
-            body = _NEUTRAL | {"model": self.model, "prompt": prompt, "seed": derive_seed(sampling.seed, number)}
-            body |= {name: getattr(sampling, name) for name in ("temperature", "top_p", "max_tokens", "min_tokens")}
-            answer = self._ask("POST", "v1/completions", body | {"stop": list(sampling.stop)})
-            (choice,), tokens = answer["choices"], int(answer["usage"]["completion_tokens"])
-            advance(tokens, finished=1)
-            return Completion(choice["text"], tokens, choice["finish_reason"] == "stop")
+        def complete(ids: list[int], number: int) -> Completion:
+            own = {"prompt": ids, "seed": derive_seed(sampling.seed, number)}
+            (choice,) = self._ask("POST", "v1/completions", settings | own)["choices"]
+            found = SimpleNamespace(**choice)
+            text = sampled_text(found, tokenizer, includes_end=True)
+            return Completion(text, len(found.token_ids), found.finish_reason == "stop")
 
-        if not prompts:
-            return []
-        with ThreadPoolExecutor(min(len(prompts), MOST_REQUESTS)) as pool:
-            return list(pool.map(complete, prompts, numbers))
+        completions = []
+        with ThreadPoolExecutor(MOST_REQUESTS) as pool:
+            for completion in pool.map(complete, prompt_ids(tokenizer, prompts), numbers):
+                advance(completion.tokens, finished=1)
+                completions.append(completion)
+        return completions
 
     def tell(self, asked: Asked, top_k: int | None, vocabulary: int) -> Told:
         """What it says of a completion's tokens.
@@ -119,17 +141,19 @@ class TeacherServer:
             top_k: k, the number of the most probable tokens; None for none.
             vocabulary: V of the policy; tokens beyond are among the others.
         """
-        body = {"model": self.model, "prompt": list(asked.ids), "max_tokens": 1, "prompt_logprobs": top_k or 0}
+        body = {"model": self.model, "prompt": list(asked.ids), "max_tokens": 1, "prompt_logprobs": top_k or 1}
         (choice,) = self._ask("POST", "v1/completions", body)["choices"]
+        if not choice.get("prompt_logprobs"):
+            raise ServerError(f"the teacher's server at {self.address} tells no prompt_logprobs: it is no vLLM server")
         told = Told([], [], [], [])
         for token, of_token in zip(asked.ids[asked.begin :], choice["prompt_logprobs"][asked.begin :], strict=True):
-            own = of_token[str(token)]
-            if own["logprob"] > 0:
-                raise InputError(
+            own, highest = of_token[str(token)]["logprob"], max(value["logprob"] for value in of_token.values())
+            if highest > 0:
+                raise ServerError(
                     f"the teacher's server at {self.address} tells logits: start it without --logprobs-mode"
                 )
-            told.logp.append(own["logprob"])
-            told.agrees.append(own["rank"] == 1)
+            told.logp.append(own)
+            told.agrees.append(own == highest)
             if top_k is not None:
                 self._add_events(told, of_token, top_k, vocabulary)
         return told
@@ -169,9 +193,7 @@ class ServedTeacher:
         """
         asked = [_asked(batch.rows, weight) for batch, weight in zip(batches, weights, strict=True)]
         new = list(dict.fromkeys(row for of_batch in asked for row in of_batch if row is not None))
-        if not new:
-            return [self._scores(batch.rows, of_batch, {}) for batch, of_batch in zip(batches, asked, strict=True)]
-        with ThreadPoolExecutor(min(len(new), MOST_REQUESTS)) as pool:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
             tell = functools.partial(self.server.tell, top_k=self.top_k, vocabulary=self.vocabulary)
             told = dict(zip(new, pool.map(tell, new), strict=True))
         return [self._scores(batch.rows, of_batch, told) for batch, of_batch in zip(batches, asked, strict=True)]
@@ -209,6 +231,6 @@ def _asked(rows: Rows, weight: Tensor) -> list[Asked | None]:
     return found
 
 
-def start_command(model: str, top_k: int | None) -> str:
+def start_command(model: str, top_k: int | None = None) -> str:
     """The command that starts a teacher's server."""
     return f"vllm serve {model}" + (f" --max-logprobs {top_k}" if top_k is not None else "")

@@ -245,11 +245,13 @@ class StepLoss:
             mean = masked_sum(entropy, trained) / trained.sum().clamp(min=1)
             is_on = not config.use_adaptive_entropy or last_entropy <= config.entropy_target
             terms = terms - coefficient * is_on * mean / accumulation
+            ends_step = call.trains and self.accelerator.sync_gradients
             if config.use_adaptive_entropy and call.trains:
                 self._entropy_controller.add(entropy, trained)
-                if self.accelerator.sync_gradients:
+                if ends_step:
                     bonus = self._entropy_controller.finish(coefficient, self.accelerator.reduce)
-                    logged["entropy_coef"] = bonus[0]
+            if ends_step:
+                logged["entropy_coef"] = bonus[0]
         return terms, bonus, logged
 
     def add_rows_trained(self, trained: int, rows: int) -> None:

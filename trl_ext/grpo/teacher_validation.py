@@ -12,13 +12,17 @@ from accelerate import PartialState
 from trl_ext.evaluation.evaluator import Report, grade_rows
 from trl_ext.evaluation.statistics import wilson_interval
 from trl_ext.generation.completion import Completion, Sampling
+from trl_ext.generation.model_files import not_sharded
 from trl_ext.generation.progress import reporting
 from trl_ext.generation.samplers import HFSampler
+from trl_ext.grpo.local_teacher import load_teacher
 from trl_ext.grpo.served_teacher import TeacherServer
 from trl_ext.ranks import gather_on_main, run_on_main_and_broadcast
 from trl_ext.rewards.hooks import Grader
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from trl_ext.grpo.config import ExtGRPOConfig
 
 Sampled = Callable[[Sequence[str], Sequence[int]], list[Completion]]
@@ -26,16 +30,18 @@ Sampled = Callable[[Sequence[str], Sequence[int]], list[Completion]]
 
 @dataclass(frozen=True)
 class TeacherValidation:
-    """How teachers are validated: as the policy is.
+    """How teachers are validated: one sample of each problem, by HF generate or their server.
 
     Args:
         problems: rows with `prompt` and `answer`.
+        tokenizer: the policy's, which is the teachers' too.
         batch_size: of HF generate.
     """
 
     problems: Sequence[Mapping[str, Any]]
     grader: Grader
     sampling: Sampling
+    tokenizer: PreTrainedTokenizerBase
     batch_size: int
 
     def of(self, config: ExtGRPOConfig) -> dict[str, dict[str, Any]]:
@@ -45,9 +51,12 @@ class TeacherValidation:
         """
         found = {}
         for name, model in config.teacher_models.items():
-            found[name] = self._measured(name, HFSampler(model, self.sampling, self.batch_size))
+            with not_sharded():  # by ZeRO-3, which could generate nothing with it
+                loaded = load_teacher(model, config).to(PartialState().device)
+            found[name] = self._measured(name, HFSampler(model, self.sampling, self.batch_size, loaded=loaded))
         for name, url in config.teacher_urls.items():
-            found[name] = self._measured(name, functools.partial(TeacherServer(url).sample, sampling=self.sampling))
+            known = {"sampling": self.sampling, "tokenizer": self.tokenizer}
+            found[name] = self._measured(name, functools.partial(TeacherServer(url).sample, **known))
         return found
 
     def _measured(self, name: str, sample: Sampled) -> dict[str, Any]:

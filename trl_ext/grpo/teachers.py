@@ -8,6 +8,7 @@ Letters: B rows of a micro-batch, T completion tokens, N completions, M teachers
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,13 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 
 from trl_ext.algorithms.distillation import Scores
-from trl_ext.errors import InputError
+from trl_ext.errors import InputError, ServerError
 from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
+from trl_ext.generation.server import text_of_vocabulary
 from trl_ext.grpo.local_teacher import LocalTeacher
 from trl_ext.grpo.served_teacher import Asked, ServedTeacher, TeacherServer, start_command
+from trl_ext.ranks import server_errors_on_all_ranks
 from trl_ext.runs.fingerprint import fingerprint_of_model
 from trl_ext.step import MicroBatch
 
@@ -77,6 +80,11 @@ class Teachers:
         served = [ServedTeacher(url, self.top_k, vocabulary) for url in config.teacher_urls.values()]
         self._teachers: list[LocalTeacher | ServedTeacher] = [*local, *served]
 
+    @property
+    def are_served(self) -> bool:
+        """Whether a server is asked, which can be lost."""
+        return any(isinstance(teacher, ServedTeacher) for teacher in self._teachers)
+
     def of_rollout(self, rows: Sequence[Mapping[str, Any]], correct: Tensor) -> dict[str, Tensor]:
         """What a rollout's batch says of its rows for teachers; arguments as of `weights`."""
         return {"teacher_weight": self.weights(rows, correct), "correct": correct}
@@ -116,11 +124,9 @@ class Teachers:
         """
         asked = [batch.rows.teacher_logp is None and batch.rows.teacher_weight is not None for batch in batches]
         new = [batch for batch, is_new in zip(batches, asked, strict=True) if is_new]
-        if any(batch.rows.images for batch in new):
-            raise InputError("teachers are asked for texts, and these problems have images")
         weights = [batch.rows.teacher_weight for batch in new if batch.rows.teacher_weight is not None]
         of_each = [
-            teacher.score(new, [weight[..., number] for weight in weights])
+            self._score(teacher, new, [weight[..., number] for weight in weights])
             for number, teacher in enumerate(self._teachers)
         ]
         taught = iter(
@@ -128,6 +134,13 @@ class Teachers:
             for batch, *scores in zip(new, *of_each, strict=True)
         )
         return [next(taught) if is_new else batch for batch, is_new in zip(batches, asked, strict=True)]
+
+    @staticmethod
+    def _score(
+        teacher: LocalTeacher | ServedTeacher, batches: Sequence[MicroBatch], weights: Sequence[Tensor]
+    ) -> list[Scores]:
+        with server_errors_on_all_ranks() if isinstance(teacher, ServedTeacher) else contextlib.nullcontext():
+            return teacher.score(batches, weights)
 
     def _stacked(self, scores: Sequence[Scores]) -> dict[str, Tensor]:
         values = {
@@ -140,13 +153,15 @@ class Teachers:
         return values
 
 
-def check_teacher_column(config: ExtGRPOConfig, problems: Dataset) -> None:
-    """Refuse problems whose column names no teacher.
+def check_taught_problems(config: ExtGRPOConfig, problems: Dataset) -> None:
+    """Refuse problems with images, which teachers are not asked for, and those whose column names no teacher.
 
     Raises:
-        InputError: there is no such column, or it has another name; says which.
+        InputError: there is an image, or no such column, or it has another name; says which.
     """
     column, names = config.teacher_column, [*config.teacher_models, *config.teacher_urls]
+    if images := {"image", "images"} & set(problems.column_names):
+        raise InputError(f"teachers are asked for texts, and the problems have {', '.join(sorted(images))}")
     if column is None:
         return
     if column not in problems.column_names:
@@ -173,16 +188,15 @@ def check_teachers(config: ExtGRPOConfig, tokenizer: PreTrainedTokenizerBase, vo
         for text in _TRIED:
             _refuse_other_ids(name, text, *(_ids(each, text) for each in (tokenizer, theirs)))
     for name, url in config.teacher_urls.items():
-        server = TeacherServer(url)
-        if server.context <= config.max_completion_length + 1:
-            raise InputError(
-                f"teacher {name!r} has a --max-model-len of {server.context}, too short for a prompt and a completion "
-                f"of {config.max_completion_length} tokens (sampling_max_tokens)"
-            )
-        pieces = range(0, len(tokenizer), max(len(tokenizer) // 64, 1))
-        for text in (*_TRIED, str(tokenizer.decode(pieces, skip_special_tokens=True))):
-            _refuse_other_ids(name, text, _ids(tokenizer, text), server.tokens_of(text))
-        _try(server, config, _ids(tokenizer, _TRIED[0]), vocabulary)
+        server, top_k = TeacherServer(url), None
+        if config.learns_divergence:
+            top_k = min(config.teacher_top_k, vocabulary)
+        try:
+            for text in (*_TRIED, text_of_vocabulary(tokenizer)):
+                _refuse_other_ids(name, text, _ids(tokenizer, text), server.tokens_of(text))
+            server.tell(Asked(tuple(_ids(tokenizer, _TRIED[0])), 1), top_k, vocabulary)  # what a step will ask for
+        except ServerError as error:
+            raise InputError(f"{error}; start it with: {start_command(server.model, top_k)}") from error
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -209,13 +223,9 @@ def _refuse_other_ids(name: str, text: str, own: Sequence[int], theirs: Sequence
         )
 
 
-def _try(server: TeacherServer, config: ExtGRPOConfig, ids: Sequence[int], vocabulary: int) -> None:
-    """Ask for what a step will ask for."""
-    top_k = min(config.teacher_top_k, vocabulary) if config.learns_divergence else None
-    try:
-        server.tell(Asked(tuple(ids), 1), top_k, vocabulary)
-    except InputError as error:
-        raise InputError(f"{error}; start it with: {start_command(server.model, top_k)}") from error
+def shortest_context(config: ExtGRPOConfig) -> int | None:
+    """Tokens of a prompt and its completion that all servers of teachers have room for; None without one."""
+    return min((TeacherServer(url).context - 1 for url in config.teacher_urls.values()), default=None)
 
 
 def fingerprints_of_teachers(config: ExtGRPOConfig) -> dict[str, dict[str, str]]:

@@ -156,13 +156,15 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def _next_micro_batches(self, planner: StepPlanner, inputs: Inputs) -> list[MicroBatch]:
         assert self._loss is not None
         before = self._buffered_inputs
-        self._prepare_inputs(inputs)  # fills `_buffered_inputs` where a rollout is due
-        if self._buffered_inputs is not before or not planner.plans:
-            planner.plan(self._buffered_inputs)
-            if self._defers_old_log_probs() and not self._is_on_policy():
-                log_probs = functools.partial(self._loss.forward.log_probs, self.model)
-                planner.store_old(log_probs, self.num_iterations > 1)
-        seconds = planner.ask_teachers(self._loss.taught)  # a resumed rollout's, too
+        asks_server = self._loss.teachers is not None and self._loss.teachers.are_served
+        with self.saving_last_step() if asks_server else contextlib.nullcontext():
+            self._prepare_inputs(inputs)  # fills `_buffered_inputs` where a rollout is due
+            if self._buffered_inputs is not before or not planner.plans:
+                planner.plan(self._buffered_inputs)
+                if self._defers_old_log_probs() and not self._is_on_policy():
+                    log_probs = functools.partial(self._loss.forward.log_probs, self.model)
+                    planner.store_old(log_probs, self.num_iterations > 1)
+            seconds = planner.ask_teachers(self._loss.taught)  # a resumed rollout's, too
         if self._loss.teachers is not None and self._step % planner.accumulation == 0:
             self._log_training("teacher_time", seconds)
         if self._step % planner.accumulation == 0:

@@ -25,7 +25,7 @@ from trl_ext.generation.gguf import with_file
 from trl_ext.generation.merging import check_mergeable
 from trl_ext.generation.model_source import ModelSource, loadable, locate
 from trl_ext.generation.server import Servers, urls_of
-from trl_ext.grpo.teachers import check_teacher_column, check_teachers
+from trl_ext.grpo.teachers import check_taught_problems, check_teachers, shortest_context
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
 from trl_ext.recipes.chat import Chat, doubled_begin, needs_a_model, refuse_unused_options
@@ -193,12 +193,15 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
     check_tokenizer(tokenizer, shape, policy, config.stop)
     if getattr(config, "has_teacher", False):
         check_teachers(config, tokenizer, shape.get_text_config().vocab_size)
-        check_teacher_column(config, data.train)
+        check_taught_problems(config, data.train)
     context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
     if config.use_vllm and config.vllm_mode == "server":
         servers = check_server(config)
         servers.refuse_another_model(shape, tokenizer, source.base)
         context, setting = min(server.context() for server in servers.each), "the vLLM server's --max-model-len"
+    room = shortest_context(config) if getattr(config, "teacher_url", None) else None
+    if room is not None and (context is None or room < context):
+        context, setting = room, "the --max-model-len of the teacher's server"
     response = (config.max_completion_length, "sampling_max_tokens")
     measured = (task.validation_max_tokens, "validation_max_tokens") if task.validation_max_tokens else response
     lengths = {"train": response, "validation": measured}

@@ -17,7 +17,9 @@ from trl_ext.compat.on_resume import on_resume
 from trl_ext.data.dataset import problems_are
 from trl_ext.errors import Stopped
 from trl_ext.evaluation.validation_conditions import fingerprint, validation_conditions
+from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.completion import Sampling
+from trl_ext.generation.model_source import locate
 from trl_ext.grpo.teacher_validation import TeacherValidation
 from trl_ext.grpo.teachers import fingerprints_of_teachers
 from trl_ext.hub.card import gguf_origin, write_model_card
@@ -88,26 +90,34 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
                 prepared.say(f"training in {config.precision_reason}")
         if config.save_only_model and config.save_strategy != "no":
             prepared.say("save_only_model: checkpoints have no optimizer and no schedule: this run cannot be resumed")
-        if getattr(config, "validate_teachers", False) and not (run.folder / TEACHERS).exists():
-            validate_teachers(prepared, run.folder / TEACHERS)
-        yield RecipeRun(prepared, run, run.folder, data)
+        yield RecipeRun(prepared, run, run.folder, data, teachers_of(prepared, run))
 
 
-def validate_teachers(prepared: Prepared, path: Path) -> None:
-    """Measure the teachers as the policy is validated, into a file, and say how good they are."""
-    task, config, data = prepared.task, prepared.config, prepared.data
-    temperature = config.temperature if task.validation_temperature is None else task.validation_temperature
-    limit = task.validation_max_tokens or config.max_completion_length
-    sampling = Sampling(temperature, config.top_p, limit, 0, tuple(config.stop or ()), config.seed)
+def teachers_of(prepared: Prepared, run: runs.Run) -> dict[str, Any]:
+    """How good each teacher is, where that is asked for, by its name; measured once, and kept in the run's folder."""
+    task, config, data, path = prepared.task, prepared.config, prepared.data, run.folder / TEACHERS
+    if not getattr(config, "validate_teachers", False):
+        return {}
     problems = list(data.validation)[: task.validation_problems]
-    of_each = TeacherValidation(problems, task.grader(), sampling, task.validation_batch_size).of(config)
+    conditions = validation_conditions(task, config, problems)
+    measured_as = {"teachers": run.settings["teachers_are"], **plain(conditions)}
+    kept = run_on_main_and_broadcast(lambda: read_json(path) if path.exists() else {})
+    if kept.get("measured_as") == measured_as:
+        return dict(kept["found"])
+    temperature, limit = conditions["validation_temperature"], conditions["validation_max_tokens"]
+    shortest, stop = config.sampling_min_tokens or 0, tuple(config.stop or ())
+    sampling = Sampling(temperature, config.top_p, limit, shortest, stop, config.seed)
+    tokenizer = load_tokenizer(locate(prepared.policy))
+    how = TeacherValidation(problems, task.grader(), sampling, tokenizer, task.validation_batch_size)
+    of_each = how.of(config)
     if not config.process_index:
-        write_json(path, of_each)
+        write_json(path, {"measured_as": measured_as, "found": of_each})
     for name, found in of_each.items():
         low, high = found["accuracy_interval"]
         prepared.say(
             f"teacher {name}: {found['accuracy']:.3f} ({low:.3f} to {high:.3f}) on {found['problems']} problems"
         )
+    return of_each
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,7 @@ class RecipeRun:
     run: runs.Run  # the record in the folder
     folder: Path  # where everything is written to
     data: Data  # what is trained on and measured on
+    teachers: Mapping[str, Any]  # how good each is, where that was asked for
 
     def train(
         self,
@@ -203,8 +214,7 @@ class RecipeRun:
 
     def _report(self, trainer: ReliableTrainer, more: dict[str, Any]) -> Mapping[str, Any]:
         output, history, task = self.folder, self.run.validations, self.prepared.task
-        teachers = read_json(output / TEACHERS) if (output / TEACHERS).exists() else {}
-        levels = {f"teacher {name}": found["accuracy"] for name, found in teachers.items()}
+        levels = {f"teacher {name}": found["accuracy"] for name, found in self.teachers.items()}
         write_curve(output / CURVE, {output.name: history}, title=output.name, levels=levels)
         known = {
             "recipe": recipe_of(task),
@@ -216,7 +226,7 @@ class RecipeRun:
             "ended_early": self.run.ended_early,
             **({"benchmarks": latest} if (latest := latest_benchmarks(output)) else {}),
             **({"taught_by": taught_by} if (taught_by := self._taught_by()) else {}),
-            **({"teachers": teachers} if teachers else {}),
+            **({"teachers": self.teachers} if self.teachers else {}),
             "data": {role: source.summary() for role, source in self.data.sources.items()},
             **({"gguf": gguf} if (gguf := gguf_origin(self.prepared.policy)) else {}),
             "seconds_to_make_policy": round(self.run.seconds_to_make_policy, 2),

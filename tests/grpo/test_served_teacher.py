@@ -171,7 +171,7 @@ class Loses(TrainerCallback):
             def gone(*_: object, **__: object) -> None:
                 raise requests.ConnectionError
 
-            self.patch.setattr(requests.Session, "request", gone)
+            self.patch.setattr(requests.Session, "send", gone)
 
 
 @pytest.mark.vllm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from trl_ext.training.settings_table import MODEL
 from trl_ext.training.trl_settings import check_needs
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
     from transformers import TrainingArguments
 
     from trl_ext.generation.model_source import ModelSource
@@ -57,7 +59,7 @@ def check_model_is_made(source: ModelSource, model: ModelConfig, config: Trainin
         return
     try:
         with torch.device("meta"):
-            get_peft_model(made, get_peft_config(model), low_cpu_mem_usage=True)
+            get_peft_model(made, adapter_of(model), low_cpu_mem_usage=True)
     except Exception as error:  # of the tuner's layers, of which each has its own
         said = " ".join(str(error).split())
         raise ValueError(
@@ -98,9 +100,20 @@ def loaded_as(model: ModelConfig) -> dict[str, Any]:
     """A trainer's arguments that say which model to load and how: path, adapter and quantization."""
     return {
         "model": model.model_name_or_path,
-        "peft_config": get_peft_config(model),
+        "peft_config": adapter_of(model),
         "quantization_config": get_quantization_config(model),
     }
+
+
+def adapter_of(model: ModelConfig) -> PeftConfig | None:
+    """The adapter that is put on the model; None without `use_peft`.
+
+    TRL makes a text of a list of one module, which PEFT takes for a regular expression of a module's whole path.
+    """
+    config = get_peft_config(model)
+    if config is not None and re.fullmatch(r"[\w.]+", str(config.target_modules)):
+        config.target_modules = {config.target_modules}
+    return config
 
 
 def init_kwargs(model: ModelConfig, given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_ext.generation.model_files import check_loadable
 from trl_ext.registry import unknown
+from trl_ext.training.settings import card_without_bf16, is_without_fp16
 from trl_ext.training.settings_table import MODEL
 from trl_ext.training.trl_settings import check_needs
 
@@ -67,6 +68,19 @@ def check_model_is_made(source: ModelSource, model: ModelConfig, config: Trainin
         ) from error
 
 
+def check_dtype(model: ModelConfig, config: TrainingArguments) -> None:
+    """Refuse weights in a dtype that the card does not have, or whose gradients the loss scaler does not take."""
+    if model.dtype == "bfloat16" and (card := card_without_bf16(config.use_cpu)):
+        raise ValueError(f"dtype bfloat16: {card} has no bfloat16, and would convert every number: set dtype: float32")
+    is_trained = not model.use_peft or model.lora_modules_to_save  # an adapter's own weights are in float32
+    scales = config.fp16 and not is_without_fp16(config.use_cpu) and getattr(config, "deepspeed_plugin", None) is None
+    if model.dtype == "float16" and is_trained and scales:
+        raise ValueError(
+            "dtype float16 with fp16: the loss scaler takes no gradients of float16 weights: set dtype: float32 (fp16 "
+            "computes in float16), or train an adapter (use_peft: true)"
+        )
+
+
 def _refuse_attention(name: str | None) -> None:
     """Refuse an implementation that transformers does not know, or whose package is missing."""
     known = ("eager", *ALL_ATTENTION_FUNCTIONS.keys())
@@ -111,8 +125,9 @@ def adapter_of(model: ModelConfig) -> PeftConfig | None:
     TRL makes a text of a list of one module, which PEFT takes for a regular expression of a module's whole path.
     """
     config = get_peft_config(model)
-    if config is not None and re.fullmatch(r"[\w.]+", str(config.target_modules)):
-        config.target_modules = {config.target_modules}
+    modules = None if config is None else config.target_modules
+    if config is not None and isinstance(modules, str) and re.fullmatch(r"[\w.]+", modules):
+        config.target_modules = {modules}
     return config
 
 

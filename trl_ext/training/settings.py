@@ -89,10 +89,10 @@ class RunSettings(RecordsGiven):
     bf16: bool | None = setting(
         None,
         (
-            "Train in bfloat16 by autocast. The default is on with a GPU that has it (unless fp16 is set; without it, fp16 "
-            "is on), and for a large model "
-            "on a CPU that multiplies it fast (AMX, AVX512-BF16). Else it is off on a CPU, where TRL has it on: other "
-            "CPUs are slower in bfloat16, and all are less exact."
+            "Train in bfloat16 by autocast. The default is on with a GPU that has it (unless fp16 is set; on one "
+            "without, fp16 is on), and for a large model on a CPU that multiplies it fast (AMX, AVX512-BF16). "
+            "Else it is off on a CPU, where TRL has it on: other CPUs are slower in bfloat16, and all are less "
+            "exact."
         ),
         Group.OPTIMIZER,
     )
@@ -213,8 +213,8 @@ class RunSettings(RecordsGiven):
         if card := card_without_bf16(config.use_cpu):
             if self.bf16 or config.bf16_full_eval:
                 raise ValueError(
-                    f"bf16: {card} has no bfloat16, and would convert every number: set fp16: true (float16 with a scaled "
-                    "loss), or bf16: false for float32"
+                    f"bf16: {card} has no bfloat16, and would convert every number: set fp16: true (float16 with a "
+                    "scaled loss), or bf16: false for float32"
                 )
             if self.bf16 is None and not config.fp16:
                 config.fp16, self.precision_reason = True, f"float16 with a scaled loss, since {card} has no bfloat16"
